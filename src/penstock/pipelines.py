@@ -121,7 +121,7 @@ class Pipeline:
         """
         from penstock.pipeline.relay import Relay
 
-        self._running = made = Relay(self.settings, told=told)
+        self._running = made = Relay(self.settings, on_batch=told)
         return made
 
     def preview(self) -> dict[str, Any]:

@@ -148,7 +148,7 @@ def test_exact_snapshot_of_keyless_rows_joins_the_log_without_a_gap_or_a_duplica
     server: Server, fresh_database: FreshDatabase, monkeypatch: pytest.MonkeyPatch, locked: bool
 ) -> None:
     if locked:
-        monkeypatch.setattr(exact_module, "_quiet", lambda *_: None)
+        monkeypatch.setattr(exact_module, "_open_without_lock", lambda *_: None)
     database = fresh_database(server)
     server.sql(f"CREATE TABLE {database}.t (v INT)")
     address = ServerAddress.parse(server.url("root"))
@@ -209,7 +209,7 @@ def test_nontransactional_table_is_locked_during_its_read(
 def test_missing_lock_privilege_on_a_busy_table_is_reported(
     mysql_server: Server, fresh_database: FreshDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exact_module, "_quiet", lambda *_: None)
+    monkeypatch.setattr(exact_module, "_open_without_lock", lambda *_: None)
     database = fresh_database(mysql_server)
     mysql_server.sql(f"CREATE TABLE {database}.t (v INT)")
     mysql_server.sql("DROP USER IF EXISTS lockless; CREATE USER lockless IDENTIFIED BY ''")
@@ -225,7 +225,7 @@ def test_missing_lock_privilege_on_a_busy_table_is_reported(
 def test_statement_that_blocks_the_table_is_reported(
     mysql_server: Server, fresh_database: FreshDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(exact_module, "_quiet", lambda *_: None)
+    monkeypatch.setattr(exact_module, "_open_without_lock", lambda *_: None)
     monkeypatch.setattr(exact_module, "_LOCK_WAIT_SECONDS", 1)
     monkeypatch.setattr(exact_module, "_LOCK_TRIES", 1)
     database = fresh_database(mysql_server)

@@ -29,7 +29,7 @@ from penstock.model import Position
 from penstock.pipeline.dead_letter import dead_letters, rows_of_letter
 from penstock.pipeline.settings import PipelineSettings, load_pipeline
 from penstock.pipeline.state import PipelineState, Standing
-from penstock.pipeline.step import through
+from penstock.pipeline.step import run_steps
 from penstock.settings.daemon import LogSettings, load_settings
 from penstock.sinks.sink import BatchMark, Evolution, Sink
 from penstock.source.logged_tables import LoggedTables
@@ -356,7 +356,7 @@ def repaired_letter(settings: PipelineSettings) -> Changes:
     field = letter.rows.schema.field(at)
     codes = pyarrow.array(["5"] * len(letter), field.type)
     repaired = letter.with_rows(letter.rows.set_column(at, field, codes))
-    (changes,) = through(settings.make_steps(), repaired)
+    (changes,) = run_steps(settings.make_steps(), repaired)
     assert isinstance(changes, Changes), changes
     return changes
 

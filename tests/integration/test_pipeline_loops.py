@@ -9,7 +9,7 @@ import pytest
 from penstock.binlog import schemas_of_server
 from penstock.changes import Changes
 from penstock.model import Position, TablePatterns
-from penstock.pipeline.loops import marked_versions, without_own
+from penstock.pipeline.loops import drop_own_changes, marked_versions
 from penstock.pipeline.settings_sections import LoopSettings
 from penstock.sinks.sink import Evolution, Sink, make_sink, settings_of
 from penstock.source.bounds import Bounds
@@ -60,7 +60,7 @@ class OneWay:
             marked = marked_versions(self._loops, self._source, byte_range, Bounds(), known)
             chosen = Selection(shown_tables(self._source, TablePatterns([f"{DATABASE}.*"])))
             for batch in read_range(self._source, byte_range, chosen, schemas_of_server(self._source)):
-                rows = without_own(batch.to_arrow(), self._loops, marked)
+                rows = drop_own_changes(batch.to_arrow(), self._loops, marked)
                 if rows.num_rows:
                     target = targets[batch.table]
                     yield Changes(target, rows, target.name)

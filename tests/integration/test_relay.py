@@ -94,7 +94,7 @@ class Running:
     """A relay in a thread, for as long as the block runs."""
 
     def __init__(self, settings: PipelineSettings, told: Any = None) -> None:
-        self.relay = Relay(settings, told=told)
+        self.relay = Relay(settings, on_batch=told)
         self.failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run)
 

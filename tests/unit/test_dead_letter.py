@@ -19,7 +19,7 @@ from penstock.pipeline.dead_letter import (
 )
 from penstock.pipeline.settings import PipelineSettings, pipeline_of_values
 from penstock.pipeline.state import PipelineState
-from penstock.pipeline.step import Rejected, through
+from penstock.pipeline.step import Rejected, run_steps
 from penstock.sinks.sink import BatchMark
 from tests.support.pipeline.changes_made import changes_of, delete, insert, target_of, update
 
@@ -42,7 +42,7 @@ def settings(folder: Path, sink: Any = "stdout", **cast: str) -> PipelineSetting
 
 def put_aside(settings: PipelineSettings, changes: Changes, mark: BatchMark = MARK, part: int = 3) -> int:
     aside = DeadLetterPart(settings.dead_letter, mark, part)
-    for made in through(settings.make_steps(), changes):
+    for made in run_steps(settings.make_steps(), changes):
         if isinstance(made, Rejected):
             aside.add(made, changes)
     aside.finish()
@@ -187,11 +187,11 @@ def test_dead_letter_folder_may_be_a_url(tmp_path: Path) -> None:
 
 
 def test_large_dead_letter_is_written_as_a_stream(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("penstock.pipeline.dead_letter._HELD_BYTES_MAX", 1)
+    monkeypatch.setattr("penstock.pipeline.dead_letter._BUFFERED_BYTES_MAX", 1)
     told = settings(tmp_path, status="int")
     aside = DeadLetterPart(told.dead_letter, MARK, 0)
     changes = changes_of(ORDERS, *POISONED)
-    for made in through(told.make_steps(), changes):
+    for made in run_steps(told.make_steps(), changes):
         if isinstance(made, Rejected):
             aside.add(made, changes)
             assert aside.rows == sum(one.rows for one in dead_letters(told))

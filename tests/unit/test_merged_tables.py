@@ -12,7 +12,7 @@ from penstock.pipeline.settings import StepSettings, pipeline_of_values
 from penstock.pipeline.step import ShardValue
 from penstock.pipeline.verify.merges import (
     in_shard,
-    may_have_others,
+    may_have_other_rows,
     may_share_rows,
     shard_of,
     targets_of_table,
@@ -98,6 +98,6 @@ def test_target_may_hold_foreign_rows_if_tables_shards_or_earlier_rows_share_it(
 ) -> None:
     tables = {name: table(name) for name in ("a", "b")}
     chain = [one.make() for one in steps_of(*steps)]
-    assert may_have_others(chain, tables, "a") == others
+    assert may_have_other_rows(chain, tables, "a") == others
     is_kept = "only" in str(steps) or "soft_delete" in str(steps)
-    assert may_have_others(chain, tables, "a", first=True) == (others and not is_kept)
+    assert may_have_other_rows(chain, tables, "a", first=True) == (others and not is_kept)

@@ -18,7 +18,7 @@ from penstock.model import Column, Position, TableName
 from penstock.pipeline.settings import StepSettings, pipeline_of_values
 from penstock.pipeline.step import Rejected
 from penstock.pipeline.verify.differences import Kind, differences
-from penstock.pipeline.verify.hashed import Gathered, hashes, is_among
+from penstock.pipeline.verify.hashed import HashCollector, hashes, is_among
 from penstock.pipeline.verify.kept_values import TEXTS, expected_values, values_not_held
 from penstock.pipeline.verify.system_columns import as_changes, with_version
 from penstock.pipeline.verify.touched import Touched
@@ -52,8 +52,8 @@ def logged(*events: tuple[str, int, str]) -> Changes:
     return with_version(made, 100, [kind for kind, _, _ in events])
 
 
-def gathered(rows: list[tuple[Any, ...]], size: int = 7) -> Gathered:
-    made = Gathered(TARGET.primary_key, TARGET.column_names)
+def gathered(rows: list[tuple[Any, ...]], size: int = 7) -> HashCollector:
+    made = HashCollector(TARGET.primary_key, TARGET.column_names)
     for first in range(0, len(rows), size):
         made.add(batch(*rows[first : first + size]))
     return made

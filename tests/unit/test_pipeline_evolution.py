@@ -14,8 +14,8 @@ from penstock.engine.task_plan import OF_CHUNK, OF_MOVE, OF_STATEMENT, OF_TARGET
 from penstock.errors import SchemaChanged
 from penstock.model import Column, Position, TableName
 from penstock.pipeline.column_types import common_column, keeps_values
-from penstock.pipeline.conforming import columns_reread, conformed, key_is_reread
-from penstock.pipeline.evolution import evolved, takes_rows
+from penstock.pipeline.conforming import columns_reread, conform_changes, key_is_reread
+from penstock.pipeline.evolution import accepts_rows, evolve_target
 from penstock.pipeline.record import BatchRecord, RangeWork
 from penstock.sinks.sink import Evolution
 from penstock.source.reading import LoggedStatement
@@ -44,24 +44,24 @@ def test_feed_target_accepts_rows_of_every_definition_after_the_first_of_each(
     definitions = [ORDERS, target_of(DEFINITIONS[first]), target_of(DEFINITIONS[second])]
     prepared = ORDERS
     for definition in definitions:
-        prepared = evolved(prepared, definition, policy, keeps_state=False)
-    assert all(takes_rows(prepared, definition, policy) for definition in definitions)
+        prepared = evolve_target(prepared, definition, policy, keeps_state=False)
+    assert all(accepts_rows(prepared, definition, policy) for definition in definitions)
 
 
 def test_feed_target_keeps_columns_that_the_source_drops() -> None:
-    grown = evolved(ORDERS, target_of(DEFINITIONS["dropped"]), Evolution.EVOLVE, keeps_state=False)
+    grown = evolve_target(ORDERS, target_of(DEFINITIONS["dropped"]), Evolution.EVOLVE, keeps_state=False)
     assert grown.column_names == ("id", "v", "x")
-    mirror = evolved(ORDERS, target_of(DEFINITIONS["dropped"]), Evolution.EVOLVE, keeps_state=True)
+    mirror = evolve_target(ORDERS, target_of(DEFINITIONS["dropped"]), Evolution.EVOLVE, keeps_state=True)
     assert mirror.column_names == ("id", "v")
 
 
 def test_policy_without_changes_stops_a_feed() -> None:
     other = target_of(DEFINITIONS["added"])
-    assert not takes_rows(ORDERS, other, Evolution.STOP)
+    assert not accepts_rows(ORDERS, other, Evolution.STOP)
     with pytest.raises(SchemaChanged, match=r"columns of shop\.orders changed"):
-        evolved(ORDERS, other, Evolution.STOP, keeps_state=False)
+        evolve_target(ORDERS, other, Evolution.STOP, keeps_state=False)
     longer = target_of({"id": "int(11)", "v": "int", "x": "int"})
-    assert takes_rows(ORDERS, longer, Evolution.STOP)
+    assert accepts_rows(ORDERS, longer, Evolution.STOP)
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_older_rows_are_converted_to_the_text_shown_by_the_server(
     prepared = Target(prepared.name, (prepared.columns[0], Column("v", "longtext", "utf8mb4")), ("id",))
     kind = older.arrow().field("v").type
     typed = pyarrow.array([value]).cast(kind)[0].as_py()
-    rows = conformed(changes_of(older, insert(1, id=1, v=typed)), prepared).rows
+    rows = conform_changes(changes_of(older, insert(1, id=1, v=typed)), prepared).rows
     assert rows.column("v").to_pylist() == [shown]
 
 
@@ -165,10 +165,10 @@ def test_older_rows_wait_for_the_reread_of_a_column_that_may_refuse_their_values
     now = target_of({"id": "int", "v": "varchar(2)", "w": "varchar(30)", "n": "int"})
     rows = changes_of(older, insert(1, id=1, v="long", w="long", n="x"))
     with pytest.raises(SchemaChanged, match="column n of"):
-        conformed(rows, now)
+        conform_changes(rows, now)
     reread = columns_reread(rows, now, now)
     assert reread == {"v", "n"}
-    fitted = conformed(rows, now, reread).rows
+    fitted = conform_changes(rows, now, reread).rows
     assert [fitted.column(name).to_pylist() for name in ("v", "w", "n")] == [[None], ["long"], [None]]
     assert not columns_reread(rows, now, None), "without a server no table is read again"
     # Of a target that several tables share, another one's type is no reason to read this one again.
@@ -198,7 +198,7 @@ def test_older_rows_keep_values_of_a_type_of_which_the_log_tells_less(
     now = target_of({"id": "int", "v": type_text, "n": "int"})
     rows = changes_of(older, insert(1, id=1, v=value))
     assert not columns_reread(rows, now, now)
-    assert conformed(rows, now).rows.column("v").to_pylist() == rows.rows.column("v").to_pylist()
+    assert conform_changes(rows, now).rows.column("v").to_pylist() == rows.rows.column("v").to_pylist()
 
 
 @pytest.mark.parametrize(

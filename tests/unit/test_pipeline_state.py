@@ -315,5 +315,5 @@ def test_second_reset_keeps_the_highest_versions_and_stays_paused(
         assert state.begun(standing) is None, "a batch of another generation is not run again"
     with closing(PipelineState.open(url, "lake")) as state:
         state.reset()
-        assert state.pause_told() == "the pipeline lake is paused: work on the source"
+        assert state.pause_message() == "the pipeline lake is paused: work on the source"
         assert state.take().earlier == {"shop": REACHED}

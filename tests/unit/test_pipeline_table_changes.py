@@ -7,7 +7,7 @@ from penstock.changes import Target
 from penstock.model import Column, Position, TableName, TablePatterns
 from penstock.pipeline.column_types import keeps_values
 from penstock.pipeline.ghosts import PipelinePatterns, table_of_ghost
-from penstock.pipeline.table_changes import TableBefore, columns_after, consequences_of, same_rows
+from penstock.pipeline.table_changes import TableBefore, columns_after, consequences_of, keeps_rows
 from penstock.schema.statements.row_changes import tables_of
 from penstock.schema.statements.tokens import ServerSpelling
 from penstock.source.reading import LoggedStatement
@@ -111,7 +111,7 @@ def test_dropped_columns_are_reported() -> None:
     ],
 )
 def test_copy_has_the_rows_of_its_table_if_every_value_is_kept(copied: Column, same: bool) -> None:
-    assert same_rows([Column("v", "varchar(50)", "latin1")], [copied]) == same
+    assert keeps_rows([Column("v", "varchar(50)", "latin1")], [copied]) == same
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_copy_has_the_rows_of_its_table_if_every_value_is_kept(copied: Column, s
     ],
 )
 def test_copy_with_a_narrower_type_has_other_values(old: str, new: str) -> None:
-    assert not same_rows([Column("v", old)], [Column("v", new)])
+    assert not keeps_rows([Column("v", old)], [Column("v", new)])
 
 
 @pytest.mark.parametrize(
@@ -133,11 +133,11 @@ def test_copy_with_a_narrower_type_has_other_values(old: str, new: str) -> None:
     [
         ("TRUNCATE TABLE t", {"emptied"}),
         ("TRUNCATE t", {"emptied"}),
-        ("DROP TABLE t", {"gone"}),
-        ("CREATE TABLE t (id INT)", {"come", "made"}),
-        ("CREATE TABLE IF NOT EXISTS t (id INT)", {"come"}),
-        ("CREATE TABLE t LIKE u", {"come", "made"}),
-        ("RENAME TABLE t TO u", {"gone"}),
+        ("DROP TABLE t", {"removed"}),
+        ("CREATE TABLE t (id INT)", {"added", "surely_added"}),
+        ("CREATE TABLE IF NOT EXISTS t (id INT)", {"added"}),
+        ("CREATE TABLE t LIKE u", {"added", "surely_added"}),
+        ("RENAME TABLE t TO u", {"removed"}),
         ("RENAME TABLE u TO t", {"replaced"}),
         ("RENAME TABLE t TO _t_del, _t_gho TO t", {"swapped"}),
         ("RENAME TABLE `d`.`t` TO `d`.`_t_old`, `d`.`_t_new` TO `d`.`t`", {"swapped"}),
@@ -146,7 +146,7 @@ def test_copy_with_a_narrower_type_has_other_values(old: str, new: str) -> None:
         ("alter /* gh-ost */ table `d`.`_t_gho` rename `t`", {"swapped", "copied"}),
         ("/* nightly */ TRUNCATE t WAIT 5", {"emptied"}),
         ("SET STATEMENT max_statement_time=1 FOR TRUNCATE t", {"emptied"}),
-        ("CREATE OR REPLACE TABLE t (id INT)", {"emptied", "come", "made"}),
+        ("CREATE OR REPLACE TABLE t (id INT)", {"emptied", "added", "surely_added"}),
         ("ALTER TABLE t DROP PARTITION p0", {"unlogged"}),
         ("ALTER TABLE t TRUNCATE PARTITION ALL", {"unlogged"}),
         ("ALTER TABLE t EXCHANGE PARTITION p0 WITH TABLE u", {"unlogged"}),
@@ -162,7 +162,7 @@ def test_copy_with_a_narrower_type_has_other_values(old: str, new: str) -> None:
 )
 def test_created_and_dropped_tables_are_followed(text: str, what: set[str]) -> None:
     found = consequences_of(statement(text), SPELLING, BEFORE)
-    fields = ("emptied", "gone", "come", "made", "unlogged", "replaced", "swapped", "copied")
+    fields = ("emptied", "removed", "added", "surely_added", "unlogged", "replaced", "swapped", "copied")
     assert {name for name in fields if T in getattr(found, name)} == what
 
 

@@ -49,7 +49,7 @@ def test_changes_after_a_lost_write_are_written_too(
             tmp_path,
         )
     )
-    monkeypatch.setattr("penstock.pipeline.relay._HELD_SECONDS_MAX", 60.0)
+    monkeypatch.setattr("penstock.pipeline.relay._BUFFERED_SECONDS_MAX", 60.0)
     (line,) = relay._lines
     line._definitions._known[(str(ORDERS.name), 0)] = ORDERS
     commit = FilesSink.commit
@@ -61,12 +61,12 @@ def test_changes_after_a_lost_write_are_written_too(
     with monkeypatch.context() as patch:
         patch.setattr(FilesSink, "commit", commit_and_lose)
         with pytest.raises(ConnectionLost):
-            line._take(batch_of(0, 1))
+            line._handle_batch(batch_of(0, 1))
     # More has arrived each time that a batch is given out, but for the last.
     left = [waiting] * (len(later) - 1) + [0]
     monkeypatch.setattr(Subscriber, "waiting", property(lambda _: left[0]))
     for batch in later:
-        line._take(batch)
+        line._handle_batch(batch)
         left.pop(0)
     found = [
         one

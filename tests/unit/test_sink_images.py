@@ -9,7 +9,7 @@ import pyarrow
 import pytest
 
 from penstock.changes import PUTS, Changes, Origin
-from penstock.sinks.images import LastImages, last_images, puts, separated
+from penstock.sinks.images import LastImages, last_images, puts, split_moved_updates
 from tests.support.pipeline.changes_made import Made, changes_of, delete, insert, target_of, update
 
 ORDERS = target_of({"id": "int", "note": "varchar(20)"})
@@ -42,9 +42,9 @@ def test_update_across_targets_is_a_delete_and_an_insert() -> None:
         delete(4, id=4),
     )
     ids = changes.rows.column("id").to_numpy()
-    kinds = separated(changes, ids % 2).rows.column("_change_type").to_pylist()
+    kinds = split_moved_updates(changes, ids % 2).rows.column("_change_type").to_pylist()
     assert kinds == ["insert", "delete", "insert", "update_preimage", "update_postimage", "delete"]
-    assert separated(changes, ids * 0) is changes
+    assert split_moved_updates(changes, ids * 0) is changes
 
 
 def test_key_change_ends_one_row_and_starts_another() -> None:

@@ -86,8 +86,8 @@ def test_relay_asks_the_next_server_for_definitions_if_one_is_unreachable(
         return [ORDERS]
 
     monkeypatch.setattr(relay, "targets_of", targets_of)
-    assert relay._Definitions(settings.source("shop"))._of_server(ORDERS.name) == ORDERS
+    assert relay._Definitions(settings.source("shop"))._target_from_server(ORDERS.name) == ORDERS
     (source,) = settings.sources
     alone = replace(source, servers=source.servers[:2])
     with pytest.raises(ConnectionLost):
-        relay._Definitions(alone)._of_server(ORDERS.name)
+        relay._Definitions(alone)._target_from_server(ORDERS.name)

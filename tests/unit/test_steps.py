@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from penstock.changes import Changes, Origin
 from penstock.errors import OptionInvalid, ServerUnsupported, StepFailed
-from penstock.pipeline.step import Rejected, make_step, settings_of, target_through, through, verbs
+from penstock.pipeline.step import Rejected, make_step, run_steps, settings_of, target_through, verbs
 from tests.support.pipeline.changes_made import Made, changes_of, delete, insert, target_of, update
 from tests.support.pipeline.steps_run import ORDERS, rows, run, step
 
@@ -150,7 +150,7 @@ def test_conditions_have_spark_sql_semantics_for_every_type(where: str, passes: 
             ratio=1.5,
         ),
     )
-    found = list(through([step("filter", where)], changes))
+    found = list(run_steps([step("filter", where)], changes))
     assert len(found) == int(passes)
 
 
@@ -209,7 +209,7 @@ def test_shards_partition_the_rows_and_a_key_moves_between_them() -> None:
     moved = changes_of(ORDERS, update(1, {"id": first}, {"id": other}))
     assert [row[0] for row in rows(run(steps[0], moved))] == ["delete"]
     assert [row[0] for row in rows(run(steps[1], moved))] == ["insert"]
-    assert not list(through([steps[2]], moved))
+    assert not list(run_steps([steps[2]], moved))
 
 
 def test_shard_needs_a_key_and_a_number_in_range() -> None:
@@ -230,7 +230,7 @@ def test_only_selected_kinds_pass_and_loads_pass_by_default() -> None:
     assert not made.empties(ORDERS)
     loaded = changes_of(ORDERS, insert(1, id=1), origin=Origin.LOAD)
     assert len(run(step("only", "delete"), loaded)) == 1
-    assert not list(through([step("only", {"kinds": ["delete"], "load": False})], loaded))
+    assert not list(run_steps([step("only", {"kinds": ["delete"], "load": False})], loaded))
 
 
 def test_soft_deleted_row_stays_and_is_marked() -> None:
@@ -337,12 +337,12 @@ def test_steps_run_in_written_order_and_an_error_reports_its_step() -> None:
         step("soft_delete", {}),
     ]
     changes = changes_of(ORDERS, insert(1, id=1, status="1"), insert(2, id=2, status="x"), insert(3, id=30))
-    kept, rejected = list(through(chain, changes))
+    kept, rejected = list(run_steps(chain, changes))
     assert isinstance(kept, Changes)
     assert rows(kept) == [("insert", 1, 1, None, None, 0)]
     assert isinstance(rejected, Rejected)
     assert (rejected.left, str(rejected.changes.target.name)) == (2, "lake.orders")
-    again = [one for one in through(chain[-rejected.left :], rejected.changes) if isinstance(one, Rejected)]
+    again = [one for one in run_steps(chain[-rejected.left :], rejected.changes) if isinstance(one, Rejected)]
     assert len(again) == 1
 
 

@@ -22,9 +22,9 @@ from penstock.pipeline.step import (
     could_be_named,
     make_step,
     named_by_rows,
+    run_steps,
     settings_of,
     target_through,
-    through,
 )
 from tests.support.pipeline.changes_made import Made, changes_of, delete, insert, target_of, update
 from tests.support.pipeline.steps_run import ORDERS, rows, run, step
@@ -135,7 +135,7 @@ def test_failed_cast_stops_with_the_position_or_rejects_the_row() -> None:
     with pytest.raises(StepFailed) as stopped:
         list(step("map", told).apply(changes))
     assert stopped.value.position is not None
-    found = list(through([step("map", told | {"on_error": "dead_letter"})], changes))
+    found = list(run_steps([step("map", told | {"on_error": "dead_letter"})], changes))
     whole = [row for one in found if isinstance(one, Changes) for row in rows(one)]
     assert [(row[1], row[2]) for row in whole] == [(1, 7), (3, 9)]
     rejected = [one for one in found if isinstance(one, Rejected)]
@@ -145,7 +145,7 @@ def test_failed_cast_stops_with_the_position_or_rejects_the_row() -> None:
     ]
     skipped = [
         one
-        for one in through([step("map", told | {"on_error": "skip"})], changes)
+        for one in run_steps([step("map", told | {"on_error": "skip"})], changes)
         if isinstance(one, Rejected)
     ]
     assert [one.kept for one in skipped] == [False, False]
@@ -203,7 +203,7 @@ def test_poison_row_is_isolated_and_rejected_alone() -> None:
         *(insert(number, id=number, status="poison" if number == 37 else "fine") for number in range(1, 100)),
     )
     told = {"function": choking_on_poison, "on_error": "dead_letter"}
-    found = list(through([step("python", told)], changes))
+    found = list(run_steps([step("python", told)], changes))
     kept = [row[1] for one in found if isinstance(one, Changes) for row in rows(one)]
     assert kept == [number for number in range(1, 100) if number != 37]
     (rejected,) = [one for one in found if isinstance(one, Rejected)]
@@ -388,7 +388,9 @@ def test_row_that_changes_its_table_leaves_one_and_enters_the_other() -> None:
     assert template is not None
     assert could_be_named(template.name, TableName("shop", "orders_eu"))
     assert not could_be_named(template.name, TableName("shop", "invoices_eu"))
-    found = {str(one.target.name): rows(one) for one in through([made], changes) if isinstance(one, Changes)}
+    found = {
+        str(one.target.name): rows(one) for one in run_steps([made], changes) if isinstance(one, Changes)
+    }
     assert {name: [row[0] for row in some] for name, some in found.items()} == {
         "shop.orders_eu": ["insert", "delete"],
         "shop.orders_us": ["insert", "update_preimage", "update_postimage"],

@@ -20,7 +20,7 @@ from penstock.pipeline.rewinding import earlier_offset
 from penstock.pipeline.settings import PipelineSettings, load_pipeline, place_of_state
 from penstock.pipeline.skipping import transaction_at
 from penstock.pipeline.state import PipelineState, Standing, table_key
-from penstock.pipeline.verify.merges import may_have_others
+from penstock.pipeline.verify.merges import may_have_other_rows
 from penstock.source.bounds import Bound, parse_bound
 
 HELP = "Show, pause, resume, reset and repair pipelines."
@@ -164,7 +164,7 @@ def _rewind(file: Path, bound: Bound, source: str | None, *, yes: bool, dry_run:
         tables = {key: Target.from_json(one["current"]) for key, one in known.items() if not one["gone"]}
 
         def keyless(table: TableName) -> None:
-            if may_have_others(settings.make_steps(), tables, table_key(name, table)):
+            if may_have_other_rows(settings.make_steps(), tables, table_key(name, table)):
                 raise OptionInvalid(
                     f"{table} has no key: its rows would be in the target twice, and the target may have rows"
                     " of others, so that it cannot be emptied and read again",

@@ -28,7 +28,7 @@ def run(
     There is no full load. The file must set load: none, and its sources must be penstock:// URLs.
     """
     settings = load_pipeline(file)
-    relay = Relay(settings, told=_tell if as_json else None)
+    relay = Relay(settings, on_batch=_tell if as_json else None)
     names = ", ".join(source.name for source in settings.sources)
     _log.info("relaying", pipeline=settings.name, sources=names, sink=settings.sink.kind)
     with stopped_by_signals(relay.stop):

@@ -95,7 +95,7 @@ def _pause_told(settings: PipelineSettings) -> str | None:
     """Return in words that a pipeline is paused; None where it is not, or where nobody says so now."""
     try:
         with closing(PipelineState.open(settings.state, settings.name)) as state:
-            return state.pause_told()
+            return state.pause_message()
     except CoordinationLost:
         # The run waits for the store.
         return None

@@ -41,14 +41,14 @@ from penstock.engine.task_plan import (
 from penstock.errors import PenstockError, SchemaChanged
 from penstock.model import Position, TableName
 from penstock.pipeline.cascades import may_cascade
-from penstock.pipeline.conforming import check_key, columns_reread, conformed, key_is_reread
-from penstock.pipeline.dead_letter import aside_of
-from penstock.pipeline.evolution import takes_rows
+from penstock.pipeline.conforming import check_key, columns_reread, conform_changes, key_is_reread
+from penstock.pipeline.dead_letter import open_dead_letter
+from penstock.pipeline.evolution import accepts_rows
 from penstock.pipeline.load.watermark import Watermark
-from penstock.pipeline.loops import without_own
+from penstock.pipeline.loops import drop_own_changes
 from penstock.pipeline.record import ChunkWork, RangeWork
 from penstock.pipeline.state import table_key
-from penstock.pipeline.step import Rejected, target_through, through
+from penstock.pipeline.step import Rejected, run_steps, target_through
 from penstock.pipeline.told_values import refuse_partial
 from penstock.sinks.images import LastImages, with_metadata
 from penstock.sinks.sink import Evolution, Receipt, Spread
@@ -87,7 +87,7 @@ class _Work:
         self._surprised: set[Any] = set()
         self._counts = Counts()
         self._steps = [step.make() for step in plan.steps]
-        self._aside = aside_of(plan.steps, plan.dead_letter, plan.mark, number)
+        self._aside = open_dead_letter(plan.steps, plan.dead_letter, plan.mark, number)
         self._table = ""
         self._writing = PartWriting(plan)
         self._gathered: dict[Target, LastImages] = {}
@@ -205,7 +205,7 @@ class _Work:
         if rows.num_rows:
             last = rows.column("_commit_timestamp")[-1]
             self._counts.time_us = max(self._counts.time_us, last.cast(pyarrow.int64()).as_py() or 0)
-        rows = without_own(rows, self._plan.loops, self._marked)
+        rows = drop_own_changes(rows, self._plan.loops, self._marked)
         if known.floor:
             rows = rows.filter(pc.greater_equal(rows.column("_commit_version"), known.floor))
         if self._plan.keeps_state:
@@ -235,7 +235,7 @@ class _Work:
         made: list[Changes] = []
         for changes in wave:
             self._table = table_key(self._work.source, changes.source)
-            for one in through(self._steps, changes):
+            for one in run_steps(self._steps, changes):
                 if isinstance(one, Rejected):
                     self._reject(one, changes)
                     continue
@@ -271,7 +271,7 @@ class _Work:
         if key_is_reread(changes.target, prepared, current):
             return None
         check_key(prepared, changes.target)
-        return conformed(changes, prepared, columns_reread(changes, prepared, current))
+        return conform_changes(changes, prepared, columns_reread(changes, prepared, current))
 
     def _prepared(self, target: Target) -> Target | None:
         """Return the prepared target whose columns fit the rows, None if there is none."""
@@ -282,7 +282,7 @@ class _Work:
         prepared = plan.targets.get(target.name)
         if prepared is None:
             return None
-        if not plan.keeps_state and not takes_rows(prepared, target, plan.schema_changes):
+        if not plan.keeps_state and not accepts_rows(prepared, target, plan.schema_changes):
             return None
         self._covered[id(target)] = (target, prepared)
         return prepared

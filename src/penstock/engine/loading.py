@@ -23,7 +23,7 @@ from penstock.pipeline.record import BatchRecord, ChunkWork
 from penstock.pipeline.resnapshot import Resnapshot
 from penstock.pipeline.settings import PipelineSettings, PipelineSource
 from penstock.pipeline.state import PipelineState, Standing, TableLoad, split_key, table_key
-from penstock.pipeline.verify.merges import may_have_others
+from penstock.pipeline.verify.merges import may_have_other_rows
 from penstock.sinks.sink import Sink, keeps_tables
 from penstock.source.offsets import Offset
 
@@ -224,7 +224,7 @@ class Loading:
         """Raise OptionInvalid where emptying a keyless table's target, before it is read, would delete rows
         that are not the table's. Of a `first` load all that are there are not."""
         hint = "Give the table a primary key, or write it to a target of its own"
-        if may_have_others(self._settings.make_steps(), tables.known_targets(), key, first=first):
+        if may_have_other_rows(self._settings.make_steps(), tables.known_targets(), key, first=first):
             raise OptionInvalid(
                 f"{key} has no key, and its target may have rows of others: rows that are read again could"
                 " not be told from those",

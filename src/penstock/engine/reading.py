@@ -92,7 +92,7 @@ def chunk_changes(plan: TaskPlan, work: ChunkWork, told: Callable[[Watermark], N
         where=work.where,
         rate=rate,
         exact=work.exact,
-        told=told,
+        on_watermark=told,
         tries_max=_RECONNECT_TRIES_MAX,
     )
 

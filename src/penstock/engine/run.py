@@ -197,7 +197,7 @@ class PipelineRun:
                 standing = self._noted(self._complete(state, standing, begun, written=True))
         resumed: Standing | None = None
         while not self._stop.is_set():
-            if (paused := state.pause_told()) is not None:
+            if (paused := state.pause_message()) is not None:
                 refuse_paused(self._settings, paused, until_caught_up=self._until_caught_up)
                 break
             started = time.monotonic()
@@ -410,7 +410,7 @@ class PipelineRun:
         loads = {key: replace(standing.loads[key], floor=floor) for key, floor in floors.items()}
         standing = replace(standing, loads={**standing.loads, **loads})
         for key, version in read.items():
-            standing = standing.having_read(key, version)
+            standing = standing.with_read_version(key, version)
         recorded: Standing = self._retried(partial(state.write, standing), state)
         return recorded
 

@@ -45,7 +45,7 @@ from penstock.errors import (
 )
 from penstock.model import Column, TableName, TablePatterns
 from penstock.pipeline import hidden_changes
-from penstock.pipeline.evolution import evolved, joined_targets
+from penstock.pipeline.evolution import evolve_target, joined_targets
 from penstock.pipeline.ghosts import PipelinePatterns
 from penstock.pipeline.load.targets import targets_of
 from penstock.pipeline.pattern_check import pattern_findings, refuse_fatal, tables_on_servers
@@ -57,7 +57,7 @@ from penstock.pipeline.table_changes import (
     TableBefore,
     columns_after,
     consequences_of,
-    same_rows,
+    keeps_rows,
 )
 from penstock.pipeline.verify.merges import (
     Emptied,
@@ -344,7 +344,9 @@ class PipelineTables:
         is_copy, has_key = partial(self._is_copy, source), partial(self._has_key, source)
         rereads = hidden_changes.rereads_after(found, self._sink, ours, is_copy, has_key)
         self._ask_again(source, rereads, statement, emptied)
-        rekeyed = statement.tables & before.keys() - found.gone - found.come if found.alters_keys else set()
+        rekeyed = (
+            statement.tables & before.keys() - found.removed - found.added if found.alters_keys else set()
+        )
         for name in ours(found.altered | found.swapped | found.replaced | found.unlogged | rekeyed):
             self._follow(source, name, found, statement, spelling)
         names: dict[str, TableName] = {}
@@ -437,10 +439,10 @@ class PipelineTables:
     def _come_and_go(self, source: PipelineSource, found: Consequences, ours: Any) -> set[TableName]:
         """Note tables that are gone or there anew; return those whose target loses its rows."""
         emptied = set(ours(found.emptied))
-        for name in ours(found.come):
+        for name in ours(found.added):
             self._made.add(table_key(source.name, name))
             one = self._tables.get(table_key(source.name, name))
-            if one is not None and (one.gone or name in found.made):
+            if one is not None and (one.gone or name in found.surely_added):
                 # A table of this name was there before; its rows are not this one's.
                 one.gone = False
                 emptied.add(name)
@@ -449,7 +451,7 @@ class PipelineTables:
                 one.logged = one.keys = None
         for key, one in self._tables.items():
             of, name = split_key(key)
-            is_named = name in found.gone or name.database in found.gone_databases
+            is_named = name in found.removed or name.database in found.removed_databases
             if of == source.name and is_named and ours([name]):
                 one.gone = True
                 _log.warning("a table is gone from its source; its target is left", table=key)
@@ -491,7 +493,7 @@ class PipelineTables:
         now = self._now(source, name)
         if columns is None or keys is None or now is None:
             return False
-        return keys == keys_of(now) and same_rows(columns, now.columns)
+        return keys == keys_of(now) and keeps_rows(columns, now.columns)
 
     def _has_key(self, source: PipelineSource, name: TableName) -> bool:
         table = self._tables.get(table_key(source.name, name))
@@ -583,7 +585,7 @@ class PipelineTables:
         wanted = target
         if before is not None:
             policy = self._settings.schema_changes
-            wanted = evolved(before, target, policy, keeps_state=self._sink.keeps_state)
+            wanted = evolve_target(before, target, policy, keeps_state=self._sink.keeps_state)
         if wanted == before and not anew:
             return
         self.targets[target.name] = fitted(self._sink, self._settings.schema_changes, before, wanted)

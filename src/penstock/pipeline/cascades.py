@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Foreign keys of a pipeline's tables whose actions its source does not log, and what is done about them."""
+"""Foreign keys whose cascading actions the source does not log, and how a pipeline handles them."""
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -23,7 +23,7 @@ _log = structlog.get_logger(__name__)
 def cascades_of(source: PipelineSource) -> list[Cascade]:
     """Return the foreign keys of a source's tables that change rows without logging them.
 
-    None where no server is named. Raises what `connect` raises.
+    An empty list if the source has no server. Raises what `connect` raises.
     """
     if source.server is None:
         return []
@@ -31,8 +31,8 @@ def cascades_of(source: PipelineSource) -> list[Cascade]:
         return read_cascades(connection, PipelinePatterns(source.tables))
 
 
-def findings_of(settings: PipelineSettings, sink: Sink) -> list[Finding]:
-    """Return what unlogged cascades mean for a pipeline: fatal ones keep it from starting."""
+def cascade_findings(settings: PipelineSettings, sink: Sink) -> list[Finding]:
+    """Return a finding for each unlogged cascade. A fatal finding keeps the pipeline from starting."""
     return [
         _finding(settings, sink, source, cascade)
         for source in settings.sources
@@ -42,25 +42,25 @@ def findings_of(settings: PipelineSettings, sink: Sink) -> list[Finding]:
 
 def _finding(settings: PipelineSettings, sink: Sink, source: PipelineSource, cascade: Cascade) -> Finding:
     what, policy = cascade.description, settings.on_cascade
-    mend = f"{cascade.statement}; or set on_cascade"
+    hint = f"{cascade.statement}; or set on_cascade"
     if policy == "refuse":
-        return Finding(source.name, what, mend=mend)
+        return Finding(source.name, what, mend=hint)
     if policy == "reread":
         parent = cascade.parent
         if not sink.keeps_state or not keeps_tables(sink):
-            return Finding(source.name, f"{what}, and a target of this sink cannot be compared", mend=mend)
+            return Finding(source.name, f"{what}, and a target of this sink cannot be compared", mend=hint)
         if not PipelinePatterns(source.tables).matches(parent.database, parent.table):
             what = f"{what}, and changes of {parent}, by which it does so, are not among the source's tables"
-            return Finding(source.name, what, mend=f"Add {parent} to the source's tables; or {mend}")
+            return Finding(source.name, what, mend=f"Add {parent} to the source's tables; or {hint}")
         return Finding(source.name, f"{what}; the table is read again when it may have", fatal=False)
     return Finding(source.name, f"{what}; the target keeps such rows (on_cascade: ignore)", fatal=False)
 
 
 @dataclass
 class CascadeWatch:
-    """Which tables have to be read again when rows of another one change, while a pipeline runs.
+    """Knows, while a pipeline runs, which tables to read again when rows of a parent table change.
 
-    `parents` are the columns that foreign keys refer to, by the key of the table that has them.
+    `parents` maps the key of a parent table to its columns that foreign keys refer to.
     """
 
     settings: PipelineSettings
@@ -69,8 +69,11 @@ class CascadeWatch:
     _children: Mapping[str, frozenset[TableName]] = field(default_factory=dict)
 
     def look(self, position: str | None = None) -> None:
-        """Ask the servers. Raises OptionInvalid where a foreign key is not allowed; `position` is that of the
-        statement that may have made it."""
+        """Read the foreign keys from the servers again.
+
+        Raises OptionInvalid if one is not allowed. `position` is the position of the statement that may have
+        created it.
+        """
         parents: dict[str, frozenset[str]] = {}
         children: dict[str, frozenset[TableName]] = {}
         fatal: list[Finding] = []
@@ -94,26 +97,26 @@ class CascadeWatch:
         self.parents, self._children = parents, children
 
     def children(self, source: str, keys: Iterable[str]) -> list[TableName]:
-        """Return the tables whose rows may have changed with rows of others, and with theirs in turn."""
-        found: set[TableName] = set()
+        """Return the tables whose rows may have changed along with rows of the given tables, transitively."""
+        affected: set[TableName] = set()
         left = list(keys)
         while left:
             for child in self._children.get(left.pop(), ()):
-                if child not in found:
-                    found.add(child)
+                if child not in affected:
+                    affected.add(child)
                     left.append(table_key(source, child))
-        return sorted(found)
+        return sorted(affected)
 
 
 def may_cascade(rows: pyarrow.RecordBatch, columns: Collection[str]) -> bool:
-    """Tell whether changes delete rows, or give them other values in columns that foreign keys refer to."""
+    """Return whether changes delete rows or change columns that foreign keys refer to."""
     kinds = rows.column("_change_type")
     if pc.any(pc.equal(kinds, "delete")).as_py():
         return True
     before = rows.filter(pc.equal(kinds, "update_preimage"))
     after = rows.filter(pc.equal(kinds, "update_postimage"))
     if before.num_rows != after.num_rows:
-        # One of the images was left out on its way.
+        # An image of an update was filtered out upstream.
         return True
     names = {name.lower() for name in columns}
     return any(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SQL types compared: whether one holds every value of another, and which type holds the values of both."""
+"""Compares SQL types: whether a type holds every value of another, and the common type of two."""
 
 import re
 from dataclasses import replace
@@ -14,7 +14,7 @@ _FRACTION = re.compile(r"(datetime|timestamp|time)(?:\((\d)\))?")
 _APPROXIMATE = re.compile(r"^(float|double)\(\d+,\d+\)")
 _DIMENSIONS = re.compile(r"vector\((\d+)\)")
 _INTEGERS = ("tinyint", "smallint", "mediumint", "int", "bigint")
-# Decimal digits of each integer type, the unsigned ones among them.
+# Decimal digits of each integer type, signed or unsigned.
 _DIGITS = {"tinyint": 3, "smallint": 5, "mediumint": 8, "int": 10, "bigint": 20}
 _TEXTS = ("tinytext", "text", "mediumtext", "longtext")
 _BLOBS = ("tinyblob", "blob", "mediumblob", "longblob")
@@ -24,18 +24,18 @@ _DECIMAL_DIGITS_MAX, _SCALE_MAX = 65, 30
 
 
 def keeps_values(old: str, new: str) -> bool:
-    """Tell whether every value of one type stays what it is, as the server shows it, in another."""
+    """Return whether every value of a type keeps the text that the server displays in a new type."""
     old, new = plain_type(old), plain_type(new)
     if old == new:
         return True
-    one, other = old.split(" ")[0], new.split(" ")[0]
+    old_word, new_word = old.split(" ")[0], new.split(" ")[0]
     unsigned = (" unsigned" in old, " unsigned" in new)
-    if one in _INTEGERS and other in _INTEGERS:
-        wider = _INTEGERS.index(other) > _INTEGERS.index(one)
+    if old_word in _INTEGERS and new_word in _INTEGERS:
+        wider = _INTEGERS.index(new_word) > _INTEGERS.index(old_word)
         return (unsigned[0] == unsigned[1] and wider) or (unsigned == (True, False) and wider)
     for family in (_TEXTS, _BLOBS):
-        if one in family and other in family:
-            return family.index(other) >= family.index(one)
+        if old_word in family and new_word in family:
+            return family.index(new_word) >= family.index(old_word)
     if (a := _LENGTH.fullmatch(old)) and (b := _LENGTH.fullmatch(new)):
         return a[1] == b[1] and int(b[2]) >= int(a[2])
     if _LENGTH.match(old) and old.startswith("varchar") and new in _TEXTS[1:]:
@@ -50,7 +50,7 @@ def keeps_values(old: str, new: str) -> bool:
 
 
 def keeps_characters(old: str | None, new: str | None) -> bool:
-    """Tell whether every text of one character set stays what it is in another; None is no text."""
+    """Return whether every text in a character set is unchanged in another. None means no text."""
     old, new = _charset(old), _charset(new)
     if old == new:
         return True
@@ -58,7 +58,7 @@ def keeps_characters(old: str | None, new: str | None) -> bool:
 
 
 def keeps_column_values(old: Column, new: Column) -> bool:
-    """Tell whether every value of a column, null among them, stays what it is in another."""
+    """Return whether every value of a column, including null, is unchanged in a new column."""
     required = old.nullable and not new.nullable
     return (
         not required
@@ -68,25 +68,26 @@ def keeps_column_values(old: Column, new: Column) -> bool:
 
 
 def keeps_logged_values(old: Column, new: Column) -> bool:
-    """Tell what `keeps_column_values` does, of a column as a log tells it and one as its server does.
+    """Compare like `keeps_column_values`, but as far as a log describes columns.
 
-    The log does not tell signs and digits of numbers that are no integers, kinds of geometry and dimensions.
+    The log omits the sign and digits of decimal and floating point types, the kind of geometry, and the
+    dimensions of vectors.
     """
     old, new = (replace(column, type_text=_logged_type(column.type_text)) for column in (old, new))
     return keeps_column_values(old, new)
 
 
 def refuses_negative(column: Column) -> bool:
-    """Tell whether a column's numbers are no integers and have no sign."""
+    """Return whether a column is an unsigned decimal or floating point number."""
     word = re.split(r"[ (]", plain_type(column.type_text))[0]
     return word in ("decimal", "float", "double") and " unsigned" in column.type_text
 
 
 def common_column(known: Column, other: Column) -> Column:
-    """Return a column that holds the values of both, under the name of the first.
+    """Return a column that holds the values of both columns, under the name of the first.
 
-    What the first holds already leaves it as it is, so that joining comes to an end. Where no type but text
-    has both, it is text as the server shows it; of binary types, bytes.
+    A first column that already holds them is returned unchanged, so repeated joining converges. If only text
+    can hold both, the values are text as the server displays them. Binary types become bytes.
     """
     nullable = known.nullable or other.nullable
     holds = keeps_values(other.type_text, known.type_text) and keeps_characters(other.charset, known.charset)
@@ -94,20 +95,20 @@ def common_column(known: Column, other: Column) -> Column:
         return _declared(known, known.type_text, known.charset, nullable)
     if keeps_values(known.type_text, other.type_text) and keeps_characters(known.charset, other.charset):
         return _declared(known, other.type_text, other.charset, nullable)
-    wanted = _common_type(plain_type(known.type_text), plain_type(other.type_text))
-    if wanted == plain_type(known.type_text) and not wanted.endswith("text"):
+    common = _common_type(plain_type(known.type_text), plain_type(other.type_text))
+    if common == plain_type(known.type_text) and not common.endswith("text"):
         return _declared(known, known.type_text, known.charset, nullable)
-    return _declared(known, wanted, "utf8mb4" if wanted == "longtext" else None, nullable)
+    return _declared(known, common, "utf8mb4" if common == "longtext" else None, nullable)
 
 
 def plain_type(text: str) -> str:
-    """Return a type's text without what is for display alone."""
+    """Return a type's text without display-only attributes."""
     head, quote, members = text.strip().partition("('")
     return _WIDTH.sub(r"\1", head.lower()).replace(" zerofill", "") + quote + members
 
 
 def _logged_type(text: str) -> str:
-    """Return what the optional metadata of a Table_map event tells of a type, be it complete or not."""
+    """Return what the optional metadata of a Table_map event, minimal or full, tells about a type."""
     plain = plain_type(text)
     word = re.split(r"[ (]", plain)[0]
     if _SPATIAL.fullmatch(word):
@@ -123,38 +124,38 @@ def _declared(known: Column, type_text: str, charset: str | None, nullable: bool
     return Column(known.name, type_text, charset, nullable)
 
 
-def _common_type(one: str, other: str) -> str:
-    words = [re.split(r"[ (]", text)[0] for text in (one, other)]
+def _common_type(first: str, second: str) -> str:
+    words = [re.split(r"[ (]", text)[0] for text in (first, second)]
     if any(word in _BINARY or _SPATIAL.fullmatch(word) for word in words):
         return "longblob"
-    if (number := _common_number(one, other, words)) is not None:
+    if (number := _common_number(first, second, words)) is not None:
         return number
-    if (a := _FRACTION.fullmatch(one)) and (b := _FRACTION.fullmatch(other)) and a[1] == b[1]:
+    if (a := _FRACTION.fullmatch(first)) and (b := _FRACTION.fullmatch(second)) and a[1] == b[1]:
         return f"{a[1]}({max(int(a[2] or 0), int(b[2] or 0))})"
-    if (a := _DIMENSIONS.fullmatch(one)) and (b := _DIMENSIONS.fullmatch(other)):
+    if (a := _DIMENSIONS.fullmatch(first)) and (b := _DIMENSIONS.fullmatch(second)):
         return f"vector({max(int(a[1]), int(b[1]))})"
     return "longtext"
 
 
-def _common_number(one: str, other: str, words: list[str]) -> str | None:
-    """Return the number type that has the values of two, None where there is none that is exact."""
+def _common_number(first: str, second: str, words: list[str]) -> str | None:
+    """Return the exact number type that holds the values of two, None if there is none."""
     if all(word in _INTEGERS for word in words):
-        # One of the two has a sign, or they would be of one line.
+        # Exactly one of the two is signed, otherwise one of them would hold the other.
         unsigned = max(
             _INTEGERS.index(word)
-            for word, text in zip(words, (one, other), strict=True)
+            for word, text in zip(words, (first, second), strict=True)
             if " unsigned" in text
         )
         signed = max(
             _INTEGERS.index(word)
-            for word, text in zip(words, (one, other), strict=True)
+            for word, text in zip(words, (first, second), strict=True)
             if " unsigned" not in text
         )
         size = max(unsigned + 1, signed)
         return _INTEGERS[size] if size < len(_INTEGERS) else "decimal(20,0)"
     if set(words) <= {"float", "double"}:
         return "double"
-    digits = [_digits_of(text, word) for text, word in zip((one, other), words, strict=True)]
+    digits = [_digits_of(text, word) for text, word in zip((first, second), words, strict=True)]
     if any(count is None for count in digits):
         return "double" if "double" in words and _fits_double(words) else None
     (whole, scale), (other_whole, other_scale) = (count for count in digits if count is not None)
@@ -166,15 +167,15 @@ def _common_number(one: str, other: str, words: list[str]) -> str | None:
 
 
 def _digits_of(text: str, word: str) -> tuple[int, int] | None:
-    """Return how many digits a number has before and behind its point; None where it is no exact one."""
+    """Return the digits of a number before and after its point, None if the number is not exact."""
     if word in _DIGITS:
         return _DIGITS[word], 0
-    found = _DECIMAL.match(text)
-    return (int(found[1]) - int(found[2]), int(found[2])) if found else None
+    match = _DECIMAL.match(text)
+    return (int(match[1]) - int(match[2]), int(match[2])) if match else None
 
 
 def _fits_double(words: list[str]) -> bool:
-    # A double has 53 bits, so every integer but a bigint is one.
+    # A double has a 53-bit mantissa, so it holds every integer type but bigint exactly.
     return set(words) <= {"double", *_INTEGERS[:-1]}
 
 

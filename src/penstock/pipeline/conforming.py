@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of one definition in the columns of another: those that a target was prepared for."""
+"""Converts rows of one table definition to the columns that a target was prepared for."""
 
 from dataclasses import replace
 
@@ -14,7 +14,7 @@ from penstock.sinks.template import column_texts
 
 
 def check_key(prepared: Target, target: Target) -> None:
-    """Raise SchemaChanged where rows of a target lack a column of the key of that for which they are."""
+    """Raise SchemaChanged if the rows of a target do not have a key column of the prepared target."""
     missing = [name for name in prepared.primary_key if name not in target.column_names]
     if missing:
         raise SchemaChanged(
@@ -25,10 +25,10 @@ def check_key(prepared: Target, target: Target) -> None:
 
 
 def key_is_reread(older: Target, prepared: Target, current: Target | None) -> bool:
-    """Tell whether rows lack columns of the key that their table, as `current`, has by now.
+    """Return whether rows lack columns of the key that their table, as `current`, has by now.
 
-    The statement that gave it the key is further on in the log, and for it the table is read again and
-    compared, so nothing is lost without these rows.
+    The statement that added the key follows in the log. It makes the table be read again and compared, so
+    nothing is lost without these rows.
     """
     return (
         current is not None
@@ -37,12 +37,12 @@ def key_is_reread(older: Target, prepared: Target, current: Target | None) -> bo
     )
 
 
-def conformed(changes: Changes, prepared: Target, reread: frozenset[str] = frozenset()) -> Changes:
-    """Return changes in the columns of their prepared target: all rows of a table in a batch have the same.
+def conform_changes(changes: Changes, prepared: Target, reread: frozenset[str] = frozenset()) -> Changes:
+    """Return changes in the columns of the prepared target, which all rows of a batch share.
 
-    A column that the target no longer has goes, one that the rows do not have yet is null, and one of another
-    type is converted: to text as the server shows it. Columns of `reread` are null where a value may
-    not be converted, as their table is read again; for all others that raises SchemaChanged.
+    Columns that the prepared target does not have are dropped, and columns missing from the rows are null.
+    Values of another type are converted, to text as the server displays it. A value that cannot be converted
+    raises SchemaChanged, or is null in columns of `reread`, whose table is read again.
     """
     if changes.target is prepared:
         return changes
@@ -56,7 +56,7 @@ def conformed(changes: Changes, prepared: Target, reread: frozenset[str] = froze
         else:
             array = rows.column(field.name)
             if array.type == field.type and field.name in reread:
-                # A narrower type of the same kind, which may refuse what these rows have.
+                # A narrower type with the same Arrow type. It may not accept the values of these rows.
                 array = pyarrow.nulls(rows.num_rows, field.type)
             elif array.type != field.type:
                 try:
@@ -70,15 +70,16 @@ def conformed(changes: Changes, prepared: Target, reread: frozenset[str] = froze
     for name in SYSTEM_COLUMNS:
         arrays.append(rows.column(name))
         fields.append(rows.schema.field(name))
-    made = pyarrow.RecordBatch.from_arrays(arrays, schema=pyarrow.schema(fields))
-    return Changes(prepared, made, changes.source, changes.origin)
+    conforming = pyarrow.RecordBatch.from_arrays(arrays, schema=pyarrow.schema(fields))
+    return Changes(prepared, conforming, changes.source, changes.origin)
 
 
 def columns_reread(changes: Changes, prepared: Target, current: Target | None) -> frozenset[str]:
-    """Return the columns of older rows whose table has another type by now: `current`, as steps make of it.
+    """Return the columns of older rows whose type in the `current` target has changed since.
 
-    The statement that gave them the type is further on in the log, and for it the table is read again. A
-    column whose type only looks other, as the log tells less of it than the server, has its values.
+    The statement that changed the type is further on in the log, and the table is read again for it. A column
+    whose type only seems different, because the log describes types in less detail than the server, keeps its
+    values.
     """
     if current is None or changes.target.columns == prepared.columns:
         return frozenset()
@@ -95,12 +96,12 @@ def columns_reread(changes: Changes, prepared: Target, current: Target | None) -
 
 
 def _fits(changes: Changes, older: Column, column: Column) -> bool:
-    """Tell whether the values of a column of older rows stay what they are in the type that it has now."""
+    """Return whether the values of a column of older rows are unchanged in its current type."""
     if not keeps_logged_values(older, column):
         return False
     if refuses_negative(column) and not refuses_negative(older):
         values = changes.rows.column(older.name)
-        # A decimal of too many digits for Arrow is text.
+        # A decimal with more digits than Arrow supports is text.
         if pyarrow.types.is_string(values.type) or pyarrow.types.is_binary(values.type):
             negative = pc.starts_with(values, "-")
         else:

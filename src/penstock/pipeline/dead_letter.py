@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The dead letter: rows that a step could not work on, exactly as they came, with position and reason.
+"""The dead letter: rows that a step rejected, exactly as the source sent them, with position and reason.
 
-It is a folder, or a URL of an object store. Each entry is one Arrow file: the rows of one table as the source
-gave them, before every step, and in its schema what happened. The name of a file tells batch and part, so
-that a batch that comes again writes the same files again.
+It is a folder, or a URL of an object store. Each entry is one Arrow file. It holds the rows of one table as
+they were before every step, and the reason in its schema metadata. The file name contains the batch and part
+numbers, so a retried batch writes the same files again.
 
-An entry is replayed from its beginning, through the steps as they are by then. Into a sink that keeps a feed
-its rows are written. Into one that keeps state they would be older than what is there by now: the pipeline is
+An entry is replayed from the source rows, through the steps as they are configured then. If the sink keeps a
+feed, the rows are written. If it keeps state, the rows may be older than the target's, so the pipeline is
 asked to read their keys again instead.
 """
 
@@ -28,25 +28,25 @@ from penstock.errors import DiskFailed, OptionInvalid, SchemaInvalid, SourceMiss
 from penstock.model import TableName, quote_name
 from penstock.pipeline.settings import PipelineSettings, StepSettings
 from penstock.pipeline.state import PipelineState
-from penstock.pipeline.step import Rejected, Step, through
+from penstock.pipeline.step import Rejected, Step, run_steps
 from penstock.sinks.sink import BatchMark, Delivery, Receipt, Sink, Spread
 
-_TOLD = b"penstock"
+_DESCRIPTION_KEY = b"penstock"
 _SUFFIX = ".arrow"
 _REPLAYED = "replayed"
 _FOLDER_MODE, _FILE_MODE = 0o700, 0o600
-# Rows that are put aside are held so far, then written.
-_HELD_BYTES_MAX = 64 << 20
-# A condition on keys is kept in the state, whose records are small.
+# Rejected rows are buffered up to this size, then written.
+_BUFFERED_BYTES_MAX = 64 << 20
+# A condition on keys is stored in the state, whose records are small.
 _CONDITION_BYTES_MAX = 64 << 10
 
 
 @dataclass(frozen=True)
 class DeadLetter:
-    """One entry: `rows` changes of a table that a step could not work on, and why.
+    """One entry: `rows` changes of a table that a step rejected, and why.
 
-    `position` is that of the first row, `error` the class of what was raised; `noted_us` when it was written,
-    microseconds UTC since 1970.
+    `position` is the position of the first row, `error` the class of the exception, and `noted_us` the time
+    of writing in microseconds UTC since 1970.
     """
 
     name: str
@@ -63,7 +63,7 @@ class DeadLetter:
     origin: Origin
 
     def to_json(self) -> dict[str, Any]:
-        """Return what is shown of it, plain JSON values."""
+        """Return what is displayed of the entry, as plain JSON values."""
         return {
             "name": self.name,
             "table": str(self.table),
@@ -78,10 +78,10 @@ class DeadLetter:
 
 
 class DeadLetterPart:
-    """What one task of one batch puts aside. Nothing is there before `finish`, unless it is a lot.
+    """The rows that one task of a batch rejects. A small number of rows is not written before `finish`.
 
-    `part` is the task's number, the same when the batch comes again; without `comes_again` nobody looks for
-    what an earlier attempt left.
+    `part` is the task's number, which is the same when the batch is retried. Without `comes_again` the batch
+    is not retried, so files of an earlier attempt are not looked for.
     """
 
     def __init__(self, folder: str, mark: BatchMark, part: int, *, comes_again: bool = True) -> None:
@@ -89,25 +89,24 @@ class DeadLetterPart:
         self._folder = _Folder(folder)
         self._mark = mark
         self._stem = f"{mark.generation}-{mark.number:012}-{part:06}-"
-        self._held: list[tuple[Rejected, Changes]] = []
-        self._bytes = 0
+        self._buffered: list[tuple[Rejected, Changes]] = []
+        self._buffered_bytes = 0
         self._files = 0
         self.rows = 0
 
     def add(self, rejected: Rejected, source: Changes) -> None:
-        """Take rows that a step rejected, and the changes of the source that they came from."""
+        """Add rows that a step rejected, and the source's changes that they came from."""
         if not rejected.kept:
             return
-        exact = _rows_behind(rejected, source)
-        self._held.append((rejected, exact))
-        self._bytes += exact.rows.nbytes
+        exact = _source_rows(rejected, source)
+        self._buffered.append((rejected, exact))
+        self._buffered_bytes += exact.rows.nbytes
         self.rows += len(exact)
-        if self._bytes >= _HELD_BYTES_MAX:
+        if self._buffered_bytes >= _BUFFERED_BYTES_MAX:
             self._write()
 
     def finish(self) -> None:
-        """Make what was taken durable, in place of what an earlier attempt at the batch left. Raises
-        DiskFailed."""
+        """Make the added rows durable, replacing the files of an earlier attempt. Raises DiskFailed."""
         self._write()
         if self._comes_again:
             stale = [name for name in self._folder.names(self._stem) if name >= self._name(self._files)]
@@ -117,8 +116,8 @@ class DeadLetterPart:
         return f"{self._stem}{number:04}{_SUFFIX}"
 
     def _write(self) -> None:
-        for rejected, exact in self._held:
-            told = {
+        for rejected, exact in self._buffered:
+            description = {
                 "pipeline": self._mark.pipeline,
                 "source": [exact.source.database, exact.source.table],
                 "origin": exact.origin.value,
@@ -130,52 +129,57 @@ class DeadLetterPart:
                 "rows": len(exact),
                 "noted_us": time.time_ns() // 1000,
             }
-            self._folder.write(self._name(self._files), exact.rows, told)
+            self._folder.write(self._name(self._files), exact.rows, description)
             self._files += 1
-        self._held, self._bytes = [], 0
+        self._buffered, self._buffered_bytes = [], 0
 
 
-def aside_of(
+def open_dead_letter(
     steps: Sequence[StepSettings], folder: str, mark: BatchMark, part: int, *, comes_again: bool = True
 ) -> DeadLetterPart | None:
-    """Return where a task puts rows aside, None where no step is told to."""
-    wanted = any(getattr(one.settings, "on_error", None) == "dead_letter" for one in steps)
+    """Return the dead-letter part of a task, None if no step sends rows to the dead letter."""
+    wanted = any(getattr(step.settings, "on_error", None) == "dead_letter" for step in steps)
     return DeadLetterPart(folder, mark, part, comes_again=comes_again) if wanted else None
 
 
-def _rows_behind(rejected: Rejected, source: Changes) -> Changes:
-    """Return the source's own rows of the changes that were rejected, both images of updates."""
+def _source_rows(rejected: Rejected, source: Changes) -> Changes:
+    """Return the source's own rows of the rejected changes, with both images of updates."""
     wanted = _identities(rejected.changes.rows)
     mask = compute.is_in(_identities(source.rows), value_set=wanted.unique())
     return source.with_rows(source.rows.filter(mask))
 
 
 def _identities(rows: pyarrow.RecordBatch) -> pyarrow.Array:
-    """Return what tells the changes of a table apart: commit version and number within the commit. Rows of a
-    load have one version, and are told apart by their number."""
+    """Return what identifies the changes of a table: commit version and number within the commit.
+
+    Rows of a full load share one version, so only their number differs.
+    """
     numbers = compute.struct_field(rows.column("_metadata"), "row").cast(pyarrow.string())
     versions = rows.column("_commit_version").cast(pyarrow.string())
     return compute.binary_join_element_wise(versions, numbers, "/")
 
 
-# --- Looking, and sending again -------------------------------------------------------------
+# --- Listing and replaying ------------------------------------------------------------------
 
 
 def dead_letters(settings: PipelineSettings) -> list[DeadLetter]:
-    """Return what a pipeline has put aside and nobody replayed, the oldest first. Raises DiskFailed."""
+    """Return the entries that were not replayed, oldest first. Raises DiskFailed."""
     folder = _Folder(settings.dead_letter)
     return [folder.entry(name) for name in folder.names("")]
 
 
 def rows_of_letter(settings: PipelineSettings, name: str) -> Changes:
-    """Return the rows of an entry, as the source gave them. Raises SourceMissing, DiskFailed."""
+    """Return the rows of an entry, as the source sent them. Raises SourceMissing, DiskFailed."""
     return _Folder(settings.dead_letter).changes(name)
 
 
 @dataclass(frozen=True)
 class Replayed:
-    """What became of one entry: rows that were `written`, rows whose keys the pipeline is to `read_again`,
-    and rows that were `rejected` and put aside once more."""
+    """The outcome of replaying an entry, in rows.
+
+    `written` rows were written, `read_again` rows have keys that the pipeline will read again, and `rejected`
+    rows were rejected once more.
+    """
 
     name: str
     written: int = 0
@@ -184,11 +188,11 @@ class Replayed:
 
 
 def replay(settings: PipelineSettings, names: Sequence[str] = ()) -> Iterator[Replayed]:
-    """Send entries again, all or those that are named, and yield what became of each.
+    """Replay all entries, or the named ones, and yield the outcome of each.
 
-    An entry that was sent goes to the folder `replayed` in the dead letter. One that dies in between is sent
-    again under the same number, which sinks that are exactly once recognise. Raises SourceMissing for a name
-    that is not there, OptionInvalid where rows of a sink that keeps state have no key to read them by.
+    A replayed entry is moved to the folder `replayed` inside the dead letter. An entry interrupted halfway is
+    replayed under the same number, which sinks with exactly-once delivery recognise. Raises SourceMissing for
+    an unknown name, and OptionInvalid if rows for a sink that keeps state have no primary key.
     """
     folder = _Folder(settings.dead_letter)
     known = folder.names("")
@@ -201,28 +205,28 @@ def replay(settings: PipelineSettings, names: Sequence[str] = ()) -> Iterator[Re
     for name in names or known:
         changes = folder.changes(name)
         if _overwrites(sink):
-            done = Replayed(name, read_again=_ask_for(settings, folder.entry(name), changes))
+            outcome = Replayed(name, read_again=_request_reread(settings, folder.entry(name), changes))
         else:
-            done = _sent(settings, sink, steps, name, changes)
+            outcome = _replay_entry(settings, sink, steps, name, changes)
         folder.move(name, _REPLAYED)
-        yield done
+        yield outcome
 
 
 def _overwrites(sink: Sink) -> bool:
-    """Tell whether what is written takes the place of what is there, so that old rows must not come late."""
+    """Return whether a write overwrites what is there, so that old rows must not be written late."""
     in_order = sink.spread is not Spread.RANGES
     return sink.keeps_state or (sink.delivery is Delivery.IDEMPOTENT and in_order)
 
 
-def _ask_for(settings: PipelineSettings, letter: DeadLetter, changes: Changes) -> int:
-    """Ask the pipeline to read the keys of some rows again; return how many rows had keys."""
+def _request_reread(settings: PipelineSettings, letter: DeadLetter, changes: Changes) -> int:
+    """Ask the pipeline to read the keys of some rows again, and return the number of those rows."""
     key = changes.target.primary_key
     if not key:
         raise OptionInvalid(
             f"{letter.table} has no primary key to read its rows again by",
             hint=f"penstock resnapshot reads the whole table: penstock resnapshot FILE {letter.table}",
         )
-    before = [f"{' AND ' if place else '('}{quote_name(name)}=" for place, name in enumerate(key)]
+    before = [f"{' AND ' if index else '('}{quote_name(name)}=" for index, name in enumerate(key)]
     pieces = _native.sql_values(
         changes.rows.select(list(dict.fromkeys([*key, "_metadata"]))),
         list(key),
@@ -244,24 +248,24 @@ def _ask_for(settings: PipelineSettings, letter: DeadLetter, changes: Changes) -
     return len(changes)
 
 
-def _sent(
+def _replay_entry(
     settings: PipelineSettings, sink: Sink, steps: Sequence[Step], name: str, changes: Changes
 ) -> Replayed:
     """Write the rows of an entry through the steps, as a batch of its own."""
     mark = BatchMark(settings.name, f"dead-letter/{name.removesuffix(_SUFFIX)}", 1)
-    aside = DeadLetterPart(settings.dead_letter, mark_of_rest(mark), 0)
+    aside = DeadLetterPart(settings.dead_letter, mark_for_rejects(mark), 0)
     written = rejected = 0
     receipt: Receipt | None = None
     writer = sink.open(mark, 0)
     try:
-        for made in through(steps, changes):
-            if isinstance(made, Rejected):
-                aside.add(made, changes)
-                rejected += len(made.changes)
+        for changed in run_steps(steps, changes):
+            if isinstance(changed, Rejected):
+                aside.add(changed, changes)
+                rejected += len(changed.changes)
                 continue
-            sink.prepare(made.target, settings.schema_changes)
-            writer.write(made)
-            written += len(made)
+            sink.prepare(changed.target, settings.schema_changes)
+            writer.write(changed)
+            written += len(changed)
         aside.finish()
         receipt = writer.finish()
     finally:
@@ -271,8 +275,8 @@ def _sent(
     return Replayed(name, written=written, rejected=rejected)
 
 
-def mark_of_rest(mark: BatchMark) -> BatchMark:
-    """Return the mark under which rows of a replay are put aside once more."""
+def mark_for_rejects(mark: BatchMark) -> BatchMark:
+    """Return the mark under which rows rejected during a replay are written."""
     return BatchMark(mark.pipeline, f"again-{time.time_ns() // 1000:x}", mark.number)
 
 
@@ -281,7 +285,7 @@ def mark_of_rest(mark: BatchMark) -> BatchMark:
 
 def _open_private(path: str, flags: int) -> int:
     entry = os.open(path, flags, _FILE_MODE)
-    # A file that an attempt before this one left keeps the mode it was made with.
+    # A file left by an earlier attempt keeps its old mode.
     os.fchmod(entry, _FILE_MODE)
     return entry
 
@@ -289,51 +293,53 @@ def _open_private(path: str, flags: int) -> int:
 class _Folder:
     """The folder of a dead letter, on a disk or in an object store."""
 
-    def __init__(self, place: str) -> None:
-        self.place = place
-        self._is_disk = "://" not in place
-        self._root: str = os.path.abspath(place)
+    def __init__(self, location: str) -> None:
+        self.place = location
+        self._is_disk = "://" not in location
+        self._root: str = os.path.abspath(location)
         self._files = fs.LocalFileSystem()
         try:
             if not self._is_disk:
-                self._files, self._root = fs.FileSystem.from_uri(place)
+                self._files, self._root = fs.FileSystem.from_uri(location)
         except (pyarrow.ArrowInvalid, OSError) as problem:
             raise OptionInvalid(
                 f"dead_letter: {problem}", hint="Write a folder, or a URL such as s3://bucket/folder"
             ) from problem
 
     def names(self, stem: str) -> list[str]:
-        """Return the entries whose names begin so, sorted. Raises DiskFailed."""
+        """Return the sorted names of the entries that start with a stem. Raises DiskFailed."""
         selector = fs.FileSelector(self._root, allow_not_found=True)
-        found = self._told(lambda: self._files.get_file_info(selector))
+        files = self._translate_errors(lambda: self._files.get_file_info(selector))
         return sorted(
-            one.base_name
-            for one in found
-            if one.is_file and one.base_name.startswith(stem) and one.base_name.endswith(_SUFFIX)
+            file.base_name
+            for file in files
+            if file.is_file and file.base_name.startswith(stem) and file.base_name.endswith(_SUFFIX)
         )
 
-    def write(self, name: str, rows: pyarrow.RecordBatch, told: Mapping[str, Any]) -> None:
-        """Write an entry, whole or not at all. On a disk nobody but the owner can read it: it has what `mask`
-        hides from the target."""
-        schema = rows.schema.with_metadata({_TOLD: json.dumps(dict(told)).encode()})
+    def write(self, name: str, rows: pyarrow.RecordBatch, description: Mapping[str, Any]) -> None:
+        """Write an entry atomically.
+
+        On a disk only the owner can read it, because it holds values that `mask` hides from the target.
+        """
+        schema = rows.schema.with_metadata({_DESCRIPTION_KEY: json.dumps(dict(description)).encode()})
         options = pyarrow.ipc.IpcWriteOptions(compression="zstd")
 
         def put() -> None:
             self._make_folder(self._root)
-            place = f"{self._root}/{name}"
-            # An object appears when it is closed; a file is renamed then.
-            half = f"{place}.part" if self._is_disk else place
+            path = f"{self._root}/{name}"
+            # An object becomes visible when it is closed, a file when it is renamed.
+            partial = f"{path}.part" if self._is_disk else path
             with (
-                open(half, "wb", opener=_open_private)
+                open(partial, "wb", opener=_open_private)
                 if self._is_disk
-                else self._files.open_output_stream(half) as out,
+                else self._files.open_output_stream(partial) as out,
                 pyarrow.ipc.new_file(out, schema, options=options) as writer,
             ):
                 writer.write_batch(rows.replace_schema_metadata(schema.metadata))
-            if half != place:
-                self._files.move(half, place)
+            if partial != path:
+                self._files.move(partial, path)
 
-        self._told(put)
+        self._translate_errors(put)
 
     def entry(self, name: str) -> DeadLetter:
         """Return an entry without its rows."""
@@ -348,23 +354,23 @@ class _Folder:
     def delete(self, names: Sequence[str]) -> None:
         """Delete entries."""
         for name in names:
-            self._told(lambda name=name: self._files.delete_file(f"{self._root}/{name}"))
+            self._translate_errors(lambda name=name: self._files.delete_file(f"{self._root}/{name}"))
 
     def move(self, name: str, below: str) -> None:
-        """Move an entry to a folder inside."""
+        """Move an entry to a subfolder."""
 
         def put() -> None:
             self._make_folder(f"{self._root}/{below}")
             self._files.move(f"{self._root}/{name}", f"{self._root}/{below}/{name}")
 
-        self._told(put)
+        self._translate_errors(put)
 
-    def _make_folder(self, place: str) -> None:
+    def _make_folder(self, path: str) -> None:
         if self._is_disk:
-            os.makedirs(os.path.dirname(place), exist_ok=True)
-            Path(place).mkdir(_FOLDER_MODE, exist_ok=True)
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            Path(path).mkdir(_FOLDER_MODE, exist_ok=True)
         else:
-            self._files.create_dir(place, recursive=True)
+            self._files.create_dir(path, recursive=True)
 
     def _read(self, name: str) -> tuple[DeadLetter, pyarrow.Table]:
         def get() -> pyarrow.Table:
@@ -372,30 +378,30 @@ class _Folder:
                 return pyarrow.ipc.open_file(file).read_all()
 
         try:
-            table = self._told(get)
+            table = self._translate_errors(get)
         except pyarrow.ArrowInvalid as problem:
             raise SchemaInvalid(f"{self.place}/{name} is no entry of a dead letter: {problem}") from problem
-        told = json.loads((table.schema.metadata or {}).get(_TOLD, b"null"))
-        if told is None:
+        description = json.loads((table.schema.metadata or {}).get(_DESCRIPTION_KEY, b"null"))
+        if description is None:
             raise SchemaInvalid(f"{self.place}/{name} is no entry of a dead letter")
         instance = table["_metadata"][0].as_py()["instance"] if table.num_rows else ""
         letter = DeadLetter(
             name=name,
-            pipeline=told["pipeline"],
-            table=TableName(*told["source"]),
+            pipeline=description["pipeline"],
+            table=TableName(*description["source"]),
             instance=instance,
-            step=told["step"],
-            error=told["error"],
-            message=told["message"],
-            position=told["position"],
-            rows=told["rows"],
-            noted_us=told["noted_us"],
-            target=Target.from_json(told["target"]),
-            origin=Origin(told["origin"]),
+            step=description["step"],
+            error=description["error"],
+            message=description["message"],
+            position=description["position"],
+            rows=description["rows"],
+            noted_us=description["noted_us"],
+            target=Target.from_json(description["target"]),
+            origin=Origin(description["origin"]),
         )
         return letter, table
 
-    def _told(self, work: Any) -> Any:
+    def _translate_errors(self, work: Any) -> Any:
         try:
             return work()
         except FileNotFoundError as problem:

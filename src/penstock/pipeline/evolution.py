@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a target becomes where the columns of its source changed, by the policy of its pipeline.
+"""How a target changes when the columns of its source change, by the pipeline's policy.
 
-A mirror has the columns of now, and older rows are fitted to them. A target that keeps every change has rows
-of all definitions there were, so its columns only grow: each holds what any of them has.
+A mirror has the current columns, and older rows are converted to them. A target that keeps every change holds
+rows of every past definition, so columns are only added or widened.
 """
 
 from dataclasses import replace
@@ -14,8 +14,8 @@ from penstock.pipeline.column_types import common_column
 from penstock.sinks.sink import Evolution
 
 
-def evolved(before: Target, after: Target, evolution: Evolution, *, keeps_state: bool) -> Target:
-    """Return what a target that was prepared becomes for rows of another definition. Raises SchemaChanged."""
+def evolve_target(before: Target, after: Target, evolution: Evolution, *, keeps_state: bool) -> Target:
+    """Return the prepared target as it has to be for rows of another definition. Raises SchemaChanged."""
     if evolution is Evolution.STOP and not _same_types(before, after):
         raise SchemaChanged(
             f"the columns of {after.name} changed",
@@ -25,7 +25,7 @@ def evolved(before: Target, after: Target, evolution: Evolution, *, keeps_state:
         return _grown(before, after, evolution)
     if evolution is Evolution.EVOLVE:
         known = {column.name: column for column in before.columns}
-        # What was added is null in older rows, until their table is read again.
+        # An added column is null in older rows until their table is read again.
         columns = tuple(
             column if column.name in known and not known[column.name].nullable else _optional(after, column)
             for column in after.columns
@@ -37,32 +37,32 @@ def evolved(before: Target, after: Target, evolution: Evolution, *, keeps_state:
     return replace(joined, unique_keys=after.unique_keys)
 
 
-def takes_rows(prepared: Target, target: Target, evolution: Evolution) -> bool:
-    """Tell whether a target that keeps every change, as it was prepared, has room for rows of a definition.
+def accepts_rows(prepared: Target, target: Target, evolution: Evolution) -> bool:
+    """Return whether a prepared target that keeps every change accepts rows of a definition.
 
-    It does where `evolved` would change nothing but its keys.
+    It does if `evolve_target` would change nothing but its keys.
     """
     if evolution is Evolution.STOP and not _same_types(prepared, target):
         return False
     return _grown(prepared, target, evolution).columns == prepared.columns
 
 
-def joined_targets(one: Target, other: Target) -> Target:
-    """Return a target with the columns of both, null where either lacks them."""
-    known = set(one.column_names)
-    required = {column.name for column in other.columns if not column.nullable}
-    # Rows of either lack what only the other has, and may be null where they may be there.
-    kept = tuple(column if column.name in required else _optional(one, column) for column in one.columns)
-    more = tuple(_optional(other, column) for column in other.columns if column.name not in known)
-    return replace(one, columns=kept + more)
+def joined_targets(first: Target, second: Target) -> Target:
+    """Return a target with the columns of both, nullable where either is missing the column."""
+    known = set(first.column_names)
+    required = {column.name for column in second.columns if not column.nullable}
+    # A column that only one target has is null in rows of the other.
+    kept = tuple(column if column.name in required else _optional(first, column) for column in first.columns)
+    more = tuple(_optional(second, column) for column in second.columns if column.name not in known)
+    return replace(first, columns=kept + more)
 
 
 def _grown(before: Target, after: Target, evolution: Evolution) -> Target:
     """Return a target with the keys of `after` and columns that hold the values of both."""
-    there = {column.name: column for column in after.columns}
+    current = {column.name: column for column in after.columns}
     columns: list[Column] = []
     for column in before.columns:
-        other = there.get(column.name)
+        other = current.get(column.name)
         if other is None:
             kept = replace(column, nullable=True)
         elif evolution is Evolution.EVOLVE:

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""SQL expressions over the rows of changes, written as Spark writes them, worked out by DuckDB on Arrow.
+"""SQL expressions over the rows of changes, written in Spark SQL and evaluated by DuckDB on Arrow.
 
-An expression gives one value for one row, and the same one whenever it is worked out: both images of an
-update, a batch that comes again and a comparison must agree. What depends on the time or on chance, on other
-rows or on files is refused.
+An expression gives one value per row, and always the same value. Both images of an update, a retried batch
+and a comparison must agree. Expressions that depend on time, randomness, other rows or files are refused.
 """
 
 import difflib
@@ -19,14 +18,14 @@ from penstock.changes import Target
 from penstock.errors import OptionInvalid, StepFailed
 from penstock.sinks.sink import extra_missing
 
-# A node of sqlglot's tree: which class that is depends on its version.
+# A node of sqlglot's tree. Its class depends on the version of sqlglot.
 Part = Any
 
 _ROWS = "changes_at_hand"
-# A batch has this column always, so that there is something to select from.
+# Every batch has this column, so there is always a column to select from.
 _ALWAYS = "_commit_version"
 
-# What a DuckDB type becomes: the SQL type of the target's column, and how it reaches Arrow.
+# For each DuckDB type the SQL type of the target's column, and the cast to its Arrow type.
 _TYPES: Mapping[str, tuple[str, str]] = {
     "BOOLEAN": ("tinyint(1)", "CAST({} AS TINYINT)"),
     "TINYINT": ("tinyint", "{}"),
@@ -56,20 +55,20 @@ _TYPES: Mapping[str, tuple[str, str]] = {
 }
 _TEXT_TYPES = ("char", "varchar", "tinytext", "text", "mediumtext", "longtext", "enum", "set")
 
-_TURN = "{} gives another value each time"
+_NOT_DETERMINISTIC = "{} gives another value each time"
 _REFUSED: Mapping[str, str] = {
     "AggFunc": "{} needs more than one row",
     "Window": "{} needs more than one row",
     "Query": "{} is a query of its own",
-    "CurrentTimestamp": _TURN,
-    "CurrentDate": _TURN,
-    "CurrentTime": _TURN,
-    "CurrentDatetime": _TURN,
-    "CurrentUser": _TURN,
+    "CurrentTimestamp": _NOT_DETERMINISTIC,
+    "CurrentDate": _NOT_DETERMINISTIC,
+    "CurrentTime": _NOT_DETERMINISTIC,
+    "CurrentDatetime": _NOT_DETERMINISTIC,
+    "CurrentUser": _NOT_DETERMINISTIC,
     "UnixSeconds": "",
-    "Rand": _TURN,
-    "Randn": _TURN,
-    "Uuid": _TURN,
+    "Rand": _NOT_DETERMINISTIC,
+    "Randn": _NOT_DETERMINISTIC,
+    "Uuid": _NOT_DETERMINISTIC,
     "GenerateSeries": "{} gives more than one row",
     "Explode": "{} gives more than one row",
     "Unnest": "{} gives more than one row",
@@ -84,7 +83,7 @@ _REFUSED_NAMES = {
 
 @dataclass(frozen=True)
 class Column:
-    """What an expression gives: the SQL type of a column that holds it, and its character set."""
+    """The result of an expression: the SQL type and the character set of a column that holds it."""
 
     type_text: str
     charset: str | None
@@ -92,69 +91,73 @@ class Column:
 
 @dataclass
 class _Bound:
-    """Expressions over rows of one schema: the statement, and the Arrow type of each result."""
+    """Expressions bound to one schema: the statement, and the Arrow type of each result."""
 
     statement: str
     columns: tuple[str, ...]
     kinds: dict[str, Column]
     arrow: pyarrow.Schema
-    # The columns of the rows that are read, as the rows spell them.
+    # The columns that are read, with the names that the rows have.
     read: frozenset[str]
 
 
 class Expressions:
-    """Named expressions for one step. Pickles; used by one thread.
+    """Named expressions for one step. Can be pickled; used by one thread.
 
-    `texts` are the expressions by the name of their result; `casts` SQL types that results are turned into;
-    `step` is what errors begin with. Raises OptionInvalid where one cannot be read, DependencyMissing.
+    `texts` maps each result's name to its expression, and `casts` maps it to an SQL type. `step` starts each
+    error message. Raises OptionInvalid if an expression cannot be parsed, and DependencyMissing.
     """
 
     def __init__(self, texts: Mapping[str, str], step: str, casts: Mapping[str, str] | None = None) -> None:
         self._step = step
         self._casts = dict(casts or {})
-        self._parts = {name: self._parsed(text) for name, text in texts.items()}
+        self._parts = {name: self._parse(text) for name, text in texts.items()}
         self._texts = dict(texts)
         self._bound: dict[tuple[pyarrow.Schema, bool], _Bound] = {}
         self._engine: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
-        # A connection stays where it is; another process opens its own.
+        # A connection cannot be pickled. The other process opens its own.
         return self.__dict__ | {"_engine": None, "_bound": {}}
 
     def columns(self, schema: pyarrow.Schema, mariadb: bool) -> dict[str, Column]:
-        """Return what each gives over rows of a schema. Raises OptionInvalid where one does not fit it."""
+        """Return the column of each result over rows of a schema.
+
+        Raises OptionInvalid if an expression does not fit the rows.
+        """
         return self._bind(schema, mariadb).kinds
 
     def reads(self, schema: pyarrow.Schema, mariadb: bool) -> frozenset[str]:
-        """Return the columns of the rows that are read. Raises OptionInvalid."""
+        """Return the columns that the expressions read. Raises OptionInvalid."""
         return self._bind(schema, mariadb).read
 
     def values(self, rows: pyarrow.RecordBatch, mariadb: bool) -> dict[str, pyarrow.Array]:
-        """Return what each gives for every row, in the Arrow type of its SQL type.
+        """Return the value of each expression for every row, in the Arrow type of its SQL type.
 
-        Raises StepFailed where it cannot be worked out for some row, OptionInvalid where it does not fit.
+        Raises StepFailed if a row cannot be evaluated, OptionInvalid if an expression does not fit the rows.
         """
         duckdb = _duckdb()
         bound = self._bind(rows.schema, mariadb)
         try:
-            found = self._run(rows.select(list(bound.columns)), bound.statement).to_arrow_table()
-            made = found.combine_chunks()
+            table = self._run(rows.select(list(bound.columns)), bound.statement).to_arrow_table()
+            results = table.combine_chunks()
             return {
-                name: _as(made.column(index), bound.arrow.field(name).type)
+                name: _as(results.column(index), bound.arrow.field(name).type)
                 for index, name in enumerate(bound.kinds)
             }
         except (duckdb.Error, pyarrow.ArrowInvalid) as problem:
             raise StepFailed(f"{self._step}: {_first_line(problem)}") from problem
 
-    # --- Reading ----------------------------------------------------------------------------
+    # --- Parsing ----------------------------------------------------------------------------
 
-    def _parsed(self, text: str) -> Part:
-        # Its import costs more than decoding a small file.
+    def _parse(self, text: str) -> Part:
+        # Imported here because the import takes longer than decoding a small file.
         import sqlglot
         from sqlglot.errors import SqlglotError
 
         try:
-            # Of Spark's spellings this is the one whose CAST refuses what it cannot cast, as Spark does.
+            # Of sqlglot's dialects of Spark this is the one whose CAST fails on invalid values, as Spark's
+            # does.
             part = sqlglot.parse_one(text, dialect="databricks")
         except SqlglotError as problem:
             raise OptionInvalid(
@@ -173,43 +176,45 @@ class Expressions:
             )
         for node in part.walk():
             for kind, what in _REFUSED.items():
-                found = getattr(expressions, kind, None)
-                if what and found is not None and isinstance(node, found):
+                refused = getattr(expressions, kind, None)
+                if what and refused is not None and isinstance(node, refused):
                     raise OptionInvalid(f"{self._step}: {what.format(node.sql(dialect='databricks'))}")
             name = node.name.lower() if isinstance(node, expressions.Anonymous) else ""
             if name in _REFUSED_NAMES:
-                raise OptionInvalid(f"{self._step}: {_TURN.format(name + '()')}")
+                raise OptionInvalid(f"{self._step}: {_NOT_DETERMINISTIC.format(name + '()')}")
 
     # --- Binding ----------------------------------------------------------------------------
 
     def _bind(self, schema: pyarrow.Schema, mariadb: bool) -> _Bound:
         key = (schema, mariadb)
         if key not in self._bound:
-            self._bound[key] = self._bound_to(schema, mariadb)
+            self._bound[key] = self._bind_to_schema(schema, mariadb)
         return self._bound[key]
 
-    def _bound_to(self, schema: pyarrow.Schema, mariadb: bool) -> _Bound:
+    def _bind_to_schema(self, schema: pyarrow.Schema, mariadb: bool) -> _Bound:
         duckdb = _duckdb()
         texts: dict[str, str] = {}
         read: set[str] = set()
         for name, part in self._parts.items():
-            texts[name], found_columns = self._named(part, schema)
-            read |= found_columns
+            texts[name], part_columns = self._named(part, schema)
+            read |= part_columns
         columns = tuple(dict.fromkeys([*sorted(read), _ALWAYS]))
         empty = schema.empty_table().select(list(columns)).to_batches() or [
-            pyarrow.RecordBatch.from_pylist([], schema=pyarrow.schema([schema.field(one) for one in columns]))
+            pyarrow.RecordBatch.from_pylist(
+                [], schema=pyarrow.schema([schema.field(column) for column in columns])
+            )
         ]
         selected = ", ".join(f"{text} AS {_quoted(name)}" for name, text in texts.items())
         try:
-            found = self._run(empty[0], f"SELECT {selected} FROM {_ROWS}").types
+            types = self._run(empty[0], f"SELECT {selected} FROM {_ROWS}").types
         except duckdb.Error as problem:
             raise OptionInvalid(
                 f"{self._step}: {_first_line(problem)}",
                 hint=f"It was read as: {'; '.join(texts.values())}",
             ) from problem
         kinds, results = {}, []
-        for (name, text), type_found in zip(texts.items(), found, strict=True):
-            kinds[name], result = self._result(name, text, str(type_found), mariadb)
+        for (name, text), duckdb_type in zip(texts.items(), types, strict=True):
+            kinds[name], result = self._result(name, text, str(duckdb_type), mariadb)
             results.append(f"{result} AS {_quoted(name)}")
         return _Bound(
             f"SELECT {', '.join(results)} FROM {_ROWS}",
@@ -220,14 +225,14 @@ class Expressions:
         )
 
     def _named(self, part: Part, schema: pyarrow.Schema) -> tuple[str, set[str]]:
-        """Return an expression as DuckDB writes it, and the columns it reads, as the rows spell them."""
+        """Return an expression in DuckDB's SQL, and the columns it reads as the rows name them."""
         from sqlglot import expressions
 
         part = part.copy()
         read = set()
         for column in part.find_all(expressions.Column):
             first = column.parts[0]
-            name = _spelt(first.name, schema.names)
+            name = _match_name(first.name, schema.names)
             if name is None:
                 near = difflib.get_close_matches(first.name, schema.names, n=1, cutoff=0.6)
                 raise OptionInvalid(
@@ -238,36 +243,36 @@ class Expressions:
             first.replace(expressions.to_identifier(name, quoted=True))
         return part.sql(dialect="duckdb"), read
 
-    def _result(self, name: str, text: str, found: str, mariadb: bool) -> tuple[Column, str]:
-        """Return the column that holds a result, and the SQL that brings the result into its Arrow type."""
+    def _result(self, name: str, text: str, duckdb_type: str, mariadb: bool) -> tuple[Column, str]:
+        """Return the column that holds a result, and the SQL that casts the result to its Arrow type."""
         if name in self._casts:
-            wanted = _column_of(self._casts[name])
-            goal = _duckdb_type(_arrow_of({name: wanted}, mariadb).field(name).type)
-            if goal == "INTERVAL":
-                return wanted, f"epoch_us(CAST({text} AS INTERVAL))"
-            return wanted, f"CAST({text} AS {goal})"
-        if found.startswith("DECIMAL("):
-            return _column_of(found.lower().replace(" ", "")), text
-        if found.startswith("ENUM("):
+            column = _column_of(self._casts[name])
+            cast_type = _duckdb_type(_arrow_of({name: column}, mariadb).field(name).type)
+            if cast_type == "INTERVAL":
+                return column, f"epoch_us(CAST({text} AS INTERVAL))"
+            return column, f"CAST({text} AS {cast_type})"
+        if duckdb_type.startswith("DECIMAL("):
+            return _column_of(duckdb_type.lower().replace(" ", "")), text
+        if duckdb_type.startswith("ENUM("):
             return _column_of("longtext"), f"CAST({text} AS VARCHAR)"
-        if found in _TYPES:
-            type_text, form = _TYPES[found]
+        if duckdb_type in _TYPES:
+            type_text, form = _TYPES[duckdb_type]
             return _column_of(type_text), form.format(f"({text})")
-        # Lists, structs and maps are one JSON document.
+        # Lists, structs and maps become one JSON document.
         return _column_of("longtext"), f"CAST(to_json({text}) AS VARCHAR)"
 
-    # --- Working out ------------------------------------------------------------------------
+    # --- Evaluating -------------------------------------------------------------------------
 
     def _run(self, rows: pyarrow.RecordBatch, statement: str) -> Any:
         if self._engine is None:
-            self._engine = _opened()
+            self._engine = _open_engine()
         table = pyarrow.Table.from_batches([rows])
         self._engine.register(_ROWS, table)
         return self._engine.sql(statement)
 
 
-def _opened() -> Any:
-    """Return an engine that works in its caller's thread, keeps rows in order, and opens no file."""
+def _open_engine() -> Any:
+    """Return an engine that runs in its caller's thread, keeps the order of rows, and opens no file."""
     engine = _duckdb().connect(":memory:", config={"threads": 1})
     engine.execute("SET TimeZone = 'UTC'")
     engine.execute("SET enable_external_access = false")
@@ -284,15 +289,15 @@ def _duckdb() -> Any:
 
 
 def type_known(type_text: str, mariadb: bool) -> Column:
-    """Return the column of an SQL type. Raises OptionInvalid, SchemaInvalid for one that is not known."""
+    """Return the column of an SQL type. Raises OptionInvalid, SchemaInvalid for an unknown type."""
     column = _column_of(type_text)
     _arrow_of({"value": column}, mariadb)
     return column
 
 
 def rows_schema(target: Target) -> pyarrow.Schema:
-    """Return the Arrow types of the rows of changes for a table, the system columns among them."""
-    columns = [(one.name, one.type_text, one.charset, one.nullable) for one in target.columns]
+    """Return the Arrow types of a table's change rows, including the system columns."""
+    columns = [(column.name, column.type_text, column.charset, column.nullable) for column in target.columns]
     return pyarrow.schema(_native.arrow_schema(columns, mariadb=target.mariadb))
 
 
@@ -302,7 +307,7 @@ def _column_of(type_text: str) -> Column:
 
 
 def _arrow_of(columns: Mapping[str, Column], mariadb: bool) -> pyarrow.Schema:
-    described = [(name, one.type_text, one.charset, True) for name, one in columns.items()]
+    described = [(name, column.type_text, column.charset, True) for name, column in columns.items()]
     return pyarrow.schema(_native.arrow_schema(described, mariadb=mariadb))
 
 
@@ -329,22 +334,22 @@ def _duckdb_type(arrow: pyarrow.DataType) -> str:
 
 
 def _as(values: pyarrow.ChunkedArray, kind: pyarrow.DataType) -> pyarrow.Array:
-    """Return values in the exact type that is due, as one array."""
-    one = values.combine_chunks()
-    if isinstance(one, pyarrow.ChunkedArray):
-        one = pyarrow.concat_arrays(one.chunks) if one.num_chunks else pyarrow.array([], values.type)
-    if one.type == kind:
-        return one
+    """Return values as one array of exactly the requested type."""
+    array = values.combine_chunks()
+    if isinstance(array, pyarrow.ChunkedArray):
+        array = pyarrow.concat_arrays(array.chunks) if array.num_chunks else pyarrow.array([], values.type)
+    if array.type == kind:
+        return array
     if pyarrow.types.is_duration(kind):
-        return one.cast(pyarrow.int64()).cast(kind)
-    return compute.cast(one, kind)
+        return array.cast(pyarrow.int64()).cast(kind)
+    return compute.cast(array, kind)
 
 
-def _spelt(name: str, names: Sequence[str]) -> str | None:
+def _match_name(name: str, names: Sequence[str]) -> str | None:
     if name in names:
         return name
     wanted = name.casefold()
-    return next((one for one in names if one.casefold() == wanted), None)
+    return next((candidate for candidate in names if candidate.casefold() == wanted), None)
 
 
 def _quoted(name: str) -> str:
@@ -357,23 +362,23 @@ def _first_line(problem: Exception) -> str:
 
 @dataclass(frozen=True)
 class Condition:
-    """One expression that is true, false or null for a row. Pickles."""
+    """An expression that is true, false or null for a row. Can be pickled."""
 
     text: str
     step: str
     _expressions: Expressions = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        # Read by itself first, so that it is an expression without what is put around it.
+        # Parse the bare text first, so that only a complete expression gets wrapped below.
         Expressions({"passes": self.text}, self.step)
         wrapped = f"CASE WHEN ({self.text}) THEN TRUE ELSE FALSE END"
         object.__setattr__(self, "_expressions", Expressions({"passes": wrapped}, self.step))
 
     def reads(self, schema: pyarrow.Schema, mariadb: bool) -> frozenset[str]:
-        """Return the columns that are read. Raises OptionInvalid where it does not fit the rows."""
+        """Return the columns that are read. Raises OptionInvalid if the expression does not fit the rows."""
         return self._expressions.reads(schema, mariadb)
 
     def passes(self, rows: pyarrow.RecordBatch, mariadb: bool) -> Any:
-        """Return for each row whether it is true, as a mask. Raises StepFailed, OptionInvalid."""
-        found = self._expressions.values(rows, mariadb)["passes"]
-        return found.to_numpy(zero_copy_only=False).astype(bool)
+        """Return a mask of the rows for which the expression is true. Raises StepFailed, OptionInvalid."""
+        passing = self._expressions.values(rows, mariadb)["passes"]
+        return passing.to_numpy(zero_copy_only=False).astype(bool)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables that tools for changing a schema online work with: gh-ost's and pt-online-schema-change's.
+"""The tables that online schema change tools work with: gh-ost and pt-online-schema-change.
 
-They copy a table into one of another name, change that, and swap the two. What they write to the copy is no
-change of the table, so their tables are never a pipeline's own.
+These tools copy a table to one with another name, change the copy, and swap the two. Writes to the copy are
+not changes of the table, so a pipeline never reads these tables as its own.
 """
 
 import re
@@ -13,29 +13,29 @@ from penstock.model import TableName, TablePatterns
 _GHOST = re.compile(r"_+(?P<table>.+?)(?:_\d{14})?_(?:gho|ghc|del|new|old)\Z")
 
 
-# How gh-ost begins the statement that puts its copy in place, once it has copied every row.
+# The start of the statement by which gh-ost swaps in its copy, after copying every row.
 _CUT_OVER = re.compile(r"\s*(?:rename|alter)\s+/\* gh-ost \*/", re.IGNORECASE)
 
 
 def is_cut_over(statement: str) -> bool:
-    """Tell whether gh-ost itself swaps tables by a statement.
+    """Return whether gh-ost swaps tables by a statement.
 
-    Names alone do not tell: a table that somebody filled by hand may have the name of a ghost. The statement
-    of pt-online-schema-change is no other than one written by hand.
+    Table names alone do not prove it, because a table filled by hand may have such a name. A swap by
+    pt-online-schema-change cannot be told from a statement written by hand.
     """
     return _CUT_OVER.match(statement) is not None
 
 
 def table_of_ghost(name: TableName) -> TableName | None:
-    """Return the table that a ghost belongs to, None where the name is no ghost's."""
+    """Return the table that a ghost table belongs to, None if the name is not a ghost table's."""
     match = _GHOST.fullmatch(name.table)
     return TableName(name.database, match.group("table")) if match else None
 
 
 class PipelinePatterns(TablePatterns):
-    """A source's tables, without the ghosts of those that match, and without some that are left out.
+    """A source's tables, without ghost tables of matching tables and without `left_out`.
 
-    A table that is named without a star is no ghost. Pickles.
+    A table named without a wildcard is never treated as a ghost table. Can be pickled.
     """
 
     def __init__(self, patterns: TablePatterns, left_out: frozenset[TableName] = frozenset()) -> None:
@@ -45,7 +45,7 @@ class PipelinePatterns(TablePatterns):
         self._named = frozenset(name for name in named if name is not None)
 
     def matches(self, database: str, table: str) -> bool:
-        """Tell whether rows of the table are wanted."""
+        """Return whether the pipeline reads the table."""
         name = TableName(database, table)
         if name in self.left_out or not super().matches(database, table):
             return False

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes of rows that a statement makes without logging them: which tables are read again, and how.
+"""Rows that a statement changes without logging them: which tables to read again, and how.
 
-A target that can be read back is compared with what is read. A history cannot: it ends the periods of all
-rows of such a table first, and those that are read begin new ones. A feed has changes alone, so its
+A target that can be read back is compared with the rows read. A history cannot be compared: it first ends the
+periods of all rows of the table, and the rows read begin new periods. A feed only holds changes, so its
 operator decides.
 """
 
@@ -24,13 +24,13 @@ _log = structlog.get_logger(__name__)
 
 
 class Follows(Enum):
-    """What a sink does with rows that changed without being logged."""
+    """How a sink handles rows that changed without being logged."""
 
-    # Rows are read again; those that are gone are deleted.
+    # Rows are read again, and missing rows are deleted.
     COMPARES = auto()
-    # Rows are read again as new periods; those that are gone end.
+    # Rows are read again as new periods, and the periods of missing rows end.
     REOPENS = auto()
-    # Nothing: what was written stays.
+    # What was written is kept.
     NOTHING = auto()
 
 
@@ -38,8 +38,7 @@ class Follows(Enum):
 class Rereads:
     """Tables to read again after a statement.
 
-    Of those in `compared` the rows that only the target has are deleted, those in `emptied` lose all rows
-    before.
+    In tables of `compared`, rows that only the target has are deleted. Tables of `emptied` are emptied first.
     """
 
     tables: frozenset[TableName]
@@ -48,40 +47,45 @@ class Rereads:
 
 
 def follows(sink: Sink) -> Follows:
-    """Return what a sink does with rows that changed without being logged."""
+    """Return how a sink handles rows that changed without being logged."""
     if sink.keeps_state:
         return Follows.COMPARES
     return Follows.REOPENS if sink.keeps_history else Follows.NOTHING
 
 
 def rereads_after(
-    found: Consequences,
+    consequences: Consequences,
     sink: Sink,
-    ours: Callable[[Iterable[TableName]], list[TableName]],
+    select_own: Callable[[Iterable[TableName]], list[TableName]],
     is_copy: Callable[[TableName], bool],
     has_key: Callable[[TableName], bool],
 ) -> Rereads:
-    """Return what to read again after a statement.
+    """Return the tables to read again after a statement.
 
-    `ours` selects tables of the pipeline, `is_copy` tells whether the copy that took a table's place keeps
-    every value of its columns and keys, `has_key` whether a primary key finds rows in the target.
+    `select_own` selects the tables of the pipeline. `is_copy` returns whether the copy that replaced a table
+    keeps every value of its columns and keys. `has_key` returns whether the target can find rows by a primary
+    key.
     """
-    lost = set(ours(found.unlogged))
-    lost |= {name for name in ours(found.swapped) if name not in found.copied or not is_copy(name)}
+    lost = set(select_own(consequences.unlogged))
+    lost |= {
+        name
+        for name in select_own(consequences.swapped)
+        if name not in consequences.copied or not is_copy(name)
+    }
     if keeps_tables(sink):
-        lost |= set(ours(found.rekeyed))
-    # Without a key, and in a history, rows that are gone are not found: all go, and those that stay are read.
+        lost |= set(select_own(consequences.rekeyed))
+    # Without a key, and in a history, missing rows cannot be found. Empty the table, then read it again.
     compared = {name for name in lost if follows(sink) is Follows.COMPARES and has_key(name)}
-    replaced = ours(found.replaced)
+    replaced = select_own(consequences.replaced)
     return Rereads(
-        frozenset([*ours(found.reread), *replaced, *lost]),
+        frozenset([*select_own(consequences.reread), *replaced, *lost]),
         frozenset(compared),
         frozenset([*replaced, *(lost - compared)]),
     )
 
 
 def warn_of_feed(settings: PipelineSettings, tables: Iterable[TableName], statement: LoggedStatement) -> None:
-    """Say of each table that a feed has no change of rows that a statement changed."""
+    """Warn, for each table, that a feed has no changes for rows that a statement changed."""
     file = settings.path or settings.name
     for table in sorted(tables):
         _log.warning(
@@ -94,11 +98,11 @@ def warn_of_feed(settings: PipelineSettings, tables: Iterable[TableName], statem
 
 
 def refuse_shared(settings: PipelineSettings, name: TableName, statement: LoggedStatement) -> NoReturn:
-    """Raise SchemaChanged: a history of several tables cannot tell which rows ended with one of them."""
-    file, place = settings.path or settings.name, statement.position
+    """Raise SchemaChanged: a history shared by several tables cannot tell which rows ended."""
+    file, position = settings.path or settings.name, statement.position
     raise SchemaChanged(
         f"{name} lost rows, and its history has rows of other tables: {statement.text[:200]}",
         position=str(statement.position),
         hint="Write each table to a history of its own (a route step, and penstock pipelines reset); or leave"
-        f" its open rows as they are: penstock pipelines skip {file} {place.file}:{place.offset}",
+        f" its open rows as they are: penstock pipelines skip {file} {position.file}:{position.offset}",
     )

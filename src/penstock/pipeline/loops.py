@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes that a pipeline itself wrote into the source, and that go no further.
+"""Filters out changes that a pipeline itself wrote into the source.
 
-Where two servers copy to each other, each pipeline meets in its source's log what the other one wrote there.
-It is known by the server's id under which it was logged (MariaDB), by the tag of its GTID (MySQL 8.3), or by
-a table that every one of the other's transactions writes, which is its sink's table of positions.
+If two servers replicate to each other, each pipeline reads in its source's log what the other pipeline wrote.
+Such changes are recognised by the server id under which they were logged (MariaDB), by the tag of their GTID
+(MySQL 8.3), or by a mark table: the sink's position table, which every transaction of the other pipeline
+writes.
 """
 
 import re
@@ -28,38 +29,40 @@ def marked_versions(
     bounds: Bounds,
     known: Schemas | None,
 ) -> frozenset[int]:
-    """Return the commit versions of a range's transactions that write the mark table, none without one.
+    """Return the commit versions of a range's transactions that write the mark table.
 
-    Reads the range once more, and decodes nothing else of it.
+    Reads the range a second time and decodes only that table. Returns nothing if no mark table is set.
     """
     if loops.mark_table is None:
         return frozenset()
     name = TableName.parse(loops.mark_table)
-    chosen = Selection(TablePatterns([str(name)]), (_VERSION,), None, bounds)
-    found: set[int] = set()
-    for batch in read_range(source, byte_range, chosen, known, emit="typed"):
-        found.update(pc.unique(batch.to_arrow().column(_VERSION)).to_pylist())
-    return frozenset(found)
+    selection = Selection(TablePatterns([str(name)]), (_VERSION,), None, bounds)
+    versions: set[int] = set()
+    for batch in read_range(source, byte_range, selection, known, emit="typed"):
+        versions.update(pc.unique(batch.to_arrow().column(_VERSION)).to_pylist())
+    return frozenset(versions)
 
 
-def without_own(
+def drop_own_changes(
     rows: pyarrow.RecordBatch, loops: LoopSettings, marked: Set[int] = frozenset()
 ) -> pyarrow.RecordBatch:
     """Return the rows that no pipeline wrote. `marked` are the versions of transactions with a mark."""
-    found = None
+    own = None
     if marked:
-        found = pc.is_in(rows.column(_VERSION), value_set=pyarrow.array(sorted(marked), pyarrow.int64()))
+        own = pc.is_in(rows.column(_VERSION), value_set=pyarrow.array(sorted(marked), pyarrow.int64()))
     metadata = rows.column("_metadata") if loops.server_ids or loops.gtid_tags else None
     if loops.server_ids:
         ids = pyarrow.array(loops.server_ids, pyarrow.int64())
-        found = _either(found, pc.is_in(pc.struct_field(metadata, "server_id"), value_set=ids))
+        own = _combine_masks(own, pc.is_in(pc.struct_field(metadata, "server_id"), value_set=ids))
     if loops.gtid_tags:
-        # A GTID is its server's id, a tag where it has one, and a number.
+        # A GTID consists of a server id, an optional tag, and a number.
         tags = "|".join(map(re.escape, loops.gtid_tags))
         gtids = pc.fill_null(pc.struct_field(metadata, "gtid"), "")
-        found = _either(found, pc.match_substring_regex(gtids, f"^[^:]+:(?:{tags}):\\d+$", ignore_case=True))
-    return rows if found is None else rows.filter(pc.invert(found))
+        own = _combine_masks(
+            own, pc.match_substring_regex(gtids, f"^[^:]+:(?:{tags}):\\d+$", ignore_case=True)
+        )
+    return rows if own is None else rows.filter(pc.invert(own))
 
 
-def _either(found: pyarrow.Array | None, more: pyarrow.Array) -> pyarrow.Array:
-    return more if found is None else pc.or_(found, more)
+def _combine_masks(own: pyarrow.Array | None, more: pyarrow.Array) -> pyarrow.Array:
+    return more if own is None else pc.or_(own, more)

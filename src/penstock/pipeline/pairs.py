@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Updates as pairs of rows: which rows belong together, and what becomes of a pair that is torn."""
+"""Updates as pairs of rows: which rows belong together, and what happens if only one is kept."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -27,10 +27,10 @@ _NAMES = pyarrow.array(KINDS)
 
 def kinds_of(rows: pyarrow.RecordBatch) -> Kinds:
     """Return the kind of each row, as indexes into KINDS."""
-    found: Kinds = compute.index_in(rows.column(_KIND_COLUMN), value_set=_NAMES).to_numpy(
+    kinds: Kinds = compute.index_in(rows.column(_KIND_COLUMN), value_set=_NAMES).to_numpy(
         zero_copy_only=False
     )
-    return found.astype(numpy.int8)
+    return kinds.astype(numpy.int8)
 
 
 def with_kinds(rows: pyarrow.RecordBatch, kinds: Kinds) -> pyarrow.RecordBatch:
@@ -41,7 +41,7 @@ def with_kinds(rows: pyarrow.RecordBatch, kinds: Kinds) -> pyarrow.RecordBatch:
 
 
 def firsts_of_pairs(rows: pyarrow.RecordBatch, kinds: Kinds) -> Mask:
-    """Tell of each row whether it is the image before an update whose other image follows it at once."""
+    """Return a mask of the preimages that are directly followed by their postimage."""
     first = numpy.zeros(len(kinds), dtype=bool)
     if len(kinds) < 2:
         return first
@@ -57,16 +57,17 @@ def firsts_of_pairs(rows: pyarrow.RecordBatch, kinds: Kinds) -> Mask:
 
 
 def seconds_of_pairs(first: Mask) -> Mask:
-    """Tell of each row whether it is the image behind an update whose other image stands before it."""
+    """Return a mask of the postimages that directly follow their preimage."""
     second = numpy.zeros_like(first)
     second[1:] = first[:-1]
     return second
 
 
-def passing(changes: Changes, passes: Mask) -> Changes:
-    """Return the rows that pass. An update of which one image passes becomes a delete, or an insert.
+def filter_pairs(changes: Changes, passes: Mask) -> Changes:
+    """Return the rows that pass. An update with one passing image becomes a delete or an insert.
 
-    So a target that keeps state is right: a row that leaves what is wanted goes there, one that enters comes.
+    This keeps the state of a target correct: a row that stops matching is deleted there, and a row that
+    starts to match is inserted.
     """
     rows = changes.rows
     if passes.all():
@@ -84,8 +85,8 @@ def passing(changes: Changes, passes: Mask) -> Changes:
     return changes.with_rows(with_kinds(rows, kinds).filter(pyarrow.array(passes)))
 
 
-def settled(changes: Changes) -> Changes:
-    """Return rows in which each image of an update that stands alone is a delete or an insert."""
+def split_lone_images(changes: Changes) -> Changes:
+    """Return rows in which each image without its counterpart became a delete or an insert."""
     kinds = kinds_of(changes.rows)
     first = firsts_of_pairs(changes.rows, kinds)
     second = seconds_of_pairs(first)
@@ -98,15 +99,15 @@ def settled(changes: Changes) -> Changes:
 
 
 def position_of(changes: Changes) -> str | None:
-    """Return where the first of some changes stands in its log, as text."""
+    """Return the log position of the first change, as text."""
     if not len(changes):
         return None
-    place = changes.rows.column("_metadata")[0].as_py()
-    return f"{place['file']}:{place['offset']}"
+    metadata = changes.rows.column("_metadata")[0].as_py()
+    return f"{metadata['file']}:{metadata['offset']}"
 
 
 class Trial:
-    """A run of somebody's own code. `failure` is the error that it raised, of whatever class."""
+    """Runs user code and keeps the exception that it raises, of any class, in `failure`."""
 
     def __init__(self) -> None:
         self.failure: Exception | None = None
@@ -117,21 +118,21 @@ class Trial:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> bool:
-        # An interrupt is no failure: it goes on.
+        # Only exceptions count as failures. An interrupt propagates.
         self.failure = error if isinstance(error, Exception) else None
         return self.failure is not None
 
 
-def tried(
+def try_splitting(
     changes: Changes, work: Callable[[Changes], Changes], on_error: str | None, verb: str
 ) -> Iterator[Changes | Rejected]:
-    """Yield what work makes of changes, and apart the single changes that it fails on.
+    """Yield the result of work on changes, and separately each single change that it fails on.
 
-    Work that raises StepFailed is tried again on halves, down to one change, whose images stay together; with
-    `on_error` "stop" or None the error is raised, with the first row's position.
+    If work raises StepFailed, it is retried on halves, down to a single change whose images stay together.
+    With `on_error` "stop" or None the error is raised with the first row's position.
     """
     try:
-        made: Any = work(changes)
+        changed: Any = work(changes)
     except StepFailed as problem:
         problem.position = problem.position or position_of(changes)
         if on_error in (None, "stop"):
@@ -142,16 +143,16 @@ def tried(
             yield Rejected(changes, verb, problem, kept=on_error == "dead_letter")
             return
         for half in (changes.rows.slice(0, middle), changes.rows.slice(middle)):
-            yield from tried(replace(changes, rows=half), work, on_error, verb)
+            yield from try_splitting(replace(changes, rows=half), work, on_error, verb)
         return
-    yield made
+    yield changed
 
 
 _HINT = "To go on without such rows, write on_error: dead_letter in the step, or errors: {rows: dead_letter}"
 
 
 def _middle(changes: Changes) -> int | None:
-    """Return where to cut changes in two so that pairs stay whole, None where they are one change."""
+    """Return where to cut changes in two without splitting a pair, None for a single change."""
     rows = len(changes)
     if rows < 2:
         return None

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Patterns of a pipeline's settings that match no table, which is mostly a slip of the pen.
+"""Checks for table patterns in a pipeline's settings that match no table, which are usually typos.
 
-A step that is for no table does nothing: for `mask` that is a leak, so it keeps the pipeline from running.
+A step that matches no table does nothing. For `mask` that would leak values, so the pipeline refuses to run.
 """
 
 import difflib
@@ -25,11 +25,13 @@ _log = structlog.get_logger(__name__)
 
 def tables_on_servers(settings: PipelineSettings) -> dict[str, list[TableName]]:
     """Return every table of each source that has a server, by source. Raises what `connect` raises."""
-    return {one.name: table_names(one.server) for one in settings.sources if one.server is not None}
+    return {
+        source.name: table_names(source.server) for source in settings.sources if source.server is not None
+    }
 
 
 def refuse_fatal(findings: Iterable[Finding]) -> None:
-    """Log what was found. Raises OptionInvalid where one of it is fatal."""
+    """Log the findings. Raises OptionInvalid if one is fatal."""
     for finding in findings:
         if finding.fatal:
             raise OptionInvalid(f"{finding.subject}: {finding.what}", hint=finding.mend)
@@ -38,67 +40,68 @@ def refuse_fatal(findings: Iterable[Finding]) -> None:
 
 def pattern_findings(
     settings: PipelineSettings,
-    there: Mapping[str, Sequence[TableName]],
+    server_tables: Mapping[str, Sequence[TableName]],
     tables: Mapping[str, Sequence[Target]],
 ) -> list[Finding]:
-    """Return what is wrong with patterns of tables: of sources, of `load.where`, and of steps.
+    """Return the problems with table patterns: of sources, of `load.where`, and of steps.
 
-    `there` are the tables that servers have, `tables` those that the pipeline knows, both by source. Of a
-    source without a server nobody knows which tables there are; steps and `load.where` are checked where all
-    sources have one.
+    `server_tables` are the tables on the servers, `tables` the tables that the pipeline knows, both by
+    source. The tables of a source without a server are unknown, so steps and `load.where` are checked only if
+    all sources have a server.
     """
-    found: list[Finding] = []
+    findings: list[Finding] = []
     for source in settings.sources:
-        if source.name in there:
+        if source.name in server_tables:
             known = [target.name for target in tables.get(source.name, ())]
-            found += _of_source(source, sorted({*there[source.name], *known}))
-    if any(source.name not in there for source in settings.sources):
-        return found
+            findings += _of_source(source, sorted({*server_tables[source.name], *known}))
+    if any(source.name not in server_tables for source in settings.sources):
+        return findings
     reaching = [target for source in settings.sources for target in tables.get(source.name, ())]
     names = [target.name for target in reaching]
-    found += _unmatched("load.where", settings.load.where, names)
+    findings += _unmatched("load.where", settings.load.where, names)
     for number, step in enumerate(settings.steps):
-        place = f"steps[{number}].{step.verb}"
+        setting = f"steps[{number}].{step.verb}"
         names = [target.name for target in reaching]
         if isinstance(step.settings, StepSection):
-            found += _unmatched(f"{place}.tables", step.settings.tables, names, fatal=step.verb == MASK)
-            found += _unmatched(f"{place}.exclude", step.settings.exclude, names)
+            findings += _unmatched(f"{setting}.tables", step.settings.tables, names, fatal=step.verb == MASK)
+            findings += _unmatched(f"{setting}.exclude", step.settings.exclude, names)
         chain = [step.make()]
-        made = [target_through(chain, target) for target in reaching]
-        reaching = [target for target in made if target is not None]
-    return found
+        changed = [target_through(chain, target) for target in reaching]
+        reaching = [target for target in changed if target is not None]
+    return findings
 
 
 def _of_source(source: PipelineSource, names: Sequence[TableName]) -> list[Finding]:
-    place = f"source {source.name}: tables"
-    found = _unmatched(place, source.tables.include, names)
-    found += _unmatched(f"source {source.name}: exclude", source.tables.exclude, names)
-    wanted = PipelinePatterns(source.tables)
-    found += [
+    setting = f"source {source.name}: tables"
+    findings = _unmatched(setting, source.tables.include, names)
+    findings += _unmatched(f"source {source.name}: exclude", source.tables.exclude, names)
+    patterns = PipelinePatterns(source.tables)
+    findings += [
         Finding(
-            place,
+            setting,
             f"{name} is taken for the copy of an online schema change, and is not read",
             fatal=False,
             mend="To read it, name it without a star",
         )
         for name in names
-        if source.tables.matches(name.database, name.table) and not wanted.matches(name.database, name.table)
+        if source.tables.matches(name.database, name.table)
+        and not patterns.matches(name.database, name.table)
     ]
-    return found
+    return findings
 
 
 def _unmatched(
-    place: str, patterns: Iterable[str], names: Sequence[TableName], *, fatal: bool = False
+    setting: str, patterns: Iterable[str], names: Sequence[TableName], *, fatal: bool = False
 ) -> list[Finding]:
     return [
-        Finding(place, f"no table matches {pattern}", fatal, _nearest(pattern, names))
+        Finding(setting, f"no table matches {pattern}", fatal, _nearest(pattern, names))
         for pattern in patterns
         if not any(_may_match(pattern, name) for name in names)
     ]
 
 
 def _may_match(pattern: str, name: TableName) -> bool:
-    """Tell whether a pattern matches a table; one that rows name, with braces in its name, may be any."""
+    """Return whether a pattern may match a table, whose name may contain placeholders in braces."""
     patterns = TablePatterns([pattern])
     if patterns.matches(name.database, name.table):
         return True

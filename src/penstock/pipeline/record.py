@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a batch is: byte ranges of logs and chunks of tables, written down before it runs.
+"""The content of a batch: byte ranges of logs and chunks of tables, recorded before it runs.
 
-A batch that was written down and is not done is run again exactly so, whoever runs it, as its sink may have
-part of it under its number.
+A recorded but unfinished batch is run again unchanged, by any process, because its sink may already have part
+of it under its number.
 """
 
 from collections.abc import Mapping
@@ -42,7 +42,7 @@ class RangeWork:
             "bounds": bounds,
             "epoch": self.epoch,
             "server_key": self.server_key,
-            "epochs": [list(one) for one in self.epochs],
+            "epochs": [list(epoch) for epoch in self.epochs],
         }
 
     @classmethod
@@ -62,11 +62,11 @@ class RangeWork:
 class ChunkWork:
     """A chunk of a table of one source, read from the table itself.
 
-    `chunk` is `load.chunks.Chunk` as JSON. With `remove` the rows of the chunk's key range that the target
-    has and the source has not are deleted from the target besides (a resnapshot). `request` is the number of
-    the resnapshot it belongs to, "" for the pipeline's own full load. An `exact` one is a table without a
-    key, read as it was at one place of the log, in a batch of its own: such a place is another one each
-    time, so what an earlier attempt has written goes first, and a batch that failed gets another number.
+    `chunk` is `load.chunks.Chunk` as JSON. With `remove` (a resnapshot), rows of the chunk's key range that
+    only the target has are deleted. `request` is the number of the resnapshot that the chunk belongs to, ""
+    for the pipeline's own full load. With `exact` the whole table, which has no key, is read at one log
+    position in a batch of its own. That position differs on each attempt, so a failed batch is retried under
+    another number, and rows that an earlier attempt wrote are deleted first.
     """
 
     source: str
@@ -89,12 +89,13 @@ class ChunkWork:
 
 @dataclass(frozen=True)
 class BatchRecord:
-    """One batch: what it covers, and into how many parts what it writes is cut.
+    """One batch: what it covers, and the number of parts of its output.
 
-    `begin` and `end` are offsets (`spark.offsets.Offset` as JSON) by source; only sources that move are in
-    them. `loads` tells how many chunks of each table, as `source/table`, are done once the batch is, and
-    `finished` the resnapshot requests that end with it. Rows of the targets in `divided` go to parts by their
-    key, those of all others stay together: the same whenever the batch runs, whatever keys are known by then.
+    `begin` and `end` map sources to offsets (`source.offsets.Offset` as JSON) and contain only sources that
+    advance. `loads` maps `source/table` to the number of chunks that are done after the batch. `finished` are
+    the resnapshot requests that end with it. Rows of the targets in `divided` are assigned to parts by their
+    key, rows of other targets stay together. The list is recorded, so a retry divides the same way even if
+    other keys are known by then.
     """
 
     number: int
@@ -109,13 +110,15 @@ class BatchRecord:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the batch reads a table at one place of the log, and so can be begun anew, but not run
-        again."""
-        return any(one.exact for one in self.chunks)
+        """Whether the batch reads a table at one log position.
+
+        Such a batch can be retried only as a new batch.
+        """
+        return any(chunk.exact for chunk in self.chunks)
 
     @property
     def works(self) -> tuple[RangeWork | ChunkWork, ...]:
-        """What tasks do, in the order in which their rows count: those of the log, then of the tables."""
+        """The work of the tasks, in the order in which rows apply: log ranges first, then tables."""
         return (*self.ranges, *self.chunks)
 
     def to_json(self) -> dict[str, Any]:
@@ -124,8 +127,8 @@ class BatchRecord:
             "number": self.number,
             "begin": dict(self.begin),
             "end": dict(self.end),
-            "ranges": [one.to_json() for one in self.ranges],
-            "chunks": [one.to_json() for one in self.chunks],
+            "ranges": [work.to_json() for work in self.ranges],
+            "chunks": [work.to_json() for work in self.chunks],
             "parts": self.parts,
             "loads": dict(self.loads),
             "finished": list(self.finished),
@@ -143,8 +146,8 @@ class BatchRecord:
                 int(value["number"]),
                 value["begin"],
                 value["end"],
-                tuple(RangeWork.from_json(one) for one in value["ranges"]),
-                tuple(ChunkWork.from_json(one) for one in value["chunks"]),
+                tuple(RangeWork.from_json(work) for work in value["ranges"]),
+                tuple(ChunkWork.from_json(work) for work in value["chunks"]),
                 int(value["parts"]),
                 value["loads"],
                 tuple(value["finished"]),

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pipeline without Spark: a daemon's subscriber drives steps and sink, milliseconds behind the commit.
+"""A pipeline without Spark: a daemon's subscriber drives steps and sink with millisecond latency.
 
-A relay loads nothing and follows rows alone: it sees no TRUNCATE and no other statement. Each source has one
-shard, so that its changes come in the order of commits; a second relay of the same name stands by. What
-was written is written before its checkpoint, so a relay that dies writes its last batches again.
+A relay does no full load and follows rows only: it sees no TRUNCATE or other statement. Each source has one
+shard, so that changes arrive in commit order. A second relay of the same name is a standby. Rows are written
+before their checkpoint, so a relay that dies writes its last batches again.
 """
 
 import threading
@@ -21,13 +21,13 @@ from penstock.changes import SYSTEM_COLUMNS, Changes, Target
 from penstock.client import ChangeBatch, Subscriber
 from penstock.errors import ConnectionLost, OptionInvalid, PenstockError, SchemaUnknown, TransientError
 from penstock.model import Position, ServerAddress, TableName
-from penstock.pipeline.conforming import conformed
-from penstock.pipeline.dead_letter import aside_of
-from penstock.pipeline.evolution import evolved
+from penstock.pipeline.conforming import conform_changes
+from penstock.pipeline.dead_letter import open_dead_letter
+from penstock.pipeline.evolution import evolve_target
 from penstock.pipeline.load.targets import targets_of
-from penstock.pipeline.loops import without_own
+from penstock.pipeline.loops import drop_own_changes
 from penstock.pipeline.settings import PipelineSettings, PipelineSource
-from penstock.pipeline.step import Rejected, Step, rows_of, through
+from penstock.pipeline.step import Rejected, Step, rows_of, run_steps
 from penstock.pipeline.told_values import refuse_partial
 from penstock.retry import RECONNECT
 from penstock.sinks.sink import BatchMark, Receipt, Sink, Spread, Writer
@@ -35,18 +35,18 @@ from penstock.source.daemon import DaemonSource
 
 _log = structlog.get_logger(__name__)
 
-# What has arrived is written together: so much at most, and what came first waits no longer than this.
-_HELD_BYTES_MAX = 16 << 20
-_HELD_SECONDS_MAX = 0.02
+# Batches that have arrived are written together, up to this size and for up to this long.
+_BUFFERED_BYTES_MAX = 16 << 20
+_BUFFERED_SECONDS_MAX = 0.02
 
-Told = Callable[[Mapping[str, Any]], None]
-# Batches by token, round and number: the same ones have the same rows.
+OnBatch = Callable[[Mapping[str, Any]], None]
+# Batches by token, round and number. Batches with the same key have the same rows.
 _Content = tuple[tuple[int, int, int], ...]
 
 
 @dataclass
 class RelayCounts:
-    """What a relay has done: batches and rows written, rows put aside or skipped, since it began."""
+    """Counters since a relay started: batches and rows written, rows rejected by a step."""
 
     batches: int = 0
     rows: int = 0
@@ -56,15 +56,15 @@ class RelayCounts:
 class Relay:
     """Runs one pipeline until `stop`.
 
-    `told` is called with plain values after each write: source, tables, rows, rejected, position, and delay,
-    the seconds from the last commit in it until it was written. Raises OptionInvalid where a source is no
-    daemon's instance, or a full load is asked for.
+    `on_batch` is called after each write with plain values: source, tables, rows, rejected, position, and
+    delay, the seconds from the newest commit in the batch until it was written. Raises OptionInvalid if a
+    source is not a daemon's instance, or if a full load is configured.
     """
 
-    def __init__(self, settings: PipelineSettings, *, told: Told | None = None) -> None:
+    def __init__(self, settings: PipelineSettings, *, on_batch: OnBatch | None = None) -> None:
         _refuse_misfit(settings)
         self._settings = settings
-        self._told = told
+        self._on_batch = on_batch
         self._sink = settings.make_sink()
         self._lock = threading.Lock()
         self._failure: BaseException | None = None
@@ -72,13 +72,16 @@ class Relay:
         self._lines = [_Line(self, settings, source, self._sink) for source in settings.sources]
 
     def run(self) -> None:
-        """Relay until `stop`. Raises what ends it: an error that more tries do not mend, or one that lasted
-        for `errors.retry_for`."""
-        fatal = [one for one in self._sink.check() if one.fatal]
+        """Relay changes until `stop`.
+
+        Raises the error that ended the relay: one that is not retryable, or one that lasted for
+        `errors.retry_for`.
+        """
+        fatal = [finding for finding in self._sink.check() if finding.fatal]
         if fatal:
-            told = "; ".join(f"{one.subject}: {one.what}" for one in fatal)
-            mend = " ".join(one.mend for one in fatal if one.mend)
-            raise OptionInvalid(f"the sink {self._sink.kind} cannot be used: {told}", hint=mend or None)
+            problems = "; ".join(f"{finding.subject}: {finding.what}" for finding in fatal)
+            hints = " ".join(finding.mend for finding in fatal if finding.mend)
+            raise OptionInvalid(f"the sink {self._sink.kind} cannot be used: {problems}", hint=hints or None)
         threads = [
             threading.Thread(target=self._run_line, args=(line,), name=f"relay-{line.source.name}")
             for line in self._lines
@@ -87,7 +90,7 @@ class Relay:
             thread.start()
         try:
             for thread in threads:
-                # A wait without a bound would keep an interrupt from the keyboard out.
+                # Join with a timeout, because an unbounded join would block KeyboardInterrupt.
                 while thread.is_alive():
                     thread.join(0.5)
         finally:
@@ -99,14 +102,14 @@ class Relay:
             raise self._failure
 
     def stop(self) -> None:
-        """End behind the batch in hand. Safe for threads and signals."""
+        """Stop after the current batch. Can be called from any thread and from signal handlers."""
         for line in self._lines:
             line.stop()
 
     @property
     def positions(self) -> dict[str, str]:
-        """Before which place of each source everything is written, of those that this relay has."""
-        return {line.source.name: place for line in self._lines for place in line.places()}
+        """For each source of this relay, the position before which every change is written."""
+        return {line.source.name: position for line in self._lines for position in line.positions()}
 
     def _run_line(self, line: "_Line") -> None:
         try:
@@ -116,22 +119,22 @@ class Relay:
             if not isinstance(problem, PenstockError):
                 raise
         finally:
-            # One source that ends for good ends the others: nobody would notice that it is silent.
+            # If one source ends for good, end the others too. Otherwise nobody would notice its silence.
             self.stop()
 
     def fail(self, problem: BaseException) -> None:
-        """Note what ends the relay; the first one counts."""
+        """Record the error that ends the relay. Only the first error is kept."""
         with self._lock:
             self._failure = self._failure or problem
 
     def count(self, rows: int, rejected: int, line: Mapping[str, Any]) -> None:
-        """Count a batch that is written, and tell of it."""
+        """Count a written batch and report it."""
         with self._lock:
             self.counts.batches += 1
             self.counts.rows += rows
             self.counts.rejected += rejected
-            if self._told is not None:
-                self._told(line)
+            if self._on_batch is not None:
+                self._on_batch(line)
 
 
 def _refuse_misfit(settings: PipelineSettings) -> None:
@@ -156,7 +159,7 @@ def _refuse_misfit(settings: PipelineSettings) -> None:
 
 
 class _Line:
-    """One source on its way to the sink. Its rows come in one thread, batch by batch."""
+    """One source, from its subscriber to the sink. One thread delivers its rows batch by batch."""
 
     def __init__(self, relay: Relay, settings: PipelineSettings, source: PipelineSource, sink: Sink) -> None:
         self._relay = relay
@@ -166,13 +169,13 @@ class _Line:
         self._steps: list[Step] = settings.make_steps()
         self._definitions = _Definitions(source)
         self._prepared: dict[TableName, Target] = {}
-        self._held: list[ChangeBatch] = []
-        self._bytes, self._since = 0, 0.0
-        # No other run of the relay counts its batches under this name: batches are cut anew each time.
+        self._buffered: list[ChangeBatch] = []
+        self._buffered_bytes, self._buffered_since = 0, 0.0
+        # A restarted relay cuts batches differently, so their numbers must be under another name.
         self._generation = f"relay-{uuid.uuid4().hex[:12]}"
         self._number = 1
-        # What was held when writing it failed; () where nothing was.
-        self._tried: _Content = ()
+        # The buffered content of the last failed write; () if the last write succeeded.
+        self._failed_content: _Content = ()
         assert source.options.daemon is not None, "it was proved"
         single = len(settings.sources) == 1
         self._subscriber = Subscriber(
@@ -184,13 +187,13 @@ class _Line:
             begin=_begin(source),
             coordination=settings.state,
             on_failure="retry",
-            retries=_tries_in(settings.errors.retry_for),
+            retries=_retries_within(settings.errors.retry_for),
             ack="manual",
         )
 
     def run(self) -> None:
         try:
-            self._subscriber.run(self._take)
+            self._subscriber.run(self._handle_batch)
         finally:
             for step in self._steps:
                 step.close()
@@ -199,42 +202,48 @@ class _Line:
     def stop(self) -> None:
         self._subscriber.stop()
 
-    def places(self) -> list[str]:
+    def positions(self) -> list[str]:
         return list(self._subscriber.positions.values())
 
-    def _take(self, batch: ChangeBatch) -> None:
-        """Hold a batch while more have arrived, then write all that is held.
+    def _handle_batch(self, batch: ChangeBatch) -> None:
+        """Buffer a batch while more are waiting, then write all buffered batches.
 
-        What trying again may mend is tried again by the subscriber, which brings the last batch again.
+        The subscriber retries transient errors by delivering the last batch again.
         """
-        if self._held and (batch.token, batch.round) != (self._held[-1].token, self._held[-1].round):
-            # The shard was lost, or rolled back, and what was held comes again.
-            self._held = []
-        if not self._held:
-            self._bytes, self._since = 0, time.monotonic()
-        if not self._held or self._held[-1].number != batch.number:
-            self._held.append(batch)
-            self._bytes += batch.to_arrow().nbytes
-        early = time.monotonic() < self._since + _HELD_SECONDS_MAX and self._bytes < _HELD_BYTES_MAX
-        if early and self._subscriber.waiting and self._tried != self._content():
+        if self._buffered and (batch.token, batch.round) != (
+            self._buffered[-1].token,
+            self._buffered[-1].round,
+        ):
+            # The shard was lost or rolled back, and the buffered batches are delivered again.
+            self._buffered = []
+        if not self._buffered:
+            self._buffered_bytes, self._buffered_since = 0, time.monotonic()
+        if not self._buffered or self._buffered[-1].number != batch.number:
+            self._buffered.append(batch)
+            self._buffered_bytes += batch.to_arrow().nbytes
+        early = (
+            time.monotonic() < self._buffered_since + _BUFFERED_SECONDS_MAX
+            and self._buffered_bytes < _BUFFERED_BYTES_MAX
+        )
+        if early and self._subscriber.waiting and self._failed_content != self._content():
             return
         try:
             self._write()
         except TransientError as problem:
-            self._note(batch, problem)
+            self._log_failure(batch, problem)
             raise
         except BaseException as problem:
             self._relay.fail(problem)
             self._subscriber.stop()
             raise
-        for held in self._held:
-            held.ack()
-        self._held = []
+        for buffered_batch in self._buffered:
+            buffered_batch.ack()
+        self._buffered = []
 
     def _content(self) -> "_Content":
-        return tuple((one.token, one.round, one.number) for one in self._held)
+        return tuple((batch.token, batch.round, batch.number) for batch in self._buffered)
 
-    def _note(self, batch: ChangeBatch, problem: PenstockError) -> None:
+    def _log_failure(self, batch: ChangeBatch, problem: PenstockError) -> None:
         _log.warning(
             "a batch is not written yet",
             source=self.source.name,
@@ -244,33 +253,33 @@ class _Line:
         )
 
     def _write(self) -> None:
-        """Write what is held."""
-        came = self._joined()
+        """Write the buffered batches."""
+        arrived = self._join_buffered()
         content = self._content()
-        if self._tried and self._tried != content:
-            # The sink may have the number already, and would leave out what is new.
+        if self._failed_content and self._failed_content != content:
+            # The sink may already have this number, and would then drop the new rows.
             self._number += 1
-        self._tried = content
+        self._failed_content = content
         mark = BatchMark(self._settings.name, self._generation, self._number)
         settings = self._settings
-        aside = aside_of(settings.steps, settings.dead_letter, mark, 0, comes_again=False)
+        aside = open_dead_letter(settings.steps, settings.dead_letter, mark, 0, comes_again=False)
         receipt: Receipt | None = None
         rejected = 0
         passed: list[Changes] = []
         writer = self._sink.open(mark, 0)
         try:
-            for changes in came:
-                for made in through(self._steps, changes):
-                    if isinstance(made, Rejected):
-                        rejected += len(made.changes)
+            for changes in arrived:
+                for stepped in run_steps(self._steps, changes):
+                    if isinstance(stepped, Rejected):
+                        rejected += len(stepped.changes)
                         if aside is not None:
-                            aside.add(made, changes)
+                            aside.add(stepped, changes)
                         continue
                     if self._sink.keeps_state:
-                        self._prepare(made.target)
-                        writer.write(made)
+                        self._prepare(stepped.target)
+                        writer.write(stepped)
                     else:
-                        passed.append(made)
+                        passed.append(stepped)
             self._write_feed(writer, passed)
             if aside is not None:
                 aside.finish()
@@ -279,86 +288,86 @@ class _Line:
             if receipt is None:
                 writer.abort()
         self._sink.commit(mark, [receipt])
-        # What failed keeps its number, so that a sink knows it again.
+        # A failed write keeps its number, so that the sink recognises the retry.
         self._number += 1
-        self._tried = ()
-        self._relay.count(receipt.rows, rejected, self._line_of(came, receipt, rejected))
+        self._failed_content = ()
+        self._relay.count(receipt.rows, rejected, self._line_of(arrived, receipt, rejected))
 
     def _write_feed(self, writer: Writer, passed: list[Changes]) -> None:
-        """Write changes of any definitions, each in columns that hold those of all."""
+        """Write changes of several definitions, converted to columns that hold all of them."""
         for changes in passed:
             self._prepare(changes.target)
         for changes in passed:
             prepared = self._prepared[changes.target.name]
-            writer.write(conformed(changes, prepared) if self._sink.shares_columns else changes)
+            writer.write(conform_changes(changes, prepared) if self._sink.shares_columns else changes)
 
-    def _joined(self) -> list[Changes]:
-        """Return what is held as changes, those of a table joined as far as their order allows."""
-        found: list[list[Changes]] = []
-        places: dict[Target, int] = {}
-        for batch in self._held:
+    def _join_buffered(self) -> list[Changes]:
+        """Return the buffered batches as changes, joined by table as far as order allows."""
+        groups: list[list[Changes]] = []
+        group_of_target: dict[Target, int] = {}
+        for batch in self._buffered:
             changes = self._definitions.changes_of(batch)
-            changes = changes.with_rows(without_own(changes.rows, self._settings.loops))
+            changes = changes.with_rows(drop_own_changes(changes.rows, self._settings.loops))
             if self._sink.keeps_state:
                 refuse_partial(changes.source, changes.rows)
-            place = places.get(changes.target)
-            # Who writes all tables in log order has them as they come.
-            if place is None or (self._sink.spread is Spread.WHOLE and place != len(found) - 1):
-                places[changes.target] = len(found)
-                found.append([])
-            found[places[changes.target]].append(changes)
-        return [_as_one(group) for group in found]
+            group_index = group_of_target.get(changes.target)
+            # A single writer for all tables in log order needs the changes in their original order.
+            if group_index is None or (self._sink.spread is Spread.WHOLE and group_index != len(groups) - 1):
+                group_of_target[changes.target] = len(groups)
+                groups.append([])
+            groups[group_of_target[changes.target]].append(changes)
+        return [_concatenate(group) for group in groups]
 
-    def _line_of(self, came: list[Changes], receipt: Receipt, rejected: int) -> dict[str, Any]:
+    def _line_of(self, arrived: list[Changes], receipt: Receipt, rejected: int) -> dict[str, Any]:
         newest = max(
             (
                 changes.rows.column("_commit_timestamp")[-1].cast(pyarrow.int64()).as_py()
-                for changes in came
+                for changes in arrived
                 if len(changes)
             ),
             default=time.time_ns() // 1000,
         )
         return {
             "source": self.source.name,
-            "tables": sorted({str(changes.source) for changes in came}),
+            "tables": sorted({str(changes.source) for changes in arrived}),
             "rows": receipt.rows,
             "rejected": rejected,
-            "position": str(self._held[-1].position),
+            "position": str(self._buffered[-1].position),
             "delay": round(max(0.0, time.time() - newest / 1e6), 6),
         }
 
     def _prepare(self, target: Target) -> None:
-        """Prepare a target before its first rows, and before those with other columns."""
+        """Prepare a target before its first rows, and again when its columns change."""
         before, policy = self._prepared.get(target.name), self._settings.schema_changes
         if before is not None and not self._sink.keeps_state:
-            # Rows of all definitions are written, and those of shards need not be in the order of the log.
-            target = evolved(before, target, policy, keeps_state=False)
+            # The rows of all definitions are written, and rows of different shards may be out of log order.
+            target = evolve_target(before, target, policy, keeps_state=False)
         if before != target:
             self._sink.prepare(target, policy)
             self._prepared[target.name] = target
 
 
-def _as_one(group: list[Changes]) -> Changes:
+def _concatenate(group: list[Changes]) -> Changes:
     if len(group) == 1:
         return group[0]
-    return rows_of(group[0], pyarrow.Table.from_batches([one.rows for one in group]))
+    return rows_of(group[0], pyarrow.Table.from_batches([changes.rows for changes in group]))
 
 
 def _begin(source: PipelineSource) -> str:
     return "latest" if source.start is None else str(source.start)
 
 
-def _tries_in(seconds: float) -> int:
-    """Return how many tries, with pauses that double, take so long."""
-    tries, waited = 0, 0.0
+def _retries_within(seconds: float) -> int:
+    """Return the number of retries, with exponential backoff, that take that many seconds."""
+    retries, waited = 0, 0.0
     while waited < seconds:
-        tries += 1
-        waited += RECONNECT.bound(tries)
-    return tries
+        retries += 1
+        waited += RECONNECT.bound(retries)
+    return retries
 
 
 class _Definitions:
-    """The tables of one source, as the daemon keeps their definitions, or as the server itself tells them."""
+    """The tables of one source, with definitions from the server or from the daemon."""
 
     def __init__(self, source: PipelineSource) -> None:
         self._source = source
@@ -370,48 +379,55 @@ class _Definitions:
             self._daemon.close()
 
     def changes_of(self, batch: ChangeBatch) -> Changes:
-        """Return a batch with the table it is of. Raises SchemaUnknown where nobody tells its types."""
+        """Return a batch with its table's definition. Raises SchemaUnknown if the types are not known."""
         key = batch.table, batch.schema_version
         rows = batch.to_arrow()
         if key not in self._known:
-            self._known[key] = self._found(batch, rows)
+            self._known[key] = self._find_target(batch, rows)
         target = self._known[key]
         return Changes(target, rows.select([*target.column_names, *SYSTEM_COLUMNS]), target.name)
 
-    def _found(self, batch: ChangeBatch, rows: pyarrow.RecordBatch) -> Target:
+    def _find_target(self, batch: ChangeBatch, rows: pyarrow.RecordBatch) -> Target:
         name = TableName.parse(batch.table)
-        for tell in (partial(self._of_server, name), partial(self._of_daemon, name, rows, batch.key)):
-            target = tell()
+        for find in (
+            partial(self._target_from_server, name),
+            partial(self._target_from_daemon, name, rows, batch.key),
+        ):
+            target = find()
             if target is not None and _fits(target, rows.schema):
                 return target
-        place = rows.column("_metadata")[0].as_py()
+        metadata = rows.column("_metadata")[0].as_py()
         raise SchemaUnknown(
             f"nobody tells the types of {name} as its rows have them",
-            position=f"{place['file']}:{place['offset']}",
+            position=f"{metadata['file']}:{metadata['offset']}",
             hint="Name the server in the source: server: mysql://user@host:3306",
         )
 
-    def _of_server(self, name: TableName) -> Target | None:
+    def _target_from_server(self, name: TableName) -> Target | None:
         if self._source.server is None:
             return None
-        *others, last = self._source.servers or (self._source.server,)
-        for server in others:
+        *others_first, last = self._source.servers or (self._source.server,)
+        for server in others_first:
             try:
-                return self._told_by(server, name)
+                return self._read_target(server, name)
             except ConnectionLost as problem:
                 _log.warning("another server is asked", server=str(server), why=str(problem))
-        return self._told_by(last, name)
+        return self._read_target(last, name)
 
-    def _told_by(self, server: ServerAddress, name: TableName) -> Target | None:
-        return next((one for one in targets_of(server, self._source.tables) if one.name == name), None)
+    def _read_target(self, server: ServerAddress, name: TableName) -> Target | None:
+        return next(
+            (target for target in targets_of(server, self._source.tables) if target.name == name), None
+        )
 
-    def _of_daemon(self, name: TableName, rows: pyarrow.RecordBatch, key: tuple[str, ...]) -> Target | None:
+    def _target_from_daemon(
+        self, name: TableName, rows: pyarrow.RecordBatch, key: tuple[str, ...]
+    ) -> Target | None:
         if self._daemon is None:
             self._daemon = DaemonSource(self._source.options)
         head = self._daemon.head()
-        place = rows.column("_metadata")[0].as_py()
-        # Where the table has changed since, its definition is that of where the rows stand.
-        for position in (head, Position(head.epoch, place["file"], place["offset"])):
+        metadata = rows.column("_metadata")[0].as_py()
+        # If the table changed since, use the definition at the position of the rows.
+        for position in (head, Position(head.epoch, metadata["file"], metadata["offset"])):
             try:
                 history = self._daemon.schema_history(position, name)
                 schema = history.schema(name.database, name.table)
@@ -428,6 +444,6 @@ class _Definitions:
 
 
 def _fits(target: Target, schema: pyarrow.Schema) -> bool:
-    """Tell whether rows have a table's columns, in its types."""
+    """Return whether rows have exactly the columns of a table, with its types."""
     own = [field for field in schema if field.name not in SYSTEM_COLUMNS]
     return {field.name: field.type for field in own} == {field.name: field.type for field in target.arrow()}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A request to read a table again, as the state of its pipeline keeps it."""
+"""A request to read a table again, as stored in the state of its pipeline."""
 
 import json
 from dataclasses import asdict, dataclass
@@ -13,10 +13,11 @@ HINT_STATE = "Use the version that wrote it, or begin again: penstock pipelines 
 
 @dataclass(frozen=True)
 class Resnapshot:
-    """A request to read a table, or some of its rows, again. `state` is asked, running, done or failed.
+    """A request to read a table, or some of its rows, again.
 
-    `where` is a condition in the server's SQL, None for all rows. With `remove` the rows of the range that
-    the target has and the source has not are deleted from it. Times are microseconds UTC since 1970.
+    `state` is asked, running, done or failed. `where` is a condition in the server's SQL, None for all rows.
+    With `remove`, rows of the range that only the target has are deleted from it. Times are microseconds UTC
+    since 1970.
     """
 
     number: str
@@ -37,5 +38,5 @@ class Resnapshot:
     def decode(cls, value: bytes) -> Self:
         """Read what `encode` wrote. Raises SchemaInvalid for what another version of Penstock wrote."""
         with reading_record("the request of a resnapshot", HINT_STATE):
-            found = json.loads(value)
-            return cls(**{**found, "table": TableName(*found["table"])})
+            fields = json.loads(value)
+            return cls(**{**fields, "table": TableName(*fields["table"])})

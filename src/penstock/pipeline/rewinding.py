@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Finding an earlier place in a source's log, from where a pipeline reads its changes again."""
+"""Finds an earlier position in a source's log, from which a pipeline reads changes again."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -20,7 +20,7 @@ from penstock.source.walk import TransactionWalk
 
 @dataclass(frozen=True)
 class Rewound:
-    """Where a source goes on: its offset, and how many bytes of its log are read again."""
+    """Where a source resumes: its offset, and the bytes of its log that are read again."""
 
     offset: Mapping[str, Any]
     bytes: int
@@ -31,67 +31,73 @@ class Rewound:
         return position_of(self.offset)
 
 
-def earlier_offset(source: PipelineSource, offset: Mapping[str, Any], wanted: Bound) -> Rewound:
-    """Return the offset of a place before the one a pipeline has reached, in the same epoch of the log.
+def earlier_offset(source: PipelineSource, offset: Mapping[str, Any], bound: Bound) -> Rewound:
+    """Return the offset of a position before the pipeline's current one, in the same epoch.
 
-    Raises PositionPurged where the log no longer has it, PositionInvalid where no transaction begins or ends
-    there, and OptionInvalid for a place that the pipeline has not reached: what lies between would be missed.
+    Raises PositionPurged if the log no longer has the position, PositionInvalid if no transaction begins or
+    ends there, and OptionInvalid if the pipeline has not reached it, because the changes in between would be
+    missed.
     """
-    stands, key = position_of(offset), str(offset.get("server_key") or "")
-    opened = open_source(options_at(source, stands, key))
+    current, key = position_of(offset), str(offset.get("server_key") or "")
+    opened = open_source(options_at(source, current, key))
     try:
-        if wanted.gtid_set is not None:
+        if bound.gtid_set is not None:
             known = str(offset.get("gtid_set") or "")
-            if not GtidSet.parse(known).contains(GtidSet.parse(wanted.gtid_set)):
-                raise _not_reached(wanted, stands)
-            position = opened.find_gtid_set(wanted.gtid_set)
-            found = {"gtid_set": wanted.gtid_set, "by_set": True}
+            if not GtidSet.parse(known).contains(GtidSet.parse(bound.gtid_set)):
+                raise _not_reached(bound, current)
+            position = opened.find_gtid_set(bound.gtid_set)
+            details = {"gtid_set": bound.gtid_set, "by_set": True}
         else:
-            if wanted.position is not None:
-                position = replace(wanted.position, epoch=stands.epoch)
+            if bound.position is not None:
+                position = replace(bound.position, epoch=current.epoch)
             else:
-                assert wanted.time_us is not None, "a bound has one field"
-                position = _first_from(opened, wanted.time_us, stands)
-            if place_of(position) > place_of(stands):
-                raise _not_reached(wanted, stands)
-            if wanted.position is not None:
+                assert bound.time_us is not None, "a bound has one field"
+                position = _first_from(opened, bound.time_us, current)
+            if place_of(position) > place_of(current):
+                raise _not_reached(bound, current)
+            if bound.position is not None:
                 _prove_boundary(opened, position)
-            found = {"gtid_set": opened.gtid_set(position), "fingerprint": opened.fingerprint(position.file)}
-        if position.epoch != stands.epoch:
-            raise _not_reached(wanted, stands)
-        extents = opened.extents(position, stands)
-        size = sum(extent.bytes for extent in extents[:-1]) + stands.offset - position.offset
+            details = {
+                "gtid_set": opened.gtid_set(position),
+                "fingerprint": opened.fingerprint(position.file),
+            }
+        if position.epoch != current.epoch:
+            raise _not_reached(bound, current)
+        extents = opened.extents(position, current)
+        size = sum(extent.bytes for extent in extents[:-1]) + current.offset - position.offset
     finally:
         opened.close()
-    place = {"epoch": position.epoch, "file": position.file, "offset": position.offset}
-    return Rewound({**place, "server_key": key, **found}, size)
+    location = {"epoch": position.epoch, "file": position.file, "offset": position.offset}
+    return Rewound({**location, "server_key": key, **details}, size)
 
 
-def _not_reached(wanted: Bound, stands: Position) -> OptionInvalid:
+def _not_reached(bound: Bound, current: Position) -> OptionInvalid:
     return OptionInvalid(
-        f"the pipeline has not reached {wanted}, it is at {stands}",
+        f"the pipeline has not reached {bound}, it is at {current}",
         hint="A pipeline goes forward by itself; to pass over a transaction: penstock pipelines skip",
     )
 
 
-def _first_from(opened: Source, time_us: int, stands: Position) -> Position:
-    """Return where the first transaction committed at or after a time begins, at the latest where the
-    pipeline stands."""
+def _first_from(opened: Source, time_us: int, current: Position) -> Position:
+    """Return where the first transaction committed at or after a time begins.
+
+    Returns the current position if no transaction before it qualifies.
+    """
     first = opened.find_time(time_us)
-    if place_of(first) >= place_of(stands):
-        return stands
-    for byte_range in opened.split(first, stands, range_bytes=OFFSET_MAX):
+    if place_of(first) >= place_of(current):
+        return current
+    for byte_range in opened.split(first, current, range_bytes=OFFSET_MAX):
         for batch in TransactionWalk(opened, byte_range):
             times = batch["commit_timestamp"].cast(pyarrow.int64()).to_pylist()
             for offset, committed_us in zip(batch["offset"].to_pylist(), times, strict=True):
                 if committed_us >= time_us:
                     return replace(byte_range.position, offset=offset)
-    return stands
+    return current
 
 
 def _prove_boundary(opened: Source, position: Position) -> None:
-    """Raise PositionInvalid where a position is inside a transaction, or in none of its file."""
-    extent = next((one for one in opened.extents() if one.file == position.file), None)
+    """Raise PositionInvalid unless a position is a transaction boundary of its file."""
+    extent = next((candidate for candidate in opened.extents() if candidate.file == position.file), None)
     if extent is not None and extent.start <= position.offset:
         if position.offset == extent.start:
             return

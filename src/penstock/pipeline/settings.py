@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a pipeline is told: `pipeline.yaml`, read whole and proved before anything starts.
+"""The settings of a pipeline: `pipeline.yaml`, parsed and validated before anything starts.
 
     name: shop-lake
     source: {url: mysql://repl@db1:3306, password_env: SHOP_PASSWORD, tables: [shop.*]}
@@ -8,8 +8,9 @@
     sink:
       delta: {path: s3://lake/shop}
 
-`load_pipeline(path)` returns `PipelineSettings`: every source opened by its `options`, steps and sink as
-their own kinds' settings, of which `make_steps` and `make_sink` make what works. Everything pickles.
+`load_pipeline(path)` returns `PipelineSettings`. Its sources hold the `options` that open them. Steps and
+sink are settings of their own kind, from which `make_steps` and `make_sink` create the working objects.
+Everything can be pickled.
 """
 
 import os
@@ -73,10 +74,10 @@ _HINT = "docs/reference/pipelines.md tells what may stand in it, penstock run --
 class PipelineSource:
     """One source of a pipeline.
 
-    `name` is what its rows carry as their instance, another one for each source. `options` open it by
-    `open_source`. `start` is a bound, EARLIEST, LATEST, or None where nothing was said. `server` is whose
-    tables can be read, None where only a log is known; `servers` are all of its cluster, that one first.
-    `schemas` is a file of definitions, None for none.
+    `name` is the instance name in the rows, unique per source. `options` are passed to `open_source`. `start`
+    is a bound, EARLIEST, LATEST, or None if not set. `server` is the server whose tables can be read, None if
+    only a log is known. `servers` are all servers of its cluster, starting with `server`. `schemas` is a file
+    of table definitions, or None.
     """
 
     name: str
@@ -92,46 +93,46 @@ class PipelineSource:
 
 @dataclass(frozen=True)
 class StepSettings:
-    """A step as it was written: its verb and what it was told."""
+    """A step as configured: its verb and its settings."""
 
     verb: str
     settings: Section
 
     def make(self) -> Step:
-        """Make the step. Raises OptionInvalid, DependencyMissing."""
+        """Create the step. Raises OptionInvalid, DependencyMissing."""
         return step_seam.make_step(self.verb, self.settings)
 
 
 @dataclass(frozen=True)
 class SinkSettings:
-    """A sink as it was written: its kind and what it was told."""
+    """A sink as configured: its kind and its settings."""
 
     kind: str
     settings: Section = field(repr=False)
 
     def make(self) -> Sink:
-        """Make the sink; connects to nothing. Raises OptionInvalid, DependencyMissing."""
+        """Create the sink without connecting. Raises OptionInvalid, DependencyMissing."""
         return sink_seam.make_sink(self.kind, self.settings)
 
 
 @dataclass(frozen=True)
 class PipelineSettings:
-    """A whole pipeline. Pickles; no representation shows a secret.
+    """A whole pipeline. Can be pickled; no representation shows a secret.
 
-    `name` names it in the state; `state` is the URL of a coordination store (`open_store` takes it).
-    `sources`       one or more `PipelineSource`: name, options, tables, start, server, schemas,
-                    fail_on_data_loss
-    `load`          mode ("full", "consistent", "none"), chunk_rows, parallel, rate (rows per second), where;
-                    `load.where_of(database, table)`
-    `steps`, `sink` `make_steps()`, `make_sink()`; `sink.kind`
-    `batch`         bytes, rows, interval (seconds), parts, range_bytes
-    `schema_changes` an `Evolution`; `apply` "parallel" or "serial"
-    `on_cascade`    "refuse", "reread" or "ignore"
-    `errors`        table ("stop", "skip_table"), rows ("stop", "skip", "dead_letter"), retry_for (seconds)
-    `dead_letter`   a folder's absolute path, or a URL that Arrow's file systems know
-    `loops`         server_ids, gtid_tags, mark_table
-    `spark`         settings of the session that `penstock run` makes
-    `path`          the file these were read from, None for those of a program
+    `name` is its name in the state; `state` is the URL of a coordination store (for `open_store`).
+      `sources`       one or more `PipelineSource`: name, options, tables, start, server, schemas,
+                      fail_on_data_loss
+      `load`          mode ("full", "consistent", "none"), chunk_rows, parallel,
+                      rate (rows per second), where; `load.where_of(database, table)`
+      `steps`, `sink` `make_steps()`, `make_sink()`; `sink.kind`
+      `batch`         bytes, rows, interval (seconds), parts, range_bytes
+      `schema_changes` an `Evolution`; `apply` "parallel" or "serial"
+      `on_cascade`    "refuse", "reread" or "ignore"
+      `errors`        table ("stop", "skip_table"), rows ("stop", "skip", "dead_letter"), retry_for (seconds)
+      `dead_letter`   a folder's absolute path, or a URL of an Arrow file system
+      `loops`         server_ids, gtid_tags, mark_table
+      `spark`         settings of the session that `penstock run` creates
+      `path`          the file that the settings were read from, None if they came from a program
     """
 
     name: str
@@ -151,28 +152,29 @@ class PipelineSettings:
     path: Path | None = None
 
     def make_steps(self) -> list[Step]:
-        """Make the steps, in the order written. Raises OptionInvalid, DependencyMissing."""
-        return [one.make() for one in self.steps]
+        """Create the steps, in the order written. Raises OptionInvalid, DependencyMissing."""
+        return [step.make() for step in self.steps]
 
     def make_sink(self) -> Sink:
-        """Make the sink; connects to nothing. Raises OptionInvalid, DependencyMissing."""
+        """Create the sink without connecting. Raises OptionInvalid, DependencyMissing."""
         sink = self.sink.make()
         sink.pipeline = self.name
         return sink
 
     def source(self, name: str) -> PipelineSource:
         """Return a source by its name. Raises KeyError."""
-        for one in self.sources:
-            if one.name == name:
-                return one
+        for source in self.sources:
+            if source.name == name:
+                return source
         raise KeyError(name)
 
 
 def load_pipeline(path: str | Path, environment: Mapping[str, str] | None = None) -> PipelineSettings:
-    """Read and prove a pipeline's file. Raises OptionInvalid, which tells every problem with its line.
+    """Parse and validate a pipeline file. Raises OptionInvalid with every problem and its line.
 
-    Paths in the file are taken from where the pipeline runs; the state and the dead letter lie beside the
-    file unless it says otherwise. `${NAME}` is taken from `environment`, else from the process's own.
+    Relative paths in the file are relative to the working directory. By default the state and the dead letter
+    are next to the file. `${NAME}` is read from `environment`, or from the process's environment if that is
+    None.
     """
     path = Path(path)
     document = read_yaml(path, os.environ if environment is None else environment, _HINT_FILE)
@@ -188,8 +190,10 @@ class StatePlace:
 
 
 def place_of_state(path: str | Path) -> StatePlace:
-    """Read from a pipeline's file where its state is, and nothing else of it: whoever looks after a pipeline
-    need not have the secrets that its runner has. Raises OptionInvalid."""
+    """Read from a pipeline file where its state is, and nothing else.
+
+    An operator may not have the secrets that the runner has. Raises OptionInvalid.
+    """
     path = Path(path)
     document = read_yaml(path, os.environ, _HINT_FILE)
     reading = _Reading(document, str(path), path.absolute())
@@ -197,17 +201,17 @@ def place_of_state(path: str | Path) -> StatePlace:
 
 
 def pipeline_of_values(value: Mapping[str, Any], folder: str | Path = ".") -> PipelineSettings:
-    """Prove what would stand in a file, given as plain values. Raises OptionInvalid with every problem.
+    """Validate a pipeline passed as plain values. Raises OptionInvalid with every problem.
 
-    A value that no file can hold, such as a function of the `python` step, may stand in them. `folder` is
-    where the state and the dead letter lie unless the values say otherwise.
+    The values may include what a file cannot hold, such as a function of the `python` step. By default the
+    state and the dead letter are in `folder`.
     """
     document = Document(value=dict(value))
     return _Reading(document, "", None, Path(folder).absolute()).settings()
 
 
 class _Reading:
-    """One file on its way to settings; problems are gathered until the end."""
+    """Turns one document into settings. Collects problems and raises them together at the end."""
 
     def __init__(self, document: Document, shown: str, path: Path | None, folder: Path | None = None) -> None:
         self._document = document
@@ -247,49 +251,56 @@ class _Reading:
     def place_of_state(self) -> StatePlace:
         value = self._document.value
         whole = value if isinstance(value, dict) else {}
-        told = {"name": whole.get("name"), "state": whole.get("state")}
-        self._problems = [one for one in self._problems if not one.path or one.path[0] in told]
-        for name, one in told.items():
-            if not isinstance(one, str | None):
-                self._note((name,), "it must be a text")
+        fields = {"name": whole.get("name"), "state": whole.get("state")}
+        self._problems = [
+            problem for problem in self._problems if not problem.path or problem.path[0] in fields
+        ]
+        for name, problem in fields.items():
+            if not isinstance(problem, str | None):
+                self._add_problem((name,), "it must be a text")
         if self._problems:
             raise self._refused()
-        return StatePlace(str(told["name"] or self._name_of_file()), self._state_url(told["state"]))
+        return StatePlace(str(fields["name"] or self._name_of_file()), self._state_url(fields["state"]))
 
     def _refused(self) -> PenstockError:
         if self._shown:
             return refuse(self._shown, self._document, self._problems, _HINT)
-        told = {f"{'.'.join(map(str, one.path))}: {one.message}".removeprefix(": ") for one in self._problems}
-        count = "a problem" if len(told) == 1 else f"{len(told)} problems"
+        lines = {
+            f"{'.'.join(map(str, problem.path))}: {problem.message}".removeprefix(": ")
+            for problem in self._problems
+        }
+        count = "a problem" if len(lines) == 1 else f"{len(lines)} problems"
         return OptionInvalid(
-            "\n  ".join([f"the pipeline has {count}:", *sorted(told)]),
+            "\n  ".join([f"the pipeline has {count}:", *sorted(lines)]),
             hint="See docs/reference/pipelines.md for every setting",
         )
 
     def _section(self, kind: type[Any], value: Any, place: ValuePath) -> Any:
-        """Return a section, None where something is wrong with it, which is then noted."""
+        """Return a section, None if it is invalid; its problems are then recorded."""
         try:
             return kind.model_validate({} if value is None else value)
-        except ValidationError as found:
-            told = translate_validation_errors(found.errors(include_url=False, include_input=False), kind)
-            self._problems += [Problem((*place, *one.path), one.message) for one in told]
+        except ValidationError as invalid:
+            problems = translate_validation_errors(
+                invalid.errors(include_url=False, include_input=False), kind
+            )
+            self._problems += [Problem((*place, *problem.path), problem.message) for problem in problems]
             return None
 
     # --- Sources ----------------------------------------------------------------------------
 
     def _sources(self, section: PipelineSection) -> list[PipelineSource]:
-        found: list[PipelineSource] = []
-        for index, one in enumerate(section.all_sources()):
+        sources: list[PipelineSource] = []
+        for index, section_of_source in enumerate(section.all_sources()):
             place: ValuePath = ("sources", index) if section.sources else ("source",)
             try:
-                made = _source_of(one)
+                source = _source_of(section_of_source)
             except ValueError as problem:
-                self._note(place, str(problem))
+                self._add_problem(place, str(problem))
                 continue
-            if any(other.name == made.name for other in found):
-                self._note((*place, "name"), f"another source is named {made.name!r} already")
-            found.append(made)
-        return found
+            if any(other.name == source.name for other in sources):
+                self._add_problem((*place, "name"), f"another source is named {source.name!r} already")
+            sources.append(source)
+        return sources
 
     # --- Steps and sink ---------------------------------------------------------------------
 
@@ -297,65 +308,65 @@ class _Reading:
         if value is None:
             return []
         if not isinstance(value, list | tuple):
-            self._note(("steps",), "write a list: - filter: {where: ...}")
+            self._add_problem(("steps",), "write a list: - filter: {where: ...}")
             return []
-        found = []
-        for index, one in enumerate(value):
-            chosen = self._chosen(one, ("steps", index), step_seam.settings_of, step_seam.verbs())
-            if chosen is None:
+        steps = []
+        for index, step in enumerate(value):
+            variant = self._parse_variant(step, ("steps", index), step_seam.settings_of, step_seam.verbs())
+            if variant is None:
                 continue
-            verb, settings = chosen
-            # Who says nothing of rows that fail means what the pipeline says.
+            verb, settings = variant
+            # A step that does not set on_error takes the pipeline's policy.
             if policy is not None and getattr(settings, "on_error", "") is None:
                 settings = settings.model_copy(update={"on_error": policy})
-            found.append(StepSettings(verb, settings))
-        return found
+            steps.append(StepSettings(verb, settings))
+        return steps
 
     def _sink(self, value: Any, apply: str | None) -> SinkSettings | None:
         if value is None:
-            self._note(("sink",), "it is missing: write sink: {stdout: }")
+            self._add_problem(("sink",), "it is missing: write sink: {stdout: }")
             return None
-        chosen = self._chosen(value, ("sink",), sink_seam.settings_of, sink_seam.kinds())
-        if chosen is None:
+        variant = self._parse_variant(value, ("sink",), sink_seam.settings_of, sink_seam.kinds())
+        if variant is None:
             return None
-        kind, settings = chosen
-        # A sink that knows more than one way of applying means the pipeline's, unless it says its own.
+        kind, settings = variant
+        # A sink that supports several apply modes takes the pipeline's, unless it sets its own.
         if apply is not None and getattr(settings, "apply", "") is None:
             settings = settings.model_copy(update={"apply": apply})
         return SinkSettings(kind, settings)
 
-    def _chosen(
+    def _parse_variant(
         self, value: Any, place: ValuePath, settings_of: Any, known: Sequence[str]
     ) -> tuple[str, Section] | None:
-        """Return a variant's name and settings, written `name` or `name: {...}`."""
+        """Return a variant's name and settings, written as `name` or `name: {...}`."""
         if isinstance(value, str):
             value = {value: None}
         if not isinstance(value, Mapping) or len(value) != 1:
-            self._note(place, f"write one name and what belongs to it; known: {', '.join(known)}")
+            self._add_problem(place, f"write one name and what belongs to it; known: {', '.join(known)}")
             return None
-        ((name, told),) = value.items()
+        ((name, own_settings),) = value.items()
         try:
             kind = settings_of(str(name))
         except OptionInvalid as problem:
-            self._note((*place, str(name)), f"{problem.message}. {problem.hint}")
+            self._add_problem((*place, str(name)), f"{problem.message}. {problem.hint}")
             return None
-        settings = self._section(kind, told, (*place, str(name)))
+        settings = self._section(kind, own_settings, (*place, str(name)))
         if settings is None:
             return None
         try:
             return str(name), _with_secrets(settings)
         except ValueError as problem:
-            self._note((*place, str(name)), str(problem))
+            self._add_problem((*place, str(name)), str(problem))
             return None
 
-    # --- Names and places -------------------------------------------------------------------
+    # --- Names and paths --------------------------------------------------------------------
 
-    def _note(self, place: ValuePath, what: str) -> None:
+    def _add_problem(self, place: ValuePath, what: str) -> None:
         self._problems.append(Problem(place, what))
 
     def _name_of_file(self) -> str:
         if self._path is None:
-            self._note(("name",), "it is missing")
+            self._add_problem(("name",), "it is missing")
             return ""
         return self._path.name.split(".")[0] or "pipeline"
 
@@ -365,15 +376,15 @@ class _Reading:
         scheme, _, rest = url.partition(":")
         return f"sqlite://{os.path.abspath(rest.removeprefix('//'))}" if scheme == "sqlite" else url
 
-    def _dead_letter(self, place: str | None, name: str) -> str:
-        if place is None:
+    def _dead_letter(self, location: str | None, name: str) -> str:
+        if location is None:
             return str(self._folder / f"{name}.dead-letter")
-        return place if "://" in place else os.path.abspath(place)
+        return location if "://" in location else os.path.abspath(location)
 
 
 def _with_secrets(settings: Section) -> Section:
-    """Return settings that hold their secrets themselves: tasks elsewhere have neither file nor variable."""
-    found: dict[str, Any] = {}
+    """Return settings with their secrets resolved, since remote tasks have no such files or variables."""
+    resolved: dict[str, Any] = {}
     for name in type(settings).model_fields:
         stem = name.removesuffix("_env")
         if stem == name or not hasattr(settings, stem):
@@ -382,9 +393,9 @@ def _with_secrets(settings: Section) -> Section:
             getattr(settings, stem), getattr(settings, f"{stem}_file", None), getattr(settings, name), stem
         )
         if secret is not None:
-            found |= {stem: secret, name: None}
-            found |= {f"{stem}_file": None} if hasattr(settings, f"{stem}_file") else {}
-    return settings.model_copy(update=found) if found else settings
+            resolved |= {stem: secret, name: None}
+            resolved |= {f"{stem}_file": None} if hasattr(settings, f"{stem}_file") else {}
+    return settings.model_copy(update=resolved) if resolved else settings
 
 
 def _policy_of(whole: Mapping[str, Any]) -> str | None:
@@ -417,7 +428,7 @@ def _source_of(section: SourceSection) -> PipelineSource:
 
 
 def json_schema() -> dict[str, Any]:
-    """Return the JSON Schema of a pipeline's file, for editors: with every step and sink there is."""
+    """Return the JSON Schema of a pipeline file, with every step and sink, for editors."""
     whole = PipelineSection.model_json_schema()
     definitions = whole.setdefault("$defs", {})
     whole["properties"]["load"] = {
@@ -432,7 +443,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def _choice(names: Sequence[str], settings_of: Any, what: str, definitions: dict[str, Any]) -> dict[str, Any]:
-    """Return the schema of one variant out of several, whose own schemas become definitions."""
+    """Return the schema of a choice between variants, and add their schemas to the definitions."""
     choices: list[dict[str, Any]] = [{"enum": list(names)}]
     for name in names:
         prefix = f"{what}_{name}"

@@ -43,7 +43,7 @@ def _names(value: Any) -> Any:
 
 
 Name = Annotated[str, AfterValidator(_name)]
-# One text, or a list of them.
+# One text, or a list of texts.
 Texts = Annotated[tuple[str, ...], BeforeValidator(_names)]
 
 
@@ -56,7 +56,7 @@ class TlsSection(Section):
     key: str | None = Field(default=None, description="a file with the client's private key")
 
     def tls(self) -> Tls:
-        """Return what connections take. Raises OptionInvalid."""
+        """Return the TLS settings for connections. Raises OptionInvalid."""
         assert self.mode in SSL_MODES, "the modes of the model and of this section are the same"
         return Tls(self.mode, self.ca, self.cert, self.key)
 
@@ -121,27 +121,27 @@ class SourceSection(Section):
 
     @field_validator("start")
     @classmethod
-    def _a_place(cls, start: str | None) -> str | None:
+    def _valid_start(cls, start: str | None) -> str | None:
         if start is not None and start.strip().lower() not in (EARLIEST, LATEST):
             validate_option(partial(parse_bound, start))
         return start
 
     def over(self, defaults: "SourceSection") -> Self:
-        """Return this section, with what another one sets where this one is silent."""
-        mine = {name: getattr(self, name) for name in self.model_fields_set}
-        theirs = {name: getattr(defaults, name) for name in defaults.model_fields_set}
-        return self.model_construct(**theirs | mine)
+        """Return this section, with unset fields taken from another section."""
+        own = {name: getattr(self, name) for name in self.model_fields_set}
+        inherited = {name: getattr(defaults, name) for name in defaults.model_fields_set}
+        return self.model_construct(**inherited | own)
 
     def options(self) -> SourceOptions:
-        """Return what opens the source. Raises ValueError, without any secret."""
+        """Return the options that open the source. Raises ValueError, without any secret."""
         if (self.url is None) == (not self.path):
             raise ValueError("set either url or path")
         if self.url is not None and not (is_server_url(self.url) or is_daemon_url(self.url)):
             raise ValueError("url: write mysql://user@host:3306 or penstock://host:7070/instance")
         daemon = self.url is not None and is_daemon_url(self.url)
-        # Of a daemon or files, user and password are those of the server beside them.
+        # For a daemon or files, user and password belong to the server named by `server`.
         account = self.url is not None and not daemon
-        given: dict[str, Any] = {
+        options: dict[str, Any] = {
             "instance": self.name,
             "user": self.user if account else None,
             "password": self._password() if account else None,
@@ -150,7 +150,7 @@ class SourceSection(Section):
             "token": one_secret(self.token, self.token_file, self.token_env, "token"),
         }
         location: Any = list(self.path) if self.url is None else self.url
-        return validate_option(lambda: SourceOptions.parse(location, **given))
+        return validate_option(lambda: SourceOptions.parse(location, **options))
 
     def server_address(self) -> ServerAddress | None:
         """Return the server whose tables can be read. Raises ValueError, without any secret."""
@@ -179,7 +179,7 @@ class SourceSection(Section):
         return (first, *further)
 
     def start_bound(self) -> Bound | str | None:
-        """Return where changes begin: a bound, EARLIEST, LATEST, or None where nothing was said."""
+        """Return where to start reading changes: a bound, EARLIEST, LATEST, or None if not set."""
         if self.start is None:
             return None
         text = self.start.strip()
@@ -215,7 +215,7 @@ class LoadSettings(Section):
 
     @field_validator("where")
     @classmethod
-    def _one_table_pattern_each(cls, where: dict[str, str]) -> dict[str, str]:
+    def _single_table_patterns(cls, where: dict[str, str]) -> dict[str, str]:
         for pattern, condition in where.items():
             if len(validate_option(partial(TablePatterns, pattern)).include) != 1:
                 raise ValueError(f"{pattern!r} is not a single table pattern")
@@ -224,7 +224,7 @@ class LoadSettings(Section):
         return where
 
     def where_of(self, database: str, table: str) -> str | None:
-        """Return the condition of the first pattern that a table fits."""
+        """Return the condition of the first pattern that matches a table."""
         for pattern, condition in self.where.items():
             if TablePatterns(pattern).matches(database, table):
                 return condition
@@ -277,7 +277,7 @@ class LoopSettings(Section):
 
 
 class PipelineSection(Section):
-    """The whole of a pipeline's file, but for what a step or a sink may be told."""
+    """The whole pipeline file, except for the settings of steps and sink."""
 
     name: Name | None = Field(
         default=None, description="the pipeline's name in the state store; default: the file's name"
@@ -328,8 +328,8 @@ class PipelineSection(Section):
 
     @field_validator("state")
     @classmethod
-    def _a_store(cls, url: str | None) -> str | None:
-        # A file has no host: sqlite:///path, or sqlite:path for a relative one.
+    def _valid_store(cls, url: str | None) -> str | None:
+        # A file URL has no host: sqlite:///path, or sqlite:path for a relative path.
         if url is not None and not re.fullmatch(
             r"sqlite:(//(?=/)|(?!//)).*[^/]|(memory|zookeeper)://[^/].*", url
         ):
@@ -343,8 +343,8 @@ class PipelineSection(Section):
         return self
 
     def all_sources(self) -> list[SourceSection]:
-        """Return every source, each with what all have in common."""
+        """Return every source, with the common settings applied."""
         if not self.sources:
             assert self.source is not None, "one of both is given"
             return [self.source]
-        return [one.over(self.source) if self.source is not None else one for one in self.sources]
+        return [section.over(self.source) if self.source is not None else section for section in self.sources]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Passing over one transaction that a pipeline cannot follow, and saying what it was."""
+"""Skips one transaction that a pipeline cannot process, and reports its content."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from penstock.source.source import Source, open_source
 
 @dataclass(frozen=True)
 class Skipped:
-    """A transaction: the offsets where it begins and ends, its GTID, and what its events are of."""
+    """A transaction to skip: its begin and end offsets, its GTID, its tables and its statement."""
 
     begin: Mapping[str, Any]
     end: Mapping[str, Any]
@@ -26,41 +26,46 @@ class Skipped:
 
 
 def transaction_at(source: PipelineSource, offset: Mapping[str, Any], position: Position) -> Skipped:
-    """Return the transaction that has a position, of those behind a pipeline's offset.
+    """Return the transaction at a position after a pipeline's offset.
 
-    Reads event headers from the offset on. Raises PositionInvalid where there is none.
+    Reads event headers from the offset on. Raises PositionInvalid if there is none.
     """
-    stands = position_of(offset)
-    opened = open_source(options_at(source, stands, str(offset.get("server_key") or "")))
+    current = position_of(offset)
+    opened = open_source(options_at(source, current, str(offset.get("server_key") or "")))
     try:
         head = opened.head()
-        for byte_range in opened.split(stands, head, range_bytes=OFFSET_MAX):
+        for byte_range in opened.split(current, head, range_bytes=OFFSET_MAX):
             if byte_range.file != position.file:
                 continue
             for batch in read_range(opened, byte_range, emit="transactions"):
                 for row in batch.to_arrow().to_pylist():
                     if row["file"] == position.file and row["offset"] <= position.offset < row["end_offset"]:
-                        return _skipped(opened, offset, row)
+                        return _describe_transaction(opened, offset, row)
     finally:
         opened.close()
     raise PositionInvalid(
-        f"no transaction behind {stands} has the position {position}",
+        f"no transaction behind {current} has the position {position}",
         position=str(position),
         hint="Name the position of the error, as penstock pipelines show tells it",
     )
 
 
-def _skipped(opened: Source, offset: Mapping[str, Any], row: Mapping[str, Any]) -> Skipped:
+def _describe_transaction(opened: Source, offset: Mapping[str, Any], row: Mapping[str, Any]) -> Skipped:
     epoch = int(offset.get("epoch", 0))
 
-    def at(place: int) -> dict[str, Any]:
-        position = Position(epoch, row["file"], place)
-        known = {"epoch": epoch, "file": row["file"], "offset": place, "gtid_set": opened.gtid_set(position)}
+    def offset_at(log_offset: int) -> dict[str, Any]:
+        position = Position(epoch, row["file"], log_offset)
+        known = {
+            "epoch": epoch,
+            "file": row["file"],
+            "offset": log_offset,
+            "gtid_set": opened.gtid_set(position),
+        }
         return {**known, "server_key": offset.get("server_key", "")}
 
     return Skipped(
-        at(row["offset"]),
-        at(row["end_offset"]),
+        offset_at(row["offset"]),
+        offset_at(row["end_offset"]),
         row["gtid"] or "",
         row["tables"],
         row["statement"] or "",

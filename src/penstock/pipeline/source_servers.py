@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which server of a source's cluster answers, and the source as it is read there."""
+"""Chooses the server of a source's cluster that answers, and reads the source there."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -16,7 +16,7 @@ _log = structlog.get_logger(__name__)
 
 
 def key_of_server(address: ServerAddress) -> str | None:
-    """Return the identity of the server that answers at an address, None where none does."""
+    """Return the identity of the server at an address, None if none answers."""
     try:
         with connect(address) as connection:
             return connection.identity().key
@@ -26,7 +26,7 @@ def key_of_server(address: ServerAddress) -> str | None:
 
 
 def read_at(source: PipelineSource, address: ServerAddress) -> PipelineSource:
-    """Return a source whose tables, and whose log where that is a server's, are read at an address."""
+    """Return a source whose tables are read at an address, and whose log too if a server has it."""
     options = source.options
     if options.address is not None:
         options = replace(options, address=address)
@@ -36,18 +36,21 @@ def read_at(source: PipelineSource, address: ServerAddress) -> PipelineSource:
 def at_answering_servers(
     settings: PipelineSettings, offsets: Mapping[str, Mapping[str, Any]]
 ) -> PipelineSettings:
-    """Return the settings with a server of each source that answers: the one that the source's offset is of,
-    else the first. Where none answers, the first stays, and reading it says why."""
+    """Return the settings with an answering server for each source.
+
+    The server that the source's offset refers to is preferred, otherwise the first that answers. If none
+    answers, the first server is kept, so that reading it raises the error.
+    """
     return replace(
         settings,
         sources=tuple(
-            source if len(source.servers) < 2 else _answering(source, offsets.get(source.name, {}))
+            source if len(source.servers) < 2 else _choose_server(source, offsets.get(source.name, {}))
             for source in settings.sources
         ),
     )
 
 
-def _answering(source: PipelineSource, offset: Mapping[str, Any]) -> PipelineSource:
+def _choose_server(source: PipelineSource, offset: Mapping[str, Any]) -> PipelineSource:
     answering: list[ServerAddress] = []
     for address in source.servers:
         key = key_of_server(address)

@@ -1,22 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a pipeline must not forget, in the coordination store: where it stands, what it has begun, who runs.
+"""The durable state of a pipeline in the coordination store: its progress, current batch and runner.
 
-    /pipelines/NAME/lease      who runs it now; ends with the runner's session
-                   /standing   `Standing`: the batches that are done, and up to where
-                   /batch      `BatchRecord`: the batch that was begun last
+    /pipelines/NAME/lease      the current runner; ends with the runner's session
+                   /standing   `Standing`: the batches that are done, and the offsets reached
+                   /batch      `BatchRecord`: the batch begun last
                    /tables     the definitions that targets were prepared for
-                   /loads      the chunks that full loads and resnapshots were cut into
-                   /requests   resnapshots that were asked for, and what became of them
-                   /reset      where it stood before it was reset, until its next run
-                   /pause      stands while the pipeline is not to run
-                   /progress   what the runner shows of itself
+                   /loads      the chunks of full loads and resnapshots
+                   /requests   requested resnapshots and their outcome
+                   /reset      the offsets before a reset, kept until the next run
+                   /pause      exists while the pipeline is paused
+                   /progress   the status that the runner publishes
 
-A batch is written down before it runs. Once the sink has committed it, one write of the standing makes it
-done: so a runner that dies at any moment leaves either a batch to be run again, or one that is done.
+A batch is recorded before it runs. After the sink has committed it, a single write of the standing marks it
+done. A runner that dies at any moment therefore leaves either a batch to run again or a batch that is done.
 
-A resnapshot is asked for with `request_resnapshot`, by anybody, whether the pipeline runs or not. The
-runner takes it up before its next batch: it cuts the table into chunks, mixes them into the batches that
-follow as `ChunkWork` with the request's number, and notes in the request when the last of them is done.
+Any process can call `request_resnapshot`, whether or not the pipeline runs. Before its next batch, the runner
+cuts the table into chunks and mixes them into the following batches as `ChunkWork` with the request's number.
+When the last chunk is done, it updates the request.
 """
 
 import json
@@ -49,9 +49,9 @@ from penstock.pipeline.record import BatchRecord
 from penstock.pipeline.resnapshot import HINT_STATE, Resnapshot
 
 _TOP = "pipelines"
-# Room for what a store adds to a record.
+# Leave room for what a store adds to a record.
 _PAGE_BYTES = COORDINATION_RECORD_BYTES_MAX - 4096
-# How long a runner that is gone keeps others out.
+# How long the lease of a dead runner keeps others out.
 _LEASE_SECONDS = 10.0
 _ENDED_REQUESTS_KEPT = 100
 _OUTLIVES_RESET = ("lease", "pause", "reset")
@@ -60,23 +60,23 @@ _log = structlog.get_logger(__name__)
 
 
 def table_key(source: str, table: TableName) -> str:
-    """Return how a table of a source is named in the state: `source/database.table`."""
+    """Return a table's key in the state: `source/database.table`."""
     return f"{source}/{table}"
 
 
 def split_key(key: str) -> tuple[str, TableName]:
-    """Return the source and the table of a key. Sources' names have no slash."""
+    """Return the source and the table of a key. Source names have no slash."""
     source, _, table = key.partition("/")
     return source, TableName.parse(table)
 
 
 @dataclass(frozen=True)
 class TableLoad:
-    """How far a full load or a resnapshot of one table has come, in chunks. `rows` were estimated before.
+    """The progress of a full load or a resnapshot of one table, in chunks. `rows` is an estimate.
 
-    `pages` names where its chunks are kept. `where` and `remove` are those of the request, `request` its
-    number or "". `floor` is the commit version before which changes of the table are in the load already, and
-    no row that was read is of a change from `read_to` on.
+    `pages` names the record of its chunks. `where`, `remove` and `request` belong to the request; `request`
+    is "" for a full load. Changes with a commit version before `floor` are already in the load. No row that
+    was read comes from a change at or after version `read_to`.
     """
 
     chunks: int
@@ -95,19 +95,19 @@ class TableLoad:
         return self.done >= self.chunks
 
 
-def _place(offset: Mapping[str, Any]) -> tuple[Any, ...]:
+def _log_position(offset: Mapping[str, Any]) -> tuple[Any, ...]:
     return offset.get("epoch", 0), offset["file"], offset["offset"]
 
 
 @dataclass(frozen=True)
 class Standing:
-    """What is done: every batch up to `number`, and every change before `offsets`, by source.
+    """The recorded progress: every batch up to `number`, and every change before `offsets`, by source.
 
-    `generation` is another one after a reset. `token` fences the runner. `loads` are the tables that are or
-    were loaded, by key; `stopped` those that the pipeline goes on without, and why. `planned` tells that
-    every table of the full load is in `loads`. `skips` are stretches of a source's log that are passed over,
-    ascending: the offsets of their begin and end. `earlier` tells, by source, where an earlier generation
-    stood whose rows the target may have; None where there was none.
+    A reset changes `generation`. `token` is the fencing token of the runner. `loads` are the tables that are
+    or were loaded, by key. `stopped` maps tables that the pipeline continues without to the reason. `planned`
+    is true when every table of the full load is in `loads`. `skips` are ranges of a source's log to skip, in
+    ascending order, each as the offsets of its begin and end. `earlier` holds the offsets, by source, that an
+    earlier generation reached, whose rows the target may have. It is None if there was no earlier generation.
     """
 
     generation: str
@@ -122,38 +122,38 @@ class Standing:
 
     @classmethod
     def new(cls, earlier: Mapping[str, Mapping[str, Any]] | None = None) -> Self:
-        """Return where a pipeline begins."""
+        """Return the progress of a new pipeline."""
         return cls(uuid.uuid4().hex[:12], earlier=earlier)
 
     @property
     def loading(self) -> bool:
-        """Whether a table is not loaded to its end, of those that the pipeline goes on with."""
+        """Whether a table, other than the stopped ones, is not completely loaded."""
         return not self.planned or any(
             not load.finished for key, load in self.loads.items() if key not in self.stopped
         )
 
     @property
     def stands(self) -> dict[str, Mapping[str, Any]]:
-        """The offsets, each behind a stretch that is passed over where it stands in front of one."""
-        found = dict(self.offsets)
+        """The offsets, moved to the end of a skipped range if they are at its begin."""
+        offsets = dict(self.offsets)
         for source, skips in self.skips.items():
             for begin, end in skips:
-                if source in found and _place(begin) == _place(found[source]):
-                    found[source] = end
-        return found
+                if source in offsets and _log_position(begin) == _log_position(offsets[source]):
+                    offsets[source] = end
+        return offsets
 
     def after(self, record: BatchRecord) -> Self:
-        """Return what is done once a batch is."""
+        """Return the progress after a batch."""
         loads = dict(self.loads)
         for key, done in record.loads.items():
             loads[key] = replace(loads[key], done=done)
         return replace(self, number=record.number, offsets={**self.offsets, **record.end}, loads=loads)
 
-    def having_read(self, key: str, version: int) -> Self:
-        """Return what is done, with the log of a table's source having ended at `version` after its read."""
+    def with_read_version(self, key: str, version: int) -> Self:
+        """Return the progress with `version` noted as the end of the source's log after a read."""
         load = self.loads[key]
-        noted = replace(load, read_to=max(load.read_to, version))
-        return replace(self, loads={**self.loads, key: noted})
+        updated = replace(load, read_to=max(load.read_to, version))
+        return replace(self, loads={**self.loads, key: updated})
 
     def encode(self) -> bytes:
         """Return the record's value."""
@@ -163,16 +163,16 @@ class Standing:
     def decode(cls, value: bytes) -> Self:
         """Read what `encode` wrote. Raises SchemaInvalid for what another version of Penstock wrote."""
         with reading_record("the state of a pipeline", HINT_STATE):
-            found = json.loads(zlib.decompress(value))
-            found["loads"] = {key: TableLoad(**load) for key, load in found["loads"].items()}
-            return cls(**found)
+            fields = json.loads(zlib.decompress(value))
+            fields["loads"] = {key: TableLoad(**load) for key, load in fields["loads"].items()}
+            return cls(**fields)
 
 
 class PipelineState:
-    """The state of one pipeline. One that runs it holds the lease; others read, ask and pause.
+    """The state of one pipeline. Its runner holds the lease; other processes read, request and pause.
 
-    Every method raises CoordinationLost where the store does not answer, and what the runner writes LeaseLost
-    where somebody else has taken over.
+    Every method raises CoordinationLost if the store does not answer. Writes of the runner raise LeaseLost if
+    another process has taken over.
     """
 
     def __init__(self, store: CoordinationStore, name: str) -> None:
@@ -183,11 +183,11 @@ class PipelineState:
         self._batch_version: int | None = ABSENT
         self._session: Session | None = None
         self._lease: Lease | None = None
-        # Requests that have ended, by number: they change no more.
+        # Finished requests by number. They no longer change.
         self._ended: dict[str, Resnapshot] = {}
-        # What was cleared of pages that nothing names.
+        # Names whose orphaned pages were deleted.
         self._swept: set[str] = set()
-        # Whether it is known that somebody else has taken over.
+        # Whether another process is known to have taken over.
         self.lost = False
 
     @classmethod
@@ -201,7 +201,7 @@ class PipelineState:
         return sorted(decoded_name(name) for name in store.list(path_of(_TOP)))
 
     def close(self) -> None:
-        """Give the lease back and let go of the store."""
+        """Release the lease and close the store."""
         if self._lease is not None and not self._lease.lost:
             try:
                 self._lease.release()
@@ -212,22 +212,23 @@ class PipelineState:
         self._lease = self._session = None
         self.store.close()
 
-    # --- Who runs it ------------------------------------------------------------------------
+    # --- The runner -------------------------------------------------------------------------
 
     @property
     def held(self) -> bool:
-        """Whether this process has the pipeline, as far as it knows."""
+        """Whether this process holds the pipeline, as far as it knows."""
         return self._lease is not None and not self._lease.lost and not self.lost
 
     @property
     def lease_seconds(self) -> float:
-        """How long a runner that is gone keeps others out."""
+        """How long the lease of a dead runner keeps others out."""
         return _LEASE_SECONDS if self._session is None else self._session.seconds
 
     def take(self, token_before: int | None = None) -> Standing:
-        """Take the lease, and return what is done. `token_before` is the token of this process's last lease.
+        """Acquire the lease and return the progress.
 
-        Raises LeaseLost where another runs the pipeline, ran it since that lease, or reset it.
+        `token_before` is the token of this process's last lease. Raises LeaseLost if another process runs the
+        pipeline, or ran or reset it since that lease.
         """
         if self._session is None or not self._session.alive:
             self._session = self.store.session(_LEASE_SECONDS)
@@ -242,7 +243,7 @@ class PipelineState:
             )
         record = self.store.get(self._at("standing"))
         if record is None:
-            # Of a reset that did not come to its end.
+            # Finish a reset that was interrupted.
             self._clear()
         standing = Standing.decode(record.value) if record is not None else self._new_standing()
         if token_before not in (None, standing.token):
@@ -251,7 +252,7 @@ class PipelineState:
         self._version = ABSENT if record is None else record.version
         batch = self.store.get(self._at("batch"))
         self._batch_version = ABSENT if batch is None else batch.version
-        # Whoever held it before can write no more once this stands.
+        # After this write the previous holder can no longer write.
         written = self.write(replace(standing, token=self._lease.token))
         self.drop_large("reset")
         return written
@@ -260,18 +261,18 @@ class PipelineState:
         return Standing.new(self.get_large("reset"))
 
     def runner(self) -> Holder | None:
-        """Return who runs the pipeline now, None where nobody does."""
+        """Return the process that runs the pipeline, None if there is none."""
         return Holder.of(self.store.get(self._at("lease")))
 
-    # --- What is done -----------------------------------------------------------------------
+    # --- Progress ---------------------------------------------------------------------------
 
     def standing(self) -> Standing | None:
-        """Return what is done, as anybody may read it; None of a pipeline that never ran."""
+        """Return the progress, None if the pipeline never ran. Any process may call it."""
         record = self.store.get(self._at("standing"))
         return None if record is None else Standing.decode(record.value)
 
     def write(self, standing: Standing) -> Standing:
-        """Write what is done, as the runner. Raises LeaseLost."""
+        """Write the progress, as the runner. Raises LeaseLost."""
         if self._lease is None or self._lease.lost:
             raise self._no_longer_held()
         try:
@@ -281,12 +282,12 @@ class PipelineState:
         return standing
 
     def confirm(self) -> None:
-        """Look, as the runner, whether the pipeline is still its own. Raises LeaseLost.
+        """Check, as the runner, that this process still owns the pipeline. Raises LeaseLost.
 
-        Whoever takes over writes the standing before anything else; so up to the moment of this read nobody
-        had. A runner that stands still right behind it, until its lease has run out, does once what it was
-        about to do: a sink that keeps the batch's number then finds it there, others get rows of one batch
-        again, maybe behind those of the next.
+        A new runner writes the standing first, so nobody had taken over at the moment of this read. A runner
+        that is suspended right after it, until its lease has expired, can still perform one write. A sink
+        that stores batch numbers recognises that batch. Other sinks get the rows of one batch again, possibly
+        after those of the next batch.
         """
         record = self.store.get(self._at("standing"), latest=True)
         if self._lease is None or self._lease.lost:
@@ -303,14 +304,14 @@ class PipelineState:
         return LeaseLost(f"another process has taken the pipeline {self.name} over, or it was reset")
 
     def begin(self, record: BatchRecord) -> None:
-        """Write a batch down before it runs. Raises LeaseLost."""
+        """Record a batch before it runs. Raises LeaseLost."""
         try:
             self._batch_version = self.put_large("batch", record.to_json(), self._batch_version)
         except VersionConflict as problem:
             raise self._taken_over() from problem
 
     def begun(self, standing: Standing) -> BatchRecord | None:
-        """Return the batch that was begun and is not done, None where there is none."""
+        """Return the batch that was begun but is not done, None if there is none."""
         value = self.get_large("batch")
         if value is None:
             return None
@@ -318,9 +319,10 @@ class PipelineState:
         return record if record.number == standing.number + 1 else None
 
     def skip(self, source: str, begin: Mapping[str, Any], end: Mapping[str, Any]) -> None:
-        """Have a stretch of a source's log passed over. Takes the lease: raises LeaseLost where it runs.
+        """Skip a range of a source's log.
 
-        A batch that was begun and may hold the stretch is given up, under its number.
+        An unfinished batch that may contain the range is abandoned with its number. Acquires the lease:
+        raises LeaseLost while the pipeline runs.
         """
         standing = self.take()
         begun = self.begun(standing)
@@ -335,12 +337,13 @@ class PipelineState:
         seen: Standing,
         keyless: Callable[[TableName], None] | None = None,
     ) -> None:
-        """Read a source's log again from an earlier offset on, which was found from the standing `seen`.
+        """Read a source's log again from an earlier offset, which was determined from progress `seen`.
 
-        Statements that come again ask for their tables again, so what was asked for before is forgotten, and
-        definitions are those of no place. Tables without a key, whose rows would be there twice, are read
-        anew; `keyless` is called with each before anything is written, None tells that rows may come twice.
-        Takes the lease: raises LeaseLost where it runs, PositionInvalid where it ran since.
+        Replayed statements request their tables again, so earlier requests are deleted and table definitions
+        lose their log position. Tables without a key are read again, because replaying would duplicate their
+        rows. `keyless` is called with each of them before anything is written; with None, duplicates are
+        accepted. Acquires the lease: raises LeaseLost while the pipeline runs, PositionInvalid if it ran
+        since `seen`.
         """
         standing = self.take()
         if (standing.generation, standing.offsets) != (seen.generation, seen.offsets):
@@ -350,40 +353,40 @@ class PipelineState:
             )
         known = self.get_large("tables") or {"tables": {}, "targets": []}
         of_source = {key: table for key, table in known["tables"].items() if split_key(key)[0] == source}
-        again = [
+        reread = [
             split_key(key)[1]
             for key, table in sorted(of_source.items())
             if keyless is not None and not table["gone"] and not Target.from_json(table["current"]).row_key
         ]
-        for name in again:
+        for name in reread:
             assert keyless is not None, "else none is read again"
             keyless(name)
         begun = self.begun(standing)
         number = standing.number if begun is None else begun.number
         self._forget_requests(source)
-        for name in again:
+        for name in reread:
             self.request_resnapshot(source, name, remove=False)
         for table in of_source.values():
             table["logged"] = table["keys"] = None
         self.put_large("tables", known)
-        # Whoever dies before this has asked for more than is needed, and lost nothing.
+        # A crash before this write leaves needless requests but loses nothing.
         self.write(replace(standing, number=number, offsets={**standing.offsets, source: dict(offset)}))
 
     def _forget_requests(self, source: str) -> None:
-        """Have statements ask again: what waits or runs by a statement's number gets one of its own."""
-        for wish in self.requests():
-            is_of_statement = "-" not in wish.number
-            if wish.source == source and (wish.ended_us or is_of_statement):
-                if not wish.ended_us:
-                    self.request_resnapshot(source, wish.table, wish.where, remove=wish.remove)
-                self.store.delete(self._at("requests", wish.number))
+        """Delete a source's requests. A request of a statement that is not done gets a number of its own."""
+        for request in self.requests():
+            from_statement = "-" not in request.number
+            if request.source == source and (request.ended_us or from_statement):
+                if not request.ended_us:
+                    self.request_resnapshot(source, request.table, request.where, remove=request.remove)
+                self.store.delete(self._at("requests", request.number))
 
     # --- Values of any size -----------------------------------------------------------------
 
     def put_large(self, name: str, value: Any, version: int | None = None) -> int:
-        """Write a JSON value of any size, whole or not at all: pages first, then what names them.
+        """Write a JSON value of any size atomically: first its pages, then the record that names them.
 
-        Returns its version; raises VersionConflict where `version` is given and is not the one there.
+        Returns the record's version. Raises VersionConflict if `version` is passed and differs.
         """
         data = zlib.compress(json.dumps(value).encode(), 1)
         path = self._at(name)
@@ -400,7 +403,7 @@ class PipelineState:
         if before is not None and not before.value.startswith(b"\0"):
             self._drop_pages(path, before.value)
         if version is not None and name not in self._swept:
-            # Pages of a writer that died before it could name them; whoever is fenced names none any more.
+            # Delete pages of a writer that died before naming them. A fenced writer can no longer name any.
             self._swept.add(name)
             for left in self.store.list(path):
                 if decoded_name(left) != tag:
@@ -408,7 +411,7 @@ class PipelineState:
         return written
 
     def get_large(self, name: str) -> Any:
-        """Return what `put_large` wrote, None where nothing was."""
+        """Return what `put_large` wrote, None if nothing was written."""
         path = self._at(name)
         record = self.store.get(path)
         if record is None:
@@ -431,14 +434,14 @@ class PipelineState:
         record = self.store.get(path)
         if record is not None:
             self.store.delete(path)
-            # Also the pages of a writer that died before it could name them.
+            # Also delete the pages of a writer that died before naming them.
             for tag in self.store.list(path):
                 self._delete_below(f"{path}/{tag}")
 
     def _drop_pages(self, path: str, head: bytes) -> None:
-        found = json.loads(head)
-        for number in range(found["pages"]):
-            self.store.delete(path + path_of(found["tag"], str(number)))
+        head_fields = json.loads(head)
+        for number in range(head_fields["pages"]):
+            self.store.delete(path + path_of(head_fields["tag"], str(number)))
 
     # --- Resnapshots ------------------------------------------------------------------------
 
@@ -453,71 +456,75 @@ class PipelineState:
     ) -> str:
         """Ask the pipeline to read a table of a source again; return the request's number.
 
-        Rows of the source come as they are then; with `remove` the target's rows that the source has not go.
-        `where` restricts both, and is a condition on the source's columns in the server's SQL. Who gives a
-        `number` asks once, however often it is called. Raises OptionInvalid where the pipeline never ran.
+        The rows are read as they are at that time. With `remove`, rows that only the target has are deleted.
+        `where` restricts both and is a condition on the source's columns in the server's SQL. Passing a
+        `number` makes the call idempotent. Raises OptionInvalid if the pipeline never ran.
         """
         if self.standing() is None:
             raise OptionInvalid(
                 f"the pipeline {self.name} never ran", hint="penstock run pipeline.yaml loads its tables"
             )
-        asked = number or f"{time.time_ns() // 1000:x}-{uuid.uuid4().hex[:6]}"
-        wish = Resnapshot(asked, source, table, where, remove, asked_us=time.time_ns() // 1000)
+        request_number = number or f"{time.time_ns() // 1000:x}-{uuid.uuid4().hex[:6]}"
+        request = Resnapshot(request_number, source, table, where, remove, asked_us=time.time_ns() // 1000)
         try:
-            self.store.put(self._at("requests", asked), wish.encode(), ABSENT)
+            self.store.put(self._at("requests", request_number), request.encode(), ABSENT)
         except VersionConflict:
             if number is None:
                 raise
-        return asked
+        return request_number
 
     def requests(self) -> list[Resnapshot]:
-        """Return every request there is, by number: those that wait or run, and the last hundred that have
-        ended."""
+        """Return the open requests and the last hundred finished ones, by number."""
         numbers = [decoded_name(name) for name in self.store.list(self._at("requests"))]
-        self._ended = {number: wish for number, wish in self._ended.items() if number in numbers}
-        found = []
+        self._ended = {number: request for number, request in self._ended.items() if number in numbers}
+        requests = []
         for number in numbers:
-            wish = self._ended.get(number) or self.request(number)
-            if wish is None:
+            request = self._ended.get(number) or self.request(number)
+            if request is None:
                 continue
-            if wish.ended_us:
-                self._ended[number] = wish
-            found.append(wish)
-        return found
+            if request.ended_us:
+                self._ended[number] = request
+            requests.append(request)
+        return requests
 
     def request(self, number: str) -> Resnapshot | None:
-        """Return one request, None where there is none of this number."""
+        """Return a request by its number, None if there is none."""
         record = self.store.get(self._at("requests", number))
         return None if record is None else Resnapshot.decode(record.value)
 
-    def note_request(self, wish: Resnapshot, state: str, what: str = "") -> None:
-        """Note what became of a request: running, done or failed, and why. Older ended ones are forgotten."""
+    def note_request(self, request: Resnapshot, state: str, what: str = "") -> None:
+        """Record the state of a request: running, done or failed, and why.
+
+        The oldest finished requests are deleted.
+        """
         ended = time.time_ns() // 1000 if state in ("done", "failed") else 0
-        noted = replace(wish, state=state, what=what, ended_us=ended)
-        self.store.put(self._at("requests", wish.number), noted.encode())
+        updated = replace(request, state=state, what=what, ended_us=ended)
+        self.store.put(self._at("requests", request.number), updated.encode())
         if ended:
-            known = [one for one in self.requests() if one.ended_us]
-            for old in sorted(known, key=lambda one: one.ended_us)[:-_ENDED_REQUESTS_KEPT]:
+            known = [ended_request for ended_request in self.requests() if ended_request.ended_us]
+            for old in sorted(known, key=lambda ended_request: ended_request.ended_us)[
+                :-_ENDED_REQUESTS_KEPT
+            ]:
                 self.store.delete(self._at("requests", old.number))
 
     # --- Pause, progress, reset -------------------------------------------------------------
 
     def pause(self, why: str = "") -> None:
-        """Keep the pipeline from running; one that runs stops after its batch."""
+        """Pause the pipeline. A running pipeline stops after its current batch."""
         value = {"why": why, "since_us": time.time_ns() // 1000}
         self.store.put(self._at("pause"), json.dumps(value).encode())
 
     def resume(self) -> None:
-        """Let the pipeline run."""
+        """Allow the pipeline to run again."""
         self.store.delete(self._at("pause"))
 
     @property
     def paused(self) -> bool:
-        """Whether the pipeline is not to run."""
+        """Whether the pipeline is paused."""
         return self.store.get(self._at("pause")) is not None
 
-    def pause_told(self) -> str | None:
-        """Return in words that the pipeline is paused, and why; None where it is not."""
+    def pause_message(self) -> str | None:
+        """Return a message that the pipeline is paused and why, None if it is not."""
         record = self.store.get(self._at("pause"))
         if record is None:
             return None
@@ -526,20 +533,20 @@ class PipelineState:
         return f"the pipeline {self.name} is paused" + (f": {why}" if why else "")
 
     def show(self, progress: Mapping[str, Any]) -> None:
-        """Write what the runner shows of itself, plain JSON values."""
+        """Write the status that the runner publishes, as plain JSON values."""
         self.store.put(self._at("progress"), zlib.compress(json.dumps(dict(progress)).encode(), 1))
 
     def shown(self) -> dict[str, Any]:
-        """Return what a runner showed last, {} where none did."""
+        """Return the status that a runner published last, {} if there is none."""
         record = self.store.get(self._at("progress"))
         with reading_record("what a pipeline shows of itself", HINT_STATE):
             return {} if record is None else dict(json.loads(zlib.decompress(record.value)))
 
     def reset(self) -> None:
-        """Forget everything but where it stood, the names of its targets and whether it is paused.
+        """Forget everything except the offsets, the names of targets and the pause.
 
-        The next run begins anew, under another generation, and finds by these names what its sources have no
-        longer. A reset that dies before the end is finished by whoever takes the pipeline next.
+        The next run starts over under another generation. It uses the target names to remove what the sources
+        no longer have. If a reset is interrupted, the next process that acquires the lease finishes it.
 
         Raises LeaseLost while the pipeline runs.
         """
@@ -550,15 +557,18 @@ class PipelineState:
             )
         standing = self.standing()
         if standing is not None:
-            # A source that has not begun since the last reset is where it was before that.
+            # A source that has not started since the last reset keeps its offset from before that reset.
             self.put_large("reset", {**(standing.earlier or {}), **standing.offsets})
             self.store.delete(self._at("standing"))
         self._clear()
 
     def _clear(self) -> None:
-        """Delete what belongs to a standing that is gone; of its tables the names of the targets stay."""
+        """Delete everything that belongs to a deleted standing, except the names of targets."""
         known = self.get_large("tables") or {"targets": []}
-        written = {*known.get("written", ()), *(str(Target.from_json(one).name) for one in known["targets"])}
+        written = {
+            *known.get("written", ()),
+            *(str(Target.from_json(target).name) for target in known["targets"]),
+        }
         if written:
             self.put_large("tables", {"tables": {}, "targets": [], "written": sorted(written)})
         kept = (*_OUTLIVES_RESET, "tables") if written else _OUTLIVES_RESET

@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The seam of the steps: what happens to changes on their way, batch by batch.
+"""The interface of steps: what a pipeline does to changes, batch by batch.
 
-A verb is a file in `penstock/pipeline/steps`, found by its name, with
+A verb is a module in `penstock/pipeline/steps`, loaded by its name, with
 
-    class Settings(Section)              what the settings file may say of it
+    class Settings(Section)              its settings in the pipeline file
     def make(settings: Settings) -> Step
 
-Steps run in the order written, in the process that decodes, over Arrow batches; none imports Spark. A step is
-the same for rows of a full load and for changes of the log, and for verify, which sends the source's rows
-through it.
+Steps run in the order written, over Arrow batches, in the process that decodes. No step imports Spark. A step
+treats rows of a full load, changes of the log, and the source rows read by verify alike.
 """
 
 import difflib
@@ -31,20 +30,20 @@ from penstock.settings.values import Section
 
 @dataclass(frozen=True)
 class Rejected:
-    """Rows that a step could not work on, and that its policy says are to be put aside."""
+    """Rows that a step rejected and that its policy sets aside."""
 
     changes: Changes
     step: str
     error: PenstockError
-    # Whether they go to the dead letter, or are only counted.
+    # Whether the rows go to the dead letter or are only counted.
     kept: bool = True
-    # How many steps of the chain were still to come, this one among them; 0 where no chain was run.
+    # The number of steps not yet completed, including the rejecting step; 0 outside of a chain.
     left: int = 0
 
 
 @dataclass(frozen=True)
 class ShardValue:
-    """A column that tells the rows of merged tables apart, and its value in the rows of one table."""
+    """A column that distinguishes the rows of merged tables, and its value in the rows of one table."""
 
     column: str
     value: str
@@ -52,7 +51,7 @@ class ShardValue:
 
 @dataclass(frozen=True)
 class Slots:
-    """The rows that pass where a hash of columns shares them out: those of the shards `keep` of `of`."""
+    """Rows selected by a hash of columns: those of the shards `keep`, out of `of` shards."""
 
     columns: tuple[str, ...]
     of: int
@@ -60,102 +59,109 @@ class Slots:
 
 
 class Step(ABC):
-    """One verb of a pipeline. Pickles; made once in a process and used by one thread."""
+    """One verb of a pipeline. Can be pickled; created once per process and used by one thread."""
 
-    # The verb's name: the file in `steps`.
+    # The verb's name: its module in `steps`.
     verb: str
 
     @abstractmethod
     def target(self, target: Target) -> Target | None:
-        """Return what becomes of a table: its name, columns and keys. None where no row of it passes.
+        """Return the target's name, columns and keys for a table. None if the step drops all its rows.
 
-        Raises OptionInvalid where the step names a column that the table lacks.
+        Raises OptionInvalid if the step names a column that the table does not have.
         """
 
     @abstractmethod
     def apply(self, changes: Changes) -> Iterable[Changes | Rejected]:
-        """Yield what becomes of changes. Each one's target is one that `target` gives, or several where rows
-        are routed by their values. Keeps the order of rows, and both images of an update together."""
+        """Yield the changes after the step, and rejected rows.
+
+        Each target is the one that `target` returns, or one of several if rows are routed by their values.
+        Keeps the order of rows, and keeps both images of an update together.
+        """
 
     def named_by_rows(self, target: Target) -> bool:
-        """Tell whether rows name the tables they go to.
+        """Return whether the rows' values name their target tables.
 
-        Then `target` gives the columns and keys of all of them, and a name in braces that none has.
+        Then `target` returns the columns and keys that all of these tables share, under a name with
+        placeholders in braces that no table has.
         """
         return False
 
     def empties(self, target: Target) -> bool:
-        """Tell whether an emptied source table empties the target: not where it has rows besides."""
+        """Return whether emptying a source table empties its target: not if the target has other rows too."""
         return True
 
     def shard_of(self, target: Target, instance: str) -> ShardValue | None:
-        """Return the column that the step adds and the value that all rows of a source's table have in it.
+        """Return the column that the step adds, and its value for all rows of a source's table.
 
-        None where it adds none, or where rows of one table differ in it.
+        None if the step adds no such column, or if its value differs between rows of a table.
         """
         return None
 
     def slots_of(self, target: Target) -> Slots | None:
-        """Return which rows of a table pass by the hash of columns, None where that does not decide."""
+        """Return which rows of a table pass by a hash of columns, None if the step does not hash."""
         return None
 
     def removes(self, target: Target) -> bool:
-        """Tell whether a row goes from the target that a source's table no longer has."""
+        """Return whether rows that are missing from a source's table are deleted from the target."""
         return True
 
     def close(self) -> None:
-        """Let go of what is held."""
+        """Release all resources."""
 
 
-def through(chain: Sequence[Step], changes: Changes) -> Iterable[Changes | Rejected]:
-    """Yield what a chain of steps makes of changes; none with no rows."""
+def run_steps(chain: Sequence[Step], changes: Changes) -> Iterable[Changes | Rejected]:
+    """Yield the result of a chain of steps on changes, without empty batches."""
     if not len(changes):
         return
     if not chain:
         yield changes
         return
-    for made in chain[0].apply(changes):
-        if isinstance(made, Rejected):
-            yield replace(made, left=len(chain))
+    for result_of_step in chain[0].apply(changes):
+        if isinstance(result_of_step, Rejected):
+            yield replace(result_of_step, left=len(chain))
         else:
-            yield from through(chain[1:], made)
+            yield from run_steps(chain[1:], result_of_step)
 
 
 def target_through(chain: Sequence[Step], target: Target) -> Target | None:
-    """Return what a chain of steps makes of a table, None where no row of it passes.
+    """Return the target of a chain of steps for a table, None if no row passes.
 
-    Raises OptionInvalid, with the table's name, where a step does not fit it.
+    Raises OptionInvalid, with the table's name, if a step does not fit the table.
     """
-    found = target
+    current = target
     for step in chain:
         try:
-            made = step.target(found)
+            next_target = step.target(current)
         except OptionInvalid as problem:
             hint = f"{problem.hint or ''}. `tables` and `exclude` under a step say for which tables it is"
-            raise OptionInvalid(f"{found.name}: {problem.message}", hint=hint.removeprefix(". ")) from problem
-        if made is None:
+            raise OptionInvalid(
+                f"{current.name}: {problem.message}", hint=hint.removeprefix(". ")
+            ) from problem
+        if next_target is None:
             return None
-        found = made
-    return found
+        current = next_target
+    return current
 
 
 def named_by_rows(chain: Sequence[Step], target: Target) -> bool:
-    """Tell whether rows of a table name the tables they go to."""
-    found: Target | None = target
+    """Return whether the values of a table's rows name their target tables."""
+    current: Target | None = target
     for step in chain:
-        if found is None:
+        if current is None:
             return False
-        if step.named_by_rows(found):
+        if step.named_by_rows(current):
             return True
-        found = step.target(found)
+        current = step.target(current)
     return False
 
 
 def could_be_named(template: TableName, name: TableName) -> bool:
-    """Tell whether rows could name a table so, where the names that `target` gives have braces in them."""
+    """Return whether rows could name this table, for a target name with placeholders in braces."""
     return all(
-        re.fullmatch(".*".join(map(re.escape, re.split(r"\{[^{}]*\}", one))), other, re.DOTALL) is not None
-        for one, other in ((template.database, name.database), (template.table, name.table))
+        re.fullmatch(".*".join(map(re.escape, re.split(r"\{[^{}]*\}", template_part))), name_part, re.DOTALL)
+        is not None
+        for template_part, name_part in ((template.database, name.database), (template.table, name.table))
     )
 
 
@@ -167,20 +173,20 @@ def rows_of(changes: Changes, table: pyarrow.Table) -> Changes:
 
 
 def verbs() -> list[str]:
-    """Return the verbs there are, sorted."""
+    """Return all verbs, sorted."""
     return sorted(module.name for module in pkgutil.iter_modules(steps.__path__))
 
 
 def settings_of(verb: str) -> type[Section]:
-    """Return what a step may be told. Raises OptionInvalid."""
-    found: type[Section] = _module(verb).Settings
-    return found
+    """Return the settings class of a step. Raises OptionInvalid."""
+    section: type[Section] = _module(verb).Settings
+    return section
 
 
 def make_step(verb: str, settings: Section) -> Step:
-    """Make a step. Raises OptionInvalid, DependencyMissing."""
-    made: Step = _module(verb).make(settings)
-    return made
+    """Create a step. Raises OptionInvalid, DependencyMissing."""
+    step: Step = _module(verb).make(settings)
+    return step
 
 
 def _module(verb: str) -> Any:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every step may be told: which tables it is for; and columns found by names in any case."""
+"""The settings that all steps share, and the case-insensitive lookup of columns."""
 
 import difflib
 from collections.abc import Iterable
@@ -13,15 +13,15 @@ from penstock.errors import OptionInvalid
 from penstock.model import TablePatterns
 from penstock.settings.values import Section, TablePatternTexts
 
-# What follows rows that a step cannot work on; None leaves it to the pipeline's `errors.rows`.
+# What to do with rows that a step rejects. None means the pipeline's `errors.rows`.
 OnError = Literal["stop", "skip", "dead_letter"] | None
 
 
 class StepSection(Section):
-    """The part that all steps share. Tables are told by the names they have when they reach the step."""
+    """The settings that all steps share. Tables are matched by their names on arrival at the step."""
 
-    # The one setting that may be written alone: `filter: "total > 5"`.
-    PLAIN: ClassVar[str] = ""
+    # The setting that may be written without its key: `filter: "total > 5"`.
+    SHORTHAND: ClassVar[str] = ""
 
     tables: TablePatternTexts = Field(
         default=(), description="patterns of the tables that the step is for; else all"
@@ -30,11 +30,11 @@ class StepSection(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _written_alone(cls, value: Any) -> Any:
-        return {cls.PLAIN: value} if cls.PLAIN and not isinstance(value, dict) else value
+    def _expand_shorthand(cls, value: Any) -> Any:
+        return {cls.SHORTHAND: value} if cls.SHORTHAND and not isinstance(value, dict) else value
 
-    def concerns(self, target: Target) -> bool:
-        """Tell whether the step is for a table."""
+    def applies_to(self, target: Target) -> bool:
+        """Return whether the step applies to a table."""
         return self._patterns.matches(target.name.database, target.name.table)
 
     @cached_property
@@ -42,15 +42,15 @@ class StepSection(Section):
         return TablePatterns(list(self.tables), list(self.exclude))
 
 
-def column_named(name: str, known: Iterable[str], step: str, of: object) -> str:
-    """Return a column as its table spells it; names know no case. Raises OptionInvalid."""
+def resolve_column(name: str, known: Iterable[str], step: str, of: object) -> str:
+    """Return a column's name as its table spells it, ignoring case. Raises OptionInvalid."""
     names = list(known)
     if name in names:
         return name
     wanted = name.casefold()
-    for one in names:
-        if one.casefold() == wanted:
-            return one
+    for column in names:
+        if column.casefold() == wanted:
+            return column
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     raise OptionInvalid(
         f"{step}: {of} has no column {name!r}",

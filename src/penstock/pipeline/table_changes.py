@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What statements in a log mean for a pipeline's tables: emptied, gone, come, or to be read again.
+"""What a logged statement means for tables: emptied, dropped, added, or to be read again.
 
-A log shows rows that change, not those that a definition changes: a column added with a default, a column
-converted, a table that takes another's name. Such a table is read again from its source.
+A log contains row changes, but not the values that a definition changes: a column added with a default, a
+converted column, a table that takes another's name. Such a table is read again from its source.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -34,30 +34,31 @@ from penstock.schema.statements.tokens import Kind, ServerSpelling, TextUnreadab
 from penstock.schema.table_definition import Contradiction, TableDefinition, alter_definition
 from penstock.source.reading import LoggedStatement
 
-# What gives rows that are there a value that their log does not show.
+# Words that may give existing rows a value that the log does not contain.
 _VALUED = {"GENERATED", "AS", "AUTO_INCREMENT", "SERIAL", "DEFAULT", "NOT", "ON"}
 _KEYS = {"PRIMARY", "UNIQUE", "KEY", "INDEX"}
-# What declares a column whose values are computed.
+# Words that declare a column with computed values.
 _GENERATED = {"GENERATED", "AS"}
 
 
 @dataclass
 class Consequences:
-    """What follows from one statement, in tables of the source.
+    """The consequences of one statement for tables of the source.
 
-    `emptied` lose their rows. `gone` are no longer there, `come` are there anew, `made` of them for certain
-    as they were not there before. `altered` have other columns
-    or keys; the rows of those in `reread` have values that the log does not show, those of `rekeyed` among
-    them maybe in their keys. Rows of `unlogged` came or went in part without being logged, and those of
-    `replaced` are others altogether. A copy took the place of `swapped`; in those of `copied` among them the
-    tool that made it says that it has all rows. `dropped` are columns that tables lost, in lower case.
+    `emptied` tables lose their rows. `removed` no longer exist. `added` tables exist from now on;
+    those in `surely_added` did not exist before. `altered` tables have other columns or keys. Rows of
+    tables in `reread` have values that the log does not contain, and rows of those in `rekeyed` may have
+    other keys. Rows of `unlogged` tables were partly added or deleted without being logged, and `replaced`
+    tables have entirely different rows. A copy replaced each `swapped` table; for those in `copied` the tool
+    that made the copy confirms that it has all rows. `dropped` maps tables to the lower-case names of columns
+    that they lost.
     """
 
     emptied: set[TableName] = field(default_factory=set)
-    gone: set[TableName] = field(default_factory=set)
-    gone_databases: set[str] = field(default_factory=set)
-    come: set[TableName] = field(default_factory=set)
-    made: set[TableName] = field(default_factory=set)
+    removed: set[TableName] = field(default_factory=set)
+    removed_databases: set[str] = field(default_factory=set)
+    added: set[TableName] = field(default_factory=set)
+    surely_added: set[TableName] = field(default_factory=set)
     altered: set[TableName] = field(default_factory=set)
     reread: set[TableName] = field(default_factory=set)
     rekeyed: set[TableName] = field(default_factory=set)
@@ -66,15 +67,15 @@ class Consequences:
     swapped: set[TableName] = field(default_factory=set)
     copied: set[TableName] = field(default_factory=set)
     dropped: dict[TableName, set[str]] = field(default_factory=dict)
-    # Whether it may give a table other keys.
+    # Whether the statement may change a table's keys.
     alters_keys: bool = False
 
 
 @dataclass(frozen=True)
 class TableBefore:
-    """A table as it was before a statement, as far as that is known, and as its server has it now.
+    """A table before a statement, as far as known, and as its server has it now.
 
-    `dropped` are columns that it lost, in lower case: its target may still have their values.
+    `dropped` are the lower-case names of columns that it lost. Its target may still have their values.
     """
 
     columns: Sequence[Column] | None
@@ -85,57 +86,61 @@ class TableBefore:
 def consequences_of(
     statement: LoggedStatement, spelling: ServerSpelling, tables: Mapping[TableName, TableBefore]
 ) -> Consequences:
-    """Return what follows from a statement; `tables` are those that are known."""
-    found = Consequences()
+    """Return the consequences of a statement. `tables` are the known tables."""
+    consequences = Consequences()
     effects = effects_of(statement.text, statement.database, spelling)
     words = _words(statement.text, spelling)
     for effect in effects:
-        _take(found, effect, words, tables)
-    found.copied |= found.swapped if is_cut_over(statement.text) else set()
-    found.alters_keys = not _KEYS.isdisjoint(words) or any(isinstance(effect, Unread) for effect in effects)
-    found.emptied |= statement.emptied - {effect.name for effect in effects if isinstance(effect, DropTable)}
-    found.unlogged |= statement.unlogged
-    return found
+        _apply_effect(consequences, effect, words, tables)
+    consequences.copied |= consequences.swapped if is_cut_over(statement.text) else set()
+    consequences.alters_keys = not _KEYS.isdisjoint(words) or any(
+        isinstance(effect, Unread) for effect in effects
+    )
+    consequences.emptied |= statement.emptied - {
+        effect.name for effect in effects if isinstance(effect, DropTable)
+    }
+    consequences.unlogged |= statement.unlogged
+    return consequences
 
 
-def _take(
-    found: Consequences, effect: Effect, words: list[str], tables: Mapping[TableName, TableBefore]
+def _apply_effect(
+    consequences: Consequences, effect: Effect, words: list[str], tables: Mapping[TableName, TableBefore]
 ) -> None:
     match effect:
         case CreateTable(name=name) | CreateLike(name=name):
-            found.come.add(name)
+            consequences.added.add(name)
             if not effect.keep:
-                found.made.add(name)
+                consequences.surely_added.add(name)
         case DropTable(name):
-            found.gone.add(name)
+            consequences.removed.add(name)
         case DropDatabase(database):
-            found.gone_databases.add(database)
+            consequences.removed_databases.add(database)
         case AlterTable(name, steps):
-            found.altered.add(name)
+            consequences.altered.add(name)
             before = tables.get(name, TableBefore(None, frozenset(), lambda: None))
             if alters_values(steps, words, before):
-                found.reread.add(name)
+                consequences.reread.add(name)
                 if _alters_key(steps, before):
-                    found.rekeyed.add(name)
-            found.dropped[name] = _left(steps)
+                    consequences.rekeyed.add(name)
+            consequences.dropped[name] = _lost_columns(steps)
         case RenameTable(name, to):
-            found.gone.add(name)
-            found.gone.discard(to)
+            consequences.removed.add(name)
+            consequences.removed.discard(to)
             ghost_of = table_of_ghost(name)
             if ghost_of == to:
-                found.swapped.add(to)
+                consequences.swapped.add(to)
             else:
-                found.replaced.add(to)
+                consequences.replaced.add(to)
         case Unread(touched):
-            found.altered |= touched or frozenset()
-            found.reread |= touched or frozenset()
-            found.rekeyed |= touched or frozenset()
+            consequences.altered |= touched or frozenset()
+            consequences.reread |= touched or frozenset()
+            consequences.rekeyed |= touched or frozenset()
 
 
 def columns_after(
     name: TableName, columns: Sequence[Column] | None, text: str, database: str, spelling: ServerSpelling
 ) -> tuple[Column, ...] | None:
-    """Return a table's columns after a statement, None where that cannot be told."""
+    """Return a table's columns after a statement, None if they cannot be determined."""
     if columns is None:
         return None
     definition = TableDefinition(TableSchema(name.database, name.table, tuple(columns)), "utf8mb4")
@@ -152,14 +157,14 @@ def columns_after(
 
 
 def alters_values(steps: Sequence[Step], words: list[str], before: TableBefore) -> bool:
-    """Tell whether an ALTER TABLE may give rows that are there values other than null, or other ones.
+    """Return whether an ALTER TABLE may give existing rows new values other than null.
 
-    Sessions that are not strict convert what does not fit, and the log does not show which sessions are.
+    Sessions without strict mode convert values that do not fit, and the log does not show the mode.
     """
     known = None if before.columns is None else {column.name.lower(): column for column in before.columns}
     dropped = before.dropped | {step.name.lower() for step in steps if isinstance(step, DropColumn)}
     adds = sum(isinstance(step, AddColumn) for step in steps)
-    # Without `explicit_defaults_for_timestamp` a TIMESTAMP that does not say NULL has a default of its own.
+    # Without `explicit_defaults_for_timestamp` a TIMESTAMP column gets a default unless it says NULL.
     says_null = words.count("NULL") >= adds
     for step in steps:
         match step:
@@ -187,7 +192,7 @@ def alters_values(steps: Sequence[Step], words: list[str], before: TableBefore) 
 def _changes_values(
     step: ChangeColumn, words: list[str], known: Mapping[str, Column], before: TableBefore
 ) -> bool:
-    """Tell whether MODIFY or CHANGE may give a column's rows other values, or another name."""
+    """Return whether MODIFY or CHANGE may change a column's values or its name."""
     column = step.column
     old = known.get(step.name.lower())
     if old is None or column.name.lower() != step.name.lower():
@@ -197,9 +202,13 @@ def _changes_values(
     ):
         return True
     if old.charset is not None and not column.charset:
-        # It takes the charset of its table, which the server tells.
+        # The column takes the charset of its table, which only the server knows.
         now = before.now()
-        charset = next((one.charset for one in now.columns if one.name == old.name), None) if now else None
+        charset = (
+            next((candidate.charset for candidate in now.columns if candidate.name == old.name), None)
+            if now
+            else None
+        )
     else:
         charset = column.charset
     if old.charset is not None and not keeps_characters(old.charset, charset):
@@ -208,7 +217,7 @@ def _changes_values(
 
 
 def _alters_key(steps: Sequence[Step], before: TableBefore) -> bool:
-    """Tell whether an ALTER TABLE may give rows other keys."""
+    """Return whether an ALTER TABLE may change the keys of rows."""
     if any(isinstance(step, SetKey | ConvertCharset) for step in steps):
         return True
     now = before.now()
@@ -217,9 +226,8 @@ def _alters_key(steps: Sequence[Step], before: TableBefore) -> bool:
     return now is None or not changed.isdisjoint(name.lower() for name in now.primary_key)
 
 
-def _left(steps: Sequence[Step]) -> set[str]:
-    """Return the names, in lower case, under which a table has no column after an ALTER TABLE, or another
-    one."""
+def _lost_columns(steps: Sequence[Step]) -> set[str]:
+    """Return the lower-case names of columns that an ALTER TABLE drops, renames or replaces."""
     dropped = {step.name.lower() for step in steps if isinstance(step, DropColumn)}
     renamed = {step.name.lower() for step in steps if isinstance(step, RenameColumn | ChangeColumn)}
     kept = {step.column.name.lower() for step in steps if isinstance(step, ChangeColumn)}
@@ -227,8 +235,8 @@ def _left(steps: Sequence[Step]) -> set[str]:
     return dropped | (renamed - kept)
 
 
-def same_rows(before: Sequence[Column], after: Sequence[Column]) -> bool:
-    """Tell whether a copy of a table has the same columns, and each of them keeps every value."""
+def keeps_rows(before: Sequence[Column], after: Sequence[Column]) -> bool:
+    """Return whether a copy of a table has the same columns, each of which keeps every value."""
     return [column.name for column in before] == [column.name for column in after] and all(
         map(keeps_column_values, before, after)
     )
@@ -245,13 +253,13 @@ def _words(text: str, spelling: ServerSpelling) -> list[str]:
 
 
 def _without_null(words: list[str]) -> list[str]:
-    """Return the words without DEFAULT NULL and ON UPDATE clauses of charsets, which give no value."""
+    """Return the words without DEFAULT NULL, which gives existing rows no value."""
     kept: list[str] = []
-    at = 0
-    while at < len(words):
-        if words[at] == "DEFAULT" and words[at + 1 : at + 2] == ["NULL"]:
-            at += 2
+    index = 0
+    while index < len(words):
+        if words[index] == "DEFAULT" and words[index + 1 : index + 2] == ["NULL"]:
+            index += 2
             continue
-        kept.append(words[at])
-        at += 1
+        kept.append(words[index])
+        index += 1
     return kept

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What `_metadata` tells of single columns: values that a row image lacks, and those no type can hold.
+"""The values of single columns in `_metadata`: those missing from a row image, and unrepresentable ones.
 
-A step that renames or drops columns says so here, so that nothing is told of a column by a name it no longer
-has.
+A step that renames or drops columns updates this metadata, so that it only refers to existing columns.
 """
 
 from collections.abc import Collection, Mapping
@@ -18,83 +17,85 @@ _METADATA = "_metadata"
 
 
 def refuse_absent(rows: pyarrow.RecordBatch, read: Collection[str], step: str) -> None:
-    """Raise ServerUnsupported where a row image lacks a column that a step reads."""
+    """Raise ServerUnsupported if a row image does not have a column that a step reads."""
     absent = compute.struct_field(rows.column(_METADATA), "absent")
     if absent.null_count == len(absent):
         return
-    lacking = set(compute.list_flatten(absent).unique().to_pylist()) & set(read)
-    if lacking:
-        place = rows.column(_METADATA)[0].as_py()
+    missing = set(compute.list_flatten(absent).unique().to_pylist()) & set(read)
+    if missing:
+        metadata = rows.column(_METADATA)[0].as_py()
         raise ServerUnsupported(
-            f"{step}: row images lack {', '.join(sorted(lacking))}",
-            position=f"{place['file']}:{place['offset']}",
+            f"{step}: row images lack {', '.join(sorted(missing))}",
+            position=f"{metadata['file']}:{metadata['offset']}",
             hint="SET GLOBAL binlog_row_image = FULL on the server",
         )
 
 
-def renamed(
+def rename_metadata(
     rows: pyarrow.RecordBatch, names: Mapping[str, str], *, keep_absent: bool = False
 ) -> pyarrow.RecordBatch:
-    """Return rows whose `_metadata` tells of columns under new names, and not of those without one.
+    """Return rows whose `_metadata` uses new column names, without columns that have no new name.
 
-    With `keep_absent` what is told of columns that an image lacks stays as it is.
+    With `keep_absent` the list of columns missing from an image is not changed.
     """
     index = rows.schema.get_field_index(_METADATA)
     metadata = rows.column(index)
     kind = metadata.type
     fields = {kind.field(number).name: number for number in range(kind.num_fields)}
-    # `flatten` gives the fields under the struct's own validity, also where the batch is a slice of another.
+    # `flatten` applies the struct's own validity, also if the batch is a slice of another.
     parts = metadata.flatten()
     absent, exact = parts[fields["absent"]], parts[fields["unrepresentable"]]
     if absent.null_count == len(absent) and exact.null_count == len(exact):
         return rows
     if not keep_absent:
-        parts[fields["absent"]] = _listed(absent, names)
-    parts[fields["unrepresentable"]] = _mapped(exact, names)
-    made = pyarrow.StructArray.from_arrays(parts, fields=list(kind))
-    return rows.set_column(index, rows.schema.field(index), made)
+        parts[fields["absent"]] = _rename_in_lists(absent, names)
+    parts[fields["unrepresentable"]] = _rename_in_maps(exact, names)
+    renamed_metadata = pyarrow.StructArray.from_arrays(parts, fields=list(kind))
+    return rows.set_column(index, rows.schema.field(index), renamed_metadata)
 
 
-def _listed(absent: pyarrow.Array, names: Mapping[str, str]) -> pyarrow.Array:
-    """Rename in lists of names. Rows that lack columns are few, and their lists short."""
+def _rename_in_lists(absent: pyarrow.Array, names: Mapping[str, str]) -> pyarrow.Array:
+    """Rename columns in lists of names. Few rows have such a list, and the lists are short."""
     lists = [
-        None if one is None else [names[name] for name in one if name in names] or None
-        for one in absent.to_pylist()
+        None if absent_names is None else [names[name] for name in absent_names if name in names] or None
+        for absent_names in absent.to_pylist()
     ]
     return pyarrow.array(lists, absent.type)
 
 
-def _mapped(exact: pyarrow.Array, names: Mapping[str, str]) -> pyarrow.Array:
-    """Rename in maps of names. Values that no type can hold are few."""
+def _rename_in_maps(exact: pyarrow.Array, names: Mapping[str, str]) -> pyarrow.Array:
+    """Rename columns in maps of names. Unrepresentable values are rare."""
     maps = [
-        None if one is None else [(names[name], text) for name, text in one if name in names] or None
-        for one in exact.to_pylist()
+        None
+        if exact_values is None
+        else [(names[name], text) for name, text in exact_values if name in names] or None
+        for exact_values in exact.to_pylist()
     ]
     return pyarrow.array(maps, exact.type)
 
 
 def exact_texts(rows: pyarrow.RecordBatch, column: str) -> pyarrow.Array | None:
-    """Return the texts of a column's values that its type cannot hold, null elsewhere; None for no value."""
+    """Return the texts of a column's unrepresentable values, null elsewhere; None if there are none."""
     exact = compute.struct_field(rows.column(_METADATA), "unrepresentable")
     if exact.null_count == len(exact):
         return None
-    found = compute.map_lookup(exact, column, "first")
-    return None if found.null_count == len(found) else found
+    texts = compute.map_lookup(exact, column, "first")
+    return None if texts.null_count == len(texts) else texts
 
 
 def refuse_partial(name: TableName, rows: pyarrow.RecordBatch) -> None:
-    """Raise ServerUnsupported where a row that is put there lacks columns: null would not be their value."""
+    """Raise ServerUnsupported if an inserted or updated row is missing columns, which null would falsify."""
     absent = compute.struct_field(rows.column("_metadata"), "absent")
     lengths = compute.fill_null(compute.list_value_length(absent), 0)
     if not compute.any(compute.greater(lengths, 0)).as_py():
         return
-    put = compute.is_in(rows.column("_change_type"), value_set=pyarrow.array(PUTS))
-    partial = compute.and_(put, compute.greater(lengths, 0))
+    writes_row = compute.is_in(rows.column("_change_type"), value_set=pyarrow.array(PUTS))
+    partial = compute.and_(writes_row, compute.greater(lengths, 0))
     if compute.any(partial).as_py():
-        at = compute.index(partial, True).as_py()
-        place = rows.column("_metadata")[at].as_py()
+        index = compute.index(partial, True).as_py()
+        first = rows.column("_metadata")[index].as_py()
         raise ServerUnsupported(
-            f"a row of {name} was logged without {', '.join(place['absent'])}, so what it is cannot be told",
-            position=f"{place['file']}:{place['offset']}",
+            f"a row of {name} was logged without {', '.join(first['absent'])}, so what it is cannot be told",
+            position=f"{first['file']}:{first['offset']}",
             hint="SET GLOBAL binlog_row_image = FULL on the server, then penstock resnapshot the table",
         )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Address and credentials of a target: the settings that all sinks with a server share."""
+"""The address and credentials of a target: settings shared by all sinks that connect to a server."""
 
 import re
 import ssl
@@ -13,12 +13,12 @@ from penstock.errors import ConnectionLost, PenstockError, TlsFailed
 from penstock.model import Secret
 from penstock.settings.values import SecretText, Section, one_secret
 
-# The account in a URL, which may name several hosts behind it.
+# The account in a URL, which may contain several hosts.
 _ACCOUNT = re.compile(r"^([a-z][a-z0-9+.-]*://)([^/?#]*)@", re.IGNORECASE)
 
 
-def lost(what: str, problem: BaseException, place: str | None = None) -> PenstockError:
-    """Return the error for a connection that failed: one to be tried again, but not where TLS failed."""
+def connection_error(what: str, problem: BaseException, position: str | None = None) -> PenstockError:
+    """Return the error for a failed connection: retryable, unless TLS failed."""
     cause: BaseException | None = problem
     while cause is not None:
         if isinstance(cause, ssl.SSLError):
@@ -26,11 +26,11 @@ def lost(what: str, problem: BaseException, place: str | None = None) -> Penstoc
                 f"no TLS with {what}: {cause}", hint="Set ca to the file of the authority, and check the URL"
             )
         cause = cause.__cause__ or cause.__context__
-    return ConnectionLost(f"{what} does not answer: {problem}", position=place)
+    return ConnectionLost(f"{what} does not answer: {problem}", position=position)
 
 
 class Endpoint(Section):
-    """A server by its URL. An account in the URL is taken out of it, so that no message has it."""
+    """A server by its URL. An account in the URL is removed from it, so that no message contains it."""
 
     url: str = Field(description="the target's URL")
     user: str | None = Field(
@@ -43,24 +43,24 @@ class Endpoint(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _account_of_url(cls, given: Any) -> Any:
-        url = given.get("url") if isinstance(given, dict) else None
-        if not isinstance(url, str) or (found := _ACCOUNT.match(url)) is None:
-            return given
-        user, _, password = found[2].partition(":")
-        taken = {"url": f"{found[1]}{url[found.end() :]}"}
+    def _account_of_url(cls, values: Any) -> Any:
+        url = values.get("url") if isinstance(values, dict) else None
+        if not isinstance(url, str) or (match := _ACCOUNT.match(url)) is None:
+            return values
+        user, _, password = match[2].partition(":")
+        extracted = {"url": f"{match[1]}{url[match.end() :]}"}
         if user:
-            taken["user"] = given.get("user") or unquote(user)
-        if password and not any(given.get(f"password{more}") for more in ("", "_file", "_env")):
-            taken["password"] = unquote(password)
-        return given | taken
+            extracted["user"] = values.get("user") or unquote(user)
+        if password and not any(values.get(f"password{suffix}") for suffix in ("", "_file", "_env")):
+            extracted["password"] = unquote(password)
+        return values | extracted
 
     @field_validator("password_env")
     @classmethod
-    def _one_password(cls, variable: str | None, others: ValidationInfo) -> str | None:
+    def _check_single_password(cls, variable: str | None, others: ValidationInfo) -> str | None:
         one_secret(others.data.get("password"), others.data.get("password_file"), variable, "password")
         return variable
 
     def secret(self) -> Secret | None:
-        """Return the password, read now, None where there is none. Raises ValueError."""
+        """Read and return the password, None if none is set. Raises ValueError."""
         return one_secret(self.password, self.password_file, self.password_env, "password")

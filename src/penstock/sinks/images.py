@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The last image of each key: what a target that keeps state needs of a batch, and no more.
+"""Reduces a batch to the last image of each key, which is all that a stateful target needs.
 
-A row is an event of its own key: one that is put there (PUTS) or one that is taken away (TAKES). An update
-that moves a row from one key to another is the taking of the one and the putting of the other, so the last
-event of each key tells what becomes of it, whatever came before.
+A row image either writes its key (PUTS) or removes it (TAKES). An update that changes a row's key removes the
+old key and writes the new one. The last image of each key therefore determines its result, whatever came
+before.
 """
 
 from collections import Counter
@@ -16,18 +16,18 @@ import pyarrow.compute as pc
 from penstock.changes import PUTS, Changes, Origin, Target
 from penstock.errors import ServerUnsupported
 
-# Where a key cannot be represented in its column, what it was stands here, under the column's name.
+# The metadata field with the texts of unrepresentable values, by column name.
 _UNREPRESENTABLE = "unrepresentable"
-# Gathered rows are reduced once so many bytes came since the last time, or as many as were left then.
+# Buffered rows are reduced after this many new bytes, or as many as the last reduction left.
 _BYTES_BETWEEN_REDUCTIONS = 48 << 20
 
 
 def last_images(target: Target, parts: Sequence[Changes]) -> pyarrow.Table:
-    """Return the last event of each primary key: columns as in `Changes.rows`, at most one row a key.
+    """Return the last event of each primary key: columns as in `Changes.rows`, at most one row per key.
 
-    The last by commit version; at one version rows of a load come before changes of the log, and all others
-    as they stand in `parts`. Types of change stay as they were, so an `update_preimage` without its postimage
-    is the end of its key. Of a target without a primary key every row is given back, in commit order.
+    Rows are ordered by commit version. At equal versions, rows of a load come before changes of the log, and
+    the order in `parts` decides otherwise. Change types are kept, so an `update_preimage` without its
+    postimage removes its key. For a target without a primary key, all rows are returned in commit order.
     """
     rows = pyarrow.Table.from_batches([part.rows for part in parts])
     order = _commit_order(rows, parts)
@@ -41,20 +41,22 @@ def last_images(target: Target, parts: Sequence[Changes]) -> pyarrow.Table:
         kept = order[last_of_each(key_columns(rows, target.primary_key), rank)]
     if len(kept) == rows.num_rows:
         return rows
-    # A mask keeps the batches apart, where taking by number would join texts of more than 2 GiB.
+    # A mask keeps batches separate, while taking by index would join texts of more than 2 GiB.
     mask = numpy.zeros(rows.num_rows, numpy.bool_)
     mask[kept] = True
     return rows.filter(pyarrow.array(mask))
 
 
 def key_columns(rows: pyarrow.Table, key: Sequence[str]) -> list[pyarrow.ChunkedArray]:
-    """Return columns which agree for two rows exactly where their keys do, also where a key's value cannot be
-    held by its column's type."""
+    """Return columns that are equal for two rows exactly if their keys are.
+
+    This also holds for key values that the column's type cannot represent.
+    """
     columns = []
     for name in key:
         column = rows.column(name)
         if pyarrow.types.is_floating(column.type):
-            # The two zeros are one key.
+            # Positive and negative zero are the same key.
             column = pc.add(column, pyarrow.scalar(0, column.type))
         columns.append(column)
         if column.null_count:
@@ -63,23 +65,27 @@ def key_columns(rows: pyarrow.Table, key: Sequence[str]) -> list[pyarrow.Chunked
 
 
 def unrepresentable_text(rows: pyarrow.Table | pyarrow.RecordBatch, name: str) -> pyarrow.ChunkedArray:
-    """Return the text of a column's values that its type cannot hold, null for all others."""
+    """Return the texts of a column's values that its type cannot represent, null for other values."""
     texts = pc.struct_field(rows.column("_metadata"), _UNREPRESENTABLE)
     return pc.map_lookup(texts, name, "first")
 
 
 def last_of_each(columns: Sequence[pyarrow.ChunkedArray], rank: numpy.ndarray) -> numpy.ndarray:
-    """Return, ascending, the highest rank among the rows of each key. `columns` have one value a row."""
+    """Return, ascending, the highest rank among the rows of each key.
+
+    `columns` have one value per row.
+    """
     names = [str(number) for number in range(len(columns))]
     table = pyarrow.table([*columns, pyarrow.array(rank)], names=[*names, "rank"])
-    found = table.group_by(names, use_threads=False).aggregate([("rank", "max")])
-    return numpy.sort(found.column("rank_max").to_numpy())
+    ranks = table.group_by(names, use_threads=False).aggregate([("rank", "max")])
+    return numpy.sort(ranks.column("rank_max").to_numpy())
 
 
-def separated(changes: Changes, places: numpy.ndarray) -> Changes:
-    """Return changes in which an update between two places is a delete and an insert. `places` are of rows.
+def split_moved_updates(changes: Changes, places: numpy.ndarray) -> Changes:
+    """Return changes in which an update that moves between places is a delete and an insert.
 
-    The images of an update stand side by side, and have the same version and number.
+    `places` has the place of each row. The images of an update are adjacent, with the same version and
+    number.
     """
     rows = changes.rows
     if rows.num_rows < 2:
@@ -99,47 +105,49 @@ def separated(changes: Changes, places: numpy.ndarray) -> Changes:
     if not count:
         return changes
     moved[1:] |= moved[:-1]
-    told = pc.replace_with_mask(kinds, pyarrow.array(moved), pyarrow.array(["delete", "insert"] * count))
-    at = rows.schema.get_field_index("_change_type")
-    return changes.with_rows(rows.set_column(at, rows.schema.field(at), told))
+    split_kinds = pc.replace_with_mask(
+        kinds, pyarrow.array(moved), pyarrow.array(["delete", "insert"] * count)
+    )
+    index = rows.schema.get_field_index("_change_type")
+    return changes.with_rows(rows.set_column(index, rows.schema.field(index), split_kinds))
 
 
 def puts(rows: pyarrow.Table | pyarrow.RecordBatch) -> pyarrow.ChunkedArray:
-    """Tell of each row whether it is put there; else it is taken away."""
+    """Return a mask of the rows that are written. The other rows are removed."""
     return pc.is_in(rows.column("_change_type"), value_set=pyarrow.array(PUTS))
 
 
 def with_metadata(rows: pyarrow.RecordBatch, names: Sequence[str]) -> pyarrow.RecordBatch:
-    """Return rows whose `_metadata` has only these of its fields."""
-    place = rows.schema.get_field_index("_metadata")
-    whole = rows.column(place)
-    fields = [whole.type.field(name) for name in names]
-    # Rows always have their metadata, so that a field is null just where it is in the whole.
-    kept = pyarrow.StructArray.from_arrays([pc.struct_field(whole, name) for name in names], fields=fields)
-    return rows.set_column(place, rows.schema.field(place).with_type(kept.type), kept)
+    """Return rows whose `_metadata` has only the named fields."""
+    index = rows.schema.get_field_index("_metadata")
+    metadata = rows.column(index)
+    fields = [metadata.type.field(name) for name in names]
+    # `_metadata` itself is never null, so a field is null exactly if its value is.
+    kept = pyarrow.StructArray.from_arrays([pc.struct_field(metadata, name) for name in names], fields=fields)
+    return rows.set_column(index, rows.schema.field(index).with_type(kept.type), kept)
 
 
 class LastImages:
-    """Gathers changes of one table, and holds about twice the last images of their keys, not all of them.
+    """Buffers changes of one table in about twice the memory of the last image of each key.
 
-    They are reduced to those once `bytes_between` came since the last time.
+    The buffer is reduced after `bytes_between` new bytes.
     """
 
     def __init__(self, target: Target, bytes_between: int = _BYTES_BETWEEN_REDUCTIONS) -> None:
         self.target = target
         self._bytes_between = bytes_between
-        # The version at which the table was emptied, None where it was not.
+        # The version at which the table was emptied, None if it was not.
         self.emptied: int | None = None
         self._parts: list[Changes] = []
         self._bytes_reduced = 0
-        # The memory of what is held.
+        # The memory used, in bytes.
         self.bytes = 0
 
     def add(self, changes: Changes) -> None:
-        """Take changes that have the columns of those before."""
+        """Add changes with the same columns as the previous ones."""
         if self.emptied is not None:
-            behind = pc.greater(changes.rows.column("_commit_version"), self.emptied)
-            changes = changes.with_rows(changes.rows.filter(behind))
+            later = pc.greater(changes.rows.column("_commit_version"), self.emptied)
+            changes = changes.with_rows(changes.rows.filter(later))
         if not len(changes):
             return
         self._parts.append(changes)
@@ -149,23 +157,25 @@ class LastImages:
             self._reduce()
 
     def empty(self, version: int) -> None:
-        """Forget what came so far: the table was emptied at a version. Rows of a load that was read before
-        are let go when they come."""
+        """Discard all changes so far, because the table was emptied at a version.
+
+        Rows of an earlier load that arrive later are dropped.
+        """
         self.emptied = version
         self._parts, self._bytes_reduced, self.bytes = [], 0, 0
 
     def rows(self) -> pyarrow.Table | None:
-        """Return what is left, as `last_images` does; None where nothing came."""
+        """Return the buffered rows, like `last_images`; None if there are none."""
         return last_images(self.target, self._parts) if self._parts else None
 
     def followed(self) -> "LastImages":
-        """Return an empty one for what follows."""
-        next_one = LastImages(self.target, self._bytes_between)
-        next_one.emptied = self.emptied
-        return next_one
+        """Return an empty buffer for the changes that follow."""
+        successor = LastImages(self.target, self._bytes_between)
+        successor.emptied = self.emptied
+        return successor
 
     def _reduce(self) -> None:
-        # Rows of both origins are kept apart, as their order at one version depends on it.
+        # Reduce each origin separately, because the order at equal versions depends on it.
         of_each = {
             origin: [part for part in self._parts if part.origin is origin]
             for origin in Origin
@@ -181,7 +191,7 @@ class LastImages:
 
 
 def _commit_order(rows: pyarrow.Table, parts: Sequence[Changes]) -> numpy.ndarray | None:
-    """Return the rows' numbers in commit order, None where they stand in it."""
+    """Return the row indexes in commit order, None if the rows already are in order."""
     versions = rows.column("_commit_version").to_numpy()
     logged = numpy.repeat(
         numpy.array([part.origin is Origin.LOG for part in parts], numpy.int8), [len(part) for part in parts]
@@ -193,7 +203,7 @@ def _commit_order(rows: pyarrow.Table, parts: Sequence[Changes]) -> numpy.ndarra
 
 
 def refuse_partial(changes: Changes) -> None:
-    """Raise ServerUnsupported where row images lack columns: null must not stand for them."""
+    """Raise ServerUnsupported if row images are missing columns, which null would falsify."""
     absent = pc.struct_field(changes.rows.column("_metadata"), "absent")
     if absent.null_count < len(absent):
         raise ServerUnsupported(
@@ -205,16 +215,19 @@ def refuse_partial(changes: Changes) -> None:
 def unrepresentable_counts(
     target: Target, rows: pyarrow.Table, chosen: pyarrow.ChunkedArray | None = None
 ) -> Counter[str]:
-    """Count the values that a target's columns cannot hold, by "table.column", in all or chosen rows."""
-    found: Counter[str] = Counter()
+    """Count the values that a target's columns cannot represent, by "table.column".
+
+    Counts all rows, or only the chosen ones.
+    """
+    counts: Counter[str] = Counter()
     texts = pc.struct_field(rows.column("_metadata"), "unrepresentable")
     if texts.null_count == len(texts):
-        return found
+        return counts
     if chosen is not None:
         rows, texts = rows.filter(chosen), texts.filter(chosen)
     for name in target.column_names:
         if rows.column(name).null_count:
             count = pc.count(pc.map_lookup(texts, name, "first")).as_py()
             if count:
-                found[f"{target.name}.{name}"] = count
-    return found
+                counts[f"{target.name}.{name}"] = count
+    return counts

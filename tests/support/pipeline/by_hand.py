@@ -12,7 +12,7 @@ from penstock.pipeline.load.watermark import take_watermark
 from penstock.pipeline.record import BatchRecord
 from penstock.pipeline.settings import PipelineSettings, pipeline_of_values
 from penstock.pipeline.state import PipelineState, Standing
-from penstock.pipeline.step import Rejected, target_through, through
+from penstock.pipeline.step import Rejected, run_steps, target_through
 from penstock.pipeline.verify.log_behind import LogBehind
 from penstock.sinks.sink import BatchMark, Evolution
 from tools.servers import Server
@@ -98,7 +98,7 @@ class HandDriven:
             mark = BatchMark(self.settings.name, standing.generation, number)
             writer = self._sink.open(mark, 0)
             for one in made:
-                for passed in through(self._steps, one):
+                for passed in run_steps(self._steps, one):
                     # A step rejects rows only where the pipeline says that it goes on without them.
                     if not isinstance(passed, Rejected):
                         writer.write(passed)

@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from penstock.changes import Changes
-from penstock.pipeline.step import Step, make_step, settings_of, target_through, through
+from penstock.pipeline.step import Step, make_step, run_steps, settings_of, target_through
 from tests.support.pipeline.changes_made import rows_schema, target_of
 
 ORDERS = target_of(
@@ -27,7 +27,7 @@ def rows(changes: Changes) -> list[tuple[Any, ...]]:
 def run(chain: Step | Iterable[Step], changes: Changes) -> Changes:
     """Return the one that comes out, proved to have the columns and the name that were announced."""
     steps = [chain] if isinstance(chain, Step) else list(chain)
-    (found,) = through(steps, changes)
+    (found,) = run_steps(steps, changes)
     assert isinstance(found, Changes)
     target = target_through(steps, changes.target)
     assert found.target == target

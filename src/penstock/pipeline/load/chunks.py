@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A table cut into chunks by its own key, whatever its values and however they lie.
+"""Cuts a table into chunks by its key, regardless of the key's type and distribution.
 
-A table is cut where the server's own index says that rows are: a range with too many is divided at a key
-that it has, and each part is estimated by the dives that the optimizer makes for EXPLAIN. So a plan costs a
-few index look-ups for each chunk and reads no rows, and neither gaps nor clusters of keys matter. Estimates
-decide how large chunks become, never which rows they hold: ranges touch, and the outer ones have no end.
+A table is cut where the server's index has rows: a range with too many rows is divided at an existing key,
+and the optimizer's index dives (EXPLAIN) estimate each part. A plan costs a few index lookups per chunk and
+reads no rows, so neither gaps nor clusters of keys matter. Estimates only determine the size of chunks, never
+which rows they hold: ranges are contiguous, and the outer ones are unbounded.
 """
 
 from collections.abc import Iterator, Sequence
@@ -18,25 +18,24 @@ from penstock.model import ServerAddress, TableName, quote_name
 from penstock.pipeline.load.keys import KeyColumn
 from penstock.pipeline.load.session import LoadSession, open_session
 
-# A range is left whole where it passes the wish by no more: estimates are no finer.
+# A range is not divided if it exceeds the wanted size by at most this factor; estimates are no finer.
 _SLACK = 1.5
-# Where a cut is looked for: in the middle, then further out.
+# Positions at which to look for a cut: in the middle first, then further out.
 _SHARES = (0.5, 0.25, 0.75, 0.0625, 0.9375)
-# Estimates that are wrong by so much are of no more use: statistics may be old, or never have been made.
+# Estimates wrong by this factor are not usable. Statistics may be outdated or missing.
 _WRONG_BY = 3
-# So many cuts for each wished-for chunk may fall where no rows are gained by them.
+# A limit on cuts per wanted chunk, for cuts that separate no rows.
 _CUTS_PER_CHUNK_MAX = 8
 _CUTS_MIN = 64
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Rows of a table between two keys. Pickles.
+    """Rows of a table between two keys. Can be pickled.
 
-    `key` names the columns by which the table is cut, those of the index `index`; () where it has no key,
-    and then there is one chunk. `low` (inclusive) and `high` (exclusive) are values of those columns as SQL
-    literals, None where there is no bound. `rows` is the server's estimate, `number` counts a table's
-    chunks from 0.
+    `key` names the columns of the index `index`, by which the table is cut. It is () for a table without a
+    key, which is one chunk. `low` (inclusive) and `high` (exclusive) are values of those columns as SQL
+    literals, None if unbounded. `rows` is the server's estimate, `number` counts a table's chunks from 0.
     """
 
     table: TableName
@@ -49,7 +48,7 @@ class Chunk:
 
     @property
     def condition(self) -> str:
-        """The chunk's rows as an SQL condition, "" for all."""
+        """The chunk's rows as an SQL condition, "" for all rows."""
         return within([quote_name(name) for name in self.key], self.low, self.high)
 
     def to_json(self) -> dict[str, Any]:
@@ -85,33 +84,33 @@ class Chunk:
 
 def at_or_after(names: Sequence[str], values: Sequence[str]) -> str:
     """Return the condition that a key is not before these values; names are quoted, values literals."""
-    return _beside(">", ">=", names, values)
+    return _comparison(">", ">=", names, values)
 
 
 def after(names: Sequence[str], values: Sequence[str]) -> str:
-    """Return the condition that a key is behind these values."""
-    return _beside(">", ">", names, values)
+    """Return the condition that a key is after these values."""
+    return _comparison(">", ">", names, values)
 
 
 def before(names: Sequence[str], values: Sequence[str]) -> str:
     """Return the condition that a key is before these values."""
-    return _beside("<", "<", names, values)
+    return _comparison("<", "<", names, values)
 
 
-def _beside(sign: str, last_sign: str, names: Sequence[str], values: Sequence[str]) -> str:
-    """Compare column by column, in words of which every optimizer makes ranges of an index."""
+def _comparison(sign: str, last_sign: str, names: Sequence[str], values: Sequence[str]) -> str:
+    """Compare column by column, in a form that every optimizer turns into index ranges."""
     name, value = names[0], values[0]
     if len(values) == 1:
         return f"{name} {last_sign} {value}"
-    rest = _beside(sign, last_sign, names[1:], values[1:])
+    rest = _comparison(sign, last_sign, names[1:], values[1:])
     return f"{name} {sign} {value} OR ({name} = {value} AND ({rest}))"
 
 
 def within(names: Sequence[str], low: Sequence[str] | None, high: Sequence[str] | None) -> str:
-    """Return the condition of keys from `low` on and before `high`, "" without either bound."""
+    """Return the condition for keys from `low` on and before `high`, "" without bounds."""
     front = 0
     if low is not None and high is not None:
-        # What both share is an equation, which narrows the index at once.
+        # The common prefix becomes an equation, which narrows the index range at once.
         while front < min(len(low), len(high)) - 1 and low[front] == high[front]:
             front += 1
     parts = [f"{name} = {value}" for name, value in zip(names[:front], (low or ())[:front], strict=True)]
@@ -123,31 +122,33 @@ def within(names: Sequence[str], low: Sequence[str] | None, high: Sequence[str] 
 
 
 def bound_values(target: Target, chunk: Chunk) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-    """Return a chunk's bounds as Python values by column: low (inclusive) and high (exclusive), None for
-    none."""
+    """Return a chunk's bounds as Python values by column: low (inclusive) and high (exclusive).
+
+    None if unbounded.
+    """
     columns = [KeyColumn(target.column(name)) for name in chunk.key]
 
     def values(bound: tuple[str, ...] | None) -> dict[str, Any] | None:
         if bound is None:
             return None
-        return {one.column.name: one.value(text) for one, text in zip(columns, bound, strict=True)}
+        return {column.column.name: column.value(text) for column, text in zip(columns, bound, strict=True)}
 
     return values(chunk.low), values(chunk.high)
 
 
 def plan_chunks(address: ServerAddress, target: Target, *, rows: int = CHUNK_ROWS) -> list[Chunk]:
-    """Cut a table into chunks of about `rows` rows, in the order of its key; at least one.
+    """Cut a table into chunks of about `rows` rows, in the order of its key; at least one chunk.
 
-    The key is the primary one, else a unique one without nulls; a table without either is one chunk, whose
-    rows nothing tells apart. Costs a few index look-ups for each chunk. Raises SchemaChanged where the
-    table is gone or its key another one, and what `connect` raises.
+    The key is the primary key, else a unique key without nulls. A table without either is one chunk, because
+    nothing identifies its rows. Costs a few index lookups per chunk. Raises SchemaChanged if the table was
+    dropped or its key changed, and what `connect` raises.
     """
     with open_session(address) as session:
         return plan_over(session, target, rows=rows)
 
 
 def plan_over(session: LoadSession, target: Target, *, rows: int = CHUNK_ROWS) -> list[Chunk]:
-    """The same over a session at hand."""
+    """Cut a table into chunks like `plan_chunks`, over an open session."""
     index, key = _chunk_key(session, target)
     columns = [KeyColumn(target.column(name)) for name in key]
     if not key or not all(column.is_ordered for column in columns):
@@ -163,7 +164,7 @@ ORDER BY s.INDEX_NAME <> 'PRIMARY', s.INDEX_NAME, s.SEQ_IN_INDEX"""
 
 
 def _chunk_key(session: LoadSession, target: Target) -> tuple[str, tuple[str, ...]]:
-    """Return the name and the columns of the index to cut by; "" and () where there is none."""
+    """Return the name and the columns of the index to cut by; "" and () if there is none."""
     indexes: dict[str, list[dict[str, Any]]] = {}
     for row in session.query(_INDEXES, target.name.database, target.name.table):
         indexes.setdefault(str(row["INDEX_NAME"]), []).append(row)
@@ -181,8 +182,8 @@ def _chunk_key(session: LoadSession, target: Target) -> tuple[str, tuple[str, ..
 
 
 def _is_whole(part: dict[str, Any]) -> bool:
-    """Tell whether a part of an index is a whole column that is never null, and the optimizer may use it."""
-    # MySQL calls an index invisible, MariaDB ignored; older ones have neither.
+    """Return whether an index part is a whole column that is never null and usable by the optimizer."""
+    # MySQL has invisible indexes, MariaDB ignored ones. Older servers have neither.
     usable = part.get("IS_VISIBLE", "YES") == "YES" and part.get("IGNORED", "NO") == "NO"
     return usable and part["COLUMN_NAME"] is not None and not part["SUB_PART"] and part["NULLABLE"] != "YES"
 
@@ -199,7 +200,7 @@ def _table_rows(session: LoadSession, name: TableName) -> int:
 
 @dataclass(frozen=True)
 class _Range:
-    """Keys from `low`, which is one of the table's, to `last`, which is one as well, before `high`."""
+    """Keys from `low` to `last`, which both exist in the table. All are before `high`."""
 
     low: tuple[str, ...]
     last: tuple[str, ...]
@@ -216,111 +217,125 @@ class _Planner:
         self._index = index
         self._columns = columns
         self._names = [column.sql for column in columns]
-        self._wish = max(rows, 1)
+        self._wanted_rows = max(rows, 1)
         self._cuts = 0
 
     def chunks(self) -> list[Chunk]:
-        whole = Chunk(self._table, tuple(one.column.name for one in self._columns), index=self._index)
+        whole = Chunk(self._table, tuple(column.column.name for column in self._columns), index=self._index)
         low, last = self._key("", "ASC"), self._key("", "DESC")
         if low is None or last is None:
             return [whole]
         rows = self._rows(None, None)
-        self._cuts = _CUTS_MIN + _CUTS_PER_CHUNK_MAX * (rows // self._wish)
-        ranges = list(self._merged(self._divided(_Range(low, last, None, rows))))
+        self._cuts = _CUTS_MIN + _CUTS_PER_CHUNK_MAX * (rows // self._wanted_rows)
+        ranges = list(self._merge_small(self._divide(_Range(low, last, None, rows))))
         if not self._is_believable(ranges):
-            ranges = list(self._walked(low, last))
-        found = [replace(whole, low=one.low, high=one.high, rows=one.rows) for one in ranges]
-        # Rows may appear in front of the first.
-        found[0] = replace(found[0], low=None)
-        return found
+            ranges = list(self._scan_ranges(low, last))
+        chunks = [replace(whole, low=column.low, high=column.high, rows=column.rows) for column in ranges]
+        # Rows may be inserted before the first chunk.
+        chunks[0] = replace(chunks[0], low=None)
+        return chunks
 
     def _is_believable(self, ranges: Sequence[_Range]) -> bool:
-        """Tell whether the range in the middle has no more rows than it may, by going through that many."""
-        one = ranges[len(ranges) // 2]
-        rows = int(max(self._wish * _SLACK, one.rows) * _WRONG_BY)
-        return self._key(within(self._names, one.low, one.high), "ASC", offset=rows) is None
+        """Check the size of the middle range by reading that many index entries."""
+        middle = ranges[len(ranges) // 2]
+        rows = int(max(self._wanted_rows * _SLACK, middle.rows) * _WRONG_BY)
+        return self._key(within(self._names, middle.low, middle.high), "ASC", offset=rows) is None
 
-    def _walked(self, low: tuple[str, ...], last: tuple[str, ...]) -> Iterator[_Range]:
-        """Yield ranges by going through the index from end to end, where nothing else tells how it lies."""
+    def _scan_ranges(self, low: tuple[str, ...], last: tuple[str, ...]) -> Iterator[_Range]:
+        """Yield ranges by scanning the whole index, used if estimates are not usable."""
         while True:
-            high = self._key(at_or_after(self._names, low), "ASC", offset=self._wish)
-            yield _Range(low, last, high, self._wish)
+            high = self._key(at_or_after(self._names, low), "ASC", offset=self._wanted_rows)
+            yield _Range(low, last, high, self._wanted_rows)
             if high is None or high == low:
                 return
             low = high
 
-    def _divided(self, whole: _Range) -> Iterator[_Range]:
-        """Yield ranges of about the wished-for size, in order."""
+    def _divide(self, whole: _Range) -> Iterator[_Range]:
+        """Yield ranges of about the wanted size, in order."""
         waiting = [whole]
         while waiting:
-            one = waiting.pop()
-            parts = self._halves(one) if one.rows > self._wish * _SLACK and self._cuts > 0 else None
+            candidate = waiting.pop()
+            parts = (
+                self._halves(candidate)
+                if candidate.rows > self._wanted_rows * _SLACK and self._cuts > 0
+                else None
+            )
             if parts is None:
-                yield one
+                yield candidate
             else:
                 waiting += reversed(parts)
 
-    def _merged(self, ranges: Iterator[_Range]) -> Iterator[_Range]:
-        """Join neighbours that are small: clusters leave crumbs between them."""
-        held: _Range | None = None
-        for one in ranges:
-            if held is not None and held.rows + one.rows <= self._wish:
-                held = _Range(held.low, one.last, one.high, held.rows + one.rows)
+    def _merge_small(self, ranges: Iterator[_Range]) -> Iterator[_Range]:
+        """Join small adjacent ranges, which remain between clusters."""
+        pending: _Range | None = None
+        for key_range in ranges:
+            if pending is not None and pending.rows + key_range.rows <= self._wanted_rows:
+                pending = _Range(pending.low, key_range.last, key_range.high, pending.rows + key_range.rows)
                 continue
-            if held is not None:
-                yield held
-            held = one
-        if held is not None:
-            yield held
+            if pending is not None:
+                yield pending
+            pending = key_range
+        if pending is not None:
+            yield pending
 
-    def _halves(self, one: _Range) -> tuple[_Range, _Range] | None:
-        """Cut a range at one of its keys; None where none is found."""
-        cut = self._cut(one)
+    def _halves(self, key_range: _Range) -> tuple[_Range, _Range] | None:
+        """Cut a range at one of its keys; None if no cut is found."""
+        cut = self._cut(key_range)
         if cut is None:
             return None
-        last = self._key(within(self._names, one.low, cut), "DESC")
+        last = self._key(within(self._names, key_range.low, cut), "DESC")
         if last is None:
-            # Its rows were deleted meanwhile.
-            last = one.low
+            # The rows were deleted in the meantime.
+            last = key_range.low
         return (
-            _Range(one.low, last, cut, self._rows(one.low, cut)),
-            _Range(cut, one.last, one.high, self._rows(cut, one.high)),
+            _Range(key_range.low, last, cut, self._rows(key_range.low, cut)),
+            _Range(cut, key_range.last, key_range.high, self._rows(cut, key_range.high)),
         )
 
-    def _cut(self, one: _Range) -> tuple[str, ...] | None:
-        """Return a key of the range behind its first one."""
-        place = next(
-            (at for at, pair in enumerate(zip(one.low, one.last, strict=True)) if len({*pair}) > 1), None
+    def _cut(self, key_range: _Range) -> tuple[str, ...] | None:
+        """Return a key of the range after its first one."""
+        differing = next(
+            (
+                index
+                for index, pair in enumerate(zip(key_range.low, key_range.last, strict=True))
+                if len({*pair}) > 1
+            ),
+            None,
         )
-        if place is None:
+        if differing is None:
             return None
-        first, last = one.low[place], one.last[place]
+        first, last = key_range.low[differing], key_range.last[differing]
         for share in _SHARES:
             self._cuts -= 1
-            probe = self._columns[place].between(first, last, share)
+            probe = self._columns[differing].between(first, last, share)
             if probe is None:
                 continue
-            bounds = within(self._names, (*one.low[:place], probe), one.high)
-            found = self._key(f"({at_or_after(self._names, one.low)}) AND {bounds}", "ASC")
-            if found is not None and found != one.low:
-                return found
-        # Nobody knows how the server orders these: a chunk's rows are counted.
-        found = self._key(within(self._names, one.low, one.high), "ASC", offset=self._wish)
-        return found if found != one.low else None
+            bounds = within(self._names, (*key_range.low[:differing], probe), key_range.high)
+            cut = self._key(f"({at_or_after(self._names, key_range.low)}) AND {bounds}", "ASC")
+            if cut is not None and cut != key_range.low:
+                return cut
+        # The server's sort order is unknown, so count rows instead of interpolating keys.
+        cut = self._key(within(self._names, key_range.low, key_range.high), "ASC", offset=self._wanted_rows)
+        return cut if cut != key_range.low else None
 
     def _key(self, condition: str, direction: str, offset: int = 0) -> tuple[str, ...] | None:
         """Return the first or last key of a range as literals, `offset` rows from its end."""
-        asked = ", ".join(f"{column.asked} AS k{at}" for at, column in enumerate(self._columns))
+        expressions = ", ".join(
+            f"{column.select_expression} AS k{index}" for index, column in enumerate(self._columns)
+        )
         order = ", ".join(f"{name} {direction}" for name in self._names)
         rows = self._session.query(
-            f"SELECT {asked} FROM {self._from()}{_where(condition)} ORDER BY {order} LIMIT {offset}, 1"
+            f"SELECT {expressions} FROM {self._from()}{_where(condition)} ORDER BY {order} LIMIT {offset}, 1"
         )
         if not rows:
             return None
-        return tuple(column.literal(rows[0][f"k{at}"]) for at, column in enumerate(self._columns))
+        return tuple(column.literal(rows[0][f"k{index}"]) for index, column in enumerate(self._columns))
 
     def _rows(self, low: tuple[str, ...] | None, high: tuple[str, ...] | None) -> int:
-        """Return the optimizer's estimate of a range. An index that is forced is not looked into."""
+        """Return the optimizer's estimate for a range.
+
+        Uses USE INDEX, because the optimizer makes no index dives for a forced index.
+        """
         condition = within(self._names, low, high)
         query = f"SELECT {', '.join(self._names)} FROM {self._from('USE')}{_where(condition)}"
         rows = self._session.query(f"EXPLAIN FORMAT=TRADITIONAL {query}")

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables as they were at one exact place of the log, for rows that no key tells apart.
+"""Reads tables at one exact log position, for rows that no key identifies.
 
-Where rows have a key, a row that is read a moment later than its watermark says does no harm: its change
-comes once more and wins. Without a key it would be there twice. So such a table is read from a snapshot
-whose place is known: MariaDB tells it; on MySQL a moment without a commit is found, or made by a read lock
-on the table that is held only until the snapshot stands.
+If rows have a key, reading a row slightly later than its watermark is harmless: its change is applied again
+and wins. Without a key the row would be duplicated. Such a table is therefore read from a snapshot whose log
+position is known exactly. MariaDB reports the position. On MySQL, the snapshot is opened at a moment without
+commits, or under a read lock on the table that is held only until the snapshot is open.
 """
 
 from collections.abc import Sequence
@@ -17,19 +17,19 @@ from penstock.mysql.committed import tells_commits, wait_until_committed
 from penstock.pipeline.load.session import LoadSession, open_session
 from penstock.pipeline.load.watermark import Watermark, now_us, open_snapshot
 
-# So often a moment without a commit is looked for before a table is locked.
+# Attempts to find a moment without commits before a table is locked.
 _QUIET_TRIES = 3
-# Writers of a table wait behind a lock that waits, so it gives up early, and is asked for again.
+# Writers queue behind a pending lock, so the request times out early and is retried.
 _LOCK_WAIT_SECONDS = 5
 _LOCK_TRIES = 6
 
 
 @dataclass
 class ExactSnapshot:
-    """Tables at `watermark`, which is exact for them: every change before it is in, none behind it.
+    """Tables at `watermark`, which is exact: they contain every change before it and none after it.
 
     Read them with `read_rows(snapshot.session, ...)`. A context manager that closes. Changes of these tables
-    with a `_commit_version` of at least `floor` come after what is read, all others are in it.
+    with a `_commit_version` of at least `floor` are not in the snapshot, all others are.
     """
 
     session: LoadSession
@@ -37,7 +37,7 @@ class ExactSnapshot:
 
     @property
     def floor(self) -> int:
-        """The version from which on changes of the log are news."""
+        """The first commit version whose changes are not in the snapshot."""
         return self.watermark.position.commit_version
 
     def __enter__(self) -> Self:
@@ -48,19 +48,19 @@ class ExactSnapshot:
 
 
 def open_exact(address: ServerAddress, tables: Sequence[TableName], *, epoch: int = 0) -> ExactSnapshot:
-    """Open a snapshot of tables of which the place in the log is known exactly.
+    """Open a snapshot of tables whose log position is known exactly.
 
-    On a server that is never quiet MySQL's tables are locked against writes for some milliseconds, and
-    those of an engine without transactions until the snapshot is closed; that takes the privilege LOCK
-    TABLES. Raises PrivilegeMissing without it, ServerBusy where a statement holds a table for long,
-    ServerUnsupported where the binlog is off.
+    On a MySQL server with constant commits the tables are locked against writes for some milliseconds. Tables
+    of an engine without transactions are locked until the snapshot is closed. Locking requires the privilege
+    LOCK TABLES. Raises PrivilegeMissing without it, ServerBusy if a statement holds a table for long,
+    ServerUnsupported if the binlog is off.
     """
     session = open_session(address)
     try:
         if _has_no_snapshots(session, tables):
             _lock(session, tables)
             return ExactSnapshot(session, _at_head(session, epoch))
-        watermark = _quiet(session, epoch) or _locked(address, session, tables, epoch)
+        watermark = _open_without_lock(session, epoch) or _open_under_lock(address, session, tables, epoch)
         return ExactSnapshot(session, watermark)
     except BaseException:
         session.close()
@@ -68,7 +68,7 @@ def open_exact(address: ServerAddress, tables: Sequence[TableName], *, epoch: in
 
 
 def _has_no_snapshots(session: LoadSession, tables: Sequence[TableName]) -> bool:
-    """Tell whether a table's engine has no transactions."""
+    """Return whether a table's engine has no transactions."""
     marks = ", ".join(["(%s, %s)"] * len(tables))
     names: list[Any] = [part for name in tables for part in (name.database, name.table)]
     return bool(
@@ -81,9 +81,11 @@ def _has_no_snapshots(session: LoadSession, tables: Sequence[TableName]) -> bool
     )
 
 
-def _quiet(session: LoadSession, epoch: int) -> Watermark | None:
-    """Open a snapshot at a moment that the server tells, or at which nothing was committed; None without
-    one."""
+def _open_without_lock(session: LoadSession, epoch: int) -> Watermark | None:
+    """Open a snapshot at a position that the server reports, or at a moment without commits.
+
+    Returns None if neither is possible.
+    """
     if session.mariadb:
         watermark = open_snapshot(session, epoch)
         return watermark if watermark.exact else None
@@ -96,13 +98,13 @@ def _quiet(session: LoadSession, epoch: int) -> Watermark | None:
     return None
 
 
-def _locked(
+def _open_under_lock(
     address: ServerAddress, session: LoadSession, tables: Sequence[TableName], epoch: int
 ) -> Watermark:
-    """Open a snapshot while another session keeps writers away.
+    """Open a snapshot while another session blocks writers.
 
-    Once the lock is there, every transaction that wrote to a table has ended, and none can begin to write:
-    all that was changed lies before the log's end, and all that will be behind it.
+    Once the lock is granted, every transaction that wrote to a table has ended, and no new one can write. All
+    earlier changes are therefore before the log's end, and all later ones after it.
     """
     with open_session(address) as keeper:
         _lock(keeper, tables)
@@ -113,7 +115,7 @@ def _locked(
 def _lock(session: LoadSession, tables: Sequence[TableName]) -> None:
     session.query(f"SET SESSION lock_wait_timeout = {_LOCK_WAIT_SECONDS}")
     names = ", ".join(f"{name.sql} READ" for name in tables)
-    for left in reversed(range(_LOCK_TRIES)):
+    for retries_left in reversed(range(_LOCK_TRIES)):
         try:
             session.query(f"LOCK TABLES {names}")
             return
@@ -124,7 +126,7 @@ def _lock(session: LoadSession, tables: Sequence[TableName]) -> None:
                 hint=f"GRANT LOCK TABLES ON `{databases}`.* TO the account; or give the table a primary key",
             ) from problem
         except ServerBusy:
-            if not left:
+            if not retries_left:
                 raise
 
 

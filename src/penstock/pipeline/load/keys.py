@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Key columns in SQL: how a value is asked for, written as a literal, and what lies between two.
+"""Key columns in SQL: how to select a value, write it as a literal, and find a value between two.
 
-Literals are in the column's own charset and type, so that the server compares them as it compares its rows,
-by its own collation and index.
+Literals have the column's own charset and type, so that the server compares them like its rows, with its own
+collation and index.
 """
 
 import re
@@ -30,25 +30,25 @@ _BYTES = frozenset(("binary", "varbinary", "tinyblob", "blob", "mediumblob", "lo
 
 _EPOCH = datetime(1970, 1, 1)
 _MICROSECOND = timedelta(microseconds=1)
-# The letters of nearly every key, in the order that all collations give them.
+# The characters of nearly every key, in the order of all collations.
 _LETTERS = "0123456789abcdefghijklmnopqrstuvwxyz"
 
 
 @dataclass(frozen=True)
 class KeyColumn:
-    """One column of a key. `word` is the first word of its type."""
+    """One column of a key."""
 
     column: Column
 
     @property
     def word(self) -> str:
-        """The first word of its type, lower-case."""
-        found = _WORD.match(self.column.type_text.lower())
-        return found[1] if found else ""
+        """The first word of its type, in lower case."""
+        match = _WORD.match(self.column.type_text.lower())
+        return match[1] if match else ""
 
     @property
     def sql(self) -> str:
-        """Its name, quoted."""
+        """Its quoted name."""
         return quote_name(self.column.name)
 
     @property
@@ -69,8 +69,8 @@ class KeyColumn:
         return self.word in _BYTES or (self.word in _TEXTS and not self.is_text)
 
     @property
-    def asked(self) -> str:
-        """The expression that gives a value as text from which `literal` makes a literal."""
+    def select_expression(self) -> str:
+        """The SQL expression that selects a value as text, from which `literal` makes a literal."""
         if self.is_text or self.is_bytes:
             return f"HEX({self.sql})"
         if self.word in _NUMBERED:
@@ -80,7 +80,7 @@ class KeyColumn:
         return f"CAST({self.sql} AS CHAR)"
 
     def literal(self, answer: Any) -> str:
-        """Return a literal for what `asked` gave."""
+        """Return a literal for a value of `select_expression`."""
         text = answer.decode("ascii") if isinstance(answer, bytes) else str(answer)
         if self.is_text:
             return f"_{self.column.charset} x'{text}'"
@@ -93,7 +93,7 @@ class KeyColumn:
         return text
 
     def literal_of_sent(self, sent: bytes) -> str | None:
-        """Return a literal for a value as the server sent it in a row; None where that does not tell."""
+        """Return a literal for a value as the server sent it in a row, None if it cannot be derived."""
         if self.word in ("enum", "set"):
             return None
         if self.word == "bit":
@@ -101,10 +101,10 @@ class KeyColumn:
         return self.literal(sent.hex().upper() if self.is_text or self.is_bytes else sent)
 
     def value(self, literal: str) -> Any:
-        """Return what a literal stands for, in the type in which Arrow gives it to Python.
+        """Return the value of a literal, in the Python type that Arrow uses.
 
-        Text and bytes; int, Decimal, float; date, datetime without a zone, timedelta; addresses as text. What
-        the calendar lacks stays text, and a member of an ENUM or SET its number.
+        Text and bytes; int, Decimal, float; date, datetime without a zone, timedelta; addresses as text. A
+        date that the calendar does not have stays text, and a member of an ENUM or SET is its number.
         """
         if self.is_text:
             return self._text(literal)
@@ -124,27 +124,27 @@ class KeyColumn:
         try:
             return _native.decode_text(charset, sent)
         except PenstockError:
-            # Bytes that are no text of the charset: no value in Arrow either.
+            # Bytes that are not valid text in the charset are no value in Arrow either.
             return sent
 
     def between(self, low: str, high: str, share: float) -> str | None:
-        """Return a literal above `low` and at most `high`, about `share` (0 to 1) of the way.
+        """Return a literal above `low` and at most `high`, at about `share` (0 to 1) of the way.
 
-        None where nothing can be said. The server's order may be another one: who asks has to look.
+        None if it cannot be computed. The server may order values differently, so the caller has to check.
         """
         if self.is_text:
             return self._text_between(low, high, share)
         if self.is_bytes:
-            found = _bytes_between(bytes.fromhex(low[2:-1]), bytes.fromhex(high[2:-1]), share)
-            return f"x'{found.hex().upper()}'"
-        first, last = (self._number(one) for one in (low, high))
+            middle = _bytes_between(bytes.fromhex(low[2:-1]), bytes.fromhex(high[2:-1]), share)
+            return f"x'{middle.hex().upper()}'"
+        first, last = (self._number(bound) for bound in (low, high))
         if first is None or last is None or first >= last:
             return None
         number = first + max(1, int((last - first) * Decimal(share)))
         return self._from_number(number, low)
 
     def _number(self, literal: str) -> int | None:
-        """Return a whole number that is ordered as the values are."""
+        """Return an integer whose order is that of the values."""
         value = self.value(literal)
         match value:
             case float():
@@ -197,8 +197,8 @@ class KeyColumn:
         first, last = self.value(low), self.value(high)
         if not isinstance(first, str) or not isinstance(last, str):
             return None
-        found = _text_between(first, last, share)
-        return None if found is None else f"_utf8mb4 x'{found.encode().hex().upper()}'"
+        middle = _text_between(first, last, share)
+        return None if middle is None else f"_utf8mb4 x'{middle.encode().hex().upper()}'"
 
 
 def _scale(literal: str) -> int:
@@ -220,31 +220,31 @@ def _moment(word: str, text: str) -> Any:
                 return -span if text.startswith("-") else span
         return datetime.fromisoformat(text)
     except ValueError:
-        # A day that the calendar lacks, which the server keeps and compares all the same.
+        # An invalid date that the server stores and compares nevertheless.
         return text
 
 
 def _bytes_between(low: bytes, high: bytes, share: float) -> bytes:
     width = max(len(low), len(high)) + 2
-    first, last = (int.from_bytes(one.ljust(width, b"\0"), "big") for one in (low, high))
+    first, last = (int.from_bytes(bound.ljust(width, b"\0"), "big") for bound in (low, high))
     number = first + max(1, int((last - first) * Decimal(share)))
-    found = min(number, last).to_bytes(width, "big").rstrip(b"\0")
-    # Zeros behind a text count: without them it may be the first again.
-    return found if found > low else high
+    middle = min(number, last).to_bytes(width, "big").rstrip(b"\0")
+    # Trailing zeros are significant: without them the result may equal the lower bound.
+    return middle if middle > low else high
 
 
 def _text_between(low: str, high: str, share: float) -> str | None:
-    """Interpolate over the letters behind the common front, as over the digits of two fractions."""
+    """Interpolate over the letters after the common prefix, as over the digits of two fractions."""
     front = 0
     while front < min(len(low), len(high)) and low[front] == high[front]:
         front += 1
     letters = _alphabet(low[front:] + high[front:])
     base = len(letters) + 1
     width = 8
-    place = {letter: at for at, letter in enumerate(letters, start=1)}
+    digit_of_letter = {letter: position for position, letter in enumerate(letters, start=1)}
 
     def number(text: str) -> int:
-        digits = [place[letter] for letter in text[front : front + width]]
+        digits = [digit_of_letter[letter] for letter in text[front : front + width]]
         value = 0
         for digit in digits + [0] * (width - len(digits)):
             value = value * base + digit
@@ -258,16 +258,16 @@ def _text_between(low: str, high: str, share: float) -> str | None:
     for _ in range(width):
         value, digit = divmod(value, base)
         digits.append(digit)
-    # No letter stands for nothing inside a text: what follows one is cut.
-    behind = ""
+    # Zero stands for no letter, so the text ends at the first zero.
+    suffix = ""
     for digit in reversed(digits):
         if digit == 0:
             break
-        behind += letters[digit - 1]
-    found = low[:front] + behind
-    return found if number(found) > first else high
+        suffix += letters[digit - 1]
+    middle = low[:front] + suffix
+    return middle if number(middle) > first else high
 
 
 def _alphabet(seen: str) -> Sequence[str]:
-    """Return letters in a likely order, those that were seen among them."""
+    """Return letters in a likely sort order, including those seen."""
     return sorted({*_LETTERS, *seen}, key=lambda letter: (normalize("NFKD", letter.lower()), letter))

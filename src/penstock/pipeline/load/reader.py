@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows of a chunk, as the changes that the log would have held had they just been inserted."""
+"""Reads the rows of a chunk, as the changes that the log would hold if they had just been inserted."""
 
 import re
 import time
@@ -25,7 +25,7 @@ from penstock.pipeline.load.session import LoadSession, open_session
 from penstock.pipeline.load.watermark import Watermark, watermark_of
 from penstock.retry import Retry
 
-# A server shows six digits of a FLOAT, and as many of a DOUBLE as its declaration says.
+# A server prints six digits of a FLOAT, and of a DOUBLE as many as its declaration says.
 _ROUNDED = re.compile(r"\s*(float|(double|real)\b.*\()", re.IGNORECASE)
 
 
@@ -41,35 +41,35 @@ def read_chunk(
     where: str | None = None,
     rate: float | None = None,
     exact: bool = False,
-    told: Callable[[Watermark], None] | None = None,
+    on_watermark: Callable[[Watermark], None] | None = None,
     tries_max: int = RECONNECT_TRIES_MAX,
 ) -> Iterator[Changes]:
-    """Yield the rows of a chunk in bounded batches, in the order of its key; each an insert.
+    """Yield the rows of a chunk as inserts, in bounded batches in key order.
 
-    `target` is the table's own, as `targets_of` gives it. Rows carry `watermark.version` as
-    `_commit_version`, its place as file and offset in `_metadata`, and their number in the chunk; without a
-    watermark one is taken just before the read. `columns` leaves the others out, of the rows and of their
-    target. `where` is an SQL condition of the server's. `rate` is in rows per second.
+    `target` is the table itself, as returned by `targets_of`. Rows have `watermark.version` as
+    `_commit_version`, the watermark's file and offset in `_metadata`, and their number in the chunk. Without
+    a watermark, one is taken just before the read. `columns` selects the columns of the rows and of their
+    target. `where` is a condition in the server's SQL. `rate` is in rows per second.
 
-    `exact` reads a table without a key as it was at one place of the log (see `open_exact`), whatever
-    `watermark` says. `told` is called with the watermark in use before the first row: with `exact`, changes
-    of the table with a `_commit_version` under `watermark.position.commit_version` are in the rows already.
+    `exact` reads a table without a key as it was at one log position (see `open_exact`) and ignores
+    `watermark`. `on_watermark` is called with the watermark in use before the first row. With `exact`,
+    changes of the table with a `_commit_version` below `watermark.position.commit_version` are already in the
+    rows.
 
-    A lost connection is opened again, `tries_max` times without progress, and the read goes on behind the
-    last row handed out; where the key does not tell which that is, and some were handed out, ConnectionLost
-    is raised and the chunk has to be read again from its start. Raises ServerChanged where another server
-    answers than the watermark is of, SchemaChanged where the table has other columns by now,
-    PrivilegeMissing.
+    A lost connection is reopened, up to `tries_max` times without progress, and the read resumes after the
+    last row that was yielded. If rows were yielded but the key does not identify the last one, ConnectionLost
+    is raised and the chunk has to be read again from its start. Raises ServerChanged if a server other than
+    the watermark's answers, SchemaChanged if the table's columns have changed, PrivilegeMissing.
     """
     reading = _Reading(target, chunk, instance, columns, where)
-    paced = _paced(rate)
+    throttle = _throttle(rate)
     if exact:
         with open_exact(address, [target.name], epoch=epoch) as snapshot:
-            if told is not None:
-                told(snapshot.watermark)
+            if on_watermark is not None:
+                on_watermark(snapshot.watermark)
             for changes in reading.changes(snapshot.session, snapshot.watermark):
                 yield changes
-                paced(len(changes))
+                throttle(len(changes))
         return
     retry = Retry("reading a chunk again", tries=tries_max - 1)
     while True:
@@ -78,17 +78,17 @@ def read_chunk(
             with open_session(address) as session:
                 if watermark is None:
                     watermark = watermark_of(session, epoch)
-                _same_server(session, watermark)
-                if told is not None and not reading.rows:
-                    told(watermark)
+                _check_server(session, watermark)
+                if on_watermark is not None and not reading.rows:
+                    on_watermark(watermark)
                 for changes in reading.changes(session, watermark):
                     yield changes
-                    paced(len(changes))
+                    throttle(len(changes))
                 return
         except TransientError as problem:
             if reading.rows > handed_out:
                 retry.succeeded()
-            # A server that hangs costs a timeout for each try.
+            # Do not retry a server that hangs, since each try would wait for the whole timeout.
             if isinstance(problem, AnswerTimedOut) or not reading.can_resume:
                 raise
             retry.wait(problem, table=str(target.name))
@@ -104,16 +104,15 @@ def read_rows(
     columns: Sequence[str] | None = None,
     where: str | None = None,
 ) -> Iterator[Changes]:
-    """Yield the rows of a chunk over a session at hand, as of its transaction if it has one; see
-    `read_chunk`.
+    """Yield the rows of a chunk over an open session, within its transaction if one is open.
 
-    A lost connection is raised.
+    Like `read_chunk`, but a lost connection is raised.
     """
     yield from _Reading(target, chunk, instance, columns, where).changes(session, watermark)
 
 
 class _Reading:
-    """How far a chunk was read."""
+    """The progress of reading a chunk."""
 
     def __init__(
         self,
@@ -129,21 +128,25 @@ class _Reading:
         self._where = where
         self._source = target.name
         self._keys = [KeyColumn(target.column(name)) for name in chunk.key]
-        self.target = _narrowed(target, columns)
-        # The key is read too, so that a read can go on; what was not asked for is dropped from each batch.
+        self.target = _select_columns(target, columns)
+        # The key is always read, so that the read can resume. Columns not selected are dropped per batch.
         shown = {column.name for column in self.target.columns}
-        self._read = tuple(one for one in target.columns if one.name in shown or one.name in chunk.key)
+        self._read = tuple(
+            candidate
+            for candidate in target.columns
+            if candidate.name in shown or candidate.name in chunk.key
+        )
         self._last: tuple[str, ...] | None = None
 
     @property
     def can_resume(self) -> bool:
-        """Whether what was handed out is known, so that no row comes twice."""
+        """Whether the last yielded row is known, so that no row is yielded twice."""
         return self.rows == 0 or self._last is not None
 
     def changes(self, session: LoadSession, watermark: Watermark) -> Iterator[Changes]:
-        """Yield what was not handed out yet."""
+        """Yield the rows that were not yielded yet."""
         result = ResultSet(
-            [(one.name, one.type_text, one.charset, one.nullable) for one in self._read],
+            [(column.name, column.type_text, column.charset, column.nullable) for column in self._read],
             mariadb=self.target.mariadb,
             instance=self._instance,
             database=self._source.database,
@@ -161,19 +164,19 @@ class _Reading:
         for batch in session.batches(self._sql(), result):
             rows = pyarrow.record_batch(batch)
             self.rows += rows.num_rows
-            self._note(result.key_last)
+            self._remember_key(result.key_last)
             if len(self._read) != len(self.target.columns):
                 rows = rows.select([*self.target.column_names, *rows.schema.names[len(self._read) :]])
             yield Changes(self.target, rows, self._source, Origin.LOAD)
 
-    def _note(self, sent: list[bytes | None]) -> None:
-        """Remember the last row's key, where it can be written as literals."""
+    def _remember_key(self, sent: list[bytes | None]) -> None:
+        """Remember the last row's key if it can be written as literals."""
         literals = [
             None if value is None else key.literal_of_sent(value)
             for key, value in zip(self._keys, sent, strict=False)
         ]
-        told = [one for one in literals if one is not None]
-        self._last = tuple(told) if self._keys and len(told) == len(self._keys) else None
+        known_literals = [literal for literal in literals if literal is not None]
+        self._last = tuple(known_literals) if self._keys and len(known_literals) == len(self._keys) else None
 
     def _sql(self) -> str:
         chunk = self._chunk
@@ -183,19 +186,19 @@ class _Reading:
             conditions.append(after(names, self._last))
         if self._where:
             conditions.append(self._where)
-        where = f" WHERE {' AND '.join(f'({one})' for one in conditions)}" if conditions else ""
+        where = f" WHERE {' AND '.join(f'({part})' for part in conditions)}" if conditions else ""
         index = f" FORCE INDEX ({quote_name(chunk.index)})" if chunk.index else ""
         order = f" ORDER BY {', '.join(names)}" if names else ""
-        selected = ", ".join(_expression(one) for one in self._read)
+        selected = ", ".join(_expression(part) for part in self._read)
         return f"SELECT {selected} FROM {self._source.sql}{index}{where}{order}"
 
 
-def _same_server(session: LoadSession, watermark: Watermark) -> None:
-    """Raise ServerChanged where another server answers than the one whose log the watermark is a place of."""
-    found = session.identity.server_id
-    if found != watermark.server_id:
+def _check_server(session: LoadSession, watermark: Watermark) -> None:
+    """Raise ServerChanged if the server is not the one whose log the watermark refers to."""
+    current = session.identity.server_id
+    if current != watermark.server_id:
         raise ServerChanged(
-            f"{session.connection.address}: server {found} answers where server {watermark.server_id} did",
+            f"{session.connection.address}: server {current} answers where server {watermark.server_id} did",
             position=str(watermark.position),
             hint="Rows of one server do not join the log of another. Run: penstock check",
         )
@@ -206,17 +209,17 @@ def _expression(column: Column) -> str:
     return f"{name} * 1e0" if _ROUNDED.match(column.type_text) else name
 
 
-def _narrowed(target: Target, columns: Sequence[str] | None) -> Target:
+def _select_columns(target: Target, columns: Sequence[str] | None) -> Target:
     if columns is None:
         return target
     unknown = set(columns) - set(target.column_names)
     if unknown:
         raise OptionInvalid(f"{target.name} has no column {', '.join(sorted(unknown))}")
-    return replace(target, columns=tuple(one for one in target.columns if one.name in columns))
+    return replace(target, columns=tuple(column for column in target.columns if column.name in columns))
 
 
-def _paced(rate: float | None) -> Any:
-    """Return what waits after each batch so that no more than `rate` rows pass in a second."""
+def _throttle(rate: float | None) -> Any:
+    """Return a function that sleeps after each batch to stay within `rate` rows per second."""
     started, passed = time.monotonic(), 0
 
     def wait(rows: int) -> None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A session that reads tables as they are: no charset conversion, UTC, nothing that alters a value.
+"""A session that reads tables unaltered: no charset conversion, UTC, nothing that changes a value.
 
-Values then reach the kernel as the server stores them, and so are those of the log.
+The kernel then receives values as the server stores them, as it does from the log.
 """
 
 import socket
@@ -24,22 +24,22 @@ from penstock.model import ServerAddress
 from penstock.mysql.connection import MARIADB, READING_SECONDS_MAX, Connection, ServerIdentity, connect
 from penstock.mysql.server_errors import NO_SUCH_TABLE, UNKNOWN_COLUMN, error_of
 
-# A reader that takes its time (a rate, a slow target) holds the server back so long before it gives up.
+# How long the server keeps a slow reader's result open (a rate limit, a slow target).
 _WRITE_TIMEOUT_SECONDS = 24 * 3600
 
 _SETTINGS = (
     "character_set_results = NULL",
     "time_zone = '+00:00'",
-    # Zero dates compare as they are, CHAR comes without its padding, and quotes mean strings.
+    # Zero dates compare as they are, CHAR is returned without padding, and double quotes mean strings.
     "sql_mode = 'ALLOW_INVALID_DATES'",
     f"net_write_timeout = {_WRITE_TIMEOUT_SECONDS}",
 )
-# A server that ends long statements would end every large chunk.
+# A server-side limit on statement time would end every large chunk.
 _UNBOUNDED = {True: "SET SESSION max_statement_time = 0", False: "SET SESSION max_execution_time = 0"}
 
 
 class LoadSession:
-    """A session for reads. Not for several threads at once; a context manager that closes."""
+    """A session for reads, for one thread at a time. A context manager that closes."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
@@ -51,29 +51,28 @@ class LoadSession:
         self.close()
 
     def close(self) -> None:
-        """End the session, and with it its transaction and locks."""
+        """End the session, its transaction and its locks."""
         self.connection.close()
 
     @property
     def identity(self) -> ServerIdentity:
-        """Who answers."""
+        """The identity of the server."""
         return self.connection.identity()
 
     @property
     def mariadb(self) -> bool:
-        """Whether the server is a MariaDB."""
+        """Whether the server is MariaDB."""
         return self.identity.flavor == MARIADB
 
     def query(self, sql: str, *args: Any) -> list[dict[str, Any]]:
-        """Run a statement whose rows are few; texts have to be those of ASCII or UTF-8."""
+        """Run a statement with few result rows. Text must be ASCII or UTF-8."""
         return self.connection.query(sql, args or None)
 
     def batches(self, sql: str, result: ResultSet) -> Iterator[Any]:
-        """Run a query and yield the batches of its rows; memory is bounded by one batch and one row.
+        """Run a query and yield the batches of its rows. Memory is bounded by one batch and one row.
 
         A caller that stops early has to close the session. Raises ConnectionLost, ServerBusy, SchemaChanged
-        where the table has other columns by now, StreamError for values that contradict their declared
-        types.
+        if the table's columns have changed, StreamError for values that contradict their declared types.
         """
         stream = self.connection.send_query(sql)
         stream.settimeout(SILENCE_SECONDS_MAX)
@@ -90,19 +89,22 @@ class LoadSession:
             if start == filled:
                 start = filled = 0
             elif filled == len(buffer):
-                left = bytes(buffer[start:filled])
+                rest = bytes(buffer[start:filled])
                 if start == 0:
-                    # A packet that does not fit. It has at most 16 MiB, so this ends.
+                    # A packet may exceed the buffer. It has at most 16 MiB, so growing ends.
                     buffer = memoryview(bytearray(2 * len(buffer)))
-                buffer[: len(left)] = left
-                start, filled = 0, len(left)
+                buffer[: len(rest)] = rest
+                start, filled = 0, len(rest)
             filled += self._receive(stream, buffer[filled:])
         if (refused := result.server_error) is not None:
             raise _refusal(*refused, str(self.connection.address))
 
     def _receive(self, stream: socket.socket, into: memoryview) -> int:
-        """Receive rows. A silent server may be finding the first row, or wait for a lock, for up to
-        LOAD_SILENCE_SECONDS_MAX, as long as it answers others."""
+        """Receive rows.
+
+        A silent server may be searching for the first row or waiting for a lock. It is given up to
+        LOAD_SILENCE_SECONDS_MAX if it answers other connections.
+        """
         server, silent_since = self.connection.address, time.monotonic()
         while True:
             try:
@@ -121,7 +123,7 @@ class LoadSession:
 
 
 def _answers(address: ServerAddress) -> bool:
-    """Tell whether a server answers a new connection, if only by a refusal."""
+    """Return whether a server answers a new connection, even if it refuses it."""
     try:
         connect(address).close()
     except ConnectionLost:
@@ -145,7 +147,7 @@ def open_session(address: ServerAddress) -> LoadSession:
 
 
 def check_condition(session: LoadSession, target: Target, where: str) -> None:
-    """Have the server read a condition on a table's rows, without looking at any. Raises OptionInvalid."""
+    """Have the server parse a condition on a table without reading rows. Raises OptionInvalid."""
     try:
         session.query(f"SELECT 1 FROM {target.name.sql} WHERE ({where}) LIMIT 0")
     except (SchemaChanged, ServerUnsupported, OptionInvalid) as problem:

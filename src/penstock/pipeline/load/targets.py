@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tables a server has, with their columns and keys."""
+"""The tables of a server, with their columns and keys."""
 
 from collections import defaultdict
 from typing import Any
@@ -10,7 +10,7 @@ from penstock.mysql.connection import MARIADB, READING_SECONDS_MAX, Connection, 
 from penstock.schema.reader import SYSTEM_DATABASES, read_tables
 from penstock.schema.table_definition import TableDefinition
 
-# A key over the front of a column, or over an expression, says nothing of whole values.
+# Index parts over a column prefix or an expression do not make whole values unique.
 _UNIQUE = """
 SELECT TABLE_SCHEMA AS `database`, TABLE_NAME AS `table`, INDEX_NAME AS name, COLUMN_NAME AS `column`,
        SUB_PART AS front
@@ -26,35 +26,36 @@ WHERE TABLE_TYPE = 'SEQUENCE'"""
 
 
 def targets_of(address: ServerAddress, patterns: TablePatterns | None = None) -> list[Target]:
-    """Return every selected table of a server with columns, primary key and further unique keys, by name.
+    """Return every selected table of a server with columns, primary key and unique keys, by name.
 
-    Views, MariaDB's sequences and the server's own databases are left out; so are the columns that MariaDB
-    hides behind the last. Two or three statements, however many tables there are. Raises what `connect`
-    raises.
+    Excludes views, MariaDB's sequences, the server's own databases, and the hidden columns that MariaDB puts
+    after the last one. Runs two or three statements for any number of tables. Raises what `connect` raises.
     """
     with connect(address, READING_SECONDS_MAX) as connection:
         return read_targets(connection, patterns)
 
 
 def table_names(address: ServerAddress) -> list[TableName]:
-    """Return every table of a server, by name, but views and those of the server's own databases. Raises what
-    `connect` raises."""
+    """Return the names of all tables of a server, except views and the server's own databases.
+
+    Raises what `connect` raises.
+    """
     marks = ", ".join(["%s"] * len(SYSTEM_DATABASES))
     with connect(address) as connection:
         return sorted(_name(row) for row in connection.query(_TABLES.format(marks=marks), SYSTEM_DATABASES))
 
 
 def read_targets(connection: Connection, patterns: TablePatterns | None = None) -> list[Target]:
-    """The same over a session at hand."""
+    """Return the tables like `targets_of`, over an open connection."""
     mariadb = connection.identity().flavor == MARIADB
     left_out = {_name(row) for row in connection.query(_SEQUENCES)} if mariadb else set()
     unique = _unique_keys(connection)
-    found = [
+    targets = [
         _target(definition, unique.get(definition.schema.name, ()), mariadb)
         for definition in read_tables(connection, patterns)
         if definition.schema.name not in left_out
     ]
-    return sorted(found, key=lambda target: target.name)
+    return sorted(targets, key=lambda target: target.name)
 
 
 def _target(definition: TableDefinition, unique: tuple[tuple[str, ...], ...], mariadb: bool) -> Target:
@@ -72,7 +73,7 @@ def _unique_keys(connection: Connection) -> dict[TableName, tuple[tuple[str, ...
     for (name, _), parts in indexes.items():
         if all(part["column"] is not None and part["front"] is None for part in parts):
             keys[name].append(tuple(str(part["column"]) for part in parts))
-    return {name: tuple(found) for name, found in keys.items()}
+    return {name: tuple(columns_of_keys) for name, columns_of_keys in keys.items()}
 
 
 def _name(row: dict[str, Any]) -> TableName:

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the log stands when rows are read, without a lock and without a write.
+"""Determines the log position for a read, without a lock and without a write.
 
-A server writes a transaction to its log before it shows it to readers. So the end of the log alone is no
-place of which it could be said that whatever is read from now on holds everything before it: a row could be
-read as it was, and later be taken for newer than its change. So `take_watermark` asks MariaDB for the place
-of a snapshot; of MySQL it takes the log's end, and waits until all that stands before it is to be seen.
+A server logs a transaction before readers can see it. The end of the log alone is therefore no safe
+watermark: a row could be read in its old state and later be considered newer than its change.
+`take_watermark` asks MariaDB for the position of a snapshot. On MySQL it takes the log's end, and waits until
+every transaction before it is visible.
 """
 
 from dataclasses import dataclass, replace
@@ -18,10 +18,9 @@ from penstock.pipeline.load.session import LoadSession, open_session
 
 @dataclass(frozen=True)
 class Watermark:
-    """A place in the log: what is read after it was taken holds every transaction before it. Pickles.
+    """A log position: reads after it was taken contain every transaction before it. Can be pickled.
 
-    `exact` tells that it holds nothing else either. `server_id` and `time_us` (since 1970) are the server's
-    own.
+    `exact` means that they contain nothing else. `server_id` and `time_us` (since 1970) are the server's.
     """
 
     position: Position
@@ -31,7 +30,7 @@ class Watermark:
 
     @property
     def version(self) -> int:
-        """What rows carry as `_commit_version`: above all transactions before, below all from here on."""
+        """The `_commit_version` of rows: above all earlier transactions, below all from here on."""
         return self.position.commit_version - 1
 
     def to_json(self) -> dict[str, Any]:
@@ -62,16 +61,16 @@ class Watermark:
 
 
 def take_watermark(address: ServerAddress, *, epoch: int = 0) -> Watermark:
-    """Return a place in the log of which readers see everything before it, from the return of this call on.
+    """Return a log position before which every transaction is visible once this call returns.
 
-    Raises ServerUnsupported where the binlog is off, ServerBusy where a transaction does not get committed.
+    Raises ServerUnsupported if the binlog is off, ServerBusy if a transaction does not get committed.
     """
     with open_session(address) as session:
         return watermark_of(session, epoch)
 
 
 def watermark_of(session: LoadSession, epoch: int = 0) -> Watermark:
-    """The same over a session at hand, which has no transaction open."""
+    """Return a watermark like `take_watermark`, over an open session without a transaction."""
     if session.mariadb:
         watermark = open_snapshot(session, epoch)
         session.query("ROLLBACK")
@@ -91,18 +90,24 @@ def now_us(session: LoadSession) -> int:
 
 
 def open_snapshot(session: LoadSession, epoch: int = 0) -> Watermark:
-    """Open a snapshot in the session and return where the log stood: exactly there on MariaDB, else at or
-    before it. The session's queries read it until its transaction ends."""
+    """Open a snapshot in the session and return its log position.
+
+    On MariaDB the position is exact, otherwise it is at or before the snapshot. The session's queries read
+    the snapshot until the transaction ends.
+    """
     if not session.mariadb:
         watermark = watermark_of(session, epoch)
         session.query("START TRANSACTION WITH CONSISTENT SNAPSHOT")
         return watermark
     head = session.connection.head()
     session.query("START TRANSACTION WITH CONSISTENT SNAPSHOT")
-    # MariaDB keeps the place with the snapshot, also while something is being committed.
+    # MariaDB stores the position with the snapshot, even during concurrent commits.
     rows = session.query("SHOW STATUS LIKE 'Binlog_snapshot_%'")
-    found = {str(row["Variable_name"]).lower(): str(row["Value"]) for row in rows}
-    file, offset = found.get("binlog_snapshot_file", "none"), int(found.get("binlog_snapshot_position", "0"))
+    status = {str(row["Variable_name"]).lower(): str(row["Value"]) for row in rows}
+    file, offset = (
+        status.get("binlog_snapshot_file", "none"),
+        int(status.get("binlog_snapshot_position", "0")),
+    )
     exact = file not in ("", "none")
-    place = (file, offset) if exact else (head.file, head.offset)
-    return Watermark(Position(epoch, *place), session.identity.server_id, now_us(session), exact)
+    log_position = (file, offset) if exact else (head.file, head.offset)
+    return Watermark(Position(epoch, *log_position), session.identity.server_id, now_us(session), exact)

@@ -17,16 +17,16 @@ from pydantic import Field, field_validator
 
 from penstock.changes import Changes, Target
 from penstock.errors import OptionInvalid
-from penstock.pipeline.pairs import Mask, firsts_of_pairs, kinds_of, seconds_of_pairs, settled
+from penstock.pipeline.pairs import Mask, firsts_of_pairs, kinds_of, seconds_of_pairs, split_lone_images
 from penstock.pipeline.step import Rejected, Step
-from penstock.pipeline.step_section import StepSection, column_named
+from penstock.pipeline.step_section import StepSection, resolve_column
 from penstock.sinks.images import last_images
 
 
 class Settings(StepSection):
-    """Which changes say nothing new."""
+    """Which changes are redundant."""
 
-    PLAIN: ClassVar[str] = "ignore"
+    SHORTHAND: ClassVar[str] = "ignore"
 
     ignore: tuple[str, ...] = Field(
         default=(),
@@ -45,12 +45,12 @@ class Settings(StepSection):
 
 
 def make(settings: Settings) -> Step:
-    """Make the step."""
+    """Create the step."""
     return DedupeStep(settings)
 
 
 class DedupeStep(Step):
-    """Leaves out changes that say nothing new."""
+    """Drops redundant changes."""
 
     verb = "dedupe"
 
@@ -58,24 +58,24 @@ class DedupeStep(Step):
         self.settings = settings
 
     def target(self, target: Target) -> Target | None:
-        if self.settings.concerns(target):
-            ignored = self._ignored(target)
+        if self.settings.applies_to(target):
+            ignored = self._ignored_columns(target)
             if self.settings.last and not target.primary_key:
                 raise OptionInvalid(
                     f"dedupe: {target.name} has no primary key to tell the last change of",
                     hint="Leave the table out with exclude, or give it a key by a map step before",
                 )
-            # A value that was not followed may be another row's by now.
+            # An ignored value may be outdated, and another row may have it now.
             unique = tuple(key for key in target.unique_keys if not ignored & set(key))
             return target if unique == target.unique_keys else replace(target, unique_keys=unique)
         return target
 
     def apply(self, changes: Changes) -> Iterable[Changes | Rejected]:
-        if not self.settings.concerns(changes.target):
+        if not self.settings.applies_to(changes.target):
             return [changes]
-        made, rows = self.target(changes.target), changes.rows
-        assert made is not None, "rows of every table pass"
-        changes = replace(changes, target=made)
+        target, rows = self.target(changes.target), changes.rows
+        assert target is not None, "rows of every table pass"
+        changes = replace(changes, target=target)
         first = firsts_of_pairs(rows, kinds_of(rows))
         idle = first & ~self._differs(changes) if first.any() else first
         if idle.any():
@@ -83,43 +83,45 @@ class DedupeStep(Step):
             changes = changes.with_rows(rows.filter(pyarrow.array(~idle)))
         if self.settings.last and len(changes):
             kept = last_images(changes.target, [changes]).combine_chunks().to_batches()
-            changes = settled(changes.with_rows(kept[0]))
+            changes = split_lone_images(changes.with_rows(kept[0]))
         return [changes]
 
-    def _ignored(self, target: Target) -> set[str]:
-        found = {
-            column_named(name, target.column_names, self.verb, target.name) for name in self.settings.ignore
+    def _ignored_columns(self, target: Target) -> set[str]:
+        ignored = {
+            resolve_column(name, target.column_names, self.verb, target.name) for name in self.settings.ignore
         }
-        if found & set(target.primary_key):
+        if ignored & set(target.primary_key):
             raise OptionInvalid(
-                f"dedupe: {', '.join(sorted(found & set(target.primary_key)))} is of the primary key",
+                f"dedupe: {', '.join(sorted(ignored & set(target.primary_key)))} is of the primary key",
                 hint="Changes of a key always count",
             )
-        return found
+        return ignored
 
     def _differs(self, changes: Changes) -> Mask:
-        """Tell of each row whether the next one differs from it, in any column that counts."""
-        rows, ignored = changes.rows, self._ignored(changes.target)
+        """Return a mask of the rows that differ from the next row in a column that is not ignored."""
+        rows, ignored = changes.rows, self._ignored_columns(changes.target)
         differs = numpy.zeros(rows.num_rows, dtype=bool)
         for name in changes.target.column_names:
             if name not in ignored:
                 differs[:-1] |= _next_differs(rows.column(name))
-        # Values that no type can hold, and images that lack columns, count as changed: they are not compared.
+        # Unrepresentable values, and images with missing columns, count as changed without a comparison.
         metadata = rows.column("_metadata")
-        for told in ("absent", "unrepresentable"):
-            values = compute.struct_field(metadata, told)
+        for field_name in ("absent", "unrepresentable"):
+            values = compute.struct_field(metadata, field_name)
             if values.null_count < len(values):
                 differs |= compute.is_valid(values).to_numpy(zero_copy_only=False)
         return differs
 
 
 def _next_differs(column: pyarrow.Array) -> Any:
-    one, other = column.slice(0, len(column) - 1), column.slice(1)
+    current, following = column.slice(0, len(column) - 1), column.slice(1)
     if pyarrow.types.is_nested(column.type):
-        # Lists have no comparison of their own; vectors are few.
-        return numpy.array([a != b for a, b in zip(one.to_pylist(), other.to_pylist(), strict=True)], bool)
+        # Arrow cannot compare lists. Vectors are rare, so Python compares them.
+        return numpy.array(
+            [a != b for a, b in zip(current.to_pylist(), following.to_pylist(), strict=True)], bool
+        )
     if pyarrow.types.is_duration(column.type):
-        one, other = one.cast(pyarrow.int64()), other.cast(pyarrow.int64())
-    differs = compute.fill_null(compute.not_equal(one, other), False)
-    lone = compute.not_equal(compute.is_null(one), compute.is_null(other))
+        current, following = current.cast(pyarrow.int64()), following.cast(pyarrow.int64())
+    differs = compute.fill_null(compute.not_equal(current, following), False)
+    lone = compute.not_equal(compute.is_null(current), compute.is_null(following))
     return compute.or_(differs, lone).to_numpy(zero_copy_only=False)

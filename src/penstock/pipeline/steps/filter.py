@@ -15,7 +15,7 @@ from pydantic import Field, field_validator
 
 from penstock.changes import Changes, Target
 from penstock.pipeline.expressions import Condition, rows_schema
-from penstock.pipeline.pairs import passing, tried
+from penstock.pipeline.pairs import filter_pairs, try_splitting
 from penstock.pipeline.step import Rejected, Step
 from penstock.pipeline.step_section import OnError, StepSection
 from penstock.pipeline.told_values import refuse_absent
@@ -27,7 +27,7 @@ VERB = "filter"
 class Settings(StepSection):
     """Which rows pass."""
 
-    PLAIN: ClassVar[str] = "where"
+    SHORTHAND: ClassVar[str] = "where"
 
     where: str = Field(
         description="a condition in Spark's SQL, over the row's columns, _commit_timestamp and _metadata.*"
@@ -44,12 +44,12 @@ class Settings(StepSection):
 
 
 def make(settings: Settings) -> Step:
-    """Make the step."""
+    """Create the step."""
     return FilterStep(settings)
 
 
 class FilterStep(Step):
-    """Lets rows pass."""
+    """Drops rows for which the condition is not true."""
 
     verb = VERB
 
@@ -58,16 +58,16 @@ class FilterStep(Step):
         self._condition = Condition(settings.where, VERB)
 
     def target(self, target: Target) -> Target | None:
-        if self.settings.concerns(target):
+        if self.settings.applies_to(target):
             self._condition.reads(rows_schema(target), target.mariadb)
         return target
 
     def apply(self, changes: Changes) -> Iterable[Changes | Rejected]:
-        if not self.settings.concerns(changes.target):
+        if not self.settings.applies_to(changes.target):
             return [changes]
-        return tried(changes, self._passing, self.settings.on_error, VERB)
+        return try_splitting(changes, self._passing, self.settings.on_error, VERB)
 
     def _passing(self, changes: Changes) -> Changes:
         rows, mariadb = changes.rows, changes.target.mariadb
         refuse_absent(rows, self._condition.reads(rows.schema, mariadb), VERB)
-        return passing(changes, self._condition.passes(rows, mariadb))
+        return filter_pairs(changes, self._condition.passes(rows, mariadb))

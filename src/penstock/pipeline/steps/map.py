@@ -22,19 +22,19 @@ from penstock.changes import SYSTEM_COLUMNS, Changes, Target
 from penstock.errors import OptionInvalid
 from penstock.model import Column
 from penstock.pipeline.expressions import Expressions, rows_schema
-from penstock.pipeline.pairs import tried
+from penstock.pipeline.pairs import try_splitting
 from penstock.pipeline.step import Rejected, Step
-from penstock.pipeline.step_section import OnError, StepSection, column_named
-from penstock.pipeline.told_values import refuse_absent, renamed
+from penstock.pipeline.step_section import OnError, StepSection, resolve_column
+from penstock.pipeline.told_values import refuse_absent, rename_metadata
 from penstock.settings.values import validate_option
 
 VERB = "map"
-# What a text that was worked out is kept as in a key, which MySQL wants bounded.
+# The type of a computed text in a key. MySQL requires a length limit there.
 _KEY_TEXT = "varchar(255)"
 
 
 class Settings(StepSection):
-    """What becomes of columns. Expressions are Spark's SQL over the row as it reaches the step."""
+    """The output columns. Expressions are Spark SQL over the row as it arrives at the step."""
 
     columns: dict[str, str | None] | None = Field(
         default=None,
@@ -55,8 +55,8 @@ class Settings(StepSection):
 
     @model_validator(mode="after")
     def _readable(self) -> "Settings":
-        given = {name: text for name, text in (self.columns or {}).items() if text is not None}
-        validate_option(lambda: Expressions(given | self.add, VERB))
+        explicit = {name: text for name, text in (self.columns or {}).items() if text is not None}
+        validate_option(lambda: Expressions(explicit | self.add, VERB))
         if self.columns is not None and not self.columns:
             raise ValueError("columns: a table without a column is none")
         if self.keep and self.drop:
@@ -65,17 +65,17 @@ class Settings(StepSection):
 
 
 def make(settings: Settings) -> Step:
-    """Make the step."""
+    """Create the step."""
     return MapStep(settings)
 
 
 @dataclass
-class _Made:
-    """One column on its way: what it is, and whence: a column of the row, or an expression's result."""
+class _OutputColumn:
+    """An output column: its definition, and its source, a column of the row or an expression."""
 
     name: str
     column: Column | None
-    of: str | None = None
+    source: str | None = None
 
 
 @dataclass
@@ -83,14 +83,14 @@ class _Plan:
     """What the step does with rows of one table."""
 
     target: Target
-    columns: tuple[_Made, ...]
+    columns: tuple[_OutputColumn, ...]
     expressions: Expressions | None
-    # The columns that pass under their new names.
+    # Columns that pass, with their new names.
     names: Mapping[str, str]
 
 
 class MapStep(Step):
-    """Makes rows with other columns."""
+    """Converts rows to other columns."""
 
     verb = VERB
 
@@ -102,146 +102,163 @@ class MapStep(Step):
         return self.__dict__ | {"_plans": {}}
 
     def target(self, target: Target) -> Target | None:
-        return self._plan(target).target if self.settings.concerns(target) else target
+        return self._plan(target).target if self.settings.applies_to(target) else target
 
     def apply(self, changes: Changes) -> Iterable[Changes | Rejected]:
-        if not self.settings.concerns(changes.target):
+        if not self.settings.applies_to(changes.target):
             return [changes]
-        return tried(changes, self._mapped, self.settings.on_error, VERB)
+        return try_splitting(changes, self._map_rows, self.settings.on_error, VERB)
 
-    def _mapped(self, changes: Changes) -> Changes:
+    def _map_rows(self, changes: Changes) -> Changes:
         plan, rows = self._plan(changes.target), changes.rows
-        found: dict[str, pyarrow.Array] = {}
+        computed: dict[str, pyarrow.Array] = {}
         if plan.expressions is not None:
             mariadb = changes.target.mariadb
             refuse_absent(rows, plan.expressions.reads(rows.schema, mariadb), VERB)
-            found = plan.expressions.values(rows, mariadb)
-        told = renamed(rows, plan.names)
-        arrays = [found[one.name] if one.of is None else rows.column(one.of) for one in plan.columns]
-        arrays += [told.column(name) for name in SYSTEM_COLUMNS]
+            computed = plan.expressions.values(rows, mariadb)
+        with_metadata = rename_metadata(rows, plan.names)
+        arrays = [
+            computed[output.name] if output.source is None else rows.column(output.source)
+            for output in plan.columns
+        ]
+        arrays += [with_metadata.column(name) for name in SYSTEM_COLUMNS]
         system = [rows.schema.field(name) for name in SYSTEM_COLUMNS]
         schema = pyarrow.schema([*plan.target.arrow(), *system])
-        made = pyarrow.RecordBatch.from_arrays(arrays, schema=schema)
-        return replace(changes, target=plan.target, rows=made)
+        mapped = pyarrow.RecordBatch.from_arrays(arrays, schema=schema)
+        return replace(changes, target=plan.target, rows=mapped)
 
     # --- Planning ---------------------------------------------------------------------------
 
     def _plan(self, target: Target) -> _Plan:
         if target not in self._plans:
-            self._plans[target] = self._planned(target)
+            self._plans[target] = self._make_plan(target)
         return self._plans[target]
 
-    def _planned(self, target: Target) -> _Plan:
-        columns, texts = self._chosen(target)
+    def _make_plan(self, target: Target) -> _Plan:
+        columns, texts = self._select_columns(target)
         casts = {}
         for name, type_text in self.settings.cast.items():
-            one = self._named(name, columns, target)
-            casts[one.name] = type_text
-            if one.of is not None:
-                texts[one.name], one.of = f"`{one.of}`", None
-        kept = self._kept(columns, target)
-        new = {self._named(old, kept, target).name: to for old, to in self.settings.rename.items()}
-        final = {one.name: new.get(one.name, one.name) for one in kept}
+            output = self._find_column(name, columns, target)
+            casts[output.name] = type_text
+            if output.source is not None:
+                texts[output.name], output.source = f"`{output.source}`", None
+        kept = self._filter_columns(columns, target)
+        new = {self._find_column(old, kept, target).name: to for old, to in self.settings.rename.items()}
+        final = {output.name: new.get(output.name, output.name) for output in kept}
         expressions = self._expressions(kept, texts, casts, final)
-        for one in kept:
-            one.name = final[one.name]
+        for output in kept:
+            output.name = final[output.name]
         _refuse_doubles(kept, target)
         primary_key, unique_keys = self._keys(target, kept)
-        found = expressions.columns(rows_schema(target), target.mariadb) if expressions is not None else {}
-        made = []
-        for each in kept:
-            if each.column is not None and each.of is not None:
-                made.append(replace(each.column, name=each.name))
+        computed = expressions.columns(rows_schema(target), target.mariadb) if expressions is not None else {}
+        output_columns = []
+        for kept_column in kept:
+            if kept_column.column is not None and kept_column.source is not None:
+                output_columns.append(replace(kept_column.column, name=kept_column.name))
                 continue
-            kind = found[each.name]
-            in_key = kind.type_text == "longtext" and each.name in primary_key
-            made.append(Column(each.name, _KEY_TEXT if in_key else kind.type_text, kind.charset, True))
-        out = replace(target, columns=tuple(made), primary_key=primary_key, unique_keys=unique_keys)
-        names = {one.of: one.name for one in kept if one.of is not None}
-        return _Plan(out, tuple(kept), expressions, names)
+            kind = computed[kept_column.name]
+            in_key = kind.type_text == "longtext" and kept_column.name in primary_key
+            output_columns.append(
+                Column(kept_column.name, _KEY_TEXT if in_key else kind.type_text, kind.charset, True)
+            )
+        output_target = replace(
+            target, columns=tuple(output_columns), primary_key=primary_key, unique_keys=unique_keys
+        )
+        names = {output.source: output.name for output in kept if output.source is not None}
+        return _Plan(output_target, tuple(kept), expressions, names)
 
-    def _chosen(self, target: Target) -> tuple[list[_Made], dict[str, str]]:
-        """Return the columns that `columns` and `add` make, and the expressions by their names."""
+    def _select_columns(self, target: Target) -> tuple[list[_OutputColumn], dict[str, str]]:
+        """Return the columns from `columns` and `add`, and the expressions by column name."""
         known, texts = target.column_names, {}
         if self.settings.columns is None:
-            made = [_Made(one.name, one, one.name) for one in target.columns]
+            outputs = [_OutputColumn(output.name, output, output.name) for output in target.columns]
         else:
-            made = []
+            outputs = []
             for name, text in self.settings.columns.items():
-                plain = column_named(name, known, VERB, target.name) if text is None else _plain(text, known)
-                made.append(_Made(name, target.column(plain) if plain else None, plain))
+                plain = (
+                    resolve_column(name, known, VERB, target.name) if text is None else _plain(text, known)
+                )
+                outputs.append(_OutputColumn(name, target.column(plain) if plain else None, plain))
                 if plain is None and text is not None:
                     texts[name] = text
         for name, text in self.settings.add.items():
             plain = _plain(text, known)
-            at = next((one for one in made if one.name.casefold() == name.casefold()), None)
-            if at is None:
-                at = _Made(name, None)
-                made.append(at)
-            texts.pop(at.name, None)
-            at.column, at.of = (target.column(plain), plain) if plain else (None, None)
+            existing = next((output for output in outputs if output.name.casefold() == name.casefold()), None)
+            if existing is None:
+                existing = _OutputColumn(name, None)
+                outputs.append(existing)
+            texts.pop(existing.name, None)
+            existing.column, existing.source = (target.column(plain), plain) if plain else (None, None)
             if plain is None:
-                texts[at.name] = text
-        return made, texts
+                texts[existing.name] = text
+        return outputs, texts
 
-    def _named(self, name: str, columns: list[_Made], target: Target) -> _Made:
-        found = column_named(name, [one.name for one in columns], VERB, target.name)
-        return next(one for one in columns if one.name == found)
+    def _find_column(self, name: str, columns: list[_OutputColumn], target: Target) -> _OutputColumn:
+        resolved = resolve_column(name, [output.name for output in columns], VERB, target.name)
+        return next(output for output in columns if output.name == resolved)
 
-    def _kept(self, columns: list[_Made], target: Target) -> list[_Made]:
+    def _filter_columns(self, columns: list[_OutputColumn], target: Target) -> list[_OutputColumn]:
         if self.settings.keep:
-            wanted = {self._named(name, columns, target).name for name in self.settings.keep}
-            return [one for one in columns if one.name in wanted]
-        dropped = {self._named(name, columns, target).name for name in self.settings.drop}
-        return [one for one in columns if one.name not in dropped]
+            kept_names = {self._find_column(name, columns, target).name for name in self.settings.keep}
+            return [output for output in columns if output.name in kept_names]
+        dropped = {self._find_column(name, columns, target).name for name in self.settings.drop}
+        return [output for output in columns if output.name not in dropped]
 
     def _expressions(
-        self, kept: list[_Made], texts: Mapping[str, str], casts: Mapping[str, str], final: Mapping[str, str]
+        self,
+        kept: list[_OutputColumn],
+        texts: Mapping[str, str],
+        casts: Mapping[str, str],
+        final: Mapping[str, str],
     ) -> Expressions | None:
-        wanted = {final[one.name]: texts[one.name] for one in kept if one.of is None}
-        if not wanted:
+        needed = {final[output.name]: texts[output.name] for output in kept if output.source is None}
+        if not needed:
             return None
-        return Expressions(wanted, VERB, {final[name]: kind for name, kind in casts.items() if name in final})
+        return Expressions(needed, VERB, {final[name]: kind for name, kind in casts.items() if name in final})
 
-    def _keys(self, target: Target, kept: list[_Made]) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-        """Return the keys of what comes out."""
-        same = {one.of: one.name for one in kept if one.of is not None}
-        # A unique key holds no longer where one of its columns is another value now.
+    def _keys(
+        self, target: Target, kept: list[_OutputColumn]
+    ) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+        """Return the primary key and the unique keys of the output."""
+        passed_through = {output.source: output.name for output in kept if output.source is not None}
+        # A unique key no longer holds if one of its columns was recomputed.
         unique = tuple(
-            tuple(same[name] for name in key)
+            tuple(passed_through[name] for name in key)
             for key in target.unique_keys
-            if all(name in same for name in key)
+            if all(name in passed_through for name in key)
         )
         if self.settings.key is not None:
-            known = [one.name for one in kept]
-            return tuple(column_named(name, known, VERB, target.name) for name in self.settings.key), unique
-        # A key column whose value is worked out anew keeps its place in the key under its own name.
-        worked_out = {one.name.casefold(): one.name for one in kept if one.of is None}
+            known = [output.name for output in kept]
+            return tuple(resolve_column(name, known, VERB, target.name) for name in self.settings.key), unique
+        # A recomputed key column keeps its place in the key, under its own name.
+        computed = {output.name.casefold(): output.name for output in kept if output.source is None}
         key = []
         for name in target.primary_key:
-            found = same.get(name) or worked_out.get(self.settings.rename.get(name, name).casefold())
-            if found is None:
+            output_name = passed_through.get(name) or computed.get(
+                self.settings.rename.get(name, name).casefold()
+            )
+            if output_name is None:
                 raise OptionInvalid(
                     f"map: {target.name} loses {name!r} of its primary key",
                     hint="Keep the column, or say with key which columns tell rows apart; key: [] for none",
                 )
-            key.append(found)
+            key.append(output_name)
         return tuple(key), unique
 
 
 def _plain(text: str, known: Iterable[str]) -> str | None:
-    """Return the column that an expression is nothing but, None for any other expression."""
+    """Return the column if an expression is only a column name, None for any other expression."""
     name = text.strip()
     if len(name) > 2 and name[0] == name[-1] == "`":
         name = name[1:-1].replace("``", "`")
-    return next((one for one in known if one.casefold() == name.casefold()), None)
+    return next((column for column in known if column.casefold() == name.casefold()), None)
 
 
-def _refuse_doubles(columns: Iterable[_Made], target: Target) -> None:
+def _refuse_doubles(columns: Iterable[_OutputColumn], target: Target) -> None:
     seen: set[str] = set()
-    for one in columns:
-        if one.name.casefold() in seen or one.name in SYSTEM_COLUMNS:
+    for output in columns:
+        if output.name.casefold() in seen or output.name in SYSTEM_COLUMNS:
             raise OptionInvalid(
-                f"map: {target.name} would have {one.name!r} twice", hint="Choose other names"
+                f"map: {target.name} would have {output.name!r} twice", hint="Choose other names"
             )
-        seen.add(one.name.casefold())
+        seen.add(output.name.casefold())

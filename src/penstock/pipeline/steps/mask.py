@@ -24,8 +24,8 @@ from penstock.changes import Changes, Target
 from penstock.errors import OptionInvalid
 from penstock.model import Column
 from penstock.pipeline.step import Rejected, Step
-from penstock.pipeline.step_section import StepSection, column_named
-from penstock.pipeline.told_values import exact_texts, renamed
+from penstock.pipeline.step_section import StepSection, resolve_column
+from penstock.pipeline.told_values import exact_texts, rename_metadata
 from penstock.settings.values import SecretText, Section, one_secret
 
 VERB = "mask"
@@ -35,21 +35,21 @@ _LENGTH = re.compile(r"\((\d+)\)")
 _STARS = "***"
 
 
-def _by_name(value: Any) -> Any:
+def _expand_shorthand(value: Any) -> Any:
     if isinstance(value, str) or value is None:
         return {"how": value or "null"}
     return value
 
 
 class MaskSection(Section):
-    """What becomes of one column's values."""
+    """How the values of one column are masked."""
 
     how: Literal["hash", "redact", "null", "part"] = "part"
     first: int = Field(default=0, ge=0, description="how many leading characters to keep")
     last: int = Field(default=0, ge=0, description="how many trailing characters to keep")
 
     @model_validator(mode="after")
-    def _one_way(self) -> "MaskSection":
+    def _check_arguments(self) -> "MaskSection":
         if self.how == "part" and not (self.first or self.last):
             raise ValueError("write hash, redact, null, or how many characters stay: {last: 4}")
         if self.how != "part" and (self.first or self.last):
@@ -60,7 +60,7 @@ class MaskSection(Section):
 class Settings(StepSection):
     """Which columns are masked, and how."""
 
-    columns: dict[str, Annotated[MaskSection, BeforeValidator(_by_name)]] = Field(
+    columns: dict[str, Annotated[MaskSection, BeforeValidator(_expand_shorthand)]] = Field(
         min_length=1, description="column to one of hash, redact, null, or {first: n, last: n}"
     )
     if_present: bool = Field(
@@ -72,28 +72,28 @@ class Settings(StepSection):
 
     @field_validator("key_env")
     @classmethod
-    def _one_key(cls, variable: str | None, others: Any) -> str | None:
+    def _check_single_key(cls, variable: str | None, others: Any) -> str | None:
         one_secret(others.data.get("key"), others.data.get("key_file"), variable, "key")
         return variable
 
 
 def make(settings: Settings) -> Step:
-    """Make the step."""
+    """Create the step."""
     return MaskStep(settings)
 
 
 class MaskStep(Step):
-    """Masks values, also where they stand as texts that their type cannot hold."""
+    """Masks values, including the exact texts of unrepresentable values."""
 
     verb = VERB
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        # Taken now, so that a process elsewhere needs neither file nor variable.
+        # Read the key now, because a remote process may not have the file or the variable.
         self._key = one_secret(settings.key, settings.key_file, settings.key_env, "key")
 
     def target(self, target: Target) -> Target | None:
-        if not self.settings.concerns(target):
+        if not self.settings.applies_to(target):
             return target
         masks = self._masks(target)
         for name, mask in masks.items():
@@ -102,32 +102,33 @@ class MaskStep(Step):
         return replace(
             target,
             columns=tuple(
-                _masked(one, masks[one.name]) if one.name in masks else one for one in target.columns
+                _masked_column(column, masks[column.name]) if column.name in masks else column
+                for column in target.columns
             ),
-            # Values that are starred or gone are no longer unique.
+            # Redacted or truncated values are no longer unique.
             unique_keys=tuple(key for key in target.unique_keys if not unhashed & set(key)),
         )
 
     def apply(self, changes: Changes) -> Iterable[Changes | Rejected]:
-        made = self.target(changes.target)
-        assert made is not None, "rows of every table pass"
-        if made is changes.target:
+        target = self.target(changes.target)
+        assert target is not None, "rows of every table pass"
+        if target is changes.target:
             return [changes]
-        rows, schema = changes.rows, made.arrow()
+        rows, schema = changes.rows, target.arrow()
         masks = self._masks(changes.target)
         for name, mask in masks.items():
             index = rows.schema.get_field_index(name)
-            values = self._values(changes.rows, name, mask, made.column(name))
+            values = self._values(changes.rows, name, mask, target.column(name))
             rows = rows.set_column(index, schema.field(name), values.cast(schema.field(name).type))
-        # What no type can hold stands in full beside the rows, and would give the value away.
-        told = {name: name for name in changes.target.column_names if name not in masks}
-        return [replace(changes, target=made, rows=_told(rows, masks, told))]
+        # The exact text of an unrepresentable value is stored in `_metadata` and would reveal the value.
+        unmasked = {name: name for name in changes.target.column_names if name not in masks}
+        return [replace(changes, target=target, rows=_drop_exact_texts(rows, masks, unmasked))]
 
     def _masks(self, target: Target) -> dict[str, MaskSection]:
         known = target.column_names
         spelt = {name.casefold() for name in known}
         return {
-            column_named(name, known, VERB, target.name): mask
+            resolve_column(name, known, VERB, target.name): mask
             for name, mask in self.settings.columns.items()
             if not self.settings.if_present or name.casefold() in spelt
         }
@@ -144,24 +145,26 @@ class MaskStep(Step):
                 hint=f"Write {name}: hash, redact or null",
             )
 
-    def _values(self, rows: pyarrow.RecordBatch, name: str, mask: MaskSection, made: Column) -> pyarrow.Array:
+    def _values(
+        self, rows: pyarrow.RecordBatch, name: str, mask: MaskSection, column: Column
+    ) -> pyarrow.Array:
         values = rows.column(name)
         if mask.how == "hash":
-            return self._hashed(_texts(rows, name))
-        if mask.how == "null" or not _TEXT.match(made.type_text):
+            return self._hash_texts(_texts(rows, name))
+        if mask.how == "null" or not _TEXT.match(column.type_text):
             return pyarrow.nulls(len(values), values.type)
         if mask.how == "redact":
-            length = _LENGTH.search(made.type_text)
+            length = _LENGTH.search(column.type_text)
             stars = pyarrow.scalar(_STARS[: int(length.group(1))] if length else _STARS)
             present = compute.or_(values.is_valid(), _texts(rows, name).is_valid())
             return compute.if_else(present, stars, pyarrow.scalar(None, pyarrow.string()))
-        return _starred(values, mask.first, mask.last)
+        return _star_middle(values, mask.first, mask.last)
 
-    def _hashed(self, texts: pyarrow.Array) -> pyarrow.Array:
-        """Return the hash of each text. Each distinct one is hashed once."""
+    def _hash_texts(self, texts: pyarrow.Array) -> pyarrow.Array:
+        """Return the hash of each text. Each distinct text is hashed once."""
         encoded = texts.dictionary_encode()
         digest = self._digest()
-        hashes = [digest(one).hex() for one in encoded.dictionary.cast(pyarrow.binary()).to_pylist()]
+        hashes = [digest(text).hex() for text in encoded.dictionary.cast(pyarrow.binary()).to_pylist()]
         return pyarrow.array(hashes, pyarrow.string()).take(encoded.indices)
 
     def _digest(self) -> Callable[[bytes], bytes]:
@@ -171,8 +174,8 @@ class MaskStep(Step):
         return lambda text: hmac.digest(key, text, "sha256")
 
 
-def _masked(column: Column, mask: MaskSection) -> Column:
-    """Return what a masked column is declared as."""
+def _masked_column(column: Column, mask: MaskSection) -> Column:
+    """Return the definition of a masked column."""
     if mask.how == "hash":
         return Column(column.name, "char(64)", "ascii", column.nullable)
     starred = mask.how in ("redact", "part") and _TEXT.match(column.type_text)
@@ -180,13 +183,13 @@ def _masked(column: Column, mask: MaskSection) -> Column:
 
 
 def _texts(rows: pyarrow.RecordBatch, name: str) -> pyarrow.Array:
-    """Return a column as text, or as bytes where it is bytes; what its type cannot hold as its exact text."""
+    """Return a column as text, or as bytes if it is binary, with exact texts of unrepresentable values."""
     values = rows.column(name)
     kind = values.type
     if pyarrow.types.is_nested(kind):
-        # Lists have no text of their own; vectors are few.
+        # Arrow cannot cast lists to text. Vectors are rare, so Python formats them.
         values = pyarrow.array(
-            [None if one is None else repr(one) for one in values.to_pylist()], pyarrow.string()
+            [None if vector is None else repr(vector) for vector in values.to_pylist()], pyarrow.string()
         )
     elif pyarrow.types.is_duration(kind):
         values = values.cast(pyarrow.int64()).cast(pyarrow.string())
@@ -199,8 +202,11 @@ def _texts(rows: pyarrow.RecordBatch, name: str) -> pyarrow.Array:
     return values if exact is None else compute.coalesce(values, exact)
 
 
-def _starred(values: pyarrow.Array, first: int, last: int) -> pyarrow.Array:
-    """Return texts with stars between the first and last characters; all stars where no more are there."""
+def _star_middle(values: pyarrow.Array, first: int, last: int) -> pyarrow.Array:
+    """Return texts with stars between the first and last characters.
+
+    A text without further characters becomes all stars.
+    """
     length = compute.utf8_length(values)
     hidden = compute.subtract(length, first + last)
     short = compute.less_equal(hidden, 0)
@@ -215,9 +221,9 @@ def _starred(values: pyarrow.Array, first: int, last: int) -> pyarrow.Array:
     return compute.if_else(short, compute.binary_repeat("*", length), whole)
 
 
-def _told(
+def _drop_exact_texts(
     rows: pyarrow.RecordBatch, masks: dict[str, MaskSection], names: dict[str, str]
 ) -> pyarrow.RecordBatch:
-    """Return rows whose `_metadata` holds no exact text of a masked column, and tells all else as before."""
+    """Return rows whose `_metadata` holds no exact texts of masked columns."""
     exact_of_masked = any(exact_texts(rows, name) is not None for name in masks)
-    return renamed(rows, names, keep_absent=True) if exact_of_masked else rows
+    return rename_metadata(rows, names, keep_absent=True) if exact_of_masked else rows

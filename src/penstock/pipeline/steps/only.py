@@ -24,9 +24,9 @@ _IMAGES = {
 
 
 class Settings(StepSection):
-    """Which kinds pass."""
+    """Which kinds of change pass."""
 
-    PLAIN: ClassVar[str] = "kinds"
+    SHORTHAND: ClassVar[str] = "kinds"
 
     kinds: tuple[Literal["insert", "update", "delete"], ...] = Field(
         min_length=1, description="the change types to keep: insert, update, delete"
@@ -40,12 +40,12 @@ class Settings(StepSection):
 
 
 def make(settings: Settings) -> Step:
-    """Make the step."""
+    """Create the step."""
     return OnlyStep(settings)
 
 
 class OnlyStep(Step):
-    """Lets kinds of change pass."""
+    """Passes only the selected kinds of change."""
 
     verb = "only"
 
@@ -55,25 +55,25 @@ class OnlyStep(Step):
         self._wanted = numpy.array([kind in wanted for kind in KINDS])
 
     def target(self, target: Target) -> Target | None:
-        if not self.settings.concerns(target) or self._wanted.all():
+        if not self.settings.applies_to(target) or self._wanted.all():
             return target
-        # Rows that stay as they were keep values which the source may give to others by now.
+        # A row that is not updated keeps old values, which the source may now use in another row.
         return replace(target, unique_keys=())
 
     def apply(self, changes: Changes) -> Iterable[Changes | Rejected]:
-        if not self.settings.concerns(changes.target):
+        if not self.settings.applies_to(changes.target):
             return [changes]
-        made = self.target(changes.target)
-        assert made is not None, "rows of every table pass"
-        changes = replace(changes, target=made)
+        target = self.target(changes.target)
+        assert target is not None, "rows of every table pass"
+        changes = replace(changes, target=target)
         if changes.origin is Origin.LOAD:
             return [changes] if self.settings.load else []
         passes = self._wanted[kinds_of(changes.rows)]
         return [changes.with_rows(changes.rows.filter(passes))]
 
     def removes(self, target: Target) -> bool:
-        # Rows that no load may bring are known to the target alone.
-        return self.empties(target) and (not self.settings.concerns(target) or self.settings.load)
+        # If no full load passes, only the target knows its rows, so none can be judged missing.
+        return self.empties(target) and (not self.settings.applies_to(target) or self.settings.load)
 
     def empties(self, target: Target) -> bool:
-        return not self.settings.concerns(target) or "delete" in self.settings.kinds
+        return not self.settings.applies_to(target) or "delete" in self.settings.kinds

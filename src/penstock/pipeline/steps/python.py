@@ -25,9 +25,9 @@ from penstock.changes import SYSTEM_COLUMNS, Changes, Target
 from penstock.errors import OptionInvalid, StepFailed
 from penstock.model import Column
 from penstock.pipeline.expressions import type_known
-from penstock.pipeline.pairs import Trial, settled, tried
+from penstock.pipeline.pairs import Trial, split_lone_images, try_splitting
 from penstock.pipeline.step import Rejected, Step
-from penstock.pipeline.step_section import OnError, StepSection, column_named
+from penstock.pipeline.step_section import OnError, StepSection, resolve_column
 from penstock.settings.values import validate_option
 
 VERB = "python"
@@ -45,7 +45,7 @@ Function = Annotated[Any, PlainValidator(_function), WithJsonSchema({"type": "st
 
 
 class Settings(StepSection):
-    """Which function, and what it makes of the table's columns."""
+    """Which function to call, and which columns it outputs."""
 
     function: Function = Field(description="module:function, or path/to/file.py:function")
     columns: dict[str, str] = Field(
@@ -59,86 +59,91 @@ class Settings(StepSection):
     on_error: OnError = Field(
         default=None, description="what to do with rows for which the function raises an error"
     )
-    # A file's text, read where the pipeline is started: tasks elsewhere may not have the file.
+    # The source text of a file, read when the pipeline starts, since remote tasks may not have the file.
     _text: str | None = PrivateAttr(default=None)
 
     def model_post_init(self, context: Any) -> None:
         if isinstance(self.function, str):
-            place = self.function.rpartition(":")[0]
-            if place.endswith(".py"):
-                self._text = validate_option(lambda: _read(Path(place)))
+            location = self.function.rpartition(":")[0]
+            if location.endswith(".py"):
+                self._text = validate_option(lambda: _read(Path(location)))
 
     @property
     def text(self) -> str | None:
-        """The text of the function's file, None where it is no file's."""
+        """The source text of the function's file, None if the function is in a module."""
         return self._text
 
 
 def make(settings: Settings) -> Step:
-    """Make the step. Raises OptionInvalid where there is no such function."""
+    """Create the step. Raises OptionInvalid if the function does not exist."""
     return PythonStep(settings)
 
 
 class PythonStep(Step):
-    """Calls the function. Pickles: a file's text goes along, a module must be there where tasks run."""
+    """Calls the function.
+
+    Can be pickled: a file's source text is included, but a module must be importable where tasks run.
+    """
 
     verb = VERB
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
         self._loaded: Callable[[pyarrow.RecordBatch, Target], Any] | None = None
-        # Whether the function is there is known before anything starts.
+        # Load the function now, so that a missing function is reported before the pipeline starts.
         self._call()
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_loaded": None}
 
     def target(self, target: Target) -> Target | None:
-        if not self.settings.concerns(target):
+        if not self.settings.applies_to(target):
             return target
-        dropped = {column_named(name, target.column_names, VERB, target.name) for name in self.settings.drop}
-        columns = {one.name: one for one in target.columns if one.name not in dropped}
+        dropped = {
+            resolve_column(name, target.column_names, VERB, target.name) for name in self.settings.drop
+        }
+        columns = {column.name: column for column in target.columns if column.name not in dropped}
         for name, type_text in self.settings.columns.items():
             kind = type_known(type_text, target.mariadb)
-            spelt = next((one for one in columns if one.casefold() == name.casefold()), name)
-            columns[spelt] = Column(spelt, kind.type_text, kind.charset, True)
+            known_name = next((column for column in columns if column.casefold() == name.casefold()), name)
+            columns[known_name] = Column(known_name, kind.type_text, kind.charset, True)
         key = target.primary_key if self.settings.key is None else self.settings.key
         for name in key:
-            column_named(name, columns, VERB, target.name)
-        # What the function makes of values is not known: no further key is promised.
+            resolve_column(name, columns, VERB, target.name)
+        # The function may change any value, so further unique keys are not guaranteed.
         return replace(target, columns=tuple(columns.values()), primary_key=tuple(key), unique_keys=())
 
     def apply(self, changes: Changes) -> Iterable[Changes | Rejected]:
-        if not self.settings.concerns(changes.target):
+        if not self.settings.applies_to(changes.target):
             return [changes]
-        return tried(changes, self._called, self.settings.on_error, VERB)
+        return try_splitting(changes, self._call_function, self.settings.on_error, VERB)
 
-    def _called(self, changes: Changes) -> Changes:
-        made = self.target(changes.target)
-        assert made is not None, "rows of every table pass"
+    def _call_function(self, changes: Changes) -> Changes:
+        target = self.target(changes.target)
+        assert target is not None, "rows of every table pass"
         call = self._call()
         with Trial() as trial:
-            given = call(changes.rows, changes.target)
+            returned = call(changes.rows, changes.target)
         if isinstance(trial.failure, OptionInvalid):
             raise trial.failure
         if trial.failure is not None:
             raise StepFailed(f"python: {self._name} raised {trial.failure!r}") from trial.failure
-        rows = self._conforming(given, made, changes.rows.schema)
-        return settled(replace(changes, target=made, rows=rows))
+        rows = self._conform_returned(returned, target, changes.rows.schema)
+        return split_lone_images(replace(changes, target=target, rows=rows))
 
-    def _conforming(self, given: Any, target: Target, before: pyarrow.Schema) -> pyarrow.RecordBatch:
-        """Return what the function gave with the columns that are due. Raises StepFailed."""
+    def _conform_returned(self, returned: Any, target: Target, before: pyarrow.Schema) -> pyarrow.RecordBatch:
+        """Return the function's result with the expected columns. Raises StepFailed."""
         schema = pyarrow.schema([*target.arrow(), *(before.field(name) for name in SYSTEM_COLUMNS)])
-        if given is None:
+        if returned is None:
             return pyarrow.RecordBatch.from_pylist([], schema=schema)
-        if isinstance(given, pyarrow.RecordBatch):
-            given = pyarrow.Table.from_batches([given])
+        if isinstance(returned, pyarrow.RecordBatch):
+            returned = pyarrow.Table.from_batches([returned])
         try:
-            table = pyarrow.table(given)
-            lacking = [name for name in schema.names if name not in table.column_names]
-            if lacking:
+            table = pyarrow.table(returned)
+            missing = [name for name in schema.names if name not in table.column_names]
+            if missing:
                 raise StepFailed(
-                    f"python: {self._name} gave no column {', '.join(lacking)}",
+                    f"python: {self._name} gave no column {', '.join(missing)}",
                     hint="Return every column of the batch, _change_type among them; drop names the rest",
                 )
             extra = [name for name in table.column_names if name not in schema.names]
@@ -165,38 +170,38 @@ class PythonStep(Step):
 
     def _call(self) -> Callable[[pyarrow.RecordBatch, Target], Any]:
         if self._loaded is None:
-            function = self._found()
-            takes = [
-                one
-                for one in inspect.signature(function).parameters.values()
-                if one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD)
+            function = self._load_function()
+            positional = [
+                parameter
+                for parameter in inspect.signature(function).parameters.values()
+                if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
             ]
-            several = len(takes) > 1 and takes[1].default is inspect.Parameter.empty
+            several = len(positional) > 1 and positional[1].default is inspect.Parameter.empty
             self._loaded = function if several else lambda batch, target: function(batch)
         return self._loaded
 
-    def _found(self) -> Callable[..., Any]:
+    def _load_function(self) -> Callable[..., Any]:
         named = self.settings.function
         if not isinstance(named, str):
             own: Callable[..., Any] = named
             return own
-        place, _, name = named.rpartition(":")
+        location, _, name = named.rpartition(":")
         with Trial() as trial:
-            found: Any
+            function: Any
             if self.settings.text is not None:
-                names: dict[str, Any] = {"__name__": Path(place).stem, "__file__": place}
-                exec(compile(self.settings.text, place, "exec"), names)
-                found = names.get(name)
+                names: dict[str, Any] = {"__name__": Path(location).stem, "__file__": location}
+                exec(compile(self.settings.text, location, "exec"), names)
+                function = names.get(name)
             else:
-                found = getattr(importlib.import_module(place), name, None)
+                function = getattr(importlib.import_module(location), name, None)
         if trial.failure is not None:
             raise OptionInvalid(
-                f"python: {place} cannot be loaded: {trial.failure!r}",
+                f"python: {location} cannot be loaded: {trial.failure!r}",
                 hint="The module must be on Python's path: set PYTHONPATH, or write path/to/file.py:function",
             ) from trial.failure
-        if not callable(found):
-            raise OptionInvalid(f"python: {place} has no function {name!r}")
-        loaded: Callable[..., Any] = found
+        if not callable(function):
+            raise OptionInvalid(f"python: {location} has no function {name!r}")
+        loaded: Callable[..., Any] = function
         return loaded
 
 

@@ -22,9 +22,9 @@ from penstock.changes import SYSTEM_COLUMNS, Changes, Target
 from penstock.errors import OptionInvalid, StepFailed
 from penstock.model import Column, TableName, TablePatterns
 from penstock.pipeline.expressions import type_known
-from penstock.pipeline.pairs import passing, position_of
+from penstock.pipeline.pairs import filter_pairs, position_of
 from penstock.pipeline.step import Rejected, ShardValue, Step
-from penstock.pipeline.step_section import OnError, StepSection, column_named
+from penstock.pipeline.step_section import OnError, StepSection, resolve_column
 from penstock.pipeline.told_values import refuse_absent
 
 VERB = "route"
@@ -35,7 +35,7 @@ _ARROW_CASES = {"lower": compute.utf8_lower, "upper": compute.utf8_upper}
 
 @dataclass(frozen=True)
 class _Piece:
-    """Text, or a name in braces with the case it is turned into."""
+    """Literal text, or a name in braces and the case to convert it to."""
 
     text: str
     is_name: bool = False
@@ -43,21 +43,21 @@ class _Piece:
 
 
 def _pieces(template: str) -> list[_Piece]:
-    found = []
+    pieces = []
     for text, name, case, conversion in string.Formatter().parse(template):
         if text:
-            found.append(_Piece(text))
+            pieces.append(_Piece(text))
         if name is not None:
             if not name or conversion or (case or "") not in _CASES:
                 raise ValueError(
                     "in braces stands a name, and :lower or :upper where it is wanted: {table:lower}"
                 )
-            found.append(_Piece(name, True, case or ""))
-    return found
+            pieces.append(_Piece(name, True, case or ""))
+    return pieces
 
 
 def _halves(template: str) -> tuple[str, str]:
-    """Return the templates of database and table, cut at the first dot outside braces."""
+    """Return the templates of database and table, split at the first dot outside braces."""
     match = re.fullmatch(r"((?:[^{}.]|\{[^{}]*\})+)\.((?:[^{}]|\{[^{}]*\})+)", template)
     if match is None:
         raise ValueError("write database.table, as shop.orders or {database}_copy.{table}")
@@ -83,14 +83,14 @@ class Settings(StepSection):
 
     @field_validator("to")
     @classmethod
-    def _two_names(cls, to: str) -> str:
+    def _valid_name_template(cls, to: str) -> str:
         for half in _halves(to):
             _pieces(half)
         return to
 
     @field_validator("shard_value")
     @classmethod
-    def _a_template(cls, value: str) -> str:
+    def _valid_template(cls, value: str) -> str:
         _pieces(value)
         return value
 
@@ -102,12 +102,12 @@ class Settings(StepSection):
 
 
 def make(settings: Settings) -> Step:
-    """Make the step."""
+    """Create the step."""
     return RouteStep(settings)
 
 
 class RouteStep(Step):
-    """Gives rows the names of other tables."""
+    """Moves rows to other tables."""
 
     verb = VERB
 
@@ -118,142 +118,146 @@ class RouteStep(Step):
         self._patterns = [(TablePatterns([text]), _grouping(text)) for text in settings.tables]
 
     def target(self, target: Target) -> Target | None:
-        if not self.settings.concerns(target):
+        if not self.settings.applies_to(target):
             return target
-        known = self._known(target.name)
-        name = TableName(self._told(self._database, known), self._told(self._table, known))
+        known = self._placeholders(target.name)
+        name = TableName(self._fill_in(self._database, known), self._fill_in(self._table, known))
         self._row_names(target, known, [*self._database, *self._table])
         return self._with_shard(replace(target, name=name))
 
     def named_by_rows(self, target: Target) -> bool:
-        return self.settings.concerns(target) and bool(self._open(self._known(target.name)))
+        return self.settings.applies_to(target) and bool(
+            self._unknown_pieces(self._placeholders(target.name))
+        )
 
     def empties(self, target: Target) -> bool:
-        return not self.settings.concerns(target) or self._one_to_one()
+        return not self.settings.applies_to(target) or self._one_to_one()
 
     def shard_of(self, target: Target, instance: str) -> ShardValue | None:
         column = self.settings.shard_column
-        known = self._known(target.name) | {"instance": instance}
+        known = self._placeholders(target.name) | {"instance": instance}
         if (
             column is None
-            or not self.settings.concerns(target)
-            or any(one.is_name and one.text not in known for one in self._value)
+            or not self.settings.applies_to(target)
+            or any(piece.is_name and piece.text not in known for piece in self._value)
         ):
             return None
-        return ShardValue(column, self._told(self._value, known))
+        return ShardValue(column, self._fill_in(self._value, known))
 
     def apply(self, changes: Changes) -> Iterable[Changes | Rejected]:
-        made = self.target(changes.target)
-        assert made is not None, "rows of every table pass"
-        if not self.settings.concerns(changes.target):
+        routed = self.target(changes.target)
+        assert routed is not None, "rows of every table pass"
+        if not self.settings.applies_to(changes.target):
             yield changes
             return
         changes, rejected = self._without_null(changes)
         if rejected is not None:
             yield rejected
-        rows = self._rows(changes, made)
-        known = self._known(changes.target.name)
-        if not self._open(known):
-            yield replace(changes, target=made, rows=rows)
+        rows = self._rows(changes, routed)
+        known = self._placeholders(changes.target.name)
+        if not self._unknown_pieces(known):
+            yield replace(changes, target=routed, rows=rows)
             return
-        # Columns that were added stand behind those that the templates name.
+        # Added columns come after those that the templates refer to.
         names = compute.binary_join_element_wise(
             self._texts(self._database, changes, known), self._texts(self._table, changes, known), "\0"
         )
         for name in names.unique().to_pylist():
             mask = compute.equal(names, name).to_numpy(zero_copy_only=False)
-            whole = replace(made, name=TableName(*name.split("\0")))
-            yield passing(replace(changes, target=whole, rows=rows), mask)
+            named = replace(routed, name=TableName(*name.split("\0")))
+            yield filter_pairs(replace(changes, target=named, rows=rows), mask)
 
     # --- Names ------------------------------------------------------------------------------
 
-    def _known(self, name: TableName) -> dict[str, str]:
-        """Return what a table's own name gives."""
+    def _placeholders(self, name: TableName) -> dict[str, str]:
+        """Return the placeholders that a table's own name determines."""
         known = {"database": name.database, "table": name.table}
         for patterns, grouping in self._patterns:
             if patterns.matches(name.database, name.table):
-                found = grouping.fullmatch(f"{name.database}.{name.table}")
-                groups = found.groups() if found is not None else ()
+                match = grouping.fullmatch(f"{name.database}.{name.table}")
+                groups = match.groups() if match is not None else ()
                 known |= {str(number): text or "" for number, text in enumerate(groups, 1)}
                 break
         return known
 
-    def _told(self, pieces: Iterable[_Piece], known: Mapping[str, str]) -> str:
-        """Return a name as far as it is known; what rows give stays in braces."""
+    def _fill_in(self, pieces: Iterable[_Piece], known: Mapping[str, str]) -> str:
+        """Return a name with all known placeholders filled in. Others stay in braces."""
         return "".join(
-            _CASES[one.case](known[one.text])
-            if one.is_name and one.text in known
-            else (f"{{{one.text}}}" if one.is_name else one.text)
-            for one in pieces
+            _CASES[piece.case](known[piece.text])
+            if piece.is_name and piece.text in known
+            else (f"{{{piece.text}}}" if piece.is_name else piece.text)
+            for piece in pieces
         )
 
-    def _open(self, known: Mapping[str, str]) -> list[_Piece]:
-        return [one for one in (*self._database, *self._table) if one.is_name and one.text not in known]
+    def _unknown_pieces(self, known: Mapping[str, str]) -> list[_Piece]:
+        return [
+            piece for piece in (*self._database, *self._table) if piece.is_name and piece.text not in known
+        ]
 
     def _row_names(self, target: Target, known: Mapping[str, str], pieces: Iterable[_Piece]) -> list[str]:
-        """Return the columns that pieces name. Raises OptionInvalid where there is none by a name."""
-        found = []
-        for one in pieces:
-            if not one.is_name or one.text in known or one.text == "instance":
+        """Return the columns that pieces refer to. Raises OptionInvalid for an unknown column."""
+        columns = []
+        for piece in pieces:
+            if not piece.is_name or piece.text in known or piece.text == "instance":
                 continue
-            if one.text.isdecimal():
+            if piece.text.isdecimal():
                 raise OptionInvalid(
-                    f"route: the pattern of {target.name} has no {{{one.text}}}",
+                    f"route: the pattern of {target.name} has no {{{piece.text}}}",
                     hint="{1} is what the first star or group of the pattern in tables was",
                 )
-            found.append(column_named(one.text, target.column_names, VERB, target.name))
-        return found
+            columns.append(resolve_column(piece.text, target.column_names, VERB, target.name))
+        return columns
 
     def _texts(self, pieces: list[_Piece], changes: Changes, known: Mapping[str, str]) -> pyarrow.Array:
-        """Return a template's text for each row; null where one of its values is."""
+        """Return a template's text for each row, null if one of its values is null."""
         parts = []
-        for one in pieces:
-            if not one.is_name or one.text in known:
-                text = _CASES[one.case](known[one.text]) if one.is_name else one.text
+        for piece in pieces:
+            if not piece.is_name or piece.text in known:
+                text = _CASES[piece.case](known[piece.text]) if piece.is_name else piece.text
                 parts.append(pyarrow.repeat(pyarrow.scalar(text), len(changes)))
                 continue
-            values = self._column(one.text, changes)
-            parts.append(_ARROW_CASES[one.case](values) if one.case else values)
+            values = self._column(piece.text, changes)
+            parts.append(_ARROW_CASES[piece.case](values) if piece.case else values)
         return compute.binary_join_element_wise(*parts, "") if len(parts) > 1 else parts[0]
 
     def _column(self, name: str, changes: Changes) -> pyarrow.Array:
         if name == "instance":
             return compute.struct_field(changes.rows.column("_metadata"), "instance")
-        column = column_named(name, changes.target.column_names, VERB, changes.target.name)
+        column = resolve_column(name, changes.target.column_names, VERB, changes.target.name)
         return changes.rows.column(column).cast(pyarrow.string())
 
     # --- Rows -------------------------------------------------------------------------------
 
     def _without_null(self, changes: Changes) -> tuple[Changes, Rejected | None]:
-        """Return the rows whose templates all have a value, and apart those that have not."""
-        known = self._known(changes.target.name)
+        """Return the rows whose templates have no null value, and separately the rejected rows."""
+        known = self._placeholders(changes.target.name)
         pieces = [*self._database, *self._table, *(self._value if self.settings.shard_column else ())]
         columns = self._row_names(changes.target, known, pieces)
         refuse_absent(changes.rows, columns, VERB)
-        lacking = [name for name in columns if changes.rows.column(name).null_count]
-        if not lacking:
+        null_columns = [name for name in columns if changes.rows.column(name).null_count]
+        if not null_columns:
             return changes, None
         problem = StepFailed(
-            f"route: {', '.join(lacking)} is null in a row, so that it has no table to go to",
+            f"route: {', '.join(null_columns)} is null in a row, so that it has no table to go to",
             hint="Put a filter before, or give the column a value by a map step",
         )
-        mask = changes.rows.column(lacking[0]).is_valid()
-        for name in lacking[1:]:
+        mask = changes.rows.column(null_columns[0]).is_valid()
+        for name in null_columns[1:]:
             mask = compute.and_(mask, changes.rows.column(name).is_valid())
         whole = mask.to_numpy(zero_copy_only=False)
-        apart = passing(changes, ~whole)
-        problem.position = position_of(apart)
+        rejected = filter_pairs(changes, ~whole)
+        problem.position = position_of(rejected)
         if self.settings.on_error in (None, "stop"):
             raise problem
         kept = self.settings.on_error == "dead_letter"
-        return passing(changes, whole), Rejected(apart, VERB, problem, kept=kept)
+        return filter_pairs(changes, whole), Rejected(rejected, VERB, problem, kept=kept)
 
-    def _rows(self, changes: Changes, made: Target) -> pyarrow.RecordBatch:
+    def _rows(self, changes: Changes, routed: Target) -> pyarrow.RecordBatch:
         if self.settings.shard_column is None:
             return changes.rows
-        values = self._texts(self._value, changes, self._known(changes.target.name))
+        values = self._texts(self._value, changes, self._placeholders(changes.target.name))
         try:
-            values = values.cast(made.arrow().field(self.settings.shard_column).type)
+            values = values.cast(routed.arrow().field(self.settings.shard_column).type)
         except pyarrow.ArrowException as problem:
             raise OptionInvalid(
                 f"route: {self.settings.shard_value} is no {self.settings.shard_type}: {problem}",
@@ -264,8 +268,8 @@ class RouteStep(Step):
     # --- Keys -------------------------------------------------------------------------------
 
     def _one_to_one(self) -> bool:
-        """Whether no two tables can become one."""
-        names = {one.text for one in (*self._database, *self._table) if one.is_name}
+        """Whether no two tables can be routed to the same target."""
+        names = {piece.text for piece in (*self._database, *self._table) if piece.is_name}
         if not names <= {"database", "table"} and not all(name.isdecimal() for name in names):
             return False
         whole = TablePatterns(list(self.settings.tables), list(self.settings.exclude))
@@ -277,9 +281,9 @@ class RouteStep(Step):
     def _with_shard(self, target: Target) -> Target:
         column = self.settings.shard_column
         if column is None:
-            # Values that are unique in each of many tables need not be in one of all their rows.
+            # Values that are unique in each table may not be unique in the merged table.
             return target if self._one_to_one() else replace(target, unique_keys=())
-        if any(one.casefold() == column.casefold() for one in target.column_names):
+        if any(name.casefold() == column.casefold() for name in target.column_names):
             raise OptionInvalid(
                 f"route: {target.name} has a column {column!r} already", hint="Choose another shard_column"
             )
@@ -294,7 +298,7 @@ class RouteStep(Step):
 
 
 def _grouping(pattern: str) -> re.Pattern[str]:
-    """Return a pattern of tables as an expression over `database.table`, each star a group."""
+    """Return a table pattern as a regular expression over `database.table`, with a group for each star."""
     if len(pattern) > 2 and pattern[0] == pattern[-1] == "/":
         return re.compile(pattern[1:-1])
     text, fenced = "", False

@@ -16,16 +16,16 @@ from pydantic import Field, ValidationInfo, field_validator
 from penstock._native import shard_slots
 from penstock.changes import Changes, Target
 from penstock.errors import OptionInvalid
-from penstock.pipeline.pairs import passing
+from penstock.pipeline.pairs import filter_pairs
 from penstock.pipeline.step import Rejected, Slots, Step
-from penstock.pipeline.step_section import StepSection, column_named
+from penstock.pipeline.step_section import StepSection, resolve_column
 from penstock.pipeline.told_values import refuse_absent
 
 VERB = "shard"
 
 
 class Settings(StepSection):
-    """Into how many shards rows are cut, and which of them pass."""
+    """The number of shards, and which of them pass."""
 
     of: int = Field(ge=1, le=32_767, description="the number of shards")
     keep: tuple[int, ...] = Field(min_length=1, description="the shards to keep, counted from 0")
@@ -42,18 +42,18 @@ class Settings(StepSection):
     @classmethod
     def _in_range(cls, keep: tuple[int, ...], others: ValidationInfo) -> tuple[int, ...]:
         shards = others.data.get("of")
-        if shards is not None and not all(0 <= one < shards for one in keep):
+        if shards is not None and not all(0 <= shard < shards for shard in keep):
             raise ValueError(f"of {shards} shards there are 0 to {shards - 1}")
         return keep
 
 
 def make(settings: Settings) -> Step:
-    """Make the step."""
+    """Create the step."""
     return ShardStep(settings)
 
 
 class ShardStep(Step):
-    """Lets rows of some shards pass. A row that changes its shard leaves the one and enters the other."""
+    """Passes rows of some shards. An update that changes a row's shard becomes a delete or an insert."""
 
     verb = VERB
 
@@ -62,32 +62,32 @@ class ShardStep(Step):
         self._wanted = numpy.array([shard in settings.keep for shard in range(settings.of)])
 
     def target(self, target: Target) -> Target | None:
-        if self.settings.concerns(target):
+        if self.settings.applies_to(target):
             self._columns(target)
         return target
 
     def apply(self, changes: Changes) -> Iterable[Changes | Rejected]:
-        if not self.settings.concerns(changes.target):
+        if not self.settings.applies_to(changes.target):
             return [changes]
         columns = self._columns(changes.target)
         refuse_absent(changes.rows, columns, VERB)
         slots = pyarrow.array(shard_slots(changes.rows, columns)).to_numpy()
-        return [passing(changes, self._wanted[slots % self.settings.of])]
+        return [filter_pairs(changes, self._wanted[slots % self.settings.of])]
 
     def empties(self, target: Target) -> bool:
-        # The other shards are other pipelines'.
-        return not self.settings.concerns(target)
+        # The other shards belong to other pipelines.
+        return not self.settings.applies_to(target)
 
     def slots_of(self, target: Target) -> Slots | None:
         settings = self.settings
-        if not settings.concerns(target):
+        if not settings.applies_to(target):
             return None
         return Slots(tuple(self._columns(target)), settings.of, settings.keep)
 
     def _columns(self, target: Target) -> list[str]:
-        chosen = self.settings.columns or target.primary_key
-        if not chosen:
+        names = self.settings.columns or target.primary_key
+        if not names:
             raise OptionInvalid(
                 f"shard: {target.name} has no primary key", hint="Name the columns that choose a row's shard"
             )
-        return [column_named(name, target.column_names, VERB, target.name) for name in chosen]
+        return [resolve_column(name, target.column_names, VERB, target.name) for name in names]

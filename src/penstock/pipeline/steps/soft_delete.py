@@ -35,9 +35,9 @@ from penstock.pipeline.step_section import StepSection
 
 
 class Settings(StepSection):
-    """Where it is told that a row is deleted."""
+    """How a deleted row is marked."""
 
-    PLAIN: ClassVar[str] = "column"
+    SHORTHAND: ClassVar[str] = "column"
 
     column: str = Field(
         default="_deleted", min_length=1, description="the marker column: 1 for a deleted row, otherwise 0"
@@ -46,12 +46,12 @@ class Settings(StepSection):
 
 
 def make(settings: Settings) -> Step:
-    """Make the step."""
+    """Create the step."""
     return SoftDeleteStep(settings)
 
 
 class SoftDeleteStep(Step):
-    """Turns deletes into updates of a column."""
+    """Turns deletes into updates of a marker column."""
 
     verb = "soft_delete"
 
@@ -59,39 +59,39 @@ class SoftDeleteStep(Step):
         self.settings = settings
 
     def target(self, target: Target) -> Target | None:
-        if not self.settings.concerns(target):
+        if not self.settings.applies_to(target):
             return target
         added = [Column(self.settings.column, "tinyint", None, False)]
         if self.settings.at is not None:
             added.append(Column(self.settings.at, "timestamp(6)", None, True))
         known = {name.casefold() for name in target.column_names}
-        for one in added:
-            if one.name.casefold() in known:
+        for column in added:
+            if column.name.casefold() in known:
                 raise OptionInvalid(
-                    f"soft_delete: {target.name} has a column {one.name!r} already",
+                    f"soft_delete: {target.name} has a column {column.name!r} already",
                     hint="Choose another name with column or at",
                 )
-        # A row that is gone keeps its values, which its source may give to another row by now.
+        # A deleted row keeps its values, which the source may now use in another row.
         return replace(target, columns=(*target.columns, *added), unique_keys=())
 
     def apply(self, changes: Changes) -> Iterable[Changes | Rejected]:
-        made = self.target(changes.target)
-        assert made is not None, "rows of every table pass"
-        if made is changes.target:
+        target = self.target(changes.target)
+        assert target is not None, "rows of every table pass"
+        if target is changes.target:
             return [changes]
-        return [replace(changes, target=made, rows=self._marked(changes))]
+        return [replace(changes, target=target, rows=self._mark_deleted(changes))]
 
-    def _marked(self, changes: Changes) -> pyarrow.RecordBatch:
-        """Return rows with the columns added, each delete being both images of an update."""
+    def _mark_deleted(self, changes: Changes) -> pyarrow.RecordBatch:
+        """Return rows with the added columns. Each delete becomes both images of an update."""
         rows = changes.rows
         kinds = kinds_of(rows)
         first = firsts_of_pairs(rows, kinds)
         moved = first & self._key_moved(changes, first)
-        # An image before an update that stands alone is the end of its key, as a delete is.
-        gone = (kinds == DELETE) | ((kinds == PREIMAGE) & ~first) | moved
+        # A preimage without a postimage ends its key, like a delete.
+        deleted = (kinds == DELETE) | ((kinds == PREIMAGE) & ~first) | moved
         kinds = numpy.where(seconds_of_pairs(moved), INSERT, kinds).astype(numpy.int8)
-        # Each row that goes stands twice: as it was, and marked.
-        index = numpy.repeat(numpy.arange(len(kinds)), numpy.where(gone, 2, 1))
+        # Each deleted row is repeated: first as it was, then marked.
+        index = numpy.repeat(numpy.arange(len(kinds)), numpy.where(deleted, 2, 1))
         marked = numpy.zeros(len(index), dtype=bool)
         marked[1:] = index[1:] == index[:-1]
         before = numpy.zeros(len(index), dtype=bool)
@@ -101,12 +101,12 @@ class SoftDeleteStep(Step):
         if len(index) != rows.num_rows:
             rows = rows.take(pyarrow.array(index))
         rows = with_kinds(rows, kinds)
-        place = len(changes.target.columns)
-        rows = rows.add_column(place, self.settings.column, pyarrow.array(marked).cast(pyarrow.int8()))
+        column_index = len(changes.target.columns)
+        rows = rows.add_column(column_index, self.settings.column, pyarrow.array(marked).cast(pyarrow.int8()))
         if self.settings.at is not None:
             times = rows.column("_commit_timestamp")
             at = compute.if_else(pyarrow.array(marked), times, pyarrow.scalar(None, times.type))
-            rows = rows.add_column(place + 1, self.settings.at, at)
+            rows = rows.add_column(column_index + 1, self.settings.at, at)
         return rows
 
     def _key_moved(self, changes: Changes, first: Mask) -> Mask:
@@ -121,5 +121,5 @@ class SoftDeleteStep(Step):
         return moved
 
     def empties(self, target: Target) -> bool:
-        # What was there stays, and is marked, as with a delete.
-        return not self.settings.concerns(target)
+        # Existing rows stay and are marked, as after a delete.
+        return not self.settings.applies_to(target)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Proves that a pipeline's target is what its source is, and mends what is not.
+"""Verifies that a pipeline's target equals its source, and repairs differences.
 
-`comparison` compares, `touched` tells what the log did behind a position, `report` keeps what was found,
-`repair` writes it right.
+`comparison` compares, `touched` records what the log changed after a position, `report` stores the result,
+and `repair` corrects the target.
 """

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of two sides in full: which are missing, which are there besides, and which differ in what."""
+"""Compares full rows of two sides: missing rows, extra rows, and the columns that differ."""
 
 import json
 import math
@@ -19,22 +19,23 @@ from penstock.sinks.mysql.odd import BROKEN_TEXT
 
 
 class Kind(StrEnum):
-    """How a row of the target differs from what it has to be."""
+    """How a row of the target differs from the expected row."""
 
     MISSING = "missing"
-    # There, though the source has no such row, or there twice.
+    # The source has no such row, or the target has it more than once.
     EXTRA = "extra"
     CHANGED = "changed"
-    # Written by the source so often, or by a batch so unfinished, that nothing can be said of it.
+    # The row changes too often, or belongs to an unfinished batch, so it cannot be judged.
     UNSETTLED = "unsettled"
 
 
 @dataclass(frozen=True)
 class Difference:
-    """One row. `hash` is that of its key; rows are values of `Target.arrow()`, None where there is none.
+    """A row that differs. `hash` is the hash of its key.
 
-    Behind them stands, under TEXTS, what no such type holds, by column. `columns` differ; in those of
-    `not_held` the source has what the target's column cannot hold, and the target nothing.
+    Rows are values of `Target.arrow()`, None if the side has no row. The key TEXTS maps columns to the texts
+    of values that Arrow cannot represent. `columns` are the columns that differ. In the columns of `not_held`
+    the source has a value that the target cannot represent, and the target has none.
     """
 
     kind: Kind
@@ -46,7 +47,7 @@ class Difference:
 
     @property
     def row(self) -> dict[str, Any]:
-        """The row of either side: for its key."""
+        """The row of either side, for its key."""
         row = self.source if self.source is not None else self.target
         assert row is not None, "a difference has a row on one side at least"
         return row
@@ -58,42 +59,44 @@ def differences(
     expected: Sequence[pyarrow.RecordBatch],
     target_rows: Sequence[pyarrow.RecordBatch],
 ) -> Iterator[Difference]:
-    """Yield what differs between two sides, by key; without a key, by whole rows.
+    """Yield the differences between two sides, by key; without a key, by whole rows.
 
-    Texts of JSON columns are the same where they say the same, as targets may write documents anew. Rows that
-    differ only in what the target cannot hold come with no `columns`.
+    JSON texts are compared as documents, because targets may reformat them. Rows that differ only in values
+    that the target cannot represent are yielded without `columns`.
     """
     key = target.primary_key or tuple(columns)
-    documents = {one.name for one in target.columns if one.type_text.lower() == "json"}
-    theirs: dict[int, deque[dict[str, Any]]] = defaultdict(deque)
+    documents = {column.name for column in target.columns if column.type_text.lower() == "json"}
+    target_by_key: dict[int, deque[dict[str, Any]]] = defaultdict(deque)
     for hashed, row in _rows(target_rows, key):
-        theirs[hashed].append(row)
-    left: list[tuple[int, dict[str, Any]]] = []
+        target_by_key[hashed].append(row)
+    unmatched: list[tuple[int, dict[str, Any]]] = []
     for hashed, row in _rows(expected, key):
-        # Of rows with one key those that agree are paired first.
-        others = theirs[hashed]
-        same = next((one for one in others if not _unlike(row, one, columns, documents)), None)
-        if same is None:
-            left.append((hashed, row))
+        # Of rows with equal keys, pair equal rows first.
+        candidates = target_by_key[hashed]
+        equal_row = next(
+            (column for column in candidates if not _differing_columns(row, column, columns, documents)), None
+        )
+        if equal_row is None:
+            unmatched.append((hashed, row))
         else:
-            others.remove(same)
-    for hashed, row in left:
-        if theirs[hashed]:
-            other = theirs[hashed].popleft()
-            unlike = _unlike(row, other, columns, documents)
-            lost = tuple(name for name in unlike if _is_not_held(row, other, name))
-            differing = tuple(name for name in unlike if name not in lost)
-            yield Difference(Kind.CHANGED, hashed, row, other, differing, lost)
+            candidates.remove(equal_row)
+    for hashed, row in unmatched:
+        if target_by_key[hashed]:
+            target_row = target_by_key[hashed].popleft()
+            unlike = _differing_columns(row, target_row, columns, documents)
+            not_held = tuple(name for name in unlike if _is_not_held(row, target_row, name))
+            differing = tuple(name for name in unlike if name not in not_held)
+            yield Difference(Kind.CHANGED, hashed, row, target_row, differing, not_held)
         else:
             yield Difference(Kind.MISSING, hashed, row, None)
-    for hashed, others in theirs.items():
-        for other in others:
-            yield Difference(Kind.EXTRA, hashed, None, other)
+    for hashed, candidates in target_by_key.items():
+        for target_row in candidates:
+            yield Difference(Kind.EXTRA, hashed, None, target_row)
 
 
-def hashes_of(found: Sequence[Difference]) -> Hashes:
-    """Return, ascending, the hashes of the keys of differences."""
-    return numpy.array(sorted({one.hash for one in found}), numpy.uint64)
+def hashes_of(all_differences: Sequence[Difference]) -> Hashes:
+    """Return the hashes of the keys of differences, ascending."""
+    return numpy.array(sorted({difference.hash for difference in all_differences}), numpy.uint64)
 
 
 def _rows(batches: Sequence[pyarrow.RecordBatch], key: Sequence[str]) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -103,41 +106,40 @@ def _rows(batches: Sequence[pyarrow.RecordBatch], key: Sequence[str]) -> Iterato
             yield hashed, row if texts is None else row | {TEXTS: json.loads(texts)}
 
 
-def _unlike(
-    one: dict[str, Any], other: dict[str, Any], columns: Sequence[str], documents: set[str]
+def _differing_columns(
+    source: dict[str, Any], target: dict[str, Any], columns: Sequence[str], documents: set[str]
 ) -> tuple[str, ...]:
     """Return the columns in which two rows differ."""
     return tuple(
         name
         for name in columns
-        if not _equal(one[name], other[name], is_document=name in documents)
-        or _text(one, name) != _text(other, name)
+        if not _equal(source[name], target[name], is_document=name in documents)
+        or _text(source, name) != _text(target, name)
     )
 
 
 def _text(row: dict[str, Any], name: str) -> str | None:
-    """Return the text of a value that Arrow's types cannot hold, None for all others."""
+    """Return the text of a value that Arrow cannot represent, None for all other values."""
     text: str | None = row.get(TEXTS, {}).get(name)
     return text
 
 
 def _is_not_held(source: dict[str, Any], target: dict[str, Any], name: str) -> bool:
-    """Tell whether the source has bytes that are no text and the target none, as a text column there cannot
-    have them."""
+    """Return whether the source has invalid text, which the target's text column left empty."""
     text = _text(source, name) or ""
     return text.startswith(BROKEN_TEXT) and _text(target, name) is None and target[name] in (None, "")
 
 
-def _equal(one: Any, other: Any, *, is_document: bool) -> bool:
-    if one == other:
+def _equal(source: Any, target: Any, *, is_document: bool) -> bool:
+    if source == target:
         return True
-    if one is None or other is None:
+    if source is None or target is None:
         return False
-    if isinstance(one, float) and isinstance(other, float):
-        return math.isnan(one) and math.isnan(other)
+    if isinstance(source, float) and isinstance(target, float):
+        return math.isnan(source) and math.isnan(target)
     if is_document:
         try:
-            return bool(json.loads(one) == json.loads(other))
+            return bool(json.loads(source) == json.loads(target))
         except ValueError:
             return False
     return False

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows as two numbers each, a hash of the key and one of the row: so that millions are held and compared.
+"""Represents each row by two hashes, of its key and of the row, so that millions fit in memory.
 
-Two sides with the same rows have the same sums of them, whatever the order: that is all that is looked at
-where nothing differs.
+Two sides with the same rows have the same hash sums in any order, so equal tables need no further comparison.
 """
 
 from collections.abc import Sequence
@@ -21,24 +20,24 @@ NONE: Hashes = numpy.zeros(0, numpy.uint64)
 
 
 def hashes(rows: pyarrow.RecordBatch, columns: Sequence[str]) -> Hashes:
-    """Return a hash of each row by the values of some of its columns. Raises OptionInvalid."""
-    found: Hashes = pyarrow.array(_native.row_hashes(rows, list(columns))).to_numpy(zero_copy_only=False)
-    return found
+    """Return a hash of each row over some of its columns. Raises OptionInvalid."""
+    row_hashes: Hashes = pyarrow.array(_native.row_hashes(rows, list(columns))).to_numpy(zero_copy_only=False)
+    return row_hashes
 
 
 def is_among(values: Hashes, ascending: Hashes) -> npt.NDArray[numpy.bool_]:
-    """Tell of each value whether it is among ascending ones."""
+    """Return for each value whether it is among ascending values."""
     if not len(ascending):
         return numpy.zeros(len(values), numpy.bool_)
-    places = numpy.searchsorted(ascending, values)
-    places[places == len(ascending)] = 0
-    found: npt.NDArray[numpy.bool_] = ascending[places] == values
-    return found
+    indexes = numpy.searchsorted(ascending, values)
+    indexes[indexes == len(ascending)] = 0
+    matches: npt.NDArray[numpy.bool_] = ascending[indexes] == values
+    return matches
 
 
 @dataclass(frozen=True)
 class HashedRows:
-    """The rows of one side of a comparison: two hashes of each, in no order. Pickles."""
+    """The rows of one side of a comparison, as two hashes per row, unordered. Can be pickled."""
 
     keys: Hashes
     rows: Hashes
@@ -47,15 +46,14 @@ class HashedRows:
         return len(self.keys)
 
     def same_sums(self, other: Self) -> bool:
-        """Tell whether both sides have as many rows, with the same sums of their hashes."""
+        """Return whether both sides have the same number of rows and the same hash sums."""
         return len(self) == len(other) and all(
-            one.sum() == two.sum() and numpy.bitwise_xor.reduce(one) == numpy.bitwise_xor.reduce(two)
-            for one, two in ((self.keys, other.keys), (self.rows, other.rows))
+            own.sum() == others.sum() and numpy.bitwise_xor.reduce(own) == numpy.bitwise_xor.reduce(others)
+            for own, others in ((self.keys, other.keys), (self.rows, other.rows))
         )
 
     def differing(self, other: Self) -> Hashes:
-        """Return, ascending, the keys of which the two sides do not have the same rows, as often as they have
-        them."""
+        """Return, ascending, the keys whose rows differ between the two sides, or in number."""
         if self.same_sums(other):
             return NONE
         keys = numpy.concatenate([self.keys, other.keys])
@@ -68,12 +66,12 @@ class HashedRows:
             numpy.concatenate([[True], (numpy.diff(keys) != 0) | (numpy.diff(rows) != 0)])
         )
         uneven = numpy.add.reduceat(count, starts) != 0
-        found: Hashes = numpy.unique(keys[starts[uneven]])
-        return found
+        differing_keys: Hashes = numpy.unique(keys[starts[uneven]])
+        return differing_keys
 
 
-class Gathered:
-    """Hashes of rows as they come."""
+class HashCollector:
+    """Collects hashes of rows batch by batch."""
 
     def __init__(self, key: Sequence[str], columns: Sequence[str]) -> None:
         self._key, self._columns = list(key), list(columns)
@@ -82,17 +80,17 @@ class Gathered:
         self.count = 0
 
     def add(self, rows: pyarrow.RecordBatch) -> None:
-        """Take rows. Without a key a row is its own."""
+        """Add rows. Without a key, the hash of the whole row is the key."""
         self.count += rows.num_rows
         hashed = hashes(rows, self._columns)
         self._rows.append(hashed)
         self._keys.append(hashes(rows, self._key) if self._key else hashed)
 
     def done(self) -> HashedRows:
-        """Return all that came."""
-        return HashedRows(joined(self._keys), joined(self._rows))
+        """Return the hashes of all rows added."""
+        return HashedRows(concatenate_hashes(self._keys), concatenate_hashes(self._rows))
 
 
-def joined(parts: Sequence[Hashes]) -> Hashes:
-    """Return arrays of hashes as one."""
+def concatenate_hashes(parts: Sequence[Hashes]) -> Hashes:
+    """Return arrays of hashes concatenated."""
     return numpy.concatenate(parts) if parts else NONE

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which columns of a key reach the target with the values that they have in the source."""
+"""Determines which key columns reach the target with the source's values."""
 
 from collections.abc import Iterable
 
@@ -7,18 +7,20 @@ from penstock.pipeline.settings import StepSettings
 from penstock.pipeline.steps.map import Settings as Map
 from penstock.pipeline.steps.mask import Settings as Mask
 
-# Steps that change no value of the columns that a table has when it reaches them.
+# Steps that do not change values of existing columns.
 _KEEPING_VALUES = frozenset({"filter", "only", "dedupe", "soft_delete", "route", "shard"})
 
 
 def keeps_column(steps: Iterable[StepSettings], name: str) -> bool:
-    """Tell whether steps leave a column's values and name as they are. Of a user's own function that is not
-    known."""
+    """Return whether steps leave a column's values and name unchanged.
+
+    False for a user function, whose effect is unknown.
+    """
     wanted = name.casefold()
-    return all(_leaves(step, wanted) for step in steps)
+    return all(_leaves_unchanged(step, wanted) for step in steps)
 
 
-def _leaves(step: StepSettings, wanted: str) -> bool:
+def _leaves_unchanged(step: StepSettings, wanted: str) -> bool:
     settings = step.settings
     if isinstance(settings, Mask):
         return wanted not in {name.casefold() for name in settings.columns}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The log of one source behind a pipeline's position, read on as it grows."""
+"""Reads the log of one source after a pipeline's position, as the log grows."""
 
 import time
 from collections.abc import Iterator, Mapping
@@ -22,16 +22,16 @@ from penstock.source.reading import Batch, LoggedStatement, Schemas, Selection, 
 from penstock.source.source import Source, SourceOptions, open_source, place_of
 from penstock.source.spelling import spelling_of
 
-# How long a log that is kept of a server may take until it has what the server has logged.
+# How long to wait for a copied log to receive what its server has logged.
 _KEPT_LOG_SECONDS_MAX = 60.0
 _POLL_SECONDS = 0.1
 
 
 class LogBehind:
-    """What a source logged for some of its tables since an offset of the pipeline, up to its head.
+    """What a source logged for some of its tables after an offset of the pipeline, up to its head.
 
-    `position` is up to where it was read, `anew` the tables that no longer are what they were, and where.
-    Holds the source until `close`.
+    `position` is the end of what was read. `anew` maps tables that were emptied or redefined to the reason
+    and position. Holds the source open until `close`.
     """
 
     def __init__(
@@ -40,8 +40,10 @@ class LogBehind:
         self.anew: dict[TableName, str] = {}
         self._settings = source
         self._tables = dict(tables)
-        # The log and the catalogue may tell one type in two ways; what rows are made of is the same.
-        self._types = {name: {one.name: one.type for one in table.arrow()} for name, table in tables.items()}
+        # The log and the catalogue may describe a type differently, so compare the Arrow types.
+        self._types = {
+            name: {column.name: column.type for column in table.arrow()} for name, table in tables.items()
+        }
         self.position = position_of(offset)
         self._source = open_source(options_at(source, self.position, str(offset.get("server_key") or "")))
         self._gtid_after = str(offset.get("gtid_set") or "") if offset.get("by_set") else None
@@ -49,22 +51,22 @@ class LogBehind:
         self._selection = TablePatterns([name.sql for name in self._tables])
 
     def close(self) -> None:
-        """Let go of the source."""
+        """Close the source."""
         self._source.close()
 
     def moment(self) -> Position:
-        """Return a place in the log: rows that are read from now on hold every transaction before it."""
+        """Return a log position. Rows read from now on contain every transaction before it."""
         return take_watermark(address_of(self._settings), epoch=self._source.head().epoch).position
 
     def head(self) -> Position:
-        """Return a place behind every transaction that rows read until now can hold.
+        """Return a position after every transaction that the rows read so far can contain.
 
-        A log that is kept of a server may be behind it: it is waited for, ServerBehind after a while.
+        Waits for a copied log that is behind its server. Raises ServerBehind if it does not catch up.
         """
         if self._source.live:
             return self._source.head()
-        wanted, deadline = self.moment(), time.monotonic() + _KEPT_LOG_SECONDS_MAX
-        while place_of(head := self._source.head()) < place_of(wanted):
+        boundary, deadline = self.moment(), time.monotonic() + _KEPT_LOG_SECONDS_MAX
+        while place_of(head := self._source.head()) < place_of(boundary):
             if time.monotonic() > deadline:
                 raise ServerBehind(
                     f"the log of {self._settings.name} ends before what its server has logged",
@@ -75,15 +77,14 @@ class LogBehind:
         return head
 
     def skip(self) -> None:
-        """Go on without reading, to a place of which rows read from now on hold everything before."""
+        """Skip, without reading, to a position. Rows read from now on contain everything before it."""
         self.position = self.moment()
 
     def read(self, end: Position | None = None) -> Iterator[Changes]:
-        """Yield the changes from where it stands up to a position, else to the head, in commit order within
-        each table.
+        """Yield the changes up to a position, else to the head, in commit order within each table.
 
-        A table that was defined anew or emptied on the way is noted in `anew`: its rows before that cannot be
-        told from the log. Changes of another definition are left out.
+        A table that was redefined or emptied on the way is recorded in `anew`: its earlier rows cannot be
+        derived from the log. Changes under another definition are left out.
         """
         end = self.head() if end is None else end
         if place_of(end) <= place_of(self.position):
@@ -91,38 +92,38 @@ class LogBehind:
         bounds = Bounds(gtid_after=self._gtid_after)
         for byte_range in self._source.split(self.position, end, range_bytes=OFFSET_MAX):
             selection = Selection(self._selection, bounds=bounds)
-            for one in read_in_order(self._source, byte_range, selection, self._schemas):
-                if isinstance(one, LoggedStatement):
-                    for name in self._tables.keys() & (one.tables | one.emptied):
-                        self.anew[name] = f"{one.position}: {one.text[:100]}"
-                elif len(one):
-                    yield from self._changes(one)
+            for event in read_in_order(self._source, byte_range, selection, self._schemas):
+                if isinstance(event, LoggedStatement):
+                    for name in self._tables.keys() & (event.tables | event.emptied):
+                        self.anew[name] = f"{event.position}: {event.text[:100]}"
+                elif len(event):
+                    yield from self._changes(event)
         self.position = end
 
     def _changes(self, batch: Batch) -> Iterator[Changes]:
         name = TableName.parse(batch.table)
         rows = batch.to_arrow()
-        here = {field.name: field.type for field in rows.schema if field.name not in SYSTEM_COLUMNS}
-        if here != self._types[name]:
+        types = {field.name: field.type for field in rows.schema if field.name not in SYSTEM_COLUMNS}
+        if types != self._types[name]:
             self.anew.setdefault(name, f"{batch.position}: rows with other columns")
         else:
             yield Changes(self._tables[name], rows, name)
 
 
 def position_of(offset: Mapping[str, Any]) -> Position:
-    """Return the position of an offset, as a pipeline's state keeps it."""
+    """Return the position of an offset from a pipeline's state."""
     return Position(int(offset.get("epoch", 0)), str(offset["file"]), int(offset["offset"]))
 
 
 def options_at(source: PipelineSource, position: Position, server_key: str) -> SourceOptions:
-    """Return what opens a source so that its positions are those of an offset."""
+    """Return the options to open a source in the epoch of an offset."""
     if source.options.is_kept:
         return replace(source.options, epochs=((position.epoch, server_key),) if server_key else ())
     return replace(source.options, epoch=position.epoch, server_key=server_key or None)
 
 
 def _schemas(source: PipelineSource, opened: Source) -> Schemas | None:
-    """Return who tells definitions where the log does not."""
+    """Return the source of table definitions that the log does not contain."""
     if source.schemas is not None:
         return SchemaHistory.from_file(Path(source.schemas), spelling=spelling_of(opened))
     if opened.options.is_kept:

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rows of a target belong to which of its sources: where a shard column tells, and where a table is
-emptied."""
+"""Determines which rows of a merged target belong to which source table.
+
+A shard column may identify them. This matters when a source table is emptied.
+"""
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
@@ -20,21 +22,21 @@ from penstock.pipeline.verify.kept_keys import keeps_column
 
 
 class Emptied(Enum):
-    """What an emptied table of a source means for its targets."""
+    """The effect of emptying a source table on its targets."""
 
-    # Each is emptied with it.
+    # Each target is emptied too.
     WHOLE = auto()
-    # Other rows may be in them, so the rows that go are found by comparing.
+    # The targets may have other rows, so the rows to delete are found by comparing.
     COMPARED = auto()
-    # They keep what their source lost.
+    # The targets keep the rows that their source lost.
     STAYS = auto()
-    # Rows have to go, and comparing cannot tell which: loads do not pass.
+    # Rows have to be deleted, but comparing cannot identify them, because full loads are filtered out.
     UNKNOWN = auto()
 
 
 def emptied_through(chain: Sequence[Step], table: Target) -> Emptied:
-    """Return what steps make of emptying a source's table."""
-    found, loads = Emptied.WHOLE, True
+    """Return the effect of emptying a source table after a chain of steps."""
+    effect, loads = Emptied.WHOLE, True
     target: Target | None = table
     for step in chain:
         if target is None:
@@ -44,36 +46,39 @@ def emptied_through(chain: Sequence[Step], table: Target) -> Emptied:
             return Emptied.STAYS
         loads = loads and removes
         if not empties or step.named_by_rows(target):
-            found = Emptied.COMPARED
+            effect = Emptied.COMPARED
         target = step.target(target)
     if target is None:
         return Emptied.STAYS
-    return found if loads or found is Emptied.WHOLE else Emptied.UNKNOWN
+    return effect if loads or effect is Emptied.WHOLE else Emptied.UNKNOWN
 
 
-def may_have_others(
+def may_have_other_rows(
     chain: Sequence[Step], tables: Mapping[str, Target], key: str, *, first: bool = False
 ) -> bool:
-    """Tell whether a table's target may have rows that are not the table's as it is now: of other tables, of
-    shards that other pipelines write, or, unless it is the `first` load, rows that the table lost.
+    """Return whether a table's target may have rows other than the table's current rows.
 
-    `tables` are those of sources, by key. What other pipelines write under the same name is not known.
+    They may belong to other tables, to shards that other pipelines write, or, unless it is the `first` load,
+    to rows that the table lost. `tables` are the source tables by key. Other pipelines that write to the same
+    target are not known here.
     """
     target: Target | None = tables[key]
     for step in chain:
         if target is None:
             return False
-        marks = isinstance(step, SoftDeleteStep) and step.settings.concerns(target)
-        keeps_lost = marks or not step.removes(target)
+        marks_deletes = isinstance(step, SoftDeleteStep) and step.settings.applies_to(target)
+        keeps_lost = marks_deletes or not step.removes(target)
         if step.slots_of(target) is not None or step.named_by_rows(target) or (keeps_lost and not first):
             return True
         target = step.target(target)
-    others = (target_through(chain, table) for other, table in tables.items() if other != key)
-    return target is not None and any(other is not None and other.name == target.name for other in others)
+    others = (target_through(chain, table) for other_key, table in tables.items() if other_key != key)
+    return target is not None and any(
+        other_key is not None and other_key.name == target.name for other_key in others
+    )
 
 
 def targets_of_table(chain: Sequence[Step], table: Target, known: Collection[TableName]) -> list[Target]:
-    """Return the targets of a source's table; where its rows name them, those of the known ones that fit."""
+    """Return the targets of a source table: the known tables that match if its rows name them."""
     target = target_through(chain, table)
     if target is None:
         return []
@@ -85,33 +90,35 @@ def targets_of_table(chain: Sequence[Step], table: Target, known: Collection[Tab
 def shard_of(
     chain: Sequence[Step], steps: Sequence[StepSettings], table: Target, instance: str
 ) -> ShardValue | None:
-    """Return what a shard column has in all rows that come from a source's table; None where no column tells.
+    """Return the shard value of all rows from a source table, None if no column identifies them.
 
     `chain` are the steps, `steps` their settings.
     """
-    found: ShardValue | None = None
+    kept_shard: ShardValue | None = None
     target: Target | None = table
     for number, step in enumerate(chain):
         if target is None:
             return None
         shard = step.shard_of(target, instance)
         if shard is not None and keeps_column(steps[number + 1 :], shard.column):
-            found = shard
+            kept_shard = shard
         target = step.target(target)
-    return found if target is not None and found and found.column in target.column_names else None
+    return (
+        kept_shard if target is not None and kept_shard and kept_shard.column in target.column_names else None
+    )
 
 
-def may_share_rows(one: ShardValue | None, other: ShardValue | None) -> bool:
-    """Tell whether a row of a target may come from either of two tables."""
-    if one is None or other is None or one.column != other.column:
+def may_share_rows(first: ShardValue | None, second: ShardValue | None) -> bool:
+    """Return whether a row of a target may come from either of two tables."""
+    if first is None or second is None or first.column != second.column:
         return True
-    # Some targets take texts that differ in case alone for the same.
-    return one.value.casefold() == other.value.casefold()
+    # Some targets treat texts that differ only in case as equal.
+    return first.value.casefold() == second.value.casefold()
 
 
 def in_shard(rows: pyarrow.RecordBatch, shard: ShardValue) -> npt.NDArray[numpy.bool_]:
-    """Tell of each row of a target whether it is of a shard."""
+    """Return a mask of the rows of a target that belong to a shard."""
     values = rows.column(shard.column)
     equal = pc.fill_null(pc.equal(values, pyarrow.scalar(shard.value).cast(values.type)), False)
-    found: npt.NDArray[numpy.bool_] = equal.to_numpy(zero_copy_only=False)
-    return found
+    mask: npt.NDArray[numpy.bool_] = equal.to_numpy(zero_copy_only=False)
+    return mask

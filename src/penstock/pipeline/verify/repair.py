@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Makes a target right where it differs: what is missing or changed is written, what is there besides goes.
+"""Repairs a target: writes missing and changed rows, and deletes extra rows.
 
-Where the pipeline does not run, its own sink writes the rows as they were at the pipeline's position, in a
-batch under a name of its own: so changes from there on find what they expect. Where it runs, the runner is
-asked to read those rows again (a resnapshot), as two writers of one row would know nothing of each other.
+If the pipeline does not run, its own sink writes the rows as they were at the pipeline's position, in a batch
+under a separate name. Later changes then find the rows that they expect. If the pipeline runs, the runner is
+asked to read those rows again (a resnapshot), because two writers of one row would not coordinate.
 """
 
 import uuid
@@ -28,16 +28,16 @@ from penstock.pipeline.verify.selection import keeps_keys
 from penstock.pipeline.verify.system_columns import as_changes, with_version
 from penstock.sinks.sink import BatchMark
 
-# Conditions on more rows than these cost a server more than the table does.
+# A condition on more rows costs a server more than reading the whole table.
 _KEYS_MAX = 500
-_MENDED = (Kind.MISSING, Kind.EXTRA, Kind.CHANGED)
+_REPAIRABLE = (Kind.MISSING, Kind.EXTRA, Kind.CHANGED)
 
 
 def repair(results: Sequence[TableResult], state: PipelineState) -> int:
-    """Make the target of a stopped pipeline right where rows differ; return how many rows were mended.
+    """Repair the target of a stopped pipeline, and return the number of repaired rows.
 
-    Holds the pipeline's lease meanwhile, so that nobody starts it. Raises LeaseLost where it runs, or where
-    it has moved since the comparison, and what the sink raises.
+    Holds the pipeline's lease in the meantime, so that no process starts the pipeline. Raises LeaseLost if
+    the pipeline runs or has advanced since the comparison, and what the sink raises.
     """
     before = state.standing()
     standing = state.take()
@@ -46,54 +46,60 @@ def repair(results: Sequence[TableResult], state: PipelineState) -> int:
             f"the pipeline {state.name} has moved since it was compared",
             hint="Compare again: penstock verify --repair",
         )
-    return sum(_mend(one, standing, state.name) for one in results if one.found)
+    return sum(_repair_table(result, standing, state.name) for result in results if result.found)
 
 
-def mended(result: TableResult) -> list[Difference]:
-    """Return the differences that a repair makes right."""
-    return [one for one in result.found if one.kind in _MENDED]
+def repairable(result: TableResult) -> list[Difference]:
+    """Return the differences that a repair corrects."""
+    return [difference for difference in result.found if difference.kind in _REPAIRABLE]
 
 
 def rows_condition(result: TableResult) -> str | None:
-    """Return the condition by which a source has the rows that differ, None for all rows of the table: where
-    they are many, not all known, or have other keys in the source."""
-    table, found = result.table, mended(result)
-    if len(found) > _KEYS_MAX or result.beyond or not table.target.primary_key or not keeps_keys(table):
+    """Return the condition for the source rows that differ, None for all rows of the table.
+
+    None if there are too many rows, if not all are known, or if they have other keys in the source.
+    """
+    table, repairs = result.table, repairable(result)
+    if len(repairs) > _KEYS_MAX or result.beyond or not table.target.primary_key or not keeps_keys(table):
         return None
     key = table.target.primary_key
-    rows = pyarrow.RecordBatch.from_pylist([one.row for one in found], schema=table.target.arrow())
-    # The place does not matter: only the keys are read.
+    rows = pyarrow.RecordBatch.from_pylist(
+        [difference.row for difference in repairs], schema=table.target.arrow()
+    )
+    # The position does not matter, because only the keys are used.
     changes = as_changes(table.target, rows, "delete", Position(0, "log.000001", 0), instance="")
-    before = [f"{' AND ' if place else '('}{quote_name(name)}=" for place, name in enumerate(key)]
+    before = [f"{' AND ' if index else '('}{quote_name(name)}=" for index, name in enumerate(key)]
     ((_, text),) = _native.sql_values(
         changes.rows.select([*key, "_metadata"]), list(key), before=before, between=" OR "
     )
     return text.decode()
 
 
-def _mend(result: TableResult, standing: Standing, pipeline: str) -> int:
-    table, found = result.table, mended(result)
-    if not found:
+def _repair_table(result: TableResult, standing: Standing, pipeline: str) -> int:
+    table, repairs = result.table, repairable(result)
+    if not repairs:
         return 0
     sink = table.sink.make()
     mark = BatchMark(pipeline, f"{standing.generation}/repair-{uuid.uuid4().hex[:12]}", 1)
     try:
         writer = sink.open(mark, 0)
         try:
-            # What stands in the way goes first.
+            # Delete rows before writing, so that they do not conflict.
             (scope,) = scopes_of([table.sources[0].table], table.steps)
-            extra = [one.target for one in found if one.kind is Kind.EXTRA]
+            extra = [difference.target for difference in repairs if difference.kind is Kind.EXTRA]
             for changes in _rows_as(result, extra, "delete", standing.offsets):
                 writer.write(scope.deleted(changes))
-            others = [one.target for one in found if one.kind is not Kind.EXTRA]
-            for changes in _rows_as(result, others, "delete", standing.offsets):
+            outdated = [difference.target for difference in repairs if difference.kind is not Kind.EXTRA]
+            for changes in _rows_as(result, outdated, "delete", standing.offsets):
                 writer.write(changes)
             if table.target.primary_key:
-                put = _put(result, hashes_of(found), standing.offsets)
+                writes = _rows_to_write(result, hashes_of(repairs), standing.offsets)
             else:
-                # Of equal rows only those that are missing come.
-                put = _rows_as(result, [one.source for one in found], "insert", standing.offsets)
-            for changes in put:
+                # Of rows that are equal, write only as many as are missing.
+                writes = _rows_as(
+                    result, [difference.source for difference in repairs], "insert", standing.offsets
+                )
+            for changes in writes:
                 writer.write(changes)
             receipt = writer.finish()
         except BaseException:
@@ -102,7 +108,7 @@ def _mend(result: TableResult, standing: Standing, pipeline: str) -> int:
         sink.commit(mark, [receipt])
     finally:
         sink.close()
-    return len(found)
+    return len(repairs)
 
 
 def _rows_as(
@@ -111,29 +117,34 @@ def _rows_as(
     kind: str,
     offsets: Mapping[str, Mapping[str, Any]],
 ) -> list[Changes]:
-    """Return the rows of one side that differ, where it has them, as changes of one kind."""
+    """Return the differing rows of one side as changes of one kind, without missing rows."""
     target = result.table.target
-    there = [row for row in differing if row is not None]
-    if not there:
+    rows_present = [row for row in differing if row is not None]
+    if not rows_present:
         return []
-    rows = pyarrow.RecordBatch.from_pylist(there, schema=target.arrow())
-    # Whose rows they were nobody knows; so they go as of the latest of all.
+    rows = pyarrow.RecordBatch.from_pylist(rows_present, schema=target.arrow())
+    # The source of each row is unknown, so use the latest position of all sources.
     position = max(
-        (position_of(offsets[one.source.name]) for one in result.table.sources),
-        key=lambda one: one.commit_version,
+        (position_of(offsets[source_table.source.name]) for source_table in result.table.sources),
+        key=lambda source_table: source_table.commit_version,
     )
-    instance, texts = result.table.sources[0].source.name, [one.get(TEXTS) for one in there]
+    instance, texts = (
+        result.table.sources[0].source.name,
+        [source_table.get(TEXTS) for source_table in rows_present],
+    )
     return [as_changes(target, rows, kind, position, instance=instance, texts=texts)]
 
 
-def _put(result: TableResult, keys: Hashes, offsets: Mapping[str, Mapping[str, Any]]) -> list[Changes]:
-    """Return the rows that have to be there, of keys that differ."""
+def _rows_to_write(
+    result: TableResult, keys: Hashes, offsets: Mapping[str, Mapping[str, Any]]
+) -> list[Changes]:
+    """Return the expected rows for keys that differ."""
     key = result.table.target.primary_key or result.table.columns
-    made = []
+    writes = []
     for changes in result.expected:
         kept = changes.rows.filter(pyarrow.array(is_among(hashes(changes.rows, key), keys)))
         if kept.num_rows:
             instance = pc.struct_field(kept.column("_metadata"), "instance")[0].as_py()
             version = position_of(offsets[instance]).commit_version - 1
-            made.append(with_version(changes.with_rows(kept), version))
-    return made
+            writes.append(with_version(changes.with_rows(kept), version))
+    return writes

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a comparison found: kept in a file, and told."""
+"""Writes the result of a comparison to a file, and as text."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -15,7 +15,7 @@ from penstock.pipeline.verify.comparison import TableResult
 from penstock.pipeline.verify.differences import Difference, Kind
 from penstock.pipeline.verify.kept_values import TEXTS
 
-# One row for each difference. Rows are JSON objects with the values as the server's client shows them.
+# One row per difference. Rows are JSON objects with values as the server's client displays them.
 SCHEMA = pyarrow.schema(
     [
         pyarrow.field("table", pyarrow.string(), nullable=False),
@@ -29,9 +29,11 @@ SCHEMA = pyarrow.schema(
 
 
 def store(results: Sequence[TableResult], path: Path) -> None:
-    """Write every difference to a file: Arrow's own format, or JSON lines where its name ends in .json or
-    .jsonl. Raises DiskFailed."""
-    table = pyarrow.Table.from_batches([_batch(one) for one in results], SCHEMA)
+    """Write every difference to a file. Raises DiskFailed.
+
+    The format is Arrow IPC, or JSON lines if the name ends in .json or .jsonl.
+    """
+    table = pyarrow.Table.from_batches([_batch(result) for result in results], SCHEMA)
     try:
         if path.suffix in (".json", ".jsonl"):
             path.write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()), encoding="utf-8")
@@ -53,14 +55,14 @@ def counts(result: TableResult) -> dict[str, Any]:
         "beyond": result.beyond,
         "rejected": result.rejected,
         "not_held": dict(sorted(result.not_held.items())),
-        "not_compared": [{"table": one.name, "why": one.why} for one in result.table.left_out],
+        "not_compared": [{"table": left_out.name, "why": left_out.why} for left_out in result.table.left_out],
         "open": result.open,
         "complete": result.whole,
     }
 
 
 def lines(result: TableResult, shown: int) -> Iterator[str]:
-    """Yield a table's outcome as a person reads it: one line, and one for each of its first differences."""
+    """Yield a table's outcome for people: one line, and one for each of its first differences."""
     name = result.table.target.name
     rows = f"{result.source_rows:,} rows"
     if result.equal:
@@ -68,53 +70,58 @@ def lines(result: TableResult, shown: int) -> Iterator[str]:
     elif result.open and not (result.source_rows or result.target_rows):
         yield f"{name}: not compared: {result.open}"
     else:
-        told = [f"{result.count(kind):,} {kind}" for kind in Kind if result.count(kind)]
+        parts = [f"{result.count(kind):,} {kind}" for kind in Kind if result.count(kind)]
         if result.beyond:
-            told.append(f"{result.beyond:,} keys more that were not looked at closely")
+            parts.append(f"{result.beyond:,} keys more that were not looked at closely")
         if result.open:
-            told.append(result.open)
-        outcome = ", ".join(told) or "no difference found, but the comparison is incomplete"
+            parts.append(result.open)
+        outcome = ", ".join(parts) or "no difference found, but the comparison is incomplete"
         yield f"{name}: {outcome}; {rows} in the source, {result.target_rows:,} in the target"
-    for left in result.table.left_out:
+    for left_out in result.table.left_out:
         if not result.open:
-            yield f"  the rows of {left.name} were left out: {left.why}"
+            yield f"  the rows of {left_out.name} were left out: {left_out.why}"
     if result.rejected:
         yield f"  {result.rejected:,} rows that a step cannot work on were left out"
     if result.not_held:
         columns = ", ".join(f"{column}: {count:,}" for column, count in sorted(result.not_held.items()))
         yield f"  values that the target cannot hold are null there ({columns})"
-    for one in result.found[:shown]:
-        yield f"  {_told(result.table.target, one)}"
+    for difference in result.found[:shown]:
+        yield f"  {_describe_difference(result.table.target, difference)}"
     if len(result.found) > shown:
         yield f"  ... and {len(result.found) - shown:,} more"
 
 
-def _told(target: Target, one: Difference) -> str:
-    key = ", ".join(f"{name}={one.row[name]!r}" for name in target.primary_key or target.column_names)
-    if not one.columns or one.source is None or one.target is None:
-        return f"{one.kind}: {key}"
-    source, found = one.source, one.target
-    unlike = "; ".join(f"{name} is {_shown(found, name)}, not {_shown(source, name)}" for name in one.columns)
-    return f"{one.kind}: {key}: {unlike}"[:500]
+def _describe_difference(target: Target, difference: Difference) -> str:
+    key = ", ".join(f"{name}={difference.row[name]!r}" for name in target.primary_key or target.column_names)
+    if not difference.columns or difference.source is None or difference.target is None:
+        return f"{difference.kind}: {key}"
+    source_row, target_row = difference.source, difference.target
+    unlike = "; ".join(
+        f"{name} is {_format_value(target_row, name)}, not {_format_value(source_row, name)}"
+        for name in difference.columns
+    )
+    return f"{difference.kind}: {key}: {unlike}"[:500]
 
 
-def _shown(row: dict[str, Any], name: str) -> str:
-    """Return a value as a person reads it; of one that no type of Arrow holds its text."""
+def _format_value(row: dict[str, Any], name: str) -> str:
+    """Return a value for people; for a value that Arrow cannot represent, its text."""
     return repr(row.get(TEXTS, {}).get(name, row[name]))
 
 
 def _batch(result: TableResult) -> pyarrow.RecordBatch:
     target = result.table.target
-    found = result.found
+    all_differences = result.found
     key = target.primary_key or target.column_names
     return pyarrow.record_batch(
         [
-            pyarrow.repeat(str(target.name), len(found)),
-            pyarrow.array([str(one.kind) for one in found], pyarrow.string()),
-            _objects(target, [one.row for one in found], key),
-            pyarrow.array([list(one.columns) for one in found], SCHEMA.field("columns").type),
-            _objects(target, [one.source for one in found], target.column_names),
-            _objects(target, [one.target for one in found], target.column_names),
+            pyarrow.repeat(str(target.name), len(all_differences)),
+            pyarrow.array([str(difference.kind) for difference in all_differences], pyarrow.string()),
+            _objects(target, [difference.row for difference in all_differences], key),
+            pyarrow.array(
+                [list(difference.columns) for difference in all_differences], SCHEMA.field("columns").type
+            ),
+            _objects(target, [difference.source for difference in all_differences], target.column_names),
+            _objects(target, [difference.target for difference in all_differences], target.column_names),
         ],
         schema=SCHEMA,
     )
@@ -122,11 +129,11 @@ def _batch(result: TableResult) -> pyarrow.RecordBatch:
 
 def _objects(target: Target, rows: Sequence[dict[str, Any] | None], names: Sequence[str]) -> pyarrow.Array:
     """Return rows as JSON objects, null for None."""
-    there = [row for row in rows if row is not None]
-    batch = pyarrow.RecordBatch.from_pylist(there, schema=target.arrow())
-    columns = [(one.name, one.type_text, one.charset, one.nullable) for one in target.columns]
+    present = [row for row in rows if row is not None]
+    batch = pyarrow.RecordBatch.from_pylist(present, schema=target.arrow())
+    columns = [(column.name, column.type_text, column.charset, column.nullable) for column in target.columns]
     texts = pyarrow.array(_native.json_objects(batch, columns, mariadb=target.mariadb, names=list(names)))
-    index, places = iter(range(len(there))), []
+    index, indexes = iter(range(len(present))), []
     for row in rows:
-        places.append(next(index) if row is not None else None)
-    return texts.take(pyarrow.array(places, pyarrow.int64())).cast(pyarrow.string())
+        indexes.append(next(index) if row is not None else None)
+    return texts.take(pyarrow.array(indexes, pyarrow.int64())).cast(pyarrow.string())

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rows of a target a pipeline answers for, and how one goes that its source no longer has.
+"""Determines which rows of a target a pipeline owns, and how a missing source row is deleted there.
 
-Comparing and removing both ask here: a row that another pipeline wrote, or that is to stay, is not extra.
+Used for comparing and for deleting: a row that another pipeline wrote, or that has to stay, is not extra.
 """
 
 from collections.abc import Iterable, Sequence
@@ -24,10 +24,10 @@ from penstock.pipeline.verify.system_columns import with_version
 
 @dataclass(frozen=True)
 class Scope:
-    """What steps make a pipeline's part of the target of one table. Pickles.
+    """A pipeline's part of the target of one table, according to the steps. Can be pickled.
 
-    `removes` tells whether rows go that the source no longer has; `slots` which rows are the pipeline's, all
-    where there are none. Rows that go are marked in the columns of `marks`: whether, and when ("" for none).
+    `removes` is true if rows that the source no longer has are deleted. `slots` selects the pipeline's rows,
+    all rows if empty. `marks` are the columns that mark deleted rows: a flag, and a time ("" for none).
     """
 
     removes: bool = True
@@ -35,7 +35,7 @@ class Scope:
     marks: tuple[tuple[str, str], ...] = ()
 
     def deleted(self, deletes: Changes) -> Changes:
-        """Return deletes of rows as the target takes them: as updates of the marks, where there are any."""
+        """Return deletes in the form for the target: as updates of the marks, if there are any."""
         if not self.marks:
             return deletes
         rows = deletes.rows
@@ -46,7 +46,7 @@ class Scope:
                 marked = _filled(marked, at, rows.column("_commit_timestamp"))
         both = pyarrow.Table.from_batches([rows, marked]).combine_chunks().to_batches()[0]
         count = rows.num_rows
-        # An update is its two images, one after the other.
+        # An update consists of its two images in sequence.
         paired = both.take(pyarrow.array(numpy.arange(2 * count).reshape(2, count).T.ravel()))
         pairs = deletes.with_rows(paired)
         version = rows.column("_commit_version")[0].as_py()
@@ -54,38 +54,38 @@ class Scope:
 
 
 def scope_of(chain: Sequence[Step], steps: Sequence[StepSettings], table: Target) -> Scope:
-    """Return a pipeline's part of the target of a source's table. `chain` are the steps, `steps` their
-    settings.
+    """Return a pipeline's part of the target of a source table.
 
-    Raises OptionInvalid where the target does not have what tells its rows from those of others.
+    `chain` are the steps, `steps` their settings. Raises OptionInvalid if a column that identifies the
+    pipeline's rows is missing from the target.
     """
-    found = Scope()
+    scope = Scope()
     target: Target | None = table
     for number, step in enumerate(chain):
         if target is None:
-            return found
+            return scope
         later = steps[number + 1 :]
-        found = replace(found, removes=found.removes and step.removes(target))
+        scope = replace(scope, removes=scope.removes and step.removes(target))
         slots = step.slots_of(target)
         if slots is not None:
             _refuse_changed(table, step, slots.columns, later)
-            found = replace(found, slots=(*found.slots, slots))
-        if isinstance(step, SoftDeleteStep) and step.settings.concerns(target):
+            scope = replace(scope, slots=(*scope.slots, slots))
+        if isinstance(step, SoftDeleteStep) and step.settings.applies_to(target):
             mark = (step.settings.column, step.settings.at or "")
             _refuse_changed(table, step, [name for name in mark if name], later)
-            found = replace(found, marks=(*found.marks, mark))
+            scope = replace(scope, marks=(*scope.marks, mark))
         target = step.target(target)
-    wanted = [name for one in found.slots for name in one.columns]
-    wanted += [name for mark in found.marks for name in mark if name]
-    missing = [name for name in wanted if target is not None and name not in target.column_names]
+    needed = [name for owned_slots in scope.slots for name in owned_slots.columns]
+    needed += [name for mark in scope.marks for name in mark if name]
+    missing = [name for name in needed if target is not None and name not in target.column_names]
     if missing:
         raise _unknown(table, "the steps", missing)
-    return found
+    return scope
 
 
 def scopes_of(tables: Iterable[Target], steps: Sequence[StepSettings]) -> list[Scope]:
-    """Return the parts of several tables, in their order. Raises OptionInvalid as `scope_of` does."""
-    chain = [one.make() for one in steps]
+    """Return the parts of several tables, in order. Raises OptionInvalid like `scope_of`."""
+    chain = [step_settings.make() for step_settings in steps]
     try:
         return [scope_of(chain, steps, table) for table in tables]
     finally:
@@ -94,36 +94,40 @@ def scopes_of(tables: Iterable[Target], steps: Sequence[StepSettings]) -> list[S
 
 
 def joint_slots(scopes: Iterable[Scope]) -> tuple[Slots, ...]:
-    """Return the slots of tables whose rows come into one target.
+    """Return the slots of tables whose rows go to the same target.
 
-    Raises OptionInvalid where they differ: no row tells of which of the tables it is.
+    Raises OptionInvalid if they differ, because no row identifies its table.
     """
-    found = list(dict.fromkeys(one.slots for one in scopes))
-    if len(found) > 1:
+    distinct = list(dict.fromkeys(scope.slots for scope in scopes))
+    if len(distinct) > 1:
         raise OptionInvalid(
             "tables that become one pass different shards, so that no row of it tells whose it is",
             hint="Write one shard step for all tables that become one",
         )
-    return found[0] if found else ()
+    return distinct[0] if distinct else ()
 
 
 def in_slots(rows: pyarrow.RecordBatch, slots: Iterable[Slots]) -> npt.NDArray[numpy.bool_]:
-    """Tell of each row of a target whether it is of the shards that a pipeline lets pass."""
-    found = numpy.ones(rows.num_rows, numpy.bool_)
-    for one in slots:
-        numbers = pyarrow.array(shard_slots(rows, list(one.columns))).to_numpy()
-        found &= numpy.isin(numbers % one.of, one.keep)
-    return found
+    """Return a mask of a target's rows that belong to the shards that a pipeline passes."""
+    mask = numpy.ones(rows.num_rows, numpy.bool_)
+    for selected in slots:
+        numbers = pyarrow.array(shard_slots(rows, list(selected.columns))).to_numpy()
+        mask &= numpy.isin(numbers % selected.of, selected.keep)
+    return mask
 
 
 def _filled(
     rows: pyarrow.RecordBatch, name: str, value: pyarrow.Scalar | pyarrow.Array
 ) -> pyarrow.RecordBatch:
-    place = rows.schema.get_field_index(name)
-    field = rows.schema.field(place)
-    made = pc.cast(value, field.type)
-    column = pyarrow.repeat(made, rows.num_rows) if isinstance(made, pyarrow.Scalar) else made
-    return rows.set_column(place, field, column)
+    index = rows.schema.get_field_index(name)
+    field = rows.schema.field(index)
+    scalar_or_array = pc.cast(value, field.type)
+    column = (
+        pyarrow.repeat(scalar_or_array, rows.num_rows)
+        if isinstance(scalar_or_array, pyarrow.Scalar)
+        else scalar_or_array
+    )
+    return rows.set_column(index, field, column)
 
 
 def _refuse_changed(table: Target, step: Step, names: Iterable[str], later: Sequence[StepSettings]) -> None:

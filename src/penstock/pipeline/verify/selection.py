@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tables of a pipeline's target are compared, whose rows come into each, and how it is divided."""
+"""Selects the tables of a pipeline's target to compare, their source tables, and their division."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -14,14 +14,14 @@ from penstock.pipeline.load.targets import targets_of
 from penstock.pipeline.load.watermark import Watermark, take_watermark
 from penstock.pipeline.settings import LoadSettings, PipelineSettings, StepSettings
 from penstock.pipeline.state import PipelineState, Standing, split_key, table_key
-from penstock.pipeline.step import Rejected, ShardValue, Slots, Step, named_by_rows, through
+from penstock.pipeline.step import Rejected, ShardValue, Slots, Step, named_by_rows, run_steps
 from penstock.pipeline.verify.kept_keys import keeps_column
 from penstock.pipeline.verify.merges import may_share_rows, shard_of, targets_of_table
 from penstock.pipeline.verify.scope import Scope, joint_slots, scope_of
 from penstock.pipeline.verify.shares import ComparedTable, LeftOut, Share
 from penstock.pipeline.verify.source_rows import SourceChunk, SourceTable, address_of, chunks_of
 
-# How often what a runner writes at the same time is read again.
+# How many times to read a record that a runner keeps rewriting.
 _READS_MAX = 5
 
 
@@ -31,33 +31,35 @@ def compared_tables(
     tables: TablePatterns,
     columns_left_out: Sequence[str] = (),
 ) -> list[ComparedTable]:
-    """Return the tables of the target that are meant, by name of the target's table or of a source's.
+    """Return the selected tables, by the name of the target's table or of a source table.
 
-    Tables of a source that the pipeline goes on without, or has not loaded to their end, are left out.
-    Raises OptionInvalid where a step cannot be compared or a column is unknown, SourceMissing where no table
-    is meant.
+    Source tables that the pipeline continues without, or has not completely loaded, are left out. Raises
+    OptionInvalid if a step cannot be compared or a column is unknown, SourceMissing if no table matches.
     """
     refuse_unlike(settings)
     known = _KnownTables.of(state)
     chain = settings.make_steps()
-    made: dict[TableName, _Merge] = {}
-    meant: set[TableName] = set()
+    merges: dict[TableName, _Merge] = {}
+    selected: set[TableName] = set()
     try:
-        for one, why in _source_tables(settings, known):
-            shard = shard_of(chain, settings.steps, one.table, one.source.name)
-            for target in _targets(chain, one, known.targets, read=not why):
-                merge = made.setdefault(target.name, _Merge(target))
-                merge.take_scope(chain, settings.steps, one.table)
+        for source_table, why in _source_tables(settings, known):
+            shard = shard_of(chain, settings.steps, source_table.table, source_table.source.name)
+            for target in _targets(chain, source_table, known.targets, read=not why):
+                merge = merges.setdefault(target.name, _Merge(target))
+                merge.take_scope(chain, settings.steps, source_table.table)
                 if why:
-                    merge.left_out.append(LeftOut(str(one.table.name), why, shard))
+                    merge.left_out.append(LeftOut(str(source_table.table.name), why, shard))
                 else:
-                    merge.sources.append((one, shard))
-                if any(tables.matches(name.database, name.table) for name in (target.name, one.table.name)):
-                    meant.add(target.name)
+                    merge.sources.append((source_table, shard))
+                if any(
+                    tables.matches(name.database, name.table)
+                    for name in (target.name, source_table.table.name)
+                ):
+                    selected.add(target.name)
     finally:
         for step in chain:
             step.close()
-    if not meant:
+    if not selected:
         raise SourceMissing(
             "the pipeline has no such table",
             hint="penstock pipelines show NAME tells its tables and how far they are loaded",
@@ -65,7 +67,7 @@ def compared_tables(
     return [
         ComparedTable(
             merge.target,
-            tuple(one for one, _ in merge.sources),
+            tuple(source_table for source_table, _ in merge.sources),
             settings.steps,
             settings.sink,
             _columns(merge.target, columns_left_out),
@@ -73,14 +75,14 @@ def compared_tables(
             merge.why_open(),
             merge.slots,
         )
-        for name, merge in sorted(made.items())
-        if name in meant
+        for name, merge in sorted(merges.items())
+        if name in selected
     ]
 
 
 @dataclass
 class _Merge:
-    """A table of the target on its way: the tables whose rows come into it, and their shards."""
+    """A target table being assembled: the source tables that go to it, and their shards."""
 
     target: Target
     sources: list[tuple[SourceTable, ShardValue | None]] = field(default_factory=list)
@@ -90,7 +92,7 @@ class _Merge:
     mixed: str = ""
 
     def take_scope(self, chain: Sequence[Step], steps: Sequence[StepSettings], table: Target) -> None:
-        """Note which rows come from a table; where other pipelines' cannot be told from them, why."""
+        """Add the scope of a source table. If it cannot be separated from other pipelines, record why."""
         try:
             self.scopes.append(scope_of(chain, steps, table))
             self.slots = joint_slots(self.scopes)
@@ -98,12 +100,12 @@ class _Merge:
             self.mixed = f"{problem.message} ({problem.hint})"
 
     def why_open(self) -> str:
-        """Return why no row can be compared, "" where some can: a left-out table may have any of them."""
+        """Return why no row can be compared, "" if some can. A left-out table may own any row."""
         if self.mixed:
             return self.mixed
-        for left in self.left_out:
-            if not self.sources or any(may_share_rows(left.shard, shard) for _, shard in self.sources):
-                return f"{left.name}: {left.why}"
+        for omitted in self.left_out:
+            if not self.sources or any(may_share_rows(omitted.shard, shard) for _, shard in self.sources):
+                return f"{omitted.name}: {omitted.why}"
         return ""
 
 
@@ -111,7 +113,7 @@ class _Merge:
 class _KnownTables:
     """What the pipeline's state knows of tables, by key, and the targets that it has prepared.
 
-    `streamed` are those that are never loaded; None where nothing was noted yet.
+    `streamed` are tables that are never loaded, None if not recorded yet.
     """
 
     standing: Standing
@@ -127,13 +129,13 @@ class _KnownTables:
             return cls(standing, {}, None, [])
         return cls(
             standing,
-            {key: Target.from_json(one["current"]) for key, one in value["tables"].items()},
-            frozenset(key for key, one in value["tables"].items() if one["streamed"]),
-            [Target.from_json(one).name for one in value["targets"]],
+            {key: Target.from_json(record["current"]) for key, record in value["tables"].items()},
+            frozenset(key for key, record in value["tables"].items() if record["streamed"]),
+            [Target.from_json(record).name for record in value["targets"]],
         )
 
-    def why_left(self, key: str, *, loads: bool) -> str:
-        """Return why a table is not compared, "" where it is. `loads`: whether the pipeline loads tables."""
+    def why_left_out(self, key: str, *, loads: bool) -> str:
+        """Return why a table is not compared, "" if it is. `loads`: whether the pipeline loads tables."""
         load = self.standing.loads.get(key)
         if key in self.standing.stopped:
             return f"the pipeline goes on without it ({self.standing.stopped[key]})"
@@ -145,7 +147,7 @@ class _KnownTables:
 
 
 def _read_tables(state: PipelineState) -> Any:
-    """Return what the state has of tables, which a runner may write anew meanwhile."""
+    """Return the state's record of tables, which a runner may rewrite at the same time."""
     for _ in range(_READS_MAX - 1):
         try:
             return state.get_large("tables")
@@ -155,13 +157,15 @@ def _read_tables(state: PipelineState) -> Any:
 
 
 def shares_of(tables: Sequence[ComparedTable], load: LoadSettings, chunk_rows: int) -> list[Share]:
-    """Divide tables that are not open into shares of about `chunk_rows` rows, where their keys allow it."""
+    """Divide tables that are not open into shares of about `chunk_rows` rows, if their keys allow it."""
     watermarks: dict[str, Watermark] = {}
-    return [one for table in tables if not table.open for one in _shares(table, load, chunk_rows, watermarks)]
+    return [
+        share for table in tables if not table.open for share in _shares(table, load, chunk_rows, watermarks)
+    ]
 
 
 def refuse_unlike(settings: PipelineSettings) -> None:
-    """Raise OptionInvalid where a step makes the target's state depend on the history of changes."""
+    """Raise OptionInvalid if a step makes the target's state depend on the history of changes."""
     for step in settings.steps:
         if step.verb == "only":
             raise OptionInvalid(
@@ -171,28 +175,28 @@ def refuse_unlike(settings: PipelineSettings) -> None:
 
 
 def _targets(
-    chain: Sequence[Step], one: SourceTable, known: Sequence[TableName], *, read: bool
+    chain: Sequence[Step], source_table: SourceTable, known: Sequence[TableName], *, read: bool
 ) -> list[Target]:
-    """Return the tables that a source's rows go to, or have gone to: one, none, or those that rows name."""
-    found = {target.name: target for target in targets_of_table(chain, one.table, known)}
-    if read and named_by_rows(chain, one.table):
-        found |= {target.name: target for target in _named_by_rows(chain, one)}
-    return list(found.values())
+    """Return the tables that a source's rows go to: one, none, or those that rows name."""
+    targets = {target.name: target for target in targets_of_table(chain, source_table.table, known)}
+    if read and named_by_rows(chain, source_table.table):
+        targets |= {target.name: target for target in _named_by_rows(chain, source_table)}
+    return list(targets.values())
 
 
-def _named_by_rows(steps: Sequence[Step], one: SourceTable) -> list[Target]:
-    found: dict[TableName, Target] = {}
-    for changes in SourceChunk(one, Chunk(one.table.name), take_watermark(address_of(one.source))).rows(
-        loaded=False
-    ):
-        for made in through(steps, changes):
-            if not isinstance(made, Rejected):
-                found.setdefault(made.target.name, made.target)
-    return list(found.values())
+def _named_by_rows(steps: Sequence[Step], source_table: SourceTable) -> list[Target]:
+    targets: dict[TableName, Target] = {}
+    for changes in SourceChunk(
+        source_table, Chunk(source_table.table.name), take_watermark(address_of(source_table.source))
+    ).rows(loaded=False):
+        for stepped in run_steps(steps, changes):
+            if not isinstance(stepped, Rejected):
+                targets.setdefault(stepped.target.name, stepped.target)
+    return list(targets.values())
 
 
 def keeps_keys(table: ComparedTable) -> bool:
-    """Tell whether a range of the one source's keys holds the rows of the same range of the target's."""
+    """Return whether a range of the source's keys holds the same rows as that range in the target."""
     return (
         len(table.sources) == 1
         and table.target.primary_key == table.sources[0].table.primary_key
@@ -205,12 +209,12 @@ def _shares(
 ) -> Iterator[Share]:
     in_ranges = keeps_keys(table) and table.sink.make().reads_ranges
     chunks = []
-    for one in table.sources:
-        name = one.source.name
+    for source_table in table.sources:
+        name = source_table.source.name
         if name not in watermarks:
-            watermarks[name] = take_watermark(address_of(one.source))
-        where = load.where_of(one.table.name.database, one.table.name.table)
-        chunks += chunks_of(one, watermarks[name], chunk_rows, where, in_ranges=in_ranges)
+            watermarks[name] = take_watermark(address_of(source_table.source))
+        where = load.where_of(source_table.table.name.database, source_table.table.name.table)
+        chunks += chunks_of(source_table, watermarks[name], chunk_rows, where, in_ranges=in_ranges)
     if all(chunk.low is None and chunk.high is None for chunk in chunks):
         yield Share(table, tuple(chunks))
         return
@@ -219,20 +223,22 @@ def _shares(
 
 
 def _source_tables(settings: PipelineSettings, known: _KnownTables) -> Iterator[tuple[SourceTable, str]]:
-    """Yield every table of the sources, and why it is not compared, "" where it is."""
+    """Yield every source table, and why it is not compared, "" if it is."""
     for source in settings.sources:
-        there = targets_of(address_of(source), PipelinePatterns(source.tables))
-        for table in there:
+        server_tables = targets_of(address_of(source), PipelinePatterns(source.tables))
+        for table in server_tables:
             if source.name in known.standing.offsets:
-                why = known.why_left(table_key(source.name, table.name), loads=settings.load.mode != "none")
+                why = known.why_left_out(
+                    table_key(source.name, table.name), loads=settings.load.mode != "none"
+                )
             else:
                 why = "the pipeline has not read its source yet"
             yield SourceTable(source, table), why
-        # A table that the pipeline goes on without may be gone; its target is there.
-        names = {table_key(source.name, table.name) for table in there}
+        # A table that the pipeline continues without may be dropped, but its target still exists.
+        names = {table_key(source.name, table.name) for table in server_tables}
         for key in sorted(known.standing.stopped.keys() & known.tables.keys() - names):
             if split_key(key)[0] == source.name:
-                yield SourceTable(source, known.tables[key]), known.why_left(key, loads=True)
+                yield SourceTable(source, known.tables[key]), known.why_left_out(key, loads=True)
 
 
 def _columns(target: Target, left_out: Sequence[str]) -> tuple[str, ...]:

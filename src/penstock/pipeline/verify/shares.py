@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One share of a comparison: a table of the target or a range of its keys, and the source's rows for it.
+"""One share of a comparison: a target table or a range of its keys, with the matching source rows.
 
-Everything here pickles and runs where it is told to: in this process, or in a task of Spark.
+Everything here can be pickled and runs in this process or in a Spark task.
 """
 
 from collections import Counter
@@ -21,9 +21,9 @@ from penstock.errors import (
     StreamError,
 )
 from penstock.pipeline.settings import SinkSettings, StepSettings
-from penstock.pipeline.step import Rejected, ShardValue, Slots, Step, through
+from penstock.pipeline.step import Rejected, ShardValue, Slots, Step, run_steps
 from penstock.pipeline.steps.soft_delete import Settings as SoftDelete
-from penstock.pipeline.verify.hashed import NONE, Gathered, Hashes, hashes, is_among
+from penstock.pipeline.verify.hashed import NONE, HashCollector, Hashes, hashes, is_among
 from penstock.pipeline.verify.kept_values import TEXTS, expected_values, values_not_held, with_texts
 from penstock.pipeline.verify.merges import in_shard
 from penstock.pipeline.verify.scope import in_slots
@@ -31,14 +31,16 @@ from penstock.pipeline.verify.source_rows import Bound, SourceChunk, SourceTable
 from penstock.pipeline.verify.touched import Touched
 from penstock.pipeline.verify.unjudged import Unjudged
 
-# Errors that concern one table alone: the others are compared.
+# Errors limited to one table. Other tables are still compared.
 _OF_ONE_TABLE = (OptionInvalid, PrivilegeMissing, SchemaInvalid, ServerUnsupported, StreamError)
 
 
 @dataclass(frozen=True)
 class LeftOut:
-    """A source's table that is not compared, and why. `shard` tells which rows of the target are its
-    own, None where nothing does."""
+    """A source table that is not compared, and why.
+
+    `shard` identifies its rows in the target, None if nothing does.
+    """
 
     name: str
     why: str
@@ -47,11 +49,11 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class ComparedTable:
-    """A table of the target, and every table of a source whose rows come into it.
+    """A target table, and every source table whose rows go to it.
 
-    `columns` are those that are compared, the key's among them. `left_out` are further tables whose rows come
-    into it and are not compared; `open` says why nothing of the table can be, "" where it can. Only rows in
-    `slots` are the pipeline's.
+    `columns` are compared and include the key. `left_out` are source tables that are not compared. `open` is
+    the reason why the table cannot be compared at all, "" if it can. Only rows in `slots` belong to the
+    pipeline.
     """
 
     target: Target
@@ -65,29 +67,33 @@ class ComparedTable:
 
     @property
     def read_columns(self) -> Target:
-        """The target with only those of its columns that a comparison reads; all where rows have no key."""
-        marks = {one.settings.column for one in self.steps if isinstance(one.settings, SoftDelete)}
-        wanted = {
+        """The target with only the columns that a comparison reads; with all columns if it has no key."""
+        marks = {
+            selected.settings.column for selected in self.steps if isinstance(selected.settings, SoftDelete)
+        }
+        needed = {
             *self.columns,
             *marks,
-            *(one.shard.column for one in self.left_out if one.shard is not None),
-            *(name for one in self.slots for name in one.columns),
+            *(selected.shard.column for selected in self.left_out if selected.shard is not None),
+            *(name for selected in self.slots for name in selected.columns),
         }
-        columns = tuple(one for one in self.target.columns if one.name in wanted)
+        columns = tuple(selected for selected in self.target.columns if selected.name in needed)
         return replace(self.target, columns=columns) if self.target.primary_key else self.target
 
 
 @dataclass(frozen=True)
 class Share:
-    """What is compared at once: all of a table and all chunks of its sources, or a range of its keys and the
-    one chunk with the rows of that range."""
+    """A unit of comparison: a whole table, or a range of its keys.
+
+    A whole table has all chunks of its sources, a range has the one chunk with the rows of the range.
+    """
 
     table: ComparedTable
     chunks: tuple[SourceChunk, ...]
 
     @property
     def bounds(self) -> tuple[Bound, Bound]:
-        """The bounds of the key as `Sink.read` takes them, None where there is none."""
+        """The bounds of the key for `Sink.read`, None if unbounded."""
         return (self.chunks[0].low, self.chunks[0].high) if len(self.chunks) == 1 else (None, None)
 
 
@@ -97,9 +103,10 @@ TouchedBySource = dict[tuple[str, str], Touched]
 
 @dataclass
 class Suspects:
-    """What comparing a share found: the hashes of keys that may differ, and how many rows were looked at.
+    """The result of comparing a share: hashes of keys that may differ, and row counts.
 
-    `not_held` counts, by column, values that the target cannot hold; `problem` is why a side cannot be read.
+    `not_held` counts, by column, values that the target cannot represent. `problem` is why a side cannot be
+    read.
     """
 
     keys: Hashes
@@ -112,16 +119,16 @@ class Suspects:
 
 @dataclass
 class SourceRows:
-    """The rows that the target has to have, and the rows of the target that cannot be judged."""
+    """The rows that the target should have, and the rows of the target that cannot be judged."""
 
     rows: list[Changes]
     unjudged: Unjudged
 
 
 def suspects_of(share: Share, touched: TouchedBySource) -> Suspects:
-    """Return the keys of which the two sides of a share do not have the same rows.
+    """Return the keys whose rows differ between the two sides of a share.
 
-    An error of this one table is returned; others are raised.
+    Errors limited to one table are returned, others are raised.
     """
     try:
         return _suspects(share, touched)
@@ -133,95 +140,101 @@ def _suspects(share: Share, touched: TouchedBySource) -> Suspects:
     table, sink = share.table, share.table.sink.make()
     key, columns = table.target.primary_key, table.columns
     if sink.keeps_texts:
-        # Texts count in a row's values, never in its key.
+        # Texts are part of a row's values, but never of its key.
         key, columns = key or columns, (*columns, TEXTS)
-    expected, found = Gathered(key, columns), Gathered(key, columns)
-    made = Suspects(NONE)
-    for one in expected_rows(share, touched, loaded=True):
-        if isinstance(one, Rejected):
-            made.rejected += len(one.changes)
+    expected, actual = HashCollector(key, columns), HashCollector(key, columns)
+    suspects = Suspects(NONE)
+    for changes in expected_rows(share, touched, loaded=True):
+        if isinstance(changes, Rejected):
+            suspects.rejected += len(changes.changes)
         else:
-            expected.add(expected_values(sink, table.target, table.columns, one.rows))
-            made.not_held += values_not_held(sink, table.target, table.columns, one.rows)
+            expected.add(expected_values(sink, table.target, table.columns, changes.rows))
+            suspects.not_held += values_not_held(sink, table.target, table.columns, changes.rows)
     for rows in target_rows(share):
-        found.add(rows)
-    made.keys = expected.done().differing(found.done())
-    made.source_rows, made.target_rows = expected.count, found.count
-    return made
+        actual.add(rows)
+    suspects.keys = expected.done().differing(actual.done())
+    suspects.source_rows, suspects.target_rows = expected.count, actual.count
+    return suspects
 
 
 def source_rows_of(
     share: Share, touched: TouchedBySource, keys: Hashes, *, loaded: bool = False
 ) -> SourceRows:
-    """Return the rows of the source's side whose key has one of some hashes, which ascend: all of them, or
-    those that a full load takes."""
-    found = SourceRows([], Unjudged(share.table.target, share.table.steps))
-    for made in expected_rows(share, touched, loaded=loaded):
-        if isinstance(made, Rejected):
-            found.unjudged.add(made)
+    """Return the source rows with given hashes of keys, all of them or those that a full load reads.
+
+    `keys` are ascending.
+    """
+    source_rows = SourceRows([], Unjudged(share.table.target, share.table.steps))
+    for stepped_changes in expected_rows(share, touched, loaded=loaded):
+        if isinstance(stepped_changes, Rejected):
+            source_rows.unjudged.add(stepped_changes)
         else:
-            found.rows += [made.with_rows(rows) for rows in _among(made.rows, share.table, keys)]
-    return found
+            source_rows.rows += [
+                stepped_changes.with_rows(rows)
+                for rows in _rows_with_keys(stepped_changes.rows, share.table, keys)
+            ]
+    return source_rows
 
 
 def target_rows_of(share: Share, keys: Hashes) -> list[pyarrow.RecordBatch]:
-    """Return the rows that the target has whose key has one of some hashes, which ascend."""
-    return [kept for rows in target_rows(share) for kept in _among(rows, share.table, keys)]
+    """Return the target's rows with given hashes of keys. `keys` are ascending."""
+    return [kept for rows in target_rows(share) for kept in _rows_with_keys(rows, share.table, keys)]
 
 
 def expected_rows(
     share: Share, touched: TouchedBySource, *, loaded: bool = False
 ) -> Iterator[Changes | Rejected]:
-    """Yield the rows that the target has to have: the source's as they were, through the steps.
+    """Yield the rows that the target should have: the source's earlier rows, after the steps.
 
-    With `loaded` untouched rows are only those that a full load takes.
+    With `loaded`, untouched rows are only those that a full load reads.
     """
-    steps = [one.make() for one in share.table.steps]
+    steps = [step_settings.make() for step_settings in share.table.steps]
     try:
         for chunk in share.chunks:
-            known = touched.get(chunk.table.key)
+            touched_rows = touched.get(chunk.table.key)
             for changes in chunk.rows(loaded=loaded):
-                rows = changes if known is None else known.untouched(changes)
+                rows = changes if touched_rows is None else touched_rows.untouched(changes)
                 yield from _for_target(steps, rows, share.table.target)
-        # Touched rows come once for a table: all of them, or those of its one chunk here.
+        # Yield touched rows once per table, limited to the range if the share has one chunk.
         for chunk in {chunk.table.key: chunk for chunk in share.chunks}.values():
-            known = touched.get(chunk.table.key)
-            for changes in known.before() if known is not None else ():
-                held = changes.with_rows(chunk.held(changes.rows))
-                yield from _for_target(steps, held, share.table.target)
+            touched_rows = touched.get(chunk.table.key)
+            for changes in touched_rows.before() if touched_rows is not None else ():
+                in_range = changes.with_rows(chunk.rows_in_range(changes.rows))
+                yield from _for_target(steps, in_range, share.table.target)
     finally:
         for step in steps:
             step.close()
 
 
-def stepped(table: ComparedTable, changes: Changes) -> Iterator[Changes]:
-    """Yield what steps make of rows of a source for one table of the target."""
-    steps = [one.make() for one in table.steps]
+def apply_steps(table: ComparedTable, changes: Changes) -> Iterator[Changes]:
+    """Yield the result of the steps on source rows, for one target table."""
+    steps = [step_settings.make() for step_settings in table.steps]
     try:
-        for made in _for_target(steps, changes, table.target):
-            if not isinstance(made, Rejected):
-                yield made
+        for stepped_changes in _for_target(steps, changes, table.target):
+            if not isinstance(stepped_changes, Rejected):
+                yield stepped_changes
     finally:
         for step in steps:
             step.close()
 
 
 def target_rows(share: Share) -> Iterator[pyarrow.RecordBatch]:
-    """Yield the rows that the target has, but those of shards that are left out or of
-    other pipelines. With a sink that keeps texts
-    the column TEXTS stands behind the others."""
+    """Yield the target's rows, except those of left-out shards and of other pipelines.
+
+    If the sink keeps texts, the column TEXTS comes last.
+    """
     table, sink = share.table, share.table.sink.make()
     target = table.read_columns
-    marks = [one.settings.column for one in table.steps if isinstance(one.settings, SoftDelete)]
+    marks = [omitted.settings.column for omitted in table.steps if isinstance(omitted.settings, SoftDelete)]
     marks = [name for name in marks if name in target.column_names]
     try:
         for rows in sink.read(target, *share.bounds):
             for name in marks:
-                # What is marked as deleted is no row of the source any more.
+                # A row marked as deleted is no longer a row of the source.
                 rows = rows.filter(pc.not_equal(pc.cast(rows.column(name), pyarrow.int64()), 1))
-            for one in table.left_out:
-                if one.shard is not None:
-                    rows = rows.filter(pyarrow.array(~in_shard(rows, one.shard)))
+            for omitted in table.left_out:
+                if omitted.shard is not None:
+                    rows = rows.filter(pyarrow.array(~in_shard(rows, omitted.shard)))
             if table.slots:
                 rows = rows.filter(pyarrow.array(in_slots(rows, table.slots)))
             values = rows.select(target.column_names)
@@ -231,12 +244,14 @@ def target_rows(share: Share) -> Iterator[pyarrow.RecordBatch]:
 
 
 def _for_target(steps: list[Step], changes: Changes, target: Target) -> Iterator[Changes | Rejected]:
-    for made in through(steps, changes):
-        if isinstance(made, Rejected) or made.target.name == target.name:
-            yield made
+    for stepped_changes in run_steps(steps, changes):
+        if isinstance(stepped_changes, Rejected) or stepped_changes.target.name == target.name:
+            yield stepped_changes
 
 
-def _among(rows: pyarrow.RecordBatch, table: ComparedTable, keys: Hashes) -> list[pyarrow.RecordBatch]:
+def _rows_with_keys(
+    rows: pyarrow.RecordBatch, table: ComparedTable, keys: Hashes
+) -> list[pyarrow.RecordBatch]:
     hashed = hashes(rows, table.target.primary_key or table.columns)
     kept = rows.filter(pyarrow.array(is_among(hashed, keys)))
     return [kept] if kept.num_rows else []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows that no log and no table has told become changes: they get the columns that every change carries."""
+"""Turns rows that come neither from a log nor from a load into changes, by adding the system columns."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -24,15 +24,14 @@ def as_changes(
 ) -> Changes:
     """Return rows of `target.arrow()` as changes of one kind, as if made just before a position.
 
-    `texts` are, for each row, those of values that no type of Arrow holds, by column.
-
-    Their version lies above those of all transactions before the position, and below all from there on.
+    `texts` maps, for each row, columns to the texts of values that Arrow cannot represent. The version of the
+    changes is above all transactions before the position, and below all from there on.
     """
     count = rows.num_rows
     fields = pyarrow.schema(_native.arrow_schema([], mariadb=target.mariadb))
     now = pyarrow.scalar(time.time_ns() // 1000, fields.field("_commit_timestamp").type)
     metadata = fields.field("_metadata").type
-    made = {
+    metadata_values = {
         "instance": instance,
         "database": target.name.database,
         "table": target.name.table,
@@ -43,12 +42,16 @@ def as_changes(
     }
     by_row: dict[str, Any] = {"row": numpy.arange(count)}
     if texts is not None:
-        by_row["unrepresentable"] = [list(one.items()) if one else None for one in texts]
+        by_row["unrepresentable"] = [
+            list(metadata_field.items()) if metadata_field else None for metadata_field in texts
+        ]
     columns = [
-        pyarrow.array(by_row[one.name], one.type)
-        if one.name in by_row
-        else pyarrow.repeat(pyarrow.scalar(made.get(one.name), one.type), count)
-        for one in metadata
+        pyarrow.array(by_row[metadata_field.name], metadata_field.type)
+        if metadata_field.name in by_row
+        else pyarrow.repeat(
+            pyarrow.scalar(metadata_values.get(metadata_field.name), metadata_field.type), count
+        )
+        for metadata_field in metadata
     ]
     system = {
         "_change_type": pyarrow.repeat(pyarrow.scalar(kind, fields.field("_change_type").type), count),
@@ -63,7 +66,7 @@ def as_changes(
 
 
 def with_version(changes: Changes, version: int, kinds: Sequence[str] | None = None) -> Changes:
-    """Return changes at another commit version, and of other kinds where they are given."""
+    """Return changes at another commit version, and optionally of other kinds."""
     rows = changes.rows
     values = {"_commit_version": pyarrow.repeat(pyarrow.scalar(version), rows.num_rows)}
     if kinds is not None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the log did to a table's rows behind a position: with it, rows read later are told as they were there.
+"""What the log did to a table's rows after a position, to derive the rows as they were there.
 
-The first event of a key behind the position tells all of it: where it takes a row away, that image is the row
-as it was at the position; where it puts one there, the key had none. A key without an event is as it was. So
-the row may be read at any time, as long as the log is read up to a moment behind.
+The first event of a key after the position is sufficient. If it removes or changes a row, its preimage is the
+row at the position. If it inserts a row, the key had none. A key without an event is unchanged. The table may
+therefore be read at any time, if the log is then read to a later position.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,7 +17,7 @@ from penstock.errors import LimitExceeded, ServerUnsupported
 from penstock.model import Column
 from penstock.pipeline.verify.hashed import NONE, Hashes, hashes, is_among
 
-# What may be held of rows as they were. A pipeline that far behind had better catch up first.
+# The memory limit for earlier rows. A pipeline further behind should catch up first.
 HELD_BYTES_MAX = 1 << 30
 
 _HINT_IMAGES = "SET GLOBAL binlog_row_image = FULL on the server; the log before that cannot be undone"
@@ -25,10 +25,10 @@ _HINT_CATCH_UP = "Let the pipeline catch up first: penstock run PIPELINE --until
 
 
 class Touched:
-    """The keys of one source table that the log touched, and their rows before it did.
+    """The keys of one source table that the log touched, and their earlier rows.
 
-    `key` are the columns of the table's primary key. Of a table without one only `events` counts. `columns`
-    are those that its rows have now: changes of another definition are refused by who reads the log.
+    `key` are the columns of the primary key. For a table without one only `events` is counted. `columns` are
+    the current columns. The reader of the log excludes changes under another definition.
     """
 
     def __init__(self, key: Sequence[str]) -> None:
@@ -41,11 +41,11 @@ class Touched:
 
     @property
     def bytes(self) -> int:
-        """The memory of what is held."""
+        """The memory used, in bytes."""
         return self._bytes + self.keys.nbytes
 
     def add(self, changes: Changes) -> None:
-        """Take changes that follow those taken before. Raises ServerUnsupported, LimitExceeded."""
+        """Add changes that follow those added before. Raises ServerUnsupported, LimitExceeded."""
         rows = changes.rows
         self.events += rows.num_rows
         _refuse_partial(changes)
@@ -68,20 +68,22 @@ class Touched:
             )
 
     def untouched(self, changes: Changes) -> Changes:
-        """Return those of rows that the log did not touch."""
+        """Return the rows that the log did not touch."""
         if not len(self.keys) or not len(changes):
             return changes
-        there = ~is_among(hashes(changes.rows, self.key), self.keys)
-        return changes if there.all() else changes.with_rows(changes.rows.filter(pyarrow.array(there)))
+        untouched = ~is_among(hashes(changes.rows, self.key), self.keys)
+        return (
+            changes if untouched.all() else changes.with_rows(changes.rows.filter(pyarrow.array(untouched)))
+        )
 
     def before(self) -> Iterator[Changes]:
         """Yield the touched rows as they were at the position, as rows of a load."""
-        for one in self._before:
-            yield Changes(one.target, one.rows, one.source, Origin.LOAD)
+        for changes in self._before:
+            yield Changes(changes.target, changes.rows, changes.source, Origin.LOAD)
 
 
 def as_inserts(rows: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
-    """Return images of rows as rows of a load: each an insert."""
+    """Return row images as rows of a load, each an insert."""
     index = rows.schema.get_field_index("_change_type")
     field = rows.schema.field(index)
     kinds = pyarrow.repeat(pyarrow.scalar("insert", field.type), rows.num_rows)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of a target that cannot be judged, because a step could not work on their row of the source.
+"""Target rows that cannot be judged, because a step rejected their source row.
 
-Of such a row nobody knows what the target ought to have. What the target has of it was written before the
-step failed, and is neither right nor extra.
+The expected target row is then unknown. The row that the target has was written before the step failed, and
+counts neither as correct nor as extra.
 """
 
 from collections.abc import Sequence
@@ -14,15 +14,15 @@ import pyarrow
 from penstock.changes import Target
 from penstock.pipeline.settings import StepSettings
 from penstock.pipeline.step import Rejected
-from penstock.pipeline.verify.hashed import Hashes, hashes, is_among, joined
+from penstock.pipeline.verify.hashed import Hashes, concatenate_hashes, hashes, is_among
 from penstock.pipeline.verify.kept_keys import keeps_column
 
 
 class Unjudged:
-    """The rejected rows of a table's sources, by as much of their key in the target as is known.
+    """The rejected rows of a table's sources, by the known part of their target key.
 
-    A column of the key is known where no step from the one that failed on changes it. Rows of which no column
-    is known may be any row of the target.
+    A key column is known if no step from the failed one on changes it. If no column of a rejected row is
+    known, it may be any row of the target.
     """
 
     def __init__(self, target: Target, steps: Sequence[StepSettings]) -> None:
@@ -35,7 +35,7 @@ class Unjudged:
         return bool(self._keys)
 
     def add(self, rejected: Rejected) -> None:
-        """Take rows that a step could not work on."""
+        """Add rows that a step rejected."""
         if not len(rejected.changes):
             return
         rows, steps = rejected.changes.rows, self._steps[len(self._steps) - rejected.left :]
@@ -49,15 +49,15 @@ class Unjudged:
             keys.append(numpy.unique(hashes(rows, known)))
 
     def among(self, rows: pyarrow.RecordBatch) -> npt.NDArray[numpy.bool_]:
-        """Tell of each row of the target whether it may be the row of a rejected one."""
-        found = numpy.zeros(rows.num_rows, numpy.bool_)
+        """Return a mask of the target rows that may come from a rejected row."""
+        mask = numpy.zeros(rows.num_rows, numpy.bool_)
         for columns, keys in self._keys.items():
             if not columns:
                 return ~numpy.zeros(rows.num_rows, numpy.bool_)
-            found |= is_among(hashes(rows, columns), numpy.unique(joined(keys)))
-        return found
+            mask |= is_among(hashes(rows, columns), numpy.unique(concatenate_hashes(keys)))
+        return mask
 
 
 def _has(rows: pyarrow.RecordBatch, field: pyarrow.Field) -> bool:
-    place = rows.schema.get_field_index(field.name)
-    return place >= 0 and bool(rows.schema.field(place).type == field.type)
+    index = rows.schema.get_field_index(field.name)
+    return index >= 0 and bool(rows.schema.field(index).type == field.type)

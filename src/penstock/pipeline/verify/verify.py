@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From a pipeline's settings to what its comparison found."""
+"""Verifies a pipeline, from its settings to the result of the comparison."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,20 +12,20 @@ from penstock.pipeline.source_servers import at_answering_servers
 from penstock.pipeline.state import PipelineState
 from penstock.pipeline.verify.comparison import Comparison, Spreading, TableResult, in_this_process
 from penstock.pipeline.verify.differences import Kind
-from penstock.pipeline.verify.repair import mended, repair, rows_condition
+from penstock.pipeline.verify.repair import repair, repairable, rows_condition
 from penstock.pipeline.verify.selection import compared_tables, shares_of
 from penstock.sinks.sink import keeps_tables
 
-# About how many rows are compared at once.
+# The approximate number of rows per share.
 SHARE_ROWS = 500_000
 
 
 @dataclass
 class Verification:
-    """What came of comparing a pipeline: each table's outcome, and where the pipeline stood.
+    """The result of comparing a pipeline: each table's result, and the pipeline's offsets.
 
-    `running` tells whether it ran meanwhile. `repaired` counts the rows that were made right, `requests` are
-    the resnapshots that a running pipeline was asked for instead.
+    `running` is true if the pipeline ran during the comparison. `repaired` counts the repaired rows.
+    `requests` are the resnapshots requested from a running pipeline instead.
     """
 
     results: list[TableResult]
@@ -36,18 +36,18 @@ class Verification:
 
     @property
     def equal(self) -> bool:
-        """Whether every table was what its source is."""
-        return all(one.equal for one in self.results)
+        """Whether every table equals its source."""
+        return all(result.equal for result in self.results)
 
     @property
     def differs(self) -> bool:
-        """Whether a row differs for certain, and was not repaired."""
-        return sum(len(mended(one)) for one in self.results) > self.repaired
+        """Whether a row certainly differs and was not repaired."""
+        return sum(len(repairable(result)) for result in self.results) > self.repaired
 
     @property
     def whole(self) -> bool:
-        """Whether every row was compared, and could be judged."""
-        return all(one.whole for one in self.results)
+        """Whether every row was compared and could be judged."""
+        return all(result.whole for result in self.results)
 
 
 def verify(
@@ -60,12 +60,12 @@ def verify(
     limit: int = 10_000,
     share_rows: int = SHARE_ROWS,
 ) -> Verification:
-    """Compare a pipeline's target with its sources, and with `mend` make it right where it differs.
+    """Compare a pipeline's target with its sources, and with `mend` repair the differences.
 
-    `tables` are patterns of the target's tables or of the sources', none for all. `limit` is how many
-    differing keys of a table are read in full. Tables that cannot be compared have results that say
-    why. Raises OptionInvalid where the pipeline never ran or its sink
-    keeps no table that can be compared, SchemaChanged, and what reading either side raises.
+    `tables` are patterns of target or source tables, empty for all. `limit` is the maximum number of
+    differing keys per table that are read in full. A table that cannot be compared has a result with the
+    reason. Raises OptionInvalid if the pipeline never ran or its sink keeps no table that can be compared,
+    SchemaChanged, and what reading either side raises.
     """
     if not keeps_tables(settings.make_sink()):
         raise OptionInvalid(
@@ -85,23 +85,25 @@ def verify(
         shares = shares_of(compared, settings.load, share_rows)
         comparison = Comparison(compared, shares, state, spreading=spreading, limit=limit)
         results = comparison.run()
-        found = Verification(results, dict(standing.offsets), state.runner() is not None)
-        if mend and any(mended(one) for one in results):
-            if found.running:
-                found.requests = _asked(results, state)
+        verification = Verification(results, dict(standing.offsets), state.runner() is not None)
+        if mend and any(repairable(result) for result in results):
+            if verification.running:
+                verification.requests = _request_rereads(results, state)
             else:
-                found.repaired = repair(results, state)
-        return found
+                verification.repaired = repair(results, state)
+        return verification
     finally:
         state.close()
 
 
-def _asked(results: Sequence[TableResult], state: PipelineState) -> list[str]:
-    """Ask the runner to read again what differs, and return the numbers of the requests."""
+def _request_rereads(results: Sequence[TableResult], state: PipelineState) -> list[str]:
+    """Ask the runner to read the differing rows again, and return the numbers of the requests."""
     return [
-        state.request_resnapshot(one.source.name, one.table.name, rows_condition(result), remove=has_extra)
+        state.request_resnapshot(
+            source_table.source.name, source_table.table.name, rows_condition(result), remove=has_extra
+        )
         for result in results
-        if mended(result)
-        for has_extra in [any(one.kind is Kind.EXTRA for one in result.found)]
-        for one in result.table.sources
+        if repairable(result)
+        for has_extra in [any(source_table.kind is Kind.EXTRA for source_table in result.found)]
+        for source_table in result.table.sources
     ]

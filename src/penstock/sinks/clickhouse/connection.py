@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connections to a ClickHouse server, whose errors are ours."""
+"""Connections to a ClickHouse server, with its errors translated."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,24 +21,24 @@ from penstock.errors import (
 )
 from penstock.model import Secret
 from penstock.sinks.clickhouse.tables import Layout, Place, literal
-from penstock.sinks.endpoint import Endpoint, lost
+from penstock.sinks.endpoint import Endpoint, connection_error
 from penstock.sinks.sink import HINT_GONE, extra_missing
 from penstock.sinks.sql.table_owner import owner_of
 
 _CONNECT_SECONDS_MAX = 10
 _ANSWER_SECONDS_MAX = 600
 
-# What the numbers of ClickHouse's errors mean to us.
+# How ClickHouse's error numbers are translated.
 _BY_NUMBER: dict[int, tuple[type[PenstockError], str]] = {
     **dict.fromkeys((192, 193, 194, 516), (AuthenticationFailed, "Check user and password of the sink")),
     497: (PrivilegeMissing, "Grant it as the guide of the clickhouse sink shows"),
-    # Too many parts, queries or connections, no memory, no time, no quorum, read-only for now.
+    # Temporary: too many parts, queries or connections, out of memory, timeout, no quorum, read-only.
     **dict.fromkeys(
         (159, 164, 201, 202, 203, 209, 210, 225, 241, 242, 252, 285, 319, 999),
         (ServerBusy, "The batch is tried again"),
     ),
     243: (DiskFailed, "Make room on the target's disk"),
-    # No such column, table or database.
+    # The column, table or database does not exist.
     **dict.fromkeys((16, 60, 81), (SchemaChanged, HINT_GONE)),
     469: (
         ValueMalformed,
@@ -65,7 +65,7 @@ class ClickHouseSession:
                 f"{endpoint.url!r} is no ClickHouse server",
                 hint="Write http://host:8123 or https://host:8443",
             )
-        with told():
+        with translate_errors():
             self._client = clickhouse_connect.get_client(
                 interface=parts.scheme,
                 host=parts.hostname,
@@ -75,60 +75,60 @@ class ClickHouseSession:
                 ca_cert=str(endpoint.ca) if endpoint.ca else None,
                 connect_timeout=_CONNECT_SECONDS_MAX,
                 send_receive_timeout=_ANSWER_SECONDS_MAX,
-                # One session would let one statement run at a time, and a retried one find it locked.
+                # A session would serialise statements, and a retried statement would find it locked.
                 autogenerate_session_id=False,
             )
 
     def run(self, statement: str) -> None:
-        """Run a statement that gives nothing back."""
-        with told():
+        """Run a statement without a result."""
+        with translate_errors():
             self._client.command(statement)
 
     def rows(self, statement: str) -> list[tuple[Any, ...]]:
-        """Return what a small query gives."""
-        with told():
+        """Return the rows of a small result."""
+        with translate_errors():
             return [tuple(row) for row in self._client.query(statement).result_rows]
 
     def batches(self, statement: str) -> Iterator[pyarrow.RecordBatch]:
-        """Yield what a large query gives; texts come as bytes."""
-        with told(), self._client.query_arrow_stream(statement, use_strings=False) as stream:
+        """Yield the batches of a large result, with text as bytes."""
+        with translate_errors(), self._client.query_arrow_stream(statement, use_strings=False) as stream:
             yield from stream
 
     def insert(self, place: Place, rows: pyarrow.Table, token: str | None = None) -> None:
-        """Write rows in one insert; a token makes the same insert count once."""
+        """Write rows in one insert. The server deduplicates inserts with the same token."""
         settings = {} if token is None else {"insert_deduplication_token": token}
-        with told(place.sql):
+        with translate_errors(place.sql):
             self._client.insert_arrow(place.table, rows, database=place.database, settings=settings)
 
     def columns(self, place: Place) -> dict[str, str]:
-        """Return the types of the columns that take values, by name; {} where there is no such table."""
-        found = self.rows(
+        """Return the types of writable columns by name; {} if the table does not exist."""
+        rows = self.rows(
             f"SELECT name, type FROM system.columns WHERE {_where(place)} AND default_kind IN ('', 'DEFAULT')"
             " ORDER BY position"
         )
-        return {str(name): str(text) for name, text in found}
+        return {str(name): str(text) for name, text in rows}
 
     def layout(self, place: Place) -> Layout | None:
-        """Return what the target has, None where it has no such table."""
+        """Return the layout of a target table, None if the table does not exist."""
         where, columns = _where(place), self.columns(place)
         if not columns:
             return None
-        named = where.replace(" table = ", " name = ")
-        [(comment,)] = self.rows(f"SELECT comment FROM system.tables WHERE {named}")
+        where_name = where.replace(" table = ", " name = ")
+        [(comment,)] = self.rows(f"SELECT comment FROM system.tables WHERE {where_name}")
         key = self.rows(
             f"SELECT name FROM system.columns WHERE {where} AND is_in_sorting_key ORDER BY position"
         )
-        order = self.rows(f"SELECT sorting_key FROM system.tables WHERE {named}")[0][0]
+        order = self.rows(f"SELECT sorting_key FROM system.tables WHERE {where_name}")[0][0]
         return Layout(columns, _in_order([name for (name,) in key], order), owner_of(comment))
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._client.close()
 
 
 @contextmanager
-def told(place: str | None = None) -> Iterator[None]:
-    """Raise what the client raises as our own errors."""
+def translate_errors(place: str | None = None) -> Iterator[None]:
+    """Translate the client's exceptions into Penstock errors."""
     from clickhouse_connect.driver.exceptions import ClickHouseError
 
     try:
@@ -136,7 +136,7 @@ def told(place: str | None = None) -> Iterator[None]:
     except ClickHouseError as problem:
         number = getattr(problem, "code", None)
         if number is None:
-            raise lost("ClickHouse", problem, place) from problem
+            raise connection_error("ClickHouse", problem, place) from problem
         kind, hint = _BY_NUMBER.get(number, (ServerUnsupported, "See the message"))
         raise kind(f"ClickHouse answers: {problem}", position=place, hint=hint) from problem
 
@@ -146,10 +146,10 @@ def _where(place: Place) -> str:
 
 
 def _in_order(names: list[str], text: str) -> tuple[str, ...]:
-    """Return the columns of a sorting key in its order, which the server gives as a text alone."""
-    return tuple(sorted(names, key=lambda name: _found(text, name)))
+    """Return the columns of a sorting key in key order, which the server reports only as text."""
+    return tuple(sorted(names, key=lambda name: _index_in_key(text, name)))
 
 
-def _found(text: str, name: str) -> int:
-    found = [part.strip().strip("`") for part in text.split(", ")]
-    return found.index(name) if name in found else len(found)
+def _index_in_key(text: str, name: str) -> int:
+    parts = [part.strip().strip("`") for part in text.split(", ")]
+    return parts.index(name) if name in parts else len(parts)

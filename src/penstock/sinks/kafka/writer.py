@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from penstock import _native
 from penstock.changes import Changes, Target
 from penstock.errors import ConnectionLost, OptionInvalid, PenstockError
-from penstock.sinks.images import refuse_partial, separated
+from penstock.sinks.images import refuse_partial, split_moved_updates
 from penstock.sinks.kafka import connection
 from penstock.sinks.messages import DELETE, Messages, messages_of
 from penstock.sinks.sink import BatchMark, Receipt, Writer
@@ -243,10 +243,12 @@ class KafkaWriter(Writer):
         refuse_partial(changes)
         if template.constant is not None:
             count = self._partition_count(_checked(template.constant))
-            return separated(changes, self._partitions_of(changes, self._partition_keys(changes), count))
+            return split_moved_updates(
+                changes, self._partitions_of(changes, self._partition_keys(changes), count)
+            )
         texts = [pc.fill_null(template.texts(_as_postimages(changes)), "\0"), self._partition_keys(changes)]
         joined = pc.binary_join_element_wise(*(text for text in texts if text is not None), "\0")
-        return separated(changes, joined.dictionary_encode().indices.to_numpy(zero_copy_only=False))
+        return split_moved_updates(changes, joined.dictionary_encode().indices.to_numpy(zero_copy_only=False))
 
     def _partition_keys(self, changes: Changes) -> Any:
         """Return what decides the partition of each row, None where that is the key of its message."""

@@ -24,7 +24,7 @@ from penstock.errors import (
     ServerUnsupported,
 )
 from penstock.model import Secret
-from penstock.sinks.endpoint import Endpoint, lost
+from penstock.sinks.endpoint import Endpoint, connection_error
 from penstock.sinks.sink import extra_missing
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ def told() -> Iterator[None]:
             f"Redis refuses the account: {problem}", hint="Check user and password of the sink"
         ) from problem
     except (exceptions.ConnectionError, exceptions.TimeoutError, OSError) as problem:
-        raise lost("Redis", problem) from problem
+        raise connection_error("Redis", problem) from problem
     except exceptions.NoPermissionError as problem:
         raise PrivilegeMissing(f"Redis answers: {problem}", hint=_GRANT) from problem
     except exceptions.RedisError as problem:
