@@ -106,10 +106,10 @@ def test_interrupted_commit_is_completed_by_the_retried_batch(
             raise OSError("no more")
         put(folder, name, write)
 
-    put = files._put
+    put = files._write_atomically
     with monkeypatch.context() as patch:
         patch.setattr(FilesSink, "_publish", cut)
-        patch.setattr(files, "_put", cut_manifest)
+        patch.setattr(files, "_write_atomically", cut_manifest)
         with pytest.raises(DiskFailed):
             batch(sink, 1, *parts)
     assert len(ids(tmp_path)) == whole

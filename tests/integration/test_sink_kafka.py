@@ -301,7 +301,7 @@ def test_unfinished_transaction_is_never_visible(broker: Kafka, table: str) -> N
     # This one is gone without a word, as after kill -9.
     lost = sink.open(mark(1, table), 0)
     lost.write(some(table))
-    lost._producing.flush()  # type: ignore[attr-defined]
+    lost._producer.flush()  # type: ignore[attr-defined]
     assert records(broker, table, settled=False) == []
     write(sink, mark(1, table), some(table))
     assert len(records(broker, table)) == 7

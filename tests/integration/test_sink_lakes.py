@@ -210,7 +210,7 @@ def test_same_batch_from_two_writers_is_stored_once(kind: str, tmp_path: Path) -
     other = lake.part(2, 0, changes_of(ORDERS, insert(2, id=2)))
     lake.sink.commit(BatchMark("shop", "g", 2), [receipt])
     with pytest.raises(VersionConflict):
-        late.commit([late.described(one) for one in staged(other)], [], {"penstock/shop/g": 2})
+        late.commit([late.describe(one) for one in staged(other)], [], {"penstock/shop/g": 2})
     lake.sink.commit(BatchMark("shop", "g", 2), [other])
     assert sorted(row["id"] for row in lake.rows()) == [1, 2]
 

@@ -8,7 +8,7 @@ import pytest
 from penstock.changes import Target
 from penstock.errors import OptionInvalid, ValueMalformed
 from penstock.model import Column, TableName
-from penstock.sinks.elasticsearch.documents import put_lines, rows_of_sources
+from penstock.sinks.elasticsearch.documents import index_lines, rows_of_sources
 from penstock.sinks.mongodb.documents import rows_of_documents
 from tests.support.pipeline.changes_made import changes_of, insert
 
@@ -21,7 +21,7 @@ NOTES = Target(
 
 def ids(*names: str) -> list[str]:
     changes = changes_of(NOTES, *(insert(1, name=name, place=None) for name in names))
-    lines = b"\n".join(put_lines(changes, ["name"])).decode().split("\n")
+    lines = b"\n".join(index_lines(changes, ["name"])).decode().split("\n")
     return [json.loads(line)["index"]["_id"] for line in lines[::2]]
 
 

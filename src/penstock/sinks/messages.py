@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes as messages of a dialect, for the sinks that hand messages on."""
+"""Encodes changes as messages of a dialect, for sinks that deliver messages."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,10 +17,10 @@ DELETE = 2
 
 @dataclass(frozen=True)
 class Messages:
-    """Messages in the order of their changes. Arrays of the same length.
+    """Messages in the order of their changes, as arrays of equal length.
 
-    `value` and `key` are bytes, `key` null where there is none; `row` is the row of the changes that a
-    message ends at, `kind` 0 for an insert, 1 for an update, 2 for a delete.
+    `value` and `key` are bytes; `key` is null for messages without a key. `row` is the index of the change at
+    which a message ends. `kind` is 0 for an insert, 1 for an update, 2 for a delete.
     """
 
     value: pyarrow.Array
@@ -33,9 +33,9 @@ class Messages:
 
 
 def key_of(target: Target, form: Format) -> tuple[str, ...]:
-    """Return the columns that a dialect takes for the key of a table's rows.
+    """Return the columns that a dialect uses as the key of a table's rows.
 
-    Debezium takes the first unique key without nulls where there is no primary key, the others take none.
+    Without a primary key, Debezium uses the first unique key without nulls. The other dialects use none.
     """
     return target.row_key if form in ("debezium", "debezium_schema") else target.primary_key
 
@@ -43,12 +43,12 @@ def key_of(target: Target, form: Format) -> tuple[str, ...]:
 def messages_of(changes: Changes, form: Format, key: Sequence[str] = (), *, lines: bool = False) -> Messages:
     """Return the messages of changes, with the values of the columns `key` as their keys.
 
-    With `lines` each ends its line; Canal's packets have none. Raises the kernel's errors: OptionInvalid for
-    a column that is not there, SchemaInvalid for rows that are not of the target's columns.
+    With `lines` each message ends with a newline, except for Canal's packets. Raises the kernel's errors:
+    OptionInvalid for an unknown column, SchemaInvalid for rows that do not have the target's columns.
     """
     target = changes.target
     primary_key = key_of(target, form)
-    made = pyarrow.record_batch(
+    encoded = pyarrow.record_batch(
         _native.encode_changes(
             changes.rows,
             target.declared,
@@ -62,4 +62,4 @@ def messages_of(changes: Changes, form: Format, key: Sequence[str] = (), *, line
             lines=lines,
         )
     )
-    return Messages(*(made.column(name) for name in ("value", "key", "row", "kind")))
+    return Messages(*(encoded.column(name) for name in ("value", "key", "row", "kind")))

@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The seam of the sinks: whoever drives one (Spark's tasks, a relay, a repair) knows no more than this.
+"""The interface of sinks. The callers (Spark tasks, a relay, a repair) depend on nothing else.
 
-A kind of sink is a folder beside this file, found by the `sink.py` in it, which has
+A kind of sink is a folder beside this file, recognised by its module `sink.py`, which has
 
-    class Settings(Section)              what the settings file may say of it
+    class Settings(Section)              its settings in the pipeline file
     def make(settings: Settings) -> Sink
-    EXTRA: str                           what `pip install penstock[EXTRA]` is called, "" for none
+    EXTRA: str                           the extra in `pip install penstock[EXTRA]`, "" for none
 
-A sink pickles and holds nothing open: `check`, `prepare`, `begin`, `commit` and `read` are called where the
-pipeline is driven, `open` where rows are, maybe on another host. All of them may be called again with the
-same arguments after a failure at any moment, and then have the same effect as once.
+A sink can be pickled and keeps nothing open. `check`, `prepare`, `begin`, `commit` and `read` are called in
+the process that drives the pipeline, `open` where the rows are, possibly on another host. Every call is
+idempotent: after a failure at any moment it may be repeated with the same arguments.
 """
 
 import difflib
@@ -31,7 +31,7 @@ from penstock.errors import DependencyMissing, OptionInvalid, ValueMalformed
 from penstock.model import TableName
 from penstock.settings.values import Section
 
-# What helps where a target's table, which a pipeline had made, is not there any more.
+# The hint for a missing target table that a pipeline had created.
 HINT_GONE = (
     "Set errors.table: skip_table, then run penstock resnapshot for it: it is made and loaded again; or begin"
     " anew with all tables: penstock pipelines reset"
@@ -39,31 +39,31 @@ HINT_GONE = (
 
 
 class Delivery(StrEnum):
-    """How often a change shows in the target, whatever fails."""
+    """How often a change appears in the target after failures."""
 
     # Once: the batch's number is stored in the same commit as its rows.
     EXACTLY_ONCE = "exactly once"
-    # Maybe written more than once, with the same outcome as once.
+    # Possibly written several times, with the same result as once.
     IDEMPOTENT = "at least once, idempotent"
-    # Maybe there more than once.
+    # Possibly present several times.
     AT_LEAST_ONCE = "at least once"
 
 
 class Spread(StrEnum):
-    """Which rows of a batch one writer gets. In every case in commit order."""
+    """Which rows of a batch one writer receives, always in commit order."""
 
-    # Those of a byte range, or of a chunk of a table: any writer may write any row at any time.
+    # The rows of a byte range, or of a chunk of a table. Any writer may write any row at any time.
     RANGES = "ranges"
-    # All that share a value of a key of their table, old or new, with one another.
+    # All rows that share an old or new key value of their table, directly or transitively.
     KEYS = "keys"
-    # All of a table.
+    # All rows of a table.
     TABLES = "tables"
-    # All there are, of all tables in log order.
+    # One writer receives every row of every table, in log order.
     WHOLE = "whole"
 
 
 class Evolution(StrEnum):
-    """What happens to a target table when its source's columns change."""
+    """How a target table follows changes of its source's columns."""
 
     EVOLVE = "evolve"
     ADD_ONLY = "add_only"
@@ -73,12 +73,12 @@ class Evolution(StrEnum):
 
 @dataclass(frozen=True)
 class BatchMark:
-    """Which batch of which pipeline is written. `number` rises by one, and a failed batch keeps its own.
+    """Identifies the batch of a pipeline that is written. `number` increments; a retry keeps its number.
 
-    `generation` is another one after the pipeline was reset, and numbers begin again: together with
-    `pipeline` it is the name under which a sink stores the number. `loads` tells that all of the batch are
-    rows of the pipeline's own full load: over all such batches of a table no key comes twice. `shared` is
-    what `Sink.begin` returned.
+    `generation` changes when the pipeline is reset, and numbers restart. With `pipeline` it forms the name
+    under which a sink stores the number. `loads` is true if all rows of the batch come from the pipeline's
+    own full load; no key of a table occurs twice across all such batches. `shared` is what `Sink.begin`
+    returned.
     """
 
     pipeline: str
@@ -89,18 +89,18 @@ class BatchMark:
 
     @property
     def application(self) -> str:
-        """The name under which a target remembers the number."""
+        """The name under which a target stores the number."""
         return f"{applications_of(self.pipeline)}{self.generation}"
 
 
 def applications_of(pipeline: str) -> str:
-    """Return how the names begin under which a target remembers a pipeline's numbers, of any generation."""
+    """Return the prefix of the names for a pipeline's numbers, over all generations."""
     return f"penstock/{pipeline}/"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """What `check` found. `fatal` ones keep a pipeline from starting; `mend` is the statement that helps."""
+    """A problem that `check` found. A fatal one keeps a pipeline from starting; `mend` is the fix."""
 
     subject: str
     what: str
@@ -110,29 +110,29 @@ class Finding:
 
 @dataclass(frozen=True)
 class Receipt:
-    """What one writer did: counts for the progress, and what `Sink.commit` needs. Plain JSON in `staged`."""
+    """The result of one writer: counts for the progress, and plain JSON in `staged` for `Sink.commit`."""
 
     rows: int = 0
     bytes: int = 0
     tables: Mapping[str, int] = field(default_factory=dict)
     staged: tuple[Any, ...] = ()
-    # Values that the target's types cannot hold, and that were written as null, by "table.column".
+    # Values that the target's types cannot represent and that became null, by "table.column".
     unrepresentable: Mapping[str, int] = field(default_factory=dict)
-    # Rows that were not written, as the target has a later version of them.
+    # Rows that were not written because the target has a later version of them.
     outdated: int = 0
 
 
 class Writer(ABC):
-    """Writes what one task has of one batch. Used by one thread, and for one batch."""
+    """Writes the rows of one task in one batch. Used by one thread."""
 
-    # The target that an error raised now is of; None where it is not known.
+    # The target to blame if an error is raised now; None if unknown.
     at: TableName | None = None
 
     @contextmanager
     def working_on(self, name: TableName | None) -> Iterator[None]:
-        """Name the one target that the block works on, None for none: an error that leaves it is of that one.
+        """Attribute errors in the block to a target, or to none.
 
-        `at` is again what it was before only where the block ends without an error.
+        If the block raises, `at` keeps this target. Otherwise `at` gets its previous value back.
         """
         before, self.at = self.at, name
         yield
@@ -140,62 +140,64 @@ class Writer(ABC):
 
     @abstractmethod
     def write(self, changes: Changes) -> None:
-        """Take changes of one table, which follow those of the same table taken before.
+        """Write changes of one table, which follow earlier changes of the same table.
 
-        Called several times for a table where there is much; memory is bounded by what one call brings, and
-        by the sink's own settings. Raises the errors of `penstock.errors`.
+        May be called several times per table. Memory is bounded by the size of one call and by the sink's own
+        settings. Raises the errors of `penstock.errors`.
         """
 
     def empty(self, target: Target, version: int) -> None:
-        """Take that the source table was emptied (TRUNCATE) at a commit version, behind all taken before.
+        """Record that the source table was emptied (TRUNCATE) at a version after all rows written before.
 
-        Where a sink keeps a feed of changes, nothing happens.
+        A sink that keeps a feed of changes ignores it.
         """
 
     @abstractmethod
     def finish(self) -> Receipt:
-        """Make what was taken durable, or staged for `Sink.commit`. Without it nothing may be visible for
-        good, unless the sink's writes are idempotent."""
+        """Make the written rows durable, or stage them for `Sink.commit`.
+
+        Without this call no row may remain visible, unless the sink's writes are idempotent.
+        """
 
     def abort(self) -> None:
-        """Let go of everything; the batch will come again. Must not raise for a connection that is gone."""
+        """Release everything. The batch will be retried. Must not raise if the connection is lost."""
 
 
 class Sink(ABC):
-    """A target of changes. Pickles."""
+    """A target of changes. Can be pickled."""
 
-    # The kind's name: its folder's.
+    # The name of the kind: the name of its folder.
     kind: str
-    # The pipeline that writes, "" where nobody said: tables that another one made are not altered.
+    # The pipeline that writes, "" if unknown. Tables that another pipeline created are not altered.
     pipeline: str = ""
     delivery: Delivery
     spread: Spread
-    # How rows of a full load may be spread, where that is wider; None for `spread`.
+    # How rows of a full load may be spread if that differs from `spread`; None if it does not.
     load_spread: Spread | None = None
-    # Whether the last image of each key is enough: then those before it may be left out on the way.
+    # Whether only the last image of each key matters, so that earlier images may be dropped.
     keeps_state: bool = True
-    # Whether a row that is read again ends the period of the row that the target has under its key.
+    # Whether a row that is read again ends the period of the target's row with the same key.
     keeps_history: bool = False
-    # Whether all rows of a target have the columns that it was prepared with; messages have their own.
+    # Whether all rows of a target share the columns it was prepared with. Messages have their own.
     shares_columns: bool = True
-    # What of `_metadata` it looks at in rows that are state, so that the rest need not come; None for all.
+    # The fields of `_metadata` that the sink reads from state rows; None for all. Others may be dropped.
     metadata_read: tuple[str, ...] | None = None
-    # Whether writers have to be in the process that drives the pipeline, whose own output they write.
+    # Whether writers run in the process that drives the pipeline, because they write to its output.
     in_driver: bool = False
-    # Whether what it remembers is of these very tables, and not of all that a server has.
+    # Whether `remembers` refers to exactly these tables, not to everything on a server.
     remembers_alone: bool = False
-    # Whether `read` between bounds costs what is between them, and not the whole table.
+    # Whether `read` with bounds only costs as much as the range, not the whole table.
     reads_ranges: bool = True
-    # Whether what is stored in a column is of its type. Else a value may be of the one that it had before,
+    # Whether stored values have their column's type. Otherwise a value may have the column's previous type
     # until the table has been read again.
     keeps_types: bool = True
-    # Whether values that Arrow's types cannot hold are written as the source's text. Then rows that `read`
-    # yields have `_metadata` behind their columns, where those texts stand.
+    # Whether values that Arrow cannot represent are written as the source's text. The rows of `read` then
+    # have an extra column `_metadata` with those texts.
     keeps_texts: bool = False
 
     @abstractmethod
     def check(self) -> Sequence[Finding]:
-        """Connect, and return what keeps it from working: rights, versions, settings. Changes nothing."""
+        """Connect, and return problems with privileges, versions or settings. Changes nothing."""
 
     @abstractmethod
     def plan(self, target: Target, evolution: Evolution) -> Sequence[str]:
@@ -203,33 +205,36 @@ class Sink(ABC):
 
     @abstractmethod
     def prepare(self, target: Target, evolution: Evolution) -> None:
-        """Make the target table, or change it to the columns it has to have now; nothing where it fits.
+        """Create the target table, or alter it to the target's columns. Does nothing if it fits.
 
-        Called before the first rows of a target are written, and before those with other columns. Columns
-        that the target has and these rows do not are filled with null. Raises SchemaChanged where `evolution`
-        does not allow it, and where the change would lose values (then the table is loaded again).
+        Called before the first rows of a target are written, and again before rows with other columns. Target
+        columns that these rows do not have are filled with null. Raises SchemaChanged if `evolution` does not
+        allow the change, or if the change would lose values; the table is then loaded again.
         """
 
     def begin(self, targets: Iterable[Target]) -> Mapping[str, Any]:
-        """Return what the writers of a batch must not each find out by themselves, as plain JSON.
+        """Return what all writers of a batch share, as plain JSON.
 
-        Called before the writers of a batch open, which find it as `BatchMark.shared`; again where the batch
-        comes again. `targets` are all that are prepared. A single writer may be opened without it.
+        Called before the writers of a batch are opened, and again for a retry. Writers receive the result as
+        `BatchMark.shared`. `targets` are all prepared targets. A single writer may be opened without this
+        call.
         """
         return {}
 
     def check_together(self, targets: Sequence[Target]) -> None:
-        """Raise OptionInvalid where targets cannot stand beside one another. Connects to nothing."""
+        """Raise OptionInvalid if targets are in conflict with one another. Does not connect."""
 
     @abstractmethod
     def open(self, mark: BatchMark, part: int) -> Writer:
-        """Return a writer for one task's part of a batch. Parts are numbered from 0, the same when a batch
-        comes again."""
+        """Return a writer for one task's part of a batch.
+
+        Parts are numbered from 0 and keep their numbers in a retry.
+        """
 
     def commit(self, mark: BatchMark, receipts: Sequence[Receipt]) -> None:
-        """Make visible what the writers of a batch staged, in one commit for each table.
+        """Make visible what the writers of a batch staged, in one commit per table.
 
-        Called once all of them finished, with their receipts in the order of parts.
+        Called after all writers have finished, with their receipts in the order of parts.
         """
 
     def settle_load(self, mark: BatchMark, targets: Sequence[Target]) -> int | None:
@@ -245,11 +250,10 @@ class Sink(ABC):
     def read(
         self, target: Target, low: Mapping[str, Any] | None = None, high: Mapping[str, Any] | None = None
     ) -> Iterator[pyarrow.RecordBatch]:
-        """Yield the rows that the target table has now, in the types of `target.arrow()`, without the system
-        columns; with bounds those whose key is >= `low` and < `high` (by the columns of the primary key in
-        their order, as the source compares them).
+        """Yield the target table's current rows in the types of `target.arrow()`, without system columns.
 
-        Raises OptionInvalid where a sink keeps no table that can be read back.
+        Bounds select keys >= `low` and < `high`, by the primary key's columns in order, as the source
+        compares them. Raises OptionInvalid if the sink keeps no table that can be read back.
         """
         raise OptionInvalid(
             f"a {self.kind} sink keeps no table that can be compared",
@@ -257,38 +261,39 @@ class Sink(ABC):
         )
 
     def held(self, target: Target, rows: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
-        """Return rows of `target.arrow()` as the target keeps them: null for what its types cannot hold.
+        """Return rows of `target.arrow()` as the target stores them.
 
-        `read` yields the same for them. Keys are left as they are: a sink refuses those that it cannot hold.
+        Values that its types cannot represent are null, as in `read`. Keys are unchanged, because a sink
+        refuses keys that it cannot represent.
         """
         return rows
 
     def remembers(self, pipeline: str, targets: Sequence[Target]) -> bool:
-        """Tell whether tables of targets have rows that a pipeline of this name wrote, of any generation.
+        """Return whether the targets' tables have rows written by this pipeline, in any generation.
 
-        Called before the first batch of a pipeline whose state is empty. False where nothing can tell.
+        Called before the first batch of a pipeline with an empty state. False if it cannot be determined.
         """
         return False
 
     def close(self) -> None:
-        """Let go of connections that calls have left open. It can be used again."""
+        """Close open connections. The sink can be used again."""
 
 
 def kinds() -> list[str]:
-    """Return the kinds of sink there are, sorted."""
+    """Return all kinds of sink, sorted."""
     folders = [module.name for module in pkgutil.iter_modules(sinks.__path__) if module.ispkg]
     return sorted(name for name in folders if find_spec(f"{sinks.__name__}.{name}.sink") is not None)
 
 
 def settings_of(kind: str) -> type[Section]:
-    """Return what a kind of sink may be told. Raises OptionInvalid, DependencyMissing."""
-    found: type[Section] = _module(kind).Settings
-    return found
+    """Return the settings class of a kind of sink. Raises OptionInvalid, DependencyMissing."""
+    section: type[Section] = _module(kind).Settings
+    return section
 
 
 @contextmanager
 def typed(target: Target, column: str) -> Iterator[None]:
-    """Raise ValueMalformed where the block meets a stored value that is not of a column's type."""
+    """Raise ValueMalformed if a stored value in the block does not have a column's type."""
     try:
         yield
     except (ValueError, TypeError, ArithmeticError) as problem:
@@ -300,18 +305,18 @@ def typed(target: Target, column: str) -> Iterator[None]:
 
 
 def make_sink(kind: str, settings: Section) -> Sink:
-    """Make a sink. Connects to nothing. Raises OptionInvalid, DependencyMissing."""
-    made: Sink = _module(kind).make(settings)
-    return made
+    """Create a sink without connecting. Raises OptionInvalid, DependencyMissing."""
+    sink: Sink = _module(kind).make(settings)
+    return sink
 
 
 def keeps_tables(sink: Sink) -> bool:
-    """Tell whether a sink's target tables can be read back and compared, as far as its kind tells."""
+    """Return whether a kind of sink has target tables that can be read back and compared."""
     return type(sink).read is not Sink.read
 
 
 def extra_missing(package: str, extra: str) -> DependencyMissing:
-    """Return the error for an outside part that a sink needs and that is not installed."""
+    """Return the error for a missing package that a sink needs."""
     return DependencyMissing(f"{package} is not installed", hint=f"Run: pip install 'penstock[{extra}]'")
 
 

@@ -1,16 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names and keys made from rows: "{database}.{table}", "order:{id}", "{plan.items[0].sku}".
+"""Templates for names and keys: "{database}.{table}", "order:{id}", "{plan.items[0].sku}".
 
-In braces stands one of
+A placeholder in braces is one of
 
     database, table                       the target's name
     source.database, source.table         the table's name in the log
-    _change_type, _commit_version,        what each change has beside its row
+    _change_type, _commit_version,        the system columns of a change
     _commit_timestamp, _metadata.gtid, ...
-    a column, or a path into one that holds JSON: plan.items[0].sku
+    a column, or a path into a JSON column: plan.items[0].sku
 
-A column with another name than a word, or with one of the names above, stands in backticks: {`table`}. Braces
-that are meant as such are doubled. A value is text as the server's client shows it; bytes are hexadecimal.
+A column is quoted in backticks if its name is not a word or is one of the names above: {`table`}. Literal
+braces are doubled. Values are text as the server's client displays them; bytes are hexadecimal.
 """
 
 import difflib
@@ -30,15 +30,15 @@ _TOKEN = re.compile(r"\{\{|\}\}|\{([^{}]*)\}|[{}]")
 _NAME = re.compile(r"`((?:[^`]|``)+)`|(\w+)", re.UNICODE)
 _STEP = re.compile(r"\.(?:`((?:[^`]|``)+)`|([^.\[\]`]+))|\[(\d+)\]")
 _METADATA = ("instance", "database", "table", "gtid", "file", "offset", "row", "server_id", "thread_id")
-# Types of columns that may hold JSON.
+# Column types that may hold JSON.
 _DOCUMENTS = re.compile(r"(json|char|varchar|(tiny|medium|long)?text)\b", re.IGNORECASE)
-# What Redis and others read as a pattern.
+# Characters with a meaning in glob patterns of Redis and others.
 _PATTERN = re.compile(r"([*?\[\]\\^])")
 
 
 @dataclass(frozen=True)
-class _Place:
-    """What stands in one pair of braces: the first name, whether it was quoted, and the steps behind it."""
+class _Placeholder:
+    """A field placeholder: its first name, whether it was quoted, and the path after it."""
 
     name: str
     quoted: bool
@@ -46,16 +46,16 @@ class _Place:
 
 
 class Template:
-    """A template for the rows of one target. Raises OptionInvalid where it names what is not there."""
+    """A template for the rows of one target. Raises OptionInvalid for an unknown name."""
 
     def __init__(self, text: str, target: Target) -> None:
         self.text = text
         self._target = target
-        self._parts: list[str | _Place] = []
-        at = 0
+        self._parts: list[str | _Placeholder] = []
+        end = 0
         for token in _TOKEN.finditer(text):
-            self._add(text[at : token.start()])
-            at = token.end()
+            self._add(text[end : token.start()])
+            end = token.end()
             if token[0] in ("{{", "}}"):
                 self._add(token[0][0])
             elif token[1] is None:
@@ -64,47 +64,56 @@ class Template:
                     hint="Write {{ or }} for a brace that is meant as such",
                 )
             else:
-                self._add(self._place(token[1]))
-        self._add(text[at:])
+                self._add(self._parse_placeholder(token[1]))
+        self._add(text[end:])
 
     @property
     def constant(self) -> str | None:
-        """What it makes of every row, or None where rows decide."""
-        parts = [one for one in self._parts if isinstance(one, str)]
+        """The text if it is the same for every row, otherwise None."""
+        parts = [part for part in self._parts if isinstance(part, str)]
         return "".join(parts) if len(parts) == len(self._parts) else None
 
     def texts(self, changes: Changes) -> pyarrow.Array:
-        """Return the text for each row, as strings; null where a value that is asked for is null."""
+        """Return the text for each row as strings, null if a value is null."""
         if (constant := self.constant) is not None:
             return pyarrow.repeat(constant, len(changes)).cast(pyarrow.string())
-        pieces = [one if isinstance(one, str) else self._values(one, changes) for one in self._parts]
+        pieces = [part if isinstance(part, str) else self._values(part, changes) for part in self._parts]
         return pc.binary_join_element_wise(*pieces, "")
 
     def glob(self) -> str:
-        """Return a pattern for all it can make: a star for each value, all else escaped."""
-        return "".join(_PATTERN.sub(r"\\\1", one) if isinstance(one, str) else "*" for one in self._parts)
+        """Return a glob pattern that matches every possible text: a star for each value, the rest escaped."""
+        return "".join(_PATTERN.sub(r"\\\1", part) if isinstance(part, str) else "*" for part in self._parts)
 
     @property
     def stem(self) -> str:
-        """What all that it can make begins with."""
+        """The prefix that all possible texts share."""
         return self._parts[0] if self._parts and isinstance(self._parts[0], str) else ""
 
     def may_equal(self, other: "Template") -> bool:
-        """Tell whether both can make the same text, whatever the values are."""
-        one, two = ([*itertools.chain(*(_signs(part) for part in made._parts))] for made in (self, other))
-        # Of `one` up to a sign, with which signs of `two` it can end: a place takes any number of signs.
-        reached = _past_places(two, {0})
-        for sign in one:
+        """Return whether both templates can produce the same text for some values."""
+        first_signs, second_signs = (
+            [*itertools.chain(*(_signs(part) for part in template._parts))] for template in (self, other)
+        )
+        # `reached` are the indexes in `second_signs` that can follow the signs of `first_signs` so far. A
+        # value stands for any number of signs.
+        reached = _skip_values(second_signs, {0})
+        for sign in first_signs:
             if sign is None:
-                reached = set(range(min(reached), len(two) + 1)) if reached else reached
+                reached = set(range(min(reached), len(second_signs) + 1)) if reached else reached
             else:
-                kept = {at for at in reached if at < len(two) and two[at] is None}
-                moved = {at + 1 for at in reached if at < len(two) and two[at] == sign}
-                reached = _past_places(two, kept | moved)
-        return len(two) in reached
+                kept = {
+                    index for index in reached if index < len(second_signs) and second_signs[index] is None
+                }
+                moved = {
+                    index + 1
+                    for index in reached
+                    if index < len(second_signs) and second_signs[index] == sign
+                }
+                reached = _skip_values(second_signs, kept | moved)
+        return len(second_signs) in reached
 
-    def _add(self, part: str | _Place) -> None:
-        if isinstance(part, _Place) or not part:
+    def _add(self, part: str | _Placeholder) -> None:
+        if isinstance(part, _Placeholder) or not part:
             if part:
                 self._parts.append(part)
         elif self._parts and isinstance(self._parts[-1], str):
@@ -112,37 +121,37 @@ class Template:
         else:
             self._parts.append(part)
 
-    def _place(self, inner: str) -> str | _Place:
-        """Read what stands in braces: text that is the same for all rows, or a place in each."""
-        place = _read(inner)
-        if place is None:
+    def _parse_placeholder(self, inner: str) -> str | _Placeholder:
+        """Parse a placeholder: return a constant for all rows, or the column and path to read in each."""
+        field = _read(inner)
+        if field is None:
             raise OptionInvalid(
                 f"{{{inner}}} in the template {self.text!r} names nothing",
                 hint="Write a column, or a path such as {plan.items[0].sku}; `column` for odd names",
             )
         target = self._target.name
-        if not place.quoted and place.name in ("database", "table") and not place.path:
-            return target.database if place.name == "database" else target.table
-        if not place.quoted and (place.name == "source" or place.name in SYSTEM_COLUMNS):
-            self._check_system(inner, place)
-        elif place.name not in self._target.column_names:
-            self._unknown(inner, place.name, self._target.column_names)
-        elif place.path and not _DOCUMENTS.match(self._target.column(place.name).type_text):
+        if not field.quoted and field.name in ("database", "table") and not field.path:
+            return target.database if field.name == "database" else target.table
+        if not field.quoted and (field.name == "source" or field.name in SYSTEM_COLUMNS):
+            self._check_system(inner, field)
+        elif field.name not in self._target.column_names:
+            self._unknown(inner, field.name, self._target.column_names)
+        elif field.path and not _DOCUMENTS.match(self._target.column(field.name).type_text):
             raise OptionInvalid(
                 f"{{{inner}}} in the template {self.text!r} looks into a column that holds no documents",
-                hint=f"{place.name} is {self._target.column(place.name).type_text}: write {{{place.name}}}",
+                hint=f"{field.name} is {self._target.column(field.name).type_text}: write {{{field.name}}}",
             )
-        return place
+        return field
 
-    def _check_system(self, inner: str, place: _Place) -> None:
+    def _check_system(self, inner: str, field: _Placeholder) -> None:
         known: dict[str, tuple[str, ...]] = {"source": ("database", "table"), "_metadata": _METADATA}
-        names = known.get(place.name)
-        if names is None and not place.path:
+        names = known.get(field.name)
+        if names is None and not field.path:
             return
-        if names is None or len(place.path) != 1 or place.path[0] not in names:
-            if place.name == "source" and "source" in self._target.column_names:
+        if names is None or len(field.path) != 1 or field.path[0] not in names:
+            if field.name == "source" and "source" in self._target.column_names:
                 return
-            self._unknown(inner, str(place.path[-1]) if place.path else "", names or ())
+            self._unknown(inner, str(field.path[-1]) if field.path else "", names or ())
 
     def _unknown(self, inner: str, name: str, names: tuple[str, ...]) -> None:
         near = difflib.get_close_matches(name, names, 1)
@@ -152,21 +161,22 @@ class Template:
             hint=f"Did you mean {near[0]}?" if near else f"There is {shown}",
         )
 
-    def _values(self, place: _Place, changes: Changes) -> pyarrow.Array:
-        if not place.quoted and place.name == "source" and place.path in (("database",), ("table",)):
-            return _source(changes.source, str(place.path[0]), len(changes))
-        if not place.quoted and place.name in SYSTEM_COLUMNS:
-            values = changes.rows.column(place.name)
-            if place.path:
-                values = pc.struct_field(values, str(place.path[0]))
+    def _values(self, field: _Placeholder, changes: Changes) -> pyarrow.Array:
+        if not field.quoted and field.name == "source" and field.path in (("database",), ("table",)):
+            return _source(changes.source, str(field.path[0]), len(changes))
+        if not field.quoted and field.name in SYSTEM_COLUMNS:
+            values = changes.rows.column(field.name)
+            if field.path:
+                values = pc.struct_field(values, str(field.path[0]))
             return values.cast(pyarrow.string())
-        return column_texts(changes, place.name, place.path)
+        return column_texts(changes, field.name, field.path)
 
 
 def column_texts(changes: Changes, name: str, path: tuple[int | str, ...] = ()) -> pyarrow.Array:
-    """Return a column's values as strings, null where they are; with a path what that leads to in a document.
+    """Return a column's values as strings, or with a path the values in its JSON documents.
 
-    Raises OptionInvalid, and ValueMalformed where a document breaks off on the path.
+    Null values stay null. Raises OptionInvalid, and ValueMalformed if a document is truncated before the
+    path.
     """
     column = changes.target.column(name)
     declared = (column.name, column.type_text, column.charset, column.nullable)
@@ -175,46 +185,48 @@ def column_texts(changes: Changes, name: str, path: tuple[int | str, ...] = ()) 
 
 
 def default_key(target: Target) -> str:
-    """Return the template of keys that name a row: "database:table:" and the values of the primary key."""
+    """Return the template of default keys: "database:table:" and the values of the primary key."""
     columns = ":".join(placeholder(name) for name in target.primary_key)
     return f"{{database}}:{{table}}:{columns}"
 
 
 def placeholder(column: str) -> str:
-    """Return what stands for a column in a template, whatever its name."""
+    """Return the placeholder for a column with any name."""
     return "{`" + column.replace("`", "``") + "`}"
 
 
-def _signs(part: "str | _Place") -> list[str | None]:
-    """Return a part sign by sign, None for values."""
+def _signs(part: "str | _Placeholder") -> list[str | None]:
+    """Return the characters of a part, None for a value."""
     return list(part) if isinstance(part, str) else [None]
 
 
-def _past_places(signs: list[str | None], reached: set[int]) -> set[int]:
-    """Return the places that are reached where a value may be empty."""
-    found = set(reached)
-    for at in sorted(reached):
-        while at < len(signs) and signs[at] is None:
-            at += 1
-            found.add(at)
-    return found
+def _skip_values(signs: list[str | None], reached: set[int]) -> set[int]:
+    """Return the indexes reachable if values may be empty."""
+    reachable = set(reached)
+    for index in sorted(reached):
+        while index < len(signs) and signs[index] is None:
+            index += 1
+            reachable.add(index)
+    return reachable
 
 
 def _source(name: TableName, part: str, rows: int) -> pyarrow.Array:
     return pyarrow.repeat(name.database if part == "database" else name.table, rows).cast(pyarrow.string())
 
 
-def _read(inner: str) -> _Place | None:
+def _read(inner: str) -> _Placeholder | None:
     first = _NAME.match(inner)
     if first is None:
         return None
     path: list[int | str] = []
-    at = first.end()
-    while at < len(inner):
-        step = _STEP.match(inner, at)
-        if step is None:
+    end = first.end()
+    while end < len(inner):
+        path_step = _STEP.match(inner, end)
+        if path_step is None:
             return None
-        path.append(int(step[3]) if step[3] is not None else step[2] or step[1].replace("``", "`"))
-        at = step.end()
+        path.append(
+            int(path_step[3]) if path_step[3] is not None else path_step[2] or path_step[1].replace("``", "`")
+        )
+        end = path_step.end()
     quoted = first[1] is not None
-    return _Place(first[1].replace("``", "`") if quoted else first[2], quoted, tuple(path))
+    return _Placeholder(first[1].replace("``", "`") if quoted else first[2], quoted, tuple(path))

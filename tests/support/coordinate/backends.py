@@ -94,7 +94,7 @@ class MemoryBackend:
         """End a session as its expiry does."""
         assert isinstance(store, MemoryStore)
         assert isinstance(session, MemorySession)
-        store.lose(session)
+        store.count_lost(session)
 
     @contextmanager
     def cut_off(self, store: CoordinationStore) -> Iterator[None]:

@@ -29,7 +29,7 @@ STEPS = {
     "iceberg": [("penstock.sinks.iceberg.table", "Iceberg", "commit")],
     "files": [
         ("penstock.sinks.files.sink", "FilesSink", "_publish"),
-        ("penstock.sinks.files.sink", None, "_put"),
+        ("penstock.sinks.files.sink", None, "_write_atomically"),
     ],
 }
 

@@ -40,13 +40,13 @@ from penstock.sinks.sql.table_owner import comment_of, is_taken_over, refuse_for
 
 EXTRA = "clickhouse"
 
-# An insert of a feed has so many rows however they come, so that it is the same when a batch comes again.
+# Inserts of a feed have this fixed number of rows, so that a retry repeats the same inserts.
 FEED_ROWS = 32_768
 _BYTES_DEFAULT = 64 << 20
 
 
 class Settings(Endpoint):
-    """A ClickHouse server, and how tables stand there."""
+    """A ClickHouse server, and how tables are stored there."""
 
     url: str = Field(default="http://127.0.0.1:8123", description="http://host:8123, or https:// with TLS")
     write: Literal["mirror", "append"] = Field(
@@ -67,7 +67,7 @@ class Settings(Endpoint):
 
 
 def make(settings: Settings) -> "ClickHouseSink":
-    """Make the sink."""
+    """Create the sink."""
     return ClickHouseSink(settings)
 
 
@@ -77,7 +77,7 @@ class ClickHouseSink(Sink):
     kind = "clickhouse"
     delivery = Delivery.IDEMPOTENT
     spread = Spread.RANGES
-    # Text holds every type, so a column of text stays one.
+    # A String column holds every type, so an existing one is not converted.
     keeps_types = False
 
     def __init__(self, settings: Settings) -> None:
@@ -91,13 +91,13 @@ class ClickHouseSink(Sink):
 
     @property
     def session(self) -> ClickHouseSession:
-        """A connection that is kept until `close`."""
+        """A connection that stays open until `close`."""
         if self._session is None:
             self._session = ClickHouseSession(self.settings, self.password)
         return self._session
 
     def has(self, session: ClickHouseSession) -> bool:
-        """Tell whether a connection is the sink's own, which is kept."""
+        """Return whether a connection is the sink's own, which stays open."""
         return session is self._session
 
     def check(self) -> Sequence[Finding]:
@@ -111,24 +111,24 @@ class ClickHouseSink(Sink):
         place = self.place(target)
         layout = self.session.layout(place)
         mirror = self.settings.write == "mirror"
-        wanted = statements(target, place, layout, evolution, mirror, self.pipeline)
-        if layout is not None and wanted:
+        changes = statements(target, place, layout, evolution, mirror, self.pipeline)
+        if layout is not None and changes:
             owner = layout.owner
-            refuse_foreign(place.sql, owner, self.pipeline, wanted, take_over=self.settings.take_over)
+            refuse_foreign(place.sql, owner, self.pipeline, changes, take_over=self.settings.take_over)
             if is_taken_over(owner, self.pipeline):
-                wanted.append(f"ALTER TABLE {place.sql} MODIFY COMMENT {literal(comment_of(self.pipeline))}")
-        return wanted
+                changes.append(f"ALTER TABLE {place.sql} MODIFY COMMENT {literal(comment_of(self.pipeline))}")
+        return changes
 
     def prepare(self, target: Target, evolution: Evolution) -> None:
         for statement in self.plan(target, evolution):
             self.session.run(statement)
 
     def place(self, target: Target) -> Place:
-        """Return where a target's rows are."""
+        """Return the table of a target."""
         return Place(self.settings.database or target.name.database, target.name.table)
 
     def remembers(self, pipeline: str, targets: Sequence[Target]) -> bool:
-        """Look for rows in tables that the pipeline made, as their comments tell."""
+        """Look for rows in tables that the pipeline created, according to their comments."""
         places = map(self.place, targets)
         return any(
             (layout := self.session.layout(place)) is not None
@@ -138,15 +138,15 @@ class ClickHouseSink(Sink):
         )
 
     def open(self, mark: BatchMark, part: int) -> Writer:
-        # Where the sink has a connection already, many small batches go over it.
+        # Reuse the sink's connection if it has one, for many small batches.
         session = self._session or ClickHouseSession(self.settings, self.password)
         return _MirrorWriter(self, session) if self.keeps_state else _FeedWriter(self, session, mark, part)
 
     def commit(self, mark: BatchMark, receipts: Sequence[Receipt]) -> None:
-        # Rows of before a table was emptied may have been written by another task, and later.
-        emptied = {(database, table): 0 for one in receipts for database, table, _ in one.staged}
-        for one in receipts:
-            for database, table, version in one.staged:
+        # Another task may have written rows from before the table was emptied, and later than this one.
+        emptied = {(database, table): 0 for receipt in receipts for database, table, _ in receipt.staged}
+        for receipt in receipts:
+            for database, table, version in receipt.staged:
                 emptied[database, table] = max(emptied[database, table], version)
         for (database, table), version in emptied.items():
             place = Place(database, table)
@@ -158,7 +158,9 @@ class ClickHouseSink(Sink):
         if not self.keeps_state:
             raise OptionInvalid("a clickhouse sink with write: append keeps no table that can be compared")
         schema = target.arrow()
-        columns = ", ".join(one.shown(quoted(one.name)) for one in stored_columns(target))
+        columns = ", ".join(
+            stored.select_expression(quoted(stored.name)) for stored in stored_columns(target)
+        )
         where = [f"{DELETED} = 0", *_bounds(target, low, ">="), *_bounds(target, high, "<")]
         statement = f"SELECT {columns} FROM {self.place(target).sql} FINAL WHERE {' AND '.join(where)}"
         for batch in self.session.batches(statement):
@@ -170,13 +172,13 @@ class ClickHouseSink(Sink):
             yield from pyarrow.Table.from_arrays(cast, schema=schema).to_batches()
 
     def held(self, target: Target, rows: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
-        for place, stored in enumerate(stored_columns(target)):
+        for index, stored in enumerate(stored_columns(target)):
             if stored.name in target.primary_key:
                 continue
-            values = rows.column(place)
+            values = rows.column(index)
             kept = stored.within(values).cast(values.type)
             if kept.null_count > values.null_count:
-                rows = rows.set_column(place, rows.schema.field(place).with_nullable(True), kept)
+                rows = rows.set_column(index, rows.schema.field(index).with_nullable(True), kept)
         return rows
 
     def close(self) -> None:
@@ -186,13 +188,15 @@ class ClickHouseSink(Sink):
 
 
 def version_of(commit_version: Any, origin: Origin) -> Any:
-    """Return the version of a row, or of many: at one commit version, rows of the log come after those of a
-    load."""
+    """Return the version of one or many rows.
+
+    At equal commit versions, rows of the log are newer than those of a load.
+    """
     return commit_version * 2 + (origin is Origin.LOG)
 
 
 class _TableWriter(Writer):
-    """What both kinds of writer have: rows by table, and the counts of a receipt."""
+    """The common part of both kinds of writer: rows by table, and the counts of a receipt."""
 
     def __init__(self, sink: ClickHouseSink, session: ClickHouseSession) -> None:
         self._sink = sink
@@ -208,7 +212,7 @@ class _TableWriter(Writer):
             self._session.close()
 
     def receipt(self) -> Receipt:
-        """Return what was done, and let go of the connection."""
+        """Return the receipt, and release the connection."""
         self.abort()
         rows = sum(self._rows.values())
         return Receipt(rows, self._bytes, self._rows, tuple(self._staged), self._unrepresentable)
@@ -216,7 +220,7 @@ class _TableWriter(Writer):
     def insert(
         self, target: Target, rows: pyarrow.Table, own: Mapping[str, Any], token: str | None = None
     ) -> None:
-        """Write rows with columns of our own behind them."""
+        """Write rows with additional columns of the sink."""
         with self.working_on(target.name):
             self._insert_into(self._sink.place(target), target, rows, own, token)
 
@@ -227,29 +231,29 @@ class _TableWriter(Writer):
             self._columns[place] = self._session.columns(place)
             if not self._columns[place]:
                 raise SchemaChanged(f"the target has no table {place.sql} any more", hint=HINT_GONE)
-        there = self._columns[place]
+        table_columns = self._columns[place]
         columns: dict[str, Any] = {}
         self._unrepresentable += unrepresentable_counts(target, rows)
-        for one in stored_columns(target):
-            if one.name not in there:
+        for stored in stored_columns(target):
+            if stored.name not in table_columns:
                 continue
-            values = rows.column(one.name)
+            values = rows.column(stored.name)
             try:
-                columns[one.name] = one.cast(values)
+                columns[stored.name] = stored.cast(values)
             except pyarrow.ArrowInvalid as problem:
                 raise ValueMalformed(
-                    f"column {one.name} of {target.name}: {problem}", position=place.sql
+                    f"column {stored.name} of {target.name}: {problem}", position=place.sql
                 ) from problem
-            missing = columns[one.name].null_count - values.null_count
+            missing = columns[stored.name].null_count - values.null_count
             if missing > 0:
-                self._unrepresentable[f"{target.name}.{one.name}"] += missing
-            if one.name in target.primary_key and columns[one.name].null_count:
+                self._unrepresentable[f"{target.name}.{stored.name}"] += missing
+            if stored.name in target.primary_key and columns[stored.name].null_count:
                 raise ValueMalformed(
-                    f"a key of {target.name} has no value that its column {one.name} could hold",
+                    f"a key of {target.name} has no value that its column {stored.name} could hold",
                     position=place.sql,
                     hint="Make a text of it with a map step, or set errors: {table: skip_table}",
                 )
-        # In one piece, as the server remembers inserts piece by piece.
+        # Combine chunks, because the server deduplicates inserts block by block.
         sent = pyarrow.table({**columns, **own}).combine_chunks()
         self._session.insert(place, sent, token)
         self._rows[str(target.name)] += rows.num_rows
@@ -257,74 +261,74 @@ class _TableWriter(Writer):
 
 
 class _MirrorWriter(_TableWriter):
-    """Gathers the last image of each key, and writes it with its version."""
+    """Buffers the last image of each key, and writes it with its version."""
 
     def __init__(self, sink: ClickHouseSink, session: ClickHouseSession) -> None:
         super().__init__(sink, session)
         self._gathered: dict[tuple[Target, Origin], LastImages] = {}
 
     def write(self, changes: Changes) -> None:
-        at = (changes.target, changes.origin)
+        group = (changes.target, changes.origin)
         for target, origin in list(self._gathered):
-            if target.name == changes.target.name and (target, origin) != at:
-                # Columns changed, or rows come from elsewhere: what came before is written before.
+            if target.name == changes.target.name and (target, origin) != group:
+                # The columns or the origin changed, so write the earlier rows first.
                 self._flush(target, origin)
-        gathered = self._gathered.setdefault(at, LastImages(changes.target))
+        gathered = self._gathered.setdefault(group, LastImages(changes.target))
         gathered.add(changes)
         if gathered.bytes >= self._sink.settings.insert_bytes:
-            self._flush(*at)
+            self._flush(*group)
 
     def empty(self, target: Target, version: int) -> None:
         place = self._sink.place(target)
         self._staged.append((place.database, place.table, version))
 
     def finish(self) -> Receipt:
-        for at in list(self._gathered):
-            self._flush(*at)
+        for group in list(self._gathered):
+            self._flush(*group)
         return self.receipt()
 
     def _flush(self, target: Target, origin: Origin) -> None:
         rows = self._gathered.pop((target, origin)).rows()
         if rows is None or not rows.num_rows:
             return
-        taken = pc.cast(pc.invert(puts(rows)), pyarrow.uint8())
+        deleted = pc.cast(pc.invert(puts(rows)), pyarrow.uint8())
         versions = pc.cast(rows.column("_commit_version"), pyarrow.uint64())
         versions = pc.add(pc.multiply(versions, 2), int(origin is Origin.LOG))
-        self.insert(target, rows, {VERSION: versions.cast(pyarrow.uint64()), DELETED: taken})
+        self.insert(target, rows, {VERSION: versions.cast(pyarrow.uint64()), DELETED: deleted})
 
 
 class _FeedWriter(_TableWriter):
-    """Writes every change as a row, in inserts that are the same when the batch comes again."""
+    """Writes every change as a row, in inserts that a retry repeats exactly."""
 
     def __init__(self, sink: ClickHouseSink, session: ClickHouseSession, mark: BatchMark, part: int) -> None:
         super().__init__(sink, session)
         self._token = f"{mark.application}/{mark.number}/{part}"
-        self._kept: dict[Target, list[pyarrow.RecordBatch]] = {}
-        # By table: what a batch without one of them has is numbered as it was with it.
+        self._buffered: dict[Target, list[pyarrow.RecordBatch]] = {}
+        # Counted per table, so that numbers are stable when a batch is retried without a skipped table.
         self._inserts: Counter[TableName] = Counter()
 
     def write(self, changes: Changes) -> None:
-        # The table has no column that would tell a value that was not logged from a null.
+        # The feed has no column to distinguish a value that was not logged from null.
         refuse_partial(changes)
-        for target in list(self._kept):
+        for target in list(self._buffered):
             if target.name == changes.target.name and target != changes.target:
                 self._flush(target, 1)
-        self._kept.setdefault(changes.target, []).append(changes.rows)
+        self._buffered.setdefault(changes.target, []).append(changes.rows)
         self._flush(changes.target, FEED_ROWS)
 
     def finish(self) -> Receipt:
-        for target in list(self._kept):
+        for target in list(self._buffered):
             self._flush(target, 1)
         return self.receipt()
 
     def _flush(self, target: Target, rows_min: int) -> None:
-        """Write whole inserts while there are so many rows."""
-        rows = pyarrow.Table.from_batches(self._kept.pop(target))
+        """Write inserts as long as at least `rows_min` rows are buffered."""
+        rows = pyarrow.Table.from_batches(self._buffered.pop(target))
         while rows.num_rows >= rows_min:
             self._insert(target, rows.slice(0, FEED_ROWS))
             rows = rows.slice(FEED_ROWS)
         if rows.num_rows:
-            self._kept[target] = rows.to_batches()
+            self._buffered[target] = rows.to_batches()
 
     def _insert(self, target: Target, rows: pyarrow.Table) -> None:
         own = {name: rows.column(name) for name in FEED if name != "_row"}
@@ -335,24 +339,24 @@ class _FeedWriter(_TableWriter):
 
 
 def _digest(target: Target, rows: pyarrow.Table) -> str:
-    """Return what tells these rows from others: a part that was cut anew is not what was inserted before.
+    """Return a digest of rows. If a retry cuts parts differently, the digest differs as well.
 
-    Columns without a value have no say, as a batch that comes again may have got some by a later definition.
+    Columns without values are ignored, because a later definition may have added them in a retry.
     """
     own = [name for name in target.column_names if rows.column(name).null_count < rows.num_rows]
     columns = [*own, "_change_type", "_commit_version"]
-    found = hashlib.blake2b(digest_size=16)
+    digest = hashlib.blake2b(digest_size=16)
     for batch in rows.select(columns).to_batches():
-        found.update(pyarrow.array(_native.row_hashes(batch, columns)).to_numpy().tobytes())
-    return found.hexdigest()
+        digest.update(pyarrow.array(_native.row_hashes(batch, columns)).to_numpy().tobytes())
+    return digest.hexdigest()
 
 
 def _bounds(target: Target, bound: Mapping[str, Any] | None, comparison: str) -> list[str]:
     """Return a bound of keys as SQL."""
     if bound is None:
         return []
-    keys = [one for one in stored_columns(target) if one.name in target.primary_key]
-    by_name = {one.name: one for one in keys}
+    keys = [stored for stored in stored_columns(target) if stored.name in target.primary_key]
+    by_name = {stored.name: stored for stored in keys}
     columns = ", ".join(quoted(name) for name in target.primary_key)
     schema = target.arrow()
     values = []

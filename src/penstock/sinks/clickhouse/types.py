@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a column's values stand in ClickHouse.
+"""The ClickHouse types of columns.
 
     bigint unsigned        UInt64                  decimal(65,30)     Decimal(65, 30)
     datetime(3)            DateTime64(3, 'UTC')    time               Int64, microseconds
     timestamp(6)           DateTime64(6, 'UTC')    vector(3)          Array(Float32)
     date                   Date32                  text, json, blob   String
 
-A date that ClickHouse cannot hold (it has the years 1900 to 2299) is null.
+A date outside ClickHouse's range (the years 1900 to 2299) is null.
 """
 
 import re
@@ -29,7 +29,7 @@ _SIGNED = {
     pyarrow.int32(): "Int32",
     pyarrow.int64(): "Int64",
 }
-# The decoder has no unsigned integers, so these stand in the next wider ones.
+# The decoder has no unsigned integers and uses the next wider signed type.
 _UNSIGNED = {
     ("tinyint", pyarrow.int16()): (pyarrow.uint8(), "UInt8"),
     ("year", pyarrow.int16()): (pyarrow.uint16(), "UInt16"),
@@ -45,45 +45,45 @@ _TIMES = (datetime(1900, 1, 1), datetime(2299, 12, 31, 23, 59, 59, 999_999))
 
 @dataclass(frozen=True)
 class Stored:
-    """A column of the table: its ClickHouse type without `Nullable`, and the Arrow type that is sent."""
+    """A column of the table: its ClickHouse type without `Nullable`, and the Arrow type sent."""
 
     name: str
     sql: str
     arrow: pyarrow.DataType
     nullable: bool
 
-    # Whether the rows have it as text, which Arrow would shorten (1E-30).
+    # Whether the rows have the number as text, because Arrow would print it in short form (1E-30).
     as_text: bool = False
 
     @property
     def declared(self) -> str:
-        """The whole type."""
+        """The complete type."""
         return f"Nullable({self.sql})" if self.nullable else self.sql
 
-    def shown(self, quoted: str) -> str:
-        """Return the expression that gives its values to a reader, by its quoted name."""
+    def select_expression(self, quoted: str) -> str:
+        """Return the expression that selects the column's values, by its quoted name."""
         if not self.as_text:
             return quoted
         return f"toDecimalString({quoted}, {_numbers(self.sql)[1]}) AS {quoted}"
 
     def cast(self, values: pyarrow.Array) -> pyarrow.Array:
-        """Return values as they are sent. Raises pyarrow.ArrowInvalid."""
+        """Return values in the type that is sent. Raises pyarrow.ArrowInvalid."""
         values = self.within(values)
         if self.sql.startswith("DateTime64"):
             values = values.cast(pyarrow.timestamp("us"))
         elif self.sql.startswith("Array"):
-            # An array has no null, and no vector is empty.
+            # An array cannot be null, and no vector is empty.
             values = pc.if_else(pc.is_null(values), pyarrow.scalar([], values.type), values)
         return values.cast(self.arrow)
 
     def within(self, values: pyarrow.Array) -> pyarrow.Array:
-        """Return values with null for dates and times that the column cannot hold."""
+        """Return values with null for dates and times outside the column's range."""
         if self.sql == "Date32":
             return _within(values, *_DATES)
         if self.sql.startswith("DateTime64"):
             zone = values.type.tz
             return _within(
-                values.cast(pyarrow.timestamp("us", zone)), *(_in_zone(one, zone) for one in _TIMES)
+                values.cast(pyarrow.timestamp("us", zone)), *(_in_zone(moment, zone) for moment in _TIMES)
             )
         return values
 
@@ -98,7 +98,7 @@ def stored_columns(target: Target) -> list[Stored]:
 
 
 def read_cast(values: pyarrow.ChunkedArray, wanted: pyarrow.DataType) -> pyarrow.ChunkedArray:
-    """Return values that were read, in the type that a target declares."""
+    """Return values read from the server in a target's declared type."""
     if pyarrow.types.is_list(wanted):
         values = values.cast(wanted)
         return pc.if_else(pc.equal(pc.list_value_length(values), 0), pyarrow.scalar(None, wanted), values)
@@ -106,7 +106,7 @@ def read_cast(values: pyarrow.ChunkedArray, wanted: pyarrow.DataType) -> pyarrow
 
 
 def holds(existing: str, wanted: str) -> bool:
-    """Tell whether a column of one type can have every value of another."""
+    """Return whether a column of one type can hold every value of another."""
     if _nullable(wanted) and not _nullable(existing) and not wanted.startswith("Array"):
         return False
     return _bare_holds(_bare(existing), _bare(wanted))
@@ -115,9 +115,9 @@ def holds(existing: str, wanted: str) -> bool:
 def _bare_holds(existing: str, wanted: str) -> bool:
     if existing == wanted or existing == "String":
         return True
-    ours, theirs = _INTEGERS.get(existing), _INTEGERS.get(wanted)
-    if ours is not None and theirs is not None:
-        return ours[0] <= theirs[0] and theirs[1] <= ours[1]
+    own_range, wanted_range = _INTEGERS.get(existing), _INTEGERS.get(wanted)
+    if own_range is not None and wanted_range is not None:
+        return own_range[0] <= wanted_range[0] and wanted_range[1] <= own_range[1]
     if existing == "Float64":
         return wanted == "Float32"
     for kind in ("Decimal", "DateTime64"):
@@ -137,15 +137,15 @@ _INTEGERS = {
 def _stored(column: Column, arrow: pyarrow.DataType, key: bool) -> Stored:
     base = _BASE.match(column.type_text)
     word = base[1].lower() if base else ""
-    sent, sql = _sent(word, column.type_text, arrow)
-    # A value that its type cannot hold is null also where the source has no nulls; of numbers there is none.
+    sent, sql = _sent_type(word, column.type_text, arrow)
+    # Unrepresentable values become null even in NOT NULL columns. Every number is representable.
     numeric = pyarrow.types.is_integer(sent) or pyarrow.types.is_floating(sent) or sql.startswith("Decimal")
     nullable = not key and not sql.startswith("Array") and (column.nullable or not numeric)
     as_text = pyarrow.types.is_string(arrow) and pyarrow.types.is_decimal(sent)
     return Stored(column.name, sql, sent, nullable, as_text)
 
 
-def _sent(word: str, text: str, arrow: pyarrow.DataType) -> tuple[pyarrow.DataType, str]:
+def _sent_type(word: str, text: str, arrow: pyarrow.DataType) -> tuple[pyarrow.DataType, str]:
     if (word, arrow) in _UNSIGNED:
         return _UNSIGNED[word, arrow]
     if arrow in _SIGNED:
@@ -160,13 +160,13 @@ def _sent(word: str, text: str, arrow: pyarrow.DataType) -> tuple[pyarrow.DataTy
     if types.is_duration(arrow):
         return pyarrow.int64(), "Int64"
     if types.is_timestamp(arrow):
-        found = _ARGUMENTS.search(text)
-        return pyarrow.timestamp("us"), f"DateTime64({found[1] if found else 0}, 'UTC')"
+        arguments = _ARGUMENTS.search(text)
+        return pyarrow.timestamp("us"), f"DateTime64({arguments[1] if arguments else 0}, 'UTC')"
     if types.is_list(arrow):
         return arrow, "Array(Float32)"
     if word in ("decimal", "numeric") and types.is_string(arrow):
-        found = _ARGUMENTS.search(text)
-        digits, scale = (int(found[1]), int(found[2] or 0)) if found else _DECIMAL_DEFAULT
+        arguments = _ARGUMENTS.search(text)
+        digits, scale = (int(arguments[1]), int(arguments[2] or 0)) if arguments else _DECIMAL_DEFAULT
         return pyarrow.decimal256(digits, scale), f"Decimal({digits}, {scale})"
     return arrow, "String"
 
@@ -176,7 +176,7 @@ def _in_zone(moment: datetime, zone: str | None) -> datetime:
 
 
 def _within(values: pyarrow.Array, low: date, high: date) -> pyarrow.Array:
-    bounds = [pyarrow.scalar(one, values.type) for one in (low, high)]
+    bounds = [pyarrow.scalar(bound, values.type) for bound in (low, high)]
     fits = pc.and_(pc.greater_equal(values, bounds[0]), pc.less_equal(values, bounds[1]))
     return pc.if_else(fits, values, pyarrow.scalar(None, values.type))
 
@@ -186,13 +186,13 @@ def _nullable(text: str) -> bool:
 
 
 def _bare(text: str) -> str:
-    for around in ("LowCardinality(", "Nullable("):
-        if text.startswith(around):
-            text = text[len(around) : -1]
+    for wrapper in ("LowCardinality(", "Nullable("):
+        if text.startswith(wrapper):
+            text = text[len(wrapper) : -1]
     return text
 
 
 def _numbers(text: str) -> tuple[int, int]:
-    """Return the digits of a Decimal and how many of them are fractions; a DateTime64 has only those."""
+    """Return the digits of a Decimal and how many of them are fractional. A DateTime64 only has those."""
     first, *more = [int(number) for number in re.findall(r"\d+", text.partition("(")[2])]
     return (first, more[0]) if more else (first, first)

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Delta tables that this process has read, so that a batch reads only what their logs got since the last one.
+"""Caches Delta tables in this process, so that a batch only reads new entries of their logs.
 
-Reading a log from its checkpoint costs more than a small commit does, and a batch may change hundreds of
-tables.
+Reading a log from its checkpoint costs more than a small commit, and a batch may change hundreds of tables.
 """
 
 import threading
@@ -15,47 +14,47 @@ from deltalake import DeltaTable
 
 from penstock.sinks.lake.parquet_files import Folder
 
-# The least recently used are let go.
+# The least recently used tables are evicted.
 _TABLES_MAX = 1024
 
 _Key = tuple[str, tuple[tuple[str, str], ...]]
 _lock = threading.Lock()
-_kept: OrderedDict[_Key, "_Kept"] = OrderedDict()
+_cache: OrderedDict[_Key, "_CachedTable"] = OrderedDict()
 
 
 @dataclass(frozen=True)
-class _Kept:
-    """A table as of a version, whose entry in the log was of this size and time."""
+class _CachedTable:
+    """A table at a version, and the size and time of that version's log entry."""
 
     table: DeltaTable
     stamp: tuple[object, ...]
 
 
 def keep(table: DeltaTable, url: str, options: Mapping[str, str], folder: Folder) -> None:
-    """Keep a table for `take`. Whoever calls uses it no more."""
+    """Cache a table for `take`. The caller must not use it afterwards."""
     stamp = _stamp(table, folder)
     if stamp is None:
         return
     key = _key(url, options)
     with _lock:
-        _kept[key] = _Kept(table, stamp)
-        _kept.move_to_end(key)
-        while len(_kept) > _TABLES_MAX:
-            _kept.popitem(last=False)
+        _cache[key] = _CachedTable(table, stamp)
+        _cache.move_to_end(key)
+        while len(_cache) > _TABLES_MAX:
+            _cache.popitem(last=False)
 
 
 def take(url: str, options: Mapping[str, str], folder: Folder) -> DeltaTable | None:
-    """Return a kept table as it is now, for the caller alone; None where it has to be read.
+    """Return a cached table, updated, for the caller alone; None if it has to be read.
 
-    That is so too where the entry of the version that is known is not the one that was there: then the table
-    was made anew, or its log has been shortened. Raises what `deltalake` raises.
+    Also None if the log entry of the cached version has changed: then the table was recreated, or its log was
+    shortened. Raises what `deltalake` raises.
     """
     with _lock:
-        found = _kept.pop(_key(url, options), None)
-    if found is None or _stamp(found.table, folder) != found.stamp:
+        cached = _cache.pop(_key(url, options), None)
+    if cached is None or _stamp(cached.table, folder) != cached.stamp:
         return None
-    found.table.update_incremental()
-    return found.table
+    cached.table.update_incremental()
+    return cached.table
 
 
 def _key(url: str, options: Mapping[str, str]) -> _Key:

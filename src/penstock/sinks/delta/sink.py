@@ -25,7 +25,7 @@ _MEMORY_BYTES_DEFAULT = 256 << 20
 
 
 class Settings(Section):
-    """Where the tables are, and what they hold."""
+    """Where the tables are, and what they contain."""
 
     path: str = Field(
         min_length=1,
@@ -60,13 +60,13 @@ class Settings(Section):
 
 
 def folder_name(name: str) -> str:
-    """Return a database's or a table's name as one folder: no name leads elsewhere."""
+    """Return a database's or table's name as one folder name that cannot escape its parent."""
     quoted = quote(name, safe="")
     return quoted.replace(".", "%2E") if not quoted.strip(".") else quoted
 
 
 def make(settings: Settings) -> "DeltaSink":
-    """Make the sink."""
+    """Create the sink."""
     return DeltaSink(settings)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of Delta Lake, by the `deltalake` package: their columns, files and commits."""
+"""Delta Lake tables, through the `deltalake` package: their columns, files and commits."""
 
 import json
 import math
@@ -31,18 +31,18 @@ try:
 except ImportError as _absent:
     raise extra_missing("deltalake", "delta") from _absent
 
-# Bounds of the first columns are told to readers, as Delta does it by default.
+# Only the first columns get bounds, as is Delta's default.
 _BOUNDED_COLUMNS_MAX = 32
-# Readers take decimals of the bounds as floating point: beyond so many digits they would be others.
+# Readers parse decimal bounds as doubles, which are exact only up to 15 digits.
 _BOUND_DIGITS_MAX = 15
-# Every commit and every reader goes through what the log has since its last checkpoint. Spark's own default.
+# Commits and readers replay the log after its last checkpoint. This is Spark's default interval.
 _CHECKPOINT_INTERVAL, _COMMITS_PER_CHECKPOINT = "delta.checkpointInterval", 10
-# The feature of tables from whose files rows may be deleted without a new file.
+# The table feature that deletes rows of a file without rewriting it.
 _VECTORS = "deletionVectors"
 
 
 class Delta(LakeTable):
-    """A Delta table as it was when it was opened."""
+    """A Delta table at the version that was opened."""
 
     def __init__(self, table: DeltaTable, url: str, options: Mapping[str, str]) -> None:
         self._table = table
@@ -53,17 +53,20 @@ class Delta(LakeTable):
 
     @property
     def name(self) -> str | None:
-        """The name that the table was made with."""
+        """The name that the table was created with."""
         name: str | None = self._table.metadata().name
         return name
 
     def number(self, application: str) -> int | None:
-        """See the seam."""
+        """Return the last batch number that an application committed. See `LakeTable`."""
         number: int | None = self._table.transaction_version(application)
         return number
 
     def files(self) -> list[DataFile]:
-        """See the seam. Raises ServerUnsupported where others deleted rows by deletion vectors."""
+        """Return the data files. See `LakeTable`.
+
+        Raises ServerUnsupported if someone deleted rows by deletion vectors.
+        """
         features = self._table.protocol().reader_features or ()
         if _VECTORS in features and pyarrow.table(self._table.deletion_vectors()).num_rows:
             raise ServerUnsupported(
@@ -85,14 +88,14 @@ class Delta(LakeTable):
     def commit(
         self, added: Sequence[DataFile], removed: Sequence[DataFile], numbers: Mapping[str, int]
     ) -> None:
-        """See the seam."""
+        """Commit added and removed files with batch numbers. See `LakeTable`."""
         now = int(time.time() * 1000)
         actions: list[Any] = [
-            AddAction(one.path, one.bytes, {}, now, True, _statistics(one)) for one in added
+            AddAction(file.path, file.bytes, {}, now, True, _statistics(file)) for file in added
         ]
-        actions += [RemoveAction(one.path, True, now, one.bytes, {}) for one in removed]
+        actions += [RemoveAction(file.path, True, now, file.bytes, {}) for file in removed]
         marks = [Transaction(name, number, now) for name, number in numbers.items()]
-        with in_our_words(self._url):
+        with translate_errors(self._url):
             self._table.create_write_transaction(
                 actions,
                 "append",
@@ -102,24 +105,24 @@ class Delta(LakeTable):
             keep(self._table, self._url, self._options, self.folder)
 
     def add_columns(self, columns: Sequence[pyarrow.Field]) -> None:
-        """Add columns, which are null in the rows that there are."""
+        """Add columns, which are null in existing rows."""
         fields = deltalake.Schema.from_arrow(pyarrow.schema(columns)).fields
-        with in_our_words(self._url):
+        with translate_errors(self._url):
             self._table.alter.add_columns(fields)
 
     def widen(self, schema: pyarrow.Schema) -> None:
-        """Write all files anew in wider types, in one commit."""
+        """Rewrite all files in wider types, in one commit."""
 
         def cast_batches() -> Iterator[pyarrow.RecordBatch]:
             for batch in self.batches(self.schema.names):
                 yield from in_schema(pyarrow.Table.from_batches([batch]), schema).to_batches()
 
         reader = pyarrow.RecordBatchReader.from_batches(schema, cast_batches())
-        with in_our_words(self._url):
+        with translate_errors(self._url):
             deltalake.write_deltalake(self._table, reader, mode="overwrite", schema_mode="overwrite")
 
     def batches(self, columns: Sequence[str]) -> Iterator[pyarrow.RecordBatch]:
-        """Yield the rows of all files, in those of the columns that the table has."""
+        """Yield the rows of all files, with those of the columns that the table has."""
         names = [name for name in columns if name in self.schema.names]
         for file in self.files():
             with self.folder.open(file.path) as opened:
@@ -128,11 +131,11 @@ class Delta(LakeTable):
 
 
 def open_delta(url: str, options: Mapping[str, str]) -> Delta | None:
-    """Return a table, None where there is none. Raises ConnectionLost, DiskFailed, ServerUnsupported."""
-    with in_our_words(url):
+    """Return a table, None if it does not exist. Raises ConnectionLost, DiskFailed, ServerUnsupported."""
+    with translate_errors(url):
         try:
-            known = take(url, options, folder_of(url, options, make=False))
-            return Delta(known or DeltaTable(url, storage_options=dict(options) or None), url, options)
+            cached = take(url, options, folder_of(url, options, make=False))
+            return Delta(cached or DeltaTable(url, storage_options=dict(options) or None), url, options)
         except TableNotFoundError:
             return None
 
@@ -140,8 +143,8 @@ def open_delta(url: str, options: Mapping[str, str]) -> Delta | None:
 def create_delta(
     url: str, options: Mapping[str, str], name: str, schema: pyarrow.Schema, properties: Mapping[str, str]
 ) -> Delta:
-    """Make a table, or return the one that somebody has just made."""
-    with in_our_words(url):
+    """Create a table, or return the table that someone has just created."""
+    with translate_errors(url):
         table = DeltaTable.create(
             url,
             schema,
@@ -154,8 +157,10 @@ def create_delta(
 
 
 def folder_of(url: str, options: Mapping[str, str], *, make: bool = True) -> Folder:
-    """Return the folder of a table: on this host's disk, where it is made on request, or wherever `deltalake`
-    reaches."""
+    """Return the folder of a table: on this host's disk, or where `deltalake` can reach it.
+
+    A local folder is created if `make` is set.
+    """
     if "://" not in url or url.startswith("file://"):
         return local_folder(url.removeprefix("file://"), make=make)
     handler = DeltaStorageHandler(url, dict(options) or None)
@@ -163,8 +168,8 @@ def folder_of(url: str, options: Mapping[str, str], *, make: bool = True) -> Fol
 
 
 @contextmanager
-def in_our_words(url: str) -> Iterator[None]:
-    """Raise what `deltalake` raises as errors of this house."""
+def translate_errors(url: str) -> Iterator[None]:
+    """Translate deltalake exceptions into Penstock errors."""
     local = "://" not in url or url.startswith("file://")
     try:
         yield
@@ -196,24 +201,24 @@ def _known(count: Any) -> int:
 
 
 def _statistics(file: DataFile) -> str:
-    """Return what Delta's log says of a file: its rows, and its columns' bounds and nulls."""
-    told = dict(list(file.bounds.items())[:_BOUNDED_COLUMNS_MAX])
-    bounds = {name: one for name, one in told.items() if _told(one.low, up=False) is not None}
-    bounds = {name: one for name, one in bounds.items() if _told(one.high, up=True) is not None}
+    """Return Delta's statistics of a file: its rows, and its columns' bounds and null counts."""
+    bounded = dict(list(file.bounds.items())[:_BOUNDED_COLUMNS_MAX])
+    bounds = {name: bound for name, bound in bounded.items() if _bound_value(bound.low, up=False) is not None}
+    bounds = {name: bound for name, bound in bounds.items() if _bound_value(bound.high, up=True) is not None}
     return json.dumps(
         {
             "numRecords": file.rows,
-            "minValues": {name: _told(one.low, up=False) for name, one in bounds.items()},
-            "maxValues": {name: _told(one.high, up=True) for name, one in bounds.items()},
-            "nullCount": {name: one.nulls for name, one in told.items() if one.nulls >= 0},
+            "minValues": {name: _bound_value(bound.low, up=False) for name, bound in bounds.items()},
+            "maxValues": {name: _bound_value(bound.high, up=True) for name, bound in bounds.items()},
+            "nullCount": {name: bound.nulls for name, bound in bounded.items() if bound.nulls >= 0},
         }
     )
 
 
-def _told(value: Any, *, up: bool) -> Any:
-    """Return a bound as it stands in the log, None for one that is not told there."""
+def _bound_value(value: Any, *, up: bool) -> Any:
+    """Return a bound for the log, None if the log has no bound for the value."""
     if isinstance(value, datetime):
-        # Bounds have milliseconds: the lower one is the one before, the upper one the one behind.
+        # Delta bounds have millisecond precision: round the minimum down and the maximum up.
         step = math.ceil(value.microsecond / 1000) if up else value.microsecond // 1000
         if step == 1000:
             return None
@@ -234,8 +239,8 @@ def _told(value: Any, *, up: bool) -> Any:
 
 
 def can_write(url: str, options: Mapping[str, str]) -> None:
-    """Write and delete a file below a URL. Raises what `in_our_words` does."""
-    with in_our_words(url):
+    """Write and delete a file below a URL. Raises the errors of `translate_errors`."""
+    with translate_errors(url):
         folder = folder_of(url, options)
         name = f".penstock-{uuid.uuid4().hex}"
         with folder.filesystem.open_output_stream(folder.file(name)) as stream:

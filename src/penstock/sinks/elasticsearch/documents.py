@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows as Elasticsearch's documents, and back.
+"""Converts rows to Elasticsearch documents and back.
 
-A document is the row as JSON, behind its `_commit_version`. Its `_id` is the primary key as text, the values
-of several columns divided by colons; inside one a colon is %3A, a percent sign %25. No `_id` may be
-empty: of a key that is one empty text it is %, and one of percent signs alone has one more. What stands in
-`_source` is exact; how it is found is the mapping's.
+A document is the row as JSON, after its `_commit_version`. Its `_id` is the primary key as text. Values of
+several columns are separated by colons, and inside a value a colon is %3A and a percent sign %25. An `_id`
+may not be empty: a key that is one empty text becomes %, and a key of only percent signs gets one more.
+`_source` is exact; the mapping determines how values are searched.
 """
 
 import base64
@@ -26,7 +26,7 @@ from penstock.sinks.template import column_texts
 
 VERSION = "_commit_version"
 
-# Names that Elasticsearch keeps for itself.
+# Names that Elasticsearch reserves.
 _TAKEN = (
     "_id",
     "_index",
@@ -40,7 +40,7 @@ _TAKEN = (
     VERSION,
 )
 _KEYWORDS = ("enum", "set", "uuid", "inet4", "inet6", "time")
-# A double finds numbers of so many digits exactly.
+# A double represents numbers with this many digits exactly.
 _DOUBLE_DIGITS = 15
 
 _REQUEST_BYTES_MAX = 8 << 20
@@ -49,11 +49,11 @@ _TIME = re.compile(r"(-?)(\d+):(\d\d):(\d\d)(?:\.(\d{1,6}))?")
 
 
 class Number(str):
-    """A number as it stands in JSON, with all its digits."""
+    """A number as written in JSON, with all its digits."""
 
 
 def check_columns(target: Target) -> None:
-    """Raise OptionInvalid where a target's rows cannot be documents."""
+    """Raise OptionInvalid if a target's rows cannot be documents."""
     if not target.primary_key:
         raise OptionInvalid(
             f"{target.name} has no primary key that could be the _id of its documents",
@@ -68,49 +68,55 @@ def check_columns(target: Target) -> None:
 
 
 def mapping(target: Target) -> dict[str, dict[str, Any]]:
-    """Return the properties of a target's mapping: how its values are found."""
-    found = {field.name: _property(target, field) for field in target.arrow()}
-    return {VERSION: {"type": "long"}, **found}
+    """Return the properties of a target's mapping, which determine how its values are searched."""
+    properties = {field.name: _property(target, field) for field in target.arrow()}
+    return {VERSION: {"type": "long"}, **properties}
 
 
 def holds(existing: Mapping[str, Any], wanted: Mapping[str, Any]) -> bool:
-    """Tell whether values that want one property can be indexed by another."""
-    there, asked = existing.get("type", "object"), wanted["type"]
-    if there == asked:
-        return bool(there != "date" or existing.get("format") == wanted["format"])
+    """Return whether values for one property can be indexed by another."""
+    existing_type, wanted_type = existing.get("type", "object"), wanted["type"]
+    if existing_type == wanted_type:
+        return bool(existing_type != "date" or existing.get("format") == wanted["format"])
     numbers = ("byte", "short", "integer", "long", "float", "double", "scaled_float", "unsigned_long")
-    if there in ("keyword", "text", "wildcard", "match_only_text", "constant_keyword"):
-        return bool(asked != "object")
-    return asked in numbers and there in ("double", "scaled_float", "unsigned_long") and asked != "keyword"
+    if existing_type in ("keyword", "text", "wildcard", "match_only_text", "constant_keyword"):
+        return bool(wanted_type != "object")
+    return (
+        wanted_type in numbers
+        and existing_type in ("double", "scaled_float", "unsigned_long")
+        and wanted_type != "keyword"
+    )
 
 
-def put_lines(changes: Changes, names: Sequence[str]) -> Iterator[bytes]:
-    """Yield the bodies of bulk requests that put rows there, with these of their columns."""
+def index_lines(changes: Changes, names: Sequence[str]) -> Iterator[bytes]:
+    """Yield the bodies of bulk requests that write rows, with the named columns."""
     target = changes.target
     objects = pyarrow.array(
         _native.json_objects(changes.rows, target.declared, mariadb=target.mariadb, names=list(names))
     )
     versions = _versions(changes)
     action = _action(changes, "index", versions)
-    # Behind the version come the row's own members, where its object began with a brace.
+    # After the version come the members of the row's object, without its opening brace.
     members = pc.binary_replace_slice(objects.cast(pyarrow.binary()), 0, 1, b",").cast(pyarrow.string())
     return _bodies(pc.binary_join_element_wise(action, f'{{"{VERSION}":', versions, members, "\n", ""))
 
 
-def take_lines(changes: Changes) -> Iterator[bytes]:
-    """Yield the bodies of bulk requests that take rows away."""
+def delete_lines(changes: Changes) -> Iterator[bytes]:
+    """Yield the bodies of bulk requests that delete rows."""
     return _bodies(_action(changes, "delete", _versions(changes)))
 
 
 def rows_of_sources(target: Target, sources: Sequence[Mapping[str, Any]]) -> pyarrow.RecordBatch:
-    """Return documents, whose numbers came as `Number`, as rows of a target; what one lacks is null."""
+    """Return documents as rows of a target, null for missing members. Numbers must be `Number`."""
     schema = target.arrow()
     columns = []
     for field in schema:
         read = _reader(target, field)
         values = [source.get(field.name) for source in sources]
         with typed(target, field.name):
-            columns.append(pyarrow.array([None if one is None else read(one) for one in values], field.type))
+            columns.append(
+                pyarrow.array([None if value is None else read(value) for value in values], field.type)
+            )
     return pyarrow.RecordBatch.from_arrays(columns, schema=schema)
 
 
@@ -128,8 +134,8 @@ def _property(target: Target, field: pyarrow.Field) -> dict[str, Any]:
     if types.is_date(field.type):
         return {"type": "date", "format": "uuuu-MM-dd"}
     if types.is_timestamp(field.type):
-        found = _NUMBER.search(text)
-        fraction = "." + "S" * int(found[1]) if found and found[1] != "0" else ""
+        digits = _NUMBER.search(text)
+        fraction = "." + "S" * int(digits[1]) if digits and digits[1] != "0" else ""
         return {"type": "date", "format": f"uuuu-MM-dd HH:mm:ss{fraction}"}
     if types.is_list(field.type):
         return {"type": "float", "index": False}
@@ -140,7 +146,7 @@ def _property(target: Target, field: pyarrow.Field) -> dict[str, Any]:
             else {"type": "binary"}
         )
     if text.startswith("json") and not target.mariadb:
-        # Documents of any shape: two of them may disagree about the type of a member.
+        # Documents of any shape: members with the same name may have different types.
         return {"type": "object", "enabled": False}
     if text.startswith("decimal"):
         return {"type": "keyword"}
@@ -167,8 +173,8 @@ def _ids(changes: Changes) -> pyarrow.Array:
     key = changes.target.primary_key
     parts = [column_texts(changes, name) for name in key]
     if len(parts) > 1:
-        for text, other in (("%", "%25"), (":", "%3A")):
-            parts = [pc.replace_substring(part, text, other) for part in parts]
+        for text, escape in (("%", "%25"), (":", "%3A")):
+            parts = [pc.replace_substring(part, text, escape) for part in parts]
     else:
         parts = [pc.replace_substring_regex(parts[0], "\\A(%*)\\z", "\\1%")]
     texts = pc.binary_join_element_wise(*parts, ":")
@@ -177,25 +183,25 @@ def _ids(changes: Changes) -> pyarrow.Array:
             f"a key of {changes.target.name} has no value that its columns could hold",
             hint="Make a text of it with a map step, or set errors: {table: skip_table}",
         )
-    made = _native.json_objects(pyarrow.record_batch({"i": texts}), [("i", "longtext", "utf8mb4", True)])
-    quoted = pc.binary_slice(pyarrow.array(made).cast(pyarrow.binary()), len('{"i":'), -1)
+    encoded = _native.json_objects(pyarrow.record_batch({"i": texts}), [("i", "longtext", "utf8mb4", True)])
+    quoted = pc.binary_slice(pyarrow.array(encoded).cast(pyarrow.binary()), len('{"i":'), -1)
     return quoted.cast(pyarrow.string())
 
 
 def _bodies(lines: pyarrow.Array) -> Iterator[bytes]:
-    """Yield lines side by side, as many at a time as a request may have."""
+    """Yield lines concatenated, up to the size limit of a request."""
     ends = numpy.frombuffer(lines.buffers()[1], numpy.int32)[lines.offset : lines.offset + len(lines) + 1]
     first = 0
     while first < len(lines):
         fits = int(numpy.searchsorted(ends, ends[first] + _REQUEST_BYTES_MAX, "right")) - 1
         last = max(fits, first + 1)
-        # The client adds the end of the last line.
+        # The client adds the last line's newline.
         yield bytes(lines.buffers()[2][int(ends[first]) : int(ends[last]) - 1])
         first = last
 
 
 def _reader(target: Target, field: pyarrow.Field) -> Callable[[Any], Any]:
-    """Return what makes a value of a column of what stands in a document."""
+    """Return a function that converts a document's value to a column's value."""
     types = pyarrow.types
     text = target.column(field.name).type_text.lower()
     if types.is_integer(field.type):
@@ -205,7 +211,7 @@ def _reader(target: Target, field: pyarrow.Field) -> Callable[[Any], Any]:
     if types.is_decimal(field.type):
         return Decimal
     if types.is_list(field.type):
-        return lambda values: [float(one) for one in values]
+        return lambda values: [float(component) for component in values]
     if types.is_binary(field.type):
         if _is_geometry(text):
             raise OptionInvalid(
@@ -225,11 +231,11 @@ def _reader(target: Target, field: pyarrow.Field) -> Callable[[Any], Any]:
 
 def _span(value: str) -> int:
     """Return the microseconds of a TIME."""
-    found = _TIME.fullmatch(value)
-    assert found is not None, value
-    seconds = (int(found[2]) * 60 + int(found[3])) * 60 + int(found[4])
-    micros = seconds * 1_000_000 + int((found[5] or "").ljust(6, "0"))
-    return -micros if found[1] else micros
+    match = _TIME.fullmatch(value)
+    assert match is not None, value
+    seconds = (int(match[2]) * 60 + int(match[3])) * 60 + int(match[4])
+    micros = seconds * 1_000_000 + int((match[5] or "").ljust(6, "0"))
+    return -micros if match[1] else micros
 
 
 def document_text(value: Any) -> str:
@@ -240,7 +246,8 @@ def document_text(value: Any) -> str:
         return (
             "{"
             + ", ".join(
-                f"{json.dumps(name, ensure_ascii=False)}: {document_text(one)}" for name, one in value.items()
+                f"{json.dumps(name, ensure_ascii=False)}: {document_text(member)}"
+                for name, member in value.items()
             )
             + "}"
         )

@@ -30,11 +30,11 @@ from penstock.sinks.elasticsearch.documents import (
     VERSION,
     Number,
     check_columns,
+    delete_lines,
     holds,
+    index_lines,
     mapping,
-    put_lines,
     rows_of_sources,
-    take_lines,
 )
 from penstock.sinks.endpoint import Endpoint
 from penstock.sinks.images import LastImages, puts, unrepresentable_counts
@@ -61,12 +61,12 @@ _BYTES_DEFAULT = 32 << 20
 _ANSWER_SECONDS_MAX = 120.0
 _DOCUMENTS_AT_ONCE = 5_000
 _SCROLL = "5m"
-# Under this name an index's mapping tells which pipeline made it.
+# The mapping's metadata key that holds the pipeline that created an index.
 _OWNER = "penstock"
-# What no name of an index may have.
+# Characters that are not allowed in index names.
 _NOT_IN_NAMES = str.maketrans(dict.fromkeys('\\/*?"<>| ,#:', "_"))
 
-# What the kinds of Elasticsearch's errors mean to us; a conflict means that a later change was there first.
+# Elasticsearch's error types. A version conflict means that a later change was written before.
 _CONFLICT = "version_conflict_engine_exception"
 _PASSING = ("es_rejected_execution_exception", "unavailable_shards_exception", "cluster_block_exception")
 _OF_VALUES = (
@@ -99,7 +99,7 @@ class Settings(Endpoint):
 
 
 def make(settings: Settings) -> "ElasticsearchSink":
-    """Make the sink."""
+    """Create the sink."""
     return ElasticsearchSink(settings)
 
 
@@ -123,41 +123,41 @@ class ElasticsearchSink(Sink):
 
     @property
     def client(self) -> "elasticsearch.Elasticsearch":
-        """A client that is kept until `close`. Raises OptionInvalid, DependencyMissing."""
+        """A client that stays open until `close`. Raises OptionInvalid, DependencyMissing."""
         if self._client is None:
             self._client = connect(self.settings, self.password)
         return self._client
 
     def check(self) -> Sequence[Finding]:
-        with told():
+        with translate_errors():
             self.client.cluster.health()
         return []
 
     def plan(self, target: Target, evolution: Evolution) -> Sequence[str]:
         check_columns(target)
-        there = self._properties(target)
-        if there is None:
+        existing = self._properties(target)
+        if existing is None:
             return [f"PUT /{self.index(target)} {json.dumps(self._index_body(target))}"]
-        missing = self._missing(target, there, evolution)
+        missing = self._missing(target, existing, evolution)
         return (
             [f"PUT /{self.index(target)}/_mapping {json.dumps({'properties': missing})}"] if missing else []
         )
 
     def prepare(self, target: Target, evolution: Evolution) -> None:
         check_columns(target)
-        index, there = self.index(target), self._properties(target)
-        if there is None:
-            with told(index):
+        index, existing = self.index(target), self._properties(target)
+        if existing is None:
+            with translate_errors(index):
                 self.client.options(ignore_status=400).indices.create(index=index, **self._index_body(target))
-            # Another pipeline may have made it meanwhile.
-            there = self._properties(target) or {}
-        missing = self._missing(target, there, evolution)
+            # Another pipeline may have created the index in the meantime.
+            existing = self._properties(target) or {}
+        missing = self._missing(target, existing, evolution)
         if missing:
-            with told(index):
+            with translate_errors(index):
                 self.client.indices.put_mapping(index=index, properties=missing)
 
     def remembers(self, pipeline: str, targets: Sequence[Target]) -> bool:
-        """Look for documents in indices that the pipeline made, as their mappings tell."""
+        """Look for documents in indices that the pipeline created, according to their mappings."""
         indices = [self.index(target) for target in targets if self._owner(target) == pipeline]
         return any(self._has_documents(index) for index in indices)
 
@@ -165,21 +165,21 @@ class ElasticsearchSink(Sink):
         """Return the name of a target's index. Raises OptionInvalid."""
         name = target.name
         try:
-            made = self.settings.index.format(database=name.database, table=name.table)
+            index_name = self.settings.index.format(database=name.database, table=name.table)
         except (KeyError, IndexError, ValueError) as problem:
             raise OptionInvalid(
                 f"the index's name {self.settings.index!r} has something else than {{database}} and {{table}}"
             ) from problem
-        return made.lower().translate(_NOT_IN_NAMES).lstrip("-_+.")
+        return index_name.lower().translate(_NOT_IN_NAMES).lstrip("-_+.")
 
     def open(self, mark: BatchMark, part: int) -> Writer:
-        # Where the sink has a client already, many small batches go over its connections.
+        # Reuse the sink's client if it has one, since many small batches can share its connections.
         shared = self._client
         return _Writer(self, shared or connect(self.settings, self.password), shared is None)
 
     def commit(self, mark: BatchMark, receipts: Sequence[Receipt]) -> None:
-        # Rows of before a table was emptied may have been written by another task, and later.
-        for index, version in (one for receipt in receipts for one in receipt.staged):
+        # Another task may have written rows from before the table was emptied, and later than this one.
+        for index, version in (staged for receipt in receipts for staged in receipt.staged):
             before = {"range": {VERSION: {"lte": version}}}
             for hits in self._hits(index, before, source=False):
                 lines = [
@@ -206,12 +206,12 @@ class ElasticsearchSink(Sink):
 
     def _mappings(self, target: Target) -> dict[str, Any] | None:
         index = self.index(target)
-        with told(index):
-            found = self.client.options(ignore_status=404).indices.get_mapping(index=index)
-        if found.meta.status == 404:
+        with translate_errors(index):
+            response = self.client.options(ignore_status=404).indices.get_mapping(index=index)
+        if response.meta.status == 404:
             return None
-        [one] = found.body.values()
-        mappings: dict[str, Any] = one["mappings"]
+        [described] = response.body.values()
+        mappings: dict[str, Any] = described["mappings"]
         return mappings
 
     def _properties(self, target: Target) -> dict[str, Any] | None:
@@ -227,19 +227,21 @@ class ElasticsearchSink(Sink):
         return owner_of(mappings.get("_meta", {}).get(_OWNER))
 
     def _has_documents(self, index: str) -> bool:
-        with told(index):
+        with translate_errors(index):
             self.client.indices.refresh(index=index)
             return bool(self.client.count(index=index).body["count"])
 
-    def _missing(self, target: Target, there: Mapping[str, Any], evolution: Evolution) -> dict[str, Any]:
-        """Return the properties that an index has to get. Raises SchemaChanged."""
+    def _missing(self, target: Target, existing: Mapping[str, Any], evolution: Evolution) -> dict[str, Any]:
+        """Return the properties to add to an index. Raises SchemaChanged."""
         wanted = mapping(target)
-        missing = {name: one for name, one in wanted.items() if name not in there}
-        odd = [name for name, one in wanted.items() if name in there and not holds(there[name], one)]
+        missing = {name: field for name, field in wanted.items() if name not in existing}
+        mismatched = [
+            name for name, field in wanted.items() if name in existing and not holds(existing[name], field)
+        ]
         if evolution is Evolution.IGNORE:
             return {VERSION: missing[VERSION]} if VERSION in missing else {}
-        if odd or (missing and evolution is Evolution.STOP):
-            names = ", ".join(odd or missing)
+        if mismatched or (missing and evolution is Evolution.STOP):
+            names = ", ".join(mismatched or missing)
             raise SchemaChanged(
                 f"the index {self.index(target)} does not map {names} as the columns of {target.name} are",
                 hint="Delete the index, or name another one, then run penstock resnapshot for the table",
@@ -247,8 +249,8 @@ class ElasticsearchSink(Sink):
         return missing
 
     def _hits(self, index: str, query: Mapping[str, Any], source: bool) -> Iterator[list[Any]]:
-        """Yield all documents that a query finds, many at a time."""
-        with told(index):
+        """Yield the documents that match a query, in pages."""
+        with translate_errors(index):
             self.client.indices.refresh(index=index)
             page = self.client.search(
                 index=index,
@@ -261,15 +263,15 @@ class ElasticsearchSink(Sink):
         try:
             while hits := page["hits"]["hits"]:
                 yield hits
-                with told(index):
+                with translate_errors(index):
                     page = self.client.scroll(scroll_id=page["_scroll_id"], scroll=_SCROLL)
         finally:
-            with told(index):
+            with translate_errors(index):
                 self.client.options(ignore_status=404).clear_scroll(scroll_id=page["_scroll_id"])
 
 
 class _Writer(Writer):
-    """Gathers the last image of each key of a table, and writes them."""
+    """Buffers the last image of each key of a table, and writes it."""
 
     def __init__(self, sink: ElasticsearchSink, client: "elasticsearch.Elasticsearch", own: bool) -> None:
         self._sink = sink
@@ -316,21 +318,21 @@ class _Writer(Writer):
 
     def _write(self, target: Target, rows: pyarrow.Table) -> None:
         if target not in self._names:
-            there = self._sink._properties(target)
-            if there is None:
-                # The server would make one by itself, and find nothing in it.
+            existing = self._sink._properties(target)
+            if existing is None:
+                # The server would create an index with a mapping of its own, and searches would find nothing.
                 raise SchemaChanged(
                     f"the target has no index {self._sink.index(target)} any more", hint=HINT_GONE
                 )
-            self._names[target] = [name for name in target.column_names if name in there]
+            self._names[target] = [name for name in target.column_names if name in existing]
         self._unrepresentable += unrepresentable_counts(target, rows.filter(puts(rows)))
         for batch in rows.to_batches():
-            put = puts(batch)
-            taken, left = batch.filter(pc.invert(put)), batch.filter(put)
-            if taken.num_rows:
-                self._send(target, take_lines(Changes(target, taken, target.name)))
-            if left.num_rows:
-                self._send(target, put_lines(Changes(target, left, target.name), self._names[target]))
+            is_written = puts(batch)
+            deleted, written = batch.filter(pc.invert(is_written)), batch.filter(is_written)
+            if deleted.num_rows:
+                self._send(target, delete_lines(Changes(target, deleted, target.name)))
+            if written.num_rows:
+                self._send(target, index_lines(Changes(target, written, target.name), self._names[target]))
         self._rows[str(target.name)] += rows.num_rows
 
     def _send(self, target: Target, bodies: Iterator[bytes]) -> None:
@@ -340,11 +342,13 @@ class _Writer(Writer):
 
 
 def send(client: "elasticsearch.Elasticsearch", index: str, body: bytes, refresh: str) -> int:
-    """Send a bulk request; return of how many rows the index has a later version. Raises what its answers
-    mean."""
+    """Send a bulk request, and return the number of rows of which the index has a later version.
+
+    Raises the errors of the response.
+    """
     wait: Any = {"no": False, "wait": "wait_for", "now": True}[refresh]
     lines: Any = [body]
-    with told(index):
+    with translate_errors(index):
         answer = client.bulk(
             index=index, operations=lines, refresh=wait, filter_path=["errors", "items.*.error"]
         )
@@ -359,7 +363,7 @@ def send(client: "elasticsearch.Elasticsearch", index: str, body: bytes, refresh
 
 
 def connect(settings: Settings, password: Secret | None) -> "elasticsearch.Elasticsearch":
-    """Return a client, which connects when it is used. Raises OptionInvalid, DependencyMissing."""
+    """Return a client, which connects on first use. Raises OptionInvalid, DependencyMissing."""
     try:
         import elasticsearch
         from elastic_transport import JsonSerializer
@@ -367,26 +371,26 @@ def connect(settings: Settings, password: Secret | None) -> "elasticsearch.Elast
         raise extra_missing("elasticsearch", "elasticsearch") from problem
 
     class Exact(JsonSerializer):
-        """Reads numbers with all their digits."""
+        """Parses numbers with all their digits."""
 
         mimetype = "application/vnd.elasticsearch+json"
 
         def json_loads(self, data: bytes | str) -> Any:
             return json.loads(data, parse_float=Number)
 
-    more: dict[str, Any] = {}
+    options: dict[str, Any] = {}
     if settings.api_key is not None:
-        more["api_key"] = settings.api_key.reveal()
+        options["api_key"] = settings.api_key.reveal()
     elif settings.user is not None:
-        more["basic_auth"] = (settings.user, password.reveal() if password else "")
+        options["basic_auth"] = (settings.user, password.reveal() if password else "")
     if settings.ca is not None:
-        more["ca_certs"] = str(settings.ca)
+        options["ca_certs"] = str(settings.ca)
     try:
         return elasticsearch.Elasticsearch(
             settings.url.split(","),
             request_timeout=_ANSWER_SECONDS_MAX,
             serializers={Exact.mimetype: Exact()},
-            **more,
+            **options,
         )
     except ValueError as problem:
         raise OptionInvalid(
@@ -395,8 +399,8 @@ def connect(settings: Settings, password: Secret | None) -> "elasticsearch.Elast
 
 
 @contextmanager
-def told(place: str | None = None) -> Iterator[None]:
-    """Raise what the client raises as our own errors."""
+def translate_errors(place: str | None = None) -> Iterator[None]:
+    """Translate the client's exceptions into Penstock errors."""
     import elastic_transport
     import elasticsearch
 
@@ -447,7 +451,7 @@ def _refusal(kind: str, message: str, place: str | None) -> PenstockError:
 def _within(
     target: Target, rows: pyarrow.RecordBatch, low: Mapping[str, Any] | None, high: Mapping[str, Any] | None
 ) -> pyarrow.RecordBatch:
-    """Return the rows whose keys are in a range."""
+    """Return the rows with keys in a range."""
     for bound, wanted in ((low, True), (high, False)):
         if bound is not None:
             rows = rows.filter(pc.equal(_not_below(target, rows, bound), wanted))
@@ -455,9 +459,9 @@ def _within(
 
 
 def _not_below(target: Target, rows: pyarrow.RecordBatch, bound: Mapping[str, Any]) -> pyarrow.Array:
-    """Tell of each row whether its key is the bound or above."""
-    found = pyarrow.repeat(True, rows.num_rows)
+    """Return a mask of the rows with keys at or above a bound."""
+    mask = pyarrow.repeat(True, rows.num_rows)
     for name in reversed(target.primary_key):
         column, value = rows.column(name), pyarrow.scalar(bound[name], rows.column(name).type)
-        found = pc.or_(pc.greater(column, value), pc.and_(pc.equal(column, value), found))
-    return found
+        mask = pc.or_(pc.greater(column, value), pc.and_(pc.equal(column, value), mask))
+    return mask

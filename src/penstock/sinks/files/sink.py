@@ -43,7 +43,7 @@ from penstock.sinks.sink import (
 EXTRA = ""
 
 _FILE_BYTES_DEFAULT = 128 << 20
-# Readers of folders of Parquet files pass over names that begin so.
+# Readers of Parquet folders ignore names that start with an underscore.
 _STAGED, _MANIFESTS, _SCHEMA = "_staged", "_penstock", "_schema.parquet"
 
 
@@ -64,7 +64,7 @@ class Settings(Section):
 
 
 def make(settings: Settings) -> Sink:
-    """Make the sink."""
+    """Create the sink."""
     return FilesSink(settings)
 
 
@@ -83,7 +83,7 @@ class FilesSink(Sink):
     def check(self) -> Sequence[Finding]:
         try:
             folder = self._folder("")
-            with _InOurWords(self.settings.path):
+            with _TranslateErrors(self.settings.path):
                 folder.filesystem.get_file_info(folder.path)
         except PenstockError as problem:
             return [Finding(self.settings.path, str(problem))]
@@ -105,16 +105,18 @@ class FilesSink(Sink):
         folder = self._folder(path_of(target))
         known, schema = _known_schema(folder), self._changed_schema(folder, target, evolution)
         if known is None or not known.equals(schema):
-            with _InOurWords(self.settings.path):
+            with _TranslateErrors(self.settings.path):
                 folder.filesystem.create_dir(folder.file(_STAGED), recursive=True)
-                _put(folder, _SCHEMA, lambda stream: parquet.write_table(schema.empty_table(), stream))
+                _write_atomically(
+                    folder, _SCHEMA, lambda stream: parquet.write_table(schema.empty_table(), stream)
+                )
 
     def remembers(self, pipeline: str, targets: Sequence[Target]) -> bool:
         """Look for manifests."""
         manifests = self._folder(f"{_MANIFESTS}/{applications_of(pipeline).rstrip('/')}")
-        with _InOurWords(self.settings.path):
-            found = manifests.filesystem.get_file_info(manifests.path)
-            return bool(found.type == pyarrow.fs.FileType.Directory)
+        with _TranslateErrors(self.settings.path):
+            folder_info = manifests.filesystem.get_file_info(manifests.path)
+            return bool(folder_info.type == pyarrow.fs.FileType.Directory)
 
     def open(self, mark: BatchMark, part: int) -> Writer:
         return _FeedWriter(self, mark, part)
@@ -122,33 +124,33 @@ class FilesSink(Sink):
     def commit(self, mark: BatchMark, receipts: Sequence[Receipt]) -> None:
         manifests = self._folder(f"{_MANIFESTS}/{mark.application}")
         manifest = f"{mark.number:012}.json"
-        told: list[dict[str, Any]] = []
+        published: list[dict[str, Any]] = []
         staged: list[str] = []
         numbers: Counter[str] = Counter()
         for receipt in receipts:
             for table, name, rows, size in receipt.staged:
                 final = f"{prefix_of(mark)}-{numbers[table]:05}.parquet"
                 numbers[table] += 1
-                told.append({"path": f"{table}/{final}", "rows": rows, "bytes": size})
+                published.append({"path": f"{table}/{final}", "rows": rows, "bytes": size})
                 staged.append(f"{table}/{_STAGED}/{name}")
-        with _InOurWords(self.settings.path):
+        with _TranslateErrors(self.settings.path):
             manifests.filesystem.create_dir(manifests.path, recursive=True)
             if not _is_there(manifests, manifest):
                 for table in numbers:
-                    self._remove(table, prefix_of(mark), {one["path"] for one in told})
-                for one, name in zip(told, staged, strict=True):
-                    self._publish(name, one["path"])
+                    self._remove(table, prefix_of(mark), {file["path"] for file in published})
+                for file, name in zip(published, staged, strict=True):
+                    self._publish(name, file["path"])
                 for table in numbers:
                     _sync(self._folder(table))
-                text = json.dumps({"batch": mark.number, "files": told}).encode()
-                _put(manifests, manifest, lambda stream: stream.write(text))
-            # What is left there is of tasks that failed or were repeated.
+                text = json.dumps({"batch": mark.number, "files": published}).encode()
+                _write_atomically(manifests, manifest, lambda stream: stream.write(text))
+            # Remaining files were staged by failed or repeated tasks.
             for table in numbers:
                 self._remove(f"{table}/{_STAGED}", prefix_of(mark), set())
 
     def settle_load(self, mark: BatchMark, targets: Sequence[Target]) -> int | None:
         manifests = self._folder(f"{_MANIFESTS}/{mark.application}")
-        with _InOurWords(self.settings.path):
+        with _TranslateErrors(self.settings.path):
             if not _is_there(manifests, f"{mark.number:012}.json"):
                 # The commit publishes its files before the manifest, so readers may see some of them.
                 for target in targets:
@@ -171,26 +173,26 @@ class FilesSink(Sink):
                     yield stream
 
     def _remove(self, table: str, prefix: str, kept: set[str]) -> None:
-        """Delete a folder's files whose names begin so, but for some."""
+        """Delete a folder's files that start with a prefix, except for the kept files."""
         folder = self._folder(table)
-        chosen = pyarrow.fs.FileSelector(folder.path, allow_not_found=True)
-        names = [one.base_name for one in folder.filesystem.get_file_info(chosen)]
+        selector = pyarrow.fs.FileSelector(folder.path, allow_not_found=True)
+        names = [file.base_name for file in folder.filesystem.get_file_info(selector)]
         folder.delete(
             [name for name in names if name.startswith(f"{prefix}-") and f"{table}/{name}" not in kept]
         )
 
     def _publish(self, staged: str, final: str) -> None:
-        """Move a staged file to its name; what an earlier try of the batch left there is replaced."""
+        """Move a staged file to its final name, replacing the file of an earlier attempt."""
         root = self._folder("")
         try:
             root.filesystem.move(root.file(staged), root.file(final))
         except FileNotFoundError:
-            # The same commit came so far before.
+            # An earlier attempt at this commit already moved the file.
             if not _is_there(root, final):
                 raise
 
     def place(self, target: Target) -> str:
-        """Return where a target's files are."""
+        """Return the path of a target's files."""
         return f"{self.settings.path.rstrip('/')}/{path_of(target)}"
 
     def feed_schema(self, target: Target) -> pyarrow.Schema:
@@ -203,7 +205,7 @@ class FilesSink(Sink):
         return known
 
     def output(self, mark: BatchMark, part: int, target: Target, schema: pyarrow.Schema) -> PartFiles:
-        """Return what stages files of a target."""
+        """Return the writer that stages files of a target."""
         return PartFiles(
             self._folder(f"{path_of(target)}/{_STAGED}"),
             schema,
@@ -213,42 +215,42 @@ class FilesSink(Sink):
         )
 
     def _changed_schema(self, folder: Folder, target: Target, evolution: Evolution) -> pyarrow.Schema:
-        """Return the columns that files have from now on. Raises SchemaChanged."""
+        """Return the columns for new files. Raises SchemaChanged."""
         changes = pyarrow.schema(_native.arrow_schema(target.declared, mariadb=target.mariadb))
         wanted = stored_schema(target, feed_fields(changes))
         known = _known_schema(folder)
         if known is None or evolution is Evolution.IGNORE:
             return wanted if known is None else known
-        other = [
-            one.name
-            for one in wanted
-            if one.name in known.names and not _agree(known.field(one.name).type, one.type)
+        changed = [
+            field.name
+            for field in wanted
+            if field.name in known.names and not _agree(known.field(field.name).type, field.type)
         ]
-        added = [one.name for one in wanted if one.name not in known.names]
-        gone = [one for one in known if one.name not in wanted.names]
+        added = [field.name for field in wanted if field.name not in known.names]
+        obsolete = [field for field in known if field.name not in wanted.names]
         refused = {
             Evolution.EVOLVE: [
-                name for name in other if not is_widened(known.field(name).type, wanted.field(name).type)
+                name for name in changed if not is_widened(known.field(name).type, wanted.field(name).type)
             ],
-            Evolution.ADD_ONLY: other,
-            Evolution.STOP: [*added, *other, *(one.name for one in gone)],
+            Evolution.ADD_ONLY: changed,
+            Evolution.STOP: [*added, *changed, *(field.name for field in obsolete)],
         }[evolution]
         if refused:
             raise SchemaChanged(
                 f"the columns of {target.name} are not those of {self.place(target)}: {', '.join(refused)}",
                 hint="Set schema_changes, or move the folder away so that another is begun",
             )
-        if evolution is Evolution.ADD_ONLY and gone:
+        if evolution is Evolution.ADD_ONLY and obsolete:
             own = len(target.columns)
-            wanted = pyarrow.schema([*list(wanted)[:own], *gone, *list(wanted)[own:]])
+            wanted = pyarrow.schema([*list(wanted)[:own], *obsolete, *list(wanted)[own:]])
         return wanted
 
     def _folder(self, name: str) -> Folder:
-        """Return a folder below the feed's."""
+        """Return a folder below the feed's folder."""
         path = self.settings.path.rstrip("/")
         filesystem: pyarrow.fs.FileSystem = pyarrow.fs.LocalFileSystem()
         if "://" in path:
-            with _InOurWords(path):
+            with _TranslateErrors(path):
                 filesystem, path = pyarrow.fs.FileSystem.from_uri(path)
         local = isinstance(filesystem, pyarrow.fs.LocalFileSystem)
         return Folder(filesystem, f"{path.rstrip('/')}/{name}".rstrip("/"), local)
@@ -272,23 +274,27 @@ class _FeedWriter(Writer):
 
     def _stage(self, changes: Changes) -> None:
         name = str(changes.target.name)
-        held = self._tables.get(name)
-        if held is None:
+        table_files = self._tables.get(name)
+        if table_files is None:
             schema = self._sink.feed_schema(changes.target)
-            held = changes.target, schema, self._sink.output(self._mark, self._part, changes.target, schema)
-            self._tables[name] = held
+            table_files = (
+                changes.target,
+                schema,
+                self._sink.output(self._mark, self._part, changes.target, schema),
+            )
+            self._tables[name] = table_files
         rows = pyarrow.Table.from_batches([changes.rows])
         self._unrepresentable += unrepresentable_counts(changes.target, rows)
-        with _InOurWords(self._sink.settings.path):
-            held[2].write(stored_rows(rows, held[1]))
+        with _TranslateErrors(self._sink.settings.path):
+            table_files[2].write(stored_rows(rows, table_files[1]))
         self._counts[name] += len(changes)
         self._bytes += changes.rows.nbytes
 
     def finish(self) -> Receipt:
         staged: list[Any] = []
         for target, _, files in self._tables.values():
-            with self.working_on(target.name), _InOurWords(self._sink.settings.path):
-                staged += [_told(target, one) for one in files.finish()]
+            with self.working_on(target.name), _TranslateErrors(self._sink.settings.path):
+                staged += [_staged_entry(target, file) for file in files.finish()]
         return Receipt(
             rows=self._counts.total(),
             bytes=self._bytes,
@@ -303,22 +309,22 @@ class _FeedWriter(Writer):
 
 
 def path_of(target: Target) -> str:
-    """Return where below the feed's folder a target's files are."""
+    """Return the path of a target's files, below the feed's folder."""
     return f"{quote(target.name.database, safe=' ')}/{quote(target.name.table, safe=' ')}"
 
 
 def prefix_of(mark: BatchMark) -> str:
-    """Return what the names of a batch's files begin with: they sort by batch, until a pipeline is reset."""
+    """Return the prefix of a batch's file names. They sort by batch until the pipeline is reset."""
     application = hashlib.sha256(mark.application.encode()).hexdigest()[:8]
     return f"{application}-{mark.number:012}"
 
 
-def _told(target: Target, file: DataFile) -> list[Any]:
+def _staged_entry(target: Target, file: DataFile) -> list[Any]:
     return [path_of(target), file.path, file.rows, file.bytes]
 
 
 def _agree(known: pyarrow.DataType, wanted: pyarrow.DataType) -> bool:
-    """Tell whether a file's type is a wanted one, but for what Parquet calls the parts of lists and maps."""
+    """Return whether a file's type equals a wanted type, ignoring Parquet's names of nested fields."""
     if pyarrow.types.is_nested(known):
         return bool(known.id == wanted.id)
     return bool(known == wanted)
@@ -332,12 +338,12 @@ def _known_schema(folder: Folder) -> pyarrow.Schema | None:
 
 
 def _is_there(folder: Folder, name: str) -> bool:
-    found = folder.filesystem.get_file_info(folder.file(name))
-    return bool(found.type == pyarrow.fs.FileType.File)
+    file_info = folder.filesystem.get_file_info(folder.file(name))
+    return bool(file_info.type == pyarrow.fs.FileType.File)
 
 
-def _put(folder: Folder, name: str, write: Any) -> None:
-    """Write a file that is whole or not there. A disk shows one before it is closed, object stores do not."""
+def _write_atomically(folder: Folder, name: str, write: Any) -> None:
+    """Write a file atomically. A local file is renamed, while object stores only show closed files."""
     first = f"_{name}.new" if folder.local else name
     with folder.filesystem.open_output_stream(folder.file(first)) as stream:
         write(stream)
@@ -349,7 +355,7 @@ def _put(folder: Folder, name: str, write: Any) -> None:
 
 
 def _sync(folder: Folder) -> None:
-    """Make the names in a folder of this host durable."""
+    """Make the names in a local folder durable."""
     if folder.local:
         opened = os.open(folder.path, os.O_RDONLY)
         try:
@@ -358,8 +364,8 @@ def _sync(folder: Folder) -> None:
             os.close(opened)
 
 
-class _InOurWords:
-    """Raises what a file system raises as errors of this house."""
+class _TranslateErrors:
+    """Translates file system exceptions into Penstock errors."""
 
     def __init__(self, path: str) -> None:
         self._path = path

@@ -40,7 +40,7 @@ EXTRA = ""
 
 _CONNECT_SECONDS_MAX = 10.0
 _BACKOFF = Backoff(longest=15.0)
-# Of an answer that refuses, what is shown.
+# How much of a rejecting response is shown.
 _SHOWN_BYTES_MAX = 300
 _TOO_MANY, _TIMEOUT, _EARLY = 429, 408, 425
 _UNAUTHORIZED, _FORBIDDEN, _TOO_LARGE = 401, 403, 413
@@ -102,12 +102,12 @@ class Settings(Endpoint):
 
 
 def make(settings: Settings) -> Sink:
-    """Make the sink."""
+    """Create the sink."""
     return HttpSink(settings)
 
 
 class HttpSink(Sink):
-    """Sends requests. Whoever receives them tells those apart that come again by their idempotency key."""
+    """Sends requests. Receivers recognise repeated requests by their idempotency key."""
 
     kind = "http"
     delivery = Delivery.AT_LEAST_ONCE
@@ -125,7 +125,7 @@ class HttpSink(Sink):
         self.spread = spreads[settings.order]
 
     def check(self) -> Sequence[Finding]:
-        found = []
+        findings = []
         url = self.settings.url.partition("{")[0]
         with _pool(self.settings) as pool:
             try:
@@ -133,8 +133,8 @@ class HttpSink(Sink):
             except (HTTPError, OSError) as problem:
                 raise _failure(url, problem) from problem
         if answer.status in (_UNAUTHORIZED, _FORBIDDEN):
-            found.append(Finding(url, f"answers {answer.status}", mend="Set user and password, or token"))
-        return found
+            findings.append(Finding(url, f"answers {answer.status}", mend="Set user and password, or token"))
+        return findings
 
     def plan(self, target: Target, evolution: Evolution) -> Sequence[str]:
         Template(self.settings.url, target)
@@ -155,7 +155,8 @@ class _RequestWriter(Writer):
         self._settings = sink.settings
         self._name = f"{mark.application}/{mark.number}/{part}"
         self._pool = _pool(sink.settings)
-        # By table: those of a batch that comes again without one of them are numbered as they were with it.
+        # Count requests per table, so that numbering is stable when a batch is retried without a skipped
+        # table.
         self._requests: Counter[str] = Counter()
         self._tables: Counter[str] = Counter()
         self._bytes = 0
@@ -168,8 +169,8 @@ class _RequestWriter(Writer):
     def _send_all(self, changes: Changes) -> None:
         name = str(changes.target.name)
         messages = messages_of(changes, self._settings.format)
-        for url, chosen in _runs(Template(self._settings.url, changes.target), changes, messages.row):
-            values = messages.value.take(pyarrow.array(chosen))
+        for url, indexes in _runs(Template(self._settings.url, changes.target), changes, messages.row):
+            values = messages.value.take(pyarrow.array(indexes))
             for first, last in self._cuts(values):
                 self._send(name, url, values[first:last].to_pylist())
 
@@ -181,7 +182,7 @@ class _RequestWriter(Writer):
         self._pool.clear()
 
     def _cuts(self, values: pyarrow.Array) -> Iterator[tuple[int, int]]:
-        """Yield where requests begin and end: as many messages as the settings allow, and one at least."""
+        """Yield the bounds of requests: as many messages as the settings allow, but at least one."""
         ends = numpy.cumsum(pc.binary_length(values).to_numpy(zero_copy_only=False) + 1)
         rows = 1 if self._settings.body == "each" else self._settings.rows
         first = 0
@@ -195,13 +196,13 @@ class _RequestWriter(Writer):
     def _send(self, table: str, url: str, messages: Sequence[bytes]) -> None:
         match self._settings.body:
             case "lines":
-                body, kind = b"".join(one + b"\n" for one in messages), "application/x-ndjson"
+                body, kind = b"".join(message + b"\n" for message in messages), "application/x-ndjson"
             case "array":
                 body, kind = b"[" + b",".join(messages) + b"]", "application/json"
             case "each":
                 body, kind = messages[0], "application/json"
         self._requests[table] += 1
-        # Of the contents too: were they others when the batch comes again, the key is another one.
+        # The key covers the content, so a retry with other content gets another key.
         name = f"{self._name}/{table}/{self._requests[table]}/".encode()
         headers = {
             "Content-Type": kind,
@@ -210,13 +211,13 @@ class _RequestWriter(Writer):
             **_account(self._sink),
         }
         if self._settings.compression == "gzip":
-            # Without a time of its own, so that the same request has the same bytes.
+            # Omit the modification time, so that a repeated request has the same bytes.
             body, headers["Content-Encoding"] = gzip.compress(body, 5, mtime=0), "gzip"
         self._bytes += len(body)
         self._deliver(url, body, headers)
 
     def _deliver(self, url: str, body: bytes, headers: dict[str, str]) -> None:
-        """Send a request until it is accepted. Raises our errors."""
+        """Send a request until it is accepted. Raises Penstock errors."""
         retry = Retry("sending a request again", backoff=_BACKOFF, seconds=self._settings.retry)
         retry.start()
         while True:
@@ -226,28 +227,28 @@ class _RequestWriter(Writer):
                     self._settings.method,
                     url,
                     body=body,
-                    headers=headers | self._signed(body),
+                    headers=headers | self._signature(body),
                     redirect=False,
                     retries=False,
                 )
                 if 200 <= answer.status < 300:
                     return
                 failed = _refusal(url, answer)
-                wait = _asked_to_wait(answer)
+                wait = _retry_after(answer)
             except (HTTPError, OSError) as problem:
                 failed = _failure(url, problem)
             if not isinstance(failed, ConnectionLost | ServerBusy):
                 raise failed
             retry.wait(failed, at_least=wait, url=url)
 
-    def _signed(self, body: bytes) -> dict[str, str]:
-        """Return the signature of a request: its time, and both under the key."""
+    def _signature(self, body: bytes) -> dict[str, str]:
+        """Return the signature header: the time, and a keyed hash of time and body."""
         key = self._sink.signing_key
         if key is None:
             return {}
         now = str(int(time.time()))
-        made = hmac.new(key.reveal().encode(), f"{now}.".encode() + body, hashlib.sha256)
-        return {SIGNATURE_HEADER: f"t={now},sha256={made.hexdigest()}"}
+        signature = hmac.new(key.reveal().encode(), f"{now}.".encode() + body, hashlib.sha256)
+        return {SIGNATURE_HEADER: f"t={now},sha256={signature.hexdigest()}"}
 
 
 def _pool(settings: Settings) -> urllib3.PoolManager:
@@ -267,7 +268,7 @@ def _account(sink: HttpSink) -> dict[str, str]:
 
 
 def _runs(template: Template, changes: Changes, rows: pyarrow.Array) -> Iterator[tuple[str, Any]]:
-    """Yield runs of messages for one address each, in their order."""
+    """Yield runs of consecutive messages with the same address."""
     if template.constant is not None:
         if len(rows):
             yield template.constant, numpy.arange(len(rows))
@@ -286,15 +287,15 @@ def _runs(template: Template, changes: Changes, rows: pyarrow.Array) -> Iterator
             yield encoded.dictionary[int(codes[run[0]])].as_py(), run
 
 
-def _asked_to_wait(answer: urllib3.BaseHTTPResponse) -> float:
-    """Return the seconds that an answer asks for."""
-    asked = answer.headers.get("Retry-After", "")
-    return min(float(asked), _BACKOFF.longest) if asked.isdecimal() else 0.0
+def _retry_after(answer: urllib3.BaseHTTPResponse) -> float:
+    """Return the seconds to wait that a response requests."""
+    seconds = answer.headers.get("Retry-After", "")
+    return min(float(seconds), _BACKOFF.longest) if seconds.isdecimal() else 0.0
 
 
 def _refusal(url: str, answer: urllib3.BaseHTTPResponse) -> PenstockError:
-    said = answer.data[:_SHOWN_BYTES_MAX].decode("utf-8", "replace").strip()
-    message = f"{url} answers {answer.status}{f': {said}' if said else ''}"
+    excerpt = answer.data[:_SHOWN_BYTES_MAX].decode("utf-8", "replace").strip()
+    message = f"{url} answers {answer.status}{f': {excerpt}' if excerpt else ''}"
     if answer.status >= 500 or answer.status in (_TOO_MANY, _TIMEOUT, _EARLY):
         return ServerBusy(message, hint="Look at that service; the batch comes again")
     if answer.status == _UNAUTHORIZED:

@@ -21,12 +21,12 @@ EXTRA = "iceberg"
 
 _FILE_BYTES_DEFAULT = 64 << 20
 _MEMORY_BYTES_DEFAULT = 256 << 20
-# The file of a catalog that the sink makes for itself, and how long its writers wait for one another.
+# The sink's own catalog file, and how long its writers wait for one another.
 _CATALOG_FILE, _CATALOG_WAIT_SECONDS = "catalog.db", 60
 
 
 class Settings(Section):
-    """Where the tables are, and what they hold."""
+    """Where the tables are, and what they contain."""
 
     path: str | None = Field(
         default=None,
@@ -62,7 +62,7 @@ class Settings(Section):
 
 
 def make(settings: Settings) -> "IcebergSink":
-    """Make the sink. Raises OptionInvalid."""
+    """Create the sink. Raises OptionInvalid."""
     return IcebergSink(settings)
 
 
@@ -94,7 +94,7 @@ class IcebergSink(LakeSink):
         try:
             reach(self._catalog())
         except PenstockError as problem:
-            # The catalog's address may have a password in it.
+            # The catalog's address may contain a password, so do not report it.
             return [Finding(self.settings.path or "catalog", str(problem))]
         return []
 
@@ -118,8 +118,8 @@ class IcebergSink(LakeSink):
     def _name(self, target: Target) -> tuple[str, str]:
         words = {"database": target.name.database, "table": target.name.table}
         names = self.settings.namespace.format(**words), self.settings.table.format(**words)
-        # The catalog of a path makes folders of names: one of these would lead out of it.
-        if self.settings.path is not None and any(not one.strip(".") or "/" in one for one in names):
+        # The sink's own catalog turns names into folders. Such a name would escape its folder.
+        if self.settings.path is not None and any(not part.strip(".") or "/" in part for part in names):
             raise OptionInvalid(
                 f"{target.name} would be the folder {'/'.join(names)} of {self.settings.path}",
                 hint="Give it other names: namespace and table in the sink, or a route step",

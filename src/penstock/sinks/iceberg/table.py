@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of Apache Iceberg, by the `pyiceberg` package: their columns, files and commits.
+"""Apache Iceberg tables, through the `pyiceberg` package: their columns, files and commits.
 
-A pipeline's number is a property of the table that is set in the commit of its rows. A commit is tried once:
-where somebody else's came before it, the batch comes again, and looks for its number first.
+A pipeline's batch number is a table property, set in the commit of the batch's rows. A commit is attempted
+once. If another commit came first, the batch is retried and looks for its number first.
 """
 
 import os
@@ -21,7 +21,7 @@ from penstock.errors import (
     ServerUnsupported,
     VersionConflict,
 )
-from penstock.sinks.lake.parquet_files import Bounds, DataFile, Folder, files_told
+from penstock.sinks.lake.parquet_files import Bounds, DataFile, Folder, translate_file_errors
 from penstock.sinks.lake.table import LakeTable
 from penstock.sinks.sink import extra_missing
 
@@ -42,21 +42,21 @@ try:
 except ImportError as _absent:
     raise extra_missing("pyiceberg", "iceberg") from _absent
 
-# Names of numbers among a table's properties begin so.
+# The prefix of table properties that hold batch numbers.
 _NUMBER = "penstock.number."
-# pyiceberg would make a commit again on top of another one, which may be that of the same batch.
+# pyiceberg would retry a commit on top of another one, which may be a commit of the same batch.
 _RETRIES = "commit.retry.num-retries"
 _ONCE = "0"
 
 
 class Iceberg(LakeTable):
-    """An Iceberg table as it was when it was loaded."""
+    """An Iceberg table at the version that was loaded."""
 
     file_prefix = "data/part"
 
     def __init__(self, table: Table) -> None:
         self._table = table
-        self._place = ".".join(table.name())
+        self._full_name = ".".join(table.name())
         self.schema = _small_schema(schema_to_pyarrow(table.schema()))
         scheme, host, path = PyArrowFileIO.parse_location(table.location())
         files = table.io if isinstance(table.io, PyArrowFileIO) else PyArrowFileIO(table.io.properties)
@@ -64,106 +64,115 @@ class Iceberg(LakeTable):
         self.folder = Folder(filesystem, path.rstrip("/"), local=scheme == "file")
         if self.folder.local:
             os.makedirs(f"{self.folder.path}/data", exist_ok=True)
-        # The table's files as pyiceberg has them, once they were asked for.
+        # pyiceberg's entries of the table's files, once `files` has read them.
         self._entries: dict[str, Any] = {}
 
     def number(self, application: str) -> int | None:
-        """See the seam."""
+        """Return the last batch number that an application committed. See `LakeTable`."""
         text = self._table.properties.get(_NUMBER + application)
         return None if text is None else int(text)
 
     def files(self) -> list[DataFile]:
-        """See the seam. Raises ServerUnsupported where others deleted rows by files of deletes."""
-        fields = {one.field_id: one for one in self._table.schema().fields if one.field_type.is_primitive}
-        found = []
+        """Return the data files. See `LakeTable`.
+
+        Raises ServerUnsupported if someone deleted rows by delete files.
+        """
+        fields = {
+            field.field_id: field for field in self._table.schema().fields if field.field_type.is_primitive
+        }
+        data_files = []
         location = self._table.location().rstrip("/") + "/"
-        with in_our_words(self._place):
+        with translate_errors(self._full_name):
             tasks = list(self._table.scan().plan_files())
         for task in tasks:
             if task.delete_files or not task.file.file_path.startswith(location):
                 raise ServerUnsupported(
-                    f"{self._place} has a file that others wrote, or deleted from: {task.file.file_path}",
+                    f"{self._full_name} has a file that others wrote, or deleted from: {task.file.file_path}",
                     hint="Let engines that change it copy on write, and compact it: rewrite_data_files",
                 )
             name = task.file.file_path.removeprefix(location)
             self._entries[name] = task.file
-            bounds = {one.name: _bounds(task.file, number, one) for number, one in fields.items()}
-            found.append(DataFile(name, task.file.record_count, task.file.file_size_in_bytes, bounds))
-        return found
+            bounds = {field.name: _bounds(task.file, number, field) for number, field in fields.items()}
+            data_files.append(DataFile(name, task.file.record_count, task.file.file_size_in_bytes, bounds))
+        return data_files
 
     def commit(
         self, added: Sequence[DataFile], removed: Sequence[DataFile], numbers: Mapping[str, int]
     ) -> None:
-        """See the seam."""
-        told = {_NUMBER + name: str(number) for name, number in numbers.items()}
+        """Commit added and removed files with batch numbers. See `LakeTable`."""
+        number_properties = {_NUMBER + name: str(number) for name, number in numbers.items()}
         location = self._table.location().rstrip("/")
-        with in_our_words(self._place):
+        with translate_errors(self._full_name):
             if self._table.properties.get(_RETRIES) != _ONCE:
-                with self._table.transaction() as alone:
-                    alone.set_properties({_RETRIES: _ONCE})
+                with self._table.transaction() as settings_change:
+                    settings_change.set_properties({_RETRIES: _ONCE})
             change = self._table.transaction()
             if added or removed:
-                update = change.update_snapshot(snapshot_properties=told)
+                update = change.update_snapshot(snapshot_properties=number_properties)
                 with update.overwrite() if removed else update.fast_append() as snapshot:
-                    for one in added:
+                    for file in added:
                         snapshot.append_data_file(
                             parquet_file_to_data_file(
-                                self._table.io, change.table_metadata, f"{location}/{one.path}"
+                                self._table.io, change.table_metadata, f"{location}/{file.path}"
                             )
                         )
-                    for one in removed:
-                        snapshot.delete_data_file(self._entries[one.path])
-            change.set_properties(told)
+                    for file in removed:
+                        snapshot.delete_data_file(self._entries[file.path])
+            change.set_properties(number_properties)
             self._table = change.commit_transaction()
 
     def add_columns(self, columns: Sequence[pyarrow.Field]) -> None:
-        """See the seam."""
-        with in_our_words(self._place), self._table.update_schema() as change:
+        """Add columns. See `LakeTable`."""
+        with translate_errors(self._full_name), self._table.update_schema() as change:
             for field in columns:
                 change.add_column(field.name, _iceberg_type(field.type))
 
     def widen(self, schema: pyarrow.Schema) -> None:
-        """See the seam. Raises SchemaChanged for a type that Iceberg cannot widen in place."""
-        added = [one for one in schema if one.name not in self.schema.names]
+        """Widen columns in place. See `LakeTable`.
+
+        Raises SchemaChanged for a type that Iceberg cannot widen in place.
+        """
+        added = [candidate for candidate in schema if candidate.name not in self.schema.names]
         wider = [
-            one
-            for one in schema
-            if one.name in self.schema.names and one.type != self.schema.field(one.name).type
+            candidate
+            for candidate in schema
+            if candidate.name in self.schema.names
+            and candidate.type != self.schema.field(candidate.name).type
         ]
         try:
-            with in_our_words(self._place), self._table.update_schema() as change:
+            with translate_errors(self._full_name), self._table.update_schema() as change:
                 for field in wider:
                     change.update_column(field.name, _iceberg_type(field.type))
                 for field in added:
                     change.add_column(field.name, _iceberg_type(field.type))
         except exceptions.ValidationError as problem:
             raise SchemaChanged(
-                f"Iceberg cannot widen columns of {self._place} in place: {problem}",
+                f"Iceberg cannot widen columns of {self._full_name} in place: {problem}",
                 hint="Drop the table, then run: penstock resnapshot",
             ) from problem
 
     def batches(self, columns: Sequence[str]) -> Iterator[pyarrow.RecordBatch]:
-        """See the seam."""
+        """Yield the rows of all files. See `LakeTable`."""
         names = [name for name in columns if name in self.schema.names]
         for file in self.files():
             with self.folder.open(file.path) as opened:
                 present = [name for name in names if name in opened.schema_arrow.names]
                 yield from opened.iter_batches(columns=present)
 
-    def described(self, file: DataFile) -> DataFile:
-        """Return the file: its footer is read when it is committed."""
+    def describe(self, file: DataFile) -> DataFile:
+        """Return the file unchanged, because the commit reads its footer."""
         return file
 
 
 def _iceberg_type(declared: pyarrow.DataType) -> IcebergType:
-    found = visit_pyarrow(declared, _ConvertToIceberg())
-    assert isinstance(found, IcebergType), f"{declared} is one column's type"
-    return found
+    converted = visit_pyarrow(declared, _ConvertToIceberg())
+    assert isinstance(converted, IcebergType), f"{declared} is one column's type"
+    return converted
 
 
 def open_iceberg(properties: Mapping[str, str], namespace: str, name: str) -> Iceberg | None:
-    """Return a table, None where there is none. Raises as `in_our_words` does."""
-    with in_our_words(f"{namespace}.{name}"):
+    """Return a table, None if it does not exist. Raises the errors of `translate_errors`."""
+    with translate_errors(f"{namespace}.{name}"):
         try:
             return Iceberg(catalog_of(properties).load_table((namespace, name)))
         except (exceptions.NoSuchTableError, exceptions.NoSuchNamespaceError):
@@ -177,8 +186,8 @@ def create_iceberg(
     schema: pyarrow.Schema,
     table_properties: Mapping[str, str],
 ) -> Iceberg:
-    """Make a table, or return the one that somebody has just made."""
-    with in_our_words(f"{namespace}.{name}"):
+    """Create a table, or return the table that someone has just created."""
+    with translate_errors(f"{namespace}.{name}"):
         catalog = catalog_of(properties)
         catalog.create_namespace_if_not_exists(namespace)
         table = catalog.create_table_if_not_exists(
@@ -188,13 +197,13 @@ def create_iceberg(
 
 
 def reach(properties: Mapping[str, str]) -> None:
-    """Ask a catalog for its namespaces. Raises as `in_our_words` does."""
-    with in_our_words("the sink"):
+    """List a catalog's namespaces to check it. Raises the errors of `translate_errors`."""
+    with translate_errors("the sink"):
         catalog_of(properties).list_namespaces()
 
 
 def catalog_of(properties: Mapping[str, str]) -> Catalog:
-    """Return a catalog, one for each process that asks."""
+    """Return a catalog, cached per process."""
     return _catalog(tuple(sorted(properties.items())), os.getpid())
 
 
@@ -204,12 +213,12 @@ def _catalog(properties: tuple[tuple[str, str], ...], _: int) -> Catalog:
 
 
 @contextmanager
-def in_our_words(place: str) -> Iterator[None]:
-    """Raise what `pyiceberg` raises as errors of this house."""
+def translate_errors(place: str) -> Iterator[None]:
+    """Translate pyiceberg exceptions into Penstock errors."""
     hint = "See the sink's catalog"
     try:
-        # A catalog's own HTTP errors are of files to Python too.
-        with files_told(place):
+        # A catalog's HTTP errors are subclasses of OSError.
+        with translate_file_errors(place):
             yield
     except OperationalError as problem:
         raise ConnectionLost(
@@ -248,8 +257,8 @@ def _bounds(file: Any, number: int, field: Any) -> Bounds:
 
 
 def _small_schema(schema: pyarrow.Schema) -> pyarrow.Schema:
-    """Return columns whose texts and lists have 32-bit offsets, as rows of changes do."""
-    return pyarrow.schema([_small(one) for one in schema])
+    """Return columns whose texts and lists have 32-bit offsets, like rows of changes."""
+    return pyarrow.schema([_small(field) for field in schema])
 
 
 def _small(field: pyarrow.Field) -> pyarrow.Field:
@@ -263,5 +272,5 @@ def _small(field: pyarrow.Field) -> pyarrow.Field:
     if types.is_map(kind):
         return field.with_type(pyarrow.map_(_small(kind.key_field), _small(kind.item_field)))
     if types.is_struct(kind):
-        return field.with_type(pyarrow.struct([_small(one) for one in kind]))
+        return field.with_type(pyarrow.struct([_small(child) for child in kind]))
     return field

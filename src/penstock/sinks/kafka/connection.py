@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Kafka cluster as a sink has it: settings, errors by our names, topics, and the numbers that one keeps."""
+"""A Kafka cluster for the sink: settings, translated errors, topics, and stored batch numbers."""
 
 import json
 import time
@@ -26,16 +26,16 @@ from penstock.settings.values import SecretText, Section, one_secret
 from penstock.sinks.sink import extra_missing
 
 ANSWER_SECONDS_MAX = 30.0
-# A transaction that another has left open is waited for so long.
+# How long to wait for an open transaction of another producer.
 OPEN_SECONDS_MAX = 30.0
-# Records that are looked at from the end of a position topic before the whole of it is.
+# Records read from the end of a position topic before the whole topic is read.
 _RECENT_RECORDS = 200
 # A partition that was made just now has no leader yet.
 _BACKOFF = Backoff(first=0.02, longest=0.5)
 
 
 class Cluster(Section):
-    """Where the cluster listens, and who we are there."""
+    """The cluster's address and the sink's account."""
 
     servers: str = Field(description="bootstrap brokers: host:port, separated by commas")
     user: str | None = Field(default=None, description="the account (SASL)")
@@ -53,7 +53,7 @@ class Cluster(Section):
 
     @field_validator("password_env")
     @classmethod
-    def _one_password(cls, variable: str | None, others: ValidationInfo) -> str | None:
+    def _check_single_password(cls, variable: str | None, others: ValidationInfo) -> str | None:
         one_secret(others.data.get("password"), others.data.get("password_file"), variable, "password")
         return variable
 
@@ -66,31 +66,31 @@ class Cluster(Section):
         return options
 
     def secret(self) -> Secret | None:
-        """Return the password, read now, None where there is none. Raises ValueError."""
+        """Read and return the password, None if none is set. Raises ValueError."""
         return one_secret(self.password, self.password_file, self.password_env, "password")
 
     def client(self, password: Secret | None) -> dict[str, Any]:
-        """Return the options of any client. The password is among them: they are for the library only."""
+        """Return the options of all clients. They contain the password, so pass them only to the library."""
         security = f"{'SASL_' if self.user else ''}{'SSL' if self.tls or self.ca else 'PLAINTEXT'}"
-        made: dict[str, Any] = {
+        client_options: dict[str, Any] = {
             "bootstrap.servers": self.servers,
             "client.id": "penstock",
             "security.protocol": security,
             "log_level": 0,
         }
         if self.ca is not None:
-            made["ssl.ca.location"] = str(self.ca)
+            client_options["ssl.ca.location"] = str(self.ca)
         if self.user is not None:
-            made |= {
+            client_options |= {
                 "sasl.mechanism": self.mechanism,
                 "sasl.username": self.user,
                 "sasl.password": password.reveal() if password else "",
             }
-        return made | self.options
+        return client_options | self.options
 
 
 def library() -> Any:
-    """Return the outside part. Raises DependencyMissing."""
+    """Return the library. Raises DependencyMissing."""
     try:
         import confluent_kafka
         import confluent_kafka.admin
@@ -100,8 +100,8 @@ def library() -> Any:
 
 
 @contextmanager
-def told(what: str) -> Iterator[None]:
-    """Raise the cluster's errors inside the block by our names. `what` says what was tried."""
+def translate_errors(what: str) -> Iterator[None]:
+    """Translate the library's exceptions into Penstock errors. `what` describes the operation."""
     kafka = library()
     try:
         yield
@@ -111,7 +111,7 @@ def told(what: str) -> Iterator[None]:
         raise error_of(problem, what) from None
 
 
-# Codes of errors by the library's names, what they are called here, and what helps.
+# The library's error codes, the Penstock error for each, and its hint.
 _BY_CODE: tuple[tuple[tuple[str, ...], type[PenstockError], str], ...] = (
     (
         ("_FENCED", "INVALID_PRODUCER_EPOCH", "PRODUCER_FENCED"),
@@ -151,13 +151,13 @@ _BY_CODE: tuple[tuple[tuple[str, ...], type[PenstockError], str], ...] = (
         "Check the settings of the kafka sink",
     ),
     (
-        # Brokers learn one after the other that a topic has grown, or was made again with fewer partitions.
+        # The topic is growing or was recreated, and brokers learn of it one after the other.
         ("_UNKNOWN_PARTITION",),
         ServerBusy,
         "The partitions of the topic are changing: the next try takes their new number",
     ),
     (
-        # Brokers that start, or are thought dead, count for nobody's replicas until they are back.
+        # Brokers that are starting or considered dead do not count as replicas.
         ("INVALID_REPLICATION_FACTOR",),
         ServerBusy,
         "Check that all brokers take part, and that replicas of the kafka sink is not more than there are",
@@ -171,7 +171,7 @@ _BY_CODE: tuple[tuple[tuple[str, ...], type[PenstockError], str], ...] = (
 
 
 def error_of(problem: Any, what: str) -> PenstockError:
-    """Return our error for one of the library's."""
+    """Return the Penstock error for an error of the library."""
     codes = library().KafkaError
     message = f"Kafka: {what}: {problem.str()}"
     for names, error, hint in _BY_CODE:
@@ -181,46 +181,46 @@ def error_of(problem: Any, what: str) -> PenstockError:
 
 
 def admin(client: Mapping[str, Any]) -> Any:
-    """Return a client for topics. Connects when it is used."""
-    with told("options"):
+    """Return a client for topics, which connects on first use."""
+    with translate_errors("options"):
         return library().admin.AdminClient(dict(client))
 
 
 def partitions_of(client: Any, topic: str) -> int:
-    """Return how many partitions a topic has, 0 where there is none. Raises our errors."""
+    """Return the number of partitions of a topic, 0 if it does not exist. Raises Penstock errors."""
     codes = library().KafkaError
-    with told(f"topic {topic}"):
-        # Asking for one topic by its name would make it.
-        found = client.list_topics(timeout=ANSWER_SECONDS_MAX).topics.get(topic)
-        if found is None:
+    with translate_errors(f"topic {topic}"):
+        # List all topics, because a request for one topic by name would create it.
+        metadata = client.list_topics(timeout=ANSWER_SECONDS_MAX).topics.get(topic)
+        if metadata is None:
             return 0
-        if found.error is not None and found.error.code() not in (
+        if metadata.error is not None and metadata.error.code() not in (
             codes.UNKNOWN_TOPIC_OR_PART,
             codes._UNKNOWN_TOPIC,
             codes._UNKNOWN_PARTITION,
             codes.LEADER_NOT_AVAILABLE,
         ):
-            raise error_of(found.error, f"topic {topic}")
-    return len(found.partitions)
+            raise error_of(metadata.error, f"topic {topic}")
+    return len(metadata.partitions)
 
 
 def partition_counts(client: Any) -> dict[str, int]:
-    """Return how many partitions each topic of the cluster has. Raises our errors."""
-    with told("list topics"):
+    """Return the number of partitions of each topic in the cluster. Raises Penstock errors."""
+    with translate_errors("list topics"):
         topics = client.list_topics(timeout=ANSWER_SECONDS_MAX).topics
     return {name: len(topic.partitions) for name, topic in topics.items() if topic.error is None}
 
 
-def make_topic(
+def create_topic(
     client: Any, topic: str, partitions: int | None, replicas: int | None, config: Mapping[str, str]
 ) -> int:
-    """Make a topic where there is none, and return how many partitions it has. None is the cluster's default.
+    """Create a topic if it does not exist, and return its number of partitions.
 
-    Somebody else may make it at the same time. Raises our errors.
+    None means the cluster's default. Another client may create it at the same time. Raises Penstock errors.
     """
     kafka = library()
-    if (there := partitions_of(client, topic)) > 0:
-        return there
+    if (existing := partitions_of(client, topic)) > 0:
+        return existing
     new = kafka.admin.NewTopic(
         topic,
         num_partitions=-1 if partitions is None else partitions,
@@ -228,20 +228,20 @@ def make_topic(
         config=dict(config),
     )
     _wait(client.create_topics([new]), f"make topic {topic}", ("TOPIC_ALREADY_EXISTS",))
-    return _until(client, topic, 1)
+    return _wait_for_partitions(client, topic, 1)
 
 
 def grow_topic(client: Any, topic: str, partitions: int) -> None:
-    """Give a topic at least so many partitions. Raises our errors."""
+    """Grow a topic to at least this many partitions. Raises Penstock errors."""
     if partitions_of(client, topic) < partitions:
         new = library().admin.NewPartitions(topic, partitions)
         _wait(client.create_partitions([new]), f"grow topic {topic}", ("INVALID_PARTITIONS",))
-        _until(client, topic, partitions)
+        _wait_for_partitions(client, topic, partitions)
 
 
 def _wait(futures: Mapping[str, Any], what: str, passed: tuple[str, ...]) -> None:
     kafka = library()
-    with told(what):
+    with translate_errors(what):
         for future in futures.values():
             try:
                 future.result(ANSWER_SECONDS_MAX)
@@ -250,74 +250,74 @@ def _wait(futures: Mapping[str, Any], what: str, passed: tuple[str, ...]) -> Non
                     raise
 
 
-def _until(client: Any, topic: str, partitions: int) -> int:
-    """Wait until brokers tell of so many partitions of a topic."""
+def _wait_for_partitions(client: Any, topic: str, partitions: int) -> int:
+    """Wait until the brokers report this many partitions of a topic."""
     deadline = time.monotonic() + ANSWER_SECONDS_MAX
-    while (there := partitions_of(client, topic)) < partitions:
+    while (count := partitions_of(client, topic)) < partitions:
         if time.monotonic() > deadline:
-            raise ServerBusy(f"Kafka: topic {topic} has {there} partitions, and not {partitions} yet")
+            raise ServerBusy(f"Kafka: topic {topic} has {count} partitions, and not {partitions} yet")
         time.sleep(0.02)
-    return there
+    return count
 
 
-def number_kept(client: Mapping[str, Any], topic: str, partition: int, key: bytes) -> int | None:
-    """Return the batch number that a position topic keeps under a key, None where there is none.
+def stored_number(client: Mapping[str, Any], topic: str, partition: int, key: bytes) -> int | None:
+    """Return the batch number that a position topic stores under a key, None if there is none.
 
-    Committed records only. Behind a transaction that is open nobody sees them, so its end is waited for: of
-    this part's last writer it is over, but one from before a reset may have died just now. Raises our errors,
-    ServerBusy where it stays open.
+    Reads only committed records, so an open transaction has to end first. The transaction of this part's last
+    writer has ended, but a writer from before a reset may have died just now. Raises Penstock errors,
+    ServerBusy if a transaction stays open.
     """
     kafka = library()
-    given = dict(client) | {
+    options = dict(client) | {
         "group.id": "penstock-positions",
         "enable.auto.commit": False,
         "enable.partition.eof": True,
     }
-    with told(f"position topic {topic}"):
-        consumer = kafka.Consumer(given | {"isolation.level": "read_committed"})
-        everything = kafka.Consumer(given | {"isolation.level": "read_uncommitted"})
+    with translate_errors(f"position topic {topic}"):
+        consumer = kafka.Consumer(options | {"isolation.level": "read_committed"})
+        everything = kafka.Consumer(options | {"isolation.level": "read_uncommitted"})
         try:
-            place = kafka.TopicPartition(topic, partition)
-            low, high = _ends(consumer, place)
+            topic_partition = kafka.TopicPartition(topic, partition)
+            low, high = _ends(consumer, topic_partition)
             deadline = time.monotonic() + OPEN_SECONDS_MAX
-            while high < _ends(everything, place)[1]:
+            while high < _ends(everything, topic_partition)[1]:
                 if time.monotonic() > deadline:
                     raise ServerBusy(
                         f"Kafka: a transaction stays open in partition {partition} of {topic}",
                         hint="It ends by itself, after the transaction_timeout of who began it",
                     )
                 time.sleep(0.05)
-                low, high = _ends(consumer, place)
+                low, high = _ends(consumer, topic_partition)
             recent = max(low, high - _RECENT_RECORDS)
-            found = _last_number(consumer, kafka.TopicPartition(topic, partition, recent), key)
-            if found is None and recent > low:
-                found = _last_number(consumer, kafka.TopicPartition(topic, partition, low), key)
-            return found
+            number = _last_number(consumer, kafka.TopicPartition(topic, partition, recent), key)
+            if number is None and recent > low:
+                number = _last_number(consumer, kafka.TopicPartition(topic, partition, low), key)
+            return number
         finally:
             consumer.close()
             everything.close()
 
 
-def _ends(consumer: Any, place: Any) -> tuple[int, int]:
-    """Return the first and the last offset of a partition, which may have been made just now."""
+def _ends(consumer: Any, topic_partition: Any) -> tuple[int, int]:
+    """Return the first and the last offset of a partition, which may be new."""
     kafka = library()
     codes = kafka.KafkaError
     soon = (codes.NOT_LEADER_FOR_PARTITION, codes.LEADER_NOT_AVAILABLE, codes.UNKNOWN_TOPIC_OR_PART)
     retry = Retry("asking for a partition again", backoff=_BACKOFF, seconds=ANSWER_SECONDS_MAX)
     while True:
         try:
-            low, high = consumer.get_watermark_offsets(place, timeout=ANSWER_SECONDS_MAX)
+            low, high = consumer.get_watermark_offsets(topic_partition, timeout=ANSWER_SECONDS_MAX)
             return low, high
         except kafka.KafkaException as problem:
             if problem.args[0].code() not in soon:
                 raise
-            retry.wait(problem, topic=place.topic)
+            retry.wait(problem, topic=topic_partition.topic)
 
 
 def _last_number(consumer: Any, start: Any, key: bytes) -> int | None:
     codes = library().KafkaError
     consumer.assign([start])
-    found: int | None = None
+    number: int | None = None
     while True:
         record = consumer.poll(ANSWER_SECONDS_MAX)
         if record is None:
@@ -325,7 +325,7 @@ def _last_number(consumer: Any, start: Any, key: bytes) -> int | None:
         problem = record.error()
         if problem is not None:
             if problem.code() == codes._PARTITION_EOF:
-                return found
+                return number
             raise error_of(problem, f"position topic {start.topic}")
         if record.key() == key and record.value() is not None:
-            found = int(json.loads(record.value())["number"])
+            number = int(json.loads(record.value())["number"])

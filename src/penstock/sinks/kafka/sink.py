@@ -12,7 +12,7 @@ from penstock.model import Secret
 from penstock.settings.values import Seconds
 from penstock.sinks.kafka import connection
 from penstock.sinks.kafka.connection import Cluster
-from penstock.sinks.kafka.writer import KafkaWriter, Producing, topic_of
+from penstock.sinks.kafka.writer import KafkaWriter, TransactionalProducer, topic_of
 from penstock.sinks.messages import Format, key_of
 from penstock.sinks.sink import BatchMark, Delivery, Evolution, Finding, Sink, Spread, Writer
 
@@ -20,7 +20,7 @@ EXTRA = "kafka"
 
 
 class Settings(Cluster):
-    """Which topics, and what their messages are."""
+    """Which topics, and the form of their messages."""
 
     topic: str = Field(
         default="{database}.{table}", description="the topic, a template with names and columns in braces"
@@ -56,13 +56,13 @@ class Settings(Cluster):
 
     @field_validator("key", "partition_by", mode="before")
     @classmethod
-    def _one_column(cls, given: Any) -> Any:
-        """One column may stand without a list around it."""
-        return (given,) if isinstance(given, str) and given not in ("primary_key", "none") else given
+    def _list_of_columns(cls, value: Any) -> Any:
+        """Accept a single column without a list."""
+        return (value,) if isinstance(value, str) and value not in ("primary_key", "none") else value
 
 
 def make(settings: Settings) -> "KafkaSink":
-    """Make the sink."""
+    """Create the sink."""
     return KafkaSink(settings)
 
 
@@ -78,9 +78,9 @@ class KafkaSink(Sink):
         self._password: Secret | None = settings.secret()
         self.delivery = Delivery.EXACTLY_ONCE if settings.exactly_once else Delivery.AT_LEAST_ONCE
         self.spread = _spread(settings)
-        # Producers that are between two batches, by their transactional ids.
-        self._idle: dict[str | None, Producing] = {}
-        # The client for topics that `begin` asks with each batch.
+        # Producers without a current batch, by transactional id.
+        self._idle: dict[str | None, TransactionalProducer] = {}
+        # The admin client that `begin` uses for each batch.
         self._topics: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -88,16 +88,16 @@ class KafkaSink(Sink):
 
     @property
     def tombstones(self) -> bool:
-        """Whether a delete is followed by an empty message."""
-        chosen = self.settings.tombstones
-        return self.settings.format.startswith("debezium") if chosen is None else chosen
+        """Whether a delete is followed by a tombstone."""
+        setting = self.settings.tombstones
+        return self.settings.format.startswith("debezium") if setting is None else setting
 
     def client(self) -> dict[str, Any]:
-        """Return the options of any client. The password is among them: they are for the library only."""
+        """Return the options of all clients. They contain the password, so pass them only to the library."""
         return self.settings.client(self._password)
 
     def key(self, target: Target) -> tuple[str, ...]:
-        """Return the columns of a target's keys. Raises OptionInvalid for one that it lacks."""
+        """Return the columns of a target's keys. Raises OptionInvalid for an unknown column."""
         if self.settings.key == "none":
             return ()
         columns = (
@@ -112,7 +112,7 @@ class KafkaSink(Sink):
         return tuple(columns)
 
     def check(self) -> Sequence[Finding]:
-        with connection.told("list topics"):
+        with connection.translate_errors("list topics"):
             connection.admin(self.client()).list_topics(timeout=connection.ANSWER_SECONDS_MAX)
         return ()
 
@@ -130,12 +130,12 @@ class KafkaSink(Sink):
             self.make(topic)
 
     def make(self, topic: str) -> int:
-        """Make a topic where there is none, and return how many partitions it has."""
+        """Create a topic if it does not exist, and return its number of partitions."""
         client = connection.admin(self.client())
-        return connection.make_topic(client, topic, self.settings.partitions, self.settings.replicas, {})
+        return connection.create_topic(client, topic, self.settings.partitions, self.settings.replicas, {})
 
     def begin(self, targets: Iterable[Target]) -> Mapping[str, Any]:
-        """Read the partition counts of the topics: all changes of a key in a batch go by the same count."""
+        """Read the topics' partition counts, so that a batch partitions every key by the same count."""
         counts = connection.partition_counts(self._topics_client())
         topics = {topic_of(self.settings.topic, target) for target in targets}
         return {"partitions": {topic: counts[topic] for topic in topics if topic and counts.get(topic)}}
@@ -143,13 +143,13 @@ class KafkaSink(Sink):
     def open(self, mark: BatchMark, part: int) -> Writer:
         return KafkaWriter(self, mark, part)
 
-    def producing(self, identity: str | None) -> Producing | None:
-        """Return a producer that is between two batches, None where there is none."""
+    def take_producer(self, identity: str | None) -> TransactionalProducer | None:
+        """Return a producer without a current batch, None if there is none."""
         return self._idle.pop(identity, None)
 
-    def keep(self, identity: str | None, producing: Producing) -> None:
+    def keep(self, identity: str | None, producer: TransactionalProducer) -> None:
         """Keep a producer for the next batch in this process."""
-        self._idle[identity] = producing
+        self._idle[identity] = producer
 
     def close(self) -> None:
         self._idle.clear()
@@ -164,6 +164,6 @@ class KafkaSink(Sink):
 def _spread(settings: Settings) -> Spread:
     if settings.order == "commit":
         return Spread.WHOLE
-    # Rows that share a key of messages are together only where it is the table's own.
+    # Rows with the same message key are in one part only if it is the table's own key.
     by_row = settings.key == "primary_key" and not settings.partition_by
     return Spread.KEYS if settings.order == "key" and by_row else Spread.TABLES

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes rows of a table whose files never change: files that hold one of the keys are written anew.
+"""Changes rows of a table with immutable files by rewriting the files that hold one of the keys.
 
-A file is passed over where its bounds show that it has none of the keys, or its key columns do. What takes
-the place of a row stands in the file that takes the place of its file, so tables keep the order in which they
-were loaded, and changes of neighbouring keys touch few files.
+A file is skipped if its bounds or its key columns show that it has none of the keys. A changed row goes to
+the file that replaces the row's file, so tables keep their load order, and changes of neighbouring keys touch
+few files.
 """
 
 import os
@@ -17,98 +17,112 @@ import pyarrow
 from penstock.sinks.lake.key_index import KeyIndex
 from penstock.sinks.lake.parquet_files import Bounds, DataFile, Folder, PartFiles
 
-# Files are gone through side by side, but no more of them, as each costs the memory of a row group or two.
+# Files are read in parallel, but few at a time, because each needs memory for a row group or two.
 _THREADS_MAX = 4
-# With so many small files, all of them are written anew as few.
+# If there are more small files than this, merge them into few.
 _SMALL_FILES_MAX = 16
-# A file is small below this part of the size that files are to have.
+# A file below this fraction of the target size is small.
 _SMALL_FRACTION = 4
 
-# Given rows of a file, the number of each one's key or -1, and which file it is: what is in their place.
-Mend = Callable[[pyarrow.Table, numpy.ndarray, int], pyarrow.Table]
+# Receives rows of a file, the number of each row's key or -1, and the file's number; returns the replacement
+# rows.
+ReplaceRows = Callable[[pyarrow.Table, numpy.ndarray, int], pyarrow.Table]
 
 
 @dataclass
 class Rewritten:
-    """What became of a table's files."""
+    """The result of rewriting a table's files."""
 
     removed: list[DataFile] = field(default_factory=list)
     added: list[DataFile] = field(default_factory=list)
-    # The rows that were in the files that are removed.
+    # The number of rows in the removed files.
     rows: int = 0
 
 
 class CopyOnWrite:
-    """Goes through files of one folder, and writes anew those that hold one of the keys."""
+    """Rewrites the files of one folder that hold one of the keys."""
 
     def __init__(
-        self, folder: Folder, schema: pyarrow.Schema, key: Sequence[str], index: KeyIndex, mend: Mend
+        self,
+        folder: Folder,
+        schema: pyarrow.Schema,
+        key: Sequence[str],
+        index: KeyIndex,
+        replace_rows: ReplaceRows,
     ) -> None:
         self._folder = folder
         self._schema = schema
         self._key = list(key)
         self._index = index
-        self._mend = mend
+        self._replace_rows = replace_rows
 
     def rewrite(
         self, files: Sequence[DataFile], output: Callable[[], PartFiles], bytes_max: int
     ) -> Rewritten:
-        """Return what takes the place of files, in which `mend` was asked about every row group that holds
-        one of the keys. `output` makes writers of new files, which may have about `bytes_max` bytes.
+        """Return the files removed and added by rewriting files with one of the keys.
 
-        Raises what reading and writing raise; then what was written is deleted.
+        `replace_rows` is called for every row group with one of the keys. `output` creates writers for new
+        files of about `bytes_max` bytes. Raises what reading and writing raise; new files are then deleted.
         """
-        bounds = [[one.bounds.get(name) for name in self._key] for one in files]
-        chosen = [
+        bounds = [[file.bounds.get(name) for name in self._key] for file in files]
+        with_keys = [
             number
-            for number, of_file in enumerate(bounds)
-            if self._index.may_have([_told(one) for one in of_file])
+            for number, file_bounds in enumerate(bounds)
+            if self._index.may_have([_known_bounds(column) for column in file_bounds])
         ]
-        small = [number for number, one in enumerate(files) if one.bytes * _SMALL_FRACTION < bytes_max]
-        joined = set(small) if len(small) > _SMALL_FILES_MAX else set()
-        todo = sorted(joined.union(chosen), key=lambda number: _order(bounds[number]))
-        threads = max(1, min(_THREADS_MAX, os.cpu_count() or 1, len(todo)))
-        # Neighbours go to one writer, so that what is written has narrow bounds too.
-        shares = [share.tolist() for share in numpy.array_split(numpy.array(todo, numpy.int64), threads)]
+        small = [number for number, file in enumerate(files) if file.bytes * _SMALL_FRACTION < bytes_max]
+        merged = set(small) if len(small) > _SMALL_FILES_MAX else set()
+        selected = sorted(merged.union(with_keys), key=lambda number: _order(bounds[number]))
+        threads = max(1, min(_THREADS_MAX, os.cpu_count() or 1, len(selected)))
+        # Give neighbouring files to one writer, so that the new files have narrow bounds.
+        shares = [share.tolist() for share in numpy.array_split(numpy.array(selected, numpy.int64), threads)]
         writers = [output() for _ in shares]
 
         def work(share: list[int], writer: PartFiles) -> list[int]:
-            return [number for number in share if self._one(files[number], number, writer, number in joined)]
+            return [
+                number
+                for number in share
+                if self._rewrite_file(files[number], number, writer, number in merged)
+            ]
 
-        done = Rewritten()
+        rewritten = Rewritten()
         try:
             with ThreadPoolExecutor(threads) as pool:
-                touched = [number for found in pool.map(work, shares, writers) for number in found]
+                touched = [
+                    number for share_numbers in pool.map(work, shares, writers) for number in share_numbers
+                ]
             for writer in writers:
-                done.added += writer.finish()
+                rewritten.added += writer.finish()
         except BaseException:
             for writer in writers:
                 writer.abort()
             raise
-        done.removed = [files[number] for number in touched]
-        done.rows = sum(one.rows for one in done.removed)
-        return done
+        rewritten.removed = [files[number] for number in touched]
+        rewritten.rows = sum(file.rows for file in rewritten.removed)
+        return rewritten
 
-    def _one(self, file: DataFile, number: int, writer: PartFiles, anyway: bool) -> bool:
-        """Write a file anew, and tell whether that was needed."""
+    def _rewrite_file(self, file: DataFile, number: int, writer: PartFiles, merge: bool) -> bool:
+        """Rewrite a file, and return whether that was necessary."""
         with self._folder.open(file.path) as opened:
             keys = pyarrow.schema([self._schema.field(name) for name in self._key])
-            # A column may have become one of the key after the file was written.
-            there = [name for name in self._key if name in opened.schema_arrow.names]
+            # A column may have become part of the key after the file was written.
+            present = [name for name in self._key if name in opened.schema_arrow.names]
             groups = [
-                self._index.find(in_schema(opened.read_row_group(group, columns=there), keys).columns)
+                self._index.find(in_schema(opened.read_row_group(group, columns=present), keys).columns)
                 for group in range(opened.num_row_groups)
             ]
-            if not anyway and not any((found >= 0).any() for found in groups):
+            if not merge and not any((key_numbers >= 0).any() for key_numbers in groups):
                 return False
-            for group, found in enumerate(groups):
+            for group, key_numbers in enumerate(groups):
                 rows = in_schema(opened.read_row_group(group, use_threads=False), self._schema)
-                writer.write(self._mend(rows, found, number) if (found >= 0).any() else rows)
+                writer.write(
+                    self._replace_rows(rows, key_numbers, number) if (key_numbers >= 0).any() else rows
+                )
         return True
 
 
 def in_schema(rows: pyarrow.Table, schema: pyarrow.Schema) -> pyarrow.Table:
-    """Return rows of an older file, which may lack columns that were added since, or have one more."""
+    """Return rows of an older file in the current schema, with null for added columns."""
     if rows.schema.equals(schema):
         return rows
     columns = [
@@ -120,13 +134,13 @@ def in_schema(rows: pyarrow.Table, schema: pyarrow.Schema) -> pyarrow.Table:
     return pyarrow.Table.from_arrays(columns, schema=schema)
 
 
-def _told(bounds: Bounds | None) -> tuple[object, object, bool] | None:
+def _known_bounds(bounds: Bounds | None) -> tuple[object, object, bool] | None:
     if bounds is None or bounds.low is None or bounds.high is None:
         return None
     return bounds.low, bounds.high, bounds.nulls != 0
 
 
 def _order(bounds: Sequence[Bounds | None]) -> tuple[bool, object]:
-    """Return what puts files in the order of their first key column, those without bounds last."""
+    """Return a sort key that orders files by their first key column, without bounds last."""
     first = bounds[0]
     return (True, 0) if first is None or first.low is None else (False, first.low)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps every row that ever was, with the commits from and until which it was the source's (SCD type 2).
+"""Keeps every row version with the commits that began and ended it (SCD type 2).
 
-A row that is the source's now has no end. A change ends the row of its key and begins another; both bear the
+A current row has no end. A change ends the current row of its key and begins another row; both get the
 change's version and time.
 """
 
@@ -25,12 +25,12 @@ from penstock.sinks.lake.table import LakeTable
 FROM_VERSION, TO_VERSION = "_valid_from_version", "_valid_to_version"
 FROM_TIME, TO_TIME = "_valid_from", "_valid_to"
 _TIME = pyarrow.timestamp("us", tz="UTC")
-# Stands for no end, and for a moment that is not known.
+# Means no end, or an unknown time.
 _OPEN = -1
 
 
 def history_fields() -> list[pyarrow.Field]:
-    """Return the columns of a history behind the table's own."""
+    """Return the additional columns of a history."""
     return [
         pyarrow.field(FROM_VERSION, pyarrow.int64()),
         pyarrow.field(TO_VERSION, pyarrow.int64()),
@@ -40,7 +40,7 @@ def history_fields() -> list[pyarrow.Field]:
 
 
 class HistoryTable:
-    """What one batch makes of one history. Holds the batch's changes of the table in memory."""
+    """The changes of one batch to one history. Buffers the batch's changes of the table in memory."""
 
     def __init__(
         self, target: Target, table: LakeTable, output: Callable[[], PartFiles], *, bytes_max: int
@@ -55,40 +55,40 @@ class HistoryTable:
         self.unrepresentable: Counter[str] = Counter()
 
     def add(self, changes: Changes) -> None:
-        """Take changes, which follow those taken before."""
+        """Add changes, which follow the changes added before."""
         if len(changes):
             self._parts.append(changes)
 
     def empty(self, version: int) -> None:
-        """Take that the source table was emptied: whatever is open there ends."""
+        """Record that the source table was emptied, which ends all current rows."""
         self._emptied.append(version)
 
     def abort(self) -> None:
-        """Let go of what was taken."""
+        """Discard the buffered changes."""
         self._parts = []
 
     def commit(self, numbers: Mapping[str, int]) -> int:
-        """Make the table's next version; return how many changes it has more."""
-        rows = self._ordered()
+        """Commit the table's next version, and return the number of changes added."""
+        rows = self._changes_in_order()
         events = _Events(self._target, rows, self._table.schema, self._emptied)
-        put = puts(rows)
-        self.unrepresentable += unrepresentable_counts(self._target, rows.filter(put))
-        begun = events.periods(rows, self._table.schema).filter(put)
-        ended = self._end(events)
+        is_written = puts(rows)
+        self.unrepresentable += unrepresentable_counts(self._target, rows.filter(is_written))
+        begun = events.periods(rows, self._table.schema).filter(is_written)
+        ended = self._end_rows(events)
         try:
             writer = self._output()
             writer.write(begun)
             ended.added += writer.finish()
         except BaseException:
-            self._table.folder.delete([one.path for one in ended.added])
+            self._table.folder.delete([file.path for file in ended.added])
             raise
-        # A commit whose answer is lost may have been made: the files that it names stay, whatever it raises.
+        # If the commit's answer is lost, the commit may exist. Keep its files whatever it raises.
         self._table.commit(ended.added, ended.removed, numbers)
         self._parts = []
         return int(rows.num_rows)
 
-    def _ordered(self) -> pyarrow.Table:
-        """Return all changes in commit order, those of a load before others of their version."""
+    def _changes_in_order(self) -> pyarrow.Table:
+        """Return all changes in commit order, with load rows first within a version."""
         if not self._parts:
             return pyarrow.Table.from_batches([], schema=_changes_schema(self._target))
         rows = pyarrow.Table.from_batches([part.rows for part in self._parts])
@@ -101,19 +101,19 @@ class HistoryTable:
         check_keys(self._target, rows)
         return rows
 
-    def _end(self, events: "_Events") -> Rewritten:
-        """Write the files anew that hold rows which end in this batch."""
+    def _end_rows(self, events: "_Events") -> Rewritten:
+        """Rewrite the files with rows that end in this batch."""
         files = self._table.files()
         if not files or not (events.count or self._emptied):
             return Rewritten()
         index = _EveryRow() if self._emptied else events.index
         key = self._target.primary_key
-        work = CopyOnWrite(self._table.folder, self._table.schema, key, index, events.mend)
+        work = CopyOnWrite(self._table.folder, self._table.schema, key, index, events.replace_rows)
         return work.rewrite(files, self._output, self._bytes_max)
 
 
 class _Events:
-    """The changes of a batch as events of their keys: what ends which row."""
+    """The changes of a batch as events per key, which determine the ends of rows."""
 
     def __init__(
         self, target: Target, rows: pyarrow.Table, schema: pyarrow.Schema, emptied: Sequence[int]
@@ -127,69 +127,70 @@ class _Events:
         if not self.count:
             return
         first = keys.append_column("_at", pyarrow.array(numpy.arange(self.count)))
-        found = first.group_by(self._key, use_threads=False).aggregate([("_at", "min")])
-        self.index = KeyIndex(found.select(self._key))
-        # Of each key, its first event in the batch: what ends its row in the table.
-        self._first = found.column("_at_min").to_numpy()
+        first_events = first.group_by(self._key, use_threads=False).aggregate([("_at", "min")])
+        self.index = KeyIndex(first_events.select(self._key))
+        # The first event of each key in the batch, which ends the key's row in the table.
+        self._first = first_events.column("_at_min").to_numpy()
         self._codes = self.index.find(keys.columns)
 
     def periods(self, rows: pyarrow.Table, schema: pyarrow.Schema) -> pyarrow.Table:
-        """Return the rows as the history holds them: each begins with its change, and ends with the next
-        one of its key."""
+        """Return rows in history form: each begins with its change and ends with the key's next change."""
         stored = stored_rows(rows, schema)
         following = numpy.full(self.count, -1, numpy.int64)
         if self.count:
             order = numpy.argsort(self._codes, kind="stable")
             same = self._codes[order][1:] == self._codes[order][:-1]
             following[order[:-1][same]] = order[1:][same]
-        ends, times = self._sooner_emptied(self._versions, *self._told(following))
-        made = {FROM_VERSION: pyarrow.array(self._versions), FROM_TIME: _moments(self._times)}
-        made |= {TO_VERSION: _or_null(ends), TO_TIME: _moments(times)}
-        return _with(stored, made)
+        ends, times = self._end_at_emptying(self._versions, *self._versions_and_times(following))
+        columns = {FROM_VERSION: pyarrow.array(self._versions), FROM_TIME: _moments(self._times)}
+        columns |= {TO_VERSION: _or_null(ends), TO_TIME: _moments(times)}
+        return _with(stored, columns)
 
-    def mend(self, group: pyarrow.Table, _: numpy.ndarray, __: int) -> pyarrow.Table:
-        """Return rows of the table, each with the end that the first event of its key gives it.
+    def replace_rows(self, group: pyarrow.Table, _: numpy.ndarray, __: int) -> pyarrow.Table:
+        """Return rows of the table, with ends according to the first events of their keys.
 
-        A row that was read ahead of the log ended the one before it at its own version; the log's next change
-        of that key is earlier, and moves that end. The row itself would end before it begins: the log has all
-        of its time, so it is left out.
+        A row that was read ahead of the log has ended its predecessor at its own version. The log's next
+        change of that key is earlier and moves that end back. The row itself would end before it begins, so
+        it is dropped: the log contains its whole lifetime.
         """
         ends = numpy.full(group.num_rows, _OPEN, numpy.int64)
         times = ends.copy()
         if self.count:
             codes = self.index.find(group.select(self._key).columns)
             events = numpy.where(codes >= 0, self._first[codes], -1)
-            ends, times = self._told(events)
+            ends, times = self._versions_and_times(events)
         begun = group.column(FROM_VERSION).to_numpy()
-        ends, times = self._sooner_emptied(begun, ends, times)
+        ends, times = self._end_at_emptying(begun, ends, times)
         stored = group.column(TO_VERSION)
         is_open = pc.is_null(stored).to_numpy()
         later = pc.fill_null(stored, _OPEN).to_numpy() > ends
-        # An end that is later than the log's own was made by rows that were read ahead of it.
+        # An end later than the log's own was set by rows that were read ahead of the log.
         moved = (ends != _OPEN) & (is_open | (later & (ends >= begun)))
         mask = pyarrow.array(moved)
-        made = {
+        columns = {
             TO_VERSION: pc.if_else(mask, _or_null(ends), stored),
             TO_TIME: pc.if_else(mask, _moments(times), group.column(TO_TIME)),
         }
-        told_anew = is_open & (ends != _OPEN) & (ends < begun)
-        return _with(group, made).filter(pyarrow.array(~told_anew))
+        covered_by_log = is_open & (ends != _OPEN) & (ends < begun)
+        return _with(group, columns).filter(pyarrow.array(~covered_by_log))
 
-    def _sooner_emptied(
+    def _end_at_emptying(
         self, begun: numpy.ndarray, ends: numpy.ndarray, times: numpy.ndarray
     ) -> tuple[numpy.ndarray, numpy.ndarray]:
-        """Return ends of rows that begin at versions, with their times: where the table was emptied between
-        the two, it is that version, whose time is not known."""
+        """Return the ends of rows, and their times, limited to the first emptying after their begin.
+
+        The time of an emptying is unknown.
+        """
         if not len(self._emptied):
             return ends, times
-        place = numpy.searchsorted(self._emptied, begun)
-        known = place < len(self._emptied)
-        emptied = self._emptied[numpy.where(known, place, 0)]
-        sooner = known & ((ends < 0) | (ends > emptied))
-        return numpy.where(sooner, emptied, ends), numpy.where(sooner, _OPEN, times)
+        index = numpy.searchsorted(self._emptied, begun)
+        known = index < len(self._emptied)
+        emptied = self._emptied[numpy.where(known, index, 0)]
+        ends_earlier = known & ((ends < 0) | (ends > emptied))
+        return numpy.where(ends_earlier, emptied, ends), numpy.where(ends_earlier, _OPEN, times)
 
-    def _told(self, events: numpy.ndarray) -> tuple[numpy.ndarray, numpy.ndarray]:
-        """Return versions and times of events by their numbers; -1 is none."""
+    def _versions_and_times(self, events: numpy.ndarray) -> tuple[numpy.ndarray, numpy.ndarray]:
+        """Return the versions and times of events by index; -1 means no event."""
         known = events >= 0
         if not self.count:
             return numpy.full(len(events), _OPEN), numpy.full(len(events), _OPEN)
@@ -199,7 +200,7 @@ class _Events:
 
 
 class _EveryRow(KeyIndex):
-    """Finds every row of every file: where a table was emptied, all that is open ends."""
+    """Matches every row of every file. Used if a table was emptied, which ends all current rows."""
 
     def __init__(self) -> None:
         self.count = 1
@@ -212,13 +213,13 @@ class _EveryRow(KeyIndex):
 
 
 def _changes_schema(target: Target) -> pyarrow.Schema:
-    columns = [(one.name, one.type_text, one.charset, one.nullable) for one in target.columns]
+    columns = [(column.name, column.type_text, column.charset, column.nullable) for column in target.columns]
     return pyarrow.schema(_native.arrow_schema(columns, mariadb=target.mariadb))
 
 
-def _with(rows: pyarrow.Table, made: Mapping[str, Any]) -> pyarrow.Table:
+def _with(rows: pyarrow.Table, columns: Mapping[str, Any]) -> pyarrow.Table:
     """Return rows with other values in some columns."""
-    for name, values in made.items():
+    for name, values in columns.items():
         number = rows.schema.get_field_index(name)
         rows = rows.set_column(number, rows.schema.field(number), values)
     return rows

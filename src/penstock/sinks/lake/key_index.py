@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rows of a table have one of many keys, column by column, exactly and without a loop over rows."""
+"""Finds the rows of a table that have one of many keys, exactly and vectorised per column."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -8,47 +8,49 @@ import numpy
 import pyarrow
 import pyarrow.compute as pc
 
-# Whole numbers that lie this close together are found by their place in an array of this size.
+# Integers within a range of this size are looked up in an array.
 _DENSE_NUMBERS_MAX = 1 << 26
 
 _Columns = Sequence[pyarrow.ChunkedArray]
 
 
 class KeyIndex:
-    """Distinct keys, each with its number. Null is a value that agrees with null."""
+    """Distinct keys, each with a number. Null equals null."""
 
     def __init__(self, keys: pyarrow.Table) -> None:
-        """Take one row for each key: its columns in the types that the table has."""
+        """Build the index from one row per key, with columns in the table's types."""
         self.count = keys.num_rows
         self._parts = [_Part(column) for column in keys.columns]
-        # For each further column: the pairs that occur, sorted, of what came before it and its own.
+        # For each further column: the sorted distinct pairs of the preceding code and its own code.
         self._pairs: list[numpy.ndarray] = []
         codes = self._parts[0].find(keys.column(0))
         for part, column in zip(self._parts[1:], keys.columns[1:], strict=True):
             pairs = codes * part.count + part.find(column)
-            found = _distinct(pairs)
-            self._pairs.append(found)
-            codes = numpy.searchsorted(found, pairs)
-        # From the code of a key to its number among `keys`.
+            distinct_pairs = _distinct(pairs)
+            self._pairs.append(distinct_pairs)
+            codes = numpy.searchsorted(distinct_pairs, pairs)
+        # Maps the code of a key to its number in `keys`.
         self._numbers = numpy.empty(self.count, numpy.int64)
         self._numbers[codes] = numpy.arange(self.count)
 
     def find(self, columns: _Columns) -> numpy.ndarray:
-        """Return, of each row, the number of its key, -1 where it is none of these."""
+        """Return the number of each row's key, -1 for other keys."""
         codes = self._parts[0].find(columns[0])
         for part, pairs, column in zip(self._parts[1:], self._pairs, columns[1:], strict=True):
             own = part.find(column)
-            wanted = codes * part.count + own
-            wanted[(codes < 0) | (own < 0)] = -1
-            codes = _place(pairs, wanted)
-        found = numpy.full(len(codes), -1, numpy.int64)
+            pair_codes = codes * part.count + own
+            pair_codes[(codes < 0) | (own < 0)] = -1
+            codes = _position_in(pairs, pair_codes)
+        numbers = numpy.full(len(codes), -1, numpy.int64)
         hit = codes >= 0
-        found[hit] = self._numbers[codes[hit]]
-        return found
+        numbers[hit] = self._numbers[codes[hit]]
+        return numbers
 
     def may_have(self, bounds: Sequence[tuple[Any, Any, bool] | None]) -> bool:
-        """Tell whether a row within bounds may have one of the keys: for each column its lowest and highest
-        value and whether there are nulls, None where that is not known."""
+        """Return whether a row within bounds may have one of the keys.
+
+        `bounds` has for each column its minimum, its maximum and whether it has nulls, or None if unknown.
+        """
         return self.count > 0 and all(
             bound is None or part.overlaps(*bound) for part, bound in zip(self._parts, bounds, strict=True)
         )
@@ -70,25 +72,25 @@ class _Part:
         else:
             distinct = pc.unique(values)
             self._values = distinct.take(pc.sort_indices(distinct))
-        # Null's code is behind those of the values.
+        # Null has the code after those of the values.
         self.count = len(self._values) + 1
 
     def find(self, column: pyarrow.ChunkedArray) -> numpy.ndarray:
-        """Return the code of each value, -1 where it is none of these."""
+        """Return the code of each value, -1 for other values."""
         values = plain(column)
         if self._whole is None:
-            found = pc.fill_null(pc.index_in(values, value_set=self._values, skip_nulls=True), -1)
-            codes: numpy.ndarray = found.to_numpy().astype(numpy.int64)
+            indexes = pc.fill_null(pc.index_in(values, value_set=self._values, skip_nulls=True), -1)
+            codes: numpy.ndarray = indexes.to_numpy().astype(numpy.int64)
         else:
             whole = values.fill_null(0).to_numpy() if values.null_count else values.to_numpy()
-            codes = self._place(whole)
+            codes = self._position_in(whole)
         if column.null_count:
             codes[column.is_null().to_numpy()] = self.count - 1 if self._has_null else -1
         return codes
 
-    def _place(self, whole: numpy.ndarray) -> numpy.ndarray:
+    def _position_in(self, whole: numpy.ndarray) -> numpy.ndarray:
         if self._dense is None:
-            return _place(self._whole, whole)
+            return _position_in(self._whole, whole)
         assert self._whole is not None
         offset = whole - self._whole[0]
         inside = (whole >= self._whole[0]) & (whole <= self._whole[-1])
@@ -97,12 +99,12 @@ class _Part:
         return codes
 
     def overlaps(self, low: Any, high: Any, nulls: bool) -> bool:
-        """Tell whether one of the values, or null, lies within bounds; of unknown ones it may."""
+        """Return whether a value, or null, is within bounds. True if the bounds are unknown."""
         if nulls and self._has_null:
             return True
         if low is None or high is None:
             return True
-        low, high = (plain(pyarrow.chunked_array([[one]], self._type))[0].as_py() for one in (low, high))
+        low, high = (plain(pyarrow.chunked_array([[bound]], self._type))[0].as_py() for bound in (low, high))
         first, end = 0, len(self._values)
         while first < end:
             middle = (first + end) // 2
@@ -114,7 +116,7 @@ class _Part:
 
 
 def plain(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
-    """Return a column by whose values keys are found: whole numbers as such, and one zero."""
+    """Return a column in the form for comparing keys: integers, and a single zero for floats."""
     types = pyarrow.types
     if types.is_date32(column.type):
         column = column.cast(pyarrow.int32())
@@ -126,29 +128,29 @@ def plain(column: pyarrow.ChunkedArray) -> pyarrow.ChunkedArray:
 
 
 def _distinct(values: numpy.ndarray) -> numpy.ndarray:
-    """Return the distinct values, sorted: of mostly distinct ones, hashing them costs more."""
+    """Return the distinct values, sorted. Most are distinct, so sorting is cheaper than hashing."""
     ordered = numpy.sort(values)
     return ordered[numpy.concatenate([[True], ordered[1:] != ordered[:-1]])] if len(ordered) else ordered
 
 
 def _dense(sorted_values: numpy.ndarray) -> numpy.ndarray | None:
-    """Return an array of codes by value, from the lowest one, where that is not too large."""
+    """Return an array of codes by value, from the lowest value, None if it would be too large."""
     if not len(sorted_values):
         return None
-    room = int(sorted_values[-1]) - int(sorted_values[0]) + 1
-    if room > min(_DENSE_NUMBERS_MAX, 64 * len(sorted_values) + 1024):
+    size = int(sorted_values[-1]) - int(sorted_values[0]) + 1
+    if size > min(_DENSE_NUMBERS_MAX, 64 * len(sorted_values) + 1024):
         return None
-    codes = numpy.full(room, -1, numpy.int32)
+    codes = numpy.full(size, -1, numpy.int32)
     codes[sorted_values - sorted_values[0]] = numpy.arange(len(sorted_values))
     return codes
 
 
-def _place(sorted_values: numpy.ndarray | None, wanted: numpy.ndarray) -> numpy.ndarray:
-    """Return where each wanted value stands among sorted ones, -1 where it is none of them."""
+def _position_in(sorted_values: numpy.ndarray | None, wanted: numpy.ndarray) -> numpy.ndarray:
+    """Return the index of each wanted value in sorted values, -1 if it is missing."""
     assert sorted_values is not None
     if not len(sorted_values):
         return numpy.full(len(wanted), -1, numpy.int64)
-    places = numpy.searchsorted(sorted_values, wanted)
-    places[places == len(sorted_values)] = 0
-    places[sorted_values[places] != wanted] = -1
-    return places
+    indexes = numpy.searchsorted(sorted_values, wanted)
+    indexes[indexes == len(sorted_values)] = 0
+    indexes[sorted_values[indexes] != wanted] = -1
+    return indexes

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of a lake as a sink, whichever format they have: mirrors, feeds and histories, one commit a batch.
+"""The common part of lake sinks in any format: mirrors, feeds and histories, one commit per batch.
 
-Writers put files into a table's folder, which nothing refers to yet; a commit names them, and stores the
-batch's number. So a batch that comes again finds its number, and files of one that failed are never seen.
+Writers put files into a table's folder that nothing refers to yet. A commit adds them to the table and stores
+the batch's number. A retried batch finds its number, and files of a failed batch are never visible.
 """
 
 from abc import abstractmethod
@@ -21,7 +21,7 @@ from penstock.model import TableName
 from penstock.sinks.images import refuse_partial, unrepresentable_counts
 from penstock.sinks.lake.history import HistoryTable, history_fields
 from penstock.sinks.lake.mirror import MirrorTable
-from penstock.sinks.lake.parquet_files import DataFile, PartFiles, files_told
+from penstock.sinks.lake.parquet_files import DataFile, PartFiles, translate_file_errors
 from penstock.sinks.lake.rows import check_keys, feed_fields, read_rows, stored_rows, stored_schema
 from penstock.sinks.lake.table import LakeTable
 from penstock.sinks.lake.types import is_widened
@@ -37,28 +37,28 @@ from penstock.sinks.sink import (
     applications_of,
 )
 
-# Under this name a table remembers its last batch that only added rows of a full load.
+# The suffix under which a table stores its last batch that only added rows of a full load.
 _LOADS = "/loads"
 
 
 class Mode(StrEnum):
     """What a table holds."""
 
-    # The source's rows as they are now.
+    # The current rows of the source.
     MIRROR = "mirror"
     # Every change, with its system columns.
     FEED = "feed"
-    # Every row that ever was, with the time from which and until which it was the source's.
+    # Every row version, with the times at which it began and ended.
     HISTORY = "history"
 
 
 class LakeSink(Sink):
-    """Writes tables of a lake. Formats say how a table is opened, made and changed."""
+    """Writes tables of a lake. Subclasses define how a format opens, creates and changes tables."""
 
     delivery = Delivery.EXACTLY_ONCE
     remembers_alone = True
     metadata_read = ("absent", "unrepresentable")
-    # The narrowest integers that the format has.
+    # The narrowest integer type of the format.
     integer_bits_min = 8
 
     def __init__(self, mode: Mode, *, file_bytes: int, memory_bytes: int, compression: str) -> None:
@@ -71,33 +71,33 @@ class LakeSink(Sink):
         self.keeps_state = mode is Mode.MIRROR
         self.keeps_history = mode is Mode.HISTORY
 
-    # --- What a format says -----------------------------------------------------------------
+    # --- Defined by the format --------------------------------------------------------------
 
     @abstractmethod
     def open_table(self, target: Target) -> LakeTable | None:
-        """Return a target's table, None where there is none."""
+        """Return a target's table, None if it does not exist."""
 
     @abstractmethod
     def create_table(self, target: Target, schema: pyarrow.Schema) -> LakeTable:
-        """Make a target's table, or return the one that somebody has just made."""
+        """Create a target's table, or return the table that someone has just created."""
 
     @abstractmethod
     def place(self, target: Target) -> str:
-        """Return where a target's table is, for people."""
+        """Return the location of a target's table, for messages."""
 
-    # --- The seam ---------------------------------------------------------------------------
+    # --- The sink's interface ---------------------------------------------------------------
 
     def plan(self, target: Target, evolution: Evolution) -> Sequence[str]:
         self._check_key(target)
         table, schema = self.open_table(target), self.schema_of(target)
         if table is None:
-            columns = ", ".join(f"{one.name} {one.type}" for one in schema)
+            columns = ", ".join(f"{field.name} {field.type}" for field in schema)
             return [f"make the table {self.place(target)} ({columns})"]
         added, widened = self._differences(target, table, schema, evolution)
-        said = [f"add column {one.name} {one.type} to {self.place(target)}" for one in added]
+        descriptions = [f"add column {field.name} {field.type} to {self.place(target)}" for field in added]
         if widened:
-            said.append(f"write {self.place(target)} anew, with wider {', '.join(widened)}")
-        return said
+            descriptions.append(f"write {self.place(target)} anew, with wider {', '.join(widened)}")
+        return descriptions
 
     def prepare(self, target: Target, evolution: Evolution) -> None:
         self._check_key(target)
@@ -105,14 +105,16 @@ class LakeSink(Sink):
         table = self.open_table(target) or self.create_table(target, schema)
         added, widened = self._differences(target, table, schema, evolution)
         if widened:
-            types = {one.name: schema.field(one.name).type for one in table.schema if one.name in widened}
-            fields = [one.with_type(types.get(one.name, one.type)) for one in table.schema]
+            types = {
+                field.name: schema.field(field.name).type for field in table.schema if field.name in widened
+            }
+            fields = [field.with_type(types.get(field.name, field.type)) for field in table.schema]
             table.widen(pyarrow.schema([*fields, *added]))
         elif added:
             table.add_columns(added)
 
     def remembers(self, pipeline: str, targets: Sequence[Target]) -> bool:
-        """Look for the pipeline's numbers in the tables."""
+        """Look for the pipeline's batch numbers in the tables."""
         tables = map(self.open_table, targets)
         return any(
             table is not None and table.number(applications_of(pipeline)) is not None for table in tables
@@ -140,7 +142,7 @@ class LakeSink(Sink):
         versions = [
             pc.max(batch.column(0)).as_py()
             for target in committed
-            for batch in self.opened(target).batches(["_commit_version"])
+            for batch in self.open_prepared(target).batches(["_commit_version"])
         ]
         return max((version for version in versions if version is not None), default=None)
 
@@ -150,12 +152,12 @@ class LakeSink(Sink):
     def commit(self, mark: BatchMark, receipts: Sequence[Receipt]) -> None:
         staged: dict[str, tuple[Target, list[DataFile]]] = {}
         for receipt in receipts:
-            for one in receipt.staged:
-                target = Target.from_json(one["target"])
+            for staged_part in receipt.staged:
+                target = Target.from_json(staged_part["target"])
                 files = staged.setdefault(str(target.name), (target, []))[1]
-                files += [DataFile.from_json(file) for file in one["files"]]
+                files += [DataFile.from_json(file) for file in staged_part["files"]]
         for target, files in staged.values():
-            with files_told(self.place(target)):
+            with translate_file_errors(self.place(target)):
                 self._commit_staged(mark, target, files)
 
     def read(
@@ -169,7 +171,7 @@ class LakeSink(Sink):
         if table is None:
             return
         schema = target.arrow()
-        with files_told(self.place(target)):
+        with translate_file_errors(self.place(target)):
             for batch in table.batches(schema.names):
                 rows = read_rows(pyarrow.Table.from_batches([batch]), schema)
                 rows = within(rows, target, low, high)
@@ -181,7 +183,9 @@ class LakeSink(Sink):
         """Return the columns of a target's table, as they are stored."""
         further: list[pyarrow.Field] = []
         if self.mode is Mode.FEED:
-            columns = [(one.name, one.type_text, one.charset, one.nullable) for one in target.columns]
+            columns = [
+                (column.name, column.type_text, column.charset, column.nullable) for column in target.columns
+            ]
             whole = pyarrow.schema(_native.arrow_schema(columns, mariadb=target.mariadb))
             further = feed_fields(whole, self.integer_bits_min)
         elif self.mode is Mode.HISTORY:
@@ -189,7 +193,7 @@ class LakeSink(Sink):
         return stored_schema(target, further, self.integer_bits_min)
 
     def output(self, table: LakeTable) -> PartFiles:
-        """Return what writes new files of a table."""
+        """Return a writer for new files of a table."""
         return PartFiles(
             table.folder,
             table.schema,
@@ -198,8 +202,8 @@ class LakeSink(Sink):
             prefix=table.file_prefix,
         )
 
-    def opened(self, target: Target) -> LakeTable:
-        """Return a target's table, which was prepared."""
+    def open_prepared(self, target: Target) -> LakeTable:
+        """Return a target's table, which must have been prepared."""
         table = self.open_table(target)
         if table is None:
             raise OptionInvalid(f"the table {self.place(target)} is gone", hint=HINT_GONE)
@@ -216,24 +220,27 @@ class LakeSink(Sink):
         self, target: Target, table: LakeTable, schema: pyarrow.Schema, evolution: Evolution
     ) -> tuple[list[pyarrow.Field], list[str]]:
         """Return the columns to add, and the names of those to widen. Raises SchemaChanged."""
-        added = [one for one in schema if one.name not in table.schema.names]
-        other = [
-            one.name
-            for one in schema
-            if one.name in table.schema.names and not _holds(table.schema.field(one.name).type, one.type)
+        added = [field for field in schema if field.name not in table.schema.names]
+        changed = [
+            field.name
+            for field in schema
+            if field.name in table.schema.names
+            and not _holds(table.schema.field(field.name).type, field.type)
         ]
         if evolution is Evolution.IGNORE:
             return [], []
-        if (added or other) and evolution is Evolution.STOP:
+        if (added or changed) and evolution is Evolution.STOP:
             raise self._changed(
-                target, [*(one.name for one in added), *other], "its columns are not to change"
+                target, [*(field.name for field in added), *changed], "its columns are not to change"
             )
         narrow = [
-            name for name in other if not is_widened(table.schema.field(name).type, schema.field(name).type)
+            name for name in changed if not is_widened(table.schema.field(name).type, schema.field(name).type)
         ]
-        if narrow or (other and evolution is Evolution.ADD_ONLY):
-            raise self._changed(target, narrow or other, f"{table.schema.field((narrow or other)[0])} stays")
-        return added, other
+        if narrow or (changed and evolution is Evolution.ADD_ONLY):
+            raise self._changed(
+                target, narrow or changed, f"{table.schema.field((narrow or changed)[0])} stays"
+            )
+        return added, changed
 
     def _changed(self, target: Target, names: Sequence[str], why: str) -> SchemaChanged:
         return SchemaChanged(
@@ -244,19 +251,19 @@ class LakeSink(Sink):
     # --- Commits ----------------------------------------------------------------------------
 
     def _commit_staged(self, mark: BatchMark, target: Target, files: Sequence[DataFile]) -> None:
-        """Name files that writers staged: added where nothing can be in their place, else merged."""
-        table = self.opened(target)
-        done = table.number(mark.application)
-        if done is not None and done >= mark.number:
+        """Commit staged files: add them if no row can exist already, otherwise merge them."""
+        table = self.open_prepared(target)
+        last_number = table.number(mark.application)
+        if last_number is not None and last_number >= mark.number:
             return
         numbers = numbers_of(mark)
         if self.mode is Mode.FEED:
-            table.commit([table.described(one) for one in files], [], numbers)
+            table.commit([table.describe(file) for file in files], [], numbers)
             return
         loads = table.number(mark.application + _LOADS)
-        if loads == done and (done is not None or not table.files()):
+        if loads == last_number and (last_number is not None or not table.files()):
             numbers[mark.application + _LOADS] = mark.number
-            table.commit([table.described(one) for one in files], [], numbers)
+            table.commit([table.describe(file) for file in files], [], numbers)
             return
         self._merge_staged(table, target, files, numbers)
 
@@ -273,10 +280,10 @@ class LakeSink(Sink):
         except BaseException:
             mirror.abort()
             raise
-        table.folder.delete([one.path for one in files])
+        table.folder.delete([staged_file.path for staged_file in files])
 
     def mirror_of(self, target: Target, table: LakeTable) -> MirrorTable:
-        """Return what one batch makes of a mirror."""
+        """Return the changes of one batch to a mirror."""
         return MirrorTable(
             target,
             table,
@@ -287,7 +294,10 @@ class LakeSink(Sink):
 
 
 class LakeWriter(Writer):
-    """Writes one task's part. Tables of which it gets everything it commits itself, others it stages."""
+    """Writes one task's part.
+
+    Commits tables that it receives completely, and stages the files of others.
+    """
 
     def __init__(self, sink: LakeSink, mark: BatchMark) -> None:
         self._sink = sink
@@ -295,7 +305,7 @@ class LakeWriter(Writer):
         self._rows: Counter[str] = Counter()
         self._bytes = 0
         self._unrepresentable: Counter[str] = Counter()
-        # None for a table whose batch is done already.
+        # None for a table whose batch is already committed.
         self._whole: dict[TableName, MirrorTable | HistoryTable | None] = {}
         self._staged: dict[TableName, tuple[Target, LakeTable, PartFiles]] = {}
 
@@ -303,38 +313,38 @@ class LakeWriter(Writer):
         self._rows[str(changes.target.name)] += len(changes)
         self._bytes += changes.rows.nbytes
         sink = self._sink
-        with self.working_on(changes.target.name), files_told(sink.place(changes.target)):
+        with self.working_on(changes.target.name), translate_file_errors(sink.place(changes.target)):
             if sink.mode is Mode.HISTORY:
-                # What a row was cannot be told of a part of it.
+                # A partial image does not determine the row's version.
                 refuse_partial(changes)
-            # A part that has rows of a load alone may be one of many of its table.
-            if sink.mode is Mode.FEED or (sink.mode is Mode.MIRROR and self._is_load_alone(changes)):
+            # A part with only load rows may be one of several parts of its table.
+            if sink.mode is Mode.FEED or (sink.mode is Mode.MIRROR and self._is_partial_load(changes)):
                 self._stage(changes)
                 return
-            table = self._of(changes.target)
+            table = self._open_whole(changes.target)
             if table is not None:
                 table.add(changes)
 
     def empty(self, target: Target, version: int) -> None:
         if self._sink.mode is Mode.FEED:
             return
-        with self.working_on(target.name), files_told(self._sink.place(target)):
-            table = self._of(target)
+        with self.working_on(target.name), translate_file_errors(self._sink.place(target)):
+            table = self._open_whole(target)
             if table is not None:
                 table.empty(version)
 
     def finish(self) -> Receipt:
         for name, table in self._whole.items():
             if table is not None:
-                with self.working_on(name), files_told(str(name)):
+                with self.working_on(name), translate_file_errors(str(name)):
                     table.commit(numbers_of(self._mark))
                 self._unrepresentable += table.unrepresentable
                 self._whole[name] = None
         staged = []
         for name, (target, _, files) in self._staged.items():
-            with self.working_on(name), files_told(str(name)):
+            with self.working_on(name), translate_file_errors(str(name)):
                 written = files.finish()
-            staged.append({"target": target.to_json(), "files": [one.to_json() for one in written]})
+            staged.append({"target": target.to_json(), "files": [file.to_json() for file in written]})
         return Receipt(
             sum(self._rows.values()),
             self._bytes,
@@ -350,14 +360,14 @@ class LakeWriter(Writer):
         for _, _, files in self._staged.values():
             files.abort()
 
-    def _is_load_alone(self, changes: Changes) -> bool:
+    def _is_partial_load(self, changes: Changes) -> bool:
         of_load = changes.origin is Origin.LOAD and self._mark.loads
         return of_load and changes.target.name not in self._whole
 
     def _stage(self, changes: Changes) -> None:
         name = changes.target.name
         if name not in self._staged:
-            table = self._sink.opened(changes.target)
+            table = self._sink.open_prepared(changes.target)
             self._staged[name] = changes.target, table, self._sink.output(table)
         _, table, files = self._staged[name]
         rows = pyarrow.Table.from_batches([changes.rows])
@@ -366,12 +376,12 @@ class LakeWriter(Writer):
         self._unrepresentable += unrepresentable_counts(changes.target, rows)
         files.write(stored_rows(rows, table.schema))
 
-    def _of(self, target: Target) -> MirrorTable | HistoryTable | None:
+    def _open_whole(self, target: Target) -> MirrorTable | HistoryTable | None:
         name = target.name
         if name not in self._whole:
-            table = self._sink.opened(target)
-            done = table.number(self._mark.application)
-            if done is not None and done >= self._mark.number:
+            table = self._sink.open_prepared(target)
+            last_number = table.number(self._mark.application)
+            if last_number is not None and last_number >= self._mark.number:
                 self._whole[name] = None
             elif self._sink.mode is Mode.HISTORY:
                 self._whole[name] = HistoryTable(
@@ -383,14 +393,14 @@ class LakeWriter(Writer):
 
 
 def numbers_of(mark: BatchMark) -> dict[str, int]:
-    """Return what a table remembers of a batch: its number, and that a pipeline of this name wrote it."""
+    """Return the numbers that a table stores for a batch: the application's, and the pipeline's."""
     return {mark.application: mark.number, applications_of(mark.pipeline): mark.number}
 
 
 def within(
     rows: pyarrow.Table, target: Target, low: Mapping[str, Any] | None, high: Mapping[str, Any] | None
 ) -> pyarrow.Table:
-    """Return the rows whose key is >= `low` and < `high`, column by column in the key's order."""
+    """Return the rows with keys >= `low` and < `high`, compared column by column in key order."""
     if low is not None:
         rows = rows.filter(pc.invert(_before(rows, target, low)))
     if high is not None:
@@ -399,9 +409,9 @@ def within(
 
 
 def _before(rows: pyarrow.Table, target: Target, bound: Mapping[str, Any]) -> Any:
-    """Tell of each row whether its key is before a bound; null is before all else."""
+    """Return a mask of the rows with keys before a bound. Null sorts first."""
     before: Any = pyarrow.scalar(False)
-    for name in reversed([one for one in target.primary_key if one in bound]):
+    for name in reversed([key_column for key_column in target.primary_key if key_column in bound]):
         column = rows.column(name)
         value = pyarrow.scalar(bound[name], column.type)
         less = pc.fill_null(pc.less(column, value), True)
@@ -411,20 +421,20 @@ def _before(rows: pyarrow.Table, target: Target, bound: Mapping[str, Any]) -> An
 
 
 def _holds(stored: pyarrow.DataType, wanted: pyarrow.DataType) -> bool:
-    """Tell whether a stored column takes every value of a wanted type as it is."""
+    """Return whether a stored column can represent every value of a wanted type."""
     return bool(stored == wanted or is_widened(wanted, stored) or _same_but_names(stored, wanted))
 
 
 def _same_but_names(stored: pyarrow.DataType, wanted: pyarrow.DataType) -> bool:
-    """Tell whether types differ only in what a format calls the parts of lists and maps."""
+    """Return whether types differ only in the names of nested fields."""
     types = pyarrow.types
     if types.is_list(stored) and types.is_list(wanted):
         return _holds(stored.value_type, wanted.value_type)
     if types.is_map(stored) and types.is_map(wanted):
         return _holds(stored.key_type, wanted.key_type) and _holds(stored.item_type, wanted.item_type)
     if types.is_struct(stored) and types.is_struct(wanted):
-        names = [one.name for one in wanted]
-        return names == [one.name for one in stored] and all(
+        names = [field.name for field in wanted]
+        return names == [field.name for field in stored] and all(
             _holds(stored.field(name).type, wanted.field(name).type) for name in names
         )
     return bool(types.is_timestamp(stored) and types.is_timestamp(wanted) and stored.unit == wanted.unit)

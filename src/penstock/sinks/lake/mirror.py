@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Keeps a table of a lake equal to its source: one commit a batch, with the batch's number in it."""
+"""Keeps a lake table equal to its source, with one commit per batch that stores the batch's number."""
 
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -16,13 +16,16 @@ from penstock.sinks.lake.parquet_files import DataFile, PartFiles
 from penstock.sinks.lake.rows import check_keys, stored_rows
 from penstock.sinks.lake.table import LakeTable
 
-# Where a run of rows stands: in memory, and before all runs the table itself.
+# The run number of rows in the table itself, which precedes all runs.
 _TABLE = -1
 
 
 class MirrorTable:
-    """What one batch makes of one table. Rows are gathered up to a number of bytes; more are written to files
-    of the table, and only their keys are held."""
+    """The changes of one batch to one mirror.
+
+    Rows are buffered up to a number of bytes. Beyond that they are spilled to files of the table, and only
+    their keys stay in memory.
+    """
 
     def __init__(
         self,
@@ -39,20 +42,20 @@ class MirrorTable:
         self._bytes_max = bytes_max
         self._memory_bytes = memory_bytes
         self._images = LastImages(target, memory_bytes // 4)
-        # Of each run that was written: its keys, also those that it takes away, their versions, its files.
+        # For each spilled run: its keys, including deleted ones, their versions, and its files.
         self._keys: list[pyarrow.Table] = []
         self._versions: list[numpy.ndarray] = []
         self._spilled: list[list[DataFile]] = []
         self.unrepresentable: Counter[str] = Counter()
 
     def add(self, changes: Changes) -> None:
-        """Take changes, which follow those taken before."""
+        """Add changes, which follow the changes added before."""
         self._images.add(changes)
         if self._images.bytes > self._memory_bytes:
             self._spill()
 
     def add_stored(self, rows: pyarrow.Table) -> None:
-        """Take rows of a load as they are stored, of which no key comes twice."""
+        """Add stored rows of a load, in which no key occurs twice."""
         if not rows.num_rows:
             return
         writer = self._output()
@@ -62,109 +65,111 @@ class MirrorTable:
         self._versions.append(numpy.zeros(rows.num_rows, numpy.int64))
 
     def empty(self, version: int) -> None:
-        """Take that the source table was emptied."""
+        """Record that the source table was emptied."""
         self.abort()
         self._images.empty(version)
 
     def abort(self) -> None:
-        """Delete what was written."""
-        self._table.folder.delete([one.path for run in self._spilled for one in run])
+        """Delete the spilled files."""
+        self._table.folder.delete([file.path for run in self._spilled for file in run])
         self._spilled, self._keys, self._versions = [], [], []
 
     def commit(self, numbers: Mapping[str, int]) -> int:
-        """Make the table's next version; return how many rows were put there or taken away."""
+        """Commit the table's next version, and return the number of rows written or deleted."""
         files = [] if self._images.emptied is not None else self._table.files()
         emptied = self._table.files() if self._images.emptied is not None else []
         if not self._spilled:
-            return self._commit_gathered(files, emptied, numbers)
+            return self._commit_buffered(files, emptied, numbers)
         self._spill()
         return self._commit_spilled(files, emptied, numbers)
 
-    def _commit_gathered(
+    def _commit_buffered(
         self, files: list[DataFile], emptied: list[DataFile], numbers: Mapping[str, int]
     ) -> int:
-        rows, keys, put = self._stored(self._let_go())
+        rows, keys, is_put_column = self._stored(self._take_images())
         if rows is None:
             rows = self._table.schema.empty_table()
-        is_put = put.to_numpy()
-        # Rows that no file has in their place yet.
+        is_put = is_put_column.to_numpy()
+        # Rows that replace no row of a file.
         fresh = is_put.copy()
         if files:
-            # Taking rows of many chunks would join them each time.
+            # Taking rows from many chunks would join the chunks on each call.
             rows = rows.combine_chunks()
 
-        def mend(group: pyarrow.Table, found: numpy.ndarray, _: int) -> pyarrow.Table:
-            there = found[found >= 0]
-            replaced = there[is_put[there]]
+        def replace_rows(group: pyarrow.Table, key_numbers: numpy.ndarray, _: int) -> pyarrow.Table:
+            matched = key_numbers[key_numbers >= 0]
+            replaced = matched[is_put[matched]]
             fresh[replaced] = False
-            kept = group.filter(pyarrow.array(found < 0))
+            kept = group.filter(pyarrow.array(key_numbers < 0))
             return pyarrow.concat_tables([kept, rows.take(pyarrow.array(replaced))])
 
-        done = self._rewrite(files, keys, mend)
+        rewritten = self._rewrite(files, keys, replace_rows)
         try:
             writer = self._output()
             writer.write(_sorted(rows.filter(pyarrow.array(fresh)), self._target.primary_key))
-            done.added += writer.finish()
+            rewritten.added += writer.finish()
         except BaseException:
-            self._table.folder.delete([one.path for one in done.added])
+            self._table.folder.delete([file.path for file in rewritten.added])
             raise
-        # A commit whose answer is lost may have been made: the files that it names stay, whatever it raises.
-        self._table.commit(done.added, [*done.removed, *emptied], numbers)
+        # If the commit's answer is lost, the commit may exist. Keep its files whatever it raises.
+        self._table.commit(rewritten.added, [*rewritten.removed, *emptied], numbers)
         return int(keys.num_rows)
 
     def _commit_spilled(
         self, files: list[DataFile], emptied: list[DataFile], numbers: Mapping[str, int]
     ) -> int:
-        """The same where rows were written before: each key's row is that of the run with its last version.
+        """Commit spilled runs: the row of each key comes from the run with its last version.
 
-        That may be an earlier run: rows of a load come behind those of the log, and are older than some.
+        That may be an earlier run, because load rows arrive after log rows and are older than some of them.
         """
-        every = pyarrow.concat_tables(self._keys)
-        runs = numpy.repeat(numpy.arange(len(self._keys)), [one.num_rows for one in self._keys])
+        all_keys = pyarrow.concat_tables(self._keys)
+        runs = numpy.repeat(numpy.arange(len(self._keys)), [part.num_rows for part in self._keys])
         order = numpy.lexsort((runs, numpy.concatenate(self._versions)))
         rank = numpy.empty(len(order), numpy.int64)
         rank[order] = numpy.arange(len(order))
-        last = order[last_of_each([plain(one) for one in every.columns], rank)]
-        keys, last_run = every.take(pyarrow.array(last)), runs[last]
-        spilled = [one for run in self._spilled for one in run]
+        last = order[last_of_each([plain(column) for column in all_keys.columns], rank)]
+        keys, last_run = all_keys.take(pyarrow.array(last)), runs[last]
+        spilled = [file for run in self._spilled for file in run]
         run_of = numpy.array(
             [_TABLE] * len(files) + [number for number, run in enumerate(self._spilled) for _ in run]
         )
 
-        def mend(group: pyarrow.Table, found: numpy.ndarray, number: int) -> pyarrow.Table:
-            superseded = (found >= 0) & (last_run[found] != run_of[number])
+        def replace_rows(group: pyarrow.Table, key_numbers: numpy.ndarray, number: int) -> pyarrow.Table:
+            superseded = (key_numbers >= 0) & (last_run[key_numbers] != run_of[number])
             return group.filter(pyarrow.array(~superseded))
 
-        done = self._rewrite([*files, *spilled], keys, mend)
-        gone = {one.path for one in done.removed}
-        added = [one for one in spilled if one.path not in gone] + done.added
-        removed = [one for one in files if one.path in gone]
-        # From here on files belong to the commit, which may have been made although its answer is lost.
+        rewritten = self._rewrite([*files, *spilled], keys, replace_rows)
+        removed_paths = {file.path for file in rewritten.removed}
+        added = [file for file in spilled if file.path not in removed_paths] + rewritten.added
+        removed = [file for file in files if file.path in removed_paths]
+        # From here on the files belong to the commit, which may exist even if its answer is lost.
         self._spilled, self._keys, self._versions = [], [], []
         self._table.commit(added, [*removed, *emptied], numbers)
-        self._table.folder.delete([one.path for one in spilled if one.path in gone])
+        self._table.folder.delete([file.path for file in spilled if file.path in removed_paths])
         return int(keys.num_rows)
 
     def _rewrite(
-        self, files: list[DataFile], keys: pyarrow.Table, mend: Callable[..., pyarrow.Table]
+        self, files: list[DataFile], keys: pyarrow.Table, replace_rows: Callable[..., pyarrow.Table]
     ) -> Rewritten:
         if not files or not keys.num_rows:
             return Rewritten()
         index = KeyIndex(keys)
-        work = CopyOnWrite(self._table.folder, self._table.schema, self._target.primary_key, index, mend)
+        work = CopyOnWrite(
+            self._table.folder, self._table.schema, self._target.primary_key, index, replace_rows
+        )
         return work.rewrite(files, self._output, self._bytes_max)
 
     def _spill(self) -> None:
-        """Write what is held as a run, and keep its keys."""
-        images = self._let_go()
-        rows, keys, put = self._stored(images)
+        """Write the buffered rows as a run, and keep their keys."""
+        images = self._take_images()
+        rows, keys, is_put = self._stored(images)
         if images is None or rows is None:
             return
         versions = images.column("_commit_version").to_numpy()
-        # Each of these is a copy of all that was held, so the one before it goes first.
+        # Each of these steps copies all buffered rows, so free the previous copy first.
         del images
-        if not pc.all(put).as_py():
-            rows = rows.filter(put)
+        if not pc.all(is_put).as_py():
+            rows = rows.filter(is_put)
         rows = _sorted(rows, self._target.primary_key)
         writer = self._output()
         try:
@@ -176,15 +181,15 @@ class MirrorTable:
         self._keys.append(keys)
         self._versions.append(versions)
 
-    def _let_go(self) -> pyarrow.Table | None:
-        """Return the last images of what is held, and hold nothing any longer."""
+    def _take_images(self) -> pyarrow.Table | None:
+        """Return the last images of the buffered rows, and clear the buffer."""
         images, self._images = self._images.rows(), self._images.followed()
         return images
 
     def _stored(
         self, images: pyarrow.Table | None
     ) -> tuple[pyarrow.Table | None, pyarrow.Table, pyarrow.ChunkedArray]:
-        """Return rows as they are stored, their keys, and which of them are put there."""
+        """Return rows as they are stored, their keys, and a mask of those to write."""
         key = list(self._target.primary_key)
         if images is None:
             return (
@@ -193,14 +198,14 @@ class MirrorTable:
                 pyarrow.chunked_array([], pyarrow.bool_()),
             )
         check_keys(self._target, images)
-        put = puts(images)
-        self.unrepresentable += unrepresentable_counts(self._target, images, put)
+        is_put = puts(images)
+        self.unrepresentable += unrepresentable_counts(self._target, images, is_put)
         rows = stored_rows(images, self._table.schema)
-        return rows, rows.select(key), put
+        return rows, rows.select(key), is_put
 
 
 def _sorted(rows: pyarrow.Table, key: tuple[str, ...]) -> pyarrow.Table:
-    """Return rows in the order of their keys, so that files and row groups have narrow bounds."""
+    """Return rows in key order, so that files and row groups have narrow bounds."""
     first = rows.column(key[0])
     if len(key) == 1 and pyarrow.types.is_integer(first.type) and not first.null_count:
         numbers = first.to_numpy()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parquet files in a folder, local or in an object store: written up to a size, and what footers say."""
+"""Writes Parquet files to a local folder or an object store, and reads their footers."""
 
 import os
 import uuid
@@ -16,18 +16,19 @@ import pyarrow.parquet as parquet
 
 from penstock.errors import ConnectionLost, DiskFailed, PenstockError
 
-# One row group is what is held of a file while it is written or gone through: so many rows at most, so many
-# bytes in memory.
+# A row group is buffered while a file is written or read: its maximum number of rows, and bytes in memory.
 ROW_GROUP_ROWS = 128 * 1024
 _ROW_GROUP_BYTES = 64 << 20
-# The bounds of longer texts are left out: they would make the lists of files long.
+# Bounds of longer texts are omitted, because they would make file lists large.
 _BOUND_CHARACTERS_MAX = 64
 
 
 @dataclass(frozen=True)
 class Bounds:
-    """What a file's footer says of one column: its lowest and highest value, None where it does not say, and
-    how many of its values are null, -1 where it does not say."""
+    """A column's bounds from a file's footer.
+
+    The minimum and maximum are None if unknown, the number of nulls is -1 if unknown.
+    """
 
     low: Any
     high: Any
@@ -44,7 +45,7 @@ class DataFile:
     bounds: Mapping[str, Bounds] = field(default_factory=dict)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values, without the bounds, which are in the file."""
+        """Return plain JSON values, without the bounds, which are in the file's footer."""
         value = asdict(self)
         del value["bounds"]
         return value
@@ -61,7 +62,7 @@ class Folder:
 
     filesystem: pyarrow.fs.FileSystem
     path: str
-    # Whether files are synced before they count: on a disk of this host.
+    # Whether files are on this host's disk and synced before they are committed.
     local: bool
 
     def file(self, name: str) -> str:
@@ -73,25 +74,25 @@ class Folder:
         return parquet.ParquetFile(self.filesystem.open_input_file(self.file(name)))
 
     def delete(self, names: Sequence[str]) -> None:
-        """Delete files that nothing refers to; one that is gone is none."""
+        """Delete unreferenced files, ignoring those that no longer exist."""
         for name in names:
             try:
                 self.filesystem.delete_file(self.file(name))
             except FileNotFoundError:
                 continue
 
-    def described(self, name: str) -> DataFile:
-        """Return what a file's footer says of it."""
+    def describe(self, name: str) -> DataFile:
+        """Return the description of a file from its footer."""
         with self.filesystem.open_input_file(self.file(name)) as opened:
             footer = parquet.read_metadata(opened)
             return DataFile(name, footer.num_rows, opened.size(), bounds_of(footer))
 
 
 @contextmanager
-def files_told(place: str) -> Iterator[None]:
-    """Raise what a file system raises as errors of this house.
+def translate_file_errors(place: str) -> Iterator[None]:
+    """Translate file system exceptions into Penstock errors.
 
-    DiskFailed; ConnectionLost where what failed is no call of this host's system, or one to another host.
+    Raises DiskFailed, or ConnectionLost for errors without an errno and for errors of remote connections.
     """
     try:
         yield
@@ -104,14 +105,14 @@ def files_told(place: str) -> Iterator[None]:
 
 
 def local_folder(path: str, *, make: bool = True) -> Folder:
-    """Return a folder of this host, which is made unless told otherwise."""
+    """Return a folder of this host, and create it by default."""
     if make:
         os.makedirs(path, exist_ok=True)
     return Folder(pyarrow.fs.LocalFileSystem(), path.rstrip("/"), local=True)
 
 
 class PartFiles:
-    """Writes rows into new files of a folder, each up to about a number of bytes. Not for several threads."""
+    """Writes rows to new files of a folder, each up to about a number of bytes. Used by one thread."""
 
     def __init__(
         self,
@@ -136,7 +137,7 @@ class PartFiles:
         self._pending_rows = 0
 
     def write(self, rows: pyarrow.Table) -> None:
-        """Take rows with the schema's columns."""
+        """Write rows with the schema's columns."""
         if not rows.num_rows:
             return
         group_rows = max(1, min(ROW_GROUP_ROWS, _ROW_GROUP_BYTES * rows.num_rows // max(1, rows.nbytes)))
@@ -149,18 +150,18 @@ class PartFiles:
                 self._write_group()
 
     def finish(self) -> list[DataFile]:
-        """Close the last file, and return all that were written, which are durable on a disk of this host."""
+        """Close the last file, and return all files written. Local files are durable."""
         self._write_group()
         self._close()
         return self._written
 
     def abort(self) -> None:
-        """Delete what was written."""
+        """Delete the files written."""
         if self._stream is not None:
             self._stream.close()
             self._written.append(DataFile(self._name, 0, 0))
             self._stream = self._writer = None
-        self._folder.delete([one.path for one in self._written])
+        self._folder.delete([file.path for file in self._written])
         self._written = []
 
     def _write_group(self) -> None:
@@ -198,39 +199,39 @@ def _sync(path: str) -> None:
 
 
 def bounds_of(footer: parquet.FileMetaData) -> dict[str, Bounds]:
-    """Return the bounds of a file's columns, of those that are no lists, maps or structs."""
-    found: dict[str, Bounds] = {}
+    """Return the bounds of a file's columns, except for lists, maps and structs."""
+    bounds: dict[str, Bounds] = {}
     for number in range(footer.num_columns):
         column = footer.schema.column(number)
         if column.path != column.name or column.max_repetition_level:
             continue
         parts = [footer.row_group(group).column(number).statistics for group in range(footer.num_row_groups)]
-        found[column.name] = _joined(parts, footer)
-    return found
+        bounds[column.name] = _combine_statistics(parts, footer)
+    return bounds
 
 
-def _joined(parts: Sequence[Any], footer: parquet.FileMetaData) -> Bounds:
+def _combine_statistics(parts: Sequence[Any], footer: parquet.FileMetaData) -> Bounds:
     nulls = -1
-    if all(one is not None and one.has_null_count for one in parts):
-        nulls = sum(one.null_count for one in parts)
+    if all(statistics is not None and statistics.has_null_count for statistics in parts):
+        nulls = sum(statistics.null_count for statistics in parts)
     filled = [
-        one
-        for group, one in enumerate(parts)
-        if one is None or one.null_count < footer.row_group(group).num_rows
+        statistics
+        for group, statistics in enumerate(parts)
+        if statistics is None or statistics.null_count < footer.row_group(group).num_rows
     ]
-    if not filled or not all(one is not None and one.has_min_max for one in filled):
+    if not filled or not all(statistics is not None and statistics.has_min_max for statistics in filled):
         return Bounds(None, None, nulls)
     try:
-        low, high = min(one.min for one in filled), max(one.max for one in filled)
+        low, high = min(statistics.min for statistics in filled), max(statistics.max for statistics in filled)
     except (ValueError, OverflowError):
-        # A day that Python's calendar lacks, such as one of the year 0.
+        # A date outside Python's calendar, such as one in the year 0.
         return Bounds(None, None, nulls)
-    if not _is_told(low) or not _is_told(high):
+    if not _is_usable_bound(low) or not _is_usable_bound(high):
         return Bounds(None, None, nulls)
     return Bounds(low, high, nulls)
 
 
-def _is_told(value: Any) -> bool:
+def _is_usable_bound(value: Any) -> bool:
     if isinstance(value, str):
         return len(value) <= _BOUND_CHARACTERS_MAX
     if isinstance(value, float):

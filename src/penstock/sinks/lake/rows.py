@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of changes as a lake's table holds them: its columns, in its types, in its order."""
+"""Converts rows of changes to the columns, types and column order of a lake table."""
 
 from collections.abc import Sequence
 
@@ -11,29 +11,29 @@ from penstock.errors import ValueMalformed
 from penstock.sinks.images import unrepresentable_text
 from penstock.sinks.lake.types import cast, stored_type
 
-# What a zero date is in text, in dates and in times.
+# A zero date as text, for dates and for times.
 _ZERO_DATE = r"^0000-00-00( 00:00:00(\.0*)?)?$"
 
 
 def stored_schema(
     target: Target, further: Sequence[pyarrow.Field] = (), integer_bits_min: int = 8
 ) -> pyarrow.Schema:
-    """Return the columns of a target's table, in the types in which they are stored, and further ones."""
-    own = [pyarrow.field(one.name, stored_type(one.type, integer_bits_min)) for one in target.arrow()]
+    """Return the columns of a target's table in their stored types, followed by further columns."""
+    own = [pyarrow.field(field.name, stored_type(field.type, integer_bits_min)) for field in target.arrow()]
     return pyarrow.schema([*own, *further])
 
 
 def feed_fields(rows: pyarrow.Schema, integer_bits_min: int = 8) -> list[pyarrow.Field]:
-    """Return the system columns as a feed holds them."""
+    """Return the system columns as a feed stores them."""
     return [
         pyarrow.field(name, stored_type(rows.field(name).type, integer_bits_min)) for name in SYSTEM_COLUMNS
     ]
 
 
 def stored_rows(rows: pyarrow.Table, schema: pyarrow.Schema) -> pyarrow.Table:
-    """Return rows in a table's own columns: what the rows lack is null, what the table lacks is left out.
+    """Return rows with a table's own columns. Missing columns are null, others are dropped.
 
-    Raises ValueMalformed where a value does not fit its column.
+    Raises ValueMalformed if a value does not fit its column.
     """
     columns = []
     for field in schema:
@@ -52,7 +52,7 @@ def stored_rows(rows: pyarrow.Table, schema: pyarrow.Schema) -> pyarrow.Table:
 
 
 def read_rows(rows: pyarrow.Table, schema: pyarrow.Schema) -> pyarrow.Table:
-    """Return stored rows in the types that a target declares, without any other column."""
+    """Return stored rows in the types that a target declares, with only its columns."""
     columns = [
         cast(rows.column(field.name), field.type)
         if field.name in rows.schema.names
@@ -63,9 +63,9 @@ def read_rows(rows: pyarrow.Table, schema: pyarrow.Schema) -> pyarrow.Table:
 
 
 def check_keys(target: Target, rows: pyarrow.Table) -> None:
-    """Raise ValueMalformed where a key cannot be found again in a table: one that its column cannot hold.
+    """Raise ValueMalformed for a key that its column cannot represent, so that it cannot be found again.
 
-    A zero date is null in the table, and nothing else is, so it is found.
+    A zero date is null in the table, and nothing else is, so it can be found.
     """
     for name in target.primary_key:
         column = rows.column(name)

@@ -1,19 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the columns of a lake's tables are: Arrow types that Parquet, Delta and Iceberg hold, and back.
+"""The column types of lake tables: Arrow types that Parquet, Delta and Iceberg support.
 
-Nearly all are what docs/reference/types.md says. No lake has a TIME that is negative or longer than a day, so
-one is stored as the whole microseconds of it, in 64 bits. Iceberg has no integers under 32 bits.
+Most types are as in docs/reference/types.md. No lake has a TIME that is negative or longer than a day, so a
+TIME is stored as microseconds in 64 bits. Iceberg has no integers below 32 bits.
 """
 
 import pyarrow
 import pyarrow.compute as pc
 
-# A list's elements have this name in Parquet, and in Delta's and Iceberg's schemas.
+# The name of list elements in Parquet, and in Delta's and Iceberg's schemas.
 _ELEMENT = "element"
 
 
 def stored_type(declared: pyarrow.DataType, integer_bits_min: int = 8) -> pyarrow.DataType:
-    """Return the type in which a lake holds values of a declared one."""
+    """Return the type in which a lake stores values of a declared type."""
     if pyarrow.types.is_duration(declared):
         return pyarrow.int64()
     if pyarrow.types.is_integer(declared) and declared.bit_width < integer_bits_min:
@@ -21,16 +21,16 @@ def stored_type(declared: pyarrow.DataType, integer_bits_min: int = 8) -> pyarro
     if pyarrow.types.is_list(declared):
         return pyarrow.list_(pyarrow.field(_ELEMENT, stored_type(declared.value_type, integer_bits_min)))
     if pyarrow.types.is_struct(declared):
-        # Spark opens no Delta table with a part that may not be null unless its protocol lists invariants.
-        fields = [pyarrow.field(one.name, stored_type(one.type, integer_bits_min)) for one in declared]
+        # Spark cannot open a Delta table with a required nested field unless its protocol lists invariants.
+        fields = [pyarrow.field(field.name, stored_type(field.type, integer_bits_min)) for field in declared]
         return pyarrow.struct(fields)
     return declared
 
 
 def cast(column: pyarrow.ChunkedArray, wanted: pyarrow.DataType) -> pyarrow.ChunkedArray:
-    """Return a column in another type that holds its values, such as its stored type, or back from it.
+    """Return a column in another type that holds its values, such as its stored type, or back.
 
-    Raises pyarrow.ArrowInvalid where a value does not fit.
+    Raises pyarrow.ArrowInvalid if a value does not fit.
     """
     if column.type == wanted:
         return column
@@ -40,7 +40,7 @@ def cast(column: pyarrow.ChunkedArray, wanted: pyarrow.DataType) -> pyarrow.Chun
 
 
 def is_widened(stored: pyarrow.DataType, wanted: pyarrow.DataType) -> bool:
-    """Tell whether each value of a stored type can be had exactly in a wanted one, which is another one."""
+    """Return whether a wanted type differs from a stored type and represents all of its values exactly."""
     types = pyarrow.types
     if types.is_integer(stored):
         if types.is_integer(wanted):

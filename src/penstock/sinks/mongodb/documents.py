@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows as MongoDB's documents, and back.
+"""Converts rows to MongoDB documents and back.
 
-`_id` is the primary key: its value, or a document of its columns. Beside the columns is `_commit_version`.
-What BSON has no type for is exact in another one: DECIMAL of more than 34 digits and times finer than a
-millisecond are texts, TIME is a number of microseconds.
+`_id` is the primary key: its value, or a document of its columns. `_commit_version` is stored with the
+columns. Values without a BSON type are stored exactly in another type: DECIMAL of more than 34 digits and
+times finer than a millisecond as text, TIME as a number of microseconds.
 """
 
 import re
@@ -27,13 +27,13 @@ _MILLISECOND_DIGITS = 3
 _FRACTION = re.compile(r"\((\d)\)")
 _WIDE_INTEGER = pyarrow.decimal128(20, 0)
 
-# What one command may have; a server takes 100,000 statements and 48 MB.
+# Limits of one command. A server accepts 100,000 statements and 48 MB.
 _STATEMENTS_MAX = 20_000
 _COMMAND_BYTES_MAX = 16 << 20
 
 
 def check_columns(target: Target) -> None:
-    """Raise OptionInvalid where a target's rows cannot be documents."""
+    """Raise OptionInvalid if a target's rows cannot be documents."""
     if not target.primary_key:
         raise OptionInvalid(
             f"{target.name} has no primary key that could be the _id of its documents",
@@ -48,7 +48,7 @@ def check_columns(target: Target) -> None:
 
 
 def bson_type(target: Target, column: str) -> str:
-    """Return what BSON calls the values of a column."""
+    """Return the BSON type of a column's values."""
     stored = _stored_type(target, target.arrow().field(column))
     types = pyarrow.types
     if types.is_unsigned_integer(stored):
@@ -67,23 +67,23 @@ def bson_type(target: Target, column: str) -> str:
     return "date"
 
 
-def put_statements(target: Target, rows: pyarrow.Table) -> Iterator[pyarrow.Buffer]:
-    """Yield the statements of update commands that put rows there, as documents side by side."""
+def update_statements(target: Target, rows: pyarrow.Table) -> Iterator[pyarrow.Buffer]:
+    """Yield the statements of update commands that write rows, as concatenated documents."""
     fields = _fields(target, rows)
     key = _key(target, fields)
     columns = {KEY: key, **fields, VERSION: _chunk(rows.column(VERSION))}
     document = pyarrow.StructArray.from_arrays(list(columns.values()), names=list(columns))
-    found = pyarrow.StructArray.from_arrays([key], names=[KEY])
+    query = pyarrow.StructArray.from_arrays([key], names=[KEY])
     upsert = pyarrow.repeat(True, rows.num_rows)
-    return _statements({"q": found, "u": document, "upsert": upsert})
+    return _statements({"q": query, "u": document, "upsert": upsert})
 
 
-def take_statements(target: Target, rows: pyarrow.Table) -> Iterator[pyarrow.Buffer]:
-    """Yield the statements of delete commands that take rows away, as documents side by side."""
+def delete_statements(target: Target, rows: pyarrow.Table) -> Iterator[pyarrow.Buffer]:
+    """Yield the statements of delete commands that remove rows, as concatenated documents."""
     key = _key(target, _fields(target, rows))
-    found = pyarrow.StructArray.from_arrays([key], names=[KEY])
+    query = pyarrow.StructArray.from_arrays([key], names=[KEY])
     return _statements(
-        {"q": found, "limit": pyarrow.repeat(pyarrow.scalar(1, pyarrow.int32()), rows.num_rows)}
+        {"q": query, "limit": pyarrow.repeat(pyarrow.scalar(1, pyarrow.int32()), rows.num_rows)}
     )
 
 
@@ -91,12 +91,12 @@ def key_document(target: Target, key: dict[str, Any]) -> bytes:
     """Return a document whose `_id` is a key."""
     schema = pyarrow.schema([target.arrow().field(name) for name in target.primary_key])
     rows = pyarrow.Table.from_pylist([key], schema)
-    made = _native.bson_documents(pyarrow.record_batch({KEY: _key(target, _fields(target, rows))}))
-    return bytes(pyarrow.array(made)[0].as_py())
+    encoded = _native.bson_documents(pyarrow.record_batch({KEY: _key(target, _fields(target, rows))}))
+    return bytes(pyarrow.array(encoded)[0].as_py())
 
 
 def rows_of_documents(target: Target, documents: Sequence[Any]) -> pyarrow.RecordBatch:
-    """Return documents as rows of a target; a field that one lacks is null."""
+    """Return documents as rows of a target, null for missing fields."""
     schema = target.arrow()
     columns = []
     for field in schema:
@@ -138,15 +138,15 @@ def _stored_type(target: Target, field: pyarrow.Field) -> pyarrow.DataType:
     if types.is_duration(field.type):
         return pyarrow.int64()
     if types.is_timestamp(field.type):
-        found = _FRACTION.search(target.column(field.name).type_text)
-        fine = found is not None and int(found[1]) > _MILLISECOND_DIGITS
-        return pyarrow.string() if fine else pyarrow.timestamp("ms")
+        fraction = _FRACTION.search(target.column(field.name).type_text)
+        is_fine = fraction is not None and int(fraction[1]) > _MILLISECOND_DIGITS
+        return pyarrow.string() if is_fine else pyarrow.timestamp("ms")
     return field.type
 
 
 def _stored(values: pyarrow.Array, wanted: pyarrow.DataType) -> pyarrow.Array:
     if pyarrow.types.is_timestamp(values.type):
-        # A text of a moment without its zone is that of UTC.
+        # Text of a moment without a time zone is in UTC.
         values = values.cast(pyarrow.timestamp("us"))
     return values.cast(wanted)
 
@@ -158,7 +158,7 @@ def _read(values: pyarrow.Array, wanted: pyarrow.DataType) -> pyarrow.Array:
 
 
 def _plain(value: Any) -> Any:
-    """Return what a driver gives as Arrow takes it."""
+    """Convert a driver's value to one that Arrow accepts."""
     return value.to_decimal() if hasattr(value, "to_decimal") else value
 
 
@@ -167,12 +167,12 @@ def _chunk(column: pyarrow.ChunkedArray) -> pyarrow.Array:
 
 
 def _statements(columns: dict[str, pyarrow.Array]) -> Iterator[pyarrow.Buffer]:
-    """Yield documents side by side, as many at a time as a command may have."""
-    made = pyarrow.array(_native.bson_documents(pyarrow.record_batch(columns)))
-    ends = numpy.frombuffer(made.buffers()[1], numpy.int32, len(made) + 1)
+    """Yield concatenated documents, up to the limits of a command."""
+    documents = pyarrow.array(_native.bson_documents(pyarrow.record_batch(columns)))
+    ends = numpy.frombuffer(documents.buffers()[1], numpy.int32, len(documents) + 1)
     first = 0
-    while first < len(made):
+    while first < len(documents):
         fits = int(numpy.searchsorted(ends, ends[first] + _COMMAND_BYTES_MAX, "right")) - 1
         last = min(max(fits, first + 1), first + _STATEMENTS_MAX)
-        yield made.buffers()[2].slice(int(ends[first]), int(ends[last] - ends[first]))
+        yield documents.buffers()[2].slice(int(ends[first]), int(ends[last] - ends[first]))
         first = last

@@ -29,10 +29,10 @@ from penstock.sinks.mongodb.documents import (
     KEY,
     VERSION,
     check_columns,
+    delete_statements,
     key_document,
-    put_statements,
     rows_of_documents,
-    take_statements,
+    update_statements,
 )
 from penstock.sinks.sink import (
     BatchMark,
@@ -55,11 +55,11 @@ EXTRA = "mongodb"
 _BYTES_DEFAULT = 32 << 20
 _SELECT_MILLISECONDS_MAX = 10_000
 _ROWS_AT_ONCE = 10_000
-# The collection that has which pipelines prepared which others of its database.
+# The collection that stores which pipelines have prepared which collections of its database.
 _PIPELINES = "penstock_pipelines"
 
 _GRANT = "Grant the account readWrite on the database"
-# What the numbers of MongoDB's errors mean to us.
+# How MongoDB's error numbers are translated.
 _BY_NUMBER: dict[int, tuple[type[PenstockError], str]] = {
     18: (AuthenticationFailed, "Check user and password of the sink, and authSource in its URL"),
     13: (PrivilegeMissing, _GRANT),
@@ -93,7 +93,7 @@ def _owner(pipeline: str, collection: str) -> str:
 
 
 def make(settings: Settings) -> "MongoSink":
-    """Make the sink."""
+    """Create the sink."""
     return MongoSink(settings)
 
 
@@ -116,40 +116,42 @@ class MongoSink(Sink):
 
     @property
     def client(self) -> "pymongo.MongoClient[Any]":
-        """A client that is kept until `close`. Raises OptionInvalid, DependencyMissing."""
+        """A client that stays open until `close`. Raises OptionInvalid, DependencyMissing."""
         if self._client is None:
             self._client = connect(self.settings, self.password)
         return self._client
 
     def check(self) -> Sequence[Finding]:
-        with told():
+        with translate_errors():
             self.client.admin.command("ping")
         return []
 
     def plan(self, target: Target, evolution: Evolution) -> Sequence[str]:
         check_columns(target)
         database, collection = self.place(target)
-        with told():
-            there = self.client[database].list_collection_names(filter={"name": collection})
-        return [] if there else [f"create collection {database}.{collection}"]
+        with translate_errors():
+            existing = self.client[database].list_collection_names(filter={"name": collection})
+        return [] if existing else [f"create collection {database}.{collection}"]
 
     def prepare(self, target: Target, evolution: Evolution) -> None:
         database, collection = self.place(target)
         if self.plan(target, evolution):
-            with told():
+            with translate_errors():
                 self.client[database].create_collection(collection, check_exists=False)
-        with told():
+        with translate_errors():
             owner = _owner(self.pipeline, collection)
             self.client[database][_PIPELINES].replace_one({KEY: owner}, {KEY: owner}, upsert=True)
 
     def remembers(self, pipeline: str, targets: Sequence[Target]) -> bool:
         """Look for documents in collections that the pipeline prepared."""
-        places = [(collection, self.client[database]) for database, collection in map(self.place, targets)]
-        with told():
+        collections = [
+            (collection, self.client[database]) for database, collection in map(self.place, targets)
+        ]
+        with translate_errors():
             return any(
                 database[_PIPELINES].find_one({KEY: _owner(pipeline, collection)}) is not None
                 and database[collection].find_one({}) is not None
-                for collection, database in places
+                for collection, database in collections
             )
 
     def place(self, target: Target) -> tuple[str, str]:
@@ -157,14 +159,14 @@ class MongoSink(Sink):
         return self.settings.database or target.name.database, target.name.table
 
     def open(self, mark: BatchMark, part: int) -> Writer:
-        # Where the sink has a client already, many small batches go over its connections.
+        # Reuse the sink's client if it has one, since many small batches can share its connections.
         shared = self._client
         return _Writer(self, shared or connect(self.settings, self.password), shared is None)
 
     def commit(self, mark: BatchMark, receipts: Sequence[Receipt]) -> None:
-        # Rows of before a table was emptied may have been written by another task, and later.
-        for database, collection, version in (one for receipt in receipts for one in receipt.staged):
-            with told(f"{database}.{collection}"):
+        # Another task may have written rows from before the table was emptied, and later than this one.
+        for database, collection, version in (staged for receipt in receipts for staged in receipt.staged):
+            with translate_errors(f"{database}.{collection}"):
                 self.client[database][collection].delete_many({VERSION: {"$lte": version}})
 
     def read(
@@ -178,11 +180,11 @@ class MongoSink(Sink):
             if bound is not None
         }
         database, collection = self.place(target)
-        shown = dict.fromkeys(target.column_names, 1)
-        with told(f"{database}.{collection}"):
-            found = self.client[database][collection].find({KEY: bounds} if bounds else {}, shown)
+        projection = dict.fromkeys(target.column_names, 1)
+        with translate_errors(f"{database}.{collection}"):
+            cursor = self.client[database][collection].find({KEY: bounds} if bounds else {}, projection)
             documents: list[Any] = []
-            for document in found:
+            for document in cursor:
                 documents.append(document)
                 if len(documents) == _ROWS_AT_ONCE:
                     yield rows_of_documents(target, documents)
@@ -197,7 +199,7 @@ class MongoSink(Sink):
 
 
 class _Writer(Writer):
-    """Gathers the last image of each key of a table, and writes them."""
+    """Buffers the last image of each key of a table, and writes it."""
 
     def __init__(self, sink: MongoSink, client: "pymongo.MongoClient[Any]", own: bool) -> None:
         self._sink = sink
@@ -239,31 +241,31 @@ class _Writer(Writer):
                 self._write(target, rows)
 
     def _write(self, target: Target, rows: pyarrow.Table) -> None:
-        put = puts(rows)
-        taken, left = rows.filter(pc.invert(put)), rows.filter(put)
-        # Those that go make room for those that come.
-        if taken.num_rows:
-            self._run(target, "delete", "deletes", take_statements(target, taken))
-        if left.num_rows:
-            self._unrepresentable += unrepresentable_counts(target, left)
-            self._run(target, "update", "updates", put_statements(target, left))
+        is_written = puts(rows)
+        deleted, written = rows.filter(pc.invert(is_written)), rows.filter(is_written)
+        # Delete first, so that unique indexes have room for the new documents.
+        if deleted.num_rows:
+            self._run(target, "delete", "deletes", delete_statements(target, deleted))
+        if written.num_rows:
+            self._unrepresentable += unrepresentable_counts(target, written)
+            self._run(target, "update", "updates", update_statements(target, written))
         self._rows[str(target.name)] += rows.num_rows
 
-    def _run(self, target: Target, verb: str, what: str, made: Iterator[pyarrow.Buffer]) -> None:
+    def _run(self, target: Target, verb: str, what: str, commands: Iterator[pyarrow.Buffer]) -> None:
         import bson
         from bson.raw_bson import RawBSONDocument
 
         database, collection = self._sink.place(target)
         options = bson.CodecOptions(document_class=RawBSONDocument)
         concern = self._client.write_concern.document
-        for statements in made:
+        for statements in commands:
             self._bytes += statements.size
             command = {
                 verb: collection,
                 what: bson.decode_all(statements.to_pybytes(), options),
                 "ordered": False,
             }
-            with told(f"{database}.{collection}"):
+            with translate_errors(f"{database}.{collection}"):
                 answer = self._client[database].command(
                     command | ({"writeConcern": concern} if concern else {})
                 )
@@ -275,19 +277,19 @@ class _Writer(Writer):
 
 
 def connect(endpoint: Endpoint, password: Secret | None) -> "pymongo.MongoClient[Any]":
-    """Return a client, which connects when it is used. Raises OptionInvalid, DependencyMissing."""
+    """Return a client, which connects on first use. Raises OptionInvalid, DependencyMissing."""
     try:
         import pymongo
         from pymongo import errors
     except ImportError as problem:
         raise extra_missing("pymongo", "mongodb") from problem
-    more: dict[str, Any] = {"serverSelectionTimeoutMS": _SELECT_MILLISECONDS_MAX}
+    options: dict[str, Any] = {"serverSelectionTimeoutMS": _SELECT_MILLISECONDS_MAX}
     if endpoint.user is not None:
-        more |= {"username": endpoint.user, "password": password.reveal() if password else ""}
+        options |= {"username": endpoint.user, "password": password.reveal() if password else ""}
     if endpoint.ca is not None:
-        more |= {"tls": True, "tlsCAFile": str(endpoint.ca)}
+        options |= {"tls": True, "tlsCAFile": str(endpoint.ca)}
     try:
-        return pymongo.MongoClient(endpoint.url, **more)
+        return pymongo.MongoClient(endpoint.url, **options)
     except (errors.ConfigurationError, ValueError) as problem:
         raise OptionInvalid(
             f"{endpoint.url!r} is no MongoDB server: {problem}", hint="Write mongodb://host:27017"
@@ -295,8 +297,8 @@ def connect(endpoint: Endpoint, password: Secret | None) -> "pymongo.MongoClient
 
 
 @contextmanager
-def told(place: str | None = None) -> Iterator[None]:
-    """Raise what the client raises as our own errors."""
+def translate_errors(place: str | None = None) -> Iterator[None]:
+    """Translate the client's exceptions into Penstock errors."""
     from pymongo import errors
 
     try:
@@ -310,6 +312,6 @@ def told(place: str | None = None) -> Iterator[None]:
 
 
 def refusal(number: int, message: str, place: str | None) -> PenstockError:
-    """Return the error that a number of MongoDB's means."""
+    """Return the error for an error number of MongoDB."""
     kind, hint = _BY_NUMBER.get(number, (ServerUnsupported, "See the message"))
     return kind(f"MongoDB answers: {message}", position=place, hint=hint)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What keeps a MySQL or MariaDB server from being a target."""
+"""Checks whether a MySQL or MariaDB server can be a target."""
 
 from penstock.model import ServerAddress, is_loopback
 from penstock.sinks.mysql.connection import Session
@@ -7,7 +7,7 @@ from penstock.sinks.sink import Finding
 
 
 def encryption_findings(address: ServerAddress) -> list[Finding]:
-    """Return that nobody proves which server answers, where it is another host."""
+    """Return a finding if the identity of a remote server is not verified."""
     local = address.unix_socket is not None or is_loopback(address.host)
     if local or address.tls.mode != "preferred":
         return []
@@ -22,38 +22,38 @@ def encryption_findings(address: ServerAddress) -> list[Finding]:
 
 
 def findings(session: Session, statement_bytes: int) -> list[Finding]:
-    """Return what stands in the way, or may do so; changes nothing."""
-    wanted = ("max_allowed_packet", "super_read_only", "read_only", "binlog_format", "log_bin")
+    """Return the problems of a server. Changes nothing."""
+    names = ("max_allowed_packet", "super_read_only", "read_only", "binlog_format", "log_bin")
     rows = session.run(
-        f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({', '.join(['%s'] * len(wanted))})", wanted
+        f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({', '.join(['%s'] * len(names))})", names
     )
-    found = {str(name).lower(): str(value).upper() for name, value in rows}
+    variables = {str(name).lower(): str(value).upper() for name, value in rows}
     where = str(session.address)
-    told = []
-    # One row more than the bound may stand in a statement, and a row may be long itself.
-    if int(found["max_allowed_packet"]) < 2 * statement_bytes:
-        told.append(
+    problems = []
+    # A statement may exceed its limit by one row, and a row may be long itself.
+    if int(variables["max_allowed_packet"]) < 2 * statement_bytes:
+        problems.append(
             Finding(
                 where,
-                f"max_allowed_packet is {found['max_allowed_packet']}, a statement {statement_bytes}",
+                f"max_allowed_packet is {variables['max_allowed_packet']}, a statement {statement_bytes}",
                 mend=f"SET GLOBAL max_allowed_packet = {4 * statement_bytes}; or set statement_bytes lower",
             )
         )
-    if "ON" in (found.get("super_read_only"), found.get("read_only")):
-        told.append(
+    if "ON" in (variables.get("super_read_only"), variables.get("read_only")):
+        problems.append(
             Finding(
                 where,
                 "the server is read-only",
-                fatal=found.get("super_read_only") == "ON",
+                fatal=variables.get("super_read_only") == "ON",
                 mend="SET GLOBAL read_only = OFF",
             )
         )
-    if found.get("log_bin") == "ON" and found.get("binlog_format") == "STATEMENT":
-        told.append(
+    if variables.get("log_bin") == "ON" and variables.get("binlog_format") == "STATEMENT":
+        problems.append(
             Finding(
                 where,
                 "binlog_format is STATEMENT, under which rows are not written at READ COMMITTED",
                 mend="SET GLOBAL binlog_format = ROW",
             )
         )
-    return told
+    return problems

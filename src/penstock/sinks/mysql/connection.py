@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One session on a target that speaks MySQL's protocol: PyMySQL's connection, our errors by its numbers.
+"""A session on a target with MySQL's protocol: a PyMySQL connection with translated errors.
 
-Statements that write rows come as bytes from the kernel, and PyMySQL does not look into them.
+Statements that write rows come as bytes from the kernel, and PyMySQL does not parse them.
 """
 
 import re
@@ -29,7 +29,7 @@ from penstock.errors import (
 from penstock.model import ServerAddress
 from penstock.mysql.dial import dial
 
-# A statement that adds a column to a large table, or waits for a lock, takes its time.
+# A statement that adds a column to a large table, or waits for a lock, may take long.
 STATEMENT_SECONDS_MAX = 3600.0
 
 _READ_BYTES = 1 << 20
@@ -69,7 +69,7 @@ _CLASSES: dict[int, tuple[type[PenstockError], str | None]] = {
     DEADLOCK: (ServerBusy, None),
     1226: (ServerBusy, None),
     1227: (PrivilegeMissing, _HINT_GRANT),
-    1290: (ServerBusy, None),  # the server is read-only, as while another one takes over
+    1290: (ServerBusy, None),  # The server is read-only, for example during a failover.
     1836: (ServerBusy, None),
     1317: (ConnectionLost, None),
     1370: (PrivilegeMissing, _HINT_GRANT),
@@ -103,32 +103,32 @@ _CLASSES: dict[int, tuple[type[PenstockError], str | None]] = {
         ValueMalformed,
         "The target has a column without a default that the source does not have: give it one",
     ),
-    # Foreign keys, checks, views with a check, and what a trigger signals.
+    # Foreign keys, checks, views with a check option, and signals of triggers.
     **dict.fromkeys((1216, 1217, 1369, 1451, 1452, 1644, 3819, 4025), (ValueMalformed, _HINT_REFUSED)),
-    # No room for a file, for a table, or in a temporary one.
+    # No space for a file, for a table, or for a temporary file.
     **dict.fromkeys((3, 1021, 1114), (DiskFailed, _HINT_DISK)),
 }
 
 
 @dataclass(frozen=True)
 class Dialect:
-    """Which SQL a server speaks: its family, and the leading numbers of its version."""
+    """The SQL dialect of a server: its family, and the leading numbers of its version."""
 
     mariadb: bool
     version: tuple[int, ...]
 
 
 def dialect_of(version_text: str) -> Dialect:
-    """Return the dialect of a server by the text of its version, such as 5.5.5-10.11.6-MariaDB-log."""
+    """Return the dialect of a server from its version text, such as 5.5.5-10.11.6-MariaDB-log."""
     mariadb = "mariadb" in version_text.lower()
-    # Some of MariaDB's put a version before their own that old clients take for MySQL's.
+    # Some MariaDB versions add a prefix that old clients take for a MySQL version.
     plain = version_text.removeprefix("5.5.5-") if mariadb else version_text
-    found = _VERSION.match(plain)
-    return Dialect(mariadb, tuple(int(part) for part in found[0].split(".")) if found else ())
+    match = _VERSION.match(plain)
+    return Dialect(mariadb, tuple(int(part) for part in match[0].split(".")) if match else ())
 
 
 class Session:
-    """A session. Not for several threads at once; a context manager that closes."""
+    """A session, for one thread at a time. A context manager that closes."""
 
     def __init__(self, address: ServerAddress, connection: "pymysql.connections.Connection[Any]") -> None:
         self.address = address
@@ -142,30 +142,30 @@ class Session:
         self.close()
 
     def close(self) -> None:
-        """End the session; an open transaction is rolled back by the server. Closing twice is harmless."""
+        """End the session. The server rolls back an open transaction. May be called twice."""
         if self._connection.open:
             self._connection.close()
 
     def execute(self, *pieces: bytes) -> int:
-        """Run one statement, given in pieces, and return how many rows it touched."""
+        """Run a statement, passed in pieces, and return the number of affected rows."""
         try:
             self._connection._execute_command(COMMAND.COM_QUERY, b"".join(pieces))
             self._connection._affected_rows = self._connection._read_query_result(unbuffered=False)
             return int(self._connection._affected_rows)
         except pymysql.err.Error as problem:
-            raise self._told(problem) from problem
+            raise self._translate(problem) from problem
 
     def run(self, sql: str, args: Sequence[Any] | None = None) -> list[tuple[Any, ...]]:
-        """Run one statement and return its rows, all in memory; [] where it has none."""
+        """Run a statement and return all its rows; [] if it has no result."""
         try:
             with self._connection.cursor() as cursor:
                 cursor.execute(sql, args)
                 return list(cursor.fetchall())
         except pymysql.err.Error as problem:
-            raise self._told(problem) from problem
+            raise self._translate(problem) from problem
 
     def batches(self, sql: str, result: ResultSet) -> Iterator[Any]:
-        """Run a query and yield the batches that the kernel makes of its rows.
+        """Run a query and yield the batches that the kernel decodes from its rows.
 
         A caller that stops early has to close the session. Raises ValueMalformed for values that contradict
         their declared types.
@@ -173,7 +173,7 @@ class Session:
         try:
             self._connection._execute_command(COMMAND.COM_QUERY, sql.encode())
         except pymysql.err.Error as problem:
-            raise self._told(problem) from problem
+            raise self._translate(problem) from problem
         reader = self._connection._rfile
         buffer = memoryview(bytearray(_READ_BYTES))
         start = filled = 0
@@ -185,44 +185,44 @@ class Session:
                     continue
                 case "done":
                     break
-            # What is left is the beginning of a packet that has not come whole.
-            left = bytes(buffer[start:filled])
-            if len(left) == len(buffer):
-                # It has at most 16 MiB, so this ends.
+            # The rest is the start of an incomplete packet.
+            rest = bytes(buffer[start:filled])
+            if len(rest) == len(buffer):
+                # A packet has at most 16 MiB, so growing ends.
                 buffer = memoryview(bytearray(2 * len(buffer)))
-            buffer[: len(left)] = left
+            buffer[: len(rest)] = rest
             try:
-                got = reader.readinto1(buffer[len(left) :])
+                count = reader.readinto1(buffer[len(rest) :])
             except OSError as problem:
                 raise ConnectionLost(f"{self.address}: {problem}") from problem
-            if not got:
+            if not count:
                 raise ConnectionLost(f"{self.address}: the connection is closed")
-            start, filled = 0, len(left) + got
+            start, filled = 0, len(rest) + count
         if result.server_error is not None:
             number, message = result.server_error
-            raise self._told(pymysql.err.OperationalError(number, message))
+            raise self._translate(pymysql.err.OperationalError(number, message))
 
     def literal(self, value: Any) -> str:
-        """Return a value as SQL writes it."""
+        """Return a value as an SQL literal."""
         return str(self._connection.literal(value))
 
     def commit(self) -> None:
-        """End the transaction."""
+        """Commit the transaction."""
         self.execute(b"COMMIT")
 
     def rollback(self) -> None:
-        """Undo what the open transaction did."""
+        """Roll back the open transaction."""
         self.execute(b"ROLLBACK")
 
-    def _told(self, problem: pymysql.err.Error) -> PenstockError:
-        return told(problem, str(self.address))
+    def _translate(self, problem: pymysql.err.Error) -> PenstockError:
+        return translate_error(problem, str(self.address))
 
 
 def connect(address: ServerAddress, *statements: str) -> Session:
-    """Open a session that does not commit by itself, and run statements in it that settle how it works.
+    """Open a session without autocommit, and run statements that configure it.
 
-    Its zone is UTC, its values are taken strictly, and zero dates are values. Raises AuthenticationFailed,
-    TlsFailed, ConnectionLost, ServerBusy, PrivilegeMissing, OptionInvalid.
+    The session uses UTC and strict mode, and accepts zero dates. Raises AuthenticationFailed, TlsFailed,
+    ConnectionLost, ServerBusy, PrivilegeMissing, OptionInvalid.
     """
     try:
         connection = dial(
@@ -233,7 +233,7 @@ def connect(address: ServerAddress, *statements: str) -> Session:
             conv=_CONVERSIONS,
         )
     except pymysql.err.Error as problem:
-        raise told(problem, str(address)) from problem
+        raise translate_error(problem, str(address)) from problem
     session = Session(address, connection)
     try:
         session.run(f"SET SESSION time_zone='+00:00', SESSION sql_mode='{SQL_MODE}'")
@@ -245,14 +245,14 @@ def connect(address: ServerAddress, *statements: str) -> Session:
     return session
 
 
-# Values come as the text that the server sends, and whoever asks reads them.
+# Values stay text as the server sends it, and callers convert them.
 _CONVERSIONS: dict[Any, Any] = dict(pymysql.converters.encoders)
-# Strict, but for dates that the source has: no value is changed without an error.
+# Strict mode, except for dates that the source may have, so that no value is changed silently.
 SQL_MODE = "STRICT_ALL_TABLES,ALLOW_INVALID_DATES,NO_AUTO_VALUE_ON_ZERO,NO_ENGINE_SUBSTITUTION"
 
 
-def told(problem: pymysql.err.Error, server: str) -> PenstockError:
-    """Return our error for one of PyMySQL's. `server` says where, without a password."""
+def translate_error(problem: pymysql.err.Error, server: str) -> PenstockError:
+    """Return the Penstock error for a PyMySQL error. `server` is its address without a password."""
     match problem.args:
         case (int(number), message, *_):
             pass
@@ -273,7 +273,7 @@ def told(problem: pymysql.err.Error, server: str) -> PenstockError:
 
 
 def number_of(error: PenstockError) -> int:
-    """Return the server's number of an error that a session raised, 0 where it had none."""
+    """Return the server's error number for an error of a session, 0 if there is none."""
     problem = error.__cause__
     match problem.args if isinstance(problem, pymysql.err.Error) else ():
         case (int(number), *_):

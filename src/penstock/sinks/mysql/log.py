@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commit log: which keys each batch put into a target and took away, in the commit of the rows."""
+"""The commit log: the keys that each batch wrote or deleted in a target, committed with the rows."""
 
 from collections.abc import Iterator
 
@@ -11,17 +11,17 @@ from penstock.changes import Target
 from penstock.model import TableName, quote_name
 from penstock.sinks.images import puts
 from penstock.sinks.mysql.connection import Session
-from penstock.sinks.mysql.tables import layout_of, make_database
+from penstock.sinks.mysql.tables import create_database, layout_of
 from penstock.sinks.sink import BatchMark
 
 _COLUMNS = ("application", "number", "part", "table_name", "row_key", "action", "version", "committed")
 
 
-def make_commit_log(session: Session, table: TableName) -> None:
-    """Make the table of the commit log, where there is none."""
+def create_commit_log(session: Session, table: TableName) -> None:
+    """Create the commit log's table if it does not exist."""
     if layout_of(session, table) is not None:
         return
-    for statement in make_database(session, table.database):
+    for statement in create_database(session, table.database):
         session.run(statement)
     session.run(
         f"CREATE TABLE IF NOT EXISTS {table.sql} (id BIGINT NOT NULL AUTO_INCREMENT PRIMARY KEY,"
@@ -35,11 +35,11 @@ def make_commit_log(session: Session, table: TableName) -> None:
 def logged_statements(
     table: TableName, mark: BatchMark, part: int, target: Target, rows: pyarrow.RecordBatch, bytes_max: int
 ) -> Iterator[tuple[bytes, ...]]:
-    """Yield the statements that log rows: their keys as JSON, null where a table has none."""
+    """Yield the statements that log rows: their keys as JSON, null for tables without a key."""
     count = rows.num_rows
     key = list(target.primary_key)
     declared = [target.column(name) for name in key]
-    columns = [(one.name, one.type_text, one.charset, one.nullable) for one in declared]
+    columns = [(column.name, column.type_text, column.charset, column.nullable) for column in declared]
     keys = pyarrow.nulls(count, pyarrow.string())
     if key:
         objects = _native.json_objects(rows.select(key), columns, mariadb=target.mariadb, names=key)

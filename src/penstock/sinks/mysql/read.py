@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of a MySQL or MariaDB target's table, in the types that changes have: the kernel reads them."""
+"""Reads rows of a MySQL or MariaDB target in the types of changes. The kernel decodes them."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,7 @@ from penstock.model import Column, quote_name
 from penstock.sinks.mysql.connection import Session
 from penstock.sinks.mysql.tables import Layout
 
-# A server shows six digits of a FLOAT, and as many of a DOUBLE as its declaration says.
+# A server prints six digits of a FLOAT, and of a DOUBLE as many as its declaration says.
 _ROUNDED = re.compile(r"\s*(float|(double|real)\b.*\()", re.IGNORECASE)
 
 
@@ -24,21 +24,28 @@ def rows_of(
     low: Mapping[str, Any] | None,
     high: Mapping[str, Any] | None,
 ) -> Iterator[pyarrow.RecordBatch]:
-    """Yield the rows of a table in the order of its key, with `_metadata` behind their columns; with bounds
-    those from `low` to below `high`."""
-    wanted = ", ".join(_expression(one) for one in target.columns)
-    statement = f"SELECT {wanted} FROM {target.name.sql}"
+    """Yield the rows of a table in key order, with an extra column `_metadata`.
+
+    Bounds select keys from `low` (inclusive) to `high` (exclusive).
+    """
+    expressions = ", ".join(_expression(column) for column in target.columns)
+    statement = f"SELECT {expressions} FROM {target.name.sql}"
     conditions = [*_bound(session, low, ">="), *_bound(session, high, "<")]
     if conditions:
         statement += f" WHERE {' AND '.join(conditions)}"
     if target.primary_key:
         statement += f" ORDER BY {', '.join(map(quote_name, target.primary_key))}"
-    # Texts come in the bytes of the columns that they stand in.
+    # Text is returned in the character set of its column.
     session.run("SET SESSION character_set_results = NULL")
     result = ResultSet(
         [
-            (one.name, one.type_text, layout.columns[one.name].charset or one.charset, one.nullable)
-            for one in target.columns
+            (
+                column.name,
+                column.type_text,
+                layout.columns[column.name].charset or column.charset,
+                column.nullable,
+            )
+            for column in target.columns
         ],
         mariadb=target.mariadb,
         instance="",

@@ -15,11 +15,11 @@ from penstock.settings.values import Bytes, validate_option
 from penstock.sinks.endpoint import Endpoint
 from penstock.sinks.mysql.check import encryption_findings, findings
 from penstock.sinks.mysql.connection import Session, connect
-from penstock.sinks.mysql.log import make_commit_log
+from penstock.sinks.mysql.log import create_commit_log
 from penstock.sinks.mysql.read import rows_of
-from penstock.sinks.mysql.tables import comment_sql, layout_of, make_database, statements
-from penstock.sinks.mysql.transaction import are_remembered, has_number, make_positions, number_stored
-from penstock.sinks.mysql.writer import Manner, MysqlWriter
+from penstock.sinks.mysql.tables import comment_sql, create_database, layout_of, statements
+from penstock.sinks.mysql.transaction import create_position_table, has_number, has_numbers, stored_number
+from penstock.sinks.mysql.writer import MysqlWriter, WriterOptions
 from penstock.sinks.sink import BatchMark, Delivery, Evolution, Finding, Sink, Spread, Writer
 from penstock.sinks.sql.rows import DoneWriter, feed_target
 from penstock.sinks.sql.table_owner import is_taken_over, refuse_foreign
@@ -78,36 +78,36 @@ class Settings(Endpoint):
 
     @field_validator("url")
     @classmethod
-    def _an_address(cls, url: str) -> str:
+    def _valid_address(cls, url: str) -> str:
         validate_option(lambda: ServerAddress.parse(url))
         return url
 
     @field_validator("positions", "commit_log")
     @classmethod
-    def _a_table(cls, text: str | None) -> str | None:
+    def _valid_table(cls, text: str | None) -> str | None:
         if text is not None:
             validate_option(lambda: TableName.parse(text))
         return text
 
     @model_validator(mode="after")
-    def _a_feed_has_no_log(self) -> "Settings":
+    def _refuse_log_of_feed(self) -> "Settings":
         if self.mode == "feed" and self.commit_log is not None:
             raise ValueError("commit_log is for mode: mirror; a feed is a log of every change itself")
         return self
 
     def address(self) -> ServerAddress:
-        """Return where the server is. Raises OptionInvalid."""
+        """Return the server's address. Raises OptionInvalid."""
         return ServerAddress.parse(self.url, user=self.user, password=self.secret())
 
 
 def make(settings: Settings) -> Sink:
-    """Make the sink."""
+    """Create the sink."""
     return MysqlSink(settings)
 
 
 @dataclass
 class MysqlSink(Sink):
-    """Tables of a server; see the module's text."""
+    """Writes tables of a server. See the module's docstring."""
 
     settings: Settings
 
@@ -125,14 +125,14 @@ class MysqlSink(Sink):
 
     @property
     def positions(self) -> TableName:
-        """The table in which the numbers of batches stand."""
+        """The table with the numbers of batches."""
         return TableName.parse(self.settings.positions)
 
     def check(self) -> Sequence[Finding]:
         try:
             with self._session() as session:
-                told = findings(session, self.settings.statement_bytes)
-                return [*encryption_findings(self.settings.address()), *told]
+                problems = findings(session, self.settings.statement_bytes)
+                return [*encryption_findings(self.settings.address()), *problems]
         except PenstockError as error:
             return [Finding(str(self.settings.address()), error.message, mend=error.hint or "")]
 
@@ -142,28 +142,28 @@ class MysqlSink(Sink):
 
     def prepare(self, target: Target, evolution: Evolution) -> None:
         with self._session() as session:
-            make_positions(session, self.positions)
+            create_position_table(session, self.positions)
             if self.settings.commit_log is not None:
-                make_commit_log(session, TableName.parse(self.settings.commit_log))
+                create_commit_log(session, TableName.parse(self.settings.commit_log))
             for statement in self._statements(session, target, evolution):
                 session.run(statement)
 
     def _statements(self, session: Session, target: Target, evolution: Evolution) -> list[str]:
         target = feed_target(target) if self._feed else target
-        found = layout_of(session, target.name)
-        made = make_database(session, target.name.database) if found is None else []
-        wanted = statements(target, found, evolution, session.dialect, self.pipeline)
-        if found is not None and wanted:
-            name, owner = target.name.sql, found.owner
-            refuse_foreign(name, owner, self.pipeline, wanted, take_over=self.settings.take_over)
+        layout = layout_of(session, target.name)
+        creation = create_database(session, target.name.database) if layout is None else []
+        changes = statements(target, layout, evolution, session.dialect, self.pipeline)
+        if layout is not None and changes:
+            name, owner = target.name.sql, layout.owner
+            refuse_foreign(name, owner, self.pipeline, changes, take_over=self.settings.take_over)
             if is_taken_over(owner, self.pipeline):
-                wanted.append(f"ALTER TABLE {name} {comment_sql(self.pipeline)}")
-        return made + wanted
+                changes.append(f"ALTER TABLE {name} {comment_sql(self.pipeline)}")
+        return creation + changes
 
     def remembers(self, pipeline: str, targets: Sequence[Target]) -> bool:
-        """Look among the positions, which are of all tables, and into the tables."""
+        """Look for the pipeline's numbers in the position table, which covers all tables, and for rows."""
         with self._session() as session:
-            return are_remembered(session, self.positions, pipeline) and any(
+            return has_numbers(session, self.positions, pipeline) and any(
                 layout_of(session, target.name) is not None
                 and session.run(f"SELECT 1 FROM {target.name.sql} LIMIT 1")
                 for target in targets
@@ -182,10 +182,10 @@ class MysqlSink(Sink):
 
     def open(self, mark: BatchMark, part: int) -> Writer:
         with self._session() as session:
-            stored = number_stored(session, self.positions, mark, part)
+            stored = stored_number(session, self.positions, mark, part)
         if stored is not None and stored >= mark.number:
             return DoneWriter()
-        manner = Manner(
+        options = WriterOptions(
             self.positions,
             self.settings.statement_bytes,
             self.settings.held_bytes,
@@ -195,7 +195,7 @@ class MysqlSink(Sink):
             self.settings.truncate,
             TableName.parse(self.settings.commit_log) if self.settings.commit_log else None,
         )
-        return MysqlWriter(self._session, manner, mark, part)
+        return MysqlWriter(self._session, options, mark, part)
 
     def read(
         self, target: Target, low: Mapping[str, Any] | None = None, high: Mapping[str, Any] | None = None
@@ -214,12 +214,12 @@ class MysqlSink(Sink):
             yield from rows_of(session, target, layout, low, high)
 
     def _session(self) -> Session:
-        told = self.settings
-        settled = ["SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"]
-        if not told.foreign_key_checks:
-            settled.append("SET SESSION foreign_key_checks=0")
-        if told.server_id is not None:
-            settled.append(f"SET SESSION server_id={told.server_id}")
-        if told.gtid_tag is not None:
-            settled.append(f"SET SESSION gtid_next='AUTOMATIC:{told.gtid_tag}'")
-        return connect(told.address(), *settled)
+        settings = self.settings
+        session_statements = ["SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED"]
+        if not settings.foreign_key_checks:
+            session_statements.append("SET SESSION foreign_key_checks=0")
+        if settings.server_id is not None:
+            session_statements.append(f"SET SESSION server_id={settings.server_id}")
+        if settings.gtid_tag is not None:
+            session_statements.append(f"SET SESSION gtid_next='AUTOMATIC:{settings.gtid_tag}'")
+        return connect(settings.address(), *session_statements)

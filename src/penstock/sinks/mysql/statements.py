@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The statements that put rows into a MySQL or MariaDB target and take them away, many rows in each."""
+"""The statements that write rows to a MySQL or MariaDB target and delete them, many rows in each."""
 
 from collections.abc import Iterator, Sequence
 
@@ -10,56 +10,56 @@ from penstock import _native
 from penstock.changes import Target
 from penstock.model import Column, quote_name
 from penstock.sinks.mysql.tables import Layout
-from penstock.sinks.sql.rows import bounded
+from penstock.sinks.sql.rows import split_rows
 
-# Conditions on several columns cost the optimizer memory, which is bounded.
+# Conditions on several columns use optimizer memory, which is limited.
 _KEYS_MAX = 500
 
 
 def columns_written(target: Target, layout: Layout) -> list[str]:
-    """Return the columns that both have, and that take values."""
+    """Return the writable columns that the rows and the table have in common."""
     return [name for name in target.column_names if name in layout.columns and name not in layout.generated]
 
 
-def put_statements(
+def replace_statements(
     batch: pyarrow.RecordBatch, target: Target, layout: Layout, bytes_max: int
 ) -> Iterator[tuple[bytes, ...]]:
-    """Yield the statements that put rows in place of whatever shares a unique value with them.
+    """Yield the statements that write rows, replacing all rows that share a unique value with them.
 
-    A table with one key only, and with columns that the rows do not have, is updated in place, so that those
-    keep their values.
+    A table with a single unique key and columns that the rows do not have is updated in place, so that those
+    columns keep their values.
     """
     columns = columns_written(target, layout)
     names = ", ".join(map(quote_name, columns))
-    further = len(columns) + len(layout.generated) < len(layout.columns)
+    has_other_columns = len(columns) + len(layout.generated) < len(layout.columns)
     verb, tail = "REPLACE", b""
-    if further and len(layout.unique_keys) == 1:
+    if has_other_columns and len(layout.unique_keys) == 1:
         verb = "INSERT"
         updates = ", ".join(f"{quote_name(name)}=VALUES({quote_name(name)})" for name in columns)
         tail = f" ON DUPLICATE KEY UPDATE {updates}".encode()
     head = f"{verb} INTO {target.name.sql} ({names}) VALUES ".encode()
-    for some in bounded(batch):
-        for _, piece in _native.sql_values(some, columns, bytes_max=bytes_max):
+    for part in split_rows(batch):
+        for _, piece in _native.sql_values(part, columns, bytes_max=bytes_max):
             yield head, piece, tail
 
 
 def insert_statements(
     batch: pyarrow.RecordBatch, target: Target, columns: Sequence[str], bytes_max: int
 ) -> Iterator[tuple[bytes, ...]]:
-    """Yield the statements that add rows."""
+    """Yield the statements that insert rows."""
     head = f"INSERT INTO {target.name.sql} ({', '.join(map(quote_name, columns))}) VALUES ".encode()
-    for some in bounded(batch):
-        for _, piece in _native.sql_values(some, columns, bytes_max=bytes_max):
+    for part in split_rows(batch):
+        for _, piece in _native.sql_values(part, columns, bytes_max=bytes_max):
             yield head, piece
 
 
-def take_statements(
+def delete_statements(
     batch: pyarrow.RecordBatch, target: Target, key: Sequence[str], bytes_max: int
 ) -> Iterator[tuple[bytes, ...]]:
-    """Yield the statements that take away the rows of some keys, and none whose key has other bytes."""
+    """Yield the statements that delete rows by key, compared byte by byte."""
     head = f"DELETE FROM {target.name.sql} WHERE ".encode()
-    for some in bounded(batch):
-        for condition in _conditions(some, target, key, bytes_max):
+    for part in split_rows(batch):
+        for condition in _conditions(part, target, key, bytes_max):
             yield (head, *condition)
 
 
@@ -71,13 +71,14 @@ def _conditions(
     if len(key) == 1:
         pieces = _native.sql_values(batch, key, before=[""], behind="", bytes_max=bytes_max)
         for _, piece in pieces:
-            found: tuple[bytes, ...] = (quote_name(key[0]).encode(), b" IN (", piece, b")")
+            condition: tuple[bytes, ...] = (quote_name(key[0]).encode(), b" IN (", piece, b")")
             if texts:
-                # To a collation other letters are the same; the index finds them, and their bytes decide.
-                found += (b" AND ", exact[key[0]].encode(), b" IN (", piece, b")")
-            yield found
+                # A collation may treat different letters as equal: the index finds candidates, the bytes
+                # decide.
+                condition += (b" AND ", exact[key[0]].encode(), b" IN (", piece, b")")
+            yield condition
         return
-    before = [f"{' AND ' if place else '('}{quote_name(name)}=" for place, name in enumerate(key)]
+    before = [f"{' AND ' if index else '('}{quote_name(name)}=" for index, name in enumerate(key)]
     before += [f" AND {exact[name]}=" for name in texts]
     for _, piece in _native.sql_values(
         batch, [*key, *texts], before=before, between=" OR ", bytes_max=bytes_max, rows_max=_KEYS_MAX
@@ -85,15 +86,17 @@ def _conditions(
         yield (piece,)
 
 
-def take_equal_statements(
+def delete_equal_statements(
     batch: pyarrow.RecordBatch, target: Target, columns: Sequence[str], mariadb: bool
 ) -> Iterator[bytes]:
-    """Yield one statement for each row, which takes away one row that is equal with it."""
+    """Yield one statement for each row, which deletes one equal row."""
     compared = [name for name in columns if not target.column(name).type_text.startswith("vector")]
-    found = [_equal(target.column(name), mariadb) for name in compared]
-    before = [f"DELETE FROM {target.name.sql} WHERE {found[0]}"] + [f" AND {one}" for one in found[1:]]
-    for some in bounded(_wide(batch, compared)):
-        pieces = _native.sql_values(some, compared, before=before, behind=" LIMIT 1", between="", rows_max=1)
+    comparisons = [_equal(target.column(name), mariadb) for name in compared]
+    before = [f"DELETE FROM {target.name.sql} WHERE {comparisons[0]}"] + [
+        f" AND {comparison}" for comparison in comparisons[1:]
+    ]
+    for part in split_rows(_widen_floats(batch, compared)):
+        pieces = _native.sql_values(part, compared, before=before, behind=" LIMIT 1", between="", rows_max=1)
         for _, statement in pieces:
             yield statement
 
@@ -103,16 +106,19 @@ def _equal(column: Column, mariadb: bool) -> str:
     if column.charset is not None:
         return f"CAST(CONVERT({name} USING utf8mb4) AS BINARY)<=>"
     if column.type_text == "json" and not mariadb:
-        # A document is compared by the text that it was read as.
+        # A document is compared by the text as which it was read.
         return f"CAST({name} AS CHAR)<=>"
     return f"{name}<=>"
 
 
-def _wide(batch: pyarrow.RecordBatch, columns: Sequence[str]) -> pyarrow.RecordBatch:
-    """A FLOAT compares as the DOUBLE that it is exactly, which its own shortest digits are not."""
+def _widen_floats(batch: pyarrow.RecordBatch, columns: Sequence[str]) -> pyarrow.RecordBatch:
+    """Return rows with FLOAT columns as DOUBLE.
+
+    The server compares the exact double, which the float's shortest decimal text does not denote.
+    """
     for name in columns:
-        place = batch.schema.get_field_index(name)
-        if pyarrow.types.is_float32(batch.column(place).type):
-            wide = pc.cast(batch.column(place), pyarrow.float64())
-            batch = batch.set_column(place, name, wide)
+        index = batch.schema.get_field_index(name)
+        if pyarrow.types.is_float32(batch.column(index).type):
+            wide = pc.cast(batch.column(index), pyarrow.float64())
+            batch = batch.set_column(index, name, wide)
     return batch

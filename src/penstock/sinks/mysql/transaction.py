@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A transaction on a target that is tried again where the server ended it: deadlocks, lost connections.
+"""A transaction on a target that is retried if the server ends it: deadlocks, lost connections.
 
-The number of the batch stands in the position table, in the commit of the rows; so whoever comes again after
-a commit whose answer was lost finds it there.
+The batch's number is stored in the position table, in the same commit as the rows. A retry after a commit
+whose answer was lost finds it there.
 """
 
 from collections.abc import Callable
@@ -12,66 +12,66 @@ from penstock.errors import ConnectionLost, LeaseLost, PenstockError, ServerBusy
 from penstock.model import TableName
 from penstock.retry import Backoff, Retry
 from penstock.sinks.mysql.connection import NO_SUCH_DATABASE, NO_SUCH_TABLE, Session, number_of
-from penstock.sinks.mysql.tables import layout_of, make_database
+from penstock.sinks.mysql.tables import create_database, layout_of
 from penstock.sinks.sink import BatchMark, applications_of
 
-_Found = TypeVar("_Found")
+_Answer = TypeVar("_Answer")
 
 # About 1.5 seconds of pauses in all.
 TRIES_MAX = 6
 _BACKOFF = Backoff(first=0.05)
-# So much of a transaction is kept, to be sent again; above it what may be written twice is committed.
-_KEPT_BYTES_MAX = 32 << 20
+# The bytes of a transaction that are kept for a replay. Above this, idempotent rows are committed early.
+_REPLAY_BYTES_MAX = 32 << 20
 
 
 class Transaction:
-    """Statements on one session. `connect` opens it, and opens another where it is lost.
+    """Statements on one session. `connect` opens the session, and another one if it is lost.
 
-    With `whole` nothing is committed before the part is.
+    With `whole` nothing is committed before the part is complete.
     """
 
     def __init__(self, connect: Callable[[], Session], *, whole: bool) -> None:
         self._connect = connect
         self._whole = whole
         self.session = connect()
-        self._kept: list[tuple[bytes, ...]] | None = []
-        self._kept_bytes = 0
-        # Whether all that was written so far may be written again.
-        self._again = not whole
+        self._replay_log: list[tuple[bytes, ...]] | None = []
+        self._replay_bytes = 0
+        # Whether everything written so far is idempotent.
+        self._is_idempotent = not whole
 
     def close(self) -> None:
-        """End the session; what is not committed is undone."""
+        """End the session. Uncommitted statements are rolled back."""
         self.session.close()
 
-    def execute(self, *pieces: bytes, again: bool = False) -> int:
-        """Run a statement in the open transaction, and all of that again where the server ended it.
+    def execute(self, *pieces: bytes, idempotent: bool = False) -> int:
+        """Run a statement, and replay the open transaction if the server ended it.
 
-        `again` tells that the statement may be written twice with the same outcome. Returns how many rows it
-        touched.
+        `idempotent` means that writing the statement twice has the same result. Returns the number of
+        affected rows.
         """
         touched = self._with_attempts(lambda: self.session.execute(*pieces))
-        self._again = self._again and again
-        if self._kept is not None:
-            self._kept.append(pieces)
-            self._kept_bytes += sum(map(len, pieces))
-            if self._kept_bytes > _KEPT_BYTES_MAX and not self._again:
-                # Too much to keep: a failure now ends the attempt, and the batch comes again.
-                self._kept, self._kept_bytes = None, 0
+        self._is_idempotent = self._is_idempotent and idempotent
+        if self._replay_log is not None:
+            self._replay_log.append(pieces)
+            self._replay_bytes += sum(map(len, pieces))
+            if self._replay_bytes > _REPLAY_BYTES_MAX and not self._is_idempotent:
+                # Too much to keep. A failure now fails the attempt, and the batch is retried.
+                self._replay_log, self._replay_bytes = None, 0
         return touched
 
     @property
     def large(self) -> bool:
-        """Whether it is time to commit what may be written again."""
-        return self._again and self._kept_bytes > _KEPT_BYTES_MAX
+        """Whether it is time to commit the idempotent statements."""
+        return self._is_idempotent and self._replay_bytes > _REPLAY_BYTES_MAX
 
     @property
     def repeatable(self) -> bool:
-        """Whether all that was written so far may be committed at any time."""
-        return self._again
+        """Whether everything written so far may be committed at any time."""
+        return self._is_idempotent
 
     def commit(self, mark: bytes) -> None:
-        """Commit what may be written again, with a mark. Raises LeaseLost where the mark touches no row."""
-        assert self._again, "these rows are committed with the batch's number"
+        """Commit idempotent statements with a mark. Raises LeaseLost if the mark affects no row."""
+        assert self._is_idempotent, "these rows are committed with the batch's number"
         self._with_attempts(lambda: self._commit_marked(mark))
         self._forget()
 
@@ -84,23 +84,23 @@ class Transaction:
         self.session.commit()
 
     def commit_part(self) -> None:
-        """Commit what may not. Raises ConnectionLost where it may have done so."""
+        """Commit the part. Raises ConnectionLost if the outcome is unknown."""
         self.session.commit()
         self._forget()
 
     def undo(self) -> None:
-        """Undo what is not committed."""
+        """Roll back what is not committed."""
         self.session.rollback()
         self._forget()
 
     def _forget(self) -> None:
-        self._kept, self._kept_bytes, self._again = [], 0, not self._whole
+        self._replay_log, self._replay_bytes, self._is_idempotent = [], 0, not self._whole
 
-    def asked(self, question: Callable[[Session], _Found]) -> _Found:
-        """Return what a session answers, on another one where this one is lost."""
+    def query(self, question: Callable[[Session], _Answer]) -> _Answer:
+        """Return a session's answer, from another session if this one is lost."""
         return self._with_attempts(lambda: question(self.session))
 
-    def _with_attempts(self, step: Callable[[], _Found]) -> _Found:
+    def _with_attempts(self, step: Callable[[], _Answer]) -> _Answer:
         retry = Retry("repeating a transaction", backoff=_BACKOFF, tries=TRIES_MAX)
         while True:
             try:
@@ -108,50 +108,51 @@ class Transaction:
                     self._replay()
                 return step()
             except (ServerBusy, ConnectionLost) as problem:
-                if self._kept is None:
+                if self._replay_log is None:
                     raise
                 retry.wait(problem, target=str(self.session.address))
 
     def _replay(self) -> None:
-        """Run what was kept again, on the same session where it still answers."""
+        """Replay the kept statements, on the same session if it still answers."""
         try:
             self.session.rollback()
         except TransientError:
             self.session.close()
             self.session = self._connect()
-        for pieces in self._kept or ():
+        for pieces in self._replay_log or ():
             try:
                 self.session.execute(*pieces)
             except TransientError:
                 raise
             except PenstockError as problem:
-                # It ran before, and is of another table than the one that is written now.
+                # This statement is being replayed, so its error must not be blamed on the table being
+                # written.
                 raise ServerBusy(
                     f"a statement that ran before the server ended its transaction is refused now: {problem}",
                     hint="The batch is tried again",
                 ) from problem
 
 
-def mark_statement(positions: TableName, mark: BatchMark, part: int, place: int) -> bytes:
-    """Return the statement that tells, at a place, whose a transaction is; it touches no row once the part is
-    written: what comes later then must not be overwritten.
+def mark_statement(positions: TableName, mark: BatchMark, part: int, mark_part: int) -> bytes:
+    """Return the statement that marks a transaction's owner in a separate row.
 
-    Until the transaction's end nobody else can say that the part is written.
+    It affects no row once the part is written, because later rows must not be overwritten. It holds a lock,
+    so that no other process can complete the part before the transaction ends.
     """
     application = _text(mark.application)
     return (
         f"REPLACE INTO {positions.sql} (application, part, number)"
-        f" SELECT {application}, {place}, {mark.number} FROM {positions.sql} AS held"
+        f" SELECT {application}, {mark_part}, {mark.number} FROM {positions.sql} AS held"
         f" WHERE held.application = {application} AND held.part = {part} AND held.number < {mark.number}"
         " LOCK IN SHARE MODE"
     ).encode()
 
 
 def claim_statement(positions: TableName, mark: BatchMark, part: int) -> bytes:
-    """Return the statement that stores which batch a part has; it touches no row where the part has it.
+    """Return the statement that stores the batch number of a part; it affects no row if already stored.
 
-    Another process may have been given the part since, while this one was thought dead: one of them waits
-    here for the other, and then undoes what it did.
+    Another process may have been given the part, if this one was thought dead. One of them waits here for the
+    other, and then rolls back.
     """
     return (
         f"INSERT INTO {positions.sql} (application, part, number)"
@@ -165,12 +166,12 @@ def _text(text: str) -> str:
     return f"'{escaped}'"
 
 
-def are_remembered(session: Session, positions: TableName, pipeline: str) -> bool:
-    """Tell whether the target has numbers of a pipeline's batches."""
-    begin = applications_of(pipeline)
+def has_numbers(session: Session, positions: TableName, pipeline: str) -> bool:
+    """Return whether the target has numbers of a pipeline's batches."""
+    prefix = applications_of(pipeline)
     try:
         query = f"SELECT 1 FROM {positions.sql} WHERE LEFT(application, %s) = %s LIMIT 1"
-        return bool(session.run(query, (len(begin), begin)))
+        return bool(session.run(query, (len(prefix), prefix)))
     except PenstockError as error:
         if number_of(error) in (NO_SUCH_TABLE, NO_SUCH_DATABASE):
             return False
@@ -188,22 +189,22 @@ def has_number(session: Session, positions: TableName, mark: BatchMark) -> bool:
         raise
 
 
-def number_stored(session: Session, positions: TableName, mark: BatchMark, part: int) -> int | None:
-    """Return the number of the last batch of which the target has a part, None for none, and make a place."""
+def stored_number(session: Session, positions: TableName, mark: BatchMark, part: int) -> int | None:
+    """Return the number of the last batch written to a part, None if none, and insert its row."""
     try:
-        found = session.run(
+        rows = session.run(
             f"SELECT number FROM {positions.sql} WHERE application = %s AND part = %s",
             (mark.application, part),
         )
-        # Its snapshot must not be what the part's own transaction reads.
+        # End the snapshot, so that the part's own transaction does not read it.
         session.rollback()
     except PenstockError as error:
         if number_of(error) in (NO_SUCH_TABLE, NO_SUCH_DATABASE):
             return None
         raise
-    if found:
-        return int(found[0][0])
-    # A row that is there can be held, which one that is not cannot.
+    if rows:
+        return int(rows[0][0])
+    # An existing row can be locked, a missing row cannot.
     session.run(
         f"INSERT IGNORE INTO {positions.sql} (application, part, number) VALUES (%s, %s, -1)",
         (mark.application, part),
@@ -212,11 +213,11 @@ def number_stored(session: Session, positions: TableName, mark: BatchMark, part:
     return None
 
 
-def make_positions(session: Session, positions: TableName) -> None:
-    """Make the position table, where there is none."""
+def create_position_table(session: Session, positions: TableName) -> None:
+    """Create the position table if it does not exist."""
     if layout_of(session, positions) is not None:
         return
-    for statement in make_database(session, positions.database):
+    for statement in create_database(session, positions.database):
         session.run(statement)
     session.run(
         f"CREATE TABLE IF NOT EXISTS {positions.sql} (application VARCHAR(255) CHARACTER SET utf8mb4"

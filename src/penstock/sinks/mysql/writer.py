@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes one part of a batch into a MySQL, MariaDB or TiDB target, and its number in the same commit.
+"""Writes one part of a batch to a MySQL, MariaDB or TiDB target, with its number in the same commit.
 
-Of a table with a key only the last image of each key is written. At the end of a batch no two rows of the
-source share a value of a unique key, so a row that is put takes away nothing but what is out of date: takings
-first, then puts that replace whatever is in their way; the order of keys among themselves does not matter. To
-write such rows again changes nothing, so several connections may commit them before the part is done. Rows of
-tables without a key, and feeds, are written once, in the commit that also stores the batch's number.
+For a table with a key only the last image of each key is written. At the end of a batch no two rows of the
+source share a unique value, so a written row only replaces outdated rows. Deletes come first, then rows that
+replace everything in conflict; the order of keys does not matter. Writing such rows is idempotent, so several
+connections may commit them before the part is complete. Rows of tables without a key, and feeds, are written
+once, in the commit that also stores the batch's number.
 """
 
 from collections.abc import Callable, Iterable
@@ -24,35 +24,35 @@ from penstock.sinks.mysql.log import logged_statements
 from penstock.sinks.mysql.odd import (
     LENIENT,
     STRICT,
-    Divided,
-    divided,
+    DividedRows,
+    divide_rows,
     refuse_other_changes,
     without_broken_texts,
 )
 from penstock.sinks.mysql.statements import (
     columns_written,
+    delete_equal_statements,
+    delete_statements,
     insert_statements,
-    put_statements,
-    take_equal_statements,
-    take_statements,
+    replace_statements,
 )
 from penstock.sinks.mysql.tables import Layout, layout_of
 from penstock.sinks.mysql.transaction import Transaction, claim_statement, mark_statement
 from penstock.sinks.sink import HINT_GONE, BatchMark, Receipt, Writer
-from penstock.sinks.sql.held_rows import HeldRows
-from penstock.sinks.sql.rows import Counted, bounded, in_one_batch, lanes, runs
+from penstock.sinks.sql.held_rows import RowBuffer
+from penstock.sinks.sql.rows import WriteCounts, in_one_batch, lanes, runs, split_rows
 
-# Fewer rows are not worth another connection.
+# Fewer rows do not justify another connection.
 _ROWS_PER_LANE = 500
 
 
 @dataclass(frozen=True)
-class Manner:
+class WriterOptions:
     """How a part is written.
 
-    `statement_bytes` bounds one statement, `held_bytes` the rows that are held before they are written;
-    `connections` write rows with a key side by side. With `whole` nothing is committed before the part is.
-    With `feed` every change is a row. With `truncate` a table is emptied at once, outside of the transaction.
+    `statement_bytes` limits one statement, `held_bytes` the rows buffered before a write. `connections` write
+    rows with a key in parallel. With `whole` nothing is committed before the part is complete. With `feed`
+    every change is a row. With `truncate` a table is emptied immediately, outside of the transaction.
     """
 
     positions: TableName
@@ -68,52 +68,56 @@ class Manner:
 class MysqlWriter(Writer):
     """One part of one batch."""
 
-    def __init__(self, connect: Callable[[], Session], manner: Manner, mark: BatchMark, part: int) -> None:
-        whole = manner.whole or manner.commit_log is not None
+    def __init__(
+        self, connect: Callable[[], Session], options: WriterOptions, mark: BatchMark, part: int
+    ) -> None:
+        whole = options.whole or options.commit_log is not None
         self._connect = connect
-        self._manner = manner
+        self._options = options
         self._mark = mark
         self._part = part
         self._main = Transaction(connect, whole=whole)
-        self._lanes = 1 if whole else manner.connections
-        self._side: list[Transaction] = []
-        self._held = HeldRows(manner.held_bytes, self._write_held, feed=manner.feed)
-        # Whether a row was there that was to be added.
-        self._met = False
+        self._lanes = 1 if whole else options.connections
+        self._side_transactions: list[Transaction] = []
+        self._buffered = RowBuffer(options.held_bytes, self._write_held, feed=options.feed)
+        # Whether a row to be inserted already existed.
+        self._insert_failed = False
         self._layouts: dict[TableName, Layout] = {}
-        self._counted = Counted()
+        self._counted = WriteCounts()
 
     def write(self, changes: Changes) -> None:
         with self.working_on(changes.target.name):
             refuse_partial(changes)
             self._counted.add(changes)
-            self._held.add(changes)
-        if self._held.is_full():
+            self._buffered.add(changes)
+        if self._buffered.is_full():
             self._write_all()
 
     def empty(self, target: Target, version: int) -> None:
-        if not self._manner.feed:
+        if not self._options.feed:
             with self.working_on(target.name):
                 self._empty(target, version)
 
     def _empty(self, target: Target, version: int) -> None:
-        self._held.empty(target, version)
+        self._buffered.empty(target, version)
         name = target.name.sql.encode()
         keyed = bool(target.row_key)
-        if self._manner.truncate and self._main.repeatable:
+        if self._options.truncate and self._main.repeatable:
             self._commit(self._main)
-            self._main.execute(b"TRUNCATE TABLE ", name, again=True)
+            self._main.execute(b"TRUNCATE TABLE ", name, idempotent=True)
         elif keyed and self._lanes > 1:
-            # Other connections must not wait for its locks, also where this one may not commit yet.
-            transaction = self._main if self._main.repeatable else self._sides(1)[0]
-            transaction.execute(b"DELETE FROM ", name, again=True)
+            # Other connections must not wait for its locks, so commit it separately if necessary.
+            transaction = self._main if self._main.repeatable else self._open_side_transactions(1)[0]
+            transaction.execute(b"DELETE FROM ", name, idempotent=True)
             self._commit(transaction)
         else:
-            self._main.execute(b"DELETE FROM ", name, again=keyed)
+            self._main.execute(b"DELETE FROM ", name, idempotent=keyed)
 
     def finish(self) -> Receipt:
         self._write_all()
-        if self._main.execute(claim_statement(self._manner.positions, self._mark, self._part), again=True):
+        if self._main.execute(
+            claim_statement(self._options.positions, self._mark, self._part), idempotent=True
+        ):
             self._main.commit_part()
         else:
             self._main.undo()
@@ -121,17 +125,17 @@ class MysqlWriter(Writer):
         return self._counted.receipt()
 
     def abort(self) -> None:
-        self._held.clear()
+        self._buffered.clear()
         self._close()
 
     def _close(self) -> None:
-        for one in (self._main, *self._side):
-            one.close()
+        for transaction in (self._main, *self._side_transactions):
+            transaction.close()
 
     # --- Writing ----------------------------------------------------------------------------
 
     def _write_all(self) -> None:
-        for target, images in self._held.take().items():
+        for target, images in self._buffered.take().items():
             with self.working_on(target.name):
                 self._write_held(target, images)
 
@@ -148,56 +152,63 @@ class MysqlWriter(Writer):
         rows = rows.sort_by([(name, "ascending") for name in key])
         count = min(self._lanes, 1 + rows.num_rows // _ROWS_PER_LANE)
         if count == 1 and self._lanes == 1:
-            self._put_images(self._main, target, key, rows, layout)
+            self._write_images(self._main, target, key, rows, layout)
             return
-        keys = [list(key), *(list(one) for one in layout.unique_keys if set(one) <= set(target.column_names))]
-        self._side_by_side(
+        keys = [
+            list(key),
+            *(
+                list(unique_key)
+                for unique_key in layout.unique_keys
+                if set(unique_key) <= set(target.column_names)
+            ),
+        ]
+        self._run_in_parallel(
             [
-                lambda lane=lane, some=some: self._put_lane(lane, target, key, some, layout)  # type: ignore[misc]
-                for lane, some in enumerate(lanes(rows, keys, count))
+                lambda lane=lane, share=share: self._write_lane(lane, target, key, share, layout)  # type: ignore[misc]
+                for lane, share in enumerate(lanes(rows, keys, count))
             ]
         )
 
     def _log_commit(self, target: Target, rows: pyarrow.Table) -> None:
-        """Write rows into the commit log, where there is one, which all tables share."""
-        log = self._manner.commit_log
+        """Write rows to the commit log, if there is one. All tables share it."""
+        log = self._options.commit_log
         if log is None:
             return
         batch = in_one_batch(rows)
         with self.working_on(None):
             for statement in logged_statements(
-                log, self._mark, self._part, target, batch, self._manner.statement_bytes
+                log, self._mark, self._part, target, batch, self._options.statement_bytes
             ):
                 self._main.execute(*statement)
 
-    def _sides(self, count: int) -> list[Transaction]:
-        """Return the other connections, at least so many."""
-        while len(self._side) < count:
-            self._side.append(Transaction(self._connect, whole=False))
-        return self._side
+    def _open_side_transactions(self, count: int) -> list[Transaction]:
+        """Return at least `count` additional connections."""
+        while len(self._side_transactions) < count:
+            self._side_transactions.append(Transaction(self._connect, whole=False))
+        return self._side_transactions
 
-    def _side_by_side(self, jobs: list[Callable[[], None]]) -> None:
-        self._sides(len(jobs))
+    def _run_in_parallel(self, jobs: list[Callable[[], None]]) -> None:
+        self._open_side_transactions(len(jobs))
         with ThreadPoolExecutor(len(jobs), "penstock-mysql") as pool:
-            for done in [pool.submit(job) for job in jobs]:
-                done.result()
+            for future in [pool.submit(job) for job in jobs]:
+                future.result()
 
-    def _put_lane(
+    def _write_lane(
         self, lane: int, target: Target, key: tuple[str, ...], rows: pyarrow.Table, layout: Layout
     ) -> None:
-        """Write rows on a connection of their own, and commit them, with a mark of whose they are."""
-        transaction = self._side[lane]
-        self._put_images(transaction, target, key, rows, layout)
+        """Write rows on a separate connection, and commit them with a mark of their owner."""
+        transaction = self._side_transactions[lane]
+        self._write_images(transaction, target, key, rows, layout)
         self._commit(transaction)
 
     def _commit(self, transaction: Transaction) -> None:
-        """Commit before the part is done. Each commit writes the position table, so it is known as ours."""
-        lane = self._side.index(transaction) if transaction in self._side else 0
-        # Parts count from 0, so these are nobody's.
-        place = -1 - self._part * self._manner.connections - lane
-        transaction.commit(mark_statement(self._manner.positions, self._mark, self._part, place))
+        """Commit before the part is complete. Each commit marks its owner in the position table."""
+        lane = self._side_transactions.index(transaction) if transaction in self._side_transactions else 0
+        # Parts count from 0, so negative numbers are free.
+        mark_part = -1 - self._part * self._options.connections - lane
+        transaction.commit(mark_statement(self._options.positions, self._mark, self._part, mark_part))
 
-    def _put_images(
+    def _write_images(
         self,
         transaction: Transaction,
         target: Target,
@@ -205,105 +216,111 @@ class MysqlWriter(Writer):
         rows: pyarrow.Table,
         layout: Layout,
     ) -> None:
-        """Take away the keys that are gone, then put the others in place."""
-        bytes_max = self._manner.statement_bytes
+        """Delete the removed keys, then write the other rows."""
+        bytes_max = self._options.statement_bytes
         is_put = puts(rows)
-        gone = in_one_batch(rows.filter(pc.invert(is_put)))
-        self._run(transaction, take_statements(gone, target, key, bytes_max))
-        there = in_one_batch(rows.filter(is_put))
+        deleted = in_one_batch(rows.filter(pc.invert(is_put)))
+        self._run(transaction, delete_statements(deleted, target, key, bytes_max))
+        written = in_one_batch(rows.filter(is_put))
         if set(key) not in map(set, layout.unique_keys):
-            # Nothing there would stand in the way of a row, so its old image is taken away by name.
-            self._run(transaction, take_statements(there, target, key, bytes_max))
-        found = divided(there, target)
-        new = pc.equal(found.plain.column("_change_type"), "insert")
-        self._insert(transaction, found.plain.filter(new), target, layout)
-        self._put(
+            # Without a unique index no row conflicts, so the old image is deleted explicitly.
+            self._run(transaction, delete_statements(written, target, key, bytes_max))
+        divided_rows = divide_rows(written, target)
+        is_new = pc.equal(divided_rows.plain.column("_change_type"), "insert")
+        self._insert(transaction, divided_rows.plain.filter(is_new), target, layout)
+        self._write_divided(
             transaction,
-            replace(found, plain=found.plain.filter(pc.invert(new))),
+            replace(divided_rows, plain=divided_rows.plain.filter(pc.invert(is_new))),
             target,
-            lambda some: put_statements(some, target, layout, bytes_max),
-            again=True,
+            lambda share: replace_statements(share, target, layout, bytes_max),
+            idempotent=True,
         )
 
     def _insert(
         self, transaction: Transaction, rows: pyarrow.RecordBatch, target: Target, layout: Layout
     ) -> None:
-        """Add rows that are new in the source; where one is there already, they are put like others.
+        """Insert rows that are new in the source; if one already exists, write them like the others.
 
-        To add them costs the target a good deal less, and they are there only where a batch comes again, or
-        where a full load was ahead of the log.
+        Inserting costs the target much less. Rows only exist already after a retry, or if a full load was
+        ahead of the log.
         """
-        bytes_max = self._manner.statement_bytes
+        bytes_max = self._options.statement_bytes
         columns = columns_written(target, layout)
-        for some in bounded(rows):
-            if not self._met:
+        for share in split_rows(rows):
+            if not self._insert_failed:
                 try:
-                    self._run(transaction, insert_statements(some, target, columns, bytes_max))
+                    self._run(transaction, insert_statements(share, target, columns, bytes_max))
                     continue
                 except ValueMalformed as problem:
                     if number_of(problem) != DUPLICATE:
                         raise
-                    self._met = True
-            self._run(transaction, put_statements(some, target, layout, bytes_max))
+                    self._insert_failed = True
+            self._run(transaction, replace_statements(share, target, layout, bytes_max))
 
-    def _put(
+    def _write_divided(
         self,
         transaction: Transaction,
-        found: Divided,
+        rows: DividedRows,
         target: Target,
-        spelled: Callable[[pyarrow.RecordBatch], Iterable[tuple[bytes, ...]]],
+        make_statements: Callable[[pyarrow.RecordBatch], Iterable[tuple[bytes, ...]]],
         *,
-        again: bool,
+        idempotent: bool,
     ) -> None:
-        """Write rows by the statements that `spelled` makes of them; those with odd values on their own."""
-        self._run(transaction, spelled(found.plain), again=again)
-        self._run_leniently(transaction, spelled(found.unnamed), again=again)
-        for place in range(found.broken.num_rows):
-            row = found.broken.slice(place, 1)
+        """Write rows by the statements that `make_statements` returns, rows with odd values separately."""
+        self._run(transaction, make_statements(rows.plain), idempotent=idempotent)
+        self._run_leniently(transaction, make_statements(rows.unnamed), idempotent=idempotent)
+        for index in range(rows.broken.num_rows):
+            row = rows.broken.slice(index, 1)
             try:
-                self._run(transaction, spelled(row), again=again)
+                self._run(transaction, make_statements(row), idempotent=idempotent)
             except ValueMalformed:
                 row = without_broken_texts(row, target, self._counted)
-                self._run_leniently(transaction, spelled(row), again=again)
+                self._run_leniently(transaction, make_statements(row), idempotent=idempotent)
 
     def _run(
-        self, transaction: Transaction, statements: Iterable[tuple[bytes, ...]], *, again: bool = True
+        self, transaction: Transaction, statements: Iterable[tuple[bytes, ...]], *, idempotent: bool = True
     ) -> None:
         for statement in statements:
-            transaction.execute(*statement, again=again)
+            transaction.execute(*statement, idempotent=idempotent)
             if transaction.large:
                 self._commit(transaction)
 
     def _run_leniently(
-        self, transaction: Transaction, statements: Iterable[tuple[bytes, ...]], *, again: bool
+        self, transaction: Transaction, statements: Iterable[tuple[bytes, ...]], *, idempotent: bool
     ) -> None:
         for statement in statements:
-            transaction.execute(LENIENT, again=True)
-            transaction.execute(*statement, again=again)
+            transaction.execute(LENIENT, idempotent=True)
+            transaction.execute(*statement, idempotent=idempotent)
             refuse_other_changes(transaction.session)
-            transaction.execute(STRICT, again=True)
+            transaction.execute(STRICT, idempotent=True)
 
     def _write_in_order(self, target: Target, rows: pyarrow.RecordBatch, layout: Layout) -> None:
-        """Write rows of a table without a key: one that goes takes one that is equal with it."""
+        """Write rows of a table without a key. A delete removes one equal row."""
         columns = columns_written(target, layout)
 
-        def spelled(some: pyarrow.RecordBatch) -> Iterable[tuple[bytes, ...]]:
-            return insert_statements(some, target, columns, self._manner.statement_bytes)
+        def make_statements(share: pyarrow.RecordBatch) -> Iterable[tuple[bytes, ...]]:
+            return insert_statements(share, target, columns, self._options.statement_bytes)
 
-        if self._manner.feed:
-            self._put(self._main, divided(rows, target), target, spelled, again=False)
+        if self._options.feed:
+            self._write_divided(
+                self._main, divide_rows(rows, target), target, make_statements, idempotent=False
+            )
             return
-        for is_put, some in runs(rows):
+        for is_put, share in runs(rows):
             if is_put:
-                self._put(self._main, divided(some, target), target, spelled, again=False)
+                self._write_divided(
+                    self._main, divide_rows(share, target), target, make_statements, idempotent=False
+                )
             else:
-                for take in take_equal_statements(some, target, columns, self._main.session.dialect.mariadb):
-                    self._main.execute(take)
+                for delete in delete_equal_statements(
+                    share, target, columns, self._main.session.dialect.mariadb
+                ):
+                    self._main.execute(delete)
 
     def _layout(self, target: Target) -> Layout:
         layout = self._layouts.get(target.name)
         if layout is None or not set(target.column_names) <= set(layout.columns):
-            layout = self._main.asked(lambda session: layout_of(session, target.name))
+            layout = self._main.query(lambda session: layout_of(session, target.name))
             if layout is None:
                 raise SchemaChanged(
                     f"the target has no table {target.name}",

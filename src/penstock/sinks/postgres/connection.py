@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One session on a PostgreSQL target: psycopg's connection, and our errors by the server's codes."""
+"""A session on a PostgreSQL target: a psycopg connection with translated errors."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -32,7 +32,7 @@ _HINT_COLUMNS = "Compare the target's columns: penstock run --dry-run FILE print
 _HINT_GRANT = "Grant the sink's account CREATE on the database, and all rights on the target's tables"
 _HINT_VALUE = "The target's column takes other values than the source's: change it, or map it by a step"
 
-# By the longest beginning of the code that fits (PostgreSQL's "Error Codes").
+# SQLSTATE codes and classes (PostgreSQL's "Error Codes"). The longest match applies.
 _CLASSES: dict[str, tuple[type[PenstockError], str | None]] = {
     "08": (ConnectionLost, None),
     "22": (ValueMalformed, _HINT_VALUE),
@@ -58,24 +58,24 @@ _CLASSES: dict[str, tuple[type[PenstockError], str | None]] = {
 
 
 class Session:
-    """A session with a transaction that is open from its first statement on. Not for several threads."""
+    """A session whose transaction opens with its first statement. For one thread at a time."""
 
     def __init__(self, url: str, user: str | None, password: Secret | None) -> None:
         self.where = url
-        given: dict[str, Any] = {
+        credentials: dict[str, Any] = {
             "user": user,
             "password": password.reveal() if password is not None else None,
         }
-        with self._told():
+        with self._translate_errors():
             self._connection = psycopg.connect(
                 url,
                 connect_timeout=CONNECT_SECONDS_MAX,
                 application_name="penstock",
-                # The temporary tables of its statements come and go.
+                # Prepared statements would refer to temporary tables that no longer exist.
                 prepare_threshold=None,
                 options="-c timezone=UTC -c standard_conforming_strings=on -c intervalstyle=postgres"
                 " -c search_path=pg_catalog",
-                **{name: value for name, value in given.items() if value is not None},
+                **{name: value for name, value in credentials.items() if value is not None},
             )
 
     def __enter__(self) -> Self:
@@ -85,59 +85,59 @@ class Session:
         self.close()
 
     def close(self) -> None:
-        """End the session; an open transaction is undone."""
+        """End the session. An open transaction is rolled back."""
         self._connection.close()
 
     def run(self, sql: str, values: Iterable[Any] = ()) -> list[tuple[Any, ...]]:
-        """Run a statement and return its rows, [] where it has none."""
-        with self._told(), self._connection.cursor() as cursor:
+        """Run a statement and return its rows, [] if it has no result."""
+        with self._translate_errors(), self._connection.cursor() as cursor:
             cursor.execute(sql.encode(), list(values) or None)
             return cursor.fetchall() if cursor.description is not None else []
 
     def copy_in(self, sql: str, pieces: Iterable[bytes]) -> None:
         """Send pieces of text to a COPY ... FROM STDIN."""
-        with self._told(), self._connection.cursor() as cursor, cursor.copy(sql.encode()) as copy:
+        with self._translate_errors(), self._connection.cursor() as cursor, cursor.copy(sql.encode()) as copy:
             for piece in pieces:
                 copy.write(piece)
 
     def copy_out(self, sql: str, types: dict[str, pyarrow.DataType]) -> Iterator[pyarrow.RecordBatch]:
-        """Yield the rows of a query in types that CSV is read as."""
+        """Yield the rows of a query, parsed from CSV as these types."""
         statement = f"COPY ({sql}) TO STDOUT (FORMAT csv)".encode()
-        with self._told(), self._connection.cursor() as cursor, cursor.copy(statement) as copy:
+        with self._translate_errors(), self._connection.cursor() as cursor, cursor.copy(statement) as copy:
             yield from _csv(copy, types)
 
     def commit(self) -> None:
-        """End the transaction."""
-        with self._told():
+        """Commit the transaction."""
+        with self._translate_errors():
             self._connection.commit()
 
     def rollback(self) -> None:
-        """Undo the transaction."""
-        with self._told():
+        """Roll back the transaction."""
+        with self._translate_errors():
             self._connection.rollback()
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _translate_errors(self) -> Iterator[None]:
         try:
             yield
         except psycopg.Error as problem:
-            raise told(problem, self.where) from problem
+            raise translate_error(problem, self.where) from problem
 
 
-# So many bytes of CSV are read at once; they end with a whole row.
+# Bytes of CSV that are parsed at once, ending with a complete row.
 _CSV_BYTES = 4 << 20
 
 
 def _csv(copy: Any, types: dict[str, pyarrow.DataType]) -> Iterator[pyarrow.RecordBatch]:
-    """Each message of a COPY is one row, so pieces of several end with a row."""
-    gathered = bytearray()
+    """Yield batches of complete rows. Each message of a COPY is one row."""
+    buffered = bytearray()
     for row in copy:
-        gathered += row
-        if len(gathered) >= _CSV_BYTES:
-            yield from _read_csv(bytes(gathered), types)
-            gathered.clear()
-    if gathered:
-        yield from _read_csv(bytes(gathered), types)
+        buffered += row
+        if len(buffered) >= _CSV_BYTES:
+            yield from _read_csv(bytes(buffered), types)
+            buffered.clear()
+    if buffered:
+        yield from _read_csv(bytes(buffered), types)
 
 
 def _read_csv(text: bytes, types: dict[str, pyarrow.DataType]) -> list[pyarrow.RecordBatch]:
@@ -149,19 +149,19 @@ def _read_csv(text: bytes, types: dict[str, pyarrow.DataType]) -> list[pyarrow.R
             column_types=types, null_values=[""], strings_can_be_null=True, quoted_strings_can_be_null=False
         ),
     )
-    found: list[pyarrow.RecordBatch] = table.combine_chunks().to_batches()
-    return found
+    batches: list[pyarrow.RecordBatch] = table.combine_chunks().to_batches()
+    return batches
 
 
-def told(problem: "psycopg.Error", where: str) -> PenstockError:
-    """Return our error for one of psycopg's. `where` names the server, without a password."""
+def translate_error(problem: "psycopg.Error", where: str) -> PenstockError:
+    """Return the Penstock error for a psycopg error. `where` is the server's address without a password."""
     code = problem.sqlstate or ""
     text = str(problem.diag.message_primary or problem).splitlines()[0]
     if not code:
-        asked = getattr(problem.pgconn, "used_password", False) or getattr(
+        wants_password = getattr(problem.pgconn, "used_password", False) or getattr(
             problem.pgconn, "needs_password", False
         )
-        if asked:
+        if wants_password:
             return AuthenticationFailed(f"{where}: {text}", hint=_CLASSES["28"][1])
         return ConnectionLost(f"{where}: {text}")
     for length in (5, 2):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of a PostgreSQL table, in the types that changes have."""
+"""Reads rows of a PostgreSQL table in the types of changes."""
 
 import json
 from collections.abc import Collection, Iterator, Mapping
@@ -16,10 +16,10 @@ from penstock.sinks.postgres.tables import quoted, table_sql
 def rows_of(
     session: Session, target: Target, low: Mapping[str, Any] | None, high: Mapping[str, Any] | None
 ) -> Iterator[pyarrow.RecordBatch]:
-    """Yield the rows of a table, with bounds those from `low` to below `high`."""
+    """Yield the rows of a table, within bounds from `low` (inclusive) to `high` (exclusive)."""
     schema = target.arrow()
-    shown = ", ".join(_expression(field) for field in schema)
-    query = f"SELECT {shown} FROM {table_sql(target.name)}"
+    expressions = ", ".join(_expression(field) for field in schema)
+    query = f"SELECT {expressions} FROM {table_sql(target.name)}"
     conditions = [*_bound(low, ">=", schema), *_bound(high, "<", schema)]
     if conditions:
         query += f" WHERE {' AND '.join(conditions)}"
@@ -30,20 +30,22 @@ def rows_of(
 
 
 def without_zero_bytes(rows: pyarrow.RecordBatch, left: Collection[str]) -> pyarrow.RecordBatch:
-    """Return rows with null for texts that have a zero byte, which no text of PostgreSQL has; `left` are
-    columns that stay as they are."""
-    for place, field in enumerate(rows.schema):
+    """Return rows with null for texts that contain a zero byte, which PostgreSQL cannot store.
+
+    Columns in `left` are not changed.
+    """
+    for index, field in enumerate(rows.schema):
         if field.name in left or not pyarrow.types.is_string(field.type):
             continue
-        zero = pc.fill_null(pc.match_substring(rows.column(place), "\0"), False)
+        zero = pc.fill_null(pc.match_substring(rows.column(index), "\0"), False)
         if pc.any(zero).as_py():
-            kept = pc.if_else(zero, pyarrow.scalar(None, field.type), rows.column(place))
-            rows = rows.set_column(place, field.with_nullable(True), kept)
+            kept = pc.if_else(zero, pyarrow.scalar(None, field.type), rows.column(index))
+            rows = rows.set_column(index, field.with_nullable(True), kept)
     return rows
 
 
 def _expression(field: pyarrow.Field) -> str:
-    """Return what shows a column's value whole."""
+    """Return the expression that selects a column's exact value."""
     name, kind = quoted(field.name), field.type
     if pyarrow.types.is_date(kind):
         return f"{name} - DATE '1970-01-01'"
@@ -85,7 +87,7 @@ def _bound(key: Mapping[str, Any] | None, comparison: str, schema: pyarrow.Schem
 
 
 def _compared(name: str, schema: pyarrow.Schema) -> str:
-    # Text has the order of its bytes.
+    # Compare text by its bytes.
     kind = schema.field(name).type
     return quoted(name) + (' COLLATE "C"' if pyarrow.types.is_string(kind) else "")
 

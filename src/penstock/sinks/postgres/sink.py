@@ -15,8 +15,8 @@ from penstock.settings.values import Bytes, validate_option
 from penstock.sinks.endpoint import Endpoint
 from penstock.sinks.postgres.connection import Session
 from penstock.sinks.postgres.read import rows_of, without_zero_bytes
-from penstock.sinks.postgres.tables import comment_sql, layout_of, make_schema, statements, table_sql
-from penstock.sinks.postgres.writer import Manner, PostgresWriter
+from penstock.sinks.postgres.tables import comment_sql, create_schema, layout_of, statements, table_sql
+from penstock.sinks.postgres.writer import PostgresWriter, WriterOptions
 from penstock.sinks.sink import BatchMark, Delivery, Evolution, Finding, Sink, Spread, Writer, applications_of
 from penstock.sinks.sql.rows import DoneWriter, feed_target
 from penstock.sinks.sql.table_owner import is_taken_over, refuse_foreign
@@ -54,26 +54,26 @@ class Settings(Endpoint):
 
     @field_validator("url")
     @classmethod
-    def _an_address(cls, url: str) -> str:
+    def _valid_address(cls, url: str) -> str:
         if not url.startswith(("postgresql://", "postgres://")):
             raise ValueError("write postgresql://user@host:5432/database")
         return url
 
     @field_validator("positions")
     @classmethod
-    def _a_table(cls, text: str) -> str:
+    def _valid_table(cls, text: str) -> str:
         validate_option(lambda: TableName.parse(text))
         return text
 
 
 def make(settings: Settings) -> Sink:
-    """Make the sink."""
+    """Create the sink."""
     return PostgresSink(settings)
 
 
 @dataclass
 class PostgresSink(Sink):
-    """Tables of a server; see the module's text."""
+    """Writes tables of a server. See the module's docstring."""
 
     settings: Settings
 
@@ -90,24 +90,26 @@ class PostgresSink(Sink):
 
     @property
     def positions(self) -> TableName:
-        """The table in which the numbers of batches stand."""
+        """The table with the numbers of batches."""
         return TableName.parse(self.settings.positions)
 
     def check(self) -> Sequence[Finding]:
         try:
             with self._session() as session:
-                ((may, standby),) = session.run(
+                ((may_create, standby),) = session.run(
                     "SELECT has_database_privilege(current_database(), 'CREATE'), pg_is_in_recovery()"
                 )
         except PenstockError as error:
             return [Finding(self.settings.url, error.message, mend=error.hint or "")]
-        told = []
+        problems = []
         if standby:
-            told.append(Finding(self.settings.url, "the server is a standby, which takes no changes"))
-        if not may:
-            mend = "GRANT CREATE ON DATABASE ... TO the sink's account; or make schemas and tables by hand"
-            told.append(Finding(self.settings.url, "the account makes no schemas", fatal=False, mend=mend))
-        return told
+            problems.append(Finding(self.settings.url, "the server is a standby, which takes no changes"))
+        if not may_create:
+            hint = "GRANT CREATE ON DATABASE ... TO the sink's account; or make schemas and tables by hand"
+            problems.append(
+                Finding(self.settings.url, "the account makes no schemas", fatal=False, mend=hint)
+            )
+        return problems
 
     def plan(self, target: Target, evolution: Evolution) -> Sequence[str]:
         with self._session() as session:
@@ -115,27 +117,27 @@ class PostgresSink(Sink):
 
     def prepare(self, target: Target, evolution: Evolution) -> None:
         with self._session() as session:
-            self._make_positions(session)
+            self._create_position_table(session)
             for statement in self._statements(session, target, evolution):
                 session.run(statement)
             session.commit()
 
     def _statements(self, session: Session, target: Target, evolution: Evolution) -> list[str]:
         target = feed_target(target) if self._feed else target
-        found = layout_of(session, target.name)
-        made = make_schema(session, target.name.database) if found is None else []
-        wanted = statements(target, found, evolution, self.pipeline)
-        if found is not None and wanted:
-            owner = found.owner
-            refuse_foreign(str(target.name), owner, self.pipeline, wanted, take_over=self.settings.take_over)
+        layout = layout_of(session, target.name)
+        creation = create_schema(session, target.name.database) if layout is None else []
+        changes = statements(target, layout, evolution, self.pipeline)
+        if layout is not None and changes:
+            owner = layout.owner
+            refuse_foreign(str(target.name), owner, self.pipeline, changes, take_over=self.settings.take_over)
             if is_taken_over(owner, self.pipeline):
-                wanted.append(comment_sql(target.name, self.pipeline))
-        return made + wanted
+                changes.append(comment_sql(target.name, self.pipeline))
+        return creation + changes
 
-    def _make_positions(self, session: Session) -> None:
+    def _create_position_table(self, session: Session) -> None:
         if layout_of(session, self.positions) is not None:
             return
-        for statement in make_schema(session, self.positions.database):
+        for statement in create_schema(session, self.positions.database):
             session.run(statement)
         session.run(
             f"CREATE TABLE IF NOT EXISTS {table_sql(self.positions)} (application text, part integer,"
@@ -144,13 +146,13 @@ class PostgresSink(Sink):
         )
 
     def remembers(self, pipeline: str, targets: Sequence[Target]) -> bool:
-        """Look among the positions, which are of all tables, and into the tables."""
-        begin = applications_of(pipeline)
+        """Look for the pipeline's numbers in the position table, which covers all tables, and for rows."""
+        prefix = applications_of(pipeline)
         with self._session() as session:
             if layout_of(session, self.positions) is None:
                 return False
             query = f"SELECT 1 FROM {table_sql(self.positions)} WHERE left(application, %s) = %s LIMIT 1"
-            return bool(session.run(query, (len(begin), begin))) and any(
+            return bool(session.run(query, (len(prefix), prefix))) and any(
                 layout_of(session, target.name) is not None
                 and session.run(f"SELECT 1 FROM {table_sql(target.name)} LIMIT 1")
                 for target in targets
@@ -182,9 +184,9 @@ class PostgresSink(Sink):
                 )
         if stored and stored[0][0] >= mark.number:
             return DoneWriter()
-        told = self.settings
-        manner = Manner(self.positions, told.held_bytes, self._feed, told.truncate)
-        return PostgresWriter(self._session, manner, mark, part)
+        settings = self.settings
+        options = WriterOptions(self.positions, settings.held_bytes, self._feed, settings.truncate)
+        return PostgresWriter(self._session, options, mark, part)
 
     def read(
         self, target: Target, low: Mapping[str, Any] | None = None, high: Mapping[str, Any] | None = None

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables of a PostgreSQL target: what they have, what they have to have, and the statements between.
+"""Tables of a PostgreSQL target, and the statements that create and alter them.
 
 A MySQL database becomes a schema. Text is compared by its bytes there, so keys that differ in the source
-differ in the target. Tables that somebody else made keep their types and further columns.
+differ in the target. Tables that someone else created keep their types and additional columns.
 """
 
 from collections.abc import Mapping, Sequence
@@ -46,7 +46,7 @@ _FEED_TYPES = dict(
 
 @dataclass(frozen=True)
 class Layout:
-    """A table as the target has it: its columns' types by name, and the columns of its unique keys."""
+    """An existing table: its column types by name, and the columns of its unique keys."""
 
     columns: dict[str, str]
     nullable: frozenset[str]
@@ -56,13 +56,13 @@ class Layout:
     owner: str | None
 
     @property
-    def made_here(self) -> bool:
-        """Whether a pipeline made it."""
+    def created_by_pipeline(self) -> bool:
+        """Whether a pipeline created it."""
         return self.owner is not None
 
 
 def quoted(name: str) -> str:
-    """Return a name as SQL. Raises OptionInvalid where PostgreSQL would cut it off."""
+    """Return a name as SQL. Raises OptionInvalid for a name that PostgreSQL would truncate."""
     if len(name.encode()) > _NAME_BYTES_MAX:
         raise OptionInvalid(
             f"the name {name!r} has more than {_NAME_BYTES_MAX} bytes, which PostgreSQL cuts off",
@@ -77,20 +77,20 @@ def table_sql(name: TableName) -> str:
 
 
 def names_sql(names: Sequence[str]) -> str:
-    """Return names as SQL, divided by commas."""
+    """Return names as SQL, separated by commas."""
     return ", ".join(map(quoted, names))
 
 
 def layout_of(session: Session, name: TableName) -> Layout | None:
-    """Return what the target has, None where it has no such table."""
-    found = session.run(
+    """Return the layout of a target table, None if the table does not exist."""
+    tables = session.run(
         "SELECT c.oid, obj_description(c.oid, 'pg_class') FROM pg_class c JOIN pg_namespace n"
         " ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname = %s AND c.relkind IN ('r', 'p')",
         (name.database, name.table),
     )
-    if not found:
+    if not tables:
         return None
-    ((oid, comment),) = found
+    ((oid, comment),) = tables
     columns = session.run(
         "SELECT attname, format_type(atttypid, atttypmod), attnotnull,"
         " attgenerated <> '' OR attidentity = 'a' FROM pg_attribute"
@@ -109,7 +109,7 @@ def layout_of(session: Session, name: TableName) -> Layout | None:
     return Layout(
         {column: kind for column, kind, _, _ in columns},
         frozenset(column for column, _, required, _ in columns if not required),
-        frozenset(column for column, _, _, made in columns if made),
+        frozenset(column for column, _, _, generated in columns if generated),
         next((tuple(key) for _, primary, key in keys if primary), ()),
         {index: tuple(key) for index, _, key in keys},
         owner_of(comment),
@@ -117,11 +117,11 @@ def layout_of(session: Session, name: TableName) -> Layout | None:
 
 
 def types_of(target: Target) -> dict[str, str]:
-    """Return the type of each column, as PostgreSQL itself writes it."""
+    """Return the type of each column, as PostgreSQL displays it."""
     own = tuple(column for column in target.columns if column.name not in _FEED_TYPES)
     arrow = replace(target, columns=own).arrow()
     types = {column.name: _type_of(column, arrow.field(column.name).type) for column in own}
-    # The columns of a feed have the names of what comes behind a table's own.
+    # A feed's additional columns have the same names as system columns.
     return {name: types.get(name) or _FEED_TYPES[name] for name in target.column_names}
 
 
@@ -135,28 +135,31 @@ def _type_of(column: Column, kind: pyarrow.DataType) -> str:
         return f"numeric({kind.precision},{kind.scale})"
     if pyarrow.types.is_list(kind):
         return "real[]"
-    # Over 38 digits a number is text on its way.
+    # Numbers with more than 38 digits are transferred as text.
     if name in ("decimal", "numeric", "dec", "fixed"):
         return "numeric" + column.type_text[len(name) :].split(")")[0].replace(" ", "") + ")"
     return _ARROW_TYPES[kind]
 
 
-def make_schema(session: Session, name: str) -> list[str]:
-    """Return the statement that makes a schema, [] where it is there: not every account may make one."""
-    found = session.run("SELECT 1 FROM pg_namespace WHERE nspname = %s", (name,))
-    return [] if found else [f"CREATE SCHEMA IF NOT EXISTS {quoted(name)}"]
+def create_schema(session: Session, name: str) -> list[str]:
+    """Return the statement that creates a schema, [] if it exists.
+
+    An account may lack the privilege to create schemas.
+    """
+    existing = session.run("SELECT 1 FROM pg_namespace WHERE nspname = %s", (name,))
+    return [] if existing else [f"CREATE SCHEMA IF NOT EXISTS {quoted(name)}"]
 
 
-def statements(target: Target, found: Layout | None, evolution: Evolution, pipeline: str = "") -> list[str]:
-    """Return what makes the target's table fit, [] where it does. Raises SchemaChanged."""
-    if found is None:
+def statements(target: Target, layout: Layout | None, evolution: Evolution, pipeline: str = "") -> list[str]:
+    """Return the statements that make the target's table fit, [] if it does. Raises SchemaChanged."""
+    if layout is None:
         return create(target, pipeline)
     if evolution in (Evolution.ADD_ONLY, Evolution.IGNORE):
-        clauses = _clauses_that_keep(target, found) if found.made_here else []
+        clauses = _clauses_to_accept_rows(target, layout) if layout.created_by_pipeline else []
         if evolution is Evolution.ADD_ONLY:
-            clauses += _clauses_that_add(target, found)
+            clauses += _clauses_to_add(target, layout)
     else:
-        added, changed = _clauses(target, found)
+        added, changed = _clauses(target, layout)
         clauses = changed + added
     if clauses and evolution is Evolution.STOP:
         raise SchemaChanged(
@@ -167,13 +170,13 @@ def statements(target: Target, found: Layout | None, evolution: Evolution, pipel
 
 
 def comment_sql(name: TableName, pipeline: str) -> str:
-    """Return the statement that says which pipeline made a table."""
+    """Return the statement that records which pipeline created a table."""
     text = comment_of(pipeline).replace("'", "''")
     return f"COMMENT ON TABLE {table_sql(name)} IS '{text}'"
 
 
 def create(target: Target, pipeline: str = "") -> list[str]:
-    """Return the statements that make a table for a target."""
+    """Return the statements that create a table for a target."""
     required = set(target.primary_key)
     lines = [
         f"{quoted(name)} {kind}{' NOT NULL' if name in required else ''}"
@@ -186,67 +189,72 @@ def create(target: Target, pipeline: str = "") -> list[str]:
     return [f"CREATE TABLE {name} ({', '.join(lines)})", comment_sql(target.name, pipeline)]
 
 
-def _clauses(target: Target, found: Layout) -> tuple[list[str], list[str]]:
-    """Return the clauses of ALTER TABLE that add what is missing, and those that change what is there."""
+def _clauses(target: Target, layout: Layout) -> tuple[list[str], list[str]]:
+    """Return the clauses of ALTER TABLE that add what is missing, and those that change what exists."""
     types = types_of(target)
-    added = _added(types, found)
-    if not found.made_here:
+    added = _column_additions(types, layout)
+    if not layout.created_by_pipeline:
         return added, []
-    changed = _keys_too_many(target, found)
-    if found.primary_key and found.primary_key != target.primary_key:
+    changed = _surplus_keys(target, layout)
+    if layout.primary_key and layout.primary_key != target.primary_key:
         changed += [
-            f"DROP CONSTRAINT {quoted(one)}" for one, key in found.keys.items() if key == found.primary_key
+            f"DROP CONSTRAINT {quoted(constraint)}"
+            for constraint, key in layout.keys.items()
+            if key == layout.primary_key
         ]
-    for name, kind in found.columns.items():
+    for name, kind in layout.columns.items():
         if name not in types:
             changed.append(f"DROP COLUMN {quoted(name)}")
         elif kind != types[name]:
             column = quoted(name)
             changed.append(f"ALTER COLUMN {column} TYPE {types[name]} USING {column}::{types[name]}")
-        if name not in found.nullable and name in types and name not in target.primary_key:
+        if name not in layout.nullable and name in types and name not in target.primary_key:
             changed.append(f"ALTER COLUMN {quoted(name)} DROP NOT NULL")
-    there = [set(key) for key in found.keys.values() if key != found.primary_key]
-    added += [f"ADD UNIQUE ({names_sql(key)})" for key in target.unique_keys if set(key) not in there]
-    if target.primary_key and target.primary_key != found.primary_key:
+    existing_keys = [set(key) for key in layout.keys.values() if key != layout.primary_key]
+    added += [f"ADD UNIQUE ({names_sql(key)})" for key in target.unique_keys if set(key) not in existing_keys]
+    if target.primary_key and target.primary_key != layout.primary_key:
         added.append(f"ADD PRIMARY KEY ({names_sql(target.primary_key)})")
     return added, changed
 
 
-def _added(types: Mapping[str, str], found: Layout) -> list[str]:
-    return [f"ADD COLUMN {quoted(name)} {kind}" for name, kind in types.items() if name not in found.columns]
+def _column_additions(types: Mapping[str, str], layout: Layout) -> list[str]:
+    return [f"ADD COLUMN {quoted(name)} {kind}" for name, kind in types.items() if name not in layout.columns]
 
 
-def _keys_too_many(target: Target, found: Layout) -> list[str]:
-    """Return what drops the further unique keys that the source lacks: they would cost rows."""
-    wanted = [set(key) for key in target.unique_keys]
+def _surplus_keys(target: Target, layout: Layout) -> list[str]:
+    """Return the clauses that drop unique keys which the source does not have. They would lose rows."""
+    source_keys = [set(key) for key in target.unique_keys]
     return [
         f"DROP CONSTRAINT {quoted(index)}"
-        for index, key in found.keys.items()
-        if key != found.primary_key and set(key) not in wanted
+        for index, key in layout.keys.items()
+        if key != layout.primary_key and set(key) not in source_keys
     ]
 
 
-def _clauses_that_add(target: Target, found: Layout) -> list[str]:
-    """Return the clauses that add columns. Raises SchemaChanged where others would have to change."""
+def _clauses_to_add(target: Target, layout: Layout) -> list[str]:
+    """Return the clauses that add columns. Raises SchemaChanged if other columns would have to change."""
     types = types_of(target)
     changed = [
         f"{name} {kind}"
         for name, kind in types.items()
-        if found.made_here and found.columns.get(name, kind) != kind
+        if layout.created_by_pipeline and layout.columns.get(name, kind) != kind
     ]
     if changed:
         raise SchemaChanged(
             f"columns of {target.name} have other types now: {', '.join(changed)}",
             hint="Change them by hand, or set schema_changes: evolve",
         )
-    return _added(types, found)
+    return _column_additions(types, layout)
 
 
-def _clauses_that_keep(target: Target, found: Layout) -> list[str]:
-    """Return what a table needs whose columns stay, so that it loses and refuses no rows: it must not have a
-    key that the source lacks, and only its key may not be null. Raises SchemaChanged."""
-    refuse_other_key(target, found.primary_key)
+def _clauses_to_accept_rows(target: Target, layout: Layout) -> list[str]:
+    """Return the clauses that a table with retained columns needs to accept all rows.
+
+    It must not have a key that the source does not have, and only key columns may be NOT NULL. Raises
+    SchemaChanged.
+    """
+    refuse_other_key(target, layout.primary_key)
     required = [
-        name for name in found.columns if name not in found.nullable and name not in found.primary_key
+        name for name in layout.columns if name not in layout.nullable and name not in layout.primary_key
     ]
-    return _keys_too_many(target, found) + [f"ALTER COLUMN {quoted(name)} DROP NOT NULL" for name in required]
+    return _surplus_keys(target, layout) + [f"ALTER COLUMN {quoted(name)} DROP NOT NULL" for name in required]

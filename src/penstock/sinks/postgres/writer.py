@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes one part of a batch into PostgreSQL, in one transaction with the batch's number.
+"""Writes one part of a batch to PostgreSQL, in one transaction with the batch's number.
 
-Rows go into a temporary table by COPY, and from there into the table by one statement for all. As in a MySQL
-target, the rows at the end of a batch share no value of a unique key, so whatever stands in the way of one is
-out of date and is taken away.
+Rows are copied to a temporary table and merged from there by one statement. As in a MySQL target, the rows at
+the end of a batch do not share unique values, so any row in conflict is outdated and deleted.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,20 +20,20 @@ from penstock.sinks.images import LastImages, puts, refuse_partial
 from penstock.sinks.postgres.connection import Session
 from penstock.sinks.postgres.tables import Layout, layout_of, names_sql, quoted, table_sql
 from penstock.sinks.sink import HINT_GONE, BatchMark, Receipt, Writer
-from penstock.sinks.sql.held_rows import HeldRows
-from penstock.sinks.sql.rows import Counted, bounded, in_one_batch, runs
+from penstock.sinks.sql.held_rows import RowBuffer
+from penstock.sinks.sql.rows import WriteCounts, in_one_batch, runs, split_rows
 
 # About 0.8 seconds of pauses in all.
 _TRIES_MAX = 5
 _BACKOFF = Backoff(first=0.05)
-# From so many staged rows on the planner is told how many there are.
+# From this many staged rows on, ANALYZE tells the planner their number.
 _ROWS_ANALYZED = 1000
 _STAGE = "pg_temp.penstock_stage"
 
 
 @dataclass(frozen=True)
-class Manner:
-    """How a part is written; see the sink's settings. `truncate` does so inside the transaction."""
+class WriterOptions:
+    """How a part is written; see the sink's settings. `truncate` runs inside the transaction."""
 
     positions: TableName
     held_bytes: int = 64 << 20
@@ -45,58 +44,60 @@ class Manner:
 class PostgresWriter(Writer):
     """One part of one batch."""
 
-    def __init__(self, connect: Callable[[], Session], manner: Manner, mark: BatchMark, part: int) -> None:
+    def __init__(
+        self, connect: Callable[[], Session], options: WriterOptions, mark: BatchMark, part: int
+    ) -> None:
         self._connect = connect
-        self._manner = manner
+        self._options = options
         self._mark = mark
         self._part = part
         self._session = connect()
-        self._held = HeldRows(manner.held_bytes, self._write_held, feed=manner.feed)
-        # What is to be done in this transaction, to be done again where the server ended it; None once that
-        # would be too much to keep.
-        self._kept: list[Callable[[], None]] | None = []
-        self._kept_bytes = 0
+        self._buffered = RowBuffer(options.held_bytes, self._write_held, feed=options.feed)
+        # The jobs of the open transaction, for a replay if the server ends it; None if they are too large to
+        # keep.
+        self._replay_log: list[Callable[[], None]] | None = []
+        self._replay_bytes = 0
         self._claimed = False
         self._layouts: dict[TableName, Layout] = {}
-        self._counted = Counted()
+        self._counted = WriteCounts()
 
     def write(self, changes: Changes) -> None:
         with self.working_on(changes.target.name):
             refuse_partial(changes)
             self._counted.add(changes)
-            self._held.add(changes)
-        if self._held.is_full():
+            self._buffered.add(changes)
+        if self._buffered.is_full():
             self._write_all()
 
     def empty(self, target: Target, version: int) -> None:
-        if self._manner.feed:
+        if self._options.feed:
             return
-        self._held.empty(target, version)
-        verb = "TRUNCATE" if self._manner.truncate else "DELETE FROM"
+        self._buffered.empty(target, version)
+        verb = "TRUNCATE" if self._options.truncate else "DELETE FROM"
         with self.working_on(target.name):
-            self._do(lambda: self._run(f"{verb} {table_sql(target.name)}"), 0)
+            self._run_job(lambda: self._run(f"{verb} {table_sql(target.name)}"), 0)
 
     def finish(self) -> Receipt:
         self._write_all()
-        self._do(self._store_number, 0)
+        self._run_job(self._store_number, 0)
         if self._claimed:
             self._session.commit()
         self._session.close()
         return self._counted.receipt()
 
     def abort(self) -> None:
-        self._held.clear()
+        self._buffered.clear()
         self._session.close()
 
     # --- The transaction --------------------------------------------------------------------
 
-    def _do(self, job: Callable[[], None], size: int) -> None:
-        """Do a part of the transaction, and all of that again where the server ended it."""
-        self._kept_bytes += size
-        if self._kept_bytes > 2 * self._manner.held_bytes:
-            # Too much to keep: a failure now ends the attempt, and the batch comes again.
-            self._kept = None
-        if self._kept is None:
+    def _run_job(self, job: Callable[[], None], size: int) -> None:
+        """Run a job in the transaction, and replay the whole transaction if the server ended it."""
+        self._replay_bytes += size
+        if self._replay_bytes > 2 * self._options.held_bytes:
+            # Too much to keep. A failure now fails the attempt, and the batch is retried.
+            self._replay_log = None
+        if self._replay_log is None:
             job()
             return
         retry = Retry("repeating a transaction", backoff=_BACKOFF, tries=_TRIES_MAX)
@@ -105,22 +106,22 @@ class PostgresWriter(Writer):
                 if retry.failures:
                     self._session.close()
                     self._session = self._connect()
-                    self._do_again(self._kept)
+                    self._replay(self._replay_log)
                 job()
                 break
             except (ServerBusy, ConnectionLost) as problem:
                 retry.wait(problem)
-        self._kept.append(job)
+        self._replay_log.append(job)
 
     @staticmethod
-    def _do_again(jobs: Sequence[Callable[[], None]]) -> None:
+    def _replay(jobs: Sequence[Callable[[], None]]) -> None:
         for job in jobs:
             try:
                 job()
             except TransientError:
                 raise
             except PenstockError as problem:
-                # It was done before, and is of another table than the one that is written now.
+                # This job is being replayed, so its error must not be blamed on the table being written.
                 raise ServerBusy(
                     f"what was written before the server ended its transaction is refused now: {problem}",
                     hint="The batch is tried again",
@@ -130,10 +131,10 @@ class PostgresWriter(Writer):
         self._session.run(sql)
 
     def _store_number(self) -> None:
-        # Another process may have been given the part since, while this one was thought dead: one of them
-        # waits here for the other, and then leaves its own work undone.
+        # Another process may have been given the part, if this one was thought dead. One of them waits here
+        # for the other, and then does not commit.
         stored = self._session.run(
-            f"INSERT INTO {table_sql(self._manner.positions)} AS p (application, part, number)"
+            f"INSERT INTO {table_sql(self._options.positions)} AS p (application, part, number)"
             " VALUES (%s, %s, %s) ON CONFLICT (application, part) DO UPDATE SET number = EXCLUDED.number,"
             " written = now() WHERE p.number < EXCLUDED.number RETURNING number",
             (self._mark.application, self._part, self._mark.number),
@@ -143,7 +144,7 @@ class PostgresWriter(Writer):
     # --- Writing ----------------------------------------------------------------------------
 
     def _write_all(self) -> None:
-        for target, images in self._held.take().items():
+        for target, images in self._buffered.take().items():
             with self.working_on(target.name):
                 self._write_held(target, images)
 
@@ -156,20 +157,22 @@ class PostgresWriter(Writer):
         columns = [
             name for name in target.column_names if name in layout.columns and name not in layout.generated
         ]
-        if self._manner.feed:
+        if self._options.feed:
             batch = in_one_batch(rows)
             self._count_lost(target, batch, columns)
-            self._do(lambda: self._copy(table_sql(target.name), batch, columns), rows.nbytes)
+            self._run_job(lambda: self._copy(table_sql(target.name), batch, columns), rows.nbytes)
         elif not key:
             batch = in_one_batch(rows)
             self._count_lost(target, batch, columns)
-            self._do(lambda: self._in_order(target, batch, columns), rows.nbytes)
+            self._run_job(lambda: self._write_in_order(target, batch, columns), rows.nbytes)
         else:
             is_put = puts(rows)
-            gone = in_one_batch(rows.filter(pc.invert(is_put)))
-            there = in_one_batch(rows.filter(is_put))
-            self._count_lost(target, there, columns)
-            self._do(lambda: self._put_images(target, key, gone, there, columns, layout), rows.nbytes)
+            deleted = in_one_batch(rows.filter(pc.invert(is_put)))
+            written = in_one_batch(rows.filter(is_put))
+            self._count_lost(target, written, columns)
+            self._run_job(
+                lambda: self._merge_images(target, key, deleted, written, columns, layout), rows.nbytes
+            )
 
     def _count_lost(self, target: Target, batch: pyarrow.RecordBatch, columns: Sequence[str]) -> None:
         texts = pc.struct_field(batch.column("_metadata"), "unrepresentable")
@@ -177,34 +180,34 @@ class PostgresWriter(Writer):
             kind = batch.schema.field(name).type
             column = batch.column(name)
             if texts.null_count < len(texts):
-                lost = pc.is_valid(pc.map_lookup(texts, name, "first"))
-                self._counted.lose(target, name, pc.sum(lost).as_py() or 0)
+                is_lost = pc.is_valid(pc.map_lookup(texts, name, "first"))
+                self._counted.count_lost(target, name, pc.sum(is_lost).as_py() or 0)
             if pyarrow.types.is_string(kind):
-                zero = pc.fill_null(pc.match_substring(column, "\0"), False)
-                self._counted.lose(target, name, pc.sum(zero).as_py() or 0)
+                has_zero_byte = pc.fill_null(pc.match_substring(column, "\0"), False)
+                self._counted.count_lost(target, name, pc.sum(has_zero_byte).as_py() or 0)
 
-    def _put_images(
+    def _merge_images(
         self,
         target: Target,
         key: tuple[str, ...],
-        gone: pyarrow.RecordBatch,
-        there: pyarrow.RecordBatch,
+        deleted: pyarrow.RecordBatch,
+        written: pyarrow.RecordBatch,
         columns: list[str],
         layout: Layout,
     ) -> None:
         table = table_sql(target.name)
-        if gone.num_rows:
-            with_stage = self._stage(table, gone, key)
+        if deleted.num_rows:
+            with_stage = self._stage(table, deleted, key)
             self._session.run(f"DELETE FROM {table} t USING {with_stage} s WHERE {_same(key)}")
-        if not there.num_rows:
+        if not written.num_rows:
             return
-        stage = self._stage(table, there, columns)
+        stage = self._stage(table, written, columns)
         single = key in layout.keys.values()
-        for other in layout.keys.values():
-            if other != key and set(other) <= set(columns):
-                # Those of the same key are put in place below.
+        for unique_key in layout.keys.values():
+            if unique_key != key and set(unique_key) <= set(columns):
+                # Rows with the same primary key are updated below.
                 differs = f" AND ({_named('t', key)}) IS DISTINCT FROM ({_named('s', key)})" if single else ""
-                self._session.run(f"DELETE FROM {table} t USING {stage} s WHERE {_same(other)}{differs}")
+                self._session.run(f"DELETE FROM {table} t USING {stage} s WHERE {_same(unique_key)}{differs}")
         names = names_sql(columns)
         insert = f"INSERT INTO {table} ({names}) SELECT {names} FROM {stage}"
         if single:
@@ -216,24 +219,27 @@ class PostgresWriter(Writer):
             self._session.run(f"DELETE FROM {table} t USING {stage} s WHERE {_same(key)}")
             self._session.run(insert)
 
-    def _in_order(self, target: Target, rows: pyarrow.RecordBatch, columns: list[str]) -> None:
-        """Write rows of a table without a key: one that goes takes one that is equal with it."""
+    def _write_in_order(self, target: Target, rows: pyarrow.RecordBatch, columns: list[str]) -> None:
+        """Write rows of a table without a key. A delete removes one equal row."""
         table = table_sql(target.name)
-        for is_put, some in runs(rows):
+        for is_put, run_rows in runs(rows):
             if is_put:
-                self._copy(table, some, columns)
+                self._copy(table, run_rows, columns)
                 continue
-            stage = self._stage(table, some, columns)
-            there, gone = f"ROW({_named('t', columns)})::text", f"ROW({_named('s', columns)})::text"
+            stage = self._stage(table, run_rows, columns)
+            existing, staged = (
+                f"ROW({_named('t', columns)})::text",
+                f"ROW({_named('s', columns)})::text",
+            )
             self._session.run(
                 f"DELETE FROM {table} WHERE ctid = ANY (ARRAY(SELECT m.place FROM ("
                 f"SELECT t.ctid AS place, g.count, row_number() OVER (PARTITION BY g.row_text) AS number"
-                f" FROM {table} t JOIN (SELECT {gone} AS row_text, count(*) FROM {stage} s GROUP BY 1) g"
-                f" ON {there} = g.row_text) m WHERE m.number <= m.count))"
+                f" FROM {table} t JOIN (SELECT {staged} AS row_text, count(*) FROM {stage} s GROUP BY 1) g"
+                f" ON {existing} = g.row_text) m WHERE m.number <= m.count))"
             )
 
     def _stage(self, table: str, rows: pyarrow.RecordBatch, columns: Sequence[str]) -> str:
-        """Return a temporary table that has rows, until the next one or the transaction's end."""
+        """Return a temporary table with rows, which exists until the next call or the transaction's end."""
         self._session.run(f"DROP TABLE IF EXISTS {_STAGE}")
         self._session.run(
             "CREATE TEMPORARY TABLE penstock_stage ON COMMIT DROP AS"
@@ -261,8 +267,8 @@ class PostgresWriter(Writer):
 
 
 def _pieces(rows: pyarrow.RecordBatch, columns: Sequence[str]) -> Iterator[bytes]:
-    for some in bounded(rows):
-        pieces, _ = _native.copy_text(some, columns)
+    for part in split_rows(rows):
+        pieces, _ = _native.copy_text(part, columns)
         for _, text in pieces:
             yield text
 

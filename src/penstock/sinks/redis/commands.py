@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Redis commands for whole Arrow arrays: the bytes of one command for each row.
+"""Encodes Redis commands for whole Arrow arrays, one command per row.
 
-A command is the number of its words, and each word behind the number of its bytes:
+A command consists of its number of words, and each word after its number of bytes:
 
     *2\\r\\n$6\\r\\nUNLINK\\r\\n$7\\r\\norder:1\\r\\n
 
-Those of an array lie side by side in one buffer, so they are sent as they are. Every command made here is
-answered by one line.
+The commands of an array are adjacent in one buffer, so they are sent without copying. Every command created
+here is answered by one line.
 """
 
 from collections.abc import Sequence
@@ -16,9 +16,9 @@ import pyarrow.compute as pc
 
 
 def commands(words: Sequence[str | pyarrow.Array]) -> pyarrow.Array:
-    """Return a command for each row: each word is the same in all rows, or an array with one in each.
+    """Return a command for each row. A word is the same for all rows, or an array of words.
 
-    Arrays are of strings without nulls.
+    Arrays contain strings without nulls.
     """
     pieces: list[str | pyarrow.Array] = [f"*{len(words)}\r\n"]
     for word in words:
@@ -29,9 +29,9 @@ def commands(words: Sequence[str | pyarrow.Array]) -> pyarrow.Array:
 def hash_commands(
     keys: pyarrow.Array, columns: Sequence[tuple[str, pyarrow.Array]]
 ) -> list[tuple[pyarrow.Array, pyarrow.Array]]:
-    """Return commands that make hashes have these columns as fields, and no field where a column is null.
+    """Return commands that set columns as fields of hashes, and delete fields whose column is null.
 
-    Each comes with the keys it is about. Columns are of strings.
+    Each command array comes with its keys. Columns contain strings.
     """
     pairs: list[str | pyarrow.Array] = []
     names: list[str | pyarrow.Array] = []
@@ -44,24 +44,27 @@ def hash_commands(
             nulls = pc.add(nulls, pc.cast(pc.is_null(column), pyarrow.int32()))
         pairs += pair
     count = pc.subtract(pyarrow.scalar(len(columns), pyarrow.int32()), nulls)
-    made = [] if not names else _of_some("HDEL", keys, names, nulls, 1)
-    return made + _of_some("HSET", keys, pairs, count, 2)
+    deletions = [] if not names else _of_some("HDEL", keys, names, nulls, 1)
+    return deletions + _of_some("HSET", keys, pairs, count, 2)
 
 
 def _of_some(
     word: str, keys: pyarrow.Array, parts: Sequence[str | pyarrow.Array], count: pyarrow.Array, each: int
 ) -> list[tuple[pyarrow.Array, pyarrow.Array]]:
-    """Return a command for the rows that have some of what is counted, each so many words, and their keys."""
+    """Return a command for each row with a positive count, and the keys of those rows.
+
+    `each` is the number of words per counted part.
+    """
     words = pc.cast(pc.add(pc.multiply(count, each), 2), pyarrow.string())
-    made = join(["*", words, f"\r\n{_word(word)}$", _bytes(keys), "\r\n", keys, "\r\n", *parts])
-    some = pc.greater(count, 0)
-    if pc.all(some).as_py():
-        return [(made, keys)]
-    return [(made.filter(some), keys.filter(some))]
+    encoded = join(["*", words, f"\r\n{_word(word)}$", _bytes(keys), "\r\n", keys, "\r\n", *parts])
+    has_parts = pc.greater(count, 0)
+    if pc.all(has_parts).as_py():
+        return [(encoded, keys)]
+    return [(encoded.filter(has_parts), keys.filter(has_parts))]
 
 
 def join(pieces: Sequence[str | pyarrow.Array]) -> pyarrow.Array:
-    """Return strings made of pieces, each an array or the same in all rows; null where one is."""
+    """Return strings joined from pieces, each an array or a constant; null if a piece is null."""
     return pc.binary_join_element_wise(*pieces, "")
 
 
@@ -70,5 +73,5 @@ def _word(word: str) -> str:
 
 
 def _bytes(words: pyarrow.Array) -> pyarrow.Array:
-    """Return how many bytes each has, as text."""
+    """Return the number of bytes of each word, as text."""
     return pc.cast(pc.binary_length(words), pyarrow.string())

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A connection to a Redis server that has many commands under way: arrays of them are sent as they are, and
-their answers, of one line each, are counted and not looked at one by one.
+"""A pipelined connection to a Redis server.
+
+Arrays of commands are sent without copying. Their answers have one line each and are only counted, unless one
+is an error.
 """
 
 import select
@@ -34,7 +36,7 @@ _CONNECT_SECONDS_MAX = 10.0
 _ANSWER_SECONDS_MAX = 60.0
 _KEYS_AT_ONCE = 1000
 
-# So much is sent before the answers of what was sent before are read: enough to keep the server at work.
+# Bytes to send before reading earlier answers, enough to keep the server busy.
 BYTES_UNDER_WAY = 1 << 20
 _ROWS_UNDER_WAY = 10_000
 
@@ -43,8 +45,8 @@ _LINE_END = ord("\n")
 
 _GRANT = "Grant the account what the guide of the redis sink lists: ACL SETUSER"
 
-# The first word of an error is its code. Those that pass by themselves:
-_PASSING = ("LOADING", "BUSY", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "READONLY", "OOM", "NOREPLICAS")
+# The first word of an error is its code. These errors are temporary:
+_TEMPORARY = ("LOADING", "BUSY", "TRYAGAIN", "CLUSTERDOWN", "MASTERDOWN", "READONLY", "OOM", "NOREPLICAS")
 _BY_CODE: dict[str, tuple[type[PenstockError], str]] = {
     "NOAUTH": (AuthenticationFailed, "Set user and password of the sink"),
     "WRONGPASS": (AuthenticationFailed, "Check user and password of the sink"),
@@ -52,16 +54,16 @@ _BY_CODE: dict[str, tuple[type[PenstockError], str]] = {
     "WRONGTYPE": (OptionInvalid, "A key of that name holds another type: choose another key template"),
     "MOVED": (OptionInvalid, "This is a node of a cluster: name a proxy in front of it"),
     "ASK": (OptionInvalid, "This is a node of a cluster: name a proxy in front of it"),
-} | dict.fromkeys(_PASSING, (ServerBusy, "The batch is tried again"))
+} | dict.fromkeys(_TEMPORARY, (ServerBusy, "The batch is tried again"))
 
 
 def client(endpoint: Endpoint, password: Secret | None) -> "redis.Redis":
-    """Return a client, which connects when it is used. Raises OptionInvalid, DependencyMissing."""
+    """Return a client, which connects on first use. Raises OptionInvalid, DependencyMissing."""
     try:
         import redis
     except ImportError as problem:
         raise extra_missing("redis", "redis") from problem
-    more = {} if endpoint.ca is None else {"ssl_ca_certs": str(endpoint.ca)}
+    options = {} if endpoint.ca is None else {"ssl_ca_certs": str(endpoint.ca)}
     try:
         return redis.Redis.from_url(
             endpoint.url,
@@ -70,7 +72,7 @@ def client(endpoint: Endpoint, password: Secret | None) -> "redis.Redis":
             protocol=2,
             socket_timeout=_ANSWER_SECONDS_MAX,
             socket_connect_timeout=_CONNECT_SECONDS_MAX,
-            **more,
+            **options,
         )
     except ValueError as problem:
         raise OptionInvalid(
@@ -79,8 +81,8 @@ def client(endpoint: Endpoint, password: Secret | None) -> "redis.Redis":
 
 
 @contextmanager
-def told() -> Iterator[None]:
-    """Raise what the client raises as our own errors."""
+def translate_errors() -> Iterator[None]:
+    """Translate the client's exceptions into Penstock errors."""
     from redis import exceptions
 
     try:
@@ -102,11 +104,11 @@ def connect(endpoint: Endpoint, password: Secret | None) -> "Pipeline":
 
     Raises ConnectionLost, AuthenticationFailed, PrivilegeMissing, OptionInvalid, DependencyMissing.
     """
-    made = client(endpoint, password)
-    with told():
-        connection: Any = made.connection_pool.get_connection()
+    redis_client = client(endpoint, password)
+    with translate_errors():
+        connection: Any = redis_client.connection_pool.get_connection()
         connection.connect()
-    # The client shakes hands; from here on the socket is ours.
+    # The client authenticates. Afterwards the socket is taken over.
     stream = connection._sock
     assert stream is not None
     connection._sock = None
@@ -114,72 +116,72 @@ def connect(endpoint: Endpoint, password: Secret | None) -> "Pipeline":
 
 
 def is_cluster_node(endpoint: Endpoint, password: Secret | None) -> bool:
-    """Tell whether a server has only some of a cluster's keys; False where the account may not ask."""
-    made = client(endpoint, password)
+    """Return whether a server is a node of a cluster; False if the account may not ask."""
+    redis_client = client(endpoint, password)
     try:
-        with told():
-            found: Any = made.info("cluster")
-        return bool(found.get("cluster_enabled"))
+        with translate_errors():
+            cluster_state: Any = redis_client.info("cluster")
+        return bool(cluster_state.get("cluster_enabled"))
     except PrivilegeMissing:
         return False
     finally:
-        made.close()
+        redis_client.close()
 
 
-def keys_like(endpoint: Endpoint, password: Secret | None, pattern: str) -> Iterator[pyarrow.Array]:
-    """Yield the keys that fit a pattern, many at a time."""
-    made = client(endpoint, password)
+def matching_keys(endpoint: Endpoint, password: Secret | None, pattern: str) -> Iterator[pyarrow.Array]:
+    """Yield the keys that match a pattern, in pages."""
+    redis_client = client(endpoint, password)
     try:
         cursor = None
         while cursor != 0:
-            with told():
-                cursor, keys = made.scan(cursor or 0, match=pattern, count=_KEYS_AT_ONCE)
+            with translate_errors():
+                cursor, keys = redis_client.scan(cursor or 0, match=pattern, count=_KEYS_AT_ONCE)
             if keys:
-                # A key that somebody else made may be no text; it is sent back as it came.
+                # A foreign key may be invalid text. It is sent back unchanged.
                 options = pc.CastOptions(pyarrow.string(), allow_invalid_utf8=True)
                 yield pc.cast(pyarrow.array(keys, pyarrow.binary()), options=options)
     finally:
-        made.close()
+        redis_client.close()
 
 
-class _UnderWay(NamedTuple):
-    """What was sent, and is not answered yet."""
+class _Pending(NamedTuple):
+    """Commands that were sent and not answered yet."""
 
     keys: pyarrow.Array
     answers: int
 
 
 class Pipeline:
-    """A connection with commands under way. Used by one thread."""
+    """A connection with pending commands. Used by one thread."""
 
     def __init__(self, stream: socket.socket) -> None:
         self._stream = stream
-        self._sent: deque[_UnderWay] = deque()
+        self._sent: deque[_Pending] = deque()
         self._rest = b""
         self.bytes = 0
 
-    def send(self, made: pyarrow.Array, keys: pyarrow.Array, answers: int = 1) -> None:
-        """Send an array of commands, each answered by so many lines; `keys` tell errors what they were about.
+    def send(self, encoded: pyarrow.Array, keys: pyarrow.Array, answers: int = 1) -> None:
+        """Send an array of commands, each answered by `answers` lines. `keys` identify commands in errors.
 
-        Raises ConnectionLost, and what the server's answers to earlier ones mean.
+        Raises ConnectionLost, and the errors of answers to earlier commands.
         """
         start = 0
-        step = max(1, min(_ROWS_UNDER_WAY, len(made) * BYTES_UNDER_WAY // max(1, made.nbytes)))
-        while start < len(made):
-            piece = made.slice(start, step)
+        step = max(1, min(_ROWS_UNDER_WAY, len(encoded) * BYTES_UNDER_WAY // max(1, encoded.nbytes)))
+        while start < len(encoded):
+            piece = encoded.slice(start, step)
             self._write(piece)
-            self._sent.append(_UnderWay(keys.slice(start, step), len(piece) * answers))
+            self._sent.append(_Pending(keys.slice(start, step), len(piece) * answers))
             start += step
             while len(self._sent) > 1:
                 self._read(self._sent.popleft())
 
     def finish(self) -> None:
-        """Return after everything was answered. Raises as `send` does."""
+        """Wait until everything is answered. Raises like `send`."""
         while self._sent:
             self._read(self._sent.popleft())
 
     def close(self) -> None:
-        """Let go of the connection."""
+        """Close the connection."""
         self._stream.close()
 
     def __del__(self) -> None:
@@ -187,16 +189,16 @@ class Pipeline:
 
     @property
     def is_open(self) -> bool:
-        """Whether the server still holds a connection on which nothing is under way."""
-        # A server that goes away says so, and one that stays has nothing to say.
+        """Whether the connection is still open. Requires that no command is pending."""
+        # A closing server makes the socket readable. An open idle connection never does.
         waiting = select.poll()
         waiting.register(self._stream, select.POLLIN)
         return not waiting.poll(0)
 
     def _write(self, piece: pyarrow.Array) -> None:
-        # An array of strings keeps where each begins, and one more place for the end of the last.
-        places = numpy.frombuffer(piece.buffers()[1], numpy.int32)
-        first, last = places[piece.offset], places[piece.offset + len(piece)]
+        # An array of strings stores the start of each string, and the end of the last one.
+        offsets = numpy.frombuffer(piece.buffers()[1], numpy.int32)
+        first, last = offsets[piece.offset], offsets[piece.offset + len(piece)]
         data = memoryview(piece.buffers()[2])
         self.bytes += int(last - first)
         try:
@@ -204,7 +206,7 @@ class Pipeline:
         except OSError as problem:
             raise ConnectionLost(f"Redis went away: {problem}") from problem
 
-    def _read(self, sent: _UnderWay) -> None:
+    def _read(self, sent: _Pending) -> None:
         answered = 0
         while answered < sent.answers:
             ends = numpy.flatnonzero(numpy.frombuffer(self._rest, numpy.uint8) == _LINE_END)
@@ -215,7 +217,7 @@ class Pipeline:
             end = int(ends[-1]) + 1
             lines, self._rest = self._rest[:end], self._rest[end:]
             if lines.startswith(b"-") or b"\n-" in lines:
-                raise _refused(lines, answered, sent)
+                raise _first_error(lines, answered, sent)
             answered += len(ends)
 
     def _receive(self) -> bytes:
@@ -229,14 +231,14 @@ class Pipeline:
 
 
 def refusal(answer: str, position: str | None = None) -> PenstockError:
-    """Return the error that an answer of Redis means; its first word is its code."""
+    """Return the error for an error answer of Redis, by its code."""
     code = answer.split(" ", 1)[0]
     kind, hint = _BY_CODE.get(code, (ServerUnsupported, "See what the server's version offers"))
     return kind(f"Redis answers: {answer}", position=position, hint=hint)
 
 
-def _refused(lines: bytes, answered: int, sent: _UnderWay) -> PenstockError:
-    """Return the error of the first answer that is one."""
+def _first_error(lines: bytes, answered: int, sent: _Pending) -> PenstockError:
+    """Return the error of the first error answer."""
     for number, line in enumerate(lines.splitlines(), answered):
         if line.startswith(b"-"):
             key = sent.keys[number * len(sent.keys) // sent.answers].as_py()

@@ -22,14 +22,14 @@ from penstock.settings.values import Seconds
 from penstock.sinks.endpoint import Endpoint
 from penstock.sinks.images import last_of_each, puts, refuse_partial
 from penstock.sinks.redis.commands import commands, hash_commands, join
-from penstock.sinks.redis.connection import Pipeline, connect, is_cluster_node, keys_like
+from penstock.sinks.redis.connection import Pipeline, connect, is_cluster_node, matching_keys
 from penstock.sinks.sink import BatchMark, Delivery, Evolution, Finding, Receipt, Sink, Spread, Writer
 from penstock.sinks.template import Template, column_texts, default_key
 
 EXTRA = "redis"
 
 _URL_DEFAULT = "redis://127.0.0.1:6379/0"
-# Commands are made for so many bytes of rows at a time.
+# Commands are encoded for this many bytes of rows at a time.
 _BYTES_AT_ONCE = 64 << 20
 
 
@@ -58,7 +58,7 @@ class Settings(Endpoint):
 
 
 def make(settings: Settings) -> "RedisSink":
-    """Make the sink."""
+    """Create the sink."""
     return RedisSink(settings)
 
 
@@ -66,7 +66,7 @@ class RedisSink(Sink):
     """Writes keys of a Redis server."""
 
     kind = "redis"
-    # A table's rows go one after the other: keys may be shared by rows, and emptying a table takes them all.
+    # Write a table's rows in sequence: rows may share keys, and emptying a table deletes all of them.
     spread = Spread.TABLES
 
     def __init__(self, settings: Settings) -> None:
@@ -74,10 +74,10 @@ class RedisSink(Sink):
         self.password: Secret | None = settings.secret()
         listed = settings.write == "list"
         self.delivery = Delivery.AT_LEAST_ONCE if listed else Delivery.IDEMPOTENT
-        # An update may move a row from one key of a template to another: then every image counts.
+        # With a key template, an update may move a row to another key, so every image matters.
         self.keeps_state = self.shares_columns = settings.key is None and not listed
         self.load_spread = Spread.RANGES if self.keeps_state else None
-        # Connections between two batches: a relay writes many small ones.
+        # Idle connections, reused for the many small batches of a relay.
         self._idle: deque[Pipeline] = deque()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -94,30 +94,33 @@ class RedisSink(Sink):
         return [f"{self.settings.write} {self.key(target).text}"]
 
     def prepare(self, target: Target, evolution: Evolution) -> None:
-        # There is nothing to make, and the templates have to fit.
+        # There is nothing to create, but the templates must be valid.
         self.key(target)
         self.value(target)
 
     def check_together(self, targets: Sequence[Target]) -> None:
-        """Raise OptionInvalid where emptying one table would take the keys of another."""
+        """Raise OptionInvalid if emptying one table would delete keys of another."""
         if self.settings.write not in ("set", "hash") or self.settings.deletes == "keep":
             return
-        made = sorted(((self.key(target), target) for target in targets), key=lambda one: one[0].stem)
-        for number, (key, target) in enumerate(made):
-            for other, beside in made[number + 1 :]:
-                # Behind the first whose keys begin otherwise none can be equal.
+        templates = sorted(
+            ((self.key(target), target) for target in targets),
+            key=lambda pair: pair[0].stem,
+        )
+        for number, (key, target) in enumerate(templates):
+            for other, neighbour in templates[number + 1 :]:
+                # Sorted by stem, no later template can match once the stems differ.
                 if not other.stem.startswith(key.stem):
                     break
                 if key.may_equal(other):
                     raise OptionInvalid(
-                        f"a TRUNCATE of {target.name} would delete {key.glob()}, and keys of {beside.name}"
+                        f"a TRUNCATE of {target.name} would delete {key.glob()}, and keys of {neighbour.name}"
                         f" are {other.glob()}",
                         hint="Let the keys of each table begin with a word of its own, such as order:{id}; or"
                         " keep them: deletes: keep",
                     )
 
     def key(self, target: Target) -> Template:
-        """Return what makes the keys of a table's rows. Raises OptionInvalid."""
+        """Return the template of a table's keys. Raises OptionInvalid."""
         if self.settings.key is not None:
             return Template(self.settings.key, target)
         if self.settings.write == "list":
@@ -130,7 +133,7 @@ class RedisSink(Sink):
         return Template(default_key(target), target)
 
     def value(self, target: Target) -> Template | None:
-        """Return what makes the values, None for the row as JSON. Raises OptionInvalid."""
+        """Return the template of the values, None for the row as JSON. Raises OptionInvalid."""
         return None if self.settings.value is None else Template(self.settings.value, target)
 
     def open(self, mark: BatchMark, part: int) -> Writer:
@@ -150,7 +153,7 @@ class RedisSink(Sink):
         return connect(self.settings, self.password)
 
     def give_back(self, pipeline: Pipeline) -> None:
-        """Keep a connection, all of whose commands were answered, for the next batch."""
+        """Keep a connection without pending commands for the next batch."""
         pipeline.bytes = 0
         self._idle.append(pipeline)
 
@@ -167,10 +170,10 @@ class _Writer(Writer):
 
     def write(self, changes: Changes) -> None:
         if self._settings.write == "invalidate" and changes.origin is Origin.LOAD:
-            # What a load reads has not changed, so nobody has cached anything else.
+            # A full load changes nothing, so no cached value is outdated.
             return
         if not self._sink.keeps_state:
-            # Elsewhere rows in part are refused before they come.
+            # Partial images of state rows are refused before they reach the sink.
             refuse_partial(changes)
         step = max(1, len(changes) * _BYTES_AT_ONCE // max(1, changes.rows.nbytes))
         for start in range(0, len(changes), step):
@@ -178,7 +181,7 @@ class _Writer(Writer):
             if self._settings.write == "list":
                 self._push(piece)
             else:
-                self._follow(piece)
+                self._apply(piece)
         self._rows[str(changes.target.name)] += len(changes)
 
     def empty(self, target: Target, version: int) -> None:
@@ -187,13 +190,13 @@ class _Writer(Writer):
         with self.working_on(target.name):
             pattern = self._pattern(target)
         if self._pipeline is not None:
-            # What was put before has to be there to be found.
+            # Earlier commands must be complete, so that the scan finds their keys.
             self._pipeline.finish()
-        for keys in keys_like(self._settings, self._sink.password, pattern):
-            self._take(keys)
+        for keys in matching_keys(self._settings, self._sink.password, pattern):
+            self._delete(keys)
 
     def _pattern(self, target: Target) -> str:
-        """Return what the keys of a table look like. Raises OptionInvalid where others look alike."""
+        """Return the pattern of a table's keys. Raises OptionInvalid if it would match keys of others."""
         pattern = self._sink.key(target).glob()
         if not pattern.strip("*?"):
             raise OptionInvalid(
@@ -221,48 +224,48 @@ class _Writer(Writer):
             self._pipeline = self._sink.take_connection()
         return self._pipeline
 
-    def _follow(self, changes: Changes) -> None:
-        """Do what the last event of each key tells."""
+    def _apply(self, changes: Changes) -> None:
+        """Apply the last event of each key."""
         keys = self._sink.key(changes.target).texts(changes)
         kept = pc.is_valid(keys)
         if self._settings.write == "invalidate":
-            self._take(pc.unique(keys.filter(kept)))
+            self._delete(pc.unique(keys.filter(kept)))
             return
         last = last_of_each([pyarrow.chunked_array([keys])], numpy.arange(len(keys)))
         newest = numpy.zeros(len(keys), numpy.bool_)
         newest[last] = True
         kept = pc.and_(kept, pyarrow.array(newest))
-        put = puts(changes.rows)
+        is_written = puts(changes.rows)
         if self._settings.deletes == "delete":
-            self._take(keys.filter(pc.and_(kept, pc.invert(put))))
-        kept = pc.and_(kept, put)
-        left = changes.with_rows(changes.rows.filter(kept))
-        if len(left):
-            self._put(keys.filter(kept), left)
+            self._delete(keys.filter(pc.and_(kept, pc.invert(is_written))))
+        kept = pc.and_(kept, is_written)
+        written = changes.with_rows(changes.rows.filter(kept))
+        if len(written):
+            self._set(keys.filter(kept), written)
 
-    def _take(self, keys: pyarrow.Array) -> None:
+    def _delete(self, keys: pyarrow.Array) -> None:
         if len(keys):
             self._open().send(commands(["UNLINK", keys]), keys)
 
-    def _put(self, keys: pyarrow.Array, changes: Changes) -> None:
+    def _set(self, keys: pyarrow.Array, changes: Changes) -> None:
         if self._settings.write == "hash":
-            self._put_hashes(keys, changes)
+            self._set_hashes(keys, changes)
             return
         words: list[Any] = ["SET", keys, self._values(changes)]
         if self._settings.expire is not None:
             words += ["PX", self._milliseconds]
         self._open().send(commands(words), keys)
 
-    def _put_hashes(self, keys: pyarrow.Array, changes: Changes) -> None:
+    def _set_hashes(self, keys: pyarrow.Array, changes: Changes) -> None:
         columns = [(name, column_texts(changes, name)) for name in changes.target.column_names]
         pipeline = self._open()
-        for made, about in hash_commands(keys, columns):
-            pipeline.send(made, about)
+        for encoded, command_keys in hash_commands(keys, columns):
+            pipeline.send(encoded, command_keys)
         if self._settings.expire is not None:
             pipeline.send(commands(["PEXPIRE", keys, self._milliseconds]), keys)
 
     def _push(self, changes: Changes) -> None:
-        """Add what was put and what was deleted to the lists, in order."""
+        """Push inserted, updated and deleted rows to the lists, in order."""
         listed = pc.not_equal(changes.rows.column("_change_type"), "update_preimage")
         changes = changes.with_rows(changes.rows.filter(listed))
         keys = self._sink.key(changes.target).texts(changes)
@@ -272,18 +275,18 @@ class _Writer(Writer):
             return
         settings = self._settings
         word = "LPUSH" if settings.push == "left" else "RPUSH"
-        made = [commands([word, keys, self._values(changes)])]
+        encoded = [commands([word, keys, self._values(changes)])]
         if settings.length_max is not None:
             ends = (
                 ["0", str(settings.length_max - 1)]
                 if settings.push == "left"
                 else [f"-{settings.length_max}", "-1"]
             )
-            made.append(commands(["LTRIM", keys, *ends]))
+            encoded.append(commands(["LTRIM", keys, *ends]))
         if settings.expire is not None:
-            made.append(commands(["PEXPIRE", keys, self._milliseconds]))
-        # All of a row stand together, so that no list is ever longer.
-        self._open().send(join(made), keys, len(made))
+            encoded.append(commands(["PEXPIRE", keys, self._milliseconds]))
+        # The commands of a row are adjacent, so that no list ever exceeds its limit.
+        self._open().send(join(encoded), keys, len(encoded))
 
     def _values(self, changes: Changes) -> pyarrow.Array:
         value = self._sink.value(changes.target)

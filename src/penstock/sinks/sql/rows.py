@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What sinks with SQL tables have in common: the rows of a part as they are held, sorted and counted."""
+"""The common part of sinks with SQL tables: rows of a part, divided, encoded and counted."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,7 +15,7 @@ from penstock.model import Column
 from penstock.sinks.images import puts
 from penstock.sinks.sink import Receipt, Writer
 
-# The columns of a table that keeps every change, beside the source's own.
+# The additional columns of a table that keeps every change.
 FEED_COLUMNS = (
     Column("_change_type", "varchar(20)", "ascii", False),
     Column("_commit_version", "bigint", None, False),
@@ -23,13 +23,13 @@ FEED_COLUMNS = (
     Column("_row", "int", None, False),
 )
 
-# So many rows become text at once.
+# The number of rows that are encoded as text at once.
 _ROWS_AT_ONCE = 16_384
 
 
 @dataclass
-class Counted:
-    """What came, for the receipt."""
+class WriteCounts:
+    """Counts what was written, for the receipt."""
 
     tables: dict[str, int] = field(default_factory=dict)
     bytes: int = 0
@@ -41,14 +41,14 @@ class Counted:
         self.tables[name] = self.tables.get(name, 0) + len(changes)
         self.bytes += changes.rows.nbytes
 
-    def lose(self, target: Target, column: str, values: int) -> None:
-        """Count values that the target's types cannot hold."""
+    def count_lost(self, target: Target, column: str, values: int) -> None:
+        """Count values that the target's types cannot represent."""
         if values:
             name = f"{target.name}.{column}"
             self.unrepresentable[name] = self.unrepresentable.get(name, 0) + values
 
     def receipt(self) -> Receipt:
-        """Return what one writer did."""
+        """Return the receipt of a writer."""
         return Receipt(
             sum(self.tables.values()),
             self.bytes,
@@ -57,44 +57,46 @@ class Counted:
         )
 
 
-def refuse_other_key(target: Target, there: Sequence[str]) -> None:
-    """Raise SchemaChanged where a primary key that stays would take two rows of a target for one, or is of
-    columns that they lack."""
+def refuse_other_key(target: Target, existing_key: Sequence[str]) -> None:
+    """Raise SchemaChanged if a retained primary key does not fit the rows of a target.
+
+    It would treat two rows as one, or has columns that the rows do not have.
+    """
     own = set(target.primary_key)
-    if there and not (own and own <= set(there) <= set(target.column_names)):
+    if existing_key and not (own and own <= set(existing_key) <= set(target.column_names)):
         raise SchemaChanged(
             f"the key of {target.name} became ({', '.join(target.primary_key)}), and the target's table keeps"
-            f" ({', '.join(there)})",
+            f" ({', '.join(existing_key)})",
             hint="Set schema_changes: evolve; penstock run --dry-run shows what that does",
         )
 
 
 def feed_target(target: Target) -> Target:
-    """Return the table that keeps every change of a target: no key, and columns that say when."""
+    """Return the table that keeps every change of a target, without a key."""
     columns = tuple(replace(column, nullable=True) for column in target.columns)
     return replace(target, columns=(*columns, *FEED_COLUMNS), primary_key=(), unique_keys=())
 
 
 def feed_rows(rows: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
-    """Return rows with the columns of `feed_target`, and `_metadata` behind them."""
+    """Return rows with the columns of `feed_target`, and `_metadata` as the last column."""
     row = pc.struct_field(rows.column("_metadata"), "row")
     return rows.append_column("_row", row)
 
 
-def bounded(batch: pyarrow.RecordBatch) -> Iterator[pyarrow.RecordBatch]:
-    """Yield rows, as many at a time as may become text at once."""
+def split_rows(batch: pyarrow.RecordBatch) -> Iterator[pyarrow.RecordBatch]:
+    """Yield parts of rows with at most as many rows as are encoded at once."""
     for first in range(0, batch.num_rows, _ROWS_AT_ONCE):
         yield batch.slice(first, _ROWS_AT_ONCE)
 
 
 def in_one_batch(rows: pyarrow.Table) -> pyarrow.RecordBatch:
     """Return a table's rows as one batch."""
-    found = rows.combine_chunks().to_batches()
-    return found[0] if found else pyarrow.RecordBatch.from_pylist([], schema=rows.schema)
+    batches = rows.combine_chunks().to_batches()
+    return batches[0] if batches else pyarrow.RecordBatch.from_pylist([], schema=rows.schema)
 
 
 def runs(batch: pyarrow.RecordBatch) -> Iterator[tuple[bool, pyarrow.RecordBatch]]:
-    """Yield rows in their order, as long as they are all put, or all taken away."""
+    """Yield runs of consecutive rows that are all written or all deleted, in order."""
     flags = puts(batch).to_numpy(zero_copy_only=False)
     ends = [*(numpy.flatnonzero(flags[1:] != flags[:-1]) + 1).tolist(), len(flags)]
     first = 0
@@ -105,10 +107,10 @@ def runs(batch: pyarrow.RecordBatch) -> Iterator[tuple[bool, pyarrow.RecordBatch
 
 
 def lanes(rows: pyarrow.Table, keys: list[list[str]], count: int) -> list[pyarrow.Table]:
-    """Divide rows into about equal lanes that share no value of a key with one another. Keeps their order.
+    """Divide rows into lanes of similar size that share no value of a key. Keeps the order of rows.
 
-    A group is a run of rows that are joined by values of keys; groups go to lanes by the place of their first
-    row, so that rows that lie near one another in the target mostly are in one lane.
+    A group consists of rows connected by key values. Groups are assigned to lanes by the position of their
+    first row, so that rows close together in the target are mostly in one lane.
     """
     if count == 1 or rows.num_rows < count:
         return [rows]
@@ -117,19 +119,19 @@ def lanes(rows: pyarrow.Table, keys: list[list[str]], count: int) -> list[pyarro
     sizes = numpy.bincount(groups)
     before = numpy.cumsum(sizes) - sizes
     lane = (before * count // batch.num_rows)[groups]
-    # A large group moves those behind it up, and leaves lanes between empty.
-    found = [rows.filter(pyarrow.array(lane == number)) for number in range(count)]
-    return [one for one in found if one.num_rows]
+    # A large group shifts the following ones and may leave lanes empty.
+    lane_rows = [rows.filter(pyarrow.array(lane == number)) for number in range(count)]
+    return [lane_table for lane_table in lane_rows if lane_table.num_rows]
 
 
 class DoneWriter(Writer):
-    """A part that is in the target already: what comes again is counted, and no more."""
+    """Handles a part that is already in the target: retried rows are only counted."""
 
     def __init__(self) -> None:
-        self._counted = Counted()
+        self._counts = WriteCounts()
 
     def write(self, changes: Changes) -> None:
-        self._counted.add(changes)
+        self._counts.add(changes)
 
     def finish(self) -> Receipt:
-        return self._counted.receipt()
+        return self._counts.receipt()

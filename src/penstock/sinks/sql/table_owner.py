@@ -1,35 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which pipeline made a target's table, as the table's comment tells, and who may alter it."""
+"""Determines from a table's comment which pipeline created it, and who may alter it."""
 
 from collections.abc import Sequence
 
 from penstock.errors import OptionInvalid
 
-_MADE_HERE = "made by Penstock"
-_OF_PIPELINE = f"{_MADE_HERE} for "
+_CREATED = "made by Penstock"
+_CREATED_FOR = f"{_CREATED} for "
 
 
 def comment_of(pipeline: str) -> str:
-    """Return the comment of a table that a pipeline makes, "" for none that has a name."""
-    return f"{_OF_PIPELINE}{pipeline}" if pipeline else _MADE_HERE
+    """Return the comment of a table that a pipeline creates. `pipeline` is "" without a name."""
+    return f"{_CREATED_FOR}{pipeline}" if pipeline else _CREATED
 
 
 def owner_of(comment: str | None) -> str | None:
-    """Return the pipeline that made a table, "" where its comment names none, None where none made it."""
-    if comment == _MADE_HERE:
+    """Return the pipeline that created a table.
+
+    Returns "" if the comment names none, None if no pipeline created the table.
+    """
+    if comment == _CREATED:
         return ""
-    return comment.removeprefix(_OF_PIPELINE) if comment and comment.startswith(_OF_PIPELINE) else None
+    return comment.removeprefix(_CREATED_FOR) if comment and comment.startswith(_CREATED_FOR) else None
 
 
 def is_taken_over(owner: str | None, pipeline: str) -> bool:
-    """Tell whether a pipeline that alters a table is another one than made it."""
+    """Return whether a pipeline alters a table that another pipeline created."""
     return bool(owner and pipeline and owner != pipeline)
 
 
 def refuse_foreign(
     table: str, owner: str | None, pipeline: str, clauses: Sequence[str], *, take_over: bool
 ) -> None:
-    """Raise OptionInvalid where a pipeline would alter a table that another one made, and is not told to."""
+    """Raise OptionInvalid if a pipeline would alter another pipeline's table without `take_over`."""
     if clauses and is_taken_over(owner, pipeline) and not take_over:
         raise OptionInvalid(
             f"the target's table {table} was made by the pipeline {owner}, and {pipeline} would alter it:"

@@ -17,7 +17,7 @@ EXTRA = ""
 
 
 class Settings(Section):
-    """How the lines look."""
+    """The format of the lines."""
 
     format: Literal["debezium", "debezium_schema", "maxwell", "canal_flat", "json"] = Field(
         default="json", description="the message format; json is Penstock's own"
@@ -25,12 +25,12 @@ class Settings(Section):
 
 
 def make(settings: Settings) -> Sink:
-    """Make the sink."""
+    """Create the sink."""
     return StdoutSink(settings)
 
 
 class StdoutSink(Sink):
-    """Writes lines. Where tasks run in other processes, theirs is the output."""
+    """Writes lines. If tasks run in other processes, the output is theirs."""
 
     kind = "stdout"
     delivery = Delivery.AT_LEAST_ONCE
@@ -56,7 +56,7 @@ class StdoutSink(Sink):
 
 
 class _LineWriter(Writer):
-    """Writes lines as they come."""
+    """Writes lines as they arrive."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -67,7 +67,7 @@ class _LineWriter(Writer):
         with self.working_on(changes.target.name):
             lines = messages_of(changes, self._settings.format, lines=True).value
         text = b"".join(lines.to_pylist())
-        # The buffer takes bytes as they are; a stream that somebody put in its place may have none.
+        # Write bytes unchanged to the buffer. A replaced stream may have no buffer.
         buffer = getattr(sys.stdout, "buffer", None)
         if buffer is None:
             sys.stdout.write(text.decode())
