@@ -107,6 +107,23 @@ def test_stdout_sink_writes_all_changes_in_log_order(
     assert [line.split('"id":')[1].split(",")[0] for line in lines] == [str(number) for number in NOTE_IDS]
 
 
+def test_steps_of_many_ranges_run_side_by_side(tmp_path: Path) -> None:
+    threads: set[str] = set()
+
+    def note_thread(batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
+        threads.add(threading.current_thread().name)
+        return batch
+
+    steps = [{"filter": {"where": "id % 2 = 1"}}, {"python": {"function": note_thread}}]
+    feed = {"files": {"path": str(tmp_path / "feed")}}
+    batch = {"interval": 0, "range_bytes": 4096}
+    settings = notes_pipeline(tmp_path, feed, steps=steps, batch=batch)
+    run_here(settings, LocalDriver(4))
+    assert ids_in(settings) == [number for number in NOTE_IDS if number % 2]
+    assert threads, "the function is called by tasks"
+    assert all(name.startswith("task-") for name in threads)
+
+
 def test_error_of_a_python_step_stops_the_run(tmp_path: Path) -> None:
     def fail(batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
         raise RuntimeError("the region is unknown")
