@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command line: one file for each verb, and the application that finds them."""
+"""The command line: a module for each verb, and the application that loads them."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The command `penstock`: its verbs are the modules beside this one.
+"""The command `penstock`. Its verbs are the other modules of this package.
 
-Each has a function `run`; one that has several things to do has `VERBS`, a function for each word.
+Each verb has a function `run`. A verb with subcommands has `VERBS`, a function for each word.
 """
 
 import functools
@@ -35,14 +35,15 @@ _EXIT_CODES: dict[type[PenstockError], int] = {
 def main() -> None:
     """Run the command line and exit.
 
-    0 done, 1 findings or a bug, 2 operator, 3 stream, 4 transient, 5 not all was compared.
+    Exit codes: 0 success, 1 findings or a bug, 2 operator error, 3 stream error, 4 transient error, 5
+    incomplete comparison.
     """
     _log_to_stderr()
     make_app(sys.argv[1] if len(sys.argv) > 1 else None)()
 
 
 def make_app(word: str | None = None) -> typer.Typer:
-    """Return the application with every verb there is, or with one alone where `word` names it.
+    """Return the application with all verbs, or only with the verb named by `word`.
 
     Importing all verbs takes longer than most of them run.
     """
@@ -52,7 +53,7 @@ def make_app(word: str | None = None) -> typer.Typer:
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
-        # Brackets in help are what a user may leave out, not markup.
+        # Brackets in help texts mark optional parts. They are not markup.
         rich_markup_mode=None,
     )
     app.callback()(_global_options)
@@ -72,12 +73,12 @@ def make_app(word: str | None = None) -> typer.Typer:
 
 
 def exit_code(problem: PenstockError) -> int:
-    """Return the exit code for an error: who has to act decides."""
+    """Return the exit code for an error, which depends on who has to act."""
     return next(code for kind, code in _EXIT_CODES.items() if isinstance(problem, kind))
 
 
 def show_error(problem: PenstockError) -> None:
-    """Print what happened, where, and the way out, to standard error."""
+    """Print what happened, where, and what to do, to standard error."""
     console = Console(stderr=True, highlight=False, soft_wrap=True)
     console.print(Text.assemble((f"{type(problem).__name__}: ", "bold red"), problem.message))
     if problem.position is not None:
@@ -87,7 +88,7 @@ def show_error(problem: PenstockError) -> None:
 
 
 def _group(module: ModuleType) -> typer.Typer:
-    """Return the application of a verb that is followed by a second word."""
+    """Return the application of a verb with subcommands."""
     group = typer.Typer(
         help=module.HELP, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
     )
@@ -97,14 +98,14 @@ def _group(module: ModuleType) -> typer.Typer:
 
 
 def _reporting(run: Callable[..., None]) -> Callable[..., None]:
-    """Turn the errors a verb raises into a message and an exit code; a bug keeps its traceback."""
+    """Convert a verb's errors into a message and an exit code. A bug keeps its traceback."""
 
     @functools.wraps(run)
     def reporting(*args: Any, **options: Any) -> None:
         try:
             run(*args, **options)
         except PenstockError as problem:
-            # What was printed before the error belongs before it.
+            # Flush first, so that earlier output comes before the error.
             sys.stdout.flush()
             show_error(problem)
             raise typer.Exit(exit_code(problem)) from problem
@@ -127,12 +128,12 @@ def _global_options(
 
 
 def _log_to_stderr() -> None:
-    """Keep standard output for results: log lines go to standard error."""
+    """Send log lines to standard error, so that standard output has only results."""
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
-            # The default shows the variables of every frame, and one of them may hold a password.
+            # The default prints the variables of every frame, and one of them may hold a password.
             structlog.dev.ConsoleRenderer(
                 colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
             ),

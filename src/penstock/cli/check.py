@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock check`: what would break or hide changes on a server, before the start."""
+"""`penstock check`: settings and tables of a server that would break or hide changes."""
 
 import sys
 from typing import Annotated
@@ -17,7 +17,7 @@ from penstock.mysql.connection import READING_SECONDS_MAX, connect
 
 EXIT_FINDINGS = 1
 
-# How a severity is shown, the gravest first.
+# The marks of the severities, the most severe first.
 _MARKS = {"error": ("ERROR", "bold red"), "warning": ("warn ", "yellow"), "ok": ("ok   ", "green")}
 
 
@@ -68,7 +68,7 @@ def _report(console: Console, server: str, findings: list[Finding]) -> None:
         mark, style = _MARKS[finding.severity]
         console.print(Text.assemble((mark, style), f"  {finding.name}: {finding.what}"), soft_wrap=True)
         for line in (finding.statement or "").splitlines():
-            # Alone on its line, so that it can be copied.
+            # Print the statement on its own line, so that it can be copied.
             console.print(Text(f"         {line}", "cyan"), soft_wrap=True)
     counts = {name: sum(finding.severity == name for finding in findings) for name in _MARKS}
     console.print(f"{server}: {counts['error']} errors, {counts['warning']} warnings, {counts['ok']} ok")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock inspect`: what is in a log."""
+"""`penstock inspect`: the contents of a log."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -21,14 +21,14 @@ from penstock.source.reading import SYSTEM_COLUMNS, Batch, Selection, read_range
 from penstock.source.source import Source, SourceOptions, open_source
 from penstock.source.spelling import spelling_of
 
-# People read no more than this unless they ask; programs get everything.
+# The default limit for tables. JSON output has no limit.
 _LINES_DEFAULT = 1000
-# Small batches, so that the first lines show at once.
+# Small batches, so that the first lines appear at once.
 _BATCH_ROWS_MAX = 4096
 
 
 class View(StrEnum):
-    """What one line stands for."""
+    """The kind of a line."""
 
     EVENTS = "events"
     TRANSACTIONS = "transactions"
@@ -78,11 +78,11 @@ def run(
         sources if len(sources) > 1 else sources[0], user=user, password_file=password_file
     )
     patterns = TablePatterns(tables)
-    first = parse_bound(start) if start is not None else None
-    last = parse_bound(end) if end is not None else None
+    start_bound = parse_bound(start) if start is not None else None
+    end_bound = parse_bound(end) if end is not None else None
     source = open_source(options)
     history = load_schemas(schemas, spelling_of(source)) if schemas is not None else None
-    selection = Selection(patterns, bounds=locate(source, first, last))
+    selection = Selection(patterns, bounds=locate(source, start_bound, end_bound))
     lines_max = (0 if json else _LINES_DEFAULT) if limit is None else limit
     show = _Shown(sys.stdout, view, json, lines_max)
     try:
@@ -101,45 +101,48 @@ def run(
 
 
 def _view(events: bool, transactions: bool, rows: bool) -> View:
-    asked = {View.EVENTS: events, View.TRANSACTIONS: transactions, View.ROWS: rows}
-    chosen = [view for view, wanted in asked.items() if wanted]
+    requested = {View.EVENTS: events, View.TRANSACTIONS: transactions, View.ROWS: rows}
+    chosen = [view for view, wanted in requested.items() if wanted]
     if len(chosen) > 1:
         raise OptionInvalid("one view at a time", hint="Give --events, --transactions or --rows")
     return chosen[0] if chosen else View.EVENTS
 
 
 def _batches(source: Source, view: View, selection: Selection, schemas: Any) -> Iterator[Batch]:
-    """Read the whole of what is selected, showing how far it has come."""
+    """Read everything selected, and show the progress."""
     ranges = source.split(selection.bounds.start, selection.bounds.end, range_bytes=OFFSET_MAX)
-    sizes = {one.file: one.bytes for one in source.extents(selection.bounds.start, selection.bounds.end)}
+    sizes = {
+        extent.file: extent.bytes for extent in source.extents(selection.bounds.start, selection.bounds.end)
+    }
     emit = "typed" if view is View.ROWS else view.value
-    behind = 0
+    bytes_before = 0
     with ReadingProgress(f"inspect {source.instance}", sum(sizes.values())) as progress:
         for byte_range in ranges:
             for batch in read_range(
                 source, byte_range, selection, schemas, emit=emit, batch_rows_max=_BATCH_ROWS_MAX
             ):
-                progress.reach(behind + batch.position.offset)
+                progress.reach(bytes_before + batch.position.offset)
                 yield batch
-            behind += sizes[byte_range.file]
+            bytes_before += sizes[byte_range.file]
 
 
 def _closed_together(batches: Iterator[Batch]) -> Iterator[list[Batch]]:
-    """Group the batches of several tables that were closed at one moment: each table is in it once."""
+    """Group batches that were closed at the same moment. Each table occurs once per group."""
     group: list[Batch] = []
     try:
         for batch in batches:
             if group and (
                 batch.position != group[0].position
                 or any(
-                    (batch.table, batch.schema_version) == (one.table, one.schema_version) for one in group
+                    (batch.table, batch.schema_version) == (other.table, other.schema_version)
+                    for other in group
                 )
             ):
                 yield group
                 group = []
             group.append(batch)
     except PenstockError:
-        # What came before the error is shown before it.
+        # Yield what was read before the error first.
         yield group
         raise
     yield group
@@ -151,76 +154,76 @@ def _rows_of(batch: Batch, patterns: TablePatterns, view: View) -> list[dict[str
 
 
 def _commit_order(row: dict[str, Any]) -> tuple[int, int]:
-    # The images of an update share their number, and sorting keeps the first one first.
+    # The images of an update share their number, and the stable sort keeps their order.
     return row["_commit_version"], row["_metadata"]["row"]
 
 
 def _of_tables(record: pyarrow.RecordBatch, patterns: TablePatterns, view: View) -> pyarrow.RecordBatch:
-    """Keep the lines that concern the selected tables. Rows were selected while they were decoded."""
+    """Keep the lines that concern the selected tables. Rows were already selected during decoding."""
     if view is View.ROWS or not (patterns.include or patterns.exclude):
         return record
     if view is View.TRANSACTIONS:
         names = record["tables"]
-        kept = {text: _any_matches(text, patterns) for text in names.unique().to_pylist()}
-        chosen = [text for text, keep in kept.items() if keep]
-        return record.filter(pyarrow.compute.is_in(names, pyarrow.array(chosen, pyarrow.string())))
+        selected = {text: _any_matches(text, patterns) for text in names.unique().to_pylist()}
+        matching = [text for text, keep in selected.items() if keep]
+        return record.filter(pyarrow.compute.is_in(names, pyarrow.array(matching, pyarrow.string())))
     pairs = pyarrow.compute.binary_join_element_wise(record["database"], record["table"], "\0")
-    known = [text for text in pairs.unique().to_pylist() if text is not None]
-    chosen = [text for text in known if patterns.matches(*text.split("\0"))]
-    return record.filter(pyarrow.compute.is_in(pairs, pyarrow.array(chosen, pyarrow.string())))
+    pair_texts = [text for text in pairs.unique().to_pylist() if text is not None]
+    matching = [text for text in pair_texts if patterns.matches(*text.split("\0"))]
+    return record.filter(pyarrow.compute.is_in(pairs, pyarrow.array(matching, pyarrow.string())))
 
 
 def _any_matches(tables: str, patterns: TablePatterns) -> bool:
-    named = [text.split(".", 1) for text in tables.split(",") if "." in text]
-    return any(patterns.matches(database, table) for database, table in named)
+    names = [text.split(".", 1) for text in tables.split(",") if "." in text]
+    return any(patterns.matches(database, table) for database, table in names)
 
 
 class _Shown:
-    """Prints rows, and counts lines."""
+    """Prints rows and counts lines."""
 
     def __init__(self, out: TextIO, view: View, as_json: bool, lines_max: int) -> None:
         self._out = out
         self._as_json = as_json
-        self._left = lines_max or None
+        self._remaining = lines_max or None
         self._cells = _CELLS[view]
         self._lines = LineWriter(out, _FIELDS[view])
         self.was_cut = False
 
     def rows(self, rows: list[dict[str, Any]]) -> bool:
-        """Print rows; return False once the limit is passed."""
-        if self._left is not None and len(rows) > self._left:
+        """Print rows; return False once the limit is exceeded."""
+        if self._remaining is not None and len(rows) > self._remaining:
             self.was_cut = True
-            rows = rows[: self._left]
+            rows = rows[: self._remaining]
         if self._as_json:
             write_json(self._out, rows)
         else:
             for row in rows:
                 self._lines.write(self._cells(row))
-        if self._left is not None:
-            self._left -= len(rows)
+        if self._remaining is not None:
+            self._remaining -= len(rows)
         return not self.was_cut
 
 
-def _place(row: dict[str, Any]) -> str:
+def _position_text(row: dict[str, Any]) -> str:
     return f"{row['file']}:{row['offset']}"
 
 
 def _event_cells(row: dict[str, Any]) -> list[Any]:
     table = f"{row['database']}.{row['table']}" if row["table"] else row["database"]
-    about = [table, f"{row['rows']} rows" if row["rows"] is not None else None, row["text"]]
+    parts = [table, f"{row['rows']} rows" if row["rows"] is not None else None, row["text"]]
     return [
-        _place(row),
+        _position_text(row),
         row["timestamp"],
         row["type"],
         row["server_id"],
         row["size"],
-        " ".join(cell_text(one) for one in about if one),
+        " ".join(cell_text(part) for part in parts if part),
     ]
 
 
 def _transaction_cells(row: dict[str, Any]) -> list[Any]:
     return [
-        _place(row),
+        _position_text(row),
         row["commit_timestamp"],
         row["gtid"] or "-",
         row["end_offset"] - row["offset"],
@@ -238,7 +241,7 @@ def _row_cells(row: dict[str, Any]) -> list[Any]:
         for name, value in row.items()
         if name not in SYSTEM_COLUMNS
     )
-    return [_place(metadata), row["_commit_timestamp"], row["_change_type"], table, values]
+    return [_position_text(metadata), row["_commit_timestamp"], row["_change_type"], table, values]
 
 
 _POSITION = Field("position", 27)

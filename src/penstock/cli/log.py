@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock log`: list, search, verify, export and trim a kept log."""
+"""`penstock log`: list, search, verify, export and trim a stored log."""
 
 import dataclasses
 import sys
@@ -52,10 +52,10 @@ HELP = "List, search, verify, export and trim a kept log."
 
 EXIT_FINDINGS = 1
 
-# People read no more blocks than this unless they ask; programs get all of them.
+# The default limit for tables. JSON output has no limit.
 _BLOCKS_DEFAULT = 1000
 
-_MEND = {
+_HINTS = {
     FindingKind.DATA: "Restore the file from a copy, or read it again: penstock position set --position",
     FindingKind.BLOCKS: "Run: penstock log verify --heal",
     FindingKind.SEGMENTS: "Run: penstock log verify --heal",
@@ -76,11 +76,11 @@ def list_segments(log: Named = None, config: Config = None, json: Json = False) 
     if json:
         write_json(sys.stdout, lines)
         return
-    shown = LineWriter(sys.stdout, _SEGMENT_FIELDS)
+    writer = LineWriter(sys.stdout, _SEGMENT_FIELDS)
     for line in lines:
-        shown.write([line[field.name] for field in _SEGMENT_FIELDS])
+        writer.write([line[field.name] for field in _SEGMENT_FIELDS])
     totals = {name: sum(line[name] for line in lines) for name in ("transactions", "changes", "bytes")}
-    counts = [counted(len(lines), "segment"), *(counted(totals[f"{one}s"], one) for one in _COUNTED)]
+    counts = [counted(len(lines), "segment"), *(counted(totals[f"{noun}s"], noun) for noun in _COUNTED)]
     typer.echo(f"{', '.join(counts)}, {bytes_text(totals['bytes'])}; up to {reader.visible or '-'}")
 
 
@@ -101,7 +101,7 @@ _SEGMENT_FIELDS = [
 
 
 def _segment_line(reader: LogReader, record: SegmentRecord) -> dict[str, Any]:
-    """Return what there is to say of a segment; `last` is the latest commit time of the log up to its end."""
+    """Return a segment as plain values; `last` is the latest commit time up to the segment's end."""
     return {
         "segment": f"{record.version:019d}",
         "state": STATES[record.state],
@@ -144,7 +144,7 @@ def show(
     record = _chosen(reader, segment)
     head = head_of(reader, record)
     with reader.open_blocks(record) as (data, blocks):
-        found = [BlockRecord.of(one) for one in blocks.records()]
+        block_records = [BlockRecord.of(block) for block in blocks.records()]
         path = data.segment.path
     line = {
         **_segment_line(reader, record),
@@ -152,7 +152,7 @@ def show(
         "head_bytes": record.head_bytes,
         "flavor": head.flavor,
         "gtid_set": head.gtid_set,
-        "blocks": [_block_line(record, one) for one in found],
+        "blocks": [_block_line(record, block) for block in block_records],
     }
     if json:
         write_json(sys.stdout, [line])
@@ -161,12 +161,14 @@ def show(
         if name != "blocks":
             typer.echo(f"{name:<14}{'-' if value is None else cell_text(value)}")
     typer.echo("")
-    most = _BLOCKS_DEFAULT if limit is None else limit or len(found)
-    shown = LineWriter(sys.stdout, _BLOCK_FIELDS)
-    for number, block in enumerate(line["blocks"][:most]):
-        shown.write([number, *(block[field.name] for field in _BLOCK_FIELDS[1:])])
-    if len(found) > most:
-        typer.echo(f"The first {most} of {len(found)} blocks are shown; --limit 0 shows all.", err=True)
+    blocks_max = _BLOCKS_DEFAULT if limit is None else limit or len(block_records)
+    writer = LineWriter(sys.stdout, _BLOCK_FIELDS)
+    for number, block in enumerate(line["blocks"][:blocks_max]):
+        writer.write([number, *(block[field.name] for field in _BLOCK_FIELDS[1:])])
+    if len(block_records) > blocks_max:
+        typer.echo(
+            f"The first {blocks_max} of {len(block_records)} blocks are shown; --limit 0 shows all.", err=True
+        )
 
 
 _BLOCK_FIELDS = [
@@ -201,7 +203,7 @@ def _block_line(segment: SegmentRecord, block: BlockRecord) -> dict[str, Any]:
 
 
 def _gtid(block: BlockRecord) -> str | None:
-    """Return the GTID of a block's first transaction: MySQL's by its UUID, MariaDB's by domain and server."""
+    """Return the GTID of a block's first transaction, in the form of MySQL or MariaDB."""
     if not block.gtid_number:
         return None
     source, number = block.gtid_source, block.gtid_number
@@ -220,10 +222,10 @@ def _chosen(reader: LogReader, segment: str | None) -> SegmentRecord:
     if segment is None:
         return records[-1]
     number = segment.split("/")[-1].split(".", 1)[0]
-    found = [one for one in records if number.isdecimal() and one.version == int(number)]
-    if not found:
+    matching = [record for record in records if number.isdecimal() and record.version == int(number)]
+    if not matching:
         raise OptionInvalid(f"the log has no segment {segment!r}", hint="Run: penstock log list")
-    return found[0]
+    return matching[0]
 
 
 # --- locate ---------------------------------------------------------------------------------
@@ -245,32 +247,32 @@ def locate(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Find a position in a log by time, GTID, GTID set or source position."""
-    asked = {"--time": at, "--gtid": gtid, "--gtid-set": gtid_set, "--position": position}
-    given = [name for name, value in asked.items() if value is not None]
-    if len(given) != 1:
-        raise OptionInvalid("one place at a time", hint=f"Give one of {', '.join(asked)}")
+    options = {"--time": at, "--gtid": gtid, "--gtid-set": gtid_set, "--position": position}
+    used_options = [name for name, value in options.items() if value is not None]
+    if len(used_options) != 1:
+        raise OptionInvalid("one place at a time", hint=f"Give one of {', '.join(options)}")
     chosen = LogFolder.find(log, config)
     reader = chosen.open()
     source = chosen.source()
     if at is not None:
         time_us = parse_time(at)
-        what, located = f"from {Bound(time_us=time_us)} on", reader.locate_time(time_us)
+        description, located = f"from {Bound(time_us=time_us)} on", reader.locate_time(time_us)
         exact = first_from(reader, source, located.position, committed_from(time_us))
     elif gtid is not None:
-        what, located = gtid, reader.locate_gtid(gtid)
+        description, located = gtid, reader.locate_gtid(gtid)
         exact = first_from(reader, source, located.position, is_gtid(gtid))
     elif gtid_set is not None:
-        what, located = f"after {gtid_set}", reader.locate_gtid_set(gtid_set)
+        description, located = f"after {gtid_set}", reader.locate_gtid_set(gtid_set)
         exact = first_from(reader, source, located.position, outside(gtid_set))
     else:
         assert position is not None, "one of four is given"
-        what, located = position, reader.locate_position(Position.parse(position))
+        description, located = position, reader.locate_position(Position.parse(position))
         exact = located.position
     line = _located_line(reader, located, exact)
     if json:
         write_json(sys.stdout, [line])
         return
-    typer.echo(what)
+    typer.echo(description)
     for name, value in line.items():
         typer.echo(f"  {name:<15}{'-' if value is None else cell_text(value)}")
 
@@ -313,7 +315,7 @@ def run_verify(
     chosen = LogFolder.find(log, config)
     chosen.check()
     disk, layout = LocalDisk(), Layout(chosen.folder)
-    console, found = Console(highlight=False, soft_wrap=True), []
+    console, findings_list = Console(highlight=False, soft_wrap=True), []
     with ReadingProgress(f"verify {chosen.name}", 0, alone=True) as progress:
         for finding in verify(
             disk,
@@ -323,16 +325,16 @@ def run_verify(
             tier=chosen.tier(disk),
             progress=progress.reach_of,
         ):
-            found.append(finding)
+            findings_list.append(finding)
             with progress.aside():
                 if json:
                     write_json(sys.stdout, [_finding_line(finding)])
                 else:
                     _report(console, finding)
-    broken = [one for one in found if not one.harmless and not one.healed]
+    broken = [finding for finding in findings_list if not finding.harmless and not finding.healed]
     if not json:
-        healed = sum(one.healed for one in found)
-        harmless = len(found) - len(broken) - healed
+        healed = sum(finding.healed for finding in findings_list)
+        harmless = len(findings_list) - len(broken) - healed
         findings = _findings_text(len(broken), healed, harmless)
         console.print(f"{chosen.name}: {bytes_text(progress.done)} read, {findings}")
     if broken:
@@ -340,17 +342,17 @@ def run_verify(
 
 
 def _findings_text(broken: int, healed: int, harmless: int) -> str:
-    told = [counted(broken, "finding")] if broken else []
-    told += [f"{number} {what}" for number, what in ((healed, "healed"), (harmless, "harmless")) if number]
-    return ", ".join(told) or "sound"
+    parts = [counted(broken, "finding")] if broken else []
+    parts += [f"{number} {noun}" for number, noun in ((healed, "healed"), (harmless, "harmless")) if number]
+    return ", ".join(parts) or "sound"
 
 
 def _finding_line(finding: Finding) -> dict[str, Any]:
-    return {**dataclasses.asdict(finding), "kind": finding.kind.value, "mend": _mend(finding)}
+    return {**dataclasses.asdict(finding), "kind": finding.kind.value, "mend": _hint_of(finding)}
 
 
-def _mend(finding: Finding) -> str | None:
-    return None if finding.healed else _MEND[finding.kind]
+def _hint_of(finding: Finding) -> str | None:
+    return None if finding.healed else _HINTS[finding.kind]
 
 
 def _report(console: Console, finding: Finding) -> None:
@@ -359,9 +361,9 @@ def _report(console: Console, finding: Finding) -> None:
         mark, style = "harmless", "yellow"
     console.print(Text.assemble((mark, style), f"  {finding.kind.value}  {finding.name}: {finding.message}"))
     console.print(Text.assemble(("  at    ", "dim"), finding.position))
-    mend = _mend(finding)
-    if mend is not None:
-        console.print(Text.assemble(("  hint  ", "dim"), mend))
+    hint = _hint_of(finding)
+    if hint is not None:
+        console.print(Text.assemble(("  hint  ", "dim"), hint))
 
 
 # --- export ---------------------------------------------------------------------------------
@@ -393,16 +395,18 @@ def run_export(
     chosen = LogFolder.find(log, config)
     reader = chosen.open()
     source = chosen.source()
-    first, last = (_bound(reader, source, one) for one in (start, end))
-    if first is not None and last is not None and last <= first:
-        raise OptionInvalid(f"{end} is before {start}", position=str(last), hint="Swap --from and --to")
+    start_position, end_position = (_bound(reader, source, bound) for bound in (start, end))
+    if start_position is not None and end_position is not None and end_position <= start_position:
+        raise OptionInvalid(
+            f"{end} is before {start}", position=str(end_position), hint="Swap --from and --to"
+        )
     target = Path(output)
     folder, single = target, not (target.is_dir() or output.endswith("/"))
     if single:
         folder = target.with_name(f".{target.name}.export")
-        _check_single(reader, first, last, target)
+        _check_single(reader, start_position, end_position, target)
     with ReadingProgress(f"export {chosen.name}", 0, alone=True) as progress:
-        written = export(reader, folder, first, last, progress=progress.reach_of)
+        written = export(reader, folder, start_position, end_position, progress=progress.reach_of)
     if single:
         disk = LocalDisk()
         disk.rename(written[0].path, target)
@@ -410,8 +414,8 @@ def run_export(
         disk.sync_folder(target.absolute().parent)
         written = [dataclasses.replace(written[0], path=target)]
     lines = [
-        {"path": str(one.path), "from": str(one.start), "to": str(one.end), "bytes": one.bytes_written}
-        for one in written
+        {"path": str(file.path), "from": str(file.start), "to": str(file.end), "bytes": file.bytes_written}
+        for file in written
     ]
     if json:
         write_json(sys.stdout, lines)
@@ -421,15 +425,15 @@ def run_export(
 
 
 def _bound(reader: LogReader, source: Source, text: str | None) -> Position | None:
-    """Return the position that a bound means: to the transaction, where it is a time or a set."""
+    """Return the position of a bound, exact to the transaction for a time or GTID set."""
     if text is None:
         return None
     bound = _parsed(text)
     if bound.position is not None:
         return bound.position
     if bound.gtid_set is not None:
-        place = reader.locate_gtid_set(bound.gtid_set).position
-        return first_from(reader, source, place, outside(bound.gtid_set))
+        start = reader.locate_gtid_set(bound.gtid_set).position
+        return first_from(reader, source, start, outside(bound.gtid_set))
     assert bound.time_us is not None, "a bound has one field"
     return first_from(
         reader, source, reader.locate_time(bound.time_us).position, committed_from(bound.time_us)
@@ -437,17 +441,20 @@ def _bound(reader: LogReader, source: Source, text: str | None) -> Position | No
 
 
 def _parsed(text: str) -> Bound:
-    """Read a bound; a time of day is one too."""
+    """Parse a bound or a time of day."""
     return Bound(time_us=parse_time(text)) if is_time_of_day(text) else parse_bound(text)
 
 
-def _check_single(reader: LogReader, first: Position | None, last: Position | None, output: Path) -> None:
+def _check_single(
+    reader: LogReader, start_position: Position | None, end_position: Position | None, output: Path
+) -> None:
     if output.exists():
         raise OptionInvalid(f"{output} is there already", hint="Name another file, or remove it")
     pieces = [
-        one
-        for one in reader.extents()
-        if (first is None or one.last > first) and (last is None or one.first < last)
+        extent
+        for extent in reader.extents()
+        if (start_position is None or extent.last > start_position)
+        and (end_position is None or extent.first < end_position)
     ]
     if len(pieces) > 1:
         raise OptionInvalid(
@@ -496,7 +503,8 @@ def run_trim(
                 verb="log trim",
                 old=line["first"],
                 new=line["first_kept"],
-                reason=reason or " ".join(["--before", before, *(f"--force {one}" for one in force or [])]),
+                reason=reason
+                or " ".join(["--before", before, *(f"--force {hold_name}" for hold_name in force or [])]),
             ).write(log_here.disk, log_here.layout)
         retention = Retention(log_here.disk, log_here.layout, RetentionPolicy(), tier=log_here.tier)
         freed = trim(log_here, retention, plan)
@@ -515,10 +523,10 @@ def _trim_line(reader: LogReader, plan: TrimPlan) -> dict[str, Any]:
         return str(Position(record.epoch, head_of(reader, record).file, record.base))
 
     return {
-        "segments": [f"{one.version:019d}" for one in plan.segments],
-        "transactions": sum(one.transactions for one in plan.segments),
-        "changes": sum(one.changes for one in plan.segments),
-        "bytes": sum(one.stored_bytes for one in plan.segments),
+        "segments": [f"{segment.version:019d}" for segment in plan.segments],
+        "transactions": sum(segment.transactions for segment in plan.segments),
+        "changes": sum(segment.changes for segment in plan.segments),
+        "bytes": sum(segment.stored_bytes for segment in plan.segments),
         "first": begin(plan.segments[0] if plan.segments else None),
         "first_kept": begin(plan.first_kept),
         "held_by": {hold.name: str(hold.position) for hold in plan.held_by},
@@ -530,8 +538,8 @@ def _show_trim(line: dict[str, Any], freed: int | None, as_json: bool) -> None:
         write_json(sys.stdout, [{**line, "dry_run": freed is None, "bytes_freed": freed or 0}])
         return
     counts = [counted(len(line["segments"]), "segment"), counted(line["transactions"], "transaction")]
-    what = f"{', '.join(counts)}, {bytes_text(line['bytes'])}"
-    typer.echo(f"would go: {what}" if freed is None else f"gone: {what}, {bytes_text(freed)} freed")
+    summary = f"{', '.join(counts)}, {bytes_text(line['bytes'])}"
+    typer.echo(f"would go: {summary}" if freed is None else f"gone: {summary}, {bytes_text(freed)} freed")
     typer.echo(f"the log {'would begin' if freed is None else 'begins'} at {line['first_kept'] or '-'}")
     for name, position in line["held_by"].items():
         typer.echo(f"hold {name} asked to keep what follows {position}: --force {name}")

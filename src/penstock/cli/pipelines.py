@@ -39,28 +39,28 @@ def list_(
     url = place_of_state(Path(state)).state if state.endswith((".yaml", ".yml")) else state
     store = open_store(url)
     try:
-        found = [_told(PipelineState(store, name)) for name in PipelineState.names(store)]
+        summaries = [_summarize(PipelineState(store, name)) for name in PipelineState.names(store)]
     finally:
         store.close()
     if as_json:
-        write_json(sys.stdout, iter(found))
+        write_json(sys.stdout, iter(summaries))
         return
-    for one in found:
-        typer.echo(f"{one['pipeline']:<24}{one['state']:<20}{one['runner'] or '-'}")
+    for summary in summaries:
+        typer.echo(f"{summary['pipeline']:<24}{summary['state']:<20}{summary['runner'] or '-'}")
 
 
 def show(file: _File, as_json: _AsJson = False) -> None:
     """Show a pipeline's status: batches, positions, loads, rates and what it is waiting for."""
-    place = place_of_state(file)
-    state = PipelineState.open(place.state, place.name)
+    location = place_of_state(file)
+    state = PipelineState.open(location.state, location.name)
     try:
-        told = _told(state)
+        summary = _summarize(state)
     finally:
         state.close()
     if as_json:
-        write_json(sys.stdout, iter([told]))
+        write_json(sys.stdout, iter([summary]))
         return
-    for name, value in told.items():
+    for name, value in summary.items():
         if isinstance(value, dict):
             typer.echo(f"{name}:")
             for key, inner in value.items():
@@ -73,24 +73,24 @@ def pause(
     file: _File, why: Annotated[str, typer.Option(help="The reason to show in the status.")] = ""
 ) -> None:
     """Stop a pipeline after its current batch, and prevent it from starting."""
-    place = place_of_state(file)
-    state = PipelineState.open(place.state, place.name)
+    location = place_of_state(file)
+    state = PipelineState.open(location.state, location.name)
     try:
         state.pause(why)
     finally:
         state.close()
-    typer.echo(f"{place.name} is paused; penstock pipelines resume {file}")
+    typer.echo(f"{location.name} is paused; penstock pipelines resume {file}")
 
 
 def resume(file: _File) -> None:
     """Allow a paused pipeline to start again."""
-    place = place_of_state(file)
-    state = PipelineState.open(place.state, place.name)
+    location = place_of_state(file)
+    state = PipelineState.open(location.state, location.name)
     try:
         state.resume()
     finally:
         state.close()
-    typer.echo(f"{place.name} may run; penstock run {file}")
+    typer.echo(f"{location.name} may run; penstock run {file}")
 
 
 def reset(
@@ -117,23 +117,23 @@ def reset(
     from there on are applied again, and only tables without a key are read again. In both cases a feed
     receives the changes twice.
     """
-    places = [place for place in (position, gtid_set, time_) if place is not None]
-    if len(places) > 1:
+    bounds = [bound_text for bound_text in (position, gtid_set, time_) if bound_text is not None]
+    if len(bounds) > 1:
         raise OptionInvalid("one place at a time", hint="Give one of --position, --gtid-set, --time")
-    if places:
-        bound = parse_bound(places[0] if gtid_set is None else f"gtid:{gtid_set}")
+    if bounds:
+        bound = parse_bound(bounds[0] if gtid_set is None else f"gtid:{gtid_set}")
         _rewind(file, bound, source, yes=yes, dry_run=dry_run)
         return
-    place = place_of_state(file)
+    location = place_of_state(file)
     if dry_run or not yes:
         raise OptionInvalid(
-            f"the state of {place.name} would be forgotten, and its next run begin with a full load",
+            f"the state of {location.name} would be forgotten, and its next run begin with a full load",
             hint=f"penstock pipelines reset {file} --yes; to read single tables again: penstock resnapshot",
         )
-    with closing(PipelineState.open(place.state, place.name)) as state:
+    with closing(PipelineState.open(location.state, location.name)) as state:
         state.reset()
     typer.echo(
-        f"{place.name} begins with a full load: rows that only the target has are deleted,"
+        f"{location.name} begins with a full load: rows that only the target has are deleted,"
         " a feed receives every row again"
     )
 
@@ -142,26 +142,30 @@ def _rewind(file: Path, bound: Bound, source: str | None, *, yes: bool, dry_run:
     settings = load_pipeline(file)
     name = _name_of_source(settings, source)
     with closing(PipelineState.open(settings.state, settings.name)) as state:
-        standing = _standing_of(state, name, file)
-        found = earlier_offset(settings.source(name), standing.offsets[name], bound)
-        before = standing.offsets[name]
-        told = (
-            f"{name}: from {before['file']}:{before['offset']} back to {found.position},"
-            f" {found.bytes} bytes of its log are read again"
+        progress = _load_progress(state, name, file)
+        target = earlier_offset(settings.source(name), progress.offsets[name], bound)
+        old_offset = progress.offsets[name]
+        message = (
+            f"{name}: from {old_offset['file']}:{old_offset['offset']} back to {target.position},"
+            f" {target.bytes} bytes of its log are read again"
         )
         is_mirror = settings.sink.make().keeps_state
         if not is_mirror:
-            told += f"; {settings.sink.kind} receives their changes twice"
+            message += f"; {settings.sink.kind} receives their changes twice"
         else:
-            told += "; tables without a key are read anew"
+            message += "; tables without a key are read anew"
         if dry_run:
-            typer.echo(told)
+            typer.echo(message)
             return
         if not yes:
-            raise OptionInvalid(told, hint="Give --yes to do it")
+            raise OptionInvalid(message, hint="Give --yes to do it")
 
-        known = (state.get_large("tables") or {"tables": {}})["tables"]
-        tables = {key: Target.from_json(one["current"]) for key, one in known.items() if not one["gone"]}
+        table_states = (state.get_large("tables") or {"tables": {}})["tables"]
+        tables = {
+            key: Target.from_json(table_state["current"])
+            for key, table_state in table_states.items()
+            if not table_state["gone"]
+        }
 
         def keyless(table: TableName) -> None:
             if may_have_other_rows(settings.make_steps(), tables, table_key(name, table)):
@@ -177,8 +181,8 @@ def _rewind(file: Path, bound: Bound, source: str | None, *, yes: bool, dry_run:
                     hint="Name the server the log is of (source.server)",
                 )
 
-        state.rewind(name, found.offset, standing, keyless if is_mirror else None)
-    typer.echo(told)
+        state.rewind(name, target.offset, progress, keyless if is_mirror else None)
+    typer.echo(message)
 
 
 def skip(
@@ -196,22 +200,23 @@ def skip(
     name = _name_of_source(settings, source)
     state = PipelineState.open(settings.state, settings.name)
     try:
-        standing = _standing_of(state, name, file)
-        found = transaction_at(settings.source(name), standing.offsets[name], Position.parse(position))
-        state.skip(name, found.begin, found.end)
+        progress = _load_progress(state, name, file)
+        transaction = transaction_at(settings.source(name), progress.offsets[name], Position.parse(position))
+        state.skip(name, transaction.begin, transaction.end)
     finally:
         state.close()
-    what = found.tables or found.statement or "no table"
+    description = transaction.tables or transaction.statement or "no table"
     typer.echo(
-        f"passed over: {found.gtid or position}, {found.begin['file']}:{found.begin['offset']} to"
-        f" {found.end['offset']}: {what}"
+        f"passed over: {transaction.gtid or position},"
+        f" {transaction.begin['file']}:{transaction.begin['offset']} to"
+        f" {transaction.end['offset']}: {description}"
     )
     typer.echo(f"once it has caught up: penstock verify {file} --repair")
 
 
 def _name_of_source(settings: PipelineSettings, source: str | None) -> str:
-    """Return the source that is meant. Raises OptionInvalid where that is not said."""
-    names = [one.name for one in settings.sources]
+    """Return the name of the selected source. Raises OptionInvalid if the selection is ambiguous."""
+    names = [pipeline_source.name for pipeline_source in settings.sources]
     name = source or names[0]
     if name not in names or (source is None and len(names) > 1):
         raise OptionInvalid(
@@ -221,62 +226,64 @@ def _name_of_source(settings: PipelineSettings, source: str | None) -> str:
     return name
 
 
-def _standing_of(state: PipelineState, source: str, file: Path) -> Standing:
-    """Return what is done. Raises OptionInvalid where nothing of a source is."""
-    standing = state.standing()
-    if standing is None or source not in standing.offsets:
+def _load_progress(state: PipelineState, source: str, file: Path) -> Standing:
+    """Return the pipeline's progress. Raises OptionInvalid if a source has none."""
+    progress = state.standing()
+    if progress is None or source not in progress.offsets:
         raise OptionInvalid(f"the pipeline {state.name} never ran", hint=f"penstock run {file}")
-    return standing
+    return progress
 
 
-def _told(state: PipelineState) -> dict[str, Any]:
-    standing, runner, shown = state.standing(), state.runner(), state.shown()
-    found: dict[str, Any] = {
+def _summarize(state: PipelineState) -> dict[str, Any]:
+    progress, runner, shown = state.standing(), state.runner(), state.shown()
+    summary: dict[str, Any] = {
         "pipeline": state.name,
-        "state": _state(state, standing, runner is not None, shown),
+        "state": _state(state, progress, runner is not None, shown),
         "runner": runner.name if runner is not None else None,
     }
-    if standing is None:
-        return found
-    found |= {
-        "generation": standing.generation,
-        "batches": standing.number,
-        "positions": {name: f"{one['file']}:{one['offset']}" for name, one in standing.offsets.items()},
+    if progress is None:
+        return summary
+    summary |= {
+        "generation": progress.generation,
+        "batches": progress.number,
+        "positions": {
+            name: f"{offset['file']}:{offset['offset']}" for name, offset in progress.offsets.items()
+        },
         "loads": {
             key: f"{load.done} of {load.chunks} chunks"
-            for key, load in standing.loads.items()
+            for key, load in progress.loads.items()
             if not load.finished
         },
-        "tables_loaded": sum(load.finished for load in standing.loads.values()),
-        "stopped": dict(standing.stopped),
+        "tables_loaded": sum(load.finished for load in progress.loads.values()),
+        "stopped": dict(progress.stopped),
         "resnapshots": _open_requests(state),
     }
     if "updated_us" in shown:
-        found["seconds_since_update"] = round(time.time() - shown["updated_us"] / 1e6, 1)
-    found["progress"] = {
+        summary["seconds_since_update"] = round(time.time() - shown["updated_us"] / 1e6, 1)
+    summary["progress"] = {
         name: value for name, value in shown.items() if name not in ("pipeline", "state", "updated_us")
     }
-    return found
+    return summary
 
 
 def _open_requests(state: PipelineState) -> dict[str, str]:
-    """Return the resnapshots that wait, run, or failed and were not followed by one that is done."""
-    found: dict[str, str] = {}
-    for one in state.requests():
-        key = f"{one.source}/{one.table}"
-        if one.state == "done":
-            found.pop(key, None)
+    """Return the resnapshots that wait, run, or failed without a later success."""
+    states: dict[str, str] = {}
+    for request in state.requests():
+        key = f"{request.source}/{request.table}"
+        if request.state == "done":
+            states.pop(key, None)
         else:
-            found[key] = f"{one.state}: {one.what}" if one.what else one.state
-    return found
+            states[key] = f"{request.state}: {request.what}" if request.what else request.state
+    return states
 
 
-def _state(state: PipelineState, standing: Standing | None, is_run: bool, shown: dict[str, Any]) -> str:
+def _state(state: PipelineState, progress: Standing | None, is_run: bool, shown: dict[str, Any]) -> str:
     if state.paused:
         return "pausing" if is_run else "paused"
     if is_run:
         return str(shown.get("state", "starting"))
-    if standing is None:
+    if progress is None:
         return "never ran"
     return "failed" if shown.get("state") == "failed" else "stopped"
 

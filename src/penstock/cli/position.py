@@ -40,7 +40,7 @@ def show(log: Named = None, config: Config = None, json: Json = False) -> None:
     reader = LogFolder.find(log, config).open()
     now = resume_point(reader)
     noted = CapturePosition.load(reader.disk, reader.layout)
-    deeds = [line for line in audit_lines(reader.disk, reader.layout) if line.get("verb") == _VERB]
+    changes = [line for line in audit_lines(reader.disk, reader.layout) if line.get("verb") == _VERB]
     line: dict[str, Any] = {
         "position": str(now.position),
         "was_set": now.was_set,
@@ -53,7 +53,7 @@ def show(log: Named = None, config: Config = None, json: Json = False) -> None:
         "durable": _text(noted.position if noted is not None else None),
         "durable_noted": moment(noted.time_us) if noted is not None else None,
         "holds": {hold.name: str(hold.position) for hold in Holds(reader.disk, reader.layout).all()},
-        "last_set": deeds[-1] if deeds else None,
+        "last_set": changes[-1] if changes else None,
     }
     if json:
         write_json(sys.stdout, [line])
@@ -65,8 +65,11 @@ def show(log: Named = None, config: Config = None, json: Json = False) -> None:
     for name, position in line["holds"].items():
         typer.echo(f"{'hold':<14}{name} keeps what follows {position}")
     if line["last_set"]:
-        deed = line["last_set"]
-        typer.echo(f"{'last set':<14}{deed['time']} by {deed['user']}: {deed['old']} to {deed['new']}")
+        last_change = line["last_set"]
+        typer.echo(
+            f"{'last set':<14}{last_change['time']} by {last_change['user']}:"
+            f" {last_change['old']} to {last_change['new']}"
+        )
 
 
 # --- set ------------------------------------------------------------------------------------
@@ -102,7 +105,9 @@ def set_by_hand(
     if dry_run:
         reader = chosen.open()
         with asked_server(chosen, reader) as server:
-            _show_plan(*_plan(chosen, reader, server, bound), asked=server is not None, as_json=json)
+            _show_plan(
+                *_plan(chosen, reader, server, bound), server_was_asked=server is not None, as_json=json
+            )
         return
     if not yes and not sys.stdin.isatty():
         raise OptionInvalid(
@@ -112,7 +117,7 @@ def set_by_hand(
     with chosen.open_for_writing() as writer, asked_server(chosen, writer) as server:
         change, target, lost = _plan(chosen, writer, server, bound)
         if not json or not yes:
-            _show_plan(change, target, lost, asked=server is not None, as_json=False)
+            _show_plan(change, target, lost, server_was_asked=server is not None, as_json=False)
         if not yes:
             typer.confirm(f"Let the capture of {chosen.name} go on at {change.new}?", abort=True)
         audit = AuditLine(
@@ -131,8 +136,8 @@ def set_by_hand(
 
 
 def _bound(at: str | None, gtid_set: str | None, position: str | None) -> Bound:
-    given = [one for one in (at, gtid_set, position) if one is not None]
-    if len(given) != 1:
+    options = [option for option in (at, gtid_set, position) if option is not None]
+    if len(options) != 1:
         raise OptionInvalid("one place at a time", hint="Give one of --time, --gtid-set, --position")
     if at is not None:
         return Bound(time_us=parse_time(at))
@@ -154,7 +159,7 @@ def _plan(
     return change, target, server.count(change.gaps)
 
 
-def _line(change: PositionChange, target: Target, lost: Stretch, asked: bool) -> dict[str, Any]:
+def _line(change: PositionChange, target: Target, lost: Stretch, server_was_asked: bool) -> dict[str, Any]:
     return {
         "old": str(change.old),
         "new": str(change.new),
@@ -163,10 +168,10 @@ def _line(change: PositionChange, target: Target, lost: Stretch, asked: bool) ->
         "again": _stretch_line(change.again),
         "lost": {
             **_stretch_line(lost),
-            "gaps": [{"file": one.file, "from": one.start, "to": one.end} for one in change.gaps],
+            "gaps": [{"file": gap.file, "from": gap.start, "to": gap.end} for gap in change.gaps],
         },
         "note": target.note,
-        "server_asked": asked,
+        "server_asked": server_was_asked,
     }
 
 
@@ -180,9 +185,11 @@ def _stretch_line(stretch: Stretch) -> dict[str, Any]:
     }
 
 
-def _show_plan(change: PositionChange, target: Target, lost: Stretch, *, asked: bool, as_json: bool) -> None:
+def _show_plan(
+    change: PositionChange, target: Target, lost: Stretch, *, server_was_asked: bool, as_json: bool
+) -> None:
     if as_json:
-        write_json(sys.stdout, [{**_line(change, target, lost, asked), "dry_run": True}])
+        write_json(sys.stdout, [{**_line(change, target, lost, server_was_asked), "dry_run": True}])
         return
     typer.echo(f"capture goes on at   {change.old}")
     typer.echo(f"it would go on at    {change.new}, as epoch {change.new.epoch} of the log")
@@ -192,7 +199,7 @@ def _show_plan(change: PositionChange, target: Target, lost: Stretch, *, asked: 
         typer.echo(f"                     {gap.file}:{gap.start} to {'?' if gap.end is None else gap.end}")
     if target.note is not None:
         typer.echo(f"note                 {target.note}")
-    if not asked:
+    if not server_was_asked:
         typer.echo("The server was not asked whether it still has this: --config penstock.yaml INSTANCE")
 
 
@@ -200,15 +207,17 @@ def _stretch_text(stretch: Stretch) -> str:
     if not stretch:
         return "nothing"
     counts = [
-        f"{'an unknown number of' if count is None else f'{count:,}'} {what}"
-        for count, what in (
+        f"{'an unknown number of' if count is None else f'{count:,}'} {noun}"
+        for count, noun in (
             (stretch.bytes, "bytes"),
             (stretch.transactions, "transactions"),
             (stretch.changes, "changes"),
         )
     ]
-    first, last = moment(stretch.time_first_us), moment(stretch.time_last_us)
-    span = f", committed {time_text(first)} to {time_text(last)}" if first and last else ""
+    first_time, last_time = moment(stretch.time_first_us), moment(stretch.time_last_us)
+    span = (
+        f", committed {time_text(first_time)} to {time_text(last_time)}" if first_time and last_time else ""
+    )
     return ", ".join(counts) + span
 
 

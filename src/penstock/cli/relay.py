@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock relay`: a pipeline without Spark, milliseconds behind the commit."""
+"""`penstock relay`: run a pipeline without Spark, milliseconds behind the commit."""
 
 import json
 import sys

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock resnapshot`: a table of a pipeline is read again while its changes go on."""
+"""`penstock resnapshot`: read a table of a pipeline again while replication continues."""
 
 import sys
 import time
@@ -53,24 +53,25 @@ def run(
             f"--where is for one table, and {len(chosen)} are meant", hint="Name one table as database.table"
         )
     if where is not None:
-        ((of, target),) = chosen
-        with open_session(address_of(of)) as session:
+        ((table_source, target),) = chosen
+        with open_session(address_of(table_source)) as session:
             check_condition(session, target, where)
-    # What a sink cannot read back nobody can tell to be too much.
+    # If the sink cannot be read back, extra rows cannot be detected.
     remove = not keep and keeps_tables(settings.make_sink())
     state = PipelineState.open(settings.state, settings.name)
     try:
         numbers = [
-            state.request_resnapshot(one.name, target.name, where, remove=remove) for one, target in chosen
+            state.request_resnapshot(table_source.name, target.name, where, remove=remove)
+            for table_source, target in chosen
         ]
         if wait:
             _wait(state, numbers)
-        found = [one for one in state.requests() if one.number in numbers]
+        requests = [request for request in state.requests() if request.number in numbers]
         if as_json:
-            write_json(sys.stdout, (_as_json(one) for one in found))
+            write_json(sys.stdout, (_as_json(request) for request in requests))
         else:
-            for one in found:
-                typer.echo(f"{one.table}: {one.state}, request {one.number}")
+            for request in requests:
+                typer.echo(f"{request.table}: {request.state}, request {request.number}")
             if not wait and state.runner() is None:
                 typer.echo(f"{settings.name} does not run now; penstock run {file} begins with it")
     finally:
@@ -80,48 +81,48 @@ def run(
 def _chosen(
     settings: PipelineSettings, tables: list[str], source: str | None
 ) -> list[tuple[PipelineSource, Target]]:
-    """Return the tables that are meant, each with its source. Raises SourceMissing where there is none."""
-    names = [one.name for one in settings.sources]
+    """Return the selected tables, each with its source. Raises SourceMissing if there are none."""
+    names = [pipeline_source.name for pipeline_source in settings.sources]
     if source is not None and source not in names:
         raise OptionInvalid(f"the pipeline has no source {source!r}", hint=f"It has {', '.join(names)}")
-    meant = TablePatterns(tables)
-    found = [
-        (one, table)
-        for one in settings.sources
-        if source in (None, one.name)
-        for table in targets_of(address_of(one), one.tables)
-        if meant.matches(table.name.database, table.name.table)
+    patterns = TablePatterns(tables)
+    matching = [
+        (pipeline_source, table)
+        for pipeline_source in settings.sources
+        if source in (None, pipeline_source.name)
+        for table in targets_of(address_of(pipeline_source), pipeline_source.tables)
+        if patterns.matches(table.name.database, table.name.table)
     ]
-    if not found:
+    if not matching:
         raise SourceMissing(
             f"no table of the pipeline is {', '.join(tables)}",
             hint=f"penstock pipelines show {settings.name} tells its tables",
         )
-    return found
+    return matching
 
 
 def _wait(state: PipelineState, numbers: list[str]) -> None:
-    """Wait until requests are done. Raises OptionInvalid where one cannot be."""
-    waiting = set(numbers)
-    while waiting:
-        for number in list(waiting):
-            found = state.request(number)
-            if found is None or found.state == "done":
-                waiting.discard(number)
-            elif found.state == "failed":
+    """Wait until the requests are done. Raises OptionInvalid if a request fails."""
+    pending = set(numbers)
+    while pending:
+        for number in list(pending):
+            request = state.request(number)
+            if request is None or request.state == "done":
+                pending.discard(number)
+            elif request.state == "failed":
                 raise OptionInvalid(
-                    f"{found.table} was not read again: {found.what}",
+                    f"{request.table} was not read again: {request.what}",
                     hint=f"penstock pipelines show {state.name}",
                 )
-        if waiting:
+        if pending:
             time.sleep(_POLL_SECONDS)
 
 
-def _as_json(one: Resnapshot) -> dict[str, str | None]:
+def _as_json(request: Resnapshot) -> dict[str, str | None]:
     return {
-        "request": one.number,
-        "source": one.source,
-        "table": str(one.table),
-        "where": one.where,
-        "state": one.state,
+        "request": request.number,
+        "source": request.source,
+        "table": str(request.table),
+        "where": request.where,
+        "state": request.state,
     }

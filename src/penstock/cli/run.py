@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock run`: a pipeline, on Spark or in this process."""
+"""`penstock run`: run a pipeline on Spark or in this process."""
 
 import json
 import sys
@@ -64,20 +64,20 @@ def run(
         raise OptionInvalid(f"--until {until} is unknown", hint=f"The one end there is is {CAUGHT_UP}")
     settings = load_pipeline(file)
     if dry_run:
-        _tell_plan(settings, as_json=as_json)
+        _print_plan(settings, as_json=as_json)
         return
     if local and master is not None:
         raise OptionInvalid("--local and --master are both given", hint="Name one place to run")
-    paused = _pause_told(settings)
+    paused = _pause_reason(settings)
     if paused is not None:
-        # Before Spark takes its seconds to start.
+        # Check before Spark starts, which takes seconds.
         refuse_paused(settings, paused, until_caught_up=until is not None)
         return
-    told = _tell_line if as_json else None
+    report_line = _print_line if as_json else None
     stop = threading.Event()
     with stopped_by_signals(stop.set):
         driver: Driver = LocalDriver() if local else _spark_driver(settings, master)
-        PipelineRun(settings, driver, until_caught_up=until is not None, stop=stop, told=told).run()
+        PipelineRun(settings, driver, until_caught_up=until is not None, stop=stop, told=report_line).run()
 
 
 def _spark_driver(settings: PipelineSettings, master: str | None) -> Driver:
@@ -91,37 +91,37 @@ def _spark_driver(settings: PipelineSettings, master: str | None) -> Driver:
     return SparkDriver(session_for(settings.name, master, settings.spark))
 
 
-def _pause_told(settings: PipelineSettings) -> str | None:
-    """Return in words that a pipeline is paused; None where it is not, or where nobody says so now."""
+def _pause_reason(settings: PipelineSettings) -> str | None:
+    """Return why a pipeline is paused; None if it is not paused or the state store does not answer."""
     try:
         with closing(PipelineState.open(settings.state, settings.name)) as state:
             return state.pause_message()
     except CoordinationLost:
-        # The run waits for the store.
+        # The run itself waits for the store.
         return None
 
 
-def _tell_line(progress: Mapping[str, Any]) -> None:
+def _print_line(progress: Mapping[str, Any]) -> None:
     sys.stdout.write(json.dumps(progress) + "\n")
     sys.stdout.flush()
 
 
-def _tell_plan(settings: PipelineSettings, *, as_json: bool) -> None:
+def _print_plan(settings: PipelineSettings, *, as_json: bool) -> None:
     from penstock.pipeline.preview import preview
 
-    found = preview(settings)
+    plan = preview(settings)
     if as_json:
-        _tell_line(found)
+        _print_line(plan)
         return
-    typer.echo(f"pipeline    {found['pipeline']}")
-    for source in found["sources"]:
+    typer.echo(f"pipeline    {plan['pipeline']}")
+    for source in plan["sources"]:
         typer.echo(f"source      {source['name']}: {len(source['tables'])} tables")
-    typer.echo(f"sink        {found['sink']} ({found['delivery']})")
-    for finding in found["findings"]:
+    typer.echo(f"sink        {plan['sink']} ({plan['delivery']})")
+    for finding in plan["findings"]:
         mark = "stops it" if finding["fatal"] else "to know"
-        mend = f"; {finding['mend']}" if finding["mend"] else ""
-        typer.echo(f"{mark:<12}{finding['subject']}: {finding['what']}{mend}")
-    for table in found["targets"]:
+        hint = f"; {finding['mend']}" if finding["mend"] else ""
+        typer.echo(f"{mark:<12}{finding['subject']}: {finding['what']}{hint}")
+    for table in plan["targets"]:
         typer.echo(f"{table['source']} -> {table['target']}: {table['chunks']} chunks, {table['rows']} rows")
         for statement in table["statements"]:
             typer.echo(f"    {statement}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock schema`: the definition of a table that was in force at a position of a log, shown or given."""
+"""`penstock schema`: show or set the definition of a table at a position of a log."""
 
 import sys
 from pathlib import Path
@@ -76,23 +76,23 @@ def set_by_hand(
         if isinstance(source, DaemonSource):
             source.give_definition(name, position, definition)
         else:
-            _give_to_folder(Path(str(log)), name, position, definition)
+            _set_in_folder(Path(str(log)), name, position, definition)
     finally:
         source.close()
     typer.echo(f"set: {name} is read with this definition from {position} on")
 
 
-def _give_to_folder(folder: Path, name: TableName, position: Position, definition: dict[str, Any]) -> None:
+def _set_in_folder(folder: Path, name: TableName, position: Position, definition: dict[str, Any]) -> None:
     with LogFolder(folder).open_for_writing() as log:
         if log.visible is None or position > log.visible:
             raise PositionInvalid(f"the log ends at {log.visible}", position=str(position))
-        kept = SchemaLog(log.folder, SchemaHistory.from_json, log.disk)
-        kept.settle(position, [definition_line(definition)])
-        kept.close()
+        schema_log = SchemaLog(log.folder, SchemaHistory.from_json, log.disk)
+        schema_log.settle(position, [definition_line(definition)])
+        schema_log.close()
 
 
 def _options(log: str | None, url: str | None, token_file: str | None) -> SourceOptions:
-    """Return what names the one log that is meant. Raises OptionInvalid."""
+    """Return the options of the selected log. Raises OptionInvalid."""
     if (log is None) == (url is None):
         raise OptionInvalid(
             "one log is needed", hint="Give --log /var/lib/penstock/shop, or --url penstock://host/shop"
@@ -106,9 +106,9 @@ def _options(log: str | None, url: str | None, token_file: str | None) -> Source
 
 
 def _in_force(source: Source, name: TableName, position: Position) -> TableSchema:
-    """Return what was in force. Raises SchemaUnknown."""
+    """Return the definition in force at a position. Raises SchemaUnknown."""
     history = source.schema_history(position, name)
-    found = history.schema(name.database, name.table) if history is not None else None
+    schema = history.schema(name.database, name.table) if history is not None else None
     doubt = history.doubt(name) if history is not None else None
     if doubt is not None:
         raise SchemaUnknown(
@@ -117,13 +117,13 @@ def _in_force(source: Source, name: TableName, position: Position) -> TableSchem
             hint=f"Give it by hand: penstock schema set {name} {source.options.log_option}"
             f" --at {doubt.since or position} --ddl FILE",
         )
-    if found is None:
+    if schema is None:
         raise SchemaUnknown(
             f"there was no table {name}",
             position=str(position),
             hint="See the statements before: penstock inspect LOG --end POSITION",
         )
-    return found
+    return schema
 
 
 def _as_json(schema: TableSchema, position: Position) -> dict[str, object]:
@@ -133,8 +133,13 @@ def _as_json(schema: TableSchema, position: Position) -> dict[str, object]:
         "position": str(position),
         "version": schema.version,
         "columns": [
-            {"name": one.name, "type": one.type_text, "charset": one.charset, "nullable": one.nullable}
-            for one in schema.columns
+            {
+                "name": column.name,
+                "type": column.type_text,
+                "charset": column.charset,
+                "nullable": column.nullable,
+            }
+            for column in schema.columns
         ],
         "primary_key": list(schema.primary_key),
     }
@@ -142,9 +147,11 @@ def _as_json(schema: TableSchema, position: Position) -> dict[str, object]:
 
 def _show(schema: TableSchema) -> None:
     lines = LineWriter(sys.stdout, _FIELDS)
-    for one in schema.columns:
-        key = schema.primary_key.index(one.name) + 1 if one.name in schema.primary_key else None
-        lines.write([one.name, one.type_text, one.charset or "", "yes" if one.nullable else "no", key])
+    for column in schema.columns:
+        key = schema.primary_key.index(column.name) + 1 if column.name in schema.primary_key else None
+        lines.write(
+            [column.name, column.type_text, column.charset or "", "yes" if column.nullable else "no", key]
+        )
 
 
 VERBS = {"show": show, "set": set_by_hand}

@@ -36,7 +36,7 @@ def run(
         return
     if file is None:
         raise OptionInvalid("no settings file is named", hint="Run: penstock serve penstock.yaml")
-    # The other verbs need neither a web server nor a log.
+    # Import here, because the other verbs need neither a web server nor a log.
     from penstock.cli.shared.checked_settings import check_surroundings
     from penstock.daemon import Daemon, check
 
@@ -47,8 +47,8 @@ def run(
             typer.echo(remark)
         typer.echo(f"{file}: {counted(len(settings.instances), 'instance')}, nothing is wrong")
         for name, (host, port) in settings.listen.addresses().items():
-            told = f"[{host}]" if ":" in host else host
-            typer.echo(f"listen.{name:<15}{told}:{port or 'a port that the system chooses'}")
+            shown_host = f"[{host}]" if ":" in host else host
+            typer.echo(f"listen.{name:<15}{shown_host}:{port or 'a port that the system chooses'}")
         typer.echo(f"{'coordination':<22}{without_password(settings.coordination_url())}")
         return
     Daemon(settings).run()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock status`: how the instances of a daemon stand."""
+"""`penstock status`: the state of a daemon's instances."""
 
 import json as json_text
 import ssl
@@ -55,22 +55,22 @@ def run(
         _watch(daemon, instance)
         return
     while True:
-        found = daemon.instances(instance)
+        instances = daemon.instances(instance)
         if json:
-            write_json(sys.stdout, found)
+            write_json(sys.stdout, instances)
             sys.stdout.flush()
         else:
-            _show(_console(), found)
+            _show(_console(), instances)
             _show_listeners(_console(), daemon.listeners())
         if not watch:
             break
         time.sleep(_WATCH_SECONDS)
-    if any(one["state"] == "stopped" for one in found):
+    if any(status["state"] == "stopped" for status in instances):
         raise typer.Exit(EXIT_FINDINGS)
 
 
 class _Daemon:
-    """A daemon that is asked over HTTP."""
+    """A daemon that is queried over HTTP."""
 
     def __init__(self, url: str, token: Secret | None, context: ssl.SSLContext | None) -> None:
         self._url = url.rstrip("/")
@@ -79,24 +79,24 @@ class _Daemon:
 
     @classmethod
     def find(cls, url: str | None, config: Path | None) -> "_Daemon":
-        """Return the daemon that the options mean. Raises OptionInvalid."""
+        """Return the daemon selected by the options. Raises OptionInvalid."""
         address = daemon_address("all", url, config)
         context = None if address.tls is None else tls_context(address.tls)
         return cls(address.base_urls[0], address.token, context)
 
     def instances(self, name: str | None) -> list[dict[str, Any]]:
-        """Return the status of one instance, or of all. Raises ConnectionLost, and what the daemon raised."""
-        found: list[dict[str, Any]] = self._ask("/v1/status")["instances"]
-        chosen = [one for one in found if name in (None, one["instance"])]
+        """Return the status of one instance or of all. Raises ConnectionLost and the daemon's errors."""
+        statuses: list[dict[str, Any]] = self._ask("/v1/status")["instances"]
+        chosen = [status for status in statuses if name in (None, status["instance"])]
         if not chosen:
-            known = ", ".join(one["instance"] for one in found)
-            raise SourceMissing(f"there is no instance {name!r}", hint=f"The instances here are: {known}")
+            names = ", ".join(status["instance"] for status in statuses)
+            raise SourceMissing(f"there is no instance {name!r}", hint=f"The instances here are: {names}")
         return chosen
 
     def listeners(self) -> dict[str, str]:
-        """Return where the daemon listens: host:port by the name of each listener."""
-        found: dict[str, str] = self._ask("/v1/listeners")["listeners"]
-        return found
+        """Return the daemon's listeners: host:port by the name of each listener."""
+        listeners: dict[str, str] = self._ask("/v1/listeners")["listeners"]
+        return listeners
 
     def _ask(self, path: str) -> dict[str, Any]:
         headers = {"Authorization": f"Bearer {self._token.reveal()}"} if self._token else {}
@@ -122,14 +122,16 @@ class _Daemon:
             ) from problem
 
 
-def _problem_of(body: bytes, otherwise: str) -> PenstockError:
-    """Return the error that a daemon told, by its class."""
+def _problem_of(body: bytes, default: str) -> PenstockError:
+    """Return the error that a daemon reported, with its class."""
     try:
-        told = json_text.loads(body)
+        report = json_text.loads(body)
     except ValueError:
-        told = {}
-    kind = getattr(penstock.errors, str(told.get("type")), ConnectionLost)
-    return kind(str(told.get("detail") or otherwise), position=told.get("position"), hint=told.get("hint"))
+        report = {}
+    kind = getattr(penstock.errors, str(report.get("type")), ConnectionLost)
+    return kind(
+        str(report.get("detail") or default), position=report.get("position"), hint=report.get("hint")
+    )
 
 
 # --- Showing --------------------------------------------------------------------------------
@@ -143,68 +145,68 @@ def _watch(daemon: _Daemon, instance: str | None) -> None:
 
 
 def _console() -> Console:
-    # A file or a pipe has no edge at which to cut.
+    # A file or a pipe has no width limit.
     return Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH_UNBOUNDED)
 
 
-def _show(console: Console, found: list[dict[str, Any]]) -> None:
-    console.print(_table(found))
-    for one in found:
-        for label, text, style in _remarks(one):
+def _show(console: Console, statuses: list[dict[str, Any]]) -> None:
+    console.print(_table(statuses))
+    for status in statuses:
+        for label, text, style in _remarks(status):
             console.print(
-                Text.assemble((f"{one['instance']}: ", "bold"), (f"{label} ", style), text), soft_wrap=True
+                Text.assemble((f"{status['instance']}: ", "bold"), (f"{label} ", style), text), soft_wrap=True
             )
 
 
 def _show_listeners(console: Console, listeners: Mapping[str, str]) -> None:
-    told = ", ".join(f"{name} at {address}" for name, address in listeners.items())
-    console.print(Text.assemble(("listens: ", "dim"), told), soft_wrap=True)
+    text = ", ".join(f"{name} at {address}" for name, address in listeners.items())
+    console.print(Text.assemble(("listens: ", "dim"), text), soft_wrap=True)
 
 
-def _table(found: list[dict[str, Any]]) -> Table:
+def _table(statuses: list[dict[str, Any]]) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
     for name in ("instance", "state", "position"):
         table.add_column(name, no_wrap=True)
     for name in ("lag", "behind", "bytes/s", "trx/s", "rows/s", "log"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("server", no_wrap=True)
-    for one in found:
+    for status in statuses:
         table.add_row(
-            one["instance"],
-            Text(one["state"], _STYLES.get(one["state"], "")),
-            one["position"] or "-",
-            _lag_text(one["lag_seconds"]),
-            bytes_text(one["lag_bytes"]),
-            bytes_text(one["bytes_per_second"]),
-            f"{one['transactions_per_second']:,.0f}",
-            f"{one['rows_per_second']:,.0f}",
-            bytes_text(one["log_bytes"]),
-            (one["server"] or "-").rpartition("@")[2],
+            status["instance"],
+            Text(status["state"], _STYLES.get(status["state"], "")),
+            status["position"] or "-",
+            _lag_text(status["lag_seconds"]),
+            bytes_text(status["lag_bytes"]),
+            bytes_text(status["bytes_per_second"]),
+            f"{status['transactions_per_second']:,.0f}",
+            f"{status['rows_per_second']:,.0f}",
+            bytes_text(status["log_bytes"]),
+            (status["server"] or "-").rpartition("@")[2],
         )
     return table
 
 
-def _remarks(one: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """Return what a table has no room for: why, the note, and the last error while it still matters."""
+def _remarks(status: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """Return what does not fit into the table: reasons, the note, and the last error while it is relevant."""
     remarks = []
-    if one["why"] and one["state"] != "running":
-        remarks.append((one["state"], one["why"], _STYLES.get(one["state"], "")))
-    if one["note"]:
-        remarks.append(("note", one["note"], "cyan"))
-    # A daemon of an earlier version does not say what is prepared.
-    remarks += [("prepared", text, "yellow") for text in one.get("prepared", ())]
-    # Nor which holds are broken.
+    if status["why"] and status["state"] != "running":
+        remarks.append((status["state"], status["why"], _STYLES.get(status["state"], "")))
+    if status["note"]:
+        remarks.append(("note", status["note"], "cyan"))
+    # A daemon of an earlier version does not report prepared transactions.
+    remarks += [("prepared", text, "yellow") for text in status.get("prepared", ())]
+    # It does not report broken holds either.
     remarks += [
         ("broken hold", f"{hold['reader']} at {hold['position']} holds nothing: {hold['why']}", "red")
-        for hold in one.get("broken_holds", ())
+        for hold in status.get("broken_holds", ())
     ]
-    if one["error"] and one["state"] in ("stopped", "waiting", "behind"):
-        told = one["error"]
-        text = told["kind"] + (f" at {told['position']}" if told["position"] else "")
+    if status["error"] and status["state"] in ("stopped", "waiting", "behind"):
+        failure = status["error"]
+        text = failure["kind"] + (f" at {failure['position']}" if failure["position"] else "")
         remarks.append(("error", text, "red"))
-        if told["hint"]:
-            remarks.append(("hint", told["hint"], "dim"))
-    for doubt in one.get("tables_in_doubt", ()):
+        if failure["hint"]:
+            remarks.append(("hint", failure["hint"], "dim"))
+    for doubt in status.get("tables_in_doubt", ()):
         since = f" since {doubt['since']}" if doubt["since"] else ""
         why = f" ({doubt['why']})" if doubt["why"] else ""
         text = f"{doubt['table']} is {doubt['state']}{since}: {doubt['reason']}{why}"

@@ -80,7 +80,7 @@ _LIST_COLUMNS = (
 
 @dataclass(frozen=True)
 class _ShownShard:
-    """A shard with how far it is behind."""
+    """A shard with its lag."""
 
     view: ShardView
     lag: Lag
@@ -90,20 +90,20 @@ class _ShownShard:
         return self.view.holder.name if self.view.holder else None
 
 
-class _Place:
-    """The coordination store and the daemons that a command line means."""
+class _Backends:
+    """The coordination store and the daemons that a command line selects."""
 
     def __init__(self, store: CoordinationStore, url: str | None, config: Path | None) -> None:
         self.registry = Subscriptions(store)
         self._url = url
         self._config = config
         self._daemons: dict[str, AskedDaemon | None] = {}
-        self.silent: PenstockError | None = None
+        self.unreachable: PenstockError | None = None
 
     @classmethod
     @contextmanager
-    def of(cls, coordination: str | None, url: str | None, config: Path | None) -> Iterator["_Place"]:
-        """Give the place. Raises OptionInvalid where nothing names it."""
+    def of(cls, coordination: str | None, url: str | None, config: Path | None) -> Iterator["_Backends"]:
+        """Open the store. Raises OptionInvalid if no option names it."""
         if coordination is None:
             if config is None:
                 raise OptionInvalid(
@@ -112,40 +112,44 @@ class _Place:
                 )
             coordination = load_settings(config).coordination_url()
         store = open_store(coordination)
-        place = cls(store, url, config)
+        backends = cls(store, url, config)
         try:
-            yield place
+            yield backends
         finally:
-            for daemon in place._daemons.values():
+            for daemon in backends._daemons.values():
                 if daemon is not None:
                     daemon.close()
             store.close()
 
     def choose(self, text: str) -> Subscription:
-        """Return the subscription that a text names. Raises SourceMissing, OptionInvalid."""
-        every = self.registry.list()
-        found = [one for one in every if text in (one.name, f"{one.instance}/{one.name}")]
-        if not found:
-            known = ", ".join(_name(one) for one in every) or "none yet"
-            hint = f"There are: {known}. {_default_store()}"
+        """Return the subscription with this name. Raises SourceMissing, OptionInvalid."""
+        subscriptions = self.registry.list()
+        matching = [
+            candidate
+            for candidate in subscriptions
+            if text in (candidate.name, f"{candidate.instance}/{candidate.name}")
+        ]
+        if not matching:
+            names = ", ".join(_name(candidate) for candidate in subscriptions) or "none yet"
+            hint = f"There are: {names}. {_default_store()}"
             raise SourceMissing(f"there is no subscription {text!r}", hint=hint)
-        if len(found) > 1:
+        if len(matching) > 1:
             raise OptionInvalid(
                 f"{text!r} is a subscription of several instances",
-                hint=f"Write one of: {', '.join(_name(one) for one in found)}",
+                hint=f"Write one of: {', '.join(_name(candidate) for candidate in matching)}",
             )
-        return found[0]
+        return matching[0]
 
     def daemon(self, instance: str) -> AskedDaemon | None:
-        """Return the daemon of an instance, None where it does not answer; `silent` is then the reason."""
-        if self.silent is not None:
+        """Return the daemon of an instance, None if it does not answer; `unreachable` is then the reason."""
+        if self.unreachable is not None:
             return None
         if instance not in self._daemons:
             self._daemons[instance] = AskedDaemon.find(instance, self._url, self._config)
         return self._daemons[instance]
 
     def shards(self, subscription: Subscription) -> list[_ShownShard]:
-        """Return every shard with its lag, as far as that can be known."""
+        """Return every shard with its lag, as far as the lag is known."""
         return [
             _ShownShard(view, self._lag(subscription, view.state.checkpoint))
             for view in self.registry.shards(subscription)
@@ -155,12 +159,12 @@ class _Place:
         try:
             return shown_lag(self.daemon(subscription.instance), checkpoint)
         except ConnectionLost as problem:
-            self.silent = problem
+            self.unreachable = problem
             return shown_lag(None, checkpoint)
 
 
 def _default_store() -> str:
-    """Return where subscriptions are that name no store: a daemon's settings do not tell."""
+    """Return where subscriptions without a configured store are kept; a daemon's settings do not name it."""
     return f"A Subscriber without `coordination` keeps them in --coordination {default_coordination()}"
 
 
@@ -175,8 +179,8 @@ def show_all(
     json: Json = False,
 ) -> None:
     """List subscriptions with their shards, owners and largest lag."""
-    with _Place.of(coordination, url, config) as place:
-        lines = [_list_line(one, place) for one in place.registry.list(instance)]
+    with _Backends.of(coordination, url, config) as backends:
+        lines = [_list_line(subscription, backends) for subscription in backends.registry.list(instance)]
         if json:
             write_json(sys.stdout, lines)
             return
@@ -195,7 +199,7 @@ def show_all(
             )
         if not lines:
             typer.echo(f"there are no subscriptions here. {_default_store()}", err=True)
-        _tell_silence(place)
+        _report_unreachable(backends)
 
 
 def show(
@@ -206,11 +210,11 @@ def show(
     json: Json = False,
 ) -> None:
     """Show lag, owner, checkpoint and fencing token of each shard."""
-    with _Place.of(coordination, url, config) as place:
-        chosen = place.choose(subscription)
-        shards = place.shards(chosen)
+    with _Backends.of(coordination, url, config) as backends:
+        chosen = backends.choose(subscription)
+        shards = backends.shards(chosen)
         if json:
-            write_json(sys.stdout, [_shard_line(chosen, one) for one in shards])
+            write_json(sys.stdout, [_shard_line(chosen, shard) for shard in shards])
             return
         resizing = "" if chosen.resizing is None else f", becoming {chosen.resizing.shard_count}"
         for label, value in (
@@ -220,34 +224,34 @@ def show(
             ("shards", f"{chosen.shard_count}{resizing}"),
             ("shard columns", "; ".join(f"{at}: {', '.join(of)}" for at, of in chosen.shard_columns.items())),
             ("generation", chosen.generation),
-            ("members", ", ".join(place.registry.members(chosen)) or "none"),
+            ("members", ", ".join(backends.registry.members(chosen)) or "none"),
             ("moved", ", ".join(f"{shard} to {to}" for shard, to in sorted(chosen.pins.items()))),
         ):
             if value != "":
                 typer.echo(f"{label:<15}{value}")
         writer = LineWriter(sys.stdout, _COLUMNS)
-        for one in shards:
-            checkpoint = one.view.state.checkpoint
+        for shard in shards:
+            checkpoint = shard.view.state.checkpoint
             writer.write(
                 [
-                    one.view.shard,
-                    one.owner or "-",
-                    bytes_text(one.lag.bytes),
-                    _seconds(one.lag.seconds),
+                    shard.view.shard,
+                    shard.owner or "-",
+                    bytes_text(shard.lag.bytes),
+                    _seconds(shard.lag.seconds),
                     checkpoint.position if checkpoint else "-",
                     _time(checkpoint.updated_us) if checkpoint else "-",
-                    one.lag.why if checkpoint else "",
+                    shard.lag.why if checkpoint else "",
                 ]
             )
-        _tell_silence(place)
+        _report_unreachable(backends)
 
 
-def _list_line(subscription: Subscription, place: _Place) -> dict[str, Any]:
-    shards = place.shards(subscription)
-    begun = [one.lag for one in shards if one.view.state.checkpoint is not None]
-    waiting = len(shards) - len(begun)
-    unknown = next((lag.why for lag in begun if lag.why is not None), None)
-    known = [lag for lag in begun if lag.why is None]
+def _list_line(subscription: Subscription, backends: _Backends) -> dict[str, Any]:
+    shards = backends.shards(subscription)
+    lags = [shard.lag for shard in shards if shard.view.state.checkpoint is not None]
+    waiting = len(shards) - len(lags)
+    unknown = next((lag.why for lag in lags if lag.why is not None), None)
+    known_lags = [lag for lag in lags if lag.why is None]
     remarks = [f"{waiting} not begun" if waiting else "", unknown or ""]
     if subscription.resizing is not None:
         remarks.append(f"becoming {subscription.resizing.shard_count} shards")
@@ -257,32 +261,32 @@ def _list_line(subscription: Subscription, place: _Place) -> dict[str, Any]:
         "tables": list(subscription.tables),
         "shards": subscription.shard_count,
         "generation": subscription.generation,
-        "owned": sum(one.owner is not None for one in shards),
-        "members": list(place.registry.members(subscription)),
-        # Of the slowest shard; None where one of them is not known.
-        "lag_bytes": None if unknown else max((lag.bytes or 0 for lag in known), default=None),
-        "lag_seconds": _worst([lag.seconds for lag in begun]),
-        "remark": "; ".join(one for one in remarks if one),
+        "owned": sum(shard.owner is not None for shard in shards),
+        "members": list(backends.registry.members(subscription)),
+        # The lag of the slowest shard, None if the lag of a shard is unknown.
+        "lag_bytes": None if unknown else max((lag.bytes or 0 for lag in known_lags), default=None),
+        "lag_seconds": _worst([lag.seconds for lag in lags]),
+        "remark": "; ".join(remark for remark in remarks if remark),
     }
 
 
 def _worst(seconds: Sequence[float | None]) -> float | None:
-    known = [one for one in seconds if one is not None]
-    return max(known) if known and len(known) == len(seconds) else None
+    known_seconds = [value for value in seconds if value is not None]
+    return max(known_seconds) if known_seconds and len(known_seconds) == len(seconds) else None
 
 
-def _shard_line(subscription: Subscription, one: _ShownShard) -> dict[str, Any]:
-    state, holder = one.view.state, one.view.holder
+def _shard_line(subscription: Subscription, shown: _ShownShard) -> dict[str, Any]:
+    state, holder = shown.view.state, shown.view.holder
     return {
         "instance": subscription.instance,
         "name": subscription.name,
         "generation": subscription.generation,
-        "shard": one.view.shard,
-        "owner": one.owner,
+        "shard": shown.view.shard,
+        "owner": shown.owner,
         "owned_since": moment(holder.since_us) if holder else None,
         "token": state.token or None,
         "checkpoint": asdict(state.checkpoint) if state.checkpoint else None,
-        **line_of(one.lag),
+        **line_of(shown.lag),
     }
 
 
@@ -314,30 +318,35 @@ def reset(
 
     The daemon verifies the new checkpoint. If no daemon answers, only --position works, without verification.
     """
-    wanted = _wanted(at, gtid_set, position, earliest=earliest, latest=latest)
-    with _Place.of(coordination, url, config) as place:
-        chosen = place.choose(subscription)
-        shards = [one for one in place.shards(chosen) if shard in (None, one.view.shard)]
+    target = _parse_target(at, gtid_set, position, earliest=earliest, latest=latest)
+    with _Backends.of(coordination, url, config) as backends:
+        chosen = backends.choose(subscription)
+        shards = [
+            shown_shard for shown_shard in backends.shards(chosen) if shard in (None, shown_shard.view.shard)
+        ]
         if not shards:
             raise OptionInvalid(
                 f"{_name(chosen)} has no shard {shard}", hint=f"It has 0 to {chosen.shard_count - 1}"
             )
-        checkpoint, note = _proved(place, chosen, wanted, [one.view for one in shards])
+        checkpoint, note = _verify_checkpoint(
+            backends, chosen, target, [shown_shard.view for shown_shard in shards]
+        )
         owners = _refuse_owned(chosen, shards, "reset", force=force)
         line = {
             "instance": chosen.instance,
             "name": chosen.name,
-            "shards": [one.view.shard for one in shards],
-            "old": {one.view.shard: _position_of(one.view) for one in shards},
+            "shards": [shown_shard.view.shard for shown_shard in shards],
+            "old": {shown_shard.view.shard: _position_of(shown_shard.view) for shown_shard in shards},
             "new": asdict(checkpoint),
             "owners": owners,
             "note": note,
             "dry_run": dry_run,
         }
         if not json:
-            for one in shards:
+            for shown_shard in shards:
                 typer.echo(
-                    f"shard {one.view.shard}: {_position_of(one.view) or '-'} to {checkpoint.position}"
+                    f"shard {shown_shard.view.shard}: {_position_of(shown_shard.view) or '-'}"
+                    f" to {checkpoint.position}"
                 )
             if note:
                 typer.echo(f"note: {note}")
@@ -345,8 +354,8 @@ def reset(
                 typer.echo(f"owner: {owner} stops what it is at and begins again there")
         if not dry_run:
             _confirm(yes, f"Let {_name(chosen)} go on at {checkpoint.position}?")
-            place.registry.reset(chosen.instance, chosen.name, checkpoint, shard)
-        _done(json, line, dry_run, "reset")
+            backends.registry.reset(chosen.instance, chosen.name, checkpoint, shard)
+        _print_outcome(json, line, dry_run, "reset")
 
 
 def move(
@@ -358,11 +367,11 @@ def move(
     json: Json = False,
 ) -> None:
     """Assign a shard to a member. It stays there while that member runs."""
-    with _Place.of(coordination, None, config) as place:
-        chosen = place.choose(subscription)
-        place.registry.move(chosen.instance, chosen.name, shard, member)
+    with _Backends.of(coordination, None, config) as backends:
+        chosen = backends.choose(subscription)
+        backends.registry.move(chosen.instance, chosen.name, shard, member)
         line = {"instance": chosen.instance, "name": chosen.name, "shard": shard, "member": member}
-        _done(json, line, False, f"shard {shard} goes to {member}")
+        _print_outcome(json, line, False, f"shard {shard} goes to {member}")
 
 
 def resize(
@@ -378,8 +387,8 @@ def resize(
 
     Subscribers that set `shards` need the new number when they restart.
     """
-    with _Place.of(coordination, None, config) as place:
-        chosen = place.choose(subscription)
+    with _Backends.of(coordination, None, config) as backends:
+        chosen = backends.choose(subscription)
         line = {
             "instance": chosen.instance,
             "name": chosen.name,
@@ -391,11 +400,11 @@ def resize(
             typer.echo(f"{_name(chosen)} has {chosen.shard_count} shards and would have {shards}")
         if not dry_run:
             _confirm(yes, f"Change {_name(chosen)} from {chosen.shard_count} to {shards} shards?")
-            begun = time.monotonic()
-            changed = place.registry.resize(chosen.instance, chosen.name, shards)
+            started_at = time.monotonic()
+            changed = backends.registry.resize(chosen.instance, chosen.name, shards)
             line["generation"] = changed.generation
-            line["seconds"] = round(time.monotonic() - begun, 3)
-        _done(json, line, dry_run, "resized")
+            line["seconds"] = round(time.monotonic() - started_at, 3)
+        _print_outcome(json, line, dry_run, "resized")
 
 
 def delete(
@@ -409,31 +418,33 @@ def delete(
     json: Json = False,
 ) -> None:
     """Delete a subscription with its checkpoints, and release the log that it held."""
-    with _Place.of(coordination, url, config) as place:
-        chosen = place.choose(subscription)
-        shards = [_ShownShard(view, Lag()) for view in place.registry.shards(chosen)]
+    with _Backends.of(coordination, url, config) as backends:
+        chosen = backends.choose(subscription)
+        shards = [_ShownShard(view, Lag()) for view in backends.registry.shards(chosen)]
         owners = _refuse_owned(chosen, shards, "delete", force=force)
         line = {
             "instance": chosen.instance,
             "name": chosen.name,
-            "old": {one.view.shard: _position_of(one.view) for one in shards},
+            "old": {shown_shard.view.shard: _position_of(shown_shard.view) for shown_shard in shards},
             "owners": owners,
             "dry_run": dry_run,
         }
         if not json:
-            for one in shards:
-                typer.echo(f"shard {one.view.shard}: {_position_of(one.view) or '-'} is forgotten")
+            for shown_shard in shards:
+                typer.echo(
+                    f"shard {shown_shard.view.shard}: {_position_of(shown_shard.view) or '-'} is forgotten"
+                )
         if not dry_run:
             _confirm(yes, f"Forget {_name(chosen)} and its checkpoints?")
-            place.registry.delete(chosen.instance, chosen.name)
-            line["released"] = _release(place, chosen)
-        _done(json, line, dry_run, "deleted")
+            backends.registry.delete(chosen.instance, chosen.name)
+            line["released"] = _release(backends, chosen)
+        _print_outcome(json, line, dry_run, "deleted")
 
 
-def _release(place: _Place, chosen: Subscription) -> bool | None:
-    """Have the daemon keep nothing for a subscription any longer; None where it could not be asked."""
+def _release(backends: _Backends, chosen: Subscription) -> bool | None:
+    """Ask the daemon to release the log held for a subscription; None if the daemon could not be asked."""
     try:
-        daemon = place.daemon(chosen.instance)
+        daemon = backends.daemon(chosen.instance)
         return None if daemon is None else daemon.release_consumer(chosen.name)
     except (AccessDenied, AuthenticationFailed, ConnectionLost) as problem:
         reader = consumer_hold_name(chosen.name)
@@ -445,39 +456,39 @@ def _release(place: _Place, chosen: Subscription) -> bool | None:
         return None
 
 
-def _wanted(
+def _parse_target(
     at: str | None, gtid_set: str | None, position: str | None, *, earliest: bool, latest: bool
 ) -> Bound | str:
-    given: list[Bound | str] = []
+    targets: list[Bound | str] = []
     if at is not None:
-        given.append(Bound(time_us=parse_time(at)))
+        targets.append(Bound(time_us=parse_time(at)))
     if gtid_set is not None:
-        given.append(Bound(gtid_set=gtid_set))
+        targets.append(Bound(gtid_set=gtid_set))
     if position is not None:
-        given.append(Bound(position=Position.parse(position)))
-    given += [word for word, chosen in ((EARLIEST, earliest), (LATEST, latest)) if chosen]
-    if len(given) != 1:
+        targets.append(Bound(position=Position.parse(position)))
+    targets += [word for word, chosen in ((EARLIEST, earliest), (LATEST, latest)) if chosen]
+    if len(targets) != 1:
         raise OptionInvalid(
             "one place at a time", hint="Give one of --time, --gtid-set, --position, --earliest, --latest"
         )
-    return given[0]
+    return targets[0]
 
 
-def _proved(
-    place: _Place, chosen: Subscription, wanted: Bound | str, shards: Sequence[ShardView]
+def _verify_checkpoint(
+    backends: _Backends, chosen: Subscription, target: Bound | str, shards: Sequence[ShardView]
 ) -> tuple[Checkpoint, str | None]:
-    """Return the checkpoint that is wanted, and what a reader must know of it."""
-    daemon = place.daemon(chosen.instance)
+    """Return the requested checkpoint and a warning for the user."""
+    daemon = backends.daemon(chosen.instance)
     try:
         if daemon is not None:
-            return daemon.place(wanted), None
+            return daemon.find_checkpoint(target), None
     except ConnectionLost as problem:
-        place.silent = problem
-    position = wanted.position if isinstance(wanted, Bound) else None
+        backends.unreachable = problem
+    position = target.position if isinstance(target, Bound) else None
     if position is None:
-        assert place.silent is not None, "a daemon that is not asked was asked before, and is silent"
-        raise place.silent
-    keys = {one.state.checkpoint.server_key for one in shards if one.state.checkpoint is not None}
+        assert backends.unreachable is not None, "a daemon that is not asked was asked before, and is silent"
+        raise backends.unreachable
+    keys = {view.state.checkpoint.server_key for view in shards if view.state.checkpoint is not None}
     key = keys.pop() if len(keys) == 1 else ""
     return Checkpoint.now(str(position), server_key=key), "no daemon answers: nobody has proved this place"
 
@@ -485,8 +496,8 @@ def _proved(
 def _refuse_owned(
     chosen: Subscription, shards: Sequence[_ShownShard], verb: str, *, force: bool
 ) -> list[str]:
-    """Return who owns one of the shards. Raises OptionInvalid where somebody does and nobody forces it."""
-    owners = sorted({one.owner for one in shards if one.owner is not None})
+    """Return the owners of the shards. Raises OptionInvalid if there are any, unless forced."""
+    owners = sorted({shard.owner for shard in shards if shard.owner is not None})
     if owners and not force:
         raise OptionInvalid(
             f"{_name(chosen)} is consumed by {', '.join(owners)}",
@@ -506,11 +517,11 @@ def _confirm(yes: bool, question: str) -> None:
     typer.confirm(question, abort=True)
 
 
-def _done(as_json: bool, line: dict[str, Any], dry_run: bool, what: str) -> None:
+def _print_outcome(as_json: bool, line: dict[str, Any], dry_run: bool, message: str) -> None:
     if as_json:
         write_json(sys.stdout, [line])
     else:
-        typer.echo("nothing was changed" if dry_run else what)
+        typer.echo("nothing was changed" if dry_run else message)
 
 
 # --- Words ----------------------------------------------------------------------------------
@@ -533,9 +544,9 @@ def _time(time_us: int) -> str:
     return "-" if at is None else time_text(at.replace(microsecond=0))
 
 
-def _tell_silence(place: _Place) -> None:
-    if place.silent is not None:
-        typer.echo(f"lag is not known: {place.silent}", err=True)
+def _report_unreachable(backends: _Backends) -> None:
+    if backends.unreachable is not None:
+        typer.echo(f"lag is not known: {backends.unreachable}", err=True)
 
 
 VERBS = {

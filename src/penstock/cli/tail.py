@@ -29,18 +29,19 @@ from penstock.source.reading import SYSTEM_COLUMNS
 
 _log = structlog.get_logger(__name__)
 
-# An answer without news ends after so long, and another is asked for; longer silence is a lost connection.
+# A response without changes ends after this time and is requested again. A longer silence means a lost
+# connection.
 _WAIT_SECONDS = 25.0
 _SILENCE_SECONDS = 40.0
 
-# So few rows in a batch that the first lines show at once.
+# Small batches, so that the first lines appear at once.
 _BATCH_ROWS = 4096
 
 _LATEST = "latest"
 
 
 class Format(StrEnum):
-    """What is printed for a change."""
+    """The format of a printed change."""
 
     TABLE = "table"
     DEBEZIUM = "debezium"
@@ -106,17 +107,17 @@ def run(
     try:
         _Following(daemons, body, first, until).run(shown)
     except KeyboardInterrupt:
-        # It was asked to follow until then.
+        # Ctrl-C is the normal way to end the command.
         return
     except BrokenPipeError:
-        # Whoever read has enough. Nothing may be flushed to it when the interpreter ends.
+        # The reader has closed the pipe. Nothing may be flushed to it when the interpreter exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     finally:
         daemons.close()
 
 
 class _Following:
-    """One run over the changes, across answers, daemons and lost connections."""
+    """One run over the changes, across responses, daemons and lost connections."""
 
     def __init__(self, daemons: Daemons, body: dict[str, Any], first: str, until: str | None) -> None:
         self._daemons = daemons
@@ -127,18 +128,19 @@ class _Following:
         self._has_answered = False
 
     def run(self, shown: "_Shown") -> None:
-        """Print until the end, or until enough was printed."""
+        """Print until the end, or until the limit is reached."""
         while True:
             try:
                 if self._answer(shown):
                     return
             except TransientError as problem:
-                self._turn(problem)
+                self._switch_daemon(problem)
 
     def _answer(self, shown: "_Shown") -> bool:
-        """Read one answer; return True where nothing is to follow it."""
+        """Read one response; return True if it was the last."""
         answer = self._daemons.changes(self._current, self._body, _SILENCE_SECONDS)
-        # What is shown is whole: changes wait for the position behind them, so that none is shown twice.
+        # Print complete transactions only: changes wait for the position after them, so that none is printed
+        # twice.
         batches: list[BatchFrame] = []
         frames = answer.frames()
         try:
@@ -162,21 +164,21 @@ class _Following:
             frames.close()
         return False
 
-    def _turn(self, problem: TransientError) -> None:
-        """Make ready for the next daemon. Raises the problem where each was tried often enough."""
+    def _switch_daemon(self, problem: TransientError) -> None:
+        """Switch to the next daemon. Raises the problem once every daemon has been tried often enough."""
         self._retry.tries = RECONNECT_TRIES_MAX if self._has_answered else 0
         self._current = (self._current + 1) % len(self._daemons)
         self._retry.wait(problem, next=self._daemons.url(self._current))
 
     def _part(self, text: str) -> Any:
-        """Return a start or an end as the call takes it. Raises OptionInvalid.
+        """Return a start or an end as the API expects it. Raises OptionInvalid.
 
-        Of `latest`, the place as of now: asked for once more, it would be another one.
+        For `latest`, return the current position: in a later request, `latest` would mean another position.
         """
         start = Start.parse(text)
         if start.end == _LATEST:
-            place = self._daemons.place(start)
-            return {"position": str(place.position), "server_key": place.server_key}
+            position = self._daemons.place(start)
+            return {"position": str(position.position), "server_key": position.server_key}
         if start.end is not None:
             return start.end
         bound = start.bound
@@ -187,44 +189,44 @@ class _Following:
 
 
 class _Shown:
-    """Prints what comes, and counts lines."""
+    """Prints changes and counts lines."""
 
     def __init__(self, form: Format, count: int | None) -> None:
-        self._left = count
+        self._remaining = count
         self._lines = ChangeWriter(sys.stdout) if form is Format.TABLE else None
 
     def show(self, batches: list[BatchFrame]) -> bool:
-        """Print the changes of whole transactions; return False once enough was printed."""
+        """Print the changes of complete transactions; return False once the limit is reached."""
         if self._lines is not None:
             self._show_lines(batches, self._lines)
         else:
             self._show_json(batches)
         sys.stdout.flush()
-        return self._left is None or self._left > 0
+        return self._remaining is None or self._remaining > 0
 
     def _show_lines(self, batches: list[BatchFrame], writer: ChangeWriter) -> None:
         lines: list[ChangeLine] = [
             line for batch in batches for line in lines_of(batch.to_arrow(), batch.key or ())
         ]
-        # Batches hold one table each; people read what was committed first before what came after it.
+        # Batches hold one table each. Sort the lines into commit order.
         lines.sort(key=lambda line: line.order)
-        if self._left is not None:
-            lines = lines[: self._left]
-            self._left -= len(lines)
+        if self._remaining is not None:
+            lines = lines[: self._remaining]
+            self._remaining -= len(lines)
         writer.write(lines)
 
     def _show_json(self, batches: list[BatchFrame]) -> None:
         for batch in batches:
             content = batch.content
-            if self._left is not None:
-                lines = list(_lines(bytes(content)))[: self._left]
-                self._left -= len(lines)
+            if self._remaining is not None:
+                lines = list(_lines(bytes(content)))[: self._remaining]
+                self._remaining -= len(lines)
                 content = memoryview(b"".join(lines))
             sys.stdout.buffer.write(content)
 
 
 def _lines(content: bytes) -> Iterator[bytes]:
-    # A line of JSON holds no other line end than its last.
+    # A JSON line ends with its only line break.
     return iter(content.splitlines(keepends=True))
 
 
@@ -240,7 +242,7 @@ def _address(instance: str, url: str | None, config: Path | None) -> DaemonAddre
 
 
 def _listed(text: str | None) -> list[str] | None:
-    return None if text is None else [one.strip() for one in text.split(",") if one.strip()]
+    return None if text is None else [part.strip() for part in text.split(",") if part.strip()]
 
 
 def _columns(text: str | None, form: Format) -> list[str] | None:
@@ -259,22 +261,22 @@ def _shards(text: str | None, columns: list[str] | None) -> dict[str, Any] | Non
         if columns:
             raise OptionInvalid("--shard-columns is without --shard", hint="Add --shard 0/4")
         return None
-    wanted, slash, count = text.partition("/")
-    numbers = [*wanted.split(","), count]
-    if not slash or not all(one.strip().isdecimal() for one in numbers):
+    selection, slash, count = text.partition("/")
+    numbers = [*selection.split(","), count]
+    if not slash or not all(number.strip().isdecimal() for number in numbers):
         raise OptionInvalid(f"--shard {text!r} is no shard", hint="Write 0/4, or 0,2/4 for two of them")
-    of, total = [int(one) for one in wanted.split(",")], int(count)
-    if not all(one < total for one in of):
+    selected, total = [int(number) for number in selection.split(",")], int(count)
+    if not all(number < total for number in selected):
         raise OptionInvalid(f"--shard {text}: shards are counted from 0", hint=f"Use 0 to {total - 1}")
-    return {"count": total, "of": of, "columns": dict(_table_columns(one) for one in columns or ())}
+    return {"count": total, "of": selected, "columns": dict(_table_columns(text) for text in columns or ())}
 
 
 def _table_columns(text: str) -> tuple[str, list[str]]:
     table, equals, names = text.rpartition("=")
-    found = _listed(names)
-    if not equals or not table.strip() or not found:
+    columns = _listed(names)
+    if not equals or not table.strip() or not columns:
         raise OptionInvalid(
             f"--shard-columns {text!r} names no columns of a table",
             hint="Write --shard-columns shop.orders=customer_id",
         )
-    return table.strip(), found
+    return table.strip(), columns

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock verify`: whether a pipeline's target is what its source is."""
+"""`penstock verify`: compare a pipeline's target with its source."""
 
 import sys
 from pathlib import Path
@@ -57,7 +57,7 @@ def run(
     difference was found but not everything could be compared.
     """
     settings = load_pipeline(file)
-    found = verify(
+    verification = verify(
         settings,
         tables or (),
         mend=repair,
@@ -67,31 +67,33 @@ def run(
         share_rows=share_rows,
     )
     if output is not None:
-        store(found.results, output)
+        store(verification.results, output)
     if as_json:
-        write_json(sys.stdout, (counts(one) for one in found.results))
+        write_json(sys.stdout, (counts(result) for result in verification.results))
     else:
-        for result in found.results:
+        for result in verification.results:
             for line in lines(result, shown):
                 typer.echo(line)
-        _tell_outcome(found, repair=repair)
-    if found.differs:
+        _print_outcome(verification, repair=repair)
+    if verification.differs:
         raise typer.Exit(EXIT_DIFFERENCES)
-    if not found.whole:
+    if not verification.whole:
         raise typer.Exit(EXIT_INCOMPLETE)
 
 
-def _tell_outcome(found: Verification, *, repair: bool) -> None:
-    places = ", ".join(f"{name} {one['file']}:{one['offset']}" for name, one in sorted(found.offsets.items()))
-    state = "running, compared as it went on" if found.running else f"stopped, compared at {places}"
+def _print_outcome(verification: Verification, *, repair: bool) -> None:
+    positions = ", ".join(
+        f"{name} {offset['file']}:{offset['offset']}" for name, offset in sorted(verification.offsets.items())
+    )
+    state = "running, compared as it went on" if verification.running else f"stopped, compared at {positions}"
     typer.echo(f"the pipeline is {state}")
-    if found.repaired:
-        typer.echo(f"repaired: {found.repaired:,} rows")
-    if found.requests:
-        typer.echo(f"the runner was asked to read again: requests {', '.join(found.requests)}")
-    if found.differs and not repair:
+    if verification.repaired:
+        typer.echo(f"repaired: {verification.repaired:,} rows")
+    if verification.requests:
+        typer.echo(f"the runner was asked to read again: requests {', '.join(verification.requests)}")
+    if verification.differs and not repair:
         typer.echo("penstock verify --repair makes the target right")
-    if not found.whole:
+    if not verification.whole:
         typer.echo("not everything was compared")
 
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What several verbs share: logs and daemons as a verb names them, and rows for people."""
+"""Code shared by several verbs: selecting logs and daemons, and printing rows."""

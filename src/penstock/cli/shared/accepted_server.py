@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Going on with a server that lacks transactions of the log, because they are lost.
+"""Resuming on a server that is missing transactions of the log because they are lost.
 
-A replica that was promoted before it had everything never gets the rest. The log keeps what it has, and so do
-the targets: rows that the new server lacks, and only a comparison finds them.
+A replica that was promoted before it was complete never gets the missing transactions. The log and the
+targets keep them: their rows are missing from the new server, and only a comparison finds them.
 """
 
 from collections.abc import Iterator
@@ -26,10 +26,10 @@ from penstock.source.walk import TransactionWalk
 
 @dataclass(frozen=True)
 class Acceptance:
-    """What going on with a server means: `lost` are the GTIDs of the log that it lacks.
+    """The consequences of resuming on a server: `lost` are the GTIDs of the log that the server is missing.
 
-    `tables` are those that the lost transactions changed, `statements` the statements among them, whose
-    tables only their text names.
+    `tables` are the tables changed by the lost transactions. `statements` are the logged statements among
+    them, whose tables are known only from their text.
     """
 
     beginning: Beginning
@@ -43,29 +43,29 @@ class Acceptance:
 
 @contextmanager
 def chosen_server(chosen: LogFolder, server: str | None) -> Iterator[Connection]:
-    """Give a session on the server that is named, by default on the instance's only one."""
+    """Open a session on the named server, by default on the instance's only server."""
     settings = chosen.instance_settings
     addresses = [] if settings is None else settings.addresses()
-    fitting = [one for one in addresses if server in (None, f"{one.host}:{one.port}")]
-    if len(fitting) != 1:
+    matching = [address for address in addresses if server in (None, f"{address.host}:{address.port}")]
+    if len(matching) != 1:
         listed = ", ".join(f"{address.host}:{address.port}" for address in addresses)
         hint = f"Give --server, one of: {listed}" if listed else "Name the instance's settings: --config FILE"
         raise OptionInvalid("which server is accepted is not clear", hint=hint)
-    with connect(replace(fitting[0], server_id=None)) as connection:
+    with connect(replace(matching[0], server_id=None)) as connection:
         yield connection
 
 
 def plan_acceptance(chosen: LogFolder, reader: LogReader, connection: Connection) -> Acceptance:
-    """Return what going on with a server would mean; nothing is changed.
+    """Return the consequences of resuming on a server; change nothing.
 
-    Raises OptionInvalid where the server lacks nothing, ServerChanged where its GTIDs cannot tell (MariaDB,
-    and a server that lacks transactions of its own), and what `begin_after` raises.
+    Raises OptionInvalid if the server is missing nothing, ServerChanged if its GTIDs are ambiguous (MariaDB,
+    or a server that is missing transactions of its own), and the errors of `begin_after`.
     """
-    last, old = reader.epochs.latest, reader.head()
-    assert last is not None, "a log with a byte has an epoch"
+    last_epoch, old = reader.epochs.latest, reader.head()
+    assert last_epoch is not None, "a log with a byte has an epoch"
     identity = connection.identity()
-    known = GtidSet.parse(end_of_log(reader, last))
-    lost = connection.executed().missing(str(known))
+    log_gtids = GtidSet.parse(end_of_log(reader, last_epoch))
+    lost = connection.executed().missing(str(log_gtids))
     if not lost:
         raise OptionInvalid(
             f"{connection.address} lacks no transaction of the log", hint="Start the capture: penstock serve"
@@ -75,27 +75,27 @@ def plan_acceptance(chosen: LogFolder, reader: LogReader, connection: Connection
             f"{connection.address} lacks {lost} and what precedes it on that server. MariaDB numbers the"
             " transactions of all servers in one sequence, so readers of the log would take new transactions"
             " for these",
-            hint=_begin_anew(reader),
+            hint=_new_log_hint(reader),
         )
     if identity.server_uuid and identity.server_uuid.lower() in lost.lower():
         raise ServerChanged(
             f"{connection.address} lacks transactions of its own: it was restored, and gives the same GTIDs"
             f" to other transactions: {lost}",
-            hint=_begin_anew(reader),
+            hint=_new_log_hint(reader),
         )
-    shared = str(known.subtract(GtidSet.parse(lost)))
+    shared = str(log_gtids.subtract(GtidSet.parse(lost)))
     epoch = reader.next_epoch
-    places = ServerSource(SourceOptions(address=connection.address, instance=chosen.name, epoch=epoch))
+    source = ServerSource(SourceOptions(address=connection.address, instance=chosen.name, epoch=epoch))
     try:
-        beginning = begin_after(connection, shared, places, epoch)
+        beginning = begin_after(connection, shared, source, epoch)
     finally:
-        places.close()
+        source.close()
     tables, statements = _changed_by(chosen, reader, shared, lost)
     return Acceptance(beginning, identity, connection.address, old, lost, tables, statements)
 
 
 def accept_server(log: Log, plan: Acceptance, audit: AuditLine) -> None:
-    """Make capture go on with the server when it starts next, durably. Raises LogFull, DiskFailed."""
+    """Record durably that capture resumes on this server at its next start. Raises LogFull, DiskFailed."""
     audit.write(log.disk, log.layout)
     position, identity = plan.beginning.position, plan.identity
     log.begin_epoch(
@@ -110,15 +110,15 @@ def accept_server(log: Log, plan: Acceptance, audit: AuditLine) -> None:
     )
 
 
-def _begin_anew(reader: LogReader) -> str:
+def _new_log_hint(reader: LogReader) -> str:
     return f"Begin a new log: move {reader.folder} away, and read the tables again"
 
 
 def _changed_by(
     chosen: LogFolder, reader: LogReader, shared: str, lost: str
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the tables that transactions of a set changed, and the statements among them."""
-    source, wanted = chosen.source(), GtidSet.parse(lost)
+    """Return the tables changed by the transactions of a set, and the logged statements among them."""
+    source, lost_gtids = chosen.source(), GtidSet.parse(lost)
     tables: set[str] = set()
     statements: list[str] = []
     try:
@@ -127,7 +127,7 @@ def _changed_by(
             for batch in TransactionWalk(source, byte_range):
                 columns = (batch[name].to_pylist() for name in ("gtid", "tables", "statement"))
                 for gtid, names, statement in zip(*columns, strict=True):
-                    if not gtid or not wanted.contains(GtidSet.parse(gtid)):
+                    if not gtid or not lost_gtids.contains(GtidSet.parse(gtid)):
                         continue
                     tables.update(name for name in names.split(",") if name)
                     if statement:

@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An instance's log as its daemon tells it: how far a checkpoint is behind, and where one may be set."""
+"""An instance's log as seen through its daemon: the lag of checkpoints, and positions for new ones."""
 
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 from urllib.parse import quote, urlsplit
 
-from penstock.cli.shared.log_folder import Wanted, committed_from, first_in, outside
+from penstock.cli.shared.log_folder import Condition, committed_from, first_in, outside
 from penstock.coordinate.checkpoint import Checkpoint
 from penstock.errors import (
     OptionInvalid,
@@ -32,10 +32,10 @@ EARLIEST, LATEST = "earliest", "latest"
 
 @dataclass(frozen=True)
 class Lag:
-    """How far a checkpoint is behind the daemon's log; None where that is not known.
+    """How far a checkpoint is behind the daemon's log; None if unknown.
 
-    `seconds` lie between the commits of the last transaction consumed and the last one that is there. `why`
-    tells what stands in the way of the figures.
+    `seconds` is the time between the commits of the last consumed and the last logged transaction. `why` is
+    the reason why the figures are unknown.
     """
 
     bytes: int | None = None
@@ -44,9 +44,9 @@ class Lag:
 
 
 def daemon_address(instance: str, url: str | None, config: Path | None) -> DaemonAddress:
-    """Return the instance of the daemon that `--url`, else the settings file, else the default means.
+    """Return the address of a daemon's instance: from `--url`, the settings file, or the default.
 
-    A URL is `host:port`, or begins with http, https, penstock or penstocks; its query has the options of
+    A URL is `host:port`, or starts with http, https, penstock or penstocks. Its query has the options of
     every penstock:// URL. Raises OptionInvalid.
     """
     token, tls = None, None
@@ -57,21 +57,21 @@ def daemon_address(instance: str, url: str | None, config: Path | None) -> Daemo
         host = LOOPBACK_DEFAULT if listen.host in ("0.0.0.0", "::") else listen.host
         port, token = listen.port, settings.operator_token()
         if listen.tls is not None:
-            # The file names the certificate itself: that one is trusted, under whatever name it has.
+            # The settings file names the certificate itself, so it is trusted under any host name.
             tls = Tls(mode="verify_ca", ca=str(listen.tls.cert))
-    secure, place, query = tls is not None, f"[{host}]:{port}" if ":" in host else f"{host}:{port}", ""
+    secure, netloc, query = tls is not None, f"[{host}]:{port}" if ":" in host else f"{host}:{port}", ""
     if url is not None:
         parts = urlsplit(url if "://" in url else f"penstock://{url}")
         if parts.scheme not in ("http", "https", "penstock", "penstocks") or not parts.netloc:
             raise OptionInvalid(f"{url!r} is no daemon", hint=f"Write http://{host}:{PORT_DEFAULT}")
-        secure, place, query = parts.scheme in ("https", "penstocks"), parts.netloc, parts.query
+        secure, netloc, query = parts.scheme in ("https", "penstocks"), parts.netloc, parts.query
         tls = tls if secure and not query else None
-    text = f"{'penstocks' if secure else 'penstock'}://{place}/{quote(instance, safe='')}"
+    text = f"{'penstocks' if secure else 'penstock'}://{netloc}/{quote(instance, safe='')}"
     return DaemonAddress.parse(f"{text}?{query}" if query else text, token=token, tls=tls)
 
 
 class AskedDaemon:
-    """One instance of a daemon. Every call raises ConnectionLost where it does not answer."""
+    """One instance of a daemon. Every call raises ConnectionLost if the daemon does not answer."""
 
     def __init__(self, address: DaemonAddress) -> None:
         self.address = address
@@ -79,7 +79,7 @@ class AskedDaemon:
 
     @classmethod
     def find(cls, instance: str, url: str | None, config: Path | None) -> Self:
-        """Return the daemon that `--url`, else the settings file, else the default means."""
+        """Return the daemon selected by `--url`, the settings file, or the default."""
         return cls(daemon_address(instance, url, config))
 
     # --- How far ----------------------------------------------------------------------------
@@ -88,23 +88,23 @@ class AskedDaemon:
         """Return how far a checkpoint is behind."""
         runs, status = self._runs(), self._client.ask("status")
         try:
-            position = self._here(checkpoint)
+            position = self._to_local_position(checkpoint)
         except ServerChanged as problem:
             return Lag(why=problem.message)
         if not runs or position > runs[-1].last:
             return Lag(0, 0.0)
         if position < runs[0].first:
             return Lag(why=f"the log begins behind it, at {runs[0].first}")
-        left = sum(_bytes_behind(run, position) for run in runs)
+        bytes_behind = sum(_bytes_behind(run, position) for run in runs)
         newest = status["time_us"] or 0
-        if not left:
+        if not bytes_behind:
             return Lag(0, 0.0)
         if not checkpoint.time_us or not newest:
-            return Lag(left)
-        return Lag(left, max(newest - checkpoint.time_us, 0) / 1e6)
+            return Lag(bytes_behind)
+        return Lag(bytes_behind, max(newest - checkpoint.time_us, 0) / 1e6)
 
-    def _here(self, checkpoint: Checkpoint) -> Position:
-        """Return a checkpoint's place under this daemon's numbers of epochs. Raises ServerChanged."""
+    def _to_local_position(self, checkpoint: Checkpoint) -> Position:
+        """Return a checkpoint's position with this daemon's epoch numbers. Raises ServerChanged."""
         position = Position.parse(checkpoint.position)
         if not checkpoint.server_key:
             return position
@@ -113,48 +113,48 @@ class AskedDaemon:
 
     # --- Where ------------------------------------------------------------------------------
 
-    def place(self, wanted: Bound | str) -> Checkpoint:
-        """Return the checkpoint that a bound, `earliest` or `latest` means, proved against the log.
+    def find_checkpoint(self, bound: Bound | str) -> Checkpoint:
+        """Return the checkpoint for a bound, `earliest` or `latest`, verified against the log.
 
-        Behind it lies the first transaction that was committed at or after a time, that is outside a GTID
-        set, or that begins at a position. Raises PositionInvalid inside a transaction, PositionPurged, and
-        ServerBusy behind the head.
+        The next transaction after it is the first that was committed at or after a time, that is outside a
+        GTID set, or that begins at a position. Raises PositionInvalid inside a transaction, PositionPurged,
+        and ServerBusy after the head.
         """
-        # A daemon that is not there is told at once; the source would ask it again for a while.
+        # Fail at once if the daemon is down. The source would retry for a while.
         self._client.ask("status")
         source = DaemonSource(SourceOptions(daemon=self.address, instance=self.address.instance))
         try:
-            position = self._find(source, wanted)
+            position = self._find(source, bound)
             gtid_set = source.gtid_set(position)
         finally:
             source.close()
         keys = dict(self._epochs())
         return Checkpoint.now(str(position), gtid_set, keys.get(position.epoch, ""))
 
-    def _find(self, source: DaemonSource, wanted: Bound | str) -> Position:
-        if isinstance(wanted, str):
-            return source.earliest() if wanted == EARLIEST else source.head()
-        if wanted.time_us is not None:
-            return self._first(source, source.find_time(wanted.time_us), committed_from(wanted.time_us))
-        if wanted.gtid_set is not None:
-            return self._first(source, source.find_gtid_set(wanted.gtid_set), outside(wanted.gtid_set))
-        assert wanted.position is not None, "a bound has one field"
-        self._prove(source, wanted.position)
-        return wanted.position
+    def _find(self, source: DaemonSource, bound: Bound | str) -> Position:
+        if isinstance(bound, str):
+            return source.earliest() if bound == EARLIEST else source.head()
+        if bound.time_us is not None:
+            return self._first(source, source.find_time(bound.time_us), committed_from(bound.time_us))
+        if bound.gtid_set is not None:
+            return self._first(source, source.find_gtid_set(bound.gtid_set), outside(bound.gtid_set))
+        assert bound.position is not None, "a bound has one field"
+        self._check_position(source, bound.position)
+        return bound.position
 
-    def _first(self, source: DaemonSource, start: Position, wanted: Wanted) -> Position:
-        """Return the first transaction from `start` on that is wanted, else the end of the log."""
+    def _first(self, source: DaemonSource, start: Position, condition: Condition) -> Position:
+        """Return the first matching transaction from `start` on, otherwise the end of the log."""
         for run in self._runs():
             if run.last <= start:
                 continue
             begin = start.offset if run.first <= start else run.start
-            found = first_in(source, ByteRange(run.epoch, run.file, begin, run.end, True), wanted)
-            if found is not None:
-                return found
+            position = first_in(source, ByteRange(run.epoch, run.file, begin, run.end, True), condition)
+            if position is not None:
+                return position
         return source.head()
 
-    def _prove(self, source: DaemonSource, position: Position) -> None:
-        """Raise what is wrong with a place that is to be set."""
+    def _check_position(self, source: DaemonSource, position: Position) -> None:
+        """Raise an error if a checkpoint must not be set to this position."""
         runs = self._runs()
         if not runs or position > runs[-1].last:
             raise ServerBusy(
@@ -168,11 +168,11 @@ class AskedDaemon:
                 position=str(position),
                 hint="Choose a later place, or --earliest",
             )
-        run = next((one for one in runs if one.first <= position <= one.last), None)
+        run = next((candidate for candidate in runs if candidate.first <= position <= candidate.last), None)
         if run is None:
             raise PositionInvalid("the log has no such place", position=str(position), hint="penstock status")
-        begun = max(run.start, FIRST_EVENT_OFFSET)
-        if not begun < position.offset < run.end:
+        begin = max(run.start, FIRST_EVENT_OFFSET)
+        if not begin < position.offset < run.end:
             return
         first = source.boundary_before(position)
         at, end = _around(source, ByteRange(run.epoch, run.file, first, position.offset, aligned=True))
@@ -186,16 +186,16 @@ class AskedDaemon:
     # --- Holds ------------------------------------------------------------------------------
 
     def holds(self) -> list[dict[str, Any]]:
-        """Return the holds of the log that the account may see."""
-        found: list[dict[str, Any]] = self._client.ask("holds")["holds"]
-        return found
+        """Return the holds on the log that the account may see."""
+        holds: list[dict[str, Any]] = self._client.ask("holds")["holds"]
+        return holds
 
     def remove_hold(self, reader: str) -> None:
         """Remove a hold. Raises SourceMissing, AccessDenied."""
         self._client.delete(f"holds/{quote(reader, safe='')}")
 
     def release_consumer(self, consumer: str) -> bool:
-        """Remove the hold of a named consumer; return whether there was one. Raises AccessDenied."""
+        """Remove the hold of a named consumer; return whether it existed. Raises AccessDenied."""
         try:
             self.remove_hold(consumer_hold_name(consumer))
         except SourceMissing:
@@ -205,11 +205,13 @@ class AskedDaemon:
     # --- Answers ----------------------------------------------------------------------------
 
     def _epochs(self) -> list[tuple[int, str]]:
-        return [(one["epoch"], one["server_key"]) for one in self._client.ask("epochs")["epochs"]]
+        return [(epoch["epoch"], epoch["server_key"]) for epoch in self._client.ask("epochs")["epochs"]]
 
     def _runs(self) -> list[KeptRun]:
-        found = self._client.ask("extents")["extents"]
-        return [KeptRun(one["epoch"], one["file"], one["start"], one["end"]) for one in found]
+        extents = self._client.ask("extents")["extents"]
+        return [
+            KeptRun(extent["epoch"], extent["file"], extent["start"], extent["end"]) for extent in extents
+        ]
 
     def close(self) -> None:
         """Close the connections."""
@@ -217,23 +219,23 @@ class AskedDaemon:
 
 
 def _bytes_behind(run: KeptRun, position: Position) -> int:
-    """Return how many bytes of a run lie behind a position."""
+    """Return the number of bytes of a run that are after a position."""
     if run.last <= position:
         return 0
     return run.end - (position.offset if run.first <= position else run.start)
 
 
 def _around(source: DaemonSource, byte_range: ByteRange) -> tuple[int, int]:
-    """Return where the last transaction that starts in a range begins and ends; 0, 0 where none does."""
-    found = 0, 0
+    """Return the bounds of the last transaction that starts in a range; 0, 0 if there is none."""
+    bounds = 0, 0
     for batch in TransactionWalk(source, byte_range):
         if batch.num_rows:
-            found = batch["offset"][-1].as_py(), batch["end_offset"][-1].as_py()
-    return found
+            bounds = batch["offset"][-1].as_py(), batch["end_offset"][-1].as_py()
+    return bounds
 
 
 def shown_lag(daemon: AskedDaemon | None, checkpoint: Checkpoint | None) -> Lag:
-    """Return the lag of a checkpoint where there are one and a daemon; else why it is not known."""
+    """Return the lag of a checkpoint, or why it is unknown."""
     if checkpoint is None:
         return Lag(why="nothing was consumed yet")
     if daemon is None:

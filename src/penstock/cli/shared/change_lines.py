@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes as lines for people: when, where, which table, what, the key, and what changed."""
+"""Changes as lines of text: time, position, table, change type, key and changed values."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ _STYLES = {"insert": "green", "update": "yellow", "delete": "red"}
 
 @dataclass(frozen=True)
 class ChangeLine:
-    """One change. `order` is its place among all changes of the log."""
+    """One change. `order` sorts it among all changes of the log."""
 
     order: tuple[int, int]
     time: datetime
@@ -39,9 +39,9 @@ class ChangeLine:
 
 
 def lines_of(rows: pyarrow.RecordBatch, key: Sequence[str]) -> Iterator[ChangeLine]:
-    """Yield the changes of rows of one table, of which `key` names the primary key.
+    """Yield the changes in the rows of one table; `key` has its primary key columns.
 
-    The two images of an update are one change; where only one of them was asked for, it stands alone.
+    The two images of an update are one change. If only one image was requested, it forms a change alone.
     """
     before: dict[str, Any] | None = None
     for row in rows.to_pylist():
@@ -60,14 +60,14 @@ def lines_of(rows: pyarrow.RecordBatch, key: Sequence[str]) -> Iterator[ChangeLi
 
 
 class ChangeWriter:
-    """Writes changes below a heading, in color where somebody looks on."""
+    """Writes changes below a heading, in color on a terminal."""
 
     def __init__(self, out: TextIO) -> None:
         self._plain = LineWriter(out, _FIELDS)
         self._console = Console(file=out, highlight=False, soft_wrap=True) if out.isatty() else None
 
     def write(self, lines: Iterable[ChangeLine]) -> None:
-        """Write some lines."""
+        """Write lines."""
         for line in lines:
             cells = (line.time, line.position, line.table, line.kind, line.values)
             if self._console is None:
@@ -92,10 +92,10 @@ def _line(row: dict[str, Any], kind: str, values: str) -> ChangeLine:
 
 
 def _shown(row: dict[str, Any], key: Sequence[str], before: dict[str, Any] | None = None) -> str:
-    """Return the key, then every other value; of an update only what differs."""
+    """Return the key, then every other value; for an update only the values that differ."""
     texts = []
-    others = [name for name in row if name not in key and name not in SYSTEM_COLUMNS]
-    for name in (*(name for name in key if name in row), *others):
+    other_names = [name for name in row if name not in key and name not in SYSTEM_COLUMNS]
+    for name in (*(name for name in key if name in row), *other_names):
         if before is not None and before[name] != row[name]:
             texts.append(f"{name}={_text(before[name])}→{_text(row[name])}")
         elif before is None or name in key:

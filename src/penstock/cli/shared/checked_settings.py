@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What only its surroundings prove of a daemon's settings: servers that let us in, and room on the disk."""
+"""Checks of a daemon's settings against their environment: reachable servers, and space on the disk."""
 
 import os
 import shutil
@@ -12,10 +12,10 @@ from penstock.settings.daemon import Settings
 
 
 def check_surroundings(settings: Settings) -> list[str]:
-    """Connect to every server, and look at the disk of every log; changes nothing.
+    """Connect to every server and examine the disk of every log; change nothing.
 
-    Returns what does not keep the daemon from working, such as one server of a cluster that does not answer.
-    Raises OptionInvalid, which tells every problem.
+    Returns warnings that do not prevent the daemon from working, such as one server of a cluster that does
+    not answer. Raises OptionInvalid with all problems.
     """
     problems: list[str] = []
     remarks: list[str] = []
@@ -27,7 +27,9 @@ def check_surroundings(settings: Settings) -> list[str]:
             remarks += messages
         else:
             problems += messages
-        problems += [f"instances.{name}: {what}" for what in _problems_of_disk(settings, name)]
+        problems += [
+            f"instances.{name}: {disk_problem}" for disk_problem in _problems_of_disk(settings, name)
+        ]
     if problems:
         raise OptionInvalid(
             "\n  ".join(["the daemon could not work:", *problems, *remarks]),
@@ -37,7 +39,7 @@ def check_surroundings(settings: Settings) -> list[str]:
 
 
 def _problem_of(address: ServerAddress) -> PenstockError | None:
-    """Return why a server is of no use, None where it answers and has a binary log."""
+    """Return why a server cannot be used, None if it answers and has a binary log."""
     try:
         with connect(address) as connection:
             connection.head()
@@ -51,10 +53,10 @@ def _problems_of_disk(settings: Settings, name: str) -> Iterator[str]:
     if log.mode == "memory":
         return
     folder = log.folder.absolute()
-    there = next(parent for parent in (folder, *folder.parents) if parent.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        yield f"the folder {there} cannot be written by this account"
-    free = shutil.disk_usage(there).free
+    existing = next(parent for parent in (folder, *folder.parents) if parent.exists())
+    if not existing.is_dir() or not os.access(existing, os.W_OK | os.X_OK):
+        yield f"the folder {existing} cannot be written by this account"
+    free = shutil.disk_usage(existing).free
     if free < log.free_bytes_min:
-        wanted = f"log.free_bytes_min is {log.free_bytes_min}"
-        yield f"{free} bytes are free below {there}, and {wanted}"
+        requirement = f"log.free_bytes_min is {log.free_bytes_min}"
+        yield f"{free} bytes are free below {existing}, and {requirement}"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock pipelines dead-letters` and `replay`: rows that steps could not work on."""
+"""`penstock pipelines dead-letters` and `replay`: rows on which a step failed."""
 
 import json
 import sys
@@ -25,21 +25,21 @@ def list_dead_letters(
 ) -> None:
     """List the rows on which a step failed: their position, the step and the error."""
     settings = load_pipeline(file)
-    found = dead_letters(settings)
+    letters = dead_letters(settings)
     if as_json:
-        write_json(sys.stdout, (one.to_json() for one in found))
+        write_json(sys.stdout, (letter.to_json() for letter in letters))
         return
-    for one in found:
-        when = datetime.fromtimestamp(one.noted_us / 1e6, UTC)
-        typer.echo(f"{one.name}  {when:%Y-%m-%d %H:%M:%S}  {one.table}  {one.rows} rows")
-        typer.echo(f"    {one.step} at {one.position}: {one.error}: {one.message}")
+    for letter in letters:
+        when = datetime.fromtimestamp(letter.noted_us / 1e6, UTC)
+        typer.echo(f"{letter.name}  {when:%Y-%m-%d %H:%M:%S}  {letter.table}  {letter.rows} rows")
+        typer.echo(f"    {letter.step} at {letter.position}: {letter.error}: {letter.message}")
         if rows:
-            _tell_rows(rows_of_letter(settings, one.name))
-    total = sum(one.rows for one in found)
-    typer.echo(f"{total} rows in {len(found)} entries")
+            _print_rows(rows_of_letter(settings, letter.name))
+    total = sum(letter.rows for letter in letters)
+    typer.echo(f"{total} rows in {len(letters)} entries")
 
 
-def _tell_rows(changes: Changes) -> None:
+def _print_rows(changes: Changes) -> None:
     names = [*changes.target.column_names, "_change_type", "_commit_version"]
     for row in changes.rows.select(names).to_pylist():
         typer.echo(f"    {json.dumps(row, default=json_value, ensure_ascii=False)}")
@@ -57,10 +57,14 @@ def replay_dead_letters(
     A sink that keeps state must not receive outdated rows. For such a sink the pipeline reads the keys of
     these rows again from the source, at its next batch.
     """
-    for done in replay(load_pipeline(file), names or ()):
+    for replayed in replay(load_pipeline(file), names or ()):
         if as_json:
-            write_json(sys.stdout, iter([vars(done)]))
-        elif done.read_again:
-            typer.echo(f"{done.name}: the keys of {done.read_again} rows are read again by the pipeline")
+            write_json(sys.stdout, iter([vars(replayed)]))
+        elif replayed.read_again:
+            typer.echo(
+                f"{replayed.name}: the keys of {replayed.read_again} rows are read again by the pipeline"
+            )
         else:
-            typer.echo(f"{done.name}: {done.written} rows written, {done.rejected} put aside once more")
+            typer.echo(
+                f"{replayed.name}: {replayed.written} rows written, {replayed.rejected} put aside once more"
+            )

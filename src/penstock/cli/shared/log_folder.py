@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which log a verb is about: a folder, or an instance of a settings file; and what its segments hold."""
+"""Selection of a log, by folder or by instance of a settings file, and the contents of its segments."""
 
 import os
 import pwd
@@ -47,13 +47,13 @@ Config = Annotated[
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per line instead of text.")]
 
-# Tells of a batch of transactions (see `TransactionWalk`) which ones are wanted: an array of booleans.
-Wanted = Callable[[pyarrow.RecordBatch], npt.ArrayLike]
+# A condition on the transactions of a batch (see `TransactionWalk`): returns an array of booleans.
+Condition = Callable[[pyarrow.RecordBatch], npt.ArrayLike]
 
 
 @dataclass(frozen=True)
 class LogFolder:
-    """A log that was named. Settings are there where it was named by them."""
+    """A selected log. The settings are set only if the log was selected by them."""
 
     folder: Path
     instance: str | None = None
@@ -62,7 +62,7 @@ class LogFolder:
 
     @classmethod
     def find(cls, log: str | None, config: Path | None) -> "LogFolder":
-        """Return the log that a command line means. Raises OptionInvalid."""
+        """Return the log that the command line selects. Raises OptionInvalid."""
         if config is None:
             if log is None:
                 raise OptionInvalid(
@@ -74,25 +74,25 @@ class LogFolder:
         if log is None and len(names) == 1:
             log = names[0]
         if log not in settings.instances:
-            what = "no instance is named" if log is None else f"{config} has no instance {log!r}"
-            raise OptionInvalid(what, hint=f"Its instances are: {', '.join(names)}")
-        chosen = settings.log_of(log)
-        return cls(chosen.folder, log, chosen, settings.instances[log])
+            problem = "no instance is named" if log is None else f"{config} has no instance {log!r}"
+            raise OptionInvalid(problem, hint=f"Its instances are: {', '.join(names)}")
+        log_settings = settings.log_of(log)
+        return cls(log_settings.folder, log, log_settings, settings.instances[log])
 
     @property
     def name(self) -> str:
-        """What people call the log."""
+        """The log's name for users."""
         return self.instance or str(self.folder)
 
     def tier(self, disk: Disk) -> Tier | None:
-        """Return the store to which segments are moved, where settings name one. Raises DependencyMissing."""
+        """Return the store for tiered segments, if the settings have one. Raises DependencyMissing."""
         if self.settings is None or self.settings.tier is None:
             return None
         return Tier(self.settings.tier, disk, Layout(self.folder))
 
     @property
     def block_bytes(self) -> int:
-        """How large blocks are that are made again."""
+        """The block size for rebuilt indexes."""
         return self.settings.block_bytes if self.settings is not None else BLOCK_BYTES_DEFAULT
 
     def source(self) -> Source:
@@ -102,7 +102,7 @@ class LogFolder:
         return KeptSource(options, FolderLog(self.folder, disk, self.tier(disk)))
 
     def check(self) -> None:
-        """Raise SourceMissing where there is no log."""
+        """Raise SourceMissing if there is no log."""
         if not is_log_folder(self.folder):
             inside = [path.name for path in sorted(self.folder.glob("*")) if is_log_folder(path)]
             raise SourceMissing(
@@ -113,16 +113,16 @@ class LogFolder:
             )
 
     def open(self, disk: Disk | None = None) -> LogReader:
-        """Open the log for reading; no lock is needed. Raises SourceMissing, LogDamaged."""
+        """Open the log for reading, without a lock. Raises SourceMissing, LogDamaged."""
         self.check()
         reader = LogReader.open(self.folder, disk or LocalDisk())
         reader.tier = self.tier(reader.disk)
         return reader
 
     def open_for_writing(self) -> Log:
-        """Open the log as its daemon does: nobody else writes it, and what a crash left is put right.
+        """Open the log for writing, as its daemon does: exclusively, and after recovery from a crash.
 
-        Raises LogLocked, which says how to go on, and what `Log.open` raises.
+        Raises LogLocked, whose hint says how to continue, and the errors of `Log.open`.
         """
         self.check()
         settings = (self.settings or LogSettings()).model_copy(update={"mode": "file", "fsync": "never"})
@@ -136,38 +136,38 @@ class LogFolder:
 
 
 def segments_of(reader: LogReader) -> list[SegmentRecord]:
-    """Return every segment with its totals, rising.
+    """Return every segment with its totals, in ascending order.
 
-    A reader takes the newest one to be open. Where L1 says that it was closed, it is as L1 says; else its
-    totals are taken from its blocks and what follows them.
+    A reader treats the newest segment as open. If L1 says that it was closed, use the record of L1. Otherwise
+    compute its totals from its blocks and the events after them.
     """
-    noted = SegmentIndex.load(reader.disk, reader.layout.segments_index) or SegmentIndex([])
-    found = []
+    index = SegmentIndex.load(reader.disk, reader.layout.segments_index) or SegmentIndex([])
+    records = []
     for record in reader.segments:
-        known = noted.get(record.version)
-        if record.source_end == 0 and known is not None and known.source_end == end_of(reader, record):
-            record = known
-        found.append(record if record.source_end else _counted(reader, record))
-    return found
+        indexed = index.get(record.version)
+        if record.source_end == 0 and indexed is not None and indexed.source_end == end_of(reader, record):
+            record = indexed
+        records.append(record if record.source_end else _counted(reader, record))
+    return records
 
 
 def _counted(reader: LogReader, record: SegmentRecord) -> SegmentRecord:
     with reader.open_blocks(record) as (segment, blocks):
         tail = scan(segment, blocks.indexed_end, blocks.end, time_max_us=record.time_max_us)
-        found = block_records(blocks.records().tobytes() + tail.records)
-    times = found["time_us"][found["time_us"] > 0]
+        block_totals = block_records(blocks.records().tobytes() + tail.records)
+    times = block_totals["time_us"][block_totals["time_us"] > 0]
     return replace(
         record,
         time_first_us=int(times[0]) if len(times) else 0,
-        time_max_us=int(found["time_max_us"].max()) if len(found) else record.time_max_us,
-        transactions=int(found["transactions"].sum(dtype="u8")),
-        changes=int(found["changes"].sum(dtype="u8")),
-        server_id=int(found["server_id"][-1]) if len(found) else 0,
+        time_max_us=int(block_totals["time_max_us"].max()) if len(block_totals) else record.time_max_us,
+        transactions=int(block_totals["transactions"].sum(dtype="u8")),
+        changes=int(block_totals["changes"].sum(dtype="u8")),
+        server_id=int(block_totals["server_id"][-1]) if len(block_totals) else 0,
     )
 
 
 def head_of(reader: LogReader, record: SegmentRecord) -> SegmentHead:
-    """Return what a segment says of itself; of one in a store from the folder's note of it."""
+    """Return a segment's head; for a tiered segment, from its note in the folder."""
     if record.state != TIERED:
         return reader.segment_head(record)
     note = TieredNote.load(reader.disk, note_path(reader.layout, record))
@@ -175,7 +175,7 @@ def head_of(reader: LogReader, record: SegmentRecord) -> SegmentHead:
 
 
 def end_of(reader: LogReader, record: SegmentRecord) -> int:
-    """Return the source offset up to which a segment may be read."""
+    """Return the source offset up to which a segment can be read."""
     visible = reader.visible
     if record.source_end:
         return record.source_end
@@ -184,7 +184,7 @@ def end_of(reader: LogReader, record: SegmentRecord) -> int:
 
 
 def parse_time(text: str, now: datetime | None = None) -> int:
-    """Read a time: ISO 8601, or a time of day, which is the last one that was; without a zone it is UTC.
+    """Parse a time: ISO 8601, or a time of day, which means its last occurrence. The default zone is UTC.
 
     Returns microseconds since 1970. Raises OptionInvalid.
     """
@@ -200,7 +200,7 @@ def parse_time(text: str, now: datetime | None = None) -> int:
 
 
 def is_time_of_day(text: str) -> bool:
-    """Tell whether a text is a time of day, which `parse_time` takes."""
+    """Return whether a text is a time of day, as accepted by `parse_time`."""
     return _TIME_OF_DAY.fullmatch(text.strip()) is not None
 
 
@@ -211,14 +211,14 @@ def _time_of(bound: Bound, text: str) -> int:
 
 
 def user_name() -> str:
-    """Return who runs this: the account, and who became it where that is told."""
+    """Return the current user: the account, and the user who switched to it with sudo."""
     try:
         name = pwd.getpwuid(os.getuid()).pw_name
     except KeyError:
-        # A container may run under a number that no file names.
+        # A container may run under a user number without a name.
         name = str(os.getuid())
-    behind = os.environ.get("SUDO_USER")
-    return f"{behind} as {name}" if behind and behind != name else name
+    sudo_user = os.environ.get("SUDO_USER")
+    return f"{sudo_user} as {name}" if sudo_user and sudo_user != name else name
 
 
 def moment(time_us: int | None) -> datetime | None:
@@ -228,52 +228,53 @@ def moment(time_us: int | None) -> datetime | None:
     return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=time_us)
 
 
-def first_from(reader: LogReader, source: Source, start: Position, wanted: Wanted) -> Position:
-    """Return where the first wanted transaction from `start` on begins, else where the log's piece ends.
+def first_from(reader: LogReader, source: Source, start: Position, condition: Condition) -> Position:
+    """Return where the first matching transaction from `start` on begins, otherwise the end of its extent.
 
-    `start` is a transaction boundary. An index points at blocks; this is for an answer to the byte.
+    `start` is a transaction boundary. The index locates blocks; this search is exact to the byte.
     """
-    piece = next(one for one in reversed(reader.extents()) if one.first <= start <= one.last)
-    if start == piece.last:
+    extent_ = next(extent for extent in reversed(reader.extents()) if extent.first <= start <= extent.last)
+    if start == extent_.last:
         return start
     return (
-        first_in(source, ByteRange(start.epoch, start.file, start.offset, piece.end, True), wanted)
-        or piece.last
+        first_in(source, ByteRange(start.epoch, start.file, start.offset, extent_.end, True), condition)
+        or extent_.last
     )
 
 
-def first_in(source: Source, byte_range: ByteRange, wanted: Wanted) -> Position | None:
-    """Return where the first transaction of a range that is wanted begins, None where none is."""
+def first_in(source: Source, byte_range: ByteRange, condition: Condition) -> Position | None:
+    """Return where the first matching transaction of a range begins, None if there is none."""
     for batch in TransactionWalk(source, byte_range):
-        found = np.flatnonzero(wanted(batch))
-        if len(found):
-            file, offset = (batch[name][int(found[0])].as_py() for name in ("file", "offset"))
+        matches = np.flatnonzero(condition(batch))
+        if len(matches):
+            file, offset = (batch[name][int(matches[0])].as_py() for name in ("file", "offset"))
             return Position(byte_range.epoch, file, offset)
     return None
 
 
 def commit_times(batch: pyarrow.RecordBatch) -> npt.NDArray[np.int64]:
-    """Return when each transaction of a batch was committed, microseconds UTC since 1970.
+    """Return the commit time of each transaction in a batch, microseconds UTC since 1970.
 
-    The column's own buffer: pyarrow's way to numpy, and to scalars, loads pandas, which takes a second.
+    Uses the column's own buffer: pyarrow's conversion to numpy or scalars imports pandas, which takes a
+    second.
     """
     column = batch["commit_timestamp"]
     return np.frombuffer(column.buffers()[1], np.int64, len(column), column.offset * 8)
 
 
-def committed_from(time_us: int) -> Wanted:
-    """Want what was committed at or after a time."""
+def committed_from(time_us: int) -> Condition:
+    """Match transactions committed at or after a time."""
     return lambda batch: commit_times(batch) >= time_us
 
 
-def outside(gtid_set: str) -> Wanted:
-    """Want what is not in a GTID set."""
-    known = GtidSet.parse(gtid_set)
+def outside(gtid_set: str) -> Condition:
+    """Match transactions outside a GTID set."""
+    excluded = GtidSet.parse(gtid_set)
     return lambda batch: [
-        bool(gtid) and not known.contains(GtidSet.parse(gtid)) for gtid in batch["gtid"].to_pylist()
+        bool(gtid) and not excluded.contains(GtidSet.parse(gtid)) for gtid in batch["gtid"].to_pylist()
     ]
 
 
-def is_gtid(gtid: str) -> Wanted:
-    """Want one transaction."""
-    return lambda batch: [one == gtid for one in batch["gtid"].to_pylist()]
+def is_gtid(gtid: str) -> Condition:
+    """Match one transaction."""
+    return lambda batch: [transaction == gtid for transaction in batch["gtid"].to_pylist()]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where a position that is to be set lies: what the log knows of it, and what the server says."""
+"""Lookup of a position for `penstock position set`, in the log and on the server."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,7 +29,7 @@ from penstock.source.server import ServerSource
 from penstock.source.source import FIRST_EVENT_OFFSET, ByteRange, SourceOptions
 from penstock.source.walk import TransactionWalk
 
-# More than this of what would be lost is not read only to count it.
+# A larger amount of lost data is not read only to count it.
 _COUNTED_BYTES_MAX = 256 * MIB
 
 _HINT_ASK = "Let the server be asked: penstock position set --config penstock.yaml INSTANCE"
@@ -37,7 +37,7 @@ _HINT_ASK = "Let the server be asked: penstock position set --config penstock.ya
 
 @dataclass(frozen=True)
 class Target:
-    """Where capture is to go on. `note` says what a reader must know."""
+    """Where capture is to resume. `note` is a warning for the user."""
 
     position: Position
     gtid_set: LoggedSet
@@ -45,19 +45,19 @@ class Target:
 
 
 class AskedServer:
-    """The server that a log follows, and one session on it."""
+    """The server that a log follows, with one session on it."""
 
     def __init__(self, connection: Connection, source: ServerSource) -> None:
         self._connection = connection
         self._source = source
-        self.files = [(one.file, one.bytes) for one in connection.binary_logs()]
+        self.files = [(log_file.file, log_file.bytes) for log_file in connection.binary_logs()]
 
     def find(self, reader: LogReader, bound: Bound) -> Target:
-        """Return where a bound lies. Raises PositionPurged, PositionInvalid, ServerBehind."""
+        """Return the position of a bound. Raises PositionPurged, PositionInvalid, ServerBehind."""
         epoch = self._source.options.epoch
         if bound.gtid_set is not None:
-            found = begin_after(self._connection, bound.gtid_set, self._source, epoch)
-            return Target(found.position, found.gtid_set, found.note)
+            beginning = begin_after(self._connection, bound.gtid_set, self._source, epoch)
+            return Target(beginning.position, beginning.gtid_set, beginning.note)
         if bound.time_us is not None:
             position = self._at_time(bound.time_us)
         else:
@@ -69,19 +69,19 @@ class AskedServer:
             if problem is not None:
                 raise problem
             if held_position(reader, position) is None:
-                self._prove_boundary(position)
+                self._check_boundary(position)
         return Target(position, self._source.gtid_set(position))
 
     def count(self, gaps: tuple[Gap, ...]) -> Stretch:
-        """Return what gaps hold; of many bytes no more than their number."""
+        """Count the contents of gaps; for large gaps only the bytes."""
         total = Stretch()
         for gap in gaps:
             total = total.plus(Stretch(None if gap.end is None else gap.end - gap.start))
         if total.bytes is None or total.bytes > _COUNTED_BYTES_MAX:
             return Stretch(total.bytes, None, None)
         for gap in gaps:
-            place = Position(self._source.options.epoch, gap.file, gap.start)
-            for batch in TransactionWalk(self._source, _range_of(place, gap.end)):
+            start = Position(self._source.options.epoch, gap.file, gap.start)
+            for batch in TransactionWalk(self._source, _range_of(start, gap.end)):
                 if not batch.num_rows:
                     continue
                 times = commit_times(batch)
@@ -97,20 +97,20 @@ class AskedServer:
         return total
 
     def _at_time(self, time_us: int) -> Position:
-        """Return the first transaction committed at or after a time, else the end of the server's log."""
-        begun = self._source.find_time(time_us)
-        for extent in self._source.extents(begun):
-            found = first_in(self._source, _range_of(extent.position, None), committed_from(time_us))
-            if found is not None:
-                return found
+        """Return the first transaction committed at or after a time, otherwise the server's log end."""
+        start = self._source.find_time(time_us)
+        for extent in self._source.extents(start):
+            position = first_in(self._source, _range_of(extent.position, None), committed_from(time_us))
+            if position is not None:
+                return position
         return self._source.head()
 
-    def _prove_boundary(self, position: Position) -> None:
-        """Raise PositionInvalid where a position lies inside a transaction."""
-        begun = replace(position, offset=FIRST_EVENT_OFFSET)
+    def _check_boundary(self, position: Position) -> None:
+        """Raise PositionInvalid if a position is inside a transaction."""
+        start = replace(position, offset=FIRST_EVENT_OFFSET)
         if position.offset == FIRST_EVENT_OFFSET:
             return
-        for batch in TransactionWalk(self._source, _range_of(begun, position.offset)):
+        for batch in TransactionWalk(self._source, _range_of(start, position.offset)):
             if batch.num_rows and batch["end_offset"][-1].as_py() > position.offset:
                 raise PositionInvalid(
                     "no transaction begins or ends here",
@@ -121,9 +121,9 @@ class AskedServer:
 
 @contextmanager
 def asked_server(chosen: LogFolder, reader: LogReader) -> Iterator[AskedServer | None]:
-    """Give the server that the log follows, None where no settings name one.
+    """Open the server that the log follows, None if no settings name a server.
 
-    Raises ServerChanged where none of the instance's servers is it, and what a session raises.
+    Raises ServerChanged if it is none of the instance's servers, and the errors of a session.
     """
     latest = reader.epochs.latest
     if chosen.instance_settings is None or latest is None:
@@ -145,40 +145,40 @@ def asked_server(chosen: LogFolder, reader: LogReader) -> Iterator[AskedServer |
 
 
 def find_in_log(chosen: LogFolder, reader: LogReader, bound: Bound) -> Target:
-    """Return where a bound lies by the log alone. Raises OptionInvalid where the log does not have it."""
+    """Return the position of a bound from the log alone. Raises OptionInvalid if the log does not have it."""
     if bound.position is not None:
-        place = held_position(reader, bound.position)
-        if place is None:
+        position = held_position(reader, bound.position)
+        if position is None:
             raise OptionInvalid("the log does not have this", position=str(bound.position), hint=_HINT_ASK)
     elif bound.gtid_set is not None:
         start = reader.locate_gtid_set(bound.gtid_set).position
-        place = first_from(reader, chosen.source(), start, outside(bound.gtid_set))
+        position = first_from(reader, chosen.source(), start, outside(bound.gtid_set))
     else:
         assert bound.time_us is not None, "a bound has one field"
         start = reader.locate_time(bound.time_us).position
-        place = first_from(reader, chosen.source(), start, committed_from(bound.time_us))
-    latest, epoch = reader.epochs.latest, reader.epochs.get(place.epoch)
+        position = first_from(reader, chosen.source(), start, committed_from(bound.time_us))
+    latest, epoch = reader.epochs.latest, reader.epochs.get(position.epoch)
     if latest is None or epoch is None or epoch.server_key != latest.server_key:
-        raise ServerChanged("this is in the log as another server's", position=str(place), hint=_HINT_ASK)
-    return Target(place, reader.gtid_set(place))
+        raise ServerChanged("this is in the log as another server's", position=str(position), hint=_HINT_ASK)
+    return Target(position, reader.gtid_set(position))
 
 
 def _address_of(addresses: list[ServerAddress], server_key: str) -> ServerAddress:
     failure: PenstockError | None = None
-    found = []
+    server_keys = []
     for address in addresses:
         try:
             with connect(address) as connection:
-                found.append(connection.identity().key)
+                server_keys.append(connection.identity().key)
         except PenstockError as problem:
             failure = failure or problem
             continue
-        if found[-1] == server_key:
+        if server_keys[-1] == server_key:
             return address
     if failure is not None:
         raise failure
     raise ServerChanged(
-        f"the log is of {server_key}, the instance's servers are {', '.join(found)}",
+        f"the log is of {server_key}, the instance's servers are {', '.join(server_keys)}",
         hint="Start the capture once, so that the log knows its new server: penstock serve",
     )
 

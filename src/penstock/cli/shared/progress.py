@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How far a long run has come: a bar where a person watches, a log line now and then elsewhere."""
+"""Progress of a long run: a progress bar on a terminal, otherwise occasional log lines."""
 
 import sys
 import time
@@ -27,13 +27,13 @@ _log = structlog.get_logger(__name__)
 class ReadingProgress:
     """Progress in log bytes, on standard error. A context manager.
 
-    A bar appears only where standard error is a terminal and standard output is not: output on the same
-    screen shows by itself that the run is alive. With `alone` there is hardly any output, so the bar appears
-    on any terminal.
+    A bar appears only if standard error is a terminal and standard output is not: output on the same terminal
+    already shows that the run is alive. With `alone` there is hardly any output, so the bar appears on any
+    terminal.
     """
 
-    def __init__(self, what: str, bytes_total: int, alone: bool = False) -> None:
-        self._what = what
+    def __init__(self, label: str, bytes_total: int, alone: bool = False) -> None:
+        self._label = label
         self._total = bytes_total
         self._done = 0
         self._logged_at = time.monotonic()
@@ -48,7 +48,7 @@ class ReadingProgress:
                 console=Console(stderr=True),
                 transient=True,
             )
-            self._task = self._bar.add_task(what, total=bytes_total)
+            self._task = self._bar.add_task(label, total=bytes_total)
 
     def __enter__(self) -> Self:
         if self._bar is not None:
@@ -63,11 +63,11 @@ class ReadingProgress:
 
     @property
     def done(self) -> int:
-        """How many bytes are behind us."""
+        """The number of bytes read so far."""
         return self._done
 
     def reach_of(self, bytes_done: int, bytes_total: int) -> None:
-        """Say how many bytes of how many are behind us, where the total is known only now."""
+        """Report progress when the total becomes known only during the run."""
         if bytes_total != self._total:
             self._total = bytes_total
             if self._bar is not None:
@@ -76,7 +76,7 @@ class ReadingProgress:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Take the bar off the screen while something is printed."""
+        """Hide the bar while something is printed."""
         if self._bar is not None:
             self._bar.stop()
         yield
@@ -84,7 +84,7 @@ class ReadingProgress:
             self._bar.start()
 
     def reach(self, bytes_done: int) -> None:
-        """Say how many bytes of the log are behind us."""
+        """Report the number of bytes read so far."""
         self._done = bytes_done
         if self._bar is not None:
             self._bar.update(self._task, completed=bytes_done)
@@ -92,4 +92,4 @@ class ReadingProgress:
         now = time.monotonic()
         if not sys.stderr.isatty() and now - self._logged_at >= _LOG_EVERY_SECONDS:
             self._logged_at = now
-            _log.info(self._what, bytes_done=bytes_done, bytes_total=self._total)
+            _log.info(self._label, bytes_done=bytes_done, bytes_total=self._total)

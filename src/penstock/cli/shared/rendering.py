@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows for people: aligned lines, or one JSON object a line."""
+"""Output of rows: aligned lines, or one JSON object per line."""
 
 import base64
 import json
@@ -12,7 +12,7 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.text import Text
 
-# A cell longer than this is cut in lines for people; JSON holds it whole.
+# Longer cells are truncated in aligned lines. JSON has the whole value.
 _CELL_CHARACTERS_MAX = 200
 
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
@@ -20,7 +20,7 @@ _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 @dataclass(frozen=True)
 class Field:
-    """One column of aligned lines. The last one of a line is not padded."""
+    """One column of aligned lines. The last column of a line is not padded."""
 
     name: str
     width: int
@@ -28,7 +28,7 @@ class Field:
 
 
 class LineWriter:
-    """Aligned lines under a heading that is printed before the first."""
+    """Aligned lines under a heading, which is printed before the first line."""
 
     def __init__(self, out: TextIO, fields: Sequence[Field]) -> None:
         self._out = out
@@ -44,16 +44,16 @@ class LineWriter:
         self._out.write(self._line(["" if cell is None else cell_text(cell) for cell in cells]) + "\n")
 
     def _line(self, texts: Sequence[str]) -> str:
-        last = len(texts) - 1
+        last_index = len(texts) - 1
         padded = [
-            text if index == last and not field.right else _pad(text, field)
+            text if index == last_index and not field.right else _pad(text, field)
             for index, (text, field) in enumerate(zip(texts, self._fields, strict=True))
         ]
         return "  ".join(padded).rstrip()
 
 
 def write_json(out: TextIO, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Print one JSON object a line; see `json_value` for what has no form in JSON."""
+    """Print one JSON object per line; see `json_value` for values without a JSON form."""
     for row in rows:
         out.write(json.dumps(row, default=json_value, ensure_ascii=False) + "\n")
 
@@ -90,7 +90,7 @@ def cell_text(value: Any) -> str:
 
 
 def time_text(moment: datetime | date) -> str:
-    """Return ISO 8601, with a Z where it is UTC."""
+    """Return ISO 8601, with a Z for UTC."""
     if isinstance(moment, datetime) and moment.tzinfo is not None:
         return moment.astimezone(UTC).isoformat().removesuffix("+00:00") + "Z"
     return moment.isoformat()
@@ -105,7 +105,7 @@ def duration_text(duration: timedelta) -> str:
 
 
 def bytes_text(count: float | None) -> str:
-    """Return a number of bytes in the unit that suits it, `-` where it is not known."""
+    """Return a number of bytes with a suitable unit, `-` if unknown."""
     if count is None:
         return "-"
     power = 0
@@ -115,7 +115,7 @@ def bytes_text(count: float | None) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Return a number with its noun, in the plural where it is not one."""
+    """Return a number with its noun, in the plural unless the number is 1."""
     return f"{number:,} {noun if number == 1 else noun + 's'}"
 
 
