@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where Spark finds `format("penstock")`: it takes the `DefaultSource` of every module named `pyspark_*`."""
+"""Makes `format("penstock")` discoverable: Spark uses the `DefaultSource` of every module `pyspark_*`."""
 
 from penstock.spark.source import PenstockDataSource as DefaultSource
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Row changes as a Spark data source: `format("penstock")`, batch and streaming.
 
-Spark finds the source by itself where Penstock is installed; `register(spark)` names it in a session whose
-driver came by the package another way. `decode_table` makes envelope rows typed.
+Spark discovers the source if Penstock is installed. Otherwise, `register(spark)` registers it in a session.
+`decode_table` converts envelope rows into typed rows.
 """
 
 from typing import Any
@@ -23,5 +23,5 @@ __all__ = ["PenstockDataSource", "decode_table", "register"]
 
 
 def register(spark: Any) -> None:
-    """Make `format("penstock")` known to one Spark session, classic or Connect."""
+    """Register `format("penstock")` in one Spark session, classic or Connect."""
     spark.dataSource.register(PenstockDataSource)

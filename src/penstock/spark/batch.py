@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`spark.read.format("penstock")`: byte ranges planned on the driver, decoded on the executors."""
+"""`spark.read.format("penstock")`: byte ranges are planned on the driver and decoded on the executors."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -21,7 +21,7 @@ from penstock.spark.schema import TableShape
 
 
 def batch_bounds(source: Source, settings: ReadSettings) -> Bounds:
-    """Return where a batch read starts and ends: the earliest there is and the head now, unless told."""
+    """Return the bounds of a batch read, by default from the earliest position to the current head."""
     if settings.start == LATEST:
         raise OptionInvalid(
             "startingOffsets latest leaves a batch read nothing to read",
@@ -33,13 +33,13 @@ def batch_bounds(source: Source, settings: ReadSettings) -> Bounds:
         )
     bounds = locate(source, bound_of(settings.start), bound_of(settings.end))
     if settings.is_live and bounds.end is None:
-        # A plan is made once, so every task agrees on where the log ends.
+        # The plan is made once, so that every task agrees on the end of the log.
         bounds = replace(bounds, end=source.head())
     return bounds
 
 
 class BatchReader(DataSourceReader):
-    """Plans on the driver, reads on executors. Holds only what pickles."""
+    """Plans on the driver, reads on executors. Pickles, with all of its state."""
 
     def __init__(self, settings: ReadSettings, shape: TableShape | None) -> None:
         self._settings = settings
@@ -47,13 +47,15 @@ class BatchReader(DataSourceReader):
         self._narrowing = Narrowing()
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Cut what is asked for into byte ranges, from a listing alone."""
-        settings, kept = self._settings, self._narrowing
+        """Split the selected part of the log into byte ranges, based on a listing only."""
+        settings, narrowing = self._settings, self._narrowing
         source = open_source(settings.source)
         try:
             bounds = batch_bounds(source, settings)
-            if kept.time_min_us is not None and bounds.start is None:
-                bounds = replace(bounds, start=locate(source, Bound(time_us=kept.time_min_us), None).start)
+            if narrowing.time_min_us is not None and bounds.start is None:
+                bounds = replace(
+                    bounds, start=locate(source, Bound(time_us=narrowing.time_min_us), None).start
+                )
             ranges = source.split(bounds.start, bounds.end, settings.ranges_min, settings.range_bytes)
             tracked = TrackedSchemas.open(settings, ranges[0].position if ranges else None)
             if tracked is not None:
@@ -62,11 +64,13 @@ class BatchReader(DataSourceReader):
         finally:
             source.close()
         planned: list[InputPartition] = [
-            RangePartition(settings.source, one, decoding, tracked.at(one.position) if tracked else None)
-            for one in ranges
-            if kept.keeps(one)
+            RangePartition(
+                settings.source, byte_range, decoding, tracked.at(byte_range.position) if tracked else None
+            )
+            for byte_range in ranges
+            if narrowing.keeps(byte_range)
         ]
-        # Where a plan is empty, Spark makes a task of its own, with a partition of no kind of ours.
+        # For an empty plan, Spark would create a task with its own kind of partition.
         return planned or [EmptyPartition()]
 
     def read(self, partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
@@ -74,33 +78,33 @@ class BatchReader(DataSourceReader):
         return read_partition(partition)
 
     def _decoding(self, bounds: Bounds, tables: TablePatterns) -> Decoding:
-        settings, kept = self._settings, self._narrowing
+        settings, narrowing = self._settings, self._narrowing
         low, high = bounds.time_from_us, bounds.time_until_us
-        if kept.time_min_us is not None:
-            low = kept.time_min_us if low is None else max(low, kept.time_min_us)
-        if kept.time_max_us is not None:
-            high = kept.time_max_us + 1 if high is None else min(high, kept.time_max_us + 1)
-        if kept.databases is not None or kept.tables is not None:
-            tables = NarrowedTables(tables, kept.databases, kept.tables)
+        if narrowing.time_min_us is not None:
+            low = narrowing.time_min_us if low is None else max(low, narrowing.time_min_us)
+        if narrowing.time_max_us is not None:
+            high = narrowing.time_max_us + 1 if high is None else min(high, narrowing.time_max_us + 1)
+        if narrowing.databases is not None or narrowing.tables is not None:
+            tables = NarrowedTables(tables, narrowing.databases, narrowing.tables)
         return Decoding(
             mode=settings.mode,
             tables=tables,
             columns=settings.columns,
             declared=self._shape.columns if self._shape is not None and settings.mode == TYPED else None,
-            changes=kept.changes,
+            changes=narrowing.changes,
             bounds=replace(bounds, time_from_us=low, time_until_us=high),
         )
 
 
 class FilteringBatchReader(BatchReader):
-    """A batch reader that takes filters.
+    """A batch reader that accepts filters.
 
-    Spark refuses a reader with `pushFilters` where spark.sql.python.filterPushdown.enabled is off, so the
-    data source makes this one only where Spark asks for filters.
+    Spark rejects a reader with `pushFilters` if spark.sql.python.filterPushdown.enabled is off, so the data
+    source uses this class only if Spark pushes filters down.
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Take what the filters say of the log; return those that Spark must still check."""
+        """Apply the filters that concern the log; return those that Spark must still check."""
         envelope = self._settings.mode == ENVELOPE
         self._narrowing, unsure = narrow(filters, envelope=envelope)
         return unsure

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Envelope rows made typed, on executors, a batch at a time."""
+"""Conversion of envelope rows into typed rows, on executors, one batch at a time."""
 
 import json
 from collections.abc import Iterable, Iterator
@@ -17,9 +17,9 @@ from penstock.spark.schema import TableShape, spark_schema
 def decode_table(frame: Any, table: str, schema: TableSchema | TableShape, *, mariadb: bool = False) -> Any:
     """Return the changes of one table of an envelope frame, typed: batch or streaming, classic or Connect.
 
-    `schema` declares the columns: a column a row lacks is null and named in `_metadata.absent`, any other
-    difference raises SchemaChanged. `mariadb` tells whose types a TableSchema has. An update becomes two
-    rows, as in typed mode. Columns are those of typed mode.
+    `schema` declares the columns. A column that is missing from a row is null and listed in
+    `_metadata.absent`; any other difference raises SchemaChanged. `mariadb` is true if the types of a
+    TableSchema are MariaDB's. An update becomes two rows. The columns are those of typed mode.
     """
     name = TableName.parse(table)
     shape = schema if isinstance(schema, TableShape) else TableShape(name, schema.columns, mariadb)
@@ -32,7 +32,7 @@ def decode_batches(
     shape: TableShape, batches: Iterable[pyarrow.RecordBatch]
 ) -> Iterator[pyarrow.RecordBatch]:
     """Yield a typed batch for each definition among the rows of each envelope batch of one table."""
-    declared = [(one.name, one.type_text, one.charset, one.nullable) for one in shape.columns]
+    declared = [(column.name, column.type_text, column.charset, column.nullable) for column in shape.columns]
     expected = shape.arrow()
     for batch in batches:
         definitions = batch.column("definition").dictionary_encode()
@@ -46,8 +46,8 @@ def decode_batches(
 def _definition(
     text: str,
 ) -> tuple[list[tuple[str, str, str | None, bool]], list[tuple[int, int]], bool]:
-    """Read the definition that envelope rows carry: columns, their wire types, whether it is MariaDB's."""
+    """Parse the definition in envelope rows: columns, their wire types, and whether the server is MariaDB."""
     value = json.loads(text)
-    columns = [(one["name"], one["type"], one["charset"], True) for one in value["columns"]]
-    wires = [(one["code"], one["metadata"]) for one in value["columns"]]
+    columns = [(column["name"], column["type"], column["charset"], True) for column in value["columns"]]
+    wires = [(column["code"], column["metadata"]) for column in value["columns"]]
     return columns, wires, value["mariadb"]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Filters that Spark pushes down, turned into less to read.
+"""Translation of the filters that Spark pushes down into a narrower read.
 
-Only filters on the system columns say anything about the log. A filter is taken over whole only where what is
-left out is exactly what it leaves out; of every other one Spark checks the rows again.
+Only filters on the system columns concern the log. A filter is applied completely only if the read omits
+exactly the rows that the filter rejects. For every other filter, Spark checks the rows again.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 @dataclass(frozen=True)
 class Narrowing:
-    """What filters leave of a read. None leaves everything; bounds of numbers are inclusive. Pickles."""
+    """The part of the log that filters select. None selects everything; number bounds are inclusive."""
 
     changes: tuple[str, ...] | None = None
     version_min: int | None = None
@@ -43,73 +43,73 @@ class Narrowing:
     files: frozenset[str] | None = None
 
     def keeps(self, byte_range: ByteRange) -> bool:
-        """Tell whether a range can hold a transaction that passes."""
+        """Return whether a range can contain a transaction that passes."""
         if self.files is not None and byte_range.file not in self.files:
             return False
         number = file_number(byte_range.file)
-        first = commit_version(byte_range.epoch, number, byte_range.start)
-        if self.version_max is not None and first > self.version_max:
+        first_version = commit_version(byte_range.epoch, number, byte_range.start)
+        if self.version_max is not None and first_version > self.version_max:
             return False
         if byte_range.stop is None:
-            last = commit_version(byte_range.epoch, number + 1, 0)
+            last_version = commit_version(byte_range.epoch, number + 1, 0)
         else:
-            last = commit_version(byte_range.epoch, number, byte_range.stop)
-        return self.version_min is None or last >= self.version_min
+            last_version = commit_version(byte_range.epoch, number, byte_range.stop)
+        return self.version_min is None or last_version >= self.version_min
 
 
 def narrow(filters: Sequence[Filter], *, envelope: bool) -> tuple[Narrowing, list[Filter]]:
-    """Return what the filters leave, and those that Spark must still check."""
-    left, unsure = Narrowing(), []
-    for one in filters:
-        values = _values(one)
-        match getattr(one, "attribute", None):
+    """Return the selected part of the log, and the filters that Spark must still check."""
+    narrowing, unsure = Narrowing(), []
+    for condition in filters:
+        values = _values(condition)
+        match getattr(condition, "attribute", None):
             case ("_change_type",) if values is not None and all(isinstance(v, str) for v in values):
-                left = replace(left, changes=_changes(left.changes, values, envelope))
+                narrowing = replace(narrowing, changes=_changes(narrowing.changes, values, envelope))
             case ("_commit_version",):
-                left = _versions(left, one)
-                unsure.append(one)
+                narrowing = _versions(narrowing, condition)
+                unsure.append(condition)
             case ("_commit_timestamp",):
-                left = _times(left, one)
-                unsure.append(one)
+                narrowing = _times(narrowing, condition)
+                unsure.append(condition)
             case ("_metadata", "database") if values is not None:
-                left = replace(left, databases=_both(left.databases, values))
-                unsure.append(one)
+                narrowing = replace(narrowing, databases=_intersect(narrowing.databases, values))
+                unsure.append(condition)
             case ("_metadata", "table") if values is not None:
-                left = replace(left, tables=_both(left.tables, values))
-                unsure.append(one)
+                narrowing = replace(narrowing, tables=_intersect(narrowing.tables, values))
+                unsure.append(condition)
             case ("_metadata", "file") if values is not None:
-                left = replace(left, files=_both(left.files, values))
-                unsure.append(one)
+                narrowing = replace(narrowing, files=_intersect(narrowing.files, values))
+                unsure.append(condition)
             case _:
-                unsure.append(one)
-    return left, unsure
+                unsure.append(condition)
+    return narrowing, unsure
 
 
-def _both(known: frozenset[str] | None, values: Sequence[Any]) -> frozenset[str]:
-    return frozenset(values) if known is None else known & frozenset(values)
+def _intersect(selected: frozenset[str] | None, values: Sequence[Any]) -> frozenset[str]:
+    return frozenset(values) if selected is None else selected & frozenset(values)
 
 
-def _values(one: Filter) -> tuple[Any, ...] | None:
-    if isinstance(one, EqualTo | EqualNullSafe):
-        return None if one.value is None else (one.value,)
-    if isinstance(one, In):
-        return tuple(value for value in one.value if value is not None)
+def _values(condition: Filter) -> tuple[Any, ...] | None:
+    if isinstance(condition, EqualTo | EqualNullSafe):
+        return None if condition.value is None else (condition.value,)
+    if isinstance(condition, In):
+        return tuple(value for value in condition.value if value is not None)
     return None
 
 
-def _changes(known: tuple[str, ...] | None, values: Sequence[str], envelope: bool) -> tuple[str, ...]:
-    """Return the change types that pass; an envelope has one row for both images of an update."""
+def _changes(selected: tuple[str, ...] | None, values: Sequence[str], envelope: bool) -> tuple[str, ...]:
+    """Return the change types that pass. An envelope has one row for both images of an update."""
     chosen = set(values)
     if envelope:
         chosen -= {"update_preimage", "update_postimage"}
         if "update" in chosen:
             chosen = (chosen - {"update"}) | {"update_preimage", "update_postimage"}
-    return tuple(kind for kind in CHANGE_TYPES if kind in chosen and (known is None or kind in known))
+    return tuple(kind for kind in CHANGE_TYPES if kind in chosen and (selected is None or kind in selected))
 
 
-def _limits(one: Filter, value: int) -> tuple[int | None, int | None]:
-    """Return the least and the greatest whole number that passes."""
-    match one:
+def _limits(condition: Filter, value: int) -> tuple[int | None, int | None]:
+    """Return the smallest and the largest integer that pass."""
+    match condition:
         case EqualTo() | EqualNullSafe():
             return value, value
         case GreaterThan():
@@ -123,26 +123,46 @@ def _limits(one: Filter, value: int) -> tuple[int | None, int | None]:
     return None, None
 
 
-def _most(one: int | None, other: int | None) -> int | None:
-    return max(one, other) if one is not None and other is not None else one if other is None else other
+def _max_bound(first: int | None, second: int | None) -> int | None:
+    return (
+        max(first, second)
+        if first is not None and second is not None
+        else first
+        if second is None
+        else second
+    )
 
 
-def _least(one: int | None, other: int | None) -> int | None:
-    return min(one, other) if one is not None and other is not None else one if other is None else other
+def _min_bound(first: int | None, second: int | None) -> int | None:
+    return (
+        min(first, second)
+        if first is not None and second is not None
+        else first
+        if second is None
+        else second
+    )
 
 
-def _versions(left: Narrowing, one: Filter) -> Narrowing:
-    value = getattr(one, "value", None)
+def _versions(narrowing: Narrowing, condition: Filter) -> Narrowing:
+    value = getattr(condition, "value", None)
     if not isinstance(value, int):
-        return left
-    low, high = _limits(one, value)
-    return replace(left, version_min=_most(left.version_min, low), version_max=_least(left.version_max, high))
+        return narrowing
+    low, high = _limits(condition, value)
+    return replace(
+        narrowing,
+        version_min=_max_bound(narrowing.version_min, low),
+        version_max=_min_bound(narrowing.version_max, high),
+    )
 
 
-def _times(left: Narrowing, one: Filter) -> Narrowing:
-    value = getattr(one, "value", None)
+def _times(narrowing: Narrowing, condition: Filter) -> Narrowing:
+    value = getattr(condition, "value", None)
     if not isinstance(value, datetime):
-        return left
+        return narrowing
     since = (value if value.tzinfo else value.replace(tzinfo=UTC)) - _EPOCH
-    low, high = _limits(one, (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds)
-    return replace(left, time_min_us=_most(left.time_min_us, low), time_max_us=_least(left.time_max_us, high))
+    low, high = _limits(condition, (since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds)
+    return replace(
+        narrowing,
+        time_min_us=_max_bound(narrowing.time_min_us, low),
+        time_max_us=_min_bound(narrowing.time_max_us, high),
+    )

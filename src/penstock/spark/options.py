@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of `format("penstock")`: read once, checked whole, kept without text that could leak.
+"""The options of `format("penstock")`, parsed and validated once, with secrets kept out of representations.
 
 Spark passes option names in any case, and values as text.
 """
@@ -18,7 +18,7 @@ from penstock.source.offsets import EARLIEST, LATEST, Offset, StartText
 from penstock.source.read_settings import ENVELOPE, TYPED, ReadSettings
 from penstock.source.source import SourceOptions
 
-# Every option, in the spelling of the documentation, and what it is for.
+# Every option, spelled as in the documentation, with its description.
 KNOWN_OPTIONS: Mapping[str, str] = {
     "path": "A binlog file, a folder, or a glob pattern; plain, `.gz` or `.zst`; or a log's folder. "
     "`load(path)` sets it.",
@@ -61,14 +61,14 @@ KNOWN_OPTIONS: Mapping[str, str] = {
 _SIZES = {"": 1, "b": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
-def parse_settings(given: Mapping[str, str]) -> ReadSettings:
-    """Read the options of one `load()`. Raises OptionInvalid, whose message never holds a password.
+def parse_settings(raw_options: Mapping[str, str]) -> ReadSettings:
+    """Parse the options of one `load()`. Raises OptionInvalid, whose message never contains a password.
 
-    `path` (one or several files, folders, glob patterns) or `source` (a server's URL) says what is read;
-    `tables` and `excludeTables` which tables; `mode` is typed where exactly one table is named, else
-    envelope. Sizes may end in k, m, g or t; times without a zone are UTC.
+    `path` (files, folders, glob patterns) or `source` (a server's URL) selects what is read; `tables` and
+    `excludeTables` select tables. `mode` is typed if exactly one table is named, otherwise envelope. Sizes
+    may end in k, m, g or t. Times without a zone are UTC.
     """
-    options = _canonical(given)
+    options = _canonical(raw_options)
     tables = TablePatterns(options.get("tables"), options.get("excludeTables"))
     mode = _mode(options.get("mode"), tables)
     columns = _names(options.get("columns"))
@@ -93,19 +93,19 @@ def parse_settings(given: Mapping[str, str]) -> ReadSettings:
     )
 
 
-def _canonical(given: Mapping[str, str]) -> dict[str, str]:
-    """Return the options by their documented names. Raises OptionInvalid for an unknown one."""
+def _canonical(raw_options: Mapping[str, str]) -> dict[str, str]:
+    """Return the options by their documented names. Raises OptionInvalid for an unknown name."""
     by_lower = {name.lower(): name for name in KNOWN_OPTIONS}
     options = {}
-    for name, value in given.items():
-        known = by_lower.get(name.lower())
-        if known is None:
-            near = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.4)
-            meant = f"Did you mean {by_lower[near[0]]}? " if near else ""
+    for name, value in raw_options.items():
+        documented_name = by_lower.get(name.lower())
+        if documented_name is None:
+            matches = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.4)
+            suggestion = f"Did you mean {by_lower[matches[0]]}? " if matches else ""
             raise OptionInvalid(
-                f"option {name!r} is unknown", hint=f"{meant}Known: {', '.join(KNOWN_OPTIONS)}"
+                f"option {name!r} is unknown", hint=f"{suggestion}Known: {', '.join(KNOWN_OPTIONS)}"
             )
-        options[known] = value
+        options[documented_name] = value
     return options
 
 
@@ -155,19 +155,21 @@ def _paths(options: Mapping[str, str]) -> list[str]:
     paths = [options["path"]] if "path" in options else []
     if "paths" in options:
         paths += json.loads(options["paths"])
-    # Spark and its users write local files as URIs as well.
+    # Spark and its users also write local files as URIs.
     return [path.removeprefix("file://") for path in paths]
 
 
 def _tls(options: Mapping[str, str]) -> Tls | None:
-    given = {name: options[name] for name in ("sslMode", "sslCa", "sslCert", "sslKey") if name in options}
-    if not given:
+    tls_options = {
+        name: options[name] for name in ("sslMode", "sslCa", "sslCert", "sslKey") if name in options
+    }
+    if not tls_options:
         return None
     return Tls(
-        given.get("sslMode", "preferred").lower().replace("-", "_"),
-        given.get("sslCa"),
-        given.get("sslCert"),
-        given.get("sslKey"),
+        tls_options.get("sslMode", "preferred").lower().replace("-", "_"),
+        tls_options.get("sslCa"),
+        tls_options.get("sslCert"),
+        tls_options.get("sslKey"),
     )
 
 
@@ -194,17 +196,17 @@ def _bound(options: Mapping[str, str], offsets: str, timestamp: str) -> StartTex
 def _names(text: str | None) -> tuple[str, ...] | None:
     if text is None:
         return None
-    names, rest = [], text.strip()
-    while rest:
-        if rest.startswith("`"):
-            name, closed, rest = rest[1:].partition("`")
+    names, unparsed = [], text.strip()
+    while unparsed:
+        if unparsed.startswith("`"):
+            name, closed, unparsed = unparsed[1:].partition("`")
             if not closed:
                 raise OptionInvalid("columns has an open backtick", hint="Write `odd,name`,other")
-            _, _, rest = rest.partition(",")
+            _, _, unparsed = unparsed.partition(",")
         else:
-            name, _, rest = rest.partition(",")
+            name, _, unparsed = unparsed.partition(",")
         names.append(name.strip())
-        rest = rest.strip()
+        unparsed = unparsed.strip()
     if not names or not all(names):
         raise OptionInvalid("columns names no column", hint="Write columns as id,status,total")
     return tuple(names)
@@ -233,13 +235,13 @@ def _flag(options: Mapping[str, str], name: str, *, default: bool) -> bool:
 
 
 def bound_of(text: StartText) -> Bound | None:
-    """Return what a batch read starts or ends at: None for the first or last there is."""
+    """Return the bound of a batch read, None for the earliest position or the head."""
     if isinstance(text, Offset):
         return Bound(position=text.position)
     return text if isinstance(text, Bound) else None
 
 
 def check_schemas_file(settings: ReadSettings) -> None:
-    """Raise OptionInvalid where the schema file is not there."""
+    """Raise OptionInvalid if the schema file does not exist."""
     if settings.schemas is not None and not Path(settings.schemas).is_file():
         raise OptionInvalid(f"schemas: there is no file {settings.schemas}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One Spark task: a byte range, and everything an executor needs to decode it."""
+"""One Spark task: a byte range, and everything that an executor needs to decode it."""
 
 import functools
 import gc
@@ -19,12 +19,12 @@ from penstock.source.reading import Selection, read_range
 from penstock.source.source import ByteRange, SourceOptions, open_source
 from penstock.source.tracking import known_schemas
 
-# Arrow writes a slice's bitmaps as they lie where it starts at a whole byte of them.
+# Arrow writes the bitmaps of a slice without copying if the slice starts at a whole byte of them.
 _ROWS_ALIGNED = 8
 
 
 class NarrowedTables(TablePatterns):
-    """Table patterns, less what a filter on `_metadata` leaves out. None leaves nothing out. Pickles."""
+    """Table patterns, narrowed by filters on `_metadata`. None does not narrow. Pickles."""
 
     def __init__(
         self, patterns: TablePatterns, databases: frozenset[str] | None, tables: frozenset[str] | None
@@ -34,7 +34,7 @@ class NarrowedTables(TablePatterns):
         self.tables = tables
 
     def matches(self, database: str, table: str) -> bool:
-        """Tell whether rows of the table can pass."""
+        """Return whether rows of the table can pass."""
         if self.databases is not None and database not in self.databases:
             return False
         if self.tables is not None and table not in self.tables:
@@ -44,9 +44,9 @@ class NarrowedTables(TablePatterns):
 
 @dataclass(frozen=True)
 class Decoding:
-    """What every range of one read is decoded with. Pickles.
+    """The decoding parameters shared by every range of one read. Pickles.
 
-    `columns` and `declared` are for typed rows only. `changes` are of CHANGE_TYPES, None for all.
+    `columns` and `declared` apply to typed rows only. `changes` are from CHANGE_TYPES, None for all.
     """
 
     mode: str
@@ -77,7 +77,7 @@ class RangePartition(InputPartition):
 
 
 class EmptyPartition(InputPartition):
-    """Nothing to read. Spark runs a task where a plan is empty, and it gets this."""
+    """A partition without data, for the task that Spark runs for an empty plan."""
 
     def __init__(self) -> None:
         super().__init__(None)
@@ -92,13 +92,13 @@ def read_partition(partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
     decoding = partition.decoding
     source = open_source(partition.source)
     try:
-        known = known_schemas(source.options, partition.history)
+        schemas = known_schemas(source.options, partition.history)
         selection = Selection(decoding.tables, decoding.columns, decoding.changes, decoding.bounds)
         for batch in read_range(
             source,
             partition.byte_range,
             selection,
-            known,
+            schemas,
             emit=decoding.mode,
             declared=None if decoding.mode == ENVELOPE else decoding.declared,
             batch_bytes_max=SPARK_BATCH_BYTES_MAX,
@@ -110,23 +110,23 @@ def read_partition(partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
 
 @functools.cache
 def _spare_loaded_modules() -> None:
-    """Leave what is loaded by now out of Python's garbage collections, once in a worker's life.
+    """Exclude the objects loaded so far from garbage collection, once per worker.
 
-    Spark's worker collects after each task, and goes over the objects of every loaded module each time:
-    some 36 ms, as much as decoding 40,000 wide rows. What is in use no longer is still freed by its count.
+    Spark's worker collects after each task and traverses the objects of every loaded module: about 36 ms, as
+    much as decoding 40,000 wide rows. Reference counting still frees unused objects.
     """
     gc.freeze()
 
 
 def pieces(batch: pyarrow.RecordBatch) -> Iterator[pyarrow.RecordBatch]:
-    """Yield the rows of a batch in slices of about SPARK_BATCH_BYTES_MAX, without copying them.
+    """Yield the rows of a batch in slices of about SPARK_BATCH_BYTES_MAX, without copying.
 
-    A batch closes at a transaction's end, so only a transaction that is itself large makes one to slice.
+    A batch closes at the end of a transaction, so only a large transaction gives a batch to slice.
     """
-    wanted = batch.nbytes // SPARK_BATCH_BYTES_MAX
-    if wanted <= 1:
+    piece_count = batch.nbytes // SPARK_BATCH_BYTES_MAX
+    if piece_count <= 1:
         yield batch
         return
-    rows = max(batch.num_rows // wanted // _ROWS_ALIGNED, 1) * _ROWS_ALIGNED
+    rows = max(batch.num_rows // piece_count // _ROWS_ALIGNED, 1) * _ROWS_ALIGNED
     for first in range(0, batch.num_rows, rows):
         yield batch.slice(first, rows)

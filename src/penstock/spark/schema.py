@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which columns a read has: from the newest definition of its table, or those of the envelope.
+"""The columns of a read: those of the table's newest definition, or those of the envelope.
 
-Arrow decides and Spark follows: its type for every Arrow field, and its nullability, are those under which
-Spark takes the batches as they are.
+The Arrow schema determines the Spark schema, with types and nullability such that Spark accepts the batches
+unchanged.
 """
 
 from dataclasses import dataclass
@@ -26,22 +26,24 @@ from penstock.source.source import Source
 
 @dataclass(frozen=True)
 class TableShape:
-    """The columns a typed read declares, and whose types they are. Pickles."""
+    """The columns that a typed read declares, and the server family of their types. Pickles."""
 
     name: TableName
     columns: tuple[Column, ...]
     mariadb: bool
 
     def arrow(self, wanted: tuple[str, ...] | None = None) -> pyarrow.Schema:
-        """Return the Arrow schema of typed batches. Raises OptionInvalid for a column there is not."""
-        known = [column.name for column in self.columns]
+        """Return the Arrow schema of typed batches. Raises OptionInvalid for an unknown column."""
+        known_names = [column.name for column in self.columns]
         for name in wanted or ():
-            if name not in known and name not in SYSTEM_COLUMNS:
+            if name not in known_names and name not in SYSTEM_COLUMNS:
                 raise OptionInvalid(
                     f"{self.name} has no column {name!r}",
-                    hint=f"It has {', '.join(known)}, and {', '.join(SYSTEM_COLUMNS)}",
+                    hint=f"It has {', '.join(known_names)}, and {', '.join(SYSTEM_COLUMNS)}",
                 )
-        columns = [(one.name, one.type_text, one.charset, one.nullable) for one in self.columns]
+        columns = [
+            (column.name, column.type_text, column.charset, column.nullable) for column in self.columns
+        ]
         chosen = None if wanted is None else list(wanted)
         return pyarrow.schema(_native.arrow_schema(columns, mariadb=self.mariadb, wanted=chosen))
 
@@ -52,14 +54,14 @@ def envelope_arrow() -> pyarrow.Schema:
 
 
 def spark_schema(arrow: pyarrow.Schema) -> StructType:
-    """Return the Spark schema under which Spark takes batches of this Arrow schema."""
+    """Return the Spark schema with which Spark accepts batches of this Arrow schema."""
     schema = from_arrow_schema(arrow, prefer_timestamp_ntz=True)
     assert to_arrow_schema(schema, timezone="UTC").equals(arrow), f"Spark would not take {arrow}"
     return schema
 
 
 def newest_on_server(address: ServerAddress, name: TableName) -> TableShape:
-    """Return a table's definition now, as the server's information_schema tells it. Raises SchemaUnknown."""
+    """Return a table's current definition from the server's information_schema. Raises SchemaUnknown."""
     with connect(address, READING_SECONDS_MAX) as connection:
         definition = read_table(connection, name)
         mariadb = connection.identity().flavor == MARIADB
@@ -72,7 +74,7 @@ def newest_on_server(address: ServerAddress, name: TableName) -> TableShape:
 
 
 def newest_kept(source: Source, bounds: Bounds, name: TableName) -> TableShape | None:
-    """Return a table's definition at the end of what is read, as a log keeps it; None where it keeps none."""
+    """Return a table's definition at the end of the read from a log's own schemas; None if it has none."""
     if not source.options.is_kept:
         return None
     try:
@@ -88,14 +90,14 @@ def newest_kept(source: Source, bounds: Bounds, name: TableName) -> TableShape |
 def newest_in_log(
     source: Source, bounds: Bounds, name: TableName, history: SchemaHistory | None
 ) -> TableShape:
-    """Return the newest definition of a table that the log names, else that of the schema history.
+    """Return a table's newest definition in the log, otherwise that of the schema history.
 
-    Walks event headers and table maps back from the last file, and stops at the first file that has the
-    table. `history` has every statement of the log behind it. Raises SchemaUnknown.
+    Scans event headers and table maps from the last file backwards, and stops at the first file that has the
+    table. `history` has every statement of the log. Raises SchemaUnknown.
     """
     for byte_range in reversed(source.split(bounds.start, bounds.end, range_bytes=OFFSET_MAX)):
         decoding = RangeDecoding(source, byte_range, emit="typed", verify_checksum=False)
-        found: TableShape | None = None
+        shape: TableShape | None = None
         for state in decoding.states(drop_open=True):
             if state == "statement":
                 decoding.decoder.take_statement()
@@ -105,35 +107,35 @@ def newest_in_log(
             if TableName(request.database, request.table) == name:
                 mariadb = decoding.decoder.mariadb
                 columns = (
-                    tuple(Column(*one) for one in request.columns)
+                    tuple(Column(*fields) for fields in request.columns)
                     if request.complete
                     else _known_columns(history, name, request.position)
                 )
-                found = TableShape(name, columns, mariadb)
-        if found is not None:
-            return found
-    known = history.schema(name.database, name.table) if history is not None else None
-    if known is None:
+                shape = TableShape(name, columns, mariadb)
+        if shape is not None:
+            return shape
+    table_schema = history.schema(name.database, name.table) if history is not None else None
+    if table_schema is None:
         raise SchemaUnknown(
             f"the log has no change of {name}",
             hint="Check the name with: penstock inspect FILE, or give its definition with schemas",
         )
-    return TableShape(name, known.columns, _is_mariadb(source))
+    return TableShape(name, table_schema.columns, _is_mariadb(source))
 
 
-def _known_columns(history: SchemaHistory | None, name: TableName, place: str) -> tuple[Column, ...]:
-    known = history.schema(name.database, name.table) if history is not None else None
-    if known is None:
+def _known_columns(history: SchemaHistory | None, name: TableName, position: str) -> tuple[Column, ...]:
+    table_schema = history.schema(name.database, name.table) if history is not None else None
+    if table_schema is None:
         raise SchemaUnknown(
             f"the log does not name the columns of {name}",
-            position=place,
+            position=position,
             hint="Give the tables' definitions: option schemas, a file of CREATE TABLE statements",
         )
-    return known.columns
+    return table_schema.columns
 
 
 def _is_mariadb(source: Source) -> bool:
-    """Tell from a log's first bytes whose it is."""
+    """Determine the server family from the first bytes of a log."""
     first = source.earliest()
     decoding = RangeDecoding(source, source.split(first, None)[0], emit="transactions")
     for state in decoding.states(drop_open=True):

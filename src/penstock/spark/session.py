@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Spark session a pipeline runs on, where nobody brings one."""
+"""The Spark session of a pipeline, unless the caller provides one."""
 
 import os
 import sys
@@ -8,20 +8,20 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
-# A runner is no notebook: no page of its own, no bar on the terminal.
+# A pipeline run is not interactive, so it has no web UI and no progress bar.
 _SETTINGS = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
 
 
 def session_for(name: str, master: str | None, settings: Mapping[str, str]) -> SparkSession:
-    """Return the session of this process, or make one.
+    """Return the session of this process, or create one.
 
-    `master` is `local[*]`, `spark://host:7077` and the like, or `sc://host:15002` of a Connect server.
-    Without one it is what spark-submit or the settings say, else this host's own cores.
+    `master` is `local[*]`, `spark://host:7077` or similar, or `sc://host:15002` for a Connect server. Without
+    it, spark-submit or the settings decide, and by default the cores of this host.
     """
     builder = SparkSession.builder.appName(f"penstock {name}")
     if master is not None and master.startswith("sc://"):
         return builder.remote(master).getOrCreate()
-    # Workers start with this Python, where the package is, unless somebody says otherwise.
+    # By default, workers start with this Python, in which the package is installed.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     options: dict[str, Any] = {**_SETTINGS, **settings}
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ or "spark.master" in settings

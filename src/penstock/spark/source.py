@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The data source `penstock`: what Spark asks first, and which reader answers the rest."""
+"""The data source `penstock`: its schema and its readers."""
 
 import sys
 from collections.abc import Mapping
@@ -23,14 +23,14 @@ from penstock.spark.schema import (
 )
 from penstock.spark.stream import StreamReader
 
-# Spark plans a read with filters in a worker of this module, and only where filter pushdown is enabled.
+# Spark plans a read with filters in a worker of this module, and only if filter pushdown is enabled.
 _FILTER_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
 
 
 class PenstockDataSource(DataSource):
     """Row changes of MySQL and MariaDB, from binlog files or a live server; see `options.parse_settings`.
 
-    The base class's `options` stay empty: they may hold a password, and Spark may print them.
+    The base class's `options` stay empty, because they may contain a password and Spark may print them.
     """
 
     def __init__(self, options: Mapping[str, str]) -> None:
@@ -44,9 +44,10 @@ class PenstockDataSource(DataSource):
         return "penstock"
 
     def schema(self) -> StructType:
-        """Return the columns of the newest definition of the table, or those of the envelope.
+        """Return the columns of the table's newest definition, or those of the envelope.
 
-        Asks the server's information_schema, or walks the files' table maps from the last file back.
+        Reads the server's information_schema, or scans the table maps of the files from the last file
+        backwards.
         """
         settings = self._settings
         check_schemas_file(settings)
@@ -65,12 +66,12 @@ class PenstockDataSource(DataSource):
         return StreamReader(self._settings, self._shape_for(schema))
 
     def _shape_for(self, schema: StructType) -> TableShape | None:
-        """Return the declared table; where Spark was given a schema, it must be the table's own."""
+        """Return the declared table. A schema passed to Spark must equal the table's own schema."""
         settings = self._settings
         if settings.mode != TYPED:
             expected = spark_schema(envelope_arrow())
         else:
-            # Spark asked for no schema where the user gave one.
+            # Spark does not call `schema` if the user passed a schema.
             self._shape = self._shape or _newest(settings)
             expected = spark_schema(self._shape.arrow(settings.columns))
         if schema != expected:
@@ -89,9 +90,9 @@ def _newest(settings: ReadSettings) -> TableShape:
     source = open_source(settings.source)
     try:
         bounds = batch_bounds(source, settings)
-        known = newest_kept(source, bounds, name) if settings.schemas is None else None
-        if known is not None:
-            return known
+        stored_shape = newest_kept(source, bounds, name) if settings.schemas is None else None
+        if stored_shape is not None:
+            return stored_shape
         tracked = TrackedSchemas.open(settings)
         if tracked is not None:
             tracked.advance(source, source.split(bounds.start, bounds.end))

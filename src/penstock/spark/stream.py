@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`spark.readStream.format("penstock")`: batches of whole transactions, planned from where the log ends."""
+"""`spark.readStream.format("penstock")`: batches of complete transactions, planned from the log's end."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -28,10 +28,10 @@ from penstock.spark.schema import TableShape
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
-    """Offsets and plans on the driver, decoding on executors.
+    """Plans offsets on the driver; decodes on executors.
 
     A batch ends at a transaction boundary, and covers the same transactions whenever it is planned again.
-    What pickles are the settings; the driver's sessions stay on the driver.
+    Only the settings are pickled; sessions stay on the driver.
     """
 
     def __init__(self, settings: ReadSettings, shape: TableShape | None) -> None:
@@ -60,14 +60,14 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:
         """Return where a stream without a checkpoint starts; see `StreamLog.first`.
 
-        Spark asks more than once before the first batch, and a busy server's end moves on in between: the
-        first answer stands.
+        Spark asks more than once before the first batch, while the end of a busy server's log advances. The
+        first answer is cached.
         """
         self._first = self._first or self._driver_log.first().to_json()
         return self._first
 
     def getDefaultReadLimit(self) -> ReadLimit:
-        """Return the limit the options set. Of two, Spark is told one and both hold."""
+        """Return the limit that the options set. If there are two, Spark gets one but both apply."""
         if self._settings.bytes_max is not None:
             return ReadMaxBytes(self._settings.bytes_max)
         if self._settings.rows_max is not None:
@@ -75,33 +75,33 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return ReadAllAvailable()
 
     def prepareForTriggerAvailableNow(self) -> None:
-        """Take the end of the log now as the end of this run."""
+        """Use the current end of the log as the end of this run."""
         self._target = self._driver_log.target()
 
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Return the end of the next batch: the head, less what limits leave for later.
+        """Return the end of the next batch: the head, reduced by the limits.
 
-        Returns `start` itself where there is nothing new. Raises what `StreamLog.resume` raises.
+        Returns `start` itself if there is nothing new. Raises the errors of `StreamLog.resume`.
         """
         log = self._driver_log
         begin = Offset.from_json(start)
-        here = log.resume(begin)
-        head = log.head_behind(here)
+        resumed = log.resume(begin)
+        head = log.head_behind(resumed)
         self._seen = head
         if self._target is not None:
-            head = log.up_to(head, self._target, here)
-        moved = here.position.epoch != begin.position.epoch
-        if place_of(head.position) <= place_of(here.position):
-            return here.to_json() if moved else start
+            head = log.up_to(head, self._target, resumed)
+        moved = resumed.position.epoch != begin.position.epoch
+        if place_of(head.position) <= place_of(resumed.position):
+            return resumed.to_json() if moved else start
         takes_all = isinstance(limit, ReadAllAvailable)
-        return (log.unlimited if takes_all else log.limited)(here, head).to_json()
+        return (log.unlimited if takes_all else log.limited)(resumed, head).to_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Return the end of the log as last seen, for Spark's progress reports."""
+        """Return the last known end of the log, for Spark's progress reports."""
         return None if self._seen is None else self._seen.to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Cut a batch into byte ranges, from a listing alone."""
+        """Split a batch into byte ranges, based on a listing only."""
         source, ranges, bounds = self._driver_log.plan(Offset.from_json(start), Offset.from_json(end))
         if isinstance(self._settings.start, Bound):
             bounds = replace(bounds, time_from_us=self._settings.start.time_us)
@@ -120,9 +120,12 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         )
         planned: list[InputPartition] = [
             RangePartition(
-                source.options, one, decoding, self._tracked.at(one.position) if self._tracked else None
+                source.options,
+                byte_range,
+                decoding,
+                self._tracked.at(byte_range.position) if self._tracked else None,
             )
-            for one in ranges
+            for byte_range in ranges
         ]
         return planned or [EmptyPartition()]
 
@@ -131,7 +134,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return read_partition(partition)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Nothing is kept for a batch, so nothing is let go of."""
+        """Do nothing: no state is kept per batch."""
 
     def stop(self) -> None:
         """End the driver's sessions."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Shares of a comparison side by side, as tasks of Spark."""
+"""Parallel comparison of shares, as Spark tasks."""
 
 import pickle
 from collections.abc import Iterable, Iterator, Sequence
@@ -13,9 +13,9 @@ from penstock.errors import PenstockError
 from penstock.pipeline.verify.comparison import in_this_process
 from penstock.pipeline.verify.shares import Share, Suspects, TouchedBySource, suspects_of
 
-# So few shares are compared sooner than Spark has begun.
+# Fewer shares are compared faster in this process than Spark takes to start.
 SHARES_MIN = 8
-# Each task is sent what the log touched; where that is more, it is rather not sent.
+# Every task gets the keys that the log touched. If there are more than this, compare in this process.
 TOUCHED_BYTES_MAX = 64 << 20
 
 _FOUND = pyarrow.schema([("share", pyarrow.int32()), ("found", pyarrow.bool_()), ("body", pyarrow.binary())])
@@ -23,37 +23,44 @@ _FOUND_SQL = "share int, found boolean, body binary"
 
 
 class SparkSpreading:
-    """Compares shares on a session: as many at once as it has cores. Few of them are compared here, and those
-    of a pipeline that is far behind."""
+    """Compares shares on a session, as many concurrently as it has cores.
+
+    A small number of shares, or a pipeline that is far behind, is compared in this process.
+    """
 
     def __init__(self, session: SparkSession) -> None:
         self._session = session
 
     def __call__(self, shares: Sequence[Share], touched: TouchedBySource) -> Iterator[tuple[int, Suspects]]:
         """Yield the outcome of each share, with its number. Raises the first error of a task."""
-        if len(shares) < SHARES_MIN or sum(one.bytes for one in touched.values()) > TOUCHED_BYTES_MAX:
+        if (
+            len(shares) < SHARES_MIN
+            or sum(touched_keys.bytes for touched_keys in touched.values()) > TOUCHED_BYTES_MAX
+        ):
             yield from in_this_process(shares, touched)
             return
         data = pickle.dumps((list(shares), touched))
         tasks = len(shares)
         frame: Any = self._session.range(0, tasks, 1, tasks).mapInArrow(partial(_compare, data), _FOUND_SQL)
         for row in frame.toArrow().to_pylist():
-            found = pickle.loads(row["body"])
+            outcome = pickle.loads(row["body"])
             if not row["found"]:
-                raise found
-            yield row["share"], found
+                raise outcome
+            yield row["share"], outcome
 
 
 def _compare(data: bytes, batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
     shares, touched = pickle.loads(data)
     for batch in batches:
         for number in batch.column(0).to_pylist():
-            found: Suspects | PenstockError
+            outcome: Suspects | PenstockError
             try:
-                found = suspects_of(shares[number], touched)
+                outcome = suspects_of(shares[number], touched)
             except PenstockError as problem:
-                # It reaches the driver as it is; as an error of a task it would be text.
-                found = problem
-            columns = [[number], [isinstance(found, Suspects)], [pickle.dumps(found)]]
-            arrays = [pyarrow.array(one, field.type) for one, field in zip(columns, _FOUND, strict=True)]
+                # Return the error as a value. Raised in a task, it would reach the driver as text.
+                outcome = problem
+            columns = [[number], [isinstance(outcome, Suspects)], [pickle.dumps(outcome)]]
+            arrays = [
+                pyarrow.array(column, field.type) for column, field in zip(columns, _FOUND, strict=True)
+            ]
             yield pyarrow.RecordBatch.from_arrays(arrays, schema=_FOUND)
