@@ -51,7 +51,7 @@ Mapping = dict[bytes, int]
 
 @dataclass
 class Pages:
-    """Distinct pages in the order they were first asked for; page 0 is empty."""
+    """Distinct pages in the order of their first use; page 0 is empty."""
 
     rows: list[tuple[int, ...]] = field(default_factory=lambda: [(0,) * 256])
 
@@ -75,7 +75,7 @@ class Pages:
 
 
 def cursor_of(server: Server) -> Cursor:
-    """Return a cursor of `server`, in a mode where a bad sequence is an answer and not an error."""
+    """Return a cursor of `server`, in a mode in which an invalid sequence returns a value, not an error."""
     cursor: Cursor = server.connect().cursor()
     cursor.execute("SET sql_mode = '', group_concat_max_len = 1000000")
     return cursor
@@ -89,10 +89,10 @@ def octets_in(values: Sequence[int]) -> str:
 def ask(
     cursor: Cursor, charset: str, shape: Sequence[Sequence[int]], target: str = "utf32"
 ) -> Iterator[tuple[bytes, str]]:
-    """Convert every byte sequence of `shape` (the bytes allowed in each place) from `charset` to `target`.
+    """Convert every byte sequence of `shape` (the bytes allowed at each index) from `charset` to `target`.
 
-    Yields the sequence and the server's answer in hexadecimal. It is empty where MySQL cuts a text off that
-    is not well formed; MariaDB puts question marks there, as both do for want of a character.
+    Yields the sequence and the server's result in hexadecimal. The result is empty if MySQL truncates a
+    malformed text. MariaDB returns question marks instead, as both do for a missing character.
     """
     names = "abcd"[: len(shape)]
     code = "CONCAT(" + ", ".join(f"CHAR({name}.n)" for name in names) + ")"
@@ -100,13 +100,15 @@ def ask(
     answer = f"IF(LENGTH({text}) = {len(shape)}, HEX(CONVERT({text} USING {target})), '')"
     order = ", ".join(f"{name}.n" for name in names)
     tails = list(itertools.product(*shape[1:]))
-    # Answers of one statement are at most 65,536, so that they fit in its group.
+    # Limit the values of one statement to 65,536, so that they fit into GROUP_CONCAT.
     seconds = [[second] for second in shape[1]] if len(shape) > 2 else shape[1:2]
     for lead in shape[0]:
         answers: list[str] = []
         for second in [[part] for part in seconds] or [[]]:
-            places = [octets_in(place) for place in ([lead], *second, *shape[2:])]
-            tables = ", ".join(f"{place} AS {name}" for place, name in zip(places, names, strict=True))
+            octet_tables = [octets_in(octets) for octets in ([lead], *second, *shape[2:])]
+            tables = ", ".join(
+                f"{octet_table} AS {name}" for octet_table, name in zip(octet_tables, names, strict=True)
+            )
             cursor.execute(f"SELECT GROUP_CONCAT({answer} ORDER BY {order}) FROM {tables}")
             answers += str(cursor.fetchall()[0][0]).split(",")
         for tail, answered in zip(tails, answers, strict=True):
@@ -132,11 +134,11 @@ def mapping_of(cursor: Cursor, charset: str) -> Mapping:
         for code, unicode in ask(cursor, charset, shape):
             if len(unicode) == 8 and (unicode != UNCONVERTIBLE or code == b"?"):
                 mapping[code] = int(unicode, 16)
-    prove_decodable(charset, mapping)
+    check_decodable(charset, mapping)
     return mapping
 
 
-def prove_decodable(charset: str, mapping: Mapping) -> None:
+def check_decodable(charset: str, mapping: Mapping) -> None:
     """Stop unless no code begins another one, and every answer is a character that UTF-8 can hold."""
     for code, unicode in mapping.items():
         if any(code[:length] in mapping for length in range(1, len(code))):
@@ -148,7 +150,7 @@ def prove_decodable(charset: str, mapping: Mapping) -> None:
 
 
 def page_below(pages: Pages, mapping: Mapping, prefix: bytes) -> int:
-    """Return the page of the codes that are `prefix` and one byte more."""
+    """Return the page of all codes that consist of `prefix` and one more byte."""
     return pages.number_of({code[-1]: to for code, to in mapping.items() if code[:-1] == prefix})
 
 
@@ -180,7 +182,7 @@ def longer_of(pages: Pages, mapping: Mapping) -> str:
 
 
 def linear_of(code: bytes) -> int:
-    """Return the place of a four-byte code of gb18030 among all of its shape."""
+    """Return the index of a four-byte code of gb18030 among all codes of its shape."""
     return (((code[0] - 0x81) * 10 + code[1] - 0x30) * 126 + code[2] - 0x81) * 10 + code[3] - 0x30
 
 
@@ -221,16 +223,22 @@ def collations_of(cursor: Cursor, query: str) -> dict[int, str]:
 
 
 def write_collations(mysql: Cursor, mariadb: Cursor) -> None:
-    """Write `collations.rs`; stop if one id means two character sets."""
-    ours = collations_of(mysql, "SELECT ID, CHARACTER_SET_NAME FROM information_schema.COLLATIONS")
-    theirs = collations_of(
+    """Write `collations.rs`; stop if an id has two character sets."""
+    mysql_collations = collations_of(
+        mysql, "SELECT ID, CHARACTER_SET_NAME FROM information_schema.COLLATIONS"
+    )
+    mariadb_collations = collations_of(
         mariadb, "SELECT ID, CHARACTER_SET_NAME FROM information_schema.COLLATION_CHARACTER_SET_APPLICABILITY"
     )
-    clashes = {number for number in ours.keys() & theirs.keys() if ours[number] != theirs[number]}
+    clashes = {
+        number
+        for number in mysql_collations.keys() & mariadb_collations.keys()
+        if mysql_collations[number] != mariadb_collations[number]
+    }
     if clashes:
         raise SystemExit(f"collation ids that mean two character sets: {sorted(clashes)}")
     ranges: list[tuple[int, int, str]] = []
-    for number, charset in sorted((ours | theirs).items()):
+    for number, charset in sorted((mysql_collations | mariadb_collations).items()):
         if ranges and ranges[-1][1:] == (number - 1, charset):
             ranges[-1] = (ranges[-1][0], number, charset)
         else:
@@ -248,13 +256,19 @@ def write_rust(path: Path, source: str) -> None:
     subprocess.run(["rustfmt", "--edition", "2021", str(path)], check=True)
 
 
-def compare(charset: str, ours: Mapping, theirs: Mapping) -> None:
+def compare(charset: str, mysql_mapping: Mapping, mariadb_mapping: Mapping) -> None:
     """Print how MariaDB's mapping of `charset` differs from MySQL's."""
-    differing = sorted(code for code in ours.keys() | theirs.keys() if ours.get(code) != theirs.get(code))
-    print(f"{charset}: {len(ours)} codes, {len(differing)} differ in MariaDB")
+    differing = sorted(
+        code
+        for code in mysql_mapping.keys() | mariadb_mapping.keys()
+        if mysql_mapping.get(code) != mariadb_mapping.get(code)
+    )
+    print(f"{charset}: {len(mysql_mapping)} codes, {len(differing)} differ in MariaDB")
     for code in differing[:20]:
-        mine, other = (f"U+{side[code]:04X}" if code in side else "none" for side in (ours, theirs))
-        print(f"  {code.hex().upper()}: MySQL {mine}, MariaDB {other}")
+        mysql_text, mariadb_text = (
+            f"U+{side[code]:04X}" if code in side else "none" for side in (mysql_mapping, mariadb_mapping)
+        )
+        print(f"  {code.hex().upper()}: MySQL {mysql_text}, MariaDB {mariadb_text}")
 
 
 def names_of(cursor: Cursor) -> set[str]:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ClickHouse, private to the process that starts it: its own engine, from the Python package chdb, behind its
-own HTTP (`clickhouse_server.py`).
+"""A private ClickHouse: the engine of the Python package chdb, behind an HTTP server of its own.
 
     with ClickHouse() as server:
         server.url          # "http://127.0.0.1:40213/default"
+
+See `clickhouse_server.py`.
 """
 
 import importlib.util
@@ -25,7 +26,7 @@ class ClickHouse(Companion):
 
     @property
     def url(self) -> str:
-        """Where it listens, as the sink is told."""
+        """The server's URL, in the form of the sink's setting."""
         return f"http://127.0.0.1:{self.port}/default"
 
     def argv(self, folder: Path) -> list[str]:

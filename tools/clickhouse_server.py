@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""ClickHouse's own engine, embedded by chdb, behind as much of ClickHouse's HTTP as its clients use.
+"""ClickHouse's engine, embedded by chdb, behind the part of ClickHouse's HTTP interface that clients use.
 
 python -m tools.clickhouse_server PORT FOLDER
 """
@@ -18,8 +18,8 @@ import zstandard
 from chdb._exceptions import ChdbError
 from chdb.session import Session
 
-# What a client says beside settings.
-_NO_SETTINGS = (
+# Request parameters of clients that are not settings.
+_REQUEST_PARAMETERS = (
     "query",
     "database",
     "query_id",
@@ -36,8 +36,8 @@ _NO_SETTINGS = (
     "quota_key",
     "role",
 )
-# What a server has of its own and its embedded form refuses.
-_OF_SERVERS = (
+# Settings of a server that the embedded engine rejects.
+_SERVER_ONLY_SETTINGS = (
     "send_progress_in_http_headers",
     "http_headers_progress_interval_ms",
     "enable_http_compression",
@@ -47,7 +47,7 @@ _ENDS = re.compile(r";\s*\Z")
 
 
 class Engine:
-    """One session of the engine, which works on one statement at a time."""
+    """One session of the engine, which runs one statement at a time."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
@@ -55,28 +55,28 @@ class Engine:
         self._lock = threading.Lock()
 
     def run(self, query: str, data: bytes, settings: dict[str, str], database: str, default: str) -> bytes:
-        """Run a statement, with the data that an INSERT takes. Raises ChdbError."""
+        """Run a statement, with the data of an INSERT. Raises ChdbError."""
         query = _ENDS.sub("", query.strip())
-        with self._lock, tempfile.NamedTemporaryFile(dir=self._folder) as given:
+        with self._lock, tempfile.NamedTemporaryFile(dir=self._folder) as data_file:
             if data:
-                given.write(data)
-                given.flush()
-                head, found, end = query.rpartition(" FORMAT ")
-                assert found, query
-                query = f"{head} FROM INFILE '{given.name}' FORMAT {end}"
+                data_file.write(data)
+                data_file.flush()
+                head, separator, end = query.rpartition(" FORMAT ")
+                assert separator, query
+                query = f"{head} FROM INFILE '{data_file.name}' FORMAT {end}"
             self._session.query(f"USE {_quoted(database or 'default')}")
             for name, value in settings.items():
                 self._session.query(f"SET {name} = {_literal(value)}")
             try:
                 return bytes(self._session.query(query, default).bytes())
             finally:
-                # What one statement sets is not to stay for the next.
+                # Reset the settings, so that they do not apply to the next statement.
                 for name in settings:
                     self._session.query(f"SET {name} = DEFAULT")
 
 
 class Answering(BaseHTTPRequestHandler):
-    """Answers one connection."""
+    """Answers the requests of one connection."""
 
     protocol_version = "HTTP/1.1"
     engine: Engine
@@ -89,26 +89,30 @@ class Answering(BaseHTTPRequestHandler):
         self._answer(self._chunks() if length is None else self.rfile.read(int(length)))
 
     def log_message(self, format: str, *arguments: object) -> None:
-        """Say nothing of every request."""
+        """Log nothing."""
 
     def _answer(self, body: bytes) -> None:
-        given = dict(parse_qsl(urlsplit(self.path).query, keep_blank_values=True))
+        parameters = dict(parse_qsl(urlsplit(self.path).query, keep_blank_values=True))
         body = _plain(body, self.headers.get("Content-Encoding", ""))
-        if "query" in given:
-            query, data = given["query"], body
+        if "query" in parameters:
+            query, data = parameters["query"], body
         else:
             query, data = body.decode(), b""
         if not query:
             return self._send(200, b"Ok.\n")
-        settings = {name: value for name, value in given.items() if name not in (*_NO_SETTINGS, *_OF_SERVERS)}
-        default = self.headers.get("X-ClickHouse-Format", given.get("default_format", "TabSeparated"))
+        settings = {
+            name: value
+            for name, value in parameters.items()
+            if name not in (*_REQUEST_PARAMETERS, *_SERVER_ONLY_SETTINGS)
+        }
+        default = self.headers.get("X-ClickHouse-Format", parameters.get("default_format", "TabSeparated"))
         try:
-            made = self.engine.run(query, data, settings, given.get("database", ""), default)
+            content = self.engine.run(query, data, settings, parameters.get("database", ""), default)
         except ChdbError as problem:
-            found = _CODE.search(str(problem))
-            code = found[1] if found else "1001"
+            code_match = _CODE.search(str(problem))
+            code = code_match[1] if code_match else "1001"
             return self._send(500, str(problem).encode(), {"X-ClickHouse-Exception-Code": code})
-        return self._send(200, made)
+        return self._send(200, content)
 
     def _send(self, status: int, body: bytes, headers: dict[str, str] | None = None) -> None:
         self.send_response(status)
@@ -119,12 +123,12 @@ class Answering(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def _chunks(self) -> bytes:
-        whole = bytearray()
+        body = bytearray()
         while size := int(self.rfile.readline().split(b";")[0], 16):
-            whole += self.rfile.read(size)
+            body += self.rfile.read(size)
             self.rfile.readline()
         self.rfile.readline()
-        return bytes(whole)
+        return bytes(body)
 
 
 def _plain(body: bytes, encoding: str) -> bytes:
@@ -148,7 +152,7 @@ def _literal(value: str) -> str:
 
 
 def main(port: int, folder: Path) -> None:
-    """Serve until the process is ended."""
+    """Serve until the process is terminated."""
     Answering.engine = Engine(folder)
     with ThreadingHTTPServer(("127.0.0.1", port), Answering) as server:
         server.serve_forever()

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server that is no source of changes (a coordinator, a cache, a store), private to the process that starts
-it: a folder and a port of its own, ended with its process, by its pid.
+"""A server that is not a source of changes (a coordinator, a cache, a store), private to its process.
+
+It has a folder and a port of its own, and is terminated with its process, by its process id.
 
     with Redis() as server:
         server.port
@@ -23,13 +24,13 @@ STOP_SECONDS_MAX = 10.0
 
 
 class Companion(ABC):
-    """A server on a free port of 127.0.0.1 that it keeps; as a context manager it runs inside the block."""
+    """A server with a fixed free port of 127.0.0.1. As a context manager it runs inside the block."""
 
     NAME: ClassVar[str]
     START_SECONDS_MAX: ClassVar[float] = 120.0
 
     def __init__(self) -> None:
-        self._kept: tempfile.TemporaryDirectory[str] | None = None
+        self._data_folder: tempfile.TemporaryDirectory[str] | None = None
         self._process: subprocess.Popen[bytes] | None = None
         self.port = 0
 
@@ -43,14 +44,14 @@ class Companion(ABC):
 
     @abstractmethod
     def argv(self, folder: Path) -> list[str]:
-        """Return the words that start it in a folder, on `port`; write there what it is to read.
+        """Return the command that starts it in a folder, on `port`; write the files that it reads.
 
         Raises PartMissing.
         """
 
     @abstractmethod
     def answers(self) -> bool:
-        """Tell whether it serves on `port` now."""
+        """Return whether it serves on `port` now."""
 
     @property
     def running(self) -> bool:
@@ -59,19 +60,19 @@ class Companion(ABC):
 
     @property
     def pid(self) -> int:
-        """Its process; it must run."""
+        """Its process id; it must be running."""
         assert self._process is not None
         return self._process.pid
 
     def start(self) -> Self:
-        """Start it, again with what it kept, and return once it answers.
+        """Start it, with the data of an earlier start if there is any, and return once it answers.
 
-        A start that does not answer in time is tried once more. Raises PartMissing, ServerFailed.
+        A start that times out is retried once. Raises PartMissing, ServerFailed.
         """
-        if self._kept is None:
-            self._kept = tempfile.TemporaryDirectory(prefix=f"penstock-{self.NAME.lower()}-")
+        if self._data_folder is None:
+            self._data_folder = tempfile.TemporaryDirectory(prefix=f"penstock-{self.NAME.lower()}-")
             self.port = free_port()
-        folder = Path(self._kept.name)
+        folder = Path(self._data_folder.name)
         try:
             argv = self.argv(folder)
         except BaseException:
@@ -92,17 +93,17 @@ class Companion(ABC):
         return self
 
     def kill(self) -> None:
-        """End it as a crash does; what it kept stays for the next start."""
+        """Kill it as a crash does. Its data stays for the next start."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def close(self) -> None:
-        """Stop it, and remove what it kept."""
+        """Stop it and remove its data."""
         if self._process is not None:
             end(self._process, STOP_SECONDS_MAX)
             self._process = None
-        if self._kept is not None:
-            self._kept.cleanup()
-            self._kept = None
+        if self._data_folder is not None:
+            self._data_folder.cleanup()
+            self._data_folder = None

@@ -4,8 +4,9 @@
     with Elasticsearch() as server:
         server.url          # "http://127.0.0.1:40213"
 
-It is the distribution that Elasticsearch's own tests run, from Maven's central repository, with no more
-modules than HTTP needs, and started by a program of ours, as its own refuses to run as root.
+It uses the distribution of Elasticsearch's own integration tests, from Maven's central repository, with only
+the modules that HTTP needs. A small program starts it, because Elasticsearch's own launcher refuses to run as
+root.
 """
 
 import hashlib
@@ -20,7 +21,7 @@ from tools.maven import artifacts, cached, program, run
 VERSION = "8.19.3"
 
 _ARTIFACTS = (f"org.elasticsearch.distribution.integ-test-zip:elasticsearch:{VERSION}:zip",)
-# What is needed of it: the server's own modules, and HTTP.
+# The required parts: the server's own modules, and HTTP.
 _PARTS = ("lib/", "modules/transport-netty4/")
 _MAIN = """
 import java.nio.file.Path;
@@ -60,8 +61,8 @@ public class Main {
 
 
 def install() -> Path:
-    """Return the folder of the distribution and of our program, made if missing. Raises PartMissing."""
-    made = hashlib.sha256(_MAIN.encode()).hexdigest()[:12]
+    """Return the folder of the distribution and the program, built if missing. Raises PartMissing."""
+    program_digest = hashlib.sha256(_MAIN.encode()).hexdigest()[:12]
 
     def build(folder: Path) -> None:
         home = folder / "built" / "home"
@@ -76,7 +77,7 @@ def install() -> Path:
         (folder / "Main.java").write_text(_MAIN)
         run([program("javac"), "-cp", f"{home}/lib/*", "-d", str(folder / "built"), "Main.java"], folder)
 
-    return cached(f"elasticsearch-{VERSION}-{made}", build)
+    return cached(f"elasticsearch-{VERSION}-{program_digest}", build)
 
 
 class Elasticsearch(Companion):
@@ -86,7 +87,7 @@ class Elasticsearch(Companion):
 
     @property
     def url(self) -> str:
-        """Where it listens, as the sink is told."""
+        """The node's URL, in the form of the sink's setting."""
         return f"http://127.0.0.1:{self.port}"
 
     def argv(self, folder: Path) -> list[str]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real Kafka broker that is its own controller (KRaft), private to the process that starts it.
+"""A real Kafka broker that is also its controller (KRaft), private to the process that starts it.
 
 with Kafka() as broker:
     broker.servers          # "127.0.0.1:40213"
@@ -18,33 +18,34 @@ from tools.servers.ports import free_port
 
 VERSION = "4.1.0"
 
-# A broker that is asked while it starts is asked again.
+# A request during startup is retried after this time.
 ANSWER_SECONDS_MAX = 10.0
 
-# A broker that its controller has not heard of for so long leads nothing until it has, and no topic can be
-# made meanwhile: a machine that stood still is no reason. One that was killed is let in again only when its
-# session before has ended, so its second one is short.
+# A broker loses its session if its controller gets no heartbeat for this time. It then leads no partition,
+# and no topic can be created. The session is long, so that a stalled machine does not end it. After a kill,
+# the broker can rejoin only once its previous session has expired, so the session of a restart is short.
 SESSION_SECONDS = 600
 SESSION_SECONDS_OF_RESTART = 5
 
 _ARTIFACTS = (f"org.apache.kafka:kafka_2.13:{VERSION}",)
 _CLUSTER = "cGVuc3RvY2stdGVzdHMtMQ"
-# Kafka's protocol, DescribeCluster: its length, key 60, version 0, a number, no name, no operations. The
-# answer names the brokers that take part; one that has just begun to answer may not be among them yet.
+# A DescribeCluster request of Kafka's protocol: its length, key 60, version 0, a correlation id, no client
+# id, no operations. The response lists the active brokers. A broker that has just started may not be listed
+# yet.
 _CLUSTER_REQUEST = bytes.fromhex("0000000d003c000000000001ffff000000")
 _JVM = ("-Xmx384m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dlog4j2.level=ERROR")
 
 
 def install() -> Path:
-    """Return the folder of Kafka's jars, fetched where they are missing. Raises PartMissing."""
+    """Return the folder of Kafka's jars, fetched if missing. Raises PartMissing."""
     return artifacts(f"kafka-{VERSION}", _ARTIFACTS)
 
 
 class Kafka(Companion):
-    """The broker. Topics are made when they are first written to, with `partitions` partitions."""
+    """The broker. Topics are created on first write, with `partitions` partitions."""
 
     NAME = "Kafka"
-    # Two JVMs start one after the other, and each may take a quarter of a minute on a busy machine.
+    # Two JVMs start one after the other, and each may take 15 seconds on a busy machine.
     START_SECONDS_MAX: ClassVar[float] = 300.0
 
     def __init__(self, partitions: int = 3) -> None:
@@ -54,18 +55,18 @@ class Kafka(Companion):
 
     @property
     def servers(self) -> str:
-        """Where it listens, as `bootstrap.servers` names it."""
+        """The broker's address, as in `bootstrap.servers`."""
         return f"127.0.0.1:{self.port}"
 
     def argv(self, folder: Path) -> list[str]:
         jars = install()
-        settings, kept = folder / "server.properties", folder / "kept"
+        settings, data_folder = folder / "server.properties", folder / "kept"
         java = [program("java"), *_JVM, "-cp", f"{jars}{os.sep}*"]
         if settings.exists():
-            settings.write_text(self._properties(kept, SESSION_SECONDS_OF_RESTART))
+            settings.write_text(self._properties(data_folder, SESSION_SECONDS_OF_RESTART))
         else:
             self._controller_port = free_port()
-            settings.write_text(self._properties(kept, SESSION_SECONDS))
+            settings.write_text(self._properties(data_folder, SESSION_SECONDS))
             format_words = ["kafka.tools.StorageTool", "format", "-t", _CLUSTER, "-c", str(settings)]
             formatted = subprocess.run(
                 [*java, *format_words],
@@ -78,7 +79,7 @@ class Kafka(Companion):
                 raise ServerFailed(f"Kafka's folder cannot be made:\n{formatted.stderr[-2000:]}")
         return [*java, "kafka.Kafka", str(settings)]
 
-    def _properties(self, kept: Path, session_seconds: int) -> str:
+    def _properties(self, data_folder: Path, session_seconds: int) -> str:
         listeners = f"PLAINTEXT://{self.servers},CONTROLLER://127.0.0.1:{self._controller_port}"
         values = {
             "process.roles": "broker,controller",
@@ -88,9 +89,9 @@ class Kafka(Companion):
             "controller.listener.names": "CONTROLLER",
             "listener.security.protocol.map": "PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT",
             "broker.session.timeout.ms": session_seconds * 1000,
-            "log.dirs": kept,
+            "log.dirs": data_folder,
             "num.partitions": self._partitions,
-            # One broker holds the only copy of everything, its own topics included.
+            # The only broker stores the only copy of everything, including its internal topics.
             "offsets.topic.replication.factor": 1,
             "offsets.topic.num.partitions": 1,
             "transaction.state.log.replication.factor": 1,
@@ -105,8 +106,8 @@ class Kafka(Companion):
 
     def answers(self) -> bool:
         try:
-            with socket.create_connection(("127.0.0.1", self.port), ANSWER_SECONDS_MAX) as asked:
-                asked.sendall(_CLUSTER_REQUEST)
-                return b"127.0.0.1" in asked.recv(4096)
+            with socket.create_connection(("127.0.0.1", self.port), ANSWER_SECONDS_MAX) as connection:
+                connection.sendall(_CLUSTER_REQUEST)
+                return b"127.0.0.1" in connection.recv(4096)
         except OSError:
             return False

@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What tests and benchmarks need from Maven's central repository, fetched once into the cache that the
-database servers share.
+"""Artifacts of Maven's central repository for tests and benchmarks, fetched once into a shared cache.
 
-    folder = artifacts("zookeeper-3.9.3", ["org.apache.zookeeper:zookeeper:3.9.3"])
+folder = artifacts("zookeeper-3.9.3", ["org.apache.zookeeper:zookeeper:3.9.3"])
 """
 
 import os
@@ -31,10 +30,10 @@ _FIELDS = ("groupId", "artifactId", "version", "type")
 
 
 def artifacts(name: str, coordinates: Sequence[str]) -> Path:
-    """Return a folder of the cache with artifacts and all they need, fetched where it is missing.
+    """Return a cache folder with artifacts and all their dependencies, fetched if missing.
 
-    Each is "group:artifact:version", or with ":zip" behind it. `name` is the folder's, and changes with the
-    coordinates. Raises PartMissing.
+    Each coordinate is "group:artifact:version", optionally followed by ":zip". `name` is the folder's name
+    and must change with the coordinates. Raises PartMissing.
     """
 
     def fetch(folder: Path) -> None:
@@ -45,8 +44,11 @@ def artifacts(name: str, coordinates: Sequence[str]) -> Path:
 
 
 def cached(name: str, build: Callable[[Path], None]) -> Path:
-    """Return a folder of the cache, built where it is missing: `build` gets an empty folder, and leaves what
-    is to be kept in its `built`. Other processes wait meanwhile. Raises what `build` raises."""
+    """Return a folder of the cache, built if missing.
+
+    `build` gets an empty folder, and leaves the files to keep in its subfolder `built`. Other processes wait
+    meanwhile. Raises the errors of `build`.
+    """
     folder = cache_directory() / name
     with locked(name):
         if not folder.exists():
@@ -57,7 +59,7 @@ def cached(name: str, build: Callable[[Path], None]) -> Path:
 
 
 def copy_dependencies(project: Path, into: Path) -> None:
-    """Copy what the pom.xml of a folder depends on. Raises PartMissing."""
+    """Copy the dependencies of a folder's pom.xml. Raises PartMissing."""
     words = ["mvn", "--quiet", "--batch-mode", "dependency:copy-dependencies", f"-DoutputDirectory={into}"]
     for needed in ("java", "mvn"):
         program(needed)
@@ -65,11 +67,11 @@ def copy_dependencies(project: Path, into: Path) -> None:
 
 
 def program(name: str, *folders: str) -> str:
-    """Return the path of a program, looked for in further folders too. Raises PartMissing."""
-    found = shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", os.defpath), *folders]))
-    if found is None:
+    """Return the path of a program, searched in further folders too. Raises PartMissing."""
+    path = shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", os.defpath), *folders]))
+    if path is None:
         raise PartMissing(f"there is no {name}: apt-get install golang-go maven default-jdk-headless")
-    return found
+    return path
 
 
 def run(words: Sequence[str], folder: Path) -> None:
@@ -91,8 +93,8 @@ def run(words: Sequence[str], folder: Path) -> None:
 
 def _project(coordinates: Sequence[str]) -> str:
     lines = []
-    for one in coordinates:
-        fields = zip(_FIELDS, one.split(":"), strict=False)
+    for coordinate in coordinates:
+        fields = zip(_FIELDS, coordinate.split(":"), strict=False)
         inner = "".join(f"<{field}>{value}</{field}>" for field, value in fields)
         lines.append(f"    <dependency>{inner}</dependency>")
     return _PROJECT.format(dependencies="\n".join(lines))

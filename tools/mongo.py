@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server that speaks MongoDB's protocol, private to the process that starts it: mongo-java-server, as
-MongoDB's own is in no registry that a test could take it from.
+"""A server with MongoDB's protocol, private to the process that starts it.
+
+It is mongo-java-server, because no package registry offers MongoDB's own server.
 
     with Mongo() as server:
         server.url          # "mongodb://127.0.0.1:40213"
@@ -39,7 +40,7 @@ public class Main {
 
 
 def install() -> Path:
-    """Return the folder of its program, made where it is missing. Raises PartMissing."""
+    """Return the folder of its program, built if missing. Raises PartMissing."""
     jars = artifacts(f"mongo-java-server-{VERSION}", _ARTIFACTS)
 
     def build(folder: Path) -> None:
@@ -50,13 +51,13 @@ def install() -> Path:
 
 
 class Mongo(Companion):
-    """The server; it keeps nothing on the disk."""
+    """The server. It stores nothing on disk."""
 
     NAME = "Mongo"
 
     @property
     def url(self) -> str:
-        """Where it listens, as the sink is told."""
+        """The server's URL, in the form of the sink's setting."""
         return f"mongodb://127.0.0.1:{self.port}"
 
     def argv(self, folder: Path) -> list[str]:

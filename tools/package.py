@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m tools.package`: build the wheel into dist/ and prove it where there is no Rust.
+"""`python -m tools.package`: build the wheel into dist/ and test it in an environment without Rust.
 
-A fresh virtual environment, on a PATH without cargo and rustc, gets the wheel and nothing else. There
-it decodes a log that a real server wrote, by itself and in Spark's own worker process.
+The wheel is installed alone into a fresh virtual environment, on a PATH without cargo and rustc. There it
+decodes a log written by a real server, both directly and in a Spark worker.
 """
 
 import os
@@ -19,7 +19,7 @@ from tools.servers import PartMissing, Server
 ROOT = Path(__file__).resolve().parent.parent
 DIST = ROOT / "dist"
 
-# What a wheel must bring besides the modules themselves.
+# Files that a wheel must contain in addition to the modules.
 NEEDED = (
     "penstock/_native.abi3.so",
     "penstock/_native.pyi",
@@ -46,16 +46,16 @@ assert count == 5, count
 
 
 class PackageInvalid(Exception):
-    """The wheel does not hold what it must, or does not do what it must."""
+    """The wheel is missing a part, or does not work."""
 
 
 def main() -> int:
-    """Build, look inside, prove; return the exit status."""
+    """Build, inspect and test the wheel; return the exit status."""
     try:
         wheel = build()
-        look_inside(wheel)
+        check_contents(wheel)
         with tempfile.TemporaryDirectory(prefix="penstock-package-") as folder:
-            prove(wheel, Path(folder))
+            check_installed(wheel, Path(folder))
     except (PackageInvalid, PartMissing, subprocess.CalledProcessError) as problem:
         print(problem, file=sys.stderr)
         return 1
@@ -64,15 +64,15 @@ def main() -> int:
 
 
 def build() -> Path:
-    """Return the one wheel in dist/, just built."""
+    """Build the wheel; return its path in dist/."""
     shutil.rmtree(DIST, ignore_errors=True)
     _run(["maturin", "build", "--release", "--locked", "--strip", "--out", str(DIST), "--quiet"], cwd=ROOT)
     (wheel,) = DIST.glob("*.whl")
     return wheel
 
 
-def look_inside(wheel: Path) -> None:
-    """Raise PackageInvalid where the wheel lacks a part, or fits one Python or one Linux alone."""
+def check_contents(wheel: Path) -> None:
+    """Raise PackageInvalid if the wheel is missing a part, or is limited to one Python or Linux version."""
     names = set(zipfile.ZipFile(wheel).namelist())
     missing = [name for name in NEEDED if name not in names]
     if missing:
@@ -81,21 +81,21 @@ def look_inside(wheel: Path) -> None:
         raise PackageInvalid(f"{wheel.name} is not for every Python from 3.11 on and every Linux of its age")
 
 
-def prove(wheel: Path, folder: Path) -> None:
-    """Install the wheel where there is no Rust, and decode a server's log with it."""
+def check_installed(wheel: Path, folder: Path) -> None:
+    """Install the wheel in an environment without Rust, and decode a server's log with it."""
     venv.create(folder / "fresh", with_pip=True)
     python = str(folder / "fresh" / "bin" / "python")
-    surroundings = _without_rust(folder)
-    _run([python, "-m", "pip", "install", "--quiet", f"{wheel}[spark]"], cwd=folder, env=surroundings)
+    environment = _without_rust(folder)
+    _run([python, "-m", "pip", "install", "--quiet", f"{wheel}[spark]"], cwd=folder, env=environment)
     log = _log_of_a_shop(folder)
-    _run([python, "-c", DECODE, str(log)], cwd=folder, env=surroundings)
-    _run([python, "-c", SPARK, str(log)], cwd=folder, env=surroundings)
+    _run([python, "-c", DECODE, str(log)], cwd=folder, env=environment)
+    _run([python, "-c", SPARK, str(log)], cwd=folder, env=environment)
     command = [str(Path(python).with_name("penstock")), "inspect", str(log), "--limit", "1"]
-    _run(command, cwd=folder, env=surroundings)
+    _run(command, cwd=folder, env=environment)
 
 
 def _log_of_a_shop(folder: Path) -> Path:
-    """Return a binlog file in which a real server inserted, updated and deleted."""
+    """Return a binlog file with an insert, an update and a delete on a real server."""
     with Server("host") as server:
         server.sql("CREATE DATABASE shop")
         server.sql("CREATE TABLE shop.orders (id INT PRIMARY KEY, status VARCHAR(9) CHARACTER SET utf8mb4)")
@@ -108,7 +108,7 @@ def _log_of_a_shop(folder: Path) -> Path:
 
 
 def _without_rust(folder: Path) -> dict[str, str]:
-    """Return an environment whose PATH has Java and the system's programs, but no cargo and no rustc."""
+    """Return an environment whose PATH has Java and the system's programs, but not cargo and rustc."""
     java = shutil.which("java")
     if java is None:
         raise PackageInvalid("no java on PATH, and Spark needs it")
@@ -118,9 +118,11 @@ def _without_rust(folder: Path) -> dict[str, str]:
     for program in Path("/usr/bin").iterdir():
         if not program.name.startswith(("cargo", "rust", "java")):
             (programs / program.name).symlink_to(program)
-    kept = ("HOME", "JAVA_HOME", "LANG", "TMPDIR")
-    wanted = {name: value for name, value in os.environ.items() if name in kept or name.startswith("PIP_")}
-    return wanted | {"PATH": str(programs), "SPARK_LOCAL_IP": "127.0.0.1"}
+    kept_names = ("HOME", "JAVA_HOME", "LANG", "TMPDIR")
+    environment = {
+        name: value for name, value in os.environ.items() if name in kept_names or name.startswith("PIP_")
+    }
+    return environment | {"PATH": str(programs), "SPARK_LOCAL_IP": "127.0.0.1"}
 
 
 def _run(words: list[str], cwd: Path, env: dict[str, str] | None = None) -> None:

@@ -15,10 +15,10 @@ from tools.companion import Companion
 from tools.servers.errors import PartMissing, ServerFailed
 from tools.servers.packages import program_on_host
 
-# Its folder is made in a second or two, on a machine that does nothing else.
+# Creating the data folder takes a second or two on an idle machine.
 MAKE_SECONDS_MAX = 120.0
 
-# It does not run as root; one of these accounts is there.
+# PostgreSQL refuses to run as root. One of these accounts exists.
 _ACCOUNTS = ("postgres", "nobody")
 
 _SETTINGS = """
@@ -36,32 +36,33 @@ deadlock_timeout = 100ms
 
 
 class Postgres(Companion):
-    """The server; settings suit tests: it survives a kill of the process, not a loss of power."""
+    """The server. Its settings are for tests: it survives a kill of the process, but not a power failure."""
 
     NAME = "PostgreSQL"
 
     @property
     def url(self) -> str:
-        """Where it listens, as the sink is told; `postgres` has no password."""
+        """The server's URL, in the form of the sink's setting; `postgres` has no password."""
         return f"postgresql://postgres@127.0.0.1:{self.port}/postgres"
 
     def argv(self, folder: Path) -> list[str]:
         programs = _programs()
-        kept = folder / "kept"
+        data_folder = folder / "kept"
         prefix: list[str] = []
         if os.geteuid() == 0:
             account = _account()
-            # A change of the account takes away the signal by which a child ends with its parent.
+            # Changing the account clears the signal that ends a child with its parent, so set the signal
+            # again.
             prefix = ["setpriv", f"--reuid={account.pw_uid}", f"--regid={account.pw_gid}", "--clear-groups"]
             prefix.append("--pdeathsig=KILL")
             folder.chmod(0o711)
-            if not kept.exists():
-                kept.mkdir(mode=0o700)
-                os.chown(kept, account.pw_uid, account.pw_gid)
-        if not (kept / "PG_VERSION").exists():
+            if not data_folder.exists():
+                data_folder.mkdir(mode=0o700)
+                os.chown(data_folder, account.pw_uid, account.pw_gid)
+        if not (data_folder / "PG_VERSION").exists():
             words = [
                 "-D",
-                str(kept),
+                str(data_folder),
                 "-U",
                 "postgres",
                 "-A",
@@ -71,7 +72,7 @@ class Postgres(Companion):
                 "--locale=C",
                 "--no-sync",
             ]
-            made = subprocess.run(
+            initialized = subprocess.run(
                 [*prefix, str(programs / "initdb"), *words],
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
@@ -79,21 +80,22 @@ class Postgres(Companion):
                 cwd="/",
                 timeout=MAKE_SECONDS_MAX,
             )
-            if made.returncode != 0:
-                raise ServerFailed(f"PostgreSQL's folder cannot be made:\n{made.stderr[-2000:]}")
-            with (kept / "postgresql.conf").open("a") as settings:
+            if initialized.returncode != 0:
+                raise ServerFailed(f"PostgreSQL's folder cannot be made:\n{initialized.stderr[-2000:]}")
+            with (data_folder / "postgresql.conf").open("a") as settings:
                 settings.write(_SETTINGS)
-        return [*prefix, str(programs / "postgres"), "-D", str(kept), "-p", str(self.port)]
+        return [*prefix, str(programs / "postgres"), "-D", str(data_folder), "-p", str(self.port)]
 
     def answers(self) -> bool:
-        # It listens before it lets anybody in.
+        # The port is open before the server accepts sessions.
         words = [str(_programs() / "pg_isready"), "-q", "-h", "127.0.0.1", "-p", str(self.port)]
         return subprocess.run(words, stdin=subprocess.DEVNULL).returncode == 0
 
     def close(self) -> None:
-        """Stop it, and remove what it kept."""
+        """Stop it and remove its data."""
         if self._process is not None:
-            # Without this it waits for its clients, and is then killed before its own children have ended.
+            # By default the server waits for its clients, and would then be killed before its own children
+            # end.
             self._process.send_signal(signal.SIGINT)
         super().close()
 

@@ -13,7 +13,7 @@ from tools.servers.packages import program_on_host
 
 
 class Redis(Companion):
-    """The server; it keeps nothing on the disk."""
+    """The server. It stores nothing on disk."""
 
     NAME = "Redis"
 
@@ -23,7 +23,7 @@ class Redis(Companion):
 
     @property
     def url(self) -> str:
-        """Where it listens, as the sink is told."""
+        """The server's URL, in the form of the sink's setting."""
         return f"redis://127.0.0.1:{self.port}/0"
 
     def argv(self, folder: Path) -> list[str]:
@@ -33,9 +33,9 @@ class Redis(Companion):
 
     def answers(self) -> bool:
         try:
-            with socket.create_connection(("127.0.0.1", self.port), 1.0) as asked:
-                asked.sendall(b"PING\r\n")
-                # One that asks for a password answers too.
-                return asked.recv(5)[:1] in (b"+", b"-")
+            with socket.create_connection(("127.0.0.1", self.port), 1.0) as connection:
+                connection.sendall(b"PING\r\n")
+                # A server that requires a password responds with an error.
+                return connection.recv(5)[:1] in (b"+", b"-")
         except OSError:
             return False

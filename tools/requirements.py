@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Print what `pyproject.toml` requires, a line each: to build, to run, and for the extras named as arguments.
+"""Print the requirements of `pyproject.toml`, one per line: for building, running, and the given extras.
 
-So the dependencies can be installed before the extension is compiled.
+This allows installing the dependencies before the extension is compiled.
 """
 
 import sys
@@ -12,13 +12,13 @@ PYPROJECT = Path(__file__).resolve().parent.parent / "pyproject.toml"
 
 
 def requirements(extras: list[str]) -> list[str]:
-    """Return the requirements of the build, the package and some extras, sorted and each once."""
+    """Return the requirements of the build, the package and the extras, sorted and without duplicates."""
     declared = tomllib.loads(PYPROJECT.read_text())
     project = declared["project"]
-    wanted = [*declared["build-system"]["requires"], *project["dependencies"]]
+    required = [*declared["build-system"]["requires"], *project["dependencies"]]
     for extra in extras:
-        wanted += project["optional-dependencies"][extra]
-    return sorted(set(wanted))
+        required += project["optional-dependencies"][extra]
+    return sorted(set(required))
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ from tools.maven import artifacts, program
 
 VERSION = "3.9.3"
 
-# A session may be as short as two ticks.
+# The shortest session is two ticks.
 TICK_MILLISECONDS = 250
 SESSION_MILLISECONDS_MAX = 600_000
 
@@ -26,7 +26,7 @@ _ARTIFACTS = (
 
 
 def install() -> Path:
-    """Return the folder of ZooKeeper's jars, fetched where they are missing. Raises PartMissing."""
+    """Return the folder of ZooKeeper's jars, fetched if missing. Raises PartMissing."""
     return artifacts(f"zookeeper-{VERSION}", _ARTIFACTS)
 
 
@@ -37,7 +37,7 @@ class ZooKeeper(Companion):
 
     @property
     def hosts(self) -> str:
-        """Where it listens, as a URL names it."""
+        """The server's address, as in a URL."""
         return f"127.0.0.1:{self.port}"
 
     def argv(self, folder: Path) -> list[str]:
@@ -47,17 +47,18 @@ class ZooKeeper(Companion):
             f"tickTime={TICK_MILLISECONDS}\nmaxSessionTimeout={SESSION_MILLISECONDS_MAX}\nmaxClientCnxns=0\n"
             "admin.enableServer=false\n4lw.commands.whitelist=isro\n"
         )
-        # What it writes outlives its process without a sync, and nothing here takes the power away.
+        # Without syncs its data survives a kill of the process but not a power failure, which tests do not
+        # simulate.
         options = ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dzookeeper.forceSync=no"]
         main = "org.apache.zookeeper.server.ZooKeeperServerMain"
         return [program("java"), *options, "-cp", f"{jars}{os.sep}*", main, str(folder / "zoo.cfg")]
 
     def answers(self) -> bool:
         # A server that is still reading its data answers "ok" too, and closes every client or, before it has
-        # a database, leaves it waiting. This answer says whether the server serves clients.
+        # a database, leaves it waiting. The response to "isro" shows whether it serves clients.
         try:
-            with socket.create_connection(("127.0.0.1", self.port), 1.0) as asked:
-                asked.sendall(b"isro")
-                return asked.recv(4) == b"rw"
+            with socket.create_connection(("127.0.0.1", self.port), 1.0) as connection:
+                connection.sendall(b"isro")
+                return connection.recv(4) == b"rw"
         except OSError:
             return False

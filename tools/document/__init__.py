@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pages of docs/reference, each made from the code that is the truth of it.
+"""The pages of docs/reference, each generated from the code that defines its facts.
 
-`PAGES` maps a page's file name to the function that returns its text. `python -m tools.document` writes
-them; a test of the suite fails where one on disk differs.
+`PAGES` maps a page's file name to the function that returns its text. `python -m tools.document` writes them.
+A test fails if a page on disk differs.
 """
 
 from collections.abc import Callable

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of the command `penstock`: each verb with its arguments and options, as Typer reports them."""
+"""The page of the command `penstock`: each verb with its arguments and options, as reported by Typer."""
 
 from typing import Any
 
@@ -22,17 +22,17 @@ def page() -> str:
 
 
 def describe(name: str, verb: Any) -> list[str]:
-    """Return a verb's part of the page; of one that is followed by a second word, a part for each."""
+    """Return a verb's part of the page, with a part for each subcommand."""
     if hasattr(verb, "commands"):
         parts = [f"## penstock {name}", (verb.help or "").strip()]
         return parts + [
             part for word, inner in verb.commands.items() for part in describe(f"{name} {word}", inner)
         ]
-    arguments = [one for one in verb.params if one.param_type_name == "argument"]
-    options = [one for one in verb.params if one.param_type_name == "option"]
-    words = " ".join(["penstock", name, "[OPTIONS]", *(metavar(one) for one in arguments)])
-    rows = [[f"`{metavar(one)}`", meaning(one)] for one in arguments]
-    rows += [[f"`{', '.join(one.opts)}`", meaning(one)] for one in options]
+    arguments = [parameter for parameter in verb.params if parameter.param_type_name == "argument"]
+    options = [parameter for parameter in verb.params if parameter.param_type_name == "option"]
+    words = " ".join(["penstock", name, "[OPTIONS]", *(metavar(argument) for argument in arguments)])
+    rows = [[f"`{metavar(argument)}`", meaning(argument)] for argument in arguments]
+    rows += [[f"`{', '.join(option.opts)}`", meaning(option)] for option in options]
     return [
         f"## penstock {name}",
         f"    {words}",
@@ -42,10 +42,10 @@ def describe(name: str, verb: Any) -> list[str]:
 
 
 def metavar(argument: Any) -> str:
-    """Return what a usage line calls an argument."""
+    """Return an argument's name in a usage line."""
     return str(argument.metavar or argument.name.upper())
 
 
 def meaning(parameter: Any) -> str:
-    """Return what a parameter is for, in one line."""
+    """Return a parameter's help text in one line."""
     return " ".join((parameter.help or "").split())

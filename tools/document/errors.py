@@ -7,7 +7,7 @@ from penstock import errors
 from penstock.cli.app import exit_code
 from tools.document.markdown import document, table
 
-_WHO_ACTS = (errors.OperatorError, errors.TransientError, errors.StreamError)
+_GROUPS = (errors.OperatorError, errors.TransientError, errors.StreamError)
 
 
 def page() -> str:
@@ -18,7 +18,7 @@ def page() -> str:
         "never by message text: the class name is the stable code. All are `penstock.PenstockError`."
     )
     parts = [head]
-    for group in _WHO_ACTS:
+    for group in _GROUPS:
         summary = (inspect.getdoc(group) or "").split("\n")[0]
         status = exit_code(group(""))
         rows = [(f"`{kind.__name__}`", inspect.getdoc(kind) or "") for kind in group.__subclasses__()]

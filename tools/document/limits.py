@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of limits: every bound, its value, and the reason that stands beside it."""
+"""The page of limits: every limit with its value and the reason in its comment."""
 
 import ast
 import re
@@ -34,34 +34,34 @@ def page() -> str:
 
 
 def python_limits() -> list[tuple[str, str, str]]:
-    """Return name, value and reason of each limit of the control plane; a comment holds for all below it."""
+    """Return name, value and reason of each Python limit; a comment applies to all limits below it."""
     lines = PYTHON.read_text().splitlines()
-    found, reason = [], ""
+    rows, reason = [], ""
     for node in ast.parse(PYTHON.read_text()).body:
         if not isinstance(node, ast.Assign) or not isinstance(node.targets[0], ast.Name):
             continue
-        first = last = node.lineno - 1
-        while first and lines[first - 1].startswith("# "):
-            first -= 1
-        if first < last:
-            reason = " ".join(line.removeprefix("# ") for line in lines[first:last])
+        comment_line = definition_line = node.lineno - 1
+        while comment_line and lines[comment_line - 1].startswith("# "):
+            comment_line -= 1
+        if comment_line < definition_line:
+            reason = " ".join(line.removeprefix("# ") for line in lines[comment_line:definition_line])
         name = node.targets[0].id
         if reason:
-            found.append((f"`{name}`", shown(getattr(limits, name)), reason))
-    return found
+            rows.append((f"`{name}`", shown(getattr(limits, name)), reason))
+    return rows
 
 
 def rust_limits() -> list[tuple[str, str, str]]:
     """Return name, value and reason of each limit of the kernel."""
-    found = []
+    rows = []
     for comment, name, value in _RUST_LIMIT.findall(RUST.read_text()):
         reason = " ".join(line.removeprefix("/// ") for line in comment.splitlines())
-        found.append((f"`{name}`", re.sub(r"(?<=\d)_(?=\d)", "", value), reason))
-    return found
+        rows.append((f"`{name}`", re.sub(r"(?<=\d)_(?=\d)", "", value), reason))
+    return rows
 
 
 def shown(value: int | float) -> str:
-    """Return a value as people read it."""
+    """Return a value in readable form."""
     if isinstance(value, int) and value >= 1 << 20 and value % (1 << 20) == 0:
         return f"{value >> 20} × 2²⁰"
     return f"{value:,}"

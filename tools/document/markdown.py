@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Markdown as every page of the reference has it."""
+"""The Markdown shared by all pages of the reference."""
 
 from collections.abc import Iterable, Sequence
 
@@ -7,7 +7,7 @@ GENERATED = "*Written by `make docs` from {source}; edit that, not this page.*"
 
 
 def document(title: str, source: str, *parts: str) -> str:
-    """Return a page: its title, where it comes from, and its parts."""
+    """Return a page: its title, its source, and its parts."""
     return "\n\n".join([f"# {title}", GENERATED.format(source=f"`{source}`"), *parts]) + "\n"
 
 

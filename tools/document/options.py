@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of options that `format("penstock")` takes."""
+"""The page of the options of `format("penstock")`."""
 
 from penstock.spark.options import KNOWN_OPTIONS
 from tools.document.markdown import document, table

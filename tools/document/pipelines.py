@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of what a pipeline may be told: its sections, every step and every sink."""
+"""The page of a pipeline's settings: its sections, every step and every sink."""
 
 import inspect
 import re
@@ -23,8 +23,8 @@ _SECTIONS: dict[str, type[Section]] = {
     "errors": sections.ErrorSettings,
     "loops": sections.LoopSettings,
 }
-# What stands in the file's first level, and is told in a part of its own.
-_APART = {
+# Settings of the top level that a separate part describes.
+_DESCRIBED_SEPARATELY = {
     "source": "see below",
     "sources": "a list of sources, each with the settings of `source`",
     "load": "a section (see below), or just its mode",
@@ -34,7 +34,7 @@ _APART = {
     "errors": "see below",
     "loops": "see below",
 }
-# How amounts with a unit show in a schema.
+# The value types of amounts with a unit, by their type in a schema.
 _AMOUNTS = {("string", "integer"): "bytes: `64MiB`", ("string", "number"): "a time: `30s`"}
 
 
@@ -68,8 +68,8 @@ def page() -> str:
 def _first_level() -> str:
     rows = []
     for name, field in sections.PipelineSection.model_fields.items():
-        if name in _APART:
-            rows.append((f"`{name}`", "", "", _sentence(field.description, _APART[name])))
+        if name in _DESCRIBED_SEPARATELY:
+            rows.append((f"`{name}`", "", "", _sentence(field.description, _DESCRIBED_SEPARATELY[name])))
         else:
             rows.append(_row(sections.PipelineSection, name))
     return table(("setting", "value", "default", "meaning"), rows)
@@ -86,49 +86,53 @@ def _fields(section: type[BaseModel], left_out: set[str] | None = None) -> str:
 
 def _row(section: type[BaseModel], name: str) -> tuple[str, str, str, str]:
     schema = section.model_json_schema()
-    told = schema["properties"][name]
+    schema_part = schema["properties"][name]
     needed = name in schema.get("required", ())
-    default = "required" if needed else _default(told)
-    return f"`{name}`", _kind(told, schema.get("$defs", {})), default, _meaning(told)
+    default = "required" if needed else _default(schema_part)
+    return f"`{name}`", _kind(schema_part, schema.get("$defs", {})), default, _meaning(schema_part)
 
 
-def _meaning(told: dict[str, Any]) -> str:
-    return re.sub(r"\s+", " ", str(told.get("description", "")))
+def _meaning(schema_part: dict[str, Any]) -> str:
+    return re.sub(r"\s+", " ", str(schema_part.get("description", "")))
 
 
-def _default(told: dict[str, Any]) -> str:
-    value = told.get("default")
+def _default(schema_part: dict[str, Any]) -> str:
+    value = schema_part.get("default")
     if value in (None, "", (), [], {}) or isinstance(value, dict | list):
         return ""
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
-    if told.get("type") == ["string", "integer"]:
+    if schema_part.get("type") == ["string", "integer"]:
         return f"`{value >> 20}MiB`" if value % (1 << 20) == 0 else f"`{value}`"
-    if told.get("type") == ["string", "number"]:
+    if schema_part.get("type") == ["string", "number"]:
         return f"`{value:g}s`"
     return f"`{value}`"
 
 
-def _kind(told: dict[str, Any], definitions: dict[str, Any]) -> str:
-    """Return what a value is, in a word or two."""
-    if "$ref" in told:
-        target = definitions[told["$ref"].rpartition("/")[2]]
+def _kind(schema_part: dict[str, Any], definitions: dict[str, Any]) -> str:
+    """Return the kind of a value in a word or two."""
+    if "$ref" in schema_part:
+        target = definitions[schema_part["$ref"].rpartition("/")[2]]
         return _kind(target, definitions) if "enum" in target else "a section"
-    if "enum" in told:
-        return ", ".join(f"`{one}`" for one in told["enum"])
-    if "const" in told:
-        return f"`{told['const']}`"
+    if "enum" in schema_part:
+        return ", ".join(f"`{member}`" for member in schema_part["enum"])
+    if "const" in schema_part:
+        return f"`{schema_part['const']}`"
     for several in ("anyOf", "oneOf", "allOf"):
-        if several in told:
-            found = [_kind(one, definitions) for one in told[several] if one.get("type") != "null"]
-            return " or ".join(dict.fromkeys(found))
-    if told.get("type") == "array":
-        inner = told.get("items") or {}
+        if several in schema_part:
+            kinds = [
+                _kind(alternative, definitions)
+                for alternative in schema_part[several]
+                if alternative.get("type") != "null"
+            ]
+            return " or ".join(dict.fromkeys(kinds))
+    if schema_part.get("type") == "array":
+        inner = schema_part.get("items") or {}
         return f"list of {_kind(inner, definitions)}" if inner else "list"
-    if told.get("type") == "object":
-        inner = told.get("additionalProperties")
+    if schema_part.get("type") == "object":
+        inner = schema_part.get("additionalProperties")
         return f"mapping to {_kind(inner, definitions)}" if isinstance(inner, dict) else "mapping"
-    kind = told.get("type", "text")
+    kind = schema_part.get("type", "text")
     words = {"string": "text", "integer": "number", "number": "number", "boolean": "`true`, `false`"}
     if isinstance(kind, list):
         return _AMOUNTS[tuple(kind)]
@@ -140,7 +144,7 @@ def _doc(thing: Any) -> str:
 
 
 def _prose(module: Any) -> list[str]:
-    """Return a module's docstring as paragraphs, without its first name and with examples as code."""
+    """Return a module's docstring as paragraphs, without its leading name and with examples as code."""
     text = inspect.getdoc(module) or ""
     parts = []
     for paragraph in text.split("\n\n"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of what sinks make of types: for each SQL type of the source what holds its values in a target."""
+"""The page of column types in sinks: for each SQL type of the source, the column type in each target."""
 
 import json
 
@@ -15,7 +15,7 @@ from penstock.sinks.postgres import tables as postgres_tables
 from tools.document.markdown import document, table
 from tools.document.types import BYTES, MOMENTS, NUMBERS, TEXTS, SqlType
 
-# Integers in Iceberg have at least so many bits.
+# Integers in Iceberg have at least this many bits.
 _ICEBERG_BITS = 32
 
 _MYSQL = Dialect(mariadb=False, version=(9, 0))
@@ -68,7 +68,7 @@ def _row(kind: SqlType) -> list[str]:
     return [f"`{kind.text}`{where}", *(f"`{name}`" for name in names)]
 
 
-def _mapped(found: dict[str, object]) -> str:
-    """Return how a field is mapped, in a word where that says it."""
-    shown = {name: value for name, value in found.items() if name not in ("type", "fields")}
-    return f"{found['type']} {json.dumps(shown)}" if shown else str(found["type"])
+def _mapped(mapping: dict[str, object]) -> str:
+    """Return the mapping of a field, in one word if possible."""
+    shown = {name: value for name, value in mapping.items() if name not in ("type", "fields")}
+    return f"{mapping['type']} {json.dumps(shown)}" if shown else str(mapping["type"])

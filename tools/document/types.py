@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of types: each SQL type, the Arrow type the kernel gives it, and the type Spark takes that for."""
+"""The page of types: each SQL type with its Arrow type and its Spark type."""
 
 from typing import NamedTuple
 
@@ -11,7 +11,7 @@ from tools.document.markdown import document, table
 
 
 class SqlType(NamedTuple):
-    """A type to ask the kernel about; `note` says what its value is, `unfit` which values it cannot hold."""
+    """A type of the page. `note` describes its value, `unfit` the values that it cannot hold."""
 
     text: str
     note: str = ""
@@ -112,7 +112,7 @@ _ENVELOPE = (
 
 
 def row(kind: SqlType) -> list[str]:
-    """Return a type's line."""
+    """Return a type's row."""
     column = ("value", kind.text, kind.charset, True)
     schema = pyarrow.schema(_native.arrow_schema([column], mariadb=kind.mariadb, wanted=["value"]))
     where = " (MariaDB)" if kind.mariadb else ""
@@ -126,20 +126,20 @@ def row(kind: SqlType) -> list[str]:
 
 
 def spark_of(schema: pyarrow.Schema) -> str:
-    """Return Spark's name of a schema's first column."""
+    """Return Spark's name for the type of a schema's first column."""
     return str(from_arrow_schema(schema, prefer_timestamp_ntz=True).fields[0].dataType.simpleString())
 
 
 def system_rows(schema: pyarrow.Schema) -> list[list[str]]:
-    """Return a line for each column, and for each field of a struct."""
+    """Return a row for each column, and for each field of a struct."""
     rows = []
     for field in schema:
         inner = list(field.type) if pyarrow.types.is_struct(field.type) else []
         kind = "struct" if inner else str(field.type)
         rows.append([f"`{field.name}`", f"`{kind}`", _spark_kind(field), "yes" if field.nullable else "no"])
-        for one in inner:
-            name = f"`{field.name}.{one.name}`"
-            rows.append([name, f"`{one.type}`", _spark_kind(one), "yes" if one.nullable else "no"])
+        for member in inner:
+            name = f"`{field.name}.{member.name}`"
+            rows.append([name, f"`{member.type}`", _spark_kind(member), "yes" if member.nullable else "no"])
     return rows
 
 

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tests run which lines, recorded once per test file.
+"""The lines that each test runs, recorded once per test file.
 
-A record is kept until the test file, the code that it runs or a module that tests share changes. Lines that
+A record is valid until the test file, the code that it runs or a module shared by tests changes. Lines that
 run outside of a test, such as definitions at import, belong to no test. Lines that run in another process
-belong to the test that started it, where that process ends in order.
+belong to the test that started it, if that process exits normally.
 """
 
 import ast
@@ -46,9 +46,9 @@ class CoverageMap:
         return self._in_order({name for line in lines for name in self.lines.get(path, {}).get(line, ())})
 
     def importing(self, path: str) -> list[CoveringTest]:
-        """Return the tests that depend on what a file does at import.
+        """Return the tests that depend on a file's import.
 
-        Those are the tests of the files that import it, and then all that run any of its lines.
+        These are the tests of the files that import it, followed by all others that run any of its lines.
         """
         importing = {name for name in self.tests if _imports(name.partition("::")[0], path)}
         running = {name for tests in self.lines.get(path, {}).values() for name in tests}
@@ -75,7 +75,7 @@ def load(test_files: Iterable[str]) -> CoverageMap:
 
 
 def is_current(fingerprints: Mapping[str, str]) -> bool:
-    """Tell whether no file has changed since a record was made; `fingerprints` is what it kept of them."""
+    """Return whether no file has changed since a record was written; `fingerprints` are the recorded ones."""
     return fingerprints == _fingerprints([*fingerprints, *_shared_files()])
 
 
@@ -87,7 +87,7 @@ def _record(test_file: str) -> dict[str, Any]:
         leftover.unlink()
     settings = work / "settings.ini"
     included = [f"    {path}" for patterns in PYTHON_AREAS.values() for path in sources(patterns, TREE)]
-    # A process that a test starts is measured too, and names its lines after the running test.
+    # A process started by a test is measured too, and its lines are attributed to the running test.
     settings.write_text(
         "\n".join(
             [
@@ -116,12 +116,12 @@ def _record(test_file: str) -> dict[str, Any]:
 
 
 def _shared_files() -> list[str]:
-    """Return the files below `tests` that any test may run: all that are no test files."""
+    """Return the files below `tests` that any test may run: all files that are not test files."""
     return [path for path in sources(("tests/**/*.py",), TREE) if not Path(path).name.startswith("test_")]
 
 
 def _measured(folder: Path) -> Iterator[tuple[str, int, str]]:
-    """Yield file, line and test of what coverage.py measured."""
+    """Yield file, line and test of each measurement of coverage.py."""
     from coverage.numbits import numbits_to_nums
 
     for database in sorted(folder.glob("lines*")):
@@ -131,7 +131,8 @@ def _measured(folder: Path) -> Iterator[tuple[str, int, str]]:
                 " JOIN file ON file.id = line_bits.file_id JOIN context ON context.id = line_bits.context_id"
             )
             for path, context, bits in rows:
-                # coverage.py divides the static and the dynamic context; pytest adds the phase of the test.
+                # coverage.py separates the static and the dynamic context; pytest appends the phase of the
+                # test.
                 test = context.rpartition("|")[2]
                 test = (
                     test.rpartition(" (")[0] if test.endswith(("(setup)", "(call)", "(teardown)")) else test
@@ -169,7 +170,7 @@ def _imports(test_file: str, path: str) -> bool:
 
 
 def _fingerprints(paths: Iterable[str]) -> dict[str, str]:
-    """Return the state of files: a test is recorded again when its file or one that it runs has changed."""
+    """Return the state of files. A test is recorded again if its file or a file that it runs has changed."""
     files = {path: TREE / path for path in paths}
     return {
         path: hashlib.sha256(file.read_bytes()).hexdigest()[:16] if file.exists() else ""

@@ -19,11 +19,10 @@ from tools.mutants.tree import EXTENSION, replaced, run, run_pytest
 BUILD_SECONDS_MAX = 1800.0
 RUST_TEST_SECONDS_MAX = 180.0
 DECODING_SECONDS_MAX = 900.0
-# A mutant is given this many times as long as the tests of decoding take without a mutation.
+# The timeout of a mutant is this many times the duration of the decoding tests without a mutation.
 _PATIENCE = 4
 _TEST = ("cargo", "test", "--package", "penstock-kernel", "--locked", "--quiet")
-# A debug build shares its dependencies with `cargo test`. The kernel in it behaves as in a release: it checks
-# nothing that a user's kernel does not check.
+# A debug build shares its dependencies with `cargo test`. Its kernel has the same checks as a release build.
 _KERNEL = "profile.dev.package.penstock-kernel"
 _BRIDGE = (
     *("cargo", "build", "--package", "penstock-bridge", "--locked", "--quiet"),
@@ -31,12 +30,12 @@ _BRIDGE = (
     *("--config", f"{_KERNEL}.overflow-checks=false"),
     *("--config", f"{_KERNEL}.debug-assertions=false"),
 )
-# What maturin sets, so that the bridge is linked as an extension of this interpreter.
+# The variables that maturin sets to link the bridge as an extension of this interpreter.
 _BRIDGE_VARIABLES = {"PYO3_BUILD_EXTENSION_MODULE": "1", "PYO3_PYTHON": sys.executable}
 
 
 class BaselineFailed(Exception):
-    """Tests fail without any mutation, so they would judge nothing."""
+    """Tests fail without a mutation, so they cannot judge mutants."""
 
 
 def generate(tree: Path = KERNEL_TREE) -> list[Mutant]:
@@ -51,9 +50,9 @@ def generate(tree: Path = KERNEL_TREE) -> list[Mutant]:
 
 
 def mutants_of(listing: str, tree: Path) -> list[Mutant]:
-    """Return the mutants of a listing by cargo-mutants in JSON."""
+    """Return the mutants of a JSON listing by cargo-mutants."""
     texts: dict[str, str] = {}
-    return numbered(_mutant_of(listed, tree, texts) for listed in json.loads(listing))
+    return numbered(_mutant_of(listed_mutant, tree, texts) for listed_mutant in json.loads(listing))
 
 
 def check_baseline(tree: Path = KERNEL_TREE) -> None:
@@ -65,10 +64,10 @@ def check_baseline(tree: Path = KERNEL_TREE) -> None:
 
 @functools.cache
 def decoding_seconds_max(tree: Path = KERNEL_TREE) -> float:
-    """Return how long the tests of decoding may take on a mutant.
+    """Return the timeout of the decoding tests on a mutant.
 
-    They run once without a mutation for it, on a bridge of the same profile. Raises BaselineFailed where one
-    fails.
+    Runs the tests once without a mutation, on a bridge with the same profile. Raises BaselineFailed if a
+    test fails.
     """
     bridge = run(list(_BRIDGE), BUILD_SECONDS_MAX, tree, _BRIDGE_VARIABLES)
     if bridge.status != 0:
@@ -84,7 +83,7 @@ def decoding_seconds_max(tree: Path = KERNEL_TREE) -> float:
 def judge(mutant: Mutant, tree: Path = KERNEL_TREE) -> Verdict:
     """Judge a mutant by `cargo test`, then by the Python tests of decoding.
 
-    The bridge for the latter is built with the mutant and is put into the copy while they run.
+    The bridge for the decoding tests is built with the mutant, and installed in the copy while they run.
     """
     text = (tree / mutant.path).read_text()
     with replaced(tree / mutant.path, mutant.apply(text).encode()):
@@ -104,7 +103,7 @@ def judge(mutant: Mutant, tree: Path = KERNEL_TREE) -> Verdict:
             )
         detail = "" if failed else _last_line(tests.output)
         return Verdict("killed", "everyday", test=f"cargo test: {failed}" if failed else "", detail=detail)
-    # Measured without a mutation, when the first mutant gets here.
+    # Measured without a mutation, when the first mutant reaches this line.
     seconds = decoding_seconds_max(tree)
     with replaced(tree / mutant.path, mutant.apply(text).encode()):
         bridge = run(list(_BRIDGE), BUILD_SECONDS_MAX, tree, _BRIDGE_VARIABLES)
@@ -114,7 +113,7 @@ def judge(mutant: Mutant, tree: Path = KERNEL_TREE) -> Verdict:
 
 
 def _judge_decoding(seconds: float, tree: Path) -> Verdict:
-    """Run the tests of decoding on the bridge that was built last, and on the true one where a test fails."""
+    """Run the decoding tests on the last bridge built, and again on the original bridge if a test fails."""
     with _bridge_in_place(tree):
         status, failed = _run_decoding(seconds, tree)
     if status == 0:
@@ -132,25 +131,25 @@ def _judge_decoding(seconds: float, tree: Path) -> Verdict:
 
 
 def _judge_timeout(tests: str, seconds: float, passes: bool) -> Verdict:
-    """Judge a mutant whose tests do not end in time; `passes` tells whether they do without the mutation."""
+    """Judge a mutant whose tests timed out; `passes` is true if they pass without the mutation."""
     if not passes:
         return Verdict("undecided", detail=f"{tests}: no end in {seconds:.0f} s without the mutation as well")
     return Verdict("killed", "everyday", detail=f"{tests}: timeout after {seconds:.0f} s", timeout=True)
 
 
 def _cargo_test_passes(tree: Path) -> bool:
-    """Tell whether `cargo test` passes without a mutation, in the time that a mutant is given."""
+    """Return whether `cargo test` passes without a mutation, within the timeout of a mutant."""
     build = run([*_TEST, "--no-run"], BUILD_SECONDS_MAX, tree)
     return build.status == 0 and run(list(_TEST), RUST_TEST_SECONDS_MAX, tree).status == 0
 
 
 def _bridge_in_place(tree: Path) -> contextlib.AbstractContextManager[None]:
-    """Have the copy import the bridge that was built last."""
+    """Make the copy import the bridge that was built last."""
     return replaced(tree / EXTENSION, (CARGO_TARGET / "debug/lib_native.so").read_bytes())
 
 
 def _run_decoding(seconds: float, tree: Path) -> tuple[int | None, dict[str, Any] | None]:
-    """Run the tests of decoding until one fails, those that need no server first."""
+    """Run the decoding tests until one fails, starting with those that need no server."""
     began = time.monotonic()
     status: int | None = 0
     for folder in ("tests/unit", "tests/integration"):
@@ -166,26 +165,26 @@ def _run_tests(tests: list[str], seconds: float, tree: Path) -> tuple[int | None
     return ending.status, next((test for test in records if test["outcome"] == "failed"), None)
 
 
-def _mutant_of(listed: dict[str, Any], tree: Path, texts: dict[str, str]) -> Mutant:
-    path = listed["file"]
+def _mutant_of(listed_mutant: dict[str, Any], tree: Path, texts: dict[str, str]) -> Mutant:
+    path = listed_mutant["file"]
     if path not in texts:
         texts[path] = (tree / path).read_text()
     text = texts[path]
-    start, end = (_offset(text, listed["span"][side]) for side in ("start", "end"))
+    start, end = (_offset(text, listed_mutant["span"][side]) for side in ("start", "end"))
     line, line_text = line_at(text, start)
-    change = re.sub(r"^\S+:\d+:\d+: ", "", listed["name"])
+    change = re.sub(r"^\S+:\d+:\d+: ", "", listed_mutant["name"])
     area = next(name for name in KERNEL_AREAS if name in Path(path).parts or Path(path).stem == name)
-    return Mutant("kernel", area, path, line, line_text, change, start, end, listed["replacement"])
+    return Mutant("kernel", area, path, line, line_text, change, start, end, listed_mutant["replacement"])
 
 
-def _offset(text: str, place: dict[str, int]) -> int:
-    """Return where a line and column are in a text; both count from one."""
+def _offset(text: str, location: dict[str, int]) -> int:
+    """Return the offset of a line and column, which both count from one, in a text."""
     starts = [0, *accumulate(len(line) for line in text.splitlines(keepends=True))]
-    return starts[place["line"] - 1] + place["column"] - 1
+    return starts[location["line"] - 1] + location["column"] - 1
 
 
 def _failed_test(output: str) -> str | None:
-    """Return the test that `cargo test` says has failed; None where it names none, as after an abort."""
+    """Return the test that `cargo test` reports as failed; None if it names none, as after an abort."""
     named = re.search(r"^---- (\S+)(?: \(.*\))? stdout ----|^test (\S+) .*FAILED", output, re.MULTILINE)
     return (named[1] or named[2]) if named else None
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A mutant: one edit of one source file, named by what it changes and not by its line number."""
+"""A mutant: one edit of one source file, identified by what it changes, not by its line number."""
 
 import difflib
 import hashlib
@@ -13,8 +13,9 @@ from typing import Protocol, TypeVar
 class Mutant:
     """An edit: the characters `start` to `end` of a file are replaced.
 
-    `line_text` is the first changed line, stripped. `change` says what becomes of it: for Python the mutated
-    line, for the kernel the sentence of cargo-mutants. `number` tells equal mutations of equal lines apart.
+    `line_text` is the first changed line, stripped. `change` describes the result: the mutated line for
+    Python, the sentence of cargo-mutants for the kernel. `number` distinguishes equal mutations of equal
+    lines.
     """
 
     language: str
@@ -29,13 +30,13 @@ class Mutant:
     number: int = 1
 
     @property
-    def place(self) -> tuple[str, int, int]:
+    def span(self) -> tuple[str, int, int]:
         """The part of the file that is replaced."""
         return self.path, self.start, self.end
 
     @property
     def key(self) -> str:
-        """The name of the mutant; it stays the same while its line stays the same."""
+        """The name of the mutant. It stays the same while its line stays the same."""
         suffix = f" #{self.number}" if self.number > 1 else ""
         return f"{self.path}: {self.line_text} => {self.change}{suffix}"
 
@@ -45,8 +46,8 @@ class Mutant:
 
     def lines(self, text: str) -> range:
         """Return the numbers of the lines that the mutation replaces."""
-        last = text.count("\n", 0, max(self.start, self.end - 1)) + 1
-        return range(self.line, max(self.line, last) + 1)
+        last_line = text.count("\n", 0, max(self.start, self.end - 1)) + 1
+        return range(self.line, max(self.line, last_line) + 1)
 
     def diff(self, text: str) -> str:
         """Return the mutation as a unified diff without context."""
@@ -62,22 +63,22 @@ def edit(before: str, after: str) -> tuple[int, int, str]:
     while start < min(len(before), len(after)) and before[start] == after[start]:
         start += 1
     tail = 0
-    room = min(len(before), len(after)) - start
-    while tail < room and before[-1 - tail] == after[-1 - tail]:
+    middle_bytes = min(len(before), len(after)) - start
+    while tail < middle_bytes and before[-1 - tail] == after[-1 - tail]:
         tail += 1
     return start, len(before) - tail, after[start : len(after) - tail]
 
 
-def line_at(text: str, place: int) -> tuple[int, str]:
+def line_at(text: str, offset: int) -> tuple[int, str]:
     """Return the number and the text of the line that a character belongs to."""
-    number = text.count("\n", 0, place) + 1
-    first = text.rfind("\n", 0, place) + 1
-    last = text.find("\n", place)
-    return number, text[first : last if last >= 0 else len(text)].strip()
+    number = text.count("\n", 0, offset) + 1
+    line_start = text.rfind("\n", 0, offset) + 1
+    line_end = text.find("\n", offset)
+    return number, text[line_start : line_end if line_end >= 0 else len(text)].strip()
 
 
 def numbered(mutants: Iterable[Mutant]) -> list[Mutant]:
-    """Return the mutants with numbers that tell those of equal lines apart, in the order of the file."""
+    """Return the mutants, numbered in file order to distinguish those of equal lines."""
     seen: Counter[str] = Counter()
     result = []
     for mutant in mutants:
@@ -87,30 +88,29 @@ def numbered(mutants: Iterable[Mutant]) -> list[Mutant]:
 
 
 class Drawable(Protocol):
-    """A mutant, or what becomes one."""
+    """A mutant or a candidate for one."""
 
     @property
     def key(self) -> str: ...
 
     @property
-    def place(self) -> tuple[str, int, int]: ...
+    def span(self) -> tuple[str, int, int]: ...
 
 
-Item = TypeVar("Item", bound=Drawable)
+Drawn = TypeVar("Drawn", bound=Drawable)
 
 
-def sample_order(items: Iterable[Item], seed: int) -> list[Item]:
-    """Return one item of each place in a file, in the order in which a seed draws them.
+def sample_order(drawables: Iterable[Drawn], seed: int) -> list[Drawn]:
+    """Return one mutant for each span of a file, in the order in which a seed draws them.
 
-    The order depends on the items' keys alone: a change elsewhere in the code leaves the drawn ones
-    where they are, and a larger sample begins with the smaller one. One item per place keeps an
-    operator with many replacements from crowding out the others.
+    The order depends only on the keys: a change elsewhere in the code does not change it, and a larger sample
+    starts with the smaller one. One mutant per span keeps an operator with many replacements from dominating.
     """
 
-    def rank(item: Item) -> bytes:
-        return hashlib.sha256(f"{seed} {item.key}".encode()).digest()
+    def rank(drawable: Drawn) -> bytes:
+        return hashlib.sha256(f"{seed} {drawable.key}".encode()).digest()
 
-    drawn: dict[tuple[str, int, int], Item] = {}
-    for item in sorted(items, key=rank):
-        drawn.setdefault(item.place, item)
+    drawn: dict[tuple[str, int, int], Drawn] = {}
+    for drawable in sorted(drawables, key=rank):
+        drawn.setdefault(drawable.span, drawable)
     return list(drawn.values())

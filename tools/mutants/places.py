@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where mutation testing works and what it mutates. All paths of mutants are relative to the repository."""
+"""The folders of mutation testing and the code that it mutates.
+
+All paths of mutants are relative to the repository.
+"""
 
 from pathlib import Path
 
@@ -10,15 +13,15 @@ WORK = ROOT / "build/mutants"
 TREE = WORK / "tree"
 KERNEL_TREE = WORK / "kernel-tree"
 CARGO_TARGET = WORK / "target"
-# What a process in a copy is told: which copy it must import, and where it writes about its tests.
+# Environment variables of a process in a copy: the copy that it must import, and the file for its records.
 TREE_VARIABLE = "PENSTOCK_MUTANTS_TREE"
 RECORD_VARIABLE = "PENSTOCK_MUTANTS_RECORD"
-# Tools that only mutation testing needs.
+# Tools used only for mutation testing.
 PYTHON_TOOLS = ROOT / "build/tools/python"
 CARGO_TOOLS = ROOT / "build/tools"
 CARGO_MUTANTS_VERSION = "27.1.0"
 
-# The files of each area; the areas are those whose errors lose, duplicate or change rows.
+# The files of each area. Errors in these areas could lose, duplicate or change rows.
 KERNEL_AREAS = {
     "stream": ("native/kernel/src/stream/*.rs",),
     "event": ("native/kernel/src/event/*.rs",),
@@ -38,9 +41,9 @@ PYTHON_AREAS = {
 
 
 def sources(patterns: tuple[str, ...], root: Path = ROOT) -> list[str]:
-    """Return the files that patterns match, relative to the root and sorted.
+    """Return the files that match the patterns, relative to the root and sorted.
 
-    Raises FileNotFoundError for a pattern without files: an area that moved would go untested in silence.
+    Raises FileNotFoundError for a pattern without files: an area that moved would silently go untested.
     """
     paths: set[str] = set()
     for pattern in patterns:
@@ -51,8 +54,8 @@ def sources(patterns: tuple[str, ...], root: Path = ROOT) -> list[str]:
     return sorted(paths)
 
 
-# The tests whose coverage is recorded. Tests of Spark, of clients and of other sinks are left out: they run
-# the same lines through more layers.
+# The tests whose coverage is recorded. Tests of Spark, of clients and of other sinks are excluded, because
+# they run the same lines through more layers.
 PYTHON_TESTS = (
     "tests/unit/test_*.py",
     "tests/conformance/test_log_modes.py",
@@ -70,7 +73,7 @@ PYTHON_TESTS = (
     "tests/integration/test_pipeline_definitions.py",
 )
 
-# The tests of decoding that judge the kernel's mutants that `cargo test` does not kill.
+# The decoding tests, which judge those mutants of the kernel that `cargo test` does not kill.
 DECODING_TESTS = (
     "tests/unit/test_decoding_commit_time.py",
     "tests/unit/test_decoding_ranges.py",

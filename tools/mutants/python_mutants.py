@@ -19,12 +19,13 @@ from tools.mutants.tree import replaced, run_pytest
 Position = tuple[int, int]
 
 SECONDS_MAX = 60.0
-# The recorded time of the tests that run on a mutant: only a mutant that hangs reaches the limit above.
+# The limit for the recorded duration of the tests that run on a mutant. Only a mutant that hangs reaches the
+# limit above.
 TEST_SECONDS_MAX = 20.0
 SERVER_START_SECONDS = 8.0
 
-# What replaces a binary or comparison operator: its opposite, and for an order the other side of its bound.
-# The other replacements of cosmic-ray mostly end in a TypeError, which every test sees.
+# The replacements of binary and comparison operators: the opposite, and for an order the other side of its
+# bound. Most of cosmic-ray's other replacements cause a TypeError, which every test detects.
 _REPLACEMENTS = {
     "ReplaceBinaryOperator": (
         "Add_Sub Sub_Add Mul_FloorDiv Div_Mul FloorDiv_Mul Mod_FloorDiv Pow_Mul "
@@ -36,18 +37,18 @@ _REPLACEMENTS = {
 }
 # These draw names at random.
 _UNUSED = ("VariableReplacer", "VariableInserter")
-# The only kind of syntax node that operators with many replacements apply to.
+# The only syntax nodes to which operators with many replacements apply.
 _KINDS = {"ReplaceBinaryOperator": "operator", "ReplaceComparisonOperator": "comparison"}
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """A place in a file and an operator that can mutate it; the mutant itself is made when it is drawn."""
+    """A span of a file and an operator that can mutate it. The mutant is created when it is drawn."""
 
     area: str
     path: str
     line_text: str
-    place: tuple[str, int, int]
+    span: tuple[str, int, int]
     node: int
     operator: str
     index: int
@@ -56,7 +57,7 @@ class Candidate:
 
     @property
     def key(self) -> str:
-        """The name by which a sample draws the candidate."""
+        """The name that determines when a sample draws the candidate."""
         return f"{self.path}: {self.line_text} #{self.number} {self.column} {self.operator} {self.index}"
 
 
@@ -71,14 +72,14 @@ def candidates(tree: Path = TREE) -> list[Candidate]:
 
 
 def mutant_of(candidate: Candidate, tree: Path = TREE) -> Mutant | None:
-    """Make the mutant, or return None where the operator leaves no valid or no other program."""
+    """Create the mutant; return None if the operator leaves the program invalid or unchanged."""
     text = (tree / candidate.path).read_text()
     changed = _mutate(candidate, text)
     if changed == text or not _compiles(changed):
         return None
     start, end, replacement = edit(text, changed)
-    line, line_text = line_at(text, candidate.place[1])
-    _, change = line_at(changed, candidate.place[1])
+    line, line_text = line_at(text, candidate.span[1])
+    _, change = line_at(changed, candidate.span[1])
     if changed.count("\n") < text.count("\n"):
         change = f"delete {line_text}"
     return Mutant(
@@ -96,10 +97,10 @@ def mutant_of(candidate: Candidate, tree: Path = TREE) -> Mutant | None:
 
 
 def judge(mutant: Mutant, coverage: CoverageMap, tree: Path = TREE) -> Verdict:
-    """Run the tests that cover a mutant, everyday ones first, until one fails.
+    """Run the tests that cover a mutant until one fails, everyday tests first.
 
-    A mutant is killed by a test that fails, by tests that die of a signal, or by tests that do not end in
-    time: each only where the same tests pass without the mutation, in the same time.
+    A mutant is killed if a test fails, if the tests die of a signal, or if they time out, provided that the
+    same tests pass without the mutation in the same time.
     """
     began = time.monotonic()
     text = (tree / mutant.path).read_text()
@@ -123,7 +124,7 @@ def judge(mutant: Mutant, coverage: CoverageMap, tree: Path = TREE) -> Verdict:
             return Verdict("survived", detail=detail)
     if failed is None and status is not None and status >= 0:
         return Verdict("undecided", detail=f"pytest ended with {status}, and no test failed")
-    # A test file that cannot be imported is named without a test.
+    # For a test file that cannot be imported, the name has no test.
     killers = [name for name in names if failed is None or name.startswith(failed)]
     limit = seconds if status is None else SECONDS_MAX
     if _run_tests(killers or names, limit, tree)[0] != 0:
@@ -142,19 +143,19 @@ def _candidates_of(area: str, path: str, text: str) -> Iterator[Candidate]:
     skipped = _annotations(text)
     offsets = [0, *itertools.accumulate(len(line) for line in text.splitlines(keepends=True))]
     texts = [line.strip() for line in text.splitlines()]
-    # Equal lines of a file are told apart by their order.
+    # Equal lines of a file are distinguished by their order.
     numbers = [texts[:line].count(line_text) + 1 for line, line_text in enumerate(texts)]
     for number, node in enumerate(ast_nodes(parso.parse(text))):
         for name, operator in operators[_kind(node)].items():
             if name == "ExceptionReplacer" and "." in node.get_code():
-                # The operator knows no exceptions of another module.
+                # The operator does not support exceptions of another module.
                 continue
             for index, (start, end) in enumerate(operator.mutation_positions(node)):
                 if any(first <= start < last for first, last in skipped):
                     continue
                 line = start[0] - 1
-                place = (path, offsets[line] + start[1], offsets[end[0] - 1] + end[1])
-                yield Candidate(area, path, texts[line], place, number, name, index, numbers[line], start[1])
+                span = (path, offsets[line] + start[1], offsets[end[0] - 1] + end[1])
+                yield Candidate(area, path, texts[line], span, number, name, index, numbers[line], start[1])
 
 
 def _operators() -> dict[str, dict[str, Any]]:
@@ -186,13 +187,13 @@ def _mutate(candidate: Candidate, text: str) -> str:
     parent = node.parent
     changed = operator.mutate(node, candidate.index)
     if parent is not None and changed is not node:
-        place = next(number for number, child in enumerate(parent.children) if child is node)
-        parent.children[place : place + 1] = [] if changed is None else [changed]
+        child_index = next(number for number, child in enumerate(parent.children) if child is node)
+        parent.children[child_index : child_index + 1] = [] if changed is None else [changed]
     return str(module.get_code())
 
 
 def _annotations(text: str) -> list[tuple[Position, Position]]:
-    """Return the parts that only declare types or sign a function: mutated, they change nothing that runs."""
+    """Return the parts that only declare types or signatures: mutating them changes nothing at run time."""
     parts = []
     for node in ast.walk(ast.parse(text)):
         if isinstance(node, ast.AnnAssign):
@@ -205,7 +206,7 @@ def _annotations(text: str) -> list[tuple[Position, Position]]:
 
 
 def _runs_at_import(text: str, line: int) -> bool:
-    """Tell whether a line is outside of every function: it runs before the first test, and for all tests."""
+    """Return whether a line is outside of every function, so that it runs at import, before all tests."""
     functions = [
         node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
     ]

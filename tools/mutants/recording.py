@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pytest plugin for runs in the copy: it writes down which test ended how, and names coverage after tests.
+"""A pytest plugin for runs in the copy: records the outcome of each test and attributes coverage to tests.
 
-Use it with `-p tools.mutants.recording`; the variable RECORD_VARIABLE names the file of JSON lines,
-one per test: its id, tier, outcome, seconds, and whether it uses a server.
+Use it with `-p tools.mutants.recording`. The variable RECORD_VARIABLE names the file of JSON lines, one per
+test: its id, tier, outcome, duration in seconds, and whether it uses a server.
 """
 
 import json
@@ -42,7 +42,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
         fixtures = getattr(item, "fixturenames", ())
         _write(
             test=item.nodeid,
-            # The selection of tests has noted it (tests/conftest.py).
+            # The selection of tests has set it (tests/conftest.py).
             tier=dict(item.user_properties).get("tier", "everyday"),
             outcome=report.outcome,
             seconds=round(report.duration, 3),

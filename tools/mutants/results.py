@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verdicts on mutants, kept as they are reached, and what they say about the tests."""
+"""The verdicts on mutants, saved as they are reached, and the report on them."""
 
 import json
 import re
@@ -14,16 +14,16 @@ from tools.mutants.places import ROOT, WORK
 
 RESULTS = WORK / "results.json"
 HARMLESS = Path(__file__).with_name("harmless.toml")
-# Verdicts that say something about the tests; the others are replaced by the next mutant of the sample.
+# Verdicts that count for the tests. Others are replaced by the next mutant of the sample.
 COUNTED = ("killed", "survived")
 _CARGO_TEST = "cargo test: "
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What became of a mutant: killed, survived, unbuildable, or undecided where the judge itself failed.
+    """The verdict on a mutant: killed, survived, unbuildable, or undecided if the judge itself failed.
 
-    `tier` and `test` name the test that killed it; a timeout is a kill without a test.
+    `tier` and `test` name the test that killed it. A timeout is a kill without a test.
     """
 
     outcome: str
@@ -35,7 +35,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Harmless:
-    """A survivor that a person has judged: its mutation loses, duplicates and changes no row."""
+    """A survivor that a person has judged as harmless: its mutation loses, duplicates and changes no row."""
 
     path: str
     line: str
@@ -43,12 +43,12 @@ class Harmless:
     reason: str
 
     def matches(self, result: dict[str, Any]) -> bool:
-        """Return whether this is the judgement on a mutant; every equal line of the file is meant."""
+        """Return whether this judgement applies to a mutant. It applies to every equal line of the file."""
         return (self.path, self.line, self.change) == (result["path"], result["line_text"], result["change"])
 
 
 class Results:
-    """A file of verdicts. It is whole after every addition: a killed run loses one mutant at most."""
+    """A file of verdicts. Every addition replaces it atomically, so a killed run loses at most one mutant."""
 
     def __init__(self, path: Path = RESULTS) -> None:
         self._path = path
@@ -64,7 +64,7 @@ class Results:
         return self._verdicts.get(key)
 
     def add(self, mutant: Mutant, verdict: Verdict, diff: str, seconds: float) -> dict[str, Any]:
-        """Keep a verdict, replacing an earlier one on the same mutant, and return it as it is kept."""
+        """Save a verdict, replacing an earlier verdict on the same mutant; return it in its stored form."""
         named = {
             name: getattr(mutant, name)
             for name in ("language", "area", "path", "line", "line_text", "change")
@@ -72,7 +72,7 @@ class Results:
         result = {"key": mutant.key, **named, **asdict(verdict), "seconds": round(seconds, 1), "diff": diff}
         # Two runs, one for each language, may add to the file.
         if self._path.exists():
-            self._verdicts |= {kept["key"]: kept for kept in json.loads(self._path.read_text())}
+            self._verdicts |= {stored["key"]: stored for stored in json.loads(self._path.read_text())}
         self._verdicts[mutant.key] = result
         self._path.parent.mkdir(parents=True, exist_ok=True)
         temporary = self._path.with_suffix(".part")
@@ -82,19 +82,19 @@ class Results:
 
 
 def judgements(path: Path = HARMLESS) -> list[Harmless]:
-    """Return the survivors that are judged to be harmless."""
+    """Return the survivors that were judged as harmless."""
     return [Harmless(**entry) for entry in tomllib.loads(path.read_text()).get("harmless", [])]
 
 
 def is_outdated(result: dict[str, Any], root: Path = ROOT) -> bool:
-    """Tell whether a verdict is on a line that is no longer in its file, or by a test that is gone."""
+    """Return whether a verdict's line is no longer in its file, or its test no longer exists."""
     return not _holds_line(root / result["path"], result["line_text"]) or not has_test(result["test"], root)
 
 
 def has_test(test: str, root: Path = ROOT) -> bool:
-    """Tell whether a test exists that a verdict names; "" names none and always does.
+    """Return whether the test of a verdict exists. "" names no test and always exists.
 
-    Tests are found by the name of their function, whatever its parameters.
+    Tests are searched by function name, without parameters.
     """
     if not test:
         return True
@@ -109,19 +109,19 @@ def has_test(test: str, root: Path = ROOT) -> bool:
 
 
 def stale(entries: Iterable[Harmless], root: Path = ROOT) -> list[str]:
-    """Name the judgements whose line is no longer in its file: the code has changed, so judge it again."""
+    """Return the judgements whose line is no longer in its file. The code has changed, so judge it again."""
     return [
         f"{entry.path}: {entry.line}" for entry in entries if not _holds_line(root / entry.path, entry.line)
     ]
 
 
 def report(results: Iterable[dict[str, Any]], entries: list[Harmless], root: Path = ROOT) -> list[str]:
-    """Return the score of each area, which tier killed, the survivors, and what is undecided, line by line.
+    """Return the report: scores by area and tier, survivors, and undecided mutants, line by line.
 
     Outdated verdicts do not count.
     """
-    every = list(results)
-    present = [result for result in every if not is_outdated(result, root)]
+    all_results = list(results)
+    present = [result for result in all_results if not is_outdated(result, root)]
     counted = [result for result in present if result["outcome"] in COUNTED]
     lines = [f"{'area':<16}{'mutants':>8}{'killed':>8}{'everyday':>10}{'timeout':>9}{'score':>8}"]
     for language in ("kernel", "python"):
@@ -144,8 +144,11 @@ def report(results: Iterable[dict[str, Any]], entries: list[Harmless], root: Pat
         if result["outcome"] == "undecided":
             change = f"{result['line_text']} => {result['change']}"
             lines += ["", f"undecided: {result['path']}:{result['line']}: {result['detail']}", f"  {change}"]
-    if len(present) < len(every):
-        lines += ["", f"{len(every) - len(present)} verdicts do not count: their line or their test is gone"]
+    if len(present) < len(all_results):
+        lines += [
+            "",
+            f"{len(all_results) - len(present)} verdicts do not count: their line or their test is gone",
+        ]
     lines += [f"\nstale in {HARMLESS.name}: {name}" for name in stale(entries, root)]
     return lines
 

@@ -23,19 +23,19 @@ _LEFT_OUT = {"build", "target", "dist", "__pycache__"}
 
 
 class Outcome(NamedTuple):
-    """How a program ended. The status is None where it was stopped at its time limit."""
+    """The outcome of a program. The status is None if it was stopped at its time limit."""
 
     status: int | None
     output: str
 
 
 def synchronize(source: Path = ROOT, tree: Path = TREE) -> None:
-    """Make the copy equal to the repository; files that are equal keep their times, so nothing recompiles."""
-    wanted = set(_files(source))
+    """Make the copy equal to the repository. Unchanged files keep their times, so they are not recompiled."""
+    names = set(_files(source))
     tree.mkdir(parents=True, exist_ok=True)
-    for name in set(_files(tree)) - wanted:
+    for name in set(_files(tree)) - names:
         (tree / name).unlink()
-    for name in wanted:
+    for name in names:
         content = (source / name).read_bytes()
         target = tree / name
         if not target.exists() or target.read_bytes() != content:
@@ -45,7 +45,7 @@ def synchronize(source: Path = ROOT, tree: Path = TREE) -> None:
 
 
 def compile_python(tree: Path = TREE) -> None:
-    """Compile the copy's Python files. Their hashes are checked at import, so a mutant is always compiled."""
+    """Compile the copy's Python files. Imports check their hashes, so a mutant is always compiled again."""
     folders = [name for name in ("src", "tests", "tools", "bench", "demo") if (tree / name).is_dir()]
     command = [sys.executable, "-m", "compileall", "-q", "--invalidation-mode", "checked-hash", *folders]
     subprocess.run(command, cwd=tree, check=True)
@@ -53,26 +53,26 @@ def compile_python(tree: Path = TREE) -> None:
 
 @contextlib.contextmanager
 def replaced(path: Path, content: bytes) -> Iterator[None]:
-    """Give a file other content for a while.
+    """Replace a file's content during the block.
 
-    The original lies beside it, so that `restore` finds it after a run that was killed.
+    The original is kept beside it, so that `restore` can recover it after a killed run.
     """
     original = path.with_name(path.name + _ORIGINAL)
     shutil.copyfile(path, original)
     try:
-        # A process may have the old library mapped: it keeps its inode.
+        # A process may have the old library mapped, so write a new file instead of overwriting its inode.
         part = path.with_name(path.name + ".part")
         part.write_bytes(content)
         part.replace(path)
         yield
     finally:
         original.replace(path)
-        # Cargo compiles again what is newer than the last build.
+        # Cargo recompiles files that are newer than the last build.
         path.touch()
 
 
 def restore(tree: Path) -> None:
-    """Undo what a killed run left replaced in a copy."""
+    """Restore files that a killed run left replaced in a copy."""
     for original in tree.rglob(f"*{_ORIGINAL}"):
         path = original.with_name(original.name.removesuffix(_ORIGINAL))
         original.replace(path)
@@ -80,15 +80,15 @@ def restore(tree: Path) -> None:
 
 
 def environment(tree: Path = TREE) -> dict[str, str]:
-    """Return the environment in which the copy's modules are imported and not the repository's."""
+    """Return an environment that imports the copy's modules, not the repository's."""
     inherited = {
         name: value
         for name, value in os.environ.items()
-        # Under CI no flavor may be left out.
+        # Under CI all flavors are required.
         if name != "CI" and not name.startswith(("PYTEST", "COV"))
     }
     return {
-        # A third flavor tests the same lines a third time.
+        # A third flavor would test the same lines a third time.
         "PENSTOCK_FLAVORS": "mysql,mariadb",
         **inherited,
         "PYTHONPATH": f"{tree / 'src'}{os.pathsep}{tree}{os.pathsep}{PYTHON_TOOLS}",
@@ -101,7 +101,7 @@ def environment(tree: Path = TREE) -> dict[str, str]:
 def run_pytest(
     arguments: list[str], seconds: float, tree: Path = TREE, variables: Mapping[str, str] | None = None
 ) -> tuple[Outcome, list[dict[str, Any]]]:
-    """Run tests in the copy; return how pytest ended, and what the recording plugin wrote."""
+    """Run tests in the copy; return pytest's outcome and the records of the recording plugin."""
     with tempfile.TemporaryDirectory() as folder:
         record = Path(folder) / "tests.jsonl"
         record.touch()

@@ -7,7 +7,7 @@
         server.sql("CREATE DATABASE shop")
         server.url("repl")
 
-`packages` gets the programs, `server` runs them, `proxy` stands in front of one and cuts connections.
+`packages` installs the programs, `server` runs them, and `proxy` forwards and cuts connections.
 """
 
 from tools.servers.errors import PartMissing, ServerFailed

@@ -21,7 +21,7 @@ from tools.servers.server import STOP_SECONDS_MAX
 
 
 def main(words: list[str] | None = None) -> int:
-    """Run one verb; return the exit status: 0 done, 1 failed, 3 the machine lacks a part."""
+    """Run one verb; return the exit status: 0 success, 1 failed, 3 the machine is missing a part."""
     arguments = _parser().parse_args(words)
     try:
         if arguments.verb == "install":
@@ -68,7 +68,9 @@ def _install(flavors: list[str]) -> int:
 
 
 def _start(arguments: argparse.Namespace) -> int:
-    options = {name: value if given else None for name, given, value in map(_option, arguments.option)}
+    options = {
+        name: value if has_value else None for name, has_value, value in map(_option, arguments.option)
+    }
     directory = arguments.directory.resolve() if arguments.directory else None
     server = Server(arguments.flavor, options, port=arguments.port, directory=directory, tls=arguments.tls)
     signal.signal(signal.SIGTERM, _interrupt)
@@ -96,7 +98,7 @@ def _interrupt(number: int, frame: object) -> NoReturn:
 
 
 def _stop(directory: Path) -> int:
-    """Stop the server whose pid file is in a directory, when that process really runs there."""
+    """Stop the server whose pid file is in a directory, after checking that its process runs there."""
     directory = directory.resolve()
     try:
         pid = int((directory / "pid").read_text())

@@ -40,7 +40,7 @@ def make(directory: Path) -> None:
 
 
 def server_options(directory: Path) -> dict[str, str]:
-    """Return the server options that use what `make` wrote."""
+    """Return the server options for the files that `make` writes."""
     return {
         "ssl-ca": str(directory / "authority.pem"),
         "ssl-cert": str(directory / "server.pem"),

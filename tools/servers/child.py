@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Child processes that cannot outlive this process, however it ends.
 
-Linux sends a child its parent-death signal when the thread that started it ends (prctl(2)
-PR_SET_PDEATHSIG), so one thread that lives as long as the process starts them all.
+Linux sends a child its parent-death signal when the thread that started it ends (prctl(2) PR_SET_PDEATHSIG).
+So one thread, which lives as long as the process, starts all children.
 """
 
 import os
@@ -25,9 +25,9 @@ _owner = 0
 def spawn(
     argv: Sequence[str], output: Path, stdin: int | None = subprocess.DEVNULL
 ) -> subprocess.Popen[bytes]:
-    """Start a program that is killed when this process ends; its output is appended to a file.
+    """Start a program that is killed when this process ends; append its output to a file.
 
-    It leads a process group of its own, so a Ctrl-C in the terminal does not reach it.
+    It leads its own process group, so Ctrl-C in the terminal does not reach it.
     """
     started: Future[subprocess.Popen[bytes]] = Future()
     _queue().put((started, argv, output, stdin))
@@ -35,7 +35,7 @@ def spawn(
 
 
 def end(process: subprocess.Popen[bytes], seconds_max: float) -> bool:
-    """Stop a child by SIGTERM, then after a bound by SIGKILL; return whether SIGTERM was enough."""
+    """Stop a child by SIGTERM, and by SIGKILL after a timeout; return whether SIGTERM sufficed."""
     if process.poll() is None:
         process.send_signal(signal.SIGTERM)
     try:

@@ -160,12 +160,12 @@ class Installation:
         return [path for pattern in patterns for path in sorted(self.root.glob(pattern))]
 
     def _first(self, *patterns: str) -> Path:
-        found = self._all(*patterns)
-        if not found:
+        paths = self._all(*patterns)
+        if not paths:
             raise PartMissing(
                 f"the {self.flavor} installation in {self.root} has none of {', '.join(patterns)}"
             )
-        return found[0]
+        return paths[0]
 
 
 def cache_directory() -> Path:
@@ -199,16 +199,16 @@ def install(flavor: str) -> Installation:
 
 def _install_on_host(flavor: str) -> Installation:
     with locked("host"):
-        found = _find_on_host(flavor)
-        if found is not None:
-            return found
+        installation = _find_on_host(flavor)
+        if installation is not None:
+            return installation
         _install_package("mariadb-server", "no mariadbd is on PATH, /usr/sbin or /usr/libexec")
-        found = _find_on_host(flavor)
-    if found is None:
+        installation = _find_on_host(flavor)
+    if installation is None:
         raise PartMissing(
             "mariadb-server is installed, yet no mariadbd is on PATH, /usr/sbin or /usr/libexec"
         )
-    return found
+    return installation
 
 
 def program_on_host(names: str, package: str) -> Path:
@@ -217,20 +217,20 @@ def program_on_host(names: str, package: str) -> Path:
     Where it is missing, the package is installed first. Raises `PartMissing` when it cannot be had here.
     """
     with locked("host"):
-        found = _find_program(names)
-        if found is None:
+        path = _find_program(names)
+        if path is None:
             _install_package(package, f"there is no {names}")
-            found = _find_program(names)
-    if found is None:
+            path = _find_program(names)
+    if path is None:
         raise PartMissing(f"{package} is installed, yet there is no {names}")
-    return found
+    return path
 
 
 def _find_program(names: str) -> Path | None:
     if names.startswith("/"):
         return next(iter(sorted(Path("/").glob(names[1:]), reverse=True)), None)
-    found = shutil.which(names, path=_program_path())
-    return None if found is None else Path(found)
+    path = shutil.which(names, path=_program_path())
+    return None if path is None else Path(path)
 
 
 def _install_package(package: str, missing: str) -> None:

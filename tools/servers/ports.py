@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""TCP ports of 127.0.0.1 for servers, each given to one process for as long as that process lives.
+"""TCP ports of 127.0.0.1 for servers, each reserved for one process for its lifetime.
 
-A port that the kernel picks (bind to 0) lies in its ephemeral range. While a server that keeps its port is
-down, an outgoing connection may get that port: one of another process, or that of the very client that waits
-for the server and is then connected with itself. So ports come from outside that range, and a process that
-was given one holds a lock on it, one byte of one file for each port (fcntl(2) F_SETLK), of which the kernel
-lets go when the process ends, however it ends. A forked child holds none of its parent's.
+A port chosen by the kernel (bind to 0) is in its ephemeral range. While a server with a fixed port is down,
+an outgoing connection may get that port: a connection of another process, or of the very client that waits
+for the server, which is then connected to itself. So ports are chosen outside that range. A process holds a
+lock on each of its ports, one byte of one file per port (fcntl(2) F_SETLK), which the kernel releases when
+the process ends for any reason. A forked child holds none of its parent's locks.
 """
 
 import fcntl
@@ -18,36 +18,37 @@ from typing import IO
 from tools.servers.errors import ServerFailed
 from tools.servers.packages import cache_directory
 
-# ip(7): where the kernel picks ports from. The others are Linux's own values, for where it does not tell.
+# ip(7): the range from which the kernel chooses ports. The number is Linux's default, for systems without
+# this file.
 EPHEMERAL_RANGE = Path("/proc/sys/net/ipv4/ip_local_port_range")
 EPHEMERAL_PORT_MIN = 32_768
 
-# Below the first are most ports that programs have of their own; the second is for a wide ephemeral range. A
-# Redis node takes the port 10,000 above its own besides, which all of these leave room for.
+# Most registered ports are below the first number; the second is for a wide ephemeral range. A Redis node
+# also uses the port 10,000 above its own, for which both leave space.
 PORT_MIN = 20_000
 PORT_MIN_OF_WIDE_RANGE = 10_000
 PORTS_MIN = 1000
-# A program whose port is taken may try the ones behind it.
+# A program whose port is in use may try the next ports.
 MARGIN_PORTS = 64
 
 _lock = threading.Lock()
 _reserved: set[int] = set()
 _file: IO[bytes] | None = None
-# Users do not see each other's locks, so each process begins somewhere else.
-_given = random.SystemRandom().randrange(1 << 16)
+# Users cannot see each other's locks, so each process starts at a random port.
+_next_index = random.SystemRandom().randrange(1 << 16)
 
 
 def free_port() -> int:
-    """Return a TCP port that nobody is bound to, and that no other process is given while this one lives.
+    """Return a TCP port that nobody is bound to, reserved against other processes while this process lives.
 
-    Raises `ServerFailed` when none is left.
+    Raises `ServerFailed` if none is left.
     """
-    global _given
+    global _next_index
     ports = candidates()
     for _ in ports:
         with _lock:
-            _given += 1
-            port = ports[_given % len(ports)]
+            _next_index += 1
+            port = ports[_next_index % len(ports)]
         if reserve(port):
             return port
     raise ServerFailed(
@@ -57,13 +58,13 @@ def free_port() -> int:
 
 
 def reserve(port: int) -> bool:
-    """Take a port for this process, unless somebody has it; return whether it was to be had."""
+    """Reserve a port for this process; return False if it is in use."""
     global _file
     with _lock:
         if port in _reserved:
             return False
         if _file is None:
-            # It stays open: a process loses all its locks on a file with the first descriptor that it closes.
+            # The file stays open: a process loses all locks on a file when it closes any descriptor of it.
             _file = (cache_directory() / "ports.lock").open("wb")
         try:
             fcntl.lockf(_file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
@@ -77,7 +78,7 @@ def reserve(port: int) -> bool:
 
 
 def is_free(port: int) -> bool:
-    """Whether a server could listen on a TCP port of 127.0.0.1 at this moment."""
+    """Return whether a server could listen on a TCP port of 127.0.0.1 now."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
@@ -88,12 +89,13 @@ def is_free(port: int) -> bool:
 
 
 def candidates() -> range:
-    """Return the ports that servers are given."""
+    """Return the range of ports for servers."""
     stop = _ephemeral_port_min() - MARGIN_PORTS
     for start in (PORT_MIN, PORT_MIN_OF_WIDE_RANGE):
         if stop - start >= PORTS_MIN:
             return range(start, stop)
-    # The kernel leaves no room below; a port of its range has to do, reserved and proved unbound as others.
+    # There is no space below the ephemeral range, so use ports of that range, reserved and checked like
+    # others.
     return range(PORT_MIN, EPHEMERAL_PORT_MIN - MARGIN_PORTS)
 
 
@@ -105,7 +107,7 @@ def _ephemeral_port_min() -> int:
 
 
 def _is_unbound(port: int) -> bool:
-    """Whether no socket of any address has the port, be it one that waits after its end."""
+    """Return whether no socket has the port at any address, including sockets in TIME_WAIT."""
     with socket.socket() as probe:
         try:
             probe.bind(("", port))

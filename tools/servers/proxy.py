@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A TCP proxy on loopback that cuts the connections it carries, at a place or on demand.
+"""A TCP proxy on loopback that cuts its connections, at a byte or on demand.
 
-One thread owns every socket, so a reset is sent when it is asked for and not when a blocked reader
-lets go. Bytes are counted per connection and only in the direction from the server to the client,
-from the server's greeting on.
+One thread owns every socket, so that a reset is sent immediately and does not wait for a blocked reader.
+Bytes are counted per connection, only in the direction from the server to the client, and starting with the
+server's greeting.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 CHUNK_BYTES = 64 * 1024
 PENDING_BYTES_MAX = 256 * 1024
 WAIT_SECONDS_MAX = 120
-# How often the kernel is asked whether a client has what was written for it, of which no event tells.
+# Interval for checking whether a client has received everything, for which there is no event.
 ARRIVAL_MILLISECONDS = 5
 PACKET_HEADER_BYTES = 4
 
@@ -43,31 +43,31 @@ class _Flow:
 
 
 class _Packets:
-    """Where the packets of one direction begin: a 3-byte length, a sequence number, the payload."""
+    """Locates the packets of one direction: a 3-byte length, a sequence number, the payload."""
 
     def __init__(self) -> None:
         self._offset = 0
         self._header = bytearray()
-        self._rest = 0
+        self._payload_left = 0
 
     def middle_from(self, chunk: bytes, begin: int) -> int | None:
-        """Walk on over a chunk; return the middle of its first packet that begins at `begin` or later."""
+        """Continue with a chunk; return the middle of its first packet that begins at `begin` or later."""
         middle: int | None = None
         at = 0
         while at < len(chunk):
-            if self._rest:
-                step = min(self._rest, len(chunk) - at)
-                self._rest -= step
+            if self._payload_left:
+                step = min(self._payload_left, len(chunk) - at)
+                self._payload_left -= step
             else:
                 step = min(PACKET_HEADER_BYTES - len(self._header), len(chunk) - at)
                 self._header += chunk[at : at + step]
             at += step
             if len(self._header) == PACKET_HEADER_BYTES:
-                self._rest = int.from_bytes(self._header[:3], "little")
+                self._payload_left = int.from_bytes(self._header[:3], "little")
                 start = self._offset + at - PACKET_HEADER_BYTES
                 self._header.clear()
-                if middle is None and start >= begin and self._rest > 1:
-                    middle = start + PACKET_HEADER_BYTES + self._rest // 2
+                if middle is None and start >= begin and self._payload_left > 1:
+                    middle = start + PACKET_HEADER_BYTES + self._payload_left // 2
         self._offset += len(chunk)
         return middle
 
@@ -91,11 +91,11 @@ class _Connection:
 
 
 class Proxy:
-    """Carries connections from `port` to a server's port; as a context manager it runs inside the block.
+    """Forwards connections from `port` to a server's port; as a context manager it runs inside the block.
 
-    The three cuts: "reset" ends both sides with a TCP reset, "close" with an orderly end, and
-    "silence" leaves both sides open and carries nothing more, as a lost network path does. A planned
-    cut comes once the client has every byte before it; one on demand takes what is under way with it.
+    There are three kinds of cuts. "reset" ends both sides with a TCP reset, "close" with an orderly shutdown,
+    and "silence" leaves both sides open but forwards nothing more, like a lost network path. A planned cut
+    happens once the client has received every byte before it. A cut on demand also drops bytes in transit.
     """
 
     def __init__(self, server_port: int) -> None:
@@ -128,13 +128,13 @@ class Proxy:
         self.close()
 
     def through(self, url: str) -> str:
-        """Return a server's URL with this proxy's port in it."""
+        """Return a server's URL with this proxy's port."""
         parts = urlsplit(url)
         account, at, _ = parts.netloc.rpartition("@")
         return parts._replace(netloc=f"{account}{at}127.0.0.1:{self.port}").geturl()
 
     def cut(self, how: Cut = "reset") -> int:
-        """Cut every live connection now; return how many that were."""
+        """Cut every live connection now; return their number."""
         counted: list[int] = []
 
         def order() -> None:
@@ -143,23 +143,23 @@ class Proxy:
                 self._cut(connection, how)
             counted.append(len(live))
 
-        self._do(order)
+        self._run_in_thread(order)
         return counted[0]
 
     def cut_after(
         self, bytes_down: int, how: Cut = "reset", *, in_packet: bool = False, times: int = 1
     ) -> None:
-        """Cut the next connections to reach so many bytes from the server, as many as `times`, there.
+        """Cut the next `times` connections that receive this many bytes from the server, at that byte.
 
-        A connection that has passed that many already is cut at its next byte. With `in_packet` the
-        cut is in the middle of the first packet that begins at that byte or later; over TLS there
-        are no packets to see.
+        A connection that has already received more is cut at its next byte. With `in_packet` the cut is in
+        the middle of the first packet that begins at that byte or later; with TLS, packets cannot be
+        detected.
         """
-        self._do(lambda: self._plans.extend([_Plan(bytes_down, how, in_packet)] * times))
+        self._run_in_thread(lambda: self._plans.extend([_Plan(bytes_down, how, in_packet)] * times))
 
     def disarm(self) -> None:
-        """Forget the cuts that `cut_after` has planned."""
-        self._do(self._plans.clear)
+        """Cancel the cuts planned by `cut_after`."""
+        self._run_in_thread(self._plans.clear)
 
     def swallow(self) -> None:
         """Carry nothing more, of the connections there are and of new ones, and end none: a hole in the
@@ -173,25 +173,25 @@ class Proxy:
         self._do(order)
 
     def resume(self) -> None:
-        """Carry on with the connections that were silenced; no byte of theirs is lost."""
+        """Resume silenced connections, without loss of bytes."""
 
         def order() -> None:
             self._swallowing = False
             for connection in self._connections:
                 connection.silent = False
 
-        self._do(order)
+        self._run_in_thread(order)
 
     def refuse(self, refusing: bool = True) -> None:
-        """Reset each new connection at once, as long as `refusing`."""
+        """Reset each new connection at once while `refusing`."""
 
         def order() -> None:
             self._refusing = refusing
 
-        self._do(order)
+        self._run_in_thread(order)
 
     def wait_for(self, condition: Callable[[Self], bool], seconds_max: float = WAIT_SECONDS_MAX) -> None:
-        """Wait until a condition over this proxy's counts holds; raise `TimeoutError` after a bound."""
+        """Wait until a condition on this proxy's counts is true. Raises `TimeoutError`."""
         with self._progress:
             if not self._progress.wait_for(lambda: condition(self), seconds_max):
                 raise TimeoutError(
@@ -208,13 +208,13 @@ class Proxy:
             self._closing = True
 
         if self._thread.is_alive():
-            self._do(order)
+            self._run_in_thread(order)
             self._thread.join(WAIT_SECONDS_MAX)
-        # Only now is nobody left who wakes the thread up or is woken.
+        # Close these last: until here, a thread may use them to wake the proxy.
         self._wake_in.close()
         self._wake_out.close()
 
-    def _do(self, order: Callable[[], None]) -> None:
+    def _run_in_thread(self, order: Callable[[], None]) -> None:
         """Run an order in the thread that owns the sockets, and wait for it."""
         done = threading.Event()
 
@@ -233,15 +233,15 @@ class Proxy:
             if self._wake_in.fileno() in ready:
                 self._wake_in.recv(CHUNK_BYTES)
             while self._orders:
-                # An order reaches whoever was connected when it was given.
+                # An order applies to every client that is connected when the order is given.
                 self._accept()
                 self._orders.popleft()()
             self._accept()
             for connection in list(self._connections):
-                self._carry(connection, ready)
+                self._relay(connection, ready)
             for side in list(self._ended):
                 if side.fileno() in ready:
-                    self._let_go(side)
+                    self._discard_input(side)
             with self._progress:
                 self._progress.notify_all()
         for connection in list(self._connections):
@@ -251,38 +251,44 @@ class Proxy:
         self._listener.close()
 
     def _poll(self) -> set[int]:
-        wanted = {self._wake_in.fileno(): select.POLLIN, self._listener.fileno(): select.POLLIN}
+        events_by_descriptor = {self._wake_in.fileno(): select.POLLIN, self._listener.fileno(): select.POLLIN}
         for connection in self._connections:
             for flow in () if connection.silent else (connection.up, connection.down):
                 reads = connection.cut_how is None or flow is connection.up
                 if not flow.ended and len(flow.pending) < PENDING_BYTES_MAX and reads:
-                    wanted[flow.source.fileno()] = wanted.get(flow.source.fileno(), 0) | select.POLLIN
+                    events_by_descriptor[flow.source.fileno()] = (
+                        events_by_descriptor.get(flow.source.fileno(), 0) | select.POLLIN
+                    )
                 if flow.pending:
-                    wanted[flow.sink.fileno()] = wanted.get(flow.sink.fileno(), 0) | select.POLLOUT
-        wanted |= {side.fileno(): select.POLLIN for side in self._ended}
+                    events_by_descriptor[flow.sink.fileno()] = (
+                        events_by_descriptor.get(flow.sink.fileno(), 0) | select.POLLOUT
+                    )
+        events_by_descriptor |= {side.fileno(): select.POLLIN for side in self._ended}
         poll = select.poll()
-        for number, events in wanted.items():
+        for number, events in events_by_descriptor.items():
             poll.register(number, events)
-        awaited = any(it.cut_how is not None and not it.down.pending for it in self._connections)
+        awaited = any(
+            connection.cut_how is not None and not connection.down.pending for connection in self._connections
+        )
         return {number for number, _ in poll.poll(ARRIVAL_MILLISECONDS if awaited else None)}
 
     def _accept(self) -> None:
-        """Take in every client that is connected by now."""
+        """Accept every waiting client."""
         while True:
             try:
                 client, _ = self._listener.accept()
             except BlockingIOError:
                 return
             self.accepted_count += 1
-            self._carry_on(client)
+            self._forward(client)
 
-    def _carry_on(self, client: socket.socket) -> None:
+    def _forward(self, client: socket.socket) -> None:
         try:
             if self._refusing:
                 raise ConnectionRefusedError
             server = socket.create_connection(("127.0.0.1", self.server_port), WAIT_SECONDS_MAX)
         except OSError:
-            # A server that is down answers a client with a reset, and so does its proxy.
+            # A server that is down resets its clients, and so does its proxy.
             _reset(client)
             return
         for side in (client, server):
@@ -291,7 +297,7 @@ class Proxy:
         connection = _Connection(_Flow(client, server), _Flow(server, client), silent=self._swallowing)
         self._connections.append(connection)
 
-    def _carry(self, connection: _Connection, ready: set[int]) -> None:
+    def _relay(self, connection: _Connection, ready: set[int]) -> None:
         if connection.silent:
             return
         try:
@@ -305,7 +311,7 @@ class Proxy:
                     flow.sink.shutdown(socket.SHUT_WR)
                     flow.closed = True
         except OSError:
-            # One side has gone without an orderly end, so the other is told the same.
+            # One side disconnected abnormally, so reset the other side too.
             self._drop(connection, "reset")
             return
         if connection.cut_how is not None and _has_arrived(connection.down):
@@ -327,13 +333,13 @@ class Proxy:
         flow.read_bytes += len(chunk)
 
     def _before_cut(self, connection: _Connection, chunk: bytes) -> bytes:
-        """Return the part of a chunk that comes before a planned cut, which is then due."""
+        """Return the part of a chunk before a planned cut, which is then due."""
         if connection.up.ended:
-            # Its client has gone already, so a cut would cost nobody anything.
+            # The client has already disconnected, so a cut would have no effect.
             return chunk
         plan = self._plans[0] if self._plans else None
         if plan is not connection.plan:
-            # Another connection was cut in place of this one, or the plans were forgotten.
+            # Another connection was cut instead of this one, or the plans were cancelled.
             connection.plan = plan
             connection.cut_at = None if plan is None or plan.in_packet else plan.begin_bytes
         passed = connection.down.read_bytes
@@ -368,7 +374,7 @@ class Proxy:
     def _drop(self, connection: _Connection, how: Literal["reset", "close"]) -> None:
         self._connections.remove(connection)
         if connection.cut_how is not None and connection.plan is not None:
-            # It ended by itself before its cut was due: the next connection is cut in its place.
+            # The connection ended before its planned cut, so cut the next connection instead.
             self._plans.insert(0, connection.plan)
         client, server = connection.up.source, connection.up.sink
         if how == "reset":
@@ -376,13 +382,13 @@ class Proxy:
             _reset(server)
             return
         server.close()
-        # A socket that is closed with bytes unread ends in a reset; this end is to be an orderly one.
+        # Closing a socket with unread bytes causes a reset, so shut it down first for an orderly end.
         with contextlib.suppress(OSError):
             client.shutdown(socket.SHUT_WR)
         self._ended.append(client)
 
-    def _let_go(self, side: socket.socket) -> None:
-        """Pass over what an ended client still sends, and close its socket once it has ended too."""
+    def _discard_input(self, side: socket.socket) -> None:
+        """Discard what an ended client still sends, and close its socket once it has ended too."""
         try:
             over = not side.recv(CHUNK_BYTES)
         except BlockingIOError:
@@ -395,7 +401,7 @@ class Proxy:
 
 
 def _has_arrived(flow: _Flow) -> bool:
-    """Whether the other side's kernel has acknowledged all that was read: tcp(7), SIOCOUTQ."""
+    """Return whether the other side's kernel has acknowledged everything: tcp(7), SIOCOUTQ."""
     if flow.pending:
         return False
     count = fcntl.ioctl(flow.sink, termios.TIOCOUTQ, struct.pack("i", 0))
@@ -403,6 +409,6 @@ def _has_arrived(flow: _Flow) -> bool:
 
 
 def _reset(side: socket.socket) -> None:
-    """Close a socket with a TCP reset: socket(7), SO_LINGER with no time to linger."""
+    """Close a socket with a TCP reset: socket(7), SO_LINGER with zero time."""
     side.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     side.close()

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One real database server on loopback, in a directory of its own, gone when its owner is gone.
+"""A real database server on loopback, in a directory of its own, terminated with its owner.
 
-It listens on 127.0.0.1 and on a socket file. `root` has no password and is reached from this machine
-only; `repl` has `REPLICATION_PASSWORD` and the privileges of a replica: REPLICATION SLAVE, REPLICATION
-CLIENT and SELECT. Settings suit tests: it survives a kill of the process, not a loss of power.
+It listens on 127.0.0.1 and on a socket file. `root` has no password and can connect from this machine only.
+`repl` has `REPLICATION_PASSWORD` and the privileges of a replica: REPLICATION SLAVE, REPLICATION CLIENT and
+SELECT. The settings are for tests: the server survives a kill of the process, but not a power failure.
 """
 
 import os
@@ -38,7 +38,7 @@ from tools.servers.template import (
 STOP_SECONDS_MAX = 120
 CLIENT_SECONDS_MAX = 600
 PORT_ATTEMPTS_MAX = 5
-# sockaddr_un holds 108 bytes with the closing zero (unix(7)).
+# sockaddr_un holds 108 bytes including the final zero (unix(7)).
 SOCKET_PATH_BYTES_MAX = 107
 
 OptionValue = str | int | bool | None
@@ -55,7 +55,7 @@ _DEFAULT_OPTIONS: dict[str, OptionValue] = {
     "innodb-doublewrite": False,
     "innodb-buffer-pool-size": "128M",
     "secure-file-priv": "",
-    # A client that stands still in its handshake is not to be sent away.
+    # Do not disconnect a client that stalls during its handshake.
     "connect-timeout": 120,
 }
 _FAMILY_OPTIONS: dict[Family, dict[str, OptionValue]] = {
@@ -175,7 +175,7 @@ class Server:
             if self._start_once():
                 self._port_settled = True
                 return self
-            # A free port can be taken by another process before the server binds it.
+            # Another process can take a free port before the server binds it.
             if self._port_settled or is_free(self._port):
                 break
         failure = StartTimedOut if self.running else ServerFailed
@@ -305,7 +305,7 @@ class Server:
             "log-error": str(self.directory / "error.log"),
             "bind-address": "127.0.0.1",
             "port": self._port,
-            # Two servers of one machine never share a port, so nor an identity.
+            # Servers on one machine have different ports, and therefore different ids.
             "server-id": self._port,
             **_DEFAULT_OPTIONS,
             **_FAMILY_OPTIONS[self.family],
@@ -336,7 +336,7 @@ class Server:
         return False
 
     def _answers(self) -> bool:
-        """Whether the port is answered by this server and no other that took it."""
+        """Return whether this server, and no other that took the port, answers on the port."""
         try:
             rows = self.sql("SELECT @@pid_file")
         except pymysql.err.OperationalError:
@@ -345,7 +345,7 @@ class Server:
 
 
 def _remove(directory: Path, started: list[subprocess.Popen[bytes]], owner: int) -> None:
-    """End a server and remove its directory, in the process that made them and in no fork of it."""
+    """End a server and remove its directory, but only in the process that created them, not in a fork."""
     if os.getpid() == owner:
         for process in started:
             process.kill()

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One more try for a server of another product that did not answer in time, and a record of it.
+"""A single retry for the start of another product's server that timed out, with a record of it.
 
-A stalled machine can use up any time limit, so a start that timed out is tried again, once. A process that
-ended by itself has failed: it is never tried again. Nor is a process of Penstock itself: its late start is
-what a test is there to find. `PENSTOCK_LATE_STARTS` names the file that keeps one line
-for each late start; a test run lists them as flaky.
+A stalled machine can exceed any time limit, so a start that timed out is retried once. A process that ended
+by itself has failed and is never retried. Processes of Penstock are never retried either, because tests must
+detect their late starts. `PENSTOCK_LATE_STARTS` names a file with one line for each late start; a test run
+lists them as flaky.
 """
 
 import os
@@ -20,11 +20,11 @@ Started = TypeVar("Started")
 
 
 class StartTimedOut(ServerFailed):
-    """The process runs and did not answer within its time limit."""
+    """The process runs, but did not answer within the time limit."""
 
 
 def start_with_one_retry(name: str, start: Callable[[], Started]) -> Started:
-    """Call `start`, and once more where it raises StartTimedOut; a second StartTimedOut is raised."""
+    """Call `start`; retry once if it raises StartTimedOut."""
     try:
         return start()
     except StartTimedOut:
@@ -33,8 +33,8 @@ def start_with_one_retry(name: str, start: Callable[[], Started]) -> Started:
 
 
 def record_late_start(name: str) -> None:
-    """Append a line to the file that `PENSTOCK_LATE_STARTS` names; without the variable, do nothing."""
+    """Append a line to the file named by `PENSTOCK_LATE_STARTS`; do nothing without the variable."""
     if path := os.environ.get(LATE_STARTS_VARIABLE):
-        # One short write in append mode, so that several processes share the file.
+        # A short write in append mode is atomic, so several processes can share the file.
         with Path(path).open("a") as late:
             late.write(f"{name} did not answer in time: {os.environ.get('PYTEST_CURRENT_TEST', 'no test')}\n")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Initialised data directories, made once per flavor and version, then copied for every server.
+"""Initialised data directories, created once per flavor and version, then copied for every server.
 
-A template holds the system tables, the account `repl`, and for MySQL its self-made TLS keys; it has
-no binlog and no server identity.
+A template has the system tables, the account `repl`, and for MySQL its generated TLS keys. It has no binlog
+and no server identity.
 """
 
 import os
@@ -19,9 +19,9 @@ from tools.servers import child
 from tools.servers.errors import ServerFailed
 from tools.servers.packages import Installation, cache_directory, locked
 
-# Grows when what a template holds changes, so that older ones are not used.
+# Incremented when the content of templates changes, so that older templates are not used.
 TEMPLATE_FORMAT = 1
-# It writes a whole data directory, on a machine that may stand still at every fsync.
+# It writes a whole data directory, on a machine that may stall at every fsync.
 STARTUP_SECONDS_MAX = 300
 
 REPLICATION_USER = "repl"
@@ -32,7 +32,7 @@ _ACCOUNT = (
     f"GRANT REPLICATION SLAVE, REPLICATION CLIENT, SELECT ON *.* TO '{REPLICATION_USER}'@'%'",
 )
 
-# Scripts of MariaDB's own mariadb-install-db, in its order; names differ between versions.
+# Scripts of MariaDB's mariadb-install-db, in its order. Their names differ between versions.
 _SYSTEM_SCRIPTS = (
     ("mariadb_system_tables.sql", "mysql_system_tables.sql"),
     ("mariadb_performance_tables.sql", "mysql_performance_tables.sql"),
@@ -55,9 +55,9 @@ def account_name() -> str:
 
 
 def template(installation: Installation) -> Path:
-    """Return the data directory template of an installation, made first when it is not in the cache.
+    """Return the data directory template of an installation, created if it is not in the cache.
 
-    Raises `ServerFailed` when the server cannot initialise one here.
+    Raises `ServerFailed` if the server cannot initialise a data directory here.
     """
     name = f"{installation.flavor}-{installation.version}-{TEMPLATE_FORMAT}"
     folder = cache_directory() / "templates" / name
@@ -67,19 +67,19 @@ def template(installation: Installation) -> Path:
         part = folder.with_name(f"{name}.part")
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
-        # A short path of its own: the path of a socket file is bounded, that of the cache is not.
+        # Use a short path: the length of a socket file's path is limited, and the cache's path may be long.
         with tempfile.TemporaryDirectory(prefix="penstock-") as work:
             options = _options(installation, part, Path(work))
             _initialise(installation, options, Path(work))
             _add_account(installation, options, Path(work))
-        # The server's identity is made anew at the start of each copy.
+        # Each copy gets a new server identity at its start.
         (part / "auto.cnf").unlink(missing_ok=True)
         part.rename(folder)
     return folder
 
 
 def copy(source: Path, target: Path) -> None:
-    """Copy a template to a new data directory, keeping holes and sharing blocks where the disk can."""
+    """Copy a template to a new data directory, sharing blocks if the disk supports it."""
     subprocess.run(["cp", "-a", "--reflink=auto", "--sparse=always", source, target], check=True)
 
 
@@ -133,8 +133,8 @@ def _system_script(installation: Installation) -> str:
     folders = {share, share.parent / "mysql", share.parent / "mariadb"}
     texts = [_SYSTEM_HEAD]
     for names in _SYSTEM_SCRIPTS:
-        found = [folder / name for name in names for folder in sorted(folders) if (folder / name).is_file()]
-        texts.extend(path.read_text() for path in found[:1])
+        scripts = [folder / name for name in names for folder in sorted(folders) if (folder / name).is_file()]
+        texts.extend(path.read_text() for path in scripts[:1])
     return "\n".join(texts)
 
 
@@ -159,6 +159,6 @@ def _add_account(installation: Installation, options: list[str], work: Path) -> 
 
 
 def log_tail(directory: Path, lines_max: int = 15) -> str:
-    """Return the last lines of the logs that a server left in a directory."""
+    """Return the last lines of the logs in a server's directory."""
     texts = [path.read_text(errors="replace") for path in sorted(directory.glob("*.log"))]
     return "\n".join("\n".join(texts).splitlines()[-lines_max:])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which tests there are: asks pytest itself, as a plugin of a run that only collects."""
+"""The list of tests, collected by pytest itself: a plugin for a run that only collects."""
 
 import json
 import os
@@ -21,7 +21,7 @@ _LISTING_VARIABLE = "PENSTOCK_LISTING"
 
 
 class ListingFailed(RuntimeError):
-    """Pytest could not collect the tests; the message ends with what it printed."""
+    """Pytest could not collect the tests. The message ends with pytest's output."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class ListedTest:
 
 
 def pytest_collection_finish(session: "pytest.Session") -> None:
-    """Write the selected tests to the file that the environment names (a pytest hook)."""
+    """Write the selected tests to the file named by the environment (a pytest hook)."""
     tests = [
         ListedTest(
             item.nodeid,

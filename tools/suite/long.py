@@ -74,7 +74,7 @@ class Task:
 
 
 def list_sweeps(pattern: str | None = None) -> list[Sweep]:
-    """Return the sweeps in the order of their files; `pattern` is a part of a test id, or a glob."""
+    """Return the sweeps in the order of their files; `pattern` is a part of a test id or a glob."""
     long_files, seeded_files = (set(files_with(text)) for text in (_LONG_FILE, _SEEDED_FILE))
     files = {file for file in files_with(".") if file.startswith(SWEEP_FOLDERS)}
     files |= set(files_with(f"(?m){_SWEEP_FILE}"))
@@ -94,7 +94,7 @@ def list_sweeps(pattern: str | None = None) -> list[Sweep]:
 
 
 def plan(sweeps: Sequence[Sweep], seeds: Sequence[int]) -> list[Task]:
-    """Return what to run, seed by seed; sweeps without a seed are part of the first round."""
+    """Return the tasks, ordered by seed. Sweeps without a seed are part of the first round."""
     tasks = []
     for seed in seeds:
         for sweep in sweeps:
@@ -106,7 +106,7 @@ def plan(sweeps: Sequence[Sweep], seeds: Sequence[int]) -> list[Task]:
 def pending(tasks: Sequence[Task], results: ResultsFile, tree: str | None) -> list[Task]:
     """Return the tasks without a result for a state of the working tree.
 
-    Those that failed before come first, those that a time limit cut off last, the shortest of these first.
+    Tasks that failed before come first. Tasks that a time limit cut off come last, the shortest first.
     """
 
     def order(task: Task) -> tuple[bool, float]:
@@ -119,7 +119,7 @@ def pending(tasks: Sequence[Task], results: ResultsFile, tree: str | None) -> li
 
 
 class LongRun:
-    """One run over the pending tasks until they are done or the time is over."""
+    """Run the pending tasks until they are done or the time is over."""
 
     def __init__(
         self,
@@ -147,11 +147,11 @@ class LongRun:
                 return
             result = self._run(task)
             self._results.append(result)
-            left = "" if self._end is None else f", {format_seconds(self._seconds_left())} left"
+            remaining = "" if self._end is None else f", {format_seconds(self._seconds_left())} left"
             print(
                 f"[{number} of {done + len(tasks)}] {task}: {result.outcome}"
                 f" in {format_seconds(result.seconds)}"
-                f" (elapsed {format_seconds(time.monotonic() - self._begun)}{left})",
+                f" (elapsed {format_seconds(time.monotonic() - self._begun)}{remaining})",
                 flush=True,
             )
             for failure in result.failures:
@@ -186,15 +186,15 @@ class LongRun:
 
 
 def failures_of(run: Run, task: Task) -> list[dict[str, Any]]:
-    """Return the failed tests with their last lines; the sweep with pytest's own where it left no report.
+    """Return the failed tests with their last lines, or the sweep with pytest's output if there is no report.
 
-    Where every test was skipped, return those with their reasons.
+    If every test was skipped, return the tests with their reasons.
     """
-    wanted = SKIPPED if run.outcome == SKIPPED else FAILED
+    outcome = SKIPPED if run.outcome == SKIPPED else FAILED
     failed: list[dict[str, Any]] = [
         {"test": name, "lines": list(test.lines)}
         for name, test in run.tests.items()
-        if test.outcome == wanted
+        if test.outcome == outcome
     ]
     if run.leaks:
         failed.append({"test": task.sweep.name, "lines": left_running(run)})
@@ -204,17 +204,17 @@ def failures_of(run: Run, task: Task) -> list[dict[str, Any]]:
 
 
 def summarize(tasks: Sequence[Task], results: ResultsFile, tree: str | None) -> int:
-    """Print what all tasks have come to, and on which commits; return the exit status."""
-    left = [task for task in tasks if not results.has(*task.key, tree)]
-    print(f"{len(tasks) - len(left)} of {len(tasks)} have a result of {tree or 'these files'}")
+    """Print the outcomes of all tasks with their commits; return the exit status."""
+    pending_tasks = [task for task in tasks if not results.has(*task.key, tree)]
+    print(f"{len(tasks) - len(pending_tasks)} of {len(tasks)} have a result of {tree or 'these files'}")
     last_results = [result for task in tasks if (result := results.get(*task.key)) is not None]
     counts = Counter((result.commit, result.outcome) for result in last_results)
     for (commit, outcome), count in counts.most_common():
         print(f"{count} {outcome} at {commit}")
-    for task in left[:LEFT_LINES_MAX]:
-        print(f"left: {task} ({_why_left(results.get(*task.key))})")
-    if len(left) > LEFT_LINES_MAX:
-        print(f"left: {len(left) - LEFT_LINES_MAX} more")
+    for task in pending_tasks[:LEFT_LINES_MAX]:
+        print(f"left: {task} ({_pending_reason(results.get(*task.key))})")
+    if len(pending_tasks) > LEFT_LINES_MAX:
+        print(f"left: {len(pending_tasks) - LEFT_LINES_MAX} more")
     bad = [result for result in last_results if result.outcome not in GOOD_OUTCOMES]
     for result in bad:
         seed = "" if result.seed is None else f" seed {result.seed}"
@@ -225,7 +225,7 @@ def summarize(tasks: Sequence[Task], results: ResultsFile, tree: str | None) -> 
     return 1 if bad else 0
 
 
-def _why_left(result: SweepResult | None) -> str:
+def _pending_reason(result: SweepResult | None) -> str:
     if result is None:
         return "not begun"
     if result.outcome == UNFINISHED:
@@ -236,7 +236,7 @@ def _why_left(result: SweepResult | None) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Return a duration as people write it."""
+    """Return a duration in readable form."""
     return f"{seconds:.0f} s" if seconds < 120 else f"{seconds / 60:.0f} min"
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One run of pytest in a process tree of its own, and what its JUnit report says."""
+"""A run of pytest in a separate process tree, and the parsing of its JUnit report."""
 
 import os
 import shutil
@@ -17,15 +17,15 @@ from tools.suite.listing import ROOT
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
 _SEVERITY = (PASSED, SKIPPED, FAILED)
-# The folder of a killed command is removed, and its processes are reaped, within this time.
+# A killed command's folder is removed and its processes are reaped within this time.
 _STOP_SECONDS_MAX = 60.0
 
 
 @dataclass(frozen=True)
 class TestOutcome:
-    """How one test ended: passed, failed or skipped; `lines` are the end of the failure, or the reason."""
+    """The outcome of a test: passed, failed or skipped; `lines` end the failure, or are the reason."""
 
-    # Pytest collects no class that says so.
+    # Tells pytest not to collect this class.
     __test__ = False
 
     outcome: str
@@ -44,8 +44,8 @@ class Pauses:
 class Run:
     """A run of pytest. Without a report it died or was killed, and `tests` is empty.
 
-    `late_starts` has a line for each server that answered only when it was started a second time, `leaks` the
-    processes that ran on after pytest had ended.
+    `late_starts` has a line for each server that answered only after a second start, `leaks` a line for each
+    process that outlived pytest.
     """
 
     status: int
@@ -78,9 +78,9 @@ def run_pytest(
     pauses: Pauses | None = None,
     lines_max: int = 40,
 ) -> Run:
-    """Run pytest in a fresh process tree, and end the tree after a time limit or on any exception.
+    """Run pytest in a new process tree; end the tree after a time limit or on any exception.
 
-    A tree that does not end when it is asked to is killed, and a report that is cut off counts as none.
+    A tree that does not end in time is killed. A truncated report counts as no report.
     """
     with tempfile.TemporaryDirectory(prefix="penstock-suite-") as folder:
         report, output, late_starts, leaks = (
@@ -97,7 +97,7 @@ def run_pytest(
             *(sys.executable, "-m", "pytest", *pytest_words, *report_words, *arguments),
         ]
         begun = time.monotonic()
-        # In a session of its own: Ctrl-C reaches this process alone, which ends the tree.
+        # A separate session, so that Ctrl-C reaches only this process, which then ends the tree.
         variables = os.environ | (environment or {}) | {LATE_STARTS_VARIABLE: str(late_starts)}
         process = subprocess.Popen(argv, cwd=ROOT, env=variables, start_new_session=True)
         timed_out = False
@@ -128,7 +128,7 @@ def left_running(run: Run) -> list[str]:
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """End the runner of a tree, which ends the tree; kill it where that takes too long."""
+    """End the runner of a tree, which ends the tree; kill it after a timeout."""
     process.terminate()
     try:
         process.wait(_STOP_SECONDS_MAX)
@@ -142,16 +142,16 @@ def _lines(path: Path) -> tuple[str, ...]:
 
 
 def read_report(report: Path, lines_max: int) -> dict[str, TestOutcome] | None:
-    """Return the outcome of each test of a JUnit report by its id; None without a whole report.
+    """Return the outcome of each test of a JUnit report by its id; None without a complete report.
 
-    A test whose teardown fails has two entries: the worse one counts. A file that cannot be imported is an
-    entry of its own.
+    A test whose teardown fails has two entries, of which the worse counts. A file that cannot be imported has
+    its own entry.
     """
     tests: dict[str, TestOutcome] = {}
     try:
         root = ElementTree.parse(report).getroot()
     except (FileNotFoundError, ElementTree.ParseError):
-        # Pytest writes its report last: it died before or meanwhile.
+        # Pytest writes its report last, so it died earlier or while writing.
         return None
     for case in root.iter("testcase"):
         test = _test_id(case)

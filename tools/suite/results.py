@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The results of long sweeps: a JSON list in one file, whole at every moment."""
+"""The results of long sweeps: a JSON list in one file, which is replaced atomically."""
 
 import contextlib
 import fcntl
@@ -15,23 +15,23 @@ from typing import Any
 
 from tools.suite.listing import ROOT
 
-# A sweep that the time limit cut off. It has no result yet, and is begun again.
+# The time limit cut the sweep off. It has no result yet and will be restarted.
 UNFINISHED = "unfinished"
-# Nothing ran, for instance where the machine lacks a part: neither good, nor the result of the sweep.
+# Nothing ran, for example because the machine is missing a part. This is neither good nor a result.
 SKIPPED = "skipped"
 GOOD_OUTCOMES = ("passed", UNFINISHED)
 
 
 class ResultsInUse(RuntimeError):
-    """Another run writes the same file of results."""
+    """Another run is writing the same results file."""
 
 
 @dataclass(frozen=True)
 class SweepResult:
-    """How one sweep ended with one seed; `seed` is None for a sweep that draws nothing from it.
+    """The outcome of a sweep with one seed; `seed` is None for a sweep without random numbers.
 
-    `when` is the end, in UTC. `failures` holds the id and the last lines of each failed test, and of each
-    skipped one where nothing ran. `late_starts` are the servers that had to be started a second time.
+    `when` is the end, in UTC. `failures` has the id and the last lines of each failed test, or of each
+    skipped test if nothing ran. `late_starts` are the servers that needed a second start.
     """
 
     sweep: str
@@ -47,12 +47,12 @@ class SweepResult:
 
     @property
     def key(self) -> tuple[str, int | None]:
-        """What there is one result of."""
+        """The key: a file has at most one result for it."""
         return self.sweep, self.seed
 
 
 class ResultsFile:
-    """A file of results for one writer at a time. Each change replaces the file as a whole."""
+    """A results file with a single writer. Each change replaces the file atomically."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -62,24 +62,24 @@ class ResultsFile:
             self._results = {result.key: result for result in results}
 
     def get(self, sweep: str, seed: int | None) -> SweepResult | None:
-        """Return the result of a sweep and seed, an unfinished one included."""
+        """Return the result of a sweep and seed, including an unfinished result."""
         return self._results.get((sweep, seed))
 
     def has(self, sweep: str, seed: int | None, tree: str | None) -> bool:
-        """Tell whether a sweep ended with a seed on a state of the working tree, as `tree_state` names it."""
+        """Return whether a sweep has ended with a seed on a state of the working tree (see `tree_state`)."""
         result = self.get(sweep, seed)
         if result is None or tree is None or result.commit != tree:
             return False
         return result.outcome not in (UNFINISHED, SKIPPED)
 
     def append(self, result: SweepResult) -> None:
-        """Write a result behind the others; an earlier one of the same sweep and seed is replaced."""
+        """Append a result; replace an earlier result of the same sweep and seed."""
         self._results.pop(result.key, None)
         self._results[result.key] = result
         self._write()
 
     def forget(self, keys: Iterable[tuple[str, int | None]]) -> None:
-        """Drop results. The file as it was stays beside this one, with `.previous` in its name."""
+        """Drop results. A copy of the old file is kept with `.previous` in its name."""
         if self.path.exists():
             previous = self.path.with_suffix(f".previous{self.path.suffix}")
             previous.write_text(self.path.read_text())
@@ -99,7 +99,7 @@ class ResultsFile:
 
 @contextlib.contextmanager
 def only_writer(path: Path) -> Iterator[None]:
-    """Hold the right to write a file of results for the block. Raises ResultsInUse."""
+    """Lock a results file for writing during the block. Raises ResultsInUse."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.with_suffix(".lock").open("w") as lock:
         try:
@@ -110,7 +110,7 @@ def only_writer(path: Path) -> Iterator[None]:
 
 
 def machine() -> dict[str, Any]:
-    """Describe this machine as far as it decides how fast tests run."""
+    """Describe the parts of this machine that affect how fast tests run."""
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return {
         "cores": len(os.sched_getaffinity(0)),
@@ -121,9 +121,9 @@ def machine() -> dict[str, Any]:
 
 
 def tree_state(root: Path = ROOT) -> str | None:
-    """Name the state of the working tree; None outside of git.
+    """Return a name for the state of the working tree; None outside of git.
 
-    That is its commit, and where files differ from it `+` with a digest of all that differs. Two states with
+    The name is the commit, followed by `+` and a digest of all differences if there are any. Two states with
     the same name have the same files.
     """
 
@@ -141,7 +141,7 @@ def tree_state(root: Path = ROOT) -> str | None:
         if path.is_symlink():
             content = os.fsencode(path.readlink())
         else:
-            # A repository inside this one is listed as a folder.
+            # A nested repository is listed as a folder.
             content = path.read_bytes() if path.is_file() else b""
         changes.update(name + b"\0" + hashlib.sha256(content).digest())
     clean = changes.digest() == hashlib.sha256().digest()

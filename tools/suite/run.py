@@ -26,16 +26,16 @@ from typing import NoReturn
 from tools.suite.temporary import DISK_BYTES, DiskTooSmall, temporary_folder
 
 ROOT = Path(__file__).resolve().parents[2]
-# One more than two cores: tests wait for servers and processes a third of their time.
+# One more than the two cores: tests wait for servers and processes a third of their time.
 WORKERS = 3
 STEPS_VARIABLE = "PENSTOCK_STEPS"
 SLOWEST_TESTS = 15
-# pytest stops its servers within this time after an interrupt.
+# After an interrupt, pytest stops its servers within this time.
 END_SECONDS_MAX = 60.0
 
 
 def main(words: list[str] | None = None) -> int:
-    """Run the steps in order; return 0, or the exit status of the first that failed."""
+    """Run the steps in order; return 0, or the exit status of the first step that failed."""
     signal.signal(signal.SIGTERM, _end_on_termination)
     parser = _parser()
     arguments = parser.parse_args(words)
@@ -44,7 +44,7 @@ def main(words: list[str] | None = None) -> int:
     parent = Path(tempfile.gettempdir())
     try:
         with temporary_folder(parent, DISK_BYTES[arguments.tier]) as folder:
-            # pytest keeps the folders of failed tests, so they lie beside the folder that is removed.
+            # pytest keeps the folders of failed tests, so they are outside the folder that is removed.
             variables = {"TMPDIR": str(folder), "PYTEST_DEBUG_TEMPROOT": str(parent)}
             return run_steps(steps_of(arguments.tier, arguments.area), variables)
     except DiskTooSmall as problem:
@@ -53,7 +53,7 @@ def main(words: list[str] | None = None) -> int:
 
 
 def run_steps(commands: dict[str, list[str]], variables: dict[str, str]) -> int:
-    """Run the command of each step with these environment variables too.
+    """Run the command of each step with additional environment variables.
 
     Returns 0, or the exit status of the first step that failed.
     """
@@ -69,7 +69,7 @@ def run_steps(commands: dict[str, list[str]], variables: dict[str, str]) -> int:
 
 
 def run_step(command: list[str], environment: dict[str, str]) -> int:
-    """Run a command and return its exit status; an interrupted one ends its tests before this returns."""
+    """Run a command and return its exit status. An interrupted command ends its tests before this returns."""
     with subprocess.Popen(command, cwd=ROOT, env=environment) as process:
         try:
             return process.wait()
@@ -83,22 +83,22 @@ def run_step(command: list[str], environment: dict[str, str]) -> int:
 
 
 def _end_on_termination(number: int, frame: FrameType | None) -> NoReturn:
-    """Leave by an exception, so that the tests end and their folder is removed."""
+    """Exit by an exception, so that the tests end and their folder is removed."""
     sys.exit(128 + number)
 
 
 def area_words(text: str) -> list[str]:
-    """Return the words of an area, which are divided by commas."""
+    """Return the words of an area, which are separated by commas."""
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
 def in_area(path: str, words: list[str]) -> bool:
-    """Tell whether a word of the area is part of the path of a test file."""
+    """Return whether a word of the area is part of a test file's path."""
     return any(word in path for word in words)
 
 
 def has_tests(words: list[str]) -> bool:
-    """Tell whether an area has a test file."""
+    """Return whether an area has a test file."""
     paths = (path.relative_to(ROOT).as_posix() for path in (ROOT / "tests").rglob("test_*.py"))
     return any(in_area(path, words) for path in paths)
 
@@ -111,7 +111,7 @@ def steps_of(tier: str, area: str | None) -> dict[str, list[str]]:
     pytest += [f"--durations={SLOWEST_TESTS}", "--tier", tier]
     steps = {"kernel tests": kernel}
     if area is not None:
-        # Each word of an area is part of a Rust test's path, too.
+        # The words of an area also select Rust tests, by their path.
         steps = {"kernel tests": [*kernel, "--", *area.split(",")]}
         pytest += ["--area", area]
     return steps | {

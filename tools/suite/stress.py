@@ -49,7 +49,7 @@ FAILURE_LINES = 20
 
 @dataclass
 class Tally:
-    """How often one test ran, was skipped and failed, and how it failed first."""
+    """How often a test ran, was skipped and failed, and its first failure."""
 
     runs: int = 0
     skips: int = 0
@@ -81,7 +81,7 @@ class Stress:
     tallies: dict[str, Tally] = field(default_factory=dict)
 
     def run(self) -> None:
-        """Run every target once, then again, until each ran `times` times."""
+        """Run every target once, then again, until each has run `times` times."""
         for repetition in range(1, self.times + 1):
             for target in self.targets:
                 seed = f"{self.seed}/{repetition}/{' '.join(target)}"
@@ -96,13 +96,13 @@ class Stress:
                     print(f"    flaky: {late_start}", flush=True)
 
     def count(self, target: Sequence[str], run: Run, where: str) -> None:
-        """Count the tests of a run. A run that fails without a failed test is a failure of its target."""
+        """Count the tests of a run. A failed run without a failed test is a failure of its target."""
         for name, test in run.tests.items():
             self.tallies.setdefault(name, Tally()).count(test, where)
         failed = FAILED in {test.outcome for test in run.tests.values()}
         if run.leaks or (not failed and run.outcome not in (PASSED, SKIPPED)):
             lines = (f"pytest {run.outcome}, exit status {run.status}", *left_running(run), *run.output)
-            # Pytest dies with all the tests that it had; nothing tells which one is to blame.
+            # If pytest dies, all its tests are affected, and the cause cannot be attributed to one of them.
             self.tallies.setdefault(label_of(target), Tally()).count(TestOutcome(FAILED, lines), where)
 
     def summarize(self) -> int:
@@ -131,7 +131,7 @@ def label_of(target: Sequence[str]) -> str:
 
 
 def timing_targets() -> list[list[str]]:
-    """Return the ids of the tests marked `timing`, those of one file together."""
+    """Return the ids of the tests marked `timing`, grouped by file."""
     by_file: dict[str, list[str]] = {}
     files = files_with(r"mark\.timing\b")
     for test in list_tests(files, {}) if files else ():
@@ -142,7 +142,7 @@ def timing_targets() -> list[list[str]]:
 
 @contextlib.contextmanager
 def busy_loops(count: int) -> Iterator[None]:
-    """Keep `count` cores busy during the block. The loops die with this process, however it ends."""
+    """Keep `count` cores busy during the block. The loops are killed when this process ends."""
     argv = [shutil.which("setpriv") or "setpriv", "--pdeathsig", "KILL", "--"]
     argv += [sys.executable, "-c", "while True: pass"]
     with contextlib.ExitStack() as stack:

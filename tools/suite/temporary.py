@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One folder for all that a run of the tests writes to disk.
+"""A single folder for everything that a test run writes to disk.
 
-The run removes it at its end. A run that was killed leaves it behind, and the next run removes it: a lock on
-a file in the folder says whether its owner is alive.
+The run removes it at its end. A killed run leaves it behind, and the next run removes it: a lock on a file in
+the folder shows whether its owner is alive.
 """
 
 import fcntl
@@ -16,21 +16,21 @@ from pathlib import Path
 PREFIX = "penstock-tests-"
 _LOCK_NAME = "owner.lock"
 GIGABYTE = 10**9
-# The everyday tests with three workers take up to 6 GB at once, the deep tests twice as much: 2 GB
-# transactions, their redo logs and the logs that are made of them.
+# With three workers, the everyday tests use up to 6 GB at once, the deep tests twice as much: 2 GB
+# transactions, their redo logs and the logs created from them.
 DISK_BYTES = {"everyday": 8 * GIGABYTE, "deep": 16 * GIGABYTE, "all": 16 * GIGABYTE}
 
 
 class DiskTooSmall(Exception):
-    """The disk has not the room that the tests take."""
+    """The disk does not have the space that the tests need."""
 
 
 @contextmanager
 def temporary_folder(parent: Path, bytes_needed: int) -> Iterator[Path]:
-    """Give a new folder below `parent`, which is removed at the end.
+    """Create a folder below `parent`; remove it at the end.
 
-    First removes the folders of runs that were killed. Raises DiskTooSmall where fewer than `bytes_needed`
-    bytes are free after that.
+    First removes the folders of killed runs. Raises DiskTooSmall if fewer than `bytes_needed` bytes are free
+    after that.
     """
     remove_leftovers(parent)
     free = shutil.disk_usage(parent).free
@@ -51,7 +51,7 @@ def temporary_folder(parent: Path, bytes_needed: int) -> Iterator[Path]:
 
 
 def remove_leftovers(parent: Path) -> list[Path]:
-    """Remove the folders below `parent` whose runs are gone, and return them."""
+    """Remove the folders below `parent` whose runs have ended, and return them."""
     removed = []
     for folder in parent.glob(f"{PREFIX}*"):
         if folder.stat().st_uid == os.geteuid() and _is_abandoned(folder):
@@ -61,7 +61,7 @@ def remove_leftovers(parent: Path) -> list[Path]:
 
 
 def _is_abandoned(folder: Path) -> bool:
-    """Tell whether the run that made a folder has ended. One that has no lock yet is just being made."""
+    """Return whether the run that created a folder has ended. A folder without lock is just being created."""
     try:
         with open(folder / _LOCK_NAME, "rb") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -29,24 +29,24 @@ import psutil
 _PR_SET_CHILD_SUBREAPER = 36
 
 PAUSE_SECONDS_MIN = 0.1
-# Between pauses, so that short tests are hit and long ones make progress.
+# Pauses are this far apart, so that short tests are hit and long tests make progress.
 GAP_SECONDS = (0.1, 10.0)
-# Processes that are already ending when their command ends, such as a JVM, may take this long.
+# Processes that are still shutting down when their command ends, such as a JVM, may take this long.
 END_SECONDS_MAX = 20.0
 LEAK_LETTERS_MAX = 200
 _SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
 
 
 class Terminated(Exception):
-    """The runner asked for the end, or died."""
+    """The runner requested the end, or died."""
 
 
 class CommandTree:
-    """A running command with every process below this one. Create at most one per process."""
+    """A running command with all processes below this one. Create at most one per process."""
 
     def __init__(self, argv: list[str], output: Path, environment: dict[str, str]) -> None:
         adopt_orphans()
-        # The signals are fetched by sigtimedwait alone, so none can arrive between two statements.
+        # Only sigtimedwait fetches these signals, so none can arrive between two statements.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         with output.open("ab") as file:
             self._command = subprocess.Popen(
@@ -65,16 +65,16 @@ class CommandTree:
         return self._command.poll()
 
     def wait(self, seconds: float) -> None:
-        """Return when the command has ended, at the latest after `seconds`. Raises Terminated."""
+        """Return when the command has ended, or after `seconds`. Raises Terminated."""
         deadline = time.monotonic() + seconds
-        while self.status is None and (left := deadline - time.monotonic()) > 0:
-            received = signal.sigtimedwait(_SIGNALS, left)
+        while self.status is None and (seconds_left := deadline - time.monotonic()) > 0:
+            received = signal.sigtimedwait(_SIGNALS, seconds_left)
             if received is not None and received.si_signo != signal.SIGCHLD:
                 raise Terminated
             self._reap()
 
     def pause(self, seconds: float) -> None:
-        """Stop every process for a time. All run again afterwards, whatever happens."""
+        """Stop every process for a time. All processes resume afterwards, even on an exception."""
         stopped: set[psutil.Process] = set()
         try:
             # A process may have forked just before it was stopped.
@@ -88,10 +88,10 @@ class CommandTree:
                 send(process, signal.SIGCONT)
 
     def end(self, seconds_max: float = 0.0) -> list[str]:
-        """Kill every process; return the command lines of those that ran on for `seconds_max`."""
+        """Kill every process; return the command lines of those that still ran after `seconds_max`."""
         deadline = time.monotonic() + seconds_max
-        while self.processes() and (left := deadline - time.monotonic()) > 0:
-            signal.sigtimedwait((signal.SIGCHLD,), min(left, 0.1))
+        while self.processes() and (seconds_left := deadline - time.monotonic()) > 0:
+            signal.sigtimedwait((signal.SIGCHLD,), min(seconds_left, 0.1))
         lines = []
         for process in self.processes():
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -110,7 +110,7 @@ class CommandTree:
         return children
 
     def _reap(self) -> None:
-        """Collect the exit statuses of children that were adopted, and of the command."""
+        """Collect the exit statuses of adopted children and of the command."""
         for child in psutil.Process().children():
             if child.pid == self._command.pid:
                 self._command.poll()
@@ -124,7 +124,7 @@ def run(
 ) -> int:
     """Run a command to its end, with random pauses unless the maximum is 0; return its exit status.
 
-    Raises Terminated once the tree is gone, when SIGTERM or SIGINT arrived first.
+    Raises Terminated after the tree has ended, if SIGTERM or SIGINT arrived first.
     """
     dice = random.Random(seed)
     with scratch_folder() as folder:
@@ -147,7 +147,7 @@ def run(
 
 
 def log_uniform(dice: random.Random, low: float, high: float) -> float:
-    """Return a number between two bounds; each order of magnitude is as likely as the next."""
+    """Return a number between two bounds; every order of magnitude is equally likely."""
     return math.exp(dice.uniform(math.log(low), math.log(high)))
 
 
@@ -166,8 +166,8 @@ def adopt_orphans() -> None:
 
 @contextlib.contextmanager
 def scratch_folder() -> Iterator[Path]:
-    """Yield a new folder; remove it at the end, also what a killed test has mounted there."""
-    # A short name: the path of a server's Unix socket may have 107 bytes.
+    """Yield a new folder; at the end remove it, including mounts left by a killed test."""
+    # The name is short because a Unix socket's path is limited to 107 bytes.
     with tempfile.TemporaryDirectory(prefix="ps-") as folder:
         try:
             yield Path(folder)
