@@ -1,4 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Benchmarks: files a real server wrote, peers beside Penstock in the same run, and the targets they are
-held to.
-"""
+"""Benchmarks: binlog files from a real server, peers measured beside Penstock, and performance targets."""

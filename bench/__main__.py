@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`python -m bench [CASE ...] --size tiny|1GB --repeat 3`: run cases, print their tables, keep the
-results.
-"""
+"""`python -m bench [CASE ...] --size tiny|1GB --repeat 3`: run cases, print tables, store the results."""
 
 import pkgutil
 from importlib import import_module
@@ -37,18 +35,18 @@ def main(
     seconds_max: Annotated[float, typer.Option(help="Longest run of a peer that is slow.")] = 10.0,
     results: Annotated[Path, typer.Option(help="Where the page and the JSON file go.")] = RESULTS,
 ) -> None:
-    """Measure Penstock and its peers side by side and write the figures down."""
-    # Figures cut short are worth nothing, so a narrow terminal gets wrapped lines instead.
+    """Measure Penstock and its peers side by side, and write down the figures."""
+    # Truncated figures are useless, so a narrow terminal gets wrapped lines instead.
     console = Console(width=max(Console().width, WIDTH_MIN))
-    known = case_names()
+    case_titles = case_names()
     for name, allowed in (
-        [(c, known) for c in cases or []] + [(w, NAMES) for w in workload or []] + [(size, SIZES)]
+        [(c, case_titles) for c in cases or []] + [(w, NAMES) for w in workload or []] + [(size, SIZES)]
     ):
         if name not in allowed:
             raise typer.BadParameter(f"{name!r} is unknown; choose from {', '.join(allowed)}")
     options = Options(size, repeat, tuple(workload or NAMES), seconds_max, tuple(cases or ()))
     done = []
-    for name in cases or known:
+    for name in cases or case_titles:
         done.append(run_case(name, options))
         show(done[-1], console)
     page = write(done, options, results)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Canal's own server, from its published artifacts, over the server of a corpus.
+"""Canal's own server, from its published artifacts, on the server of a corpus.
 
-It has no log of its own: it reads the binlog and holds what it made of it in a ring in memory.
+It has no persistent log: it reads the binlog and keeps the decoded events in a ring buffer in memory.
 """
 
 import subprocess
@@ -29,13 +29,13 @@ _USER = "canal"
 
 @dataclass(frozen=True)
 class CanalServer:
-    """Canal's server, running."""
+    """A running server of Canal."""
 
     port: int
     process: "subprocess.Popen[str]"
 
     def cpu_seconds(self) -> float:
-        """Return how much processor time it has had."""
+        """Return the processor time that it has used."""
         return cpu_seconds_of(self.process.pid)
 
 
@@ -46,27 +46,27 @@ def prepare() -> list[str]:
 
 @contextmanager
 def canal_server(server: Server, table_filter: str) -> Iterator[CanalServer]:
-    """Run Canal's server inside the block over a server of a corpus, as its destination `bench`."""
+    """Run Canal's server inside the block on a server of a corpus, as its destination `bench`."""
     with server.connect() as connection, connection.cursor() as cursor:
         cursor.execute("SET SESSION sql_log_bin = 0")
         cursor.execute(f"CREATE USER IF NOT EXISTS {_USER}@'%' IDENTIFIED BY '{_USER}'")
         cursor.execute(f"GRANT ALL ON *.* TO {_USER}@'%'")
     port = free_port()
     words = [*prepare(), str(port), str(server.port), FILE_NAME, table_filter]
-    # It leaves files where it runs.
+    # It leaves files in its working directory.
     with tempfile.TemporaryDirectory(dir=cache_directory()) as folder:
         process = subprocess.Popen(
             words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=folder
         )
         try:
             assert process.stdout is not None
-            told = []
+            output_lines = []
             for line in process.stdout:
-                told.append(line)
+                output_lines.append(line)
                 if line == "ready\n":
                     break
             else:
-                raise AssertionError(f"Canal's server does not start:\n{''.join(told)[-2000:]}")
+                raise AssertionError(f"Canal's server does not start:\n{''.join(output_lines)[-2000:]}")
             yield CanalServer(port, process)
         finally:
             process.kill()

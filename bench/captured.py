@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The daemon's captures in this process, over the server of a corpus."""
+"""The daemon's captures in this process, on the server of a corpus."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +18,7 @@ from penstock.settings.daemon import Settings
 from penstock.source.server import ServerSource
 from penstock.source.source import SourceOptions
 
-#: Between two looks at a log: small beside any capture that is measured.
+#: The polling interval for a log, small compared to every measured capture.
 LOOK_SECONDS = 0.002
 _WAIT_SECONDS_MAX = 600.0
 _END_SECONDS_MAX = 120.0
@@ -29,7 +29,7 @@ _Found = TypeVar("_Found")
 def settings_of(folder: Path, port: int, copies: int = 1, **log: Any) -> Settings:
     """Return settings that capture one server `copies` times from its earliest position, synced each second.
 
-    `log` sets what else its log does otherwise than by default.
+    `log` overrides settings of its log.
     """
     source = f"mysql://root@127.0.0.1:{port}?ssl_mode=disabled"
     return Settings.model_validate(
@@ -47,7 +47,7 @@ def settings_of(folder: Path, port: int, copies: int = 1, **log: Any) -> Setting
 def capturing(settings: Settings) -> Iterator[list[Log]]:
     """Run the captures of every instance inside the block, which gets their logs.
 
-    No definitions are kept: to begin in the past, a daemon first walks the server's statements up to now.
+    No definitions are stored: to start in the past, a daemon would first scan the server's statements.
     """
     captures = [_capture(settings, name) for name in settings.instances]
     for capture in captures:
@@ -62,25 +62,25 @@ def capturing(settings: Settings) -> Iterator[list[Log]]:
 
 
 def capture_all(settings: Settings, end: Position) -> None:
-    """Capture until every instance's log holds all up to `end`, on the disk."""
+    """Capture until every instance's log has everything up to `end` on disk."""
     with capturing(settings) as logs:
         for log in logs:
             wait_until(lambda log=log: log.visible is not None and log.visible >= end)  # type: ignore[misc]
             log.sync()
 
 
-def end_of(made: Corpus) -> Position:
-    """Return where a corpus ends in the log of a server that serves it."""
-    return Position(0, made.path.name, made.bytes)
+def end_of(corpus: Corpus) -> Position:
+    """Return the position of a corpus's end in the log of a server that serves it."""
+    return Position(0, corpus.path.name, corpus.bytes)
 
 
 def wait_until(answer: Callable[[], _Found]) -> _Found:
-    """Return the first answer that is not empty, false or None."""
+    """Return the first result that is not empty, false or None."""
     deadline = time.monotonic() + _WAIT_SECONDS_MAX
-    while not (found := answer()):
+    while not (result_ := answer()):
         assert time.monotonic() < deadline, "the capture does not come to its end"
         time.sleep(LOOK_SECONDS)
-    return found
+    return result_
 
 
 def _capture(settings: Settings, name: str) -> Capture:

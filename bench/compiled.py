@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs of other languages, built once for each text of theirs and kept in the cache."""
+"""Programs in other languages, built once for each version of their source and cached."""
 
 import hashlib
 import os
@@ -15,13 +15,13 @@ _BUILD_SECONDS_MAX = 600.0
 
 
 class ToolMissing(RuntimeError):
-    """A compiler or a registry that a program needs is not at hand; the message says what to install."""
+    """A compiler or registry that a program needs is not available; the message says what to install."""
 
 
 def built(name: str, sources: Sequence[Path], build: Callable[[Path], None]) -> Path:
-    """Return the folder of a program that `build` made of sources, which it finds copied into the folder.
+    """Return the folder of a program that `build` builds from sources, which are copied into the folder.
 
-    It is made again when a source changes. Raises ToolMissing.
+    The program is built again when a source changes. Raises ToolMissing.
     """
     digest = hashlib.sha256(b"\0".join(source.read_bytes() for source in sources)).hexdigest()[:12]
     folder = cache_directory() / f"{name}-{digest}"
@@ -39,15 +39,15 @@ def built(name: str, sources: Sequence[Path], build: Callable[[Path], None]) -> 
 
 
 def tool(program: str, package: str, *folders: str) -> str:
-    """Return where a program is. Raises ToolMissing."""
-    found = shutil.which(program, path=os.pathsep.join([os.environ.get("PATH", ""), *folders]))
-    if found is None:
+    """Return the path of a program. Raises ToolMissing."""
+    path = shutil.which(program, path=os.pathsep.join([os.environ.get("PATH", ""), *folders]))
+    if path is None:
         raise ToolMissing(f"there is no {program}: apt-get install {package}")
-    return found
+    return path
 
 
 def run(words: Sequence[str], folder: Path) -> str:
-    """Run a tool in a folder and return what it printed. Raises ToolMissing where it fails."""
+    """Run a tool in a folder and return its output. Raises ToolMissing if it fails."""
     done = subprocess.run(
         words,
         cwd=folder,
@@ -63,7 +63,7 @@ def run(words: Sequence[str], folder: Path) -> str:
 
 
 def build_c(source: str) -> Callable[[Path], None]:
-    """Return how a C program of one file is built: the program has the file's name without its end."""
+    """Return a function that builds a single-file C program, named after the file without its suffix."""
 
     def build(folder: Path) -> None:
         compiler = tool("cc", "gcc")
@@ -73,7 +73,7 @@ def build_c(source: str) -> Callable[[Path], None]:
 
 
 def build_java(source: str) -> Callable[[Path], None]:
-    """Return how a Java program of one file is built, beside what `pom.xml` names as its dependencies."""
+    """Return a function that builds a single-file Java program with the dependencies of `pom.xml`."""
 
     def build(folder: Path) -> None:
         maven = tool("mvn", "maven")
@@ -86,5 +86,5 @@ def build_java(source: str) -> Callable[[Path], None]:
 
 
 def java_words(folder: Path, main: str, *options: str) -> list[str]:
-    """Return the command of a Java program that `build_java` made."""
+    """Return the command of a Java program built by `build_java`."""
     return [tool("java", "default-jdk-headless"), *options, "-cp", f"{folder}/*{os.pathsep}{folder}", main]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A daemon in a process of its own, over the server of a corpus, as a user starts it."""
+"""A daemon in a separate process on the server of a corpus, started like by a user."""
 
 import json
 import os
@@ -28,7 +28,7 @@ _LISTENERS = re.compile(r"(address|canal|ptubes|ptubes_monitor)=\S+:(\d+)")
 
 @dataclass(frozen=True)
 class Daemon:
-    """A daemon that runs. `ports` has its listeners by name."""
+    """A running daemon. `ports` has its listeners by name."""
 
     ports: dict[str, int]
     folder: Path
@@ -36,17 +36,17 @@ class Daemon:
 
     @property
     def url(self) -> str:
-        """The instance, as a subscriber names it."""
+        """The instance's URL for subscribers."""
         return f"penstock://127.0.0.1:{self.ports['http']}/{INSTANCE}"
 
     def ask(self, call: str) -> Any:
-        """Return what it answers to a call of the instance."""
+        """Return the daemon's response to a call on the instance."""
         url = f"http://127.0.0.1:{self.ports['http']}/v1/instances/{INSTANCE}/{call}"
         with urllib.request.urlopen(url, timeout=_START_SECONDS_MAX) as answer:
             return json.load(answer)
 
     def wait_for(self, file: str, offset: int) -> None:
-        """Wait until its log goes to a place of the server's."""
+        """Wait until its log has reached a position of the server."""
         deadline = time.monotonic() + _CAPTURE_SECONDS_MAX
         while True:
             here = str(self.ask("status")["position"] or "").rpartition("/")[2]
@@ -59,21 +59,21 @@ class Daemon:
             time.sleep(0.05)
 
     def cpu_seconds(self) -> float:
-        """Return how much processor time it has had."""
+        """Return the processor time that it has used."""
         return cpu_seconds_of(self.process.pid)
 
 
 def cpu_seconds_of(process: int) -> float:
-    """Return how much processor time a process has had."""
+    """Return the processor time that a process has used."""
     fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 @contextmanager
 def serving(folder: Path, port: int, *, start: str = "earliest", **instance: Any) -> Iterator[Daemon]:
-    """Run a daemon inside the block that captures the server at a port, and listens for every protocol.
+    """Run a daemon inside the block that captures the server on a port, with a listener for every protocol.
 
-    What it says stands in `folder`/daemon.output.
+    Its output is in `folder`/daemon.output.
     """
     folder.mkdir(parents=True, exist_ok=True)
     config, output = folder / "penstock.yaml", folder / "daemon.output"
@@ -95,10 +95,10 @@ def serving(folder: Path, port: int, *, start: str = "earliest", **instance: Any
 
 
 @contextmanager
-def serving_corpus(folder: Path, port: int, made: Corpus) -> Iterator[Daemon]:
-    """Run a daemon inside the block whose log holds a corpus, all of it."""
+def serving_corpus(folder: Path, port: int, binlog: Corpus) -> Iterator[Daemon]:
+    """Run a daemon inside the block whose log has a complete corpus."""
     with serving(folder, port) as daemon:
-        daemon.wait_for(made.path.name, made.bytes)
+        daemon.wait_for(binlog.path.name, binlog.bytes)
         yield daemon
 
 
@@ -106,9 +106,9 @@ def _ports(process: "subprocess.Popen[bytes]", output: Path) -> dict[str, int]:
     deadline = time.monotonic() + _START_SECONDS_MAX
     while process.poll() is None and time.monotonic() < deadline:
         for line in output.read_text(errors="replace").splitlines(keepends=True):
-            # A line that is still being written has not all of them.
+            # A line that is still being written may be incomplete.
             if " serving " in line and line.endswith("\n"):
-                found = {name: int(port) for name, port in _LISTENERS.findall(line)}
-                return {"http": found.pop("address"), **found}
+                ports_by_name = {name: int(port) for name, port in _LISTENERS.findall(line)}
+                return {"http": ports_by_name.pop("address"), **ports_by_name}
         time.sleep(0.02)
     raise AssertionError(f"the daemon does not start:\n{output.read_text(errors='replace')[-4000:]}")

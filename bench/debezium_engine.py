@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Debezium's embedded engine for MySQL, as it is published, writing each change as a line of JSON."""
+"""Debezium's embedded engine for MySQL, in its published form, writing each change as a line of JSON."""
 
 import subprocess
 import tempfile
@@ -20,7 +20,7 @@ _RUN_SECONDS_MAX = 900.0
 
 @dataclass(frozen=True)
 class EngineRun:
-    """What the engine wrote: the clock runs from its first change on, so no start of a JVM counts."""
+    """The engine's output. The clock starts at its first change, so the start of the JVM does not count."""
 
     changes: int
     seconds: float
@@ -35,7 +35,7 @@ def prepare() -> list[str]:
 
 
 def run_engine(server: Server, table: str, changes: int) -> EngineRun:
-    """Have the engine write that many changes of a table, from the beginning of the server's binlog."""
+    """Run the engine for this many changes of a table, from the beginning of the server's binlog."""
     with server.connect() as connection, connection.cursor() as cursor:
         cursor.execute("SET SESSION sql_log_bin = 0")
         cursor.execute(f"CREATE USER IF NOT EXISTS {_USER}@'%' IDENTIFIED BY '{_USER}'")

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Many subscribers at the head, whose own cost is the least: they ask for changes and drop what they get.
+"""Many subscribers at the head with minimal cost: they request changes and discard them.
 
-`python -m bench.followers PORT INSTANCE TABLE COUNT` says `ready` once all are answered, and, once its
-standard input ends and nothing comes any more, what each was sent. With `echo` for PORT it measures bare
-sending.
+`python -m bench.followers PORT INSTANCE TABLE COUNT` prints `ready` once all have a response. After its
+standard input ends and no more data arrives, it prints what each has received. With `echo` for PORT it
+measures bare sending.
 """
 
 import json
@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 _ROOT = Path(__file__).parents[1]
-#: The longest that a daemon grants: an answer is not to end before all are told to.
+#: The longest wait that a daemon accepts: a response must not end before all followers are told to.
 _WAIT_SECONDS = 55.0
 _QUIET_SECONDS = 0.5
 _READ_BYTES = 1 << 20
@@ -27,28 +27,28 @@ _END_SECONDS_MAX = 120.0
 
 @contextmanager
 def following(port: int, instance: str, table: str, count: int) -> Iterator[dict[str, Any]]:
-    """Have so many follow a table inside the block; what they were sent stands in the result behind it."""
+    """Run this many followers of a table inside the block. Afterwards the result has what they received."""
     words = [sys.executable, "-m", "bench.followers", str(port), instance, table, str(count)]
     process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, cwd=_ROOT, text=True)
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n", "the followers do not get an answer"
-    found: dict[str, Any] = {}
+    received: dict[str, Any] = {}
     try:
-        yield found
+        yield received
     finally:
-        told, _ = process.communicate(timeout=_END_SECONDS_MAX)
-    found.update(json.loads(told))
+        output, _ = process.communicate(timeout=_END_SECONDS_MAX)
+    received.update(json.loads(output))
 
 
 def sending_seconds(size: int, count: int, piece_bytes: int) -> float:
-    """Return the CPU seconds that it takes to send so many bytes to each of `count` sockets, and no more."""
+    """Return the CPU seconds for sending this many bytes to each of `count` sockets, and nothing else."""
     words = [sys.executable, "-m", "bench.followers", "echo", str(size), str(piece_bytes), str(count)]
     done = subprocess.run(words, stdout=subprocess.PIPE, cwd=_ROOT, text=True, check=True)
     return float(done.stdout)
 
 
 def are_alike(sizes: list[int]) -> bool:
-    """Whether all were sent the same, but for how it was cut."""
+    """Return whether all received the same bytes, however they were divided."""
     return max(sizes) - min(sizes) < 0.05 * max(sizes) + 4096
 
 
@@ -94,7 +94,7 @@ def _follow(port: int, instance: str, table: str, count: int) -> None:
 
 def _send(size: int, piece_bytes: int, count: int) -> None:
     listener = socket.create_server(("127.0.0.1", 0))
-    # The CPU of whoever receives is no cost of sending, so it belongs to a child.
+    # The receivers' CPU time is not a cost of sending, so they run in a child process.
     reader = subprocess.Popen(
         [sys.executable, "-c", _DROP, str(listener.getsockname()[1]), str(count)], stdin=subprocess.DEVNULL
     )
@@ -124,7 +124,7 @@ while ready.get_map():
 
 
 def main() -> None:
-    """Follow, or send."""
+    """Run followers, or measure sending."""
     if sys.argv[1] == "echo":
         _send(*map(int, sys.argv[2:]))
     else:

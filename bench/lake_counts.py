@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a lake holds, counted by DuckDB and deltalake, which know nothing of how it was written."""
+"""The contents of a lake, counted independently of Penstock by DuckDB and deltalake."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,14 +12,14 @@ _PUTS = "('insert', 'update_postimage')"
 
 @dataclass(frozen=True)
 class Held:
-    """The rows of a table's present: how many, and the sum of a column over them."""
+    """The current rows of a table: their number, and the sum of a column."""
 
     rows: int
     total: str
 
 
 def of_feed(files: list[str], key: str, column: str) -> tuple[int, Held]:
-    """Return how many images a feed's Parquet files hold, and what is left of them: each key's last image."""
+    """Return the number of images in a feed's Parquet files, and its current rows: each key's last image."""
     session = duckdb.connect()
     session.execute("SET TimeZone = 'UTC'")
     source = f"read_parquet({files!r})"
@@ -35,7 +35,7 @@ def of_feed(files: list[str], key: str, column: str) -> tuple[int, Held]:
 
 
 def of_delta(folder: Path, column: str) -> Held:
-    """Return what a Delta table holds now."""
+    """Return the current contents of a Delta table."""
     session = duckdb.connect()
     session.register("present", DeltaTable(str(folder)).to_pyarrow_table(columns=[column]))
     [(rows, total)] = session.execute(f"SELECT count(*), sum({column})::VARCHAR FROM present").fetchall()

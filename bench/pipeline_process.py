@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock run` as a process of its own: what it tells of each batch, and the memory of its processes."""
+"""`penstock run` in a separate process: its report of each batch, and the memory of its processes."""
 
 import json
 import os
@@ -20,14 +20,17 @@ import yaml
 _LOOK_SECONDS = 0.1
 _SECONDS_MAX = 3_600.0
 _MASTER = "local[2]"
-#: Spark on one machine, whatever its name resolves to.
+#: Spark on one machine, independent of the host name's address.
 _SPARK = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 
 
 @dataclass(frozen=True)
 class Batch:
-    """One batch as the pipeline told it: when that was (by `time.perf_counter`), how long it took, and its
-    rows, of which an update has two."""
+    """One reported batch.
+
+    It has the time of the report (by `time.perf_counter`), the duration, and the rows, of which an update has
+    two.
+    """
 
     ended: float
     seconds: float
@@ -37,8 +40,11 @@ class Batch:
 
 @dataclass
 class PipelineProcess:
-    """A pipeline that runs. `resident` has, in bytes, the most that was seen of the driver, of the JVM, of
-    one Python worker, of all Python processes at once, and of all processes."""
+    """A running pipeline.
+
+    `resident` has the peak memory in bytes of the driver, of the JVM, of one Python worker, of all Python
+    processes at once, and of all processes.
+    """
 
     process: subprocess.Popen[str]
     log: Path
@@ -48,37 +54,39 @@ class PipelineProcess:
     seconds: float = 0.0
 
     def wait(self) -> None:
-        """Wait until it ends by itself. Raises AssertionError with its log where it failed."""
+        """Wait until it ends. Raises AssertionError with its log if it failed."""
         self.process.wait(_SECONDS_MAX)
         assert self.process.returncode == 0, self.log.read_text()[-4000:]
 
     def listen(self) -> None:
-        """Take what it says until it ends."""
+        """Read its output until it ends."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             if not line.startswith("{"):
                 continue
-            told = json.loads(line)
-            if told["state"] == "failed":
+            report = json.loads(line)
+            if report["state"] == "failed":
                 continue
-            lag = float(told.get("lag_seconds") or 0.0)
-            self.batches.append(Batch(time.perf_counter(), float(told["seconds"]), int(told["rows"]), lag))
+            lag = float(report.get("lag_seconds") or 0.0)
+            self.batches.append(
+                Batch(time.perf_counter(), float(report["seconds"]), int(report["rows"]), lag)
+            )
         self.seconds = time.perf_counter() - self.started
 
     def watch(self) -> None:
-        """Look at the memory of its processes until it ends."""
+        """Sample the memory of its processes until it ends."""
         this = psutil.Process(self.process.pid)
         while self.process.poll() is None:
-            found = {"driver": 0, "JVM": 0, "worker": 0, "all Python": 0, "all": 0}
+            peak = {"driver": 0, "JVM": 0, "worker": 0, "all Python": 0, "all": 0}
             try:
-                for one in (this, *this.children(recursive=True)):
-                    kind, size = _kind(one, self.process.pid), one.memory_info().rss
-                    found[kind] = max(found[kind], size)
-                    found["all"] += size
-                    found["all Python"] += 0 if kind == "JVM" else size
+                for process in (this, *this.children(recursive=True)):
+                    kind, size = _kind(process, self.process.pid), process.memory_info().rss
+                    peak[kind] = max(peak[kind], size)
+                    peak["all"] += size
+                    peak["all Python"] += 0 if kind == "JVM" else size
             except psutil.NoSuchProcess:
                 continue
-            for kind, size in found.items():
+            for kind, size in peak.items():
                 self.resident[kind] = max(self.resident.get(kind, 0), size)
             time.sleep(_LOOK_SECONDS)
 
@@ -91,8 +99,10 @@ def _kind(process: psutil.Process, driver: int) -> str:
 
 @contextmanager
 def running(settings: dict[str, Any], folder: Path, *words: str) -> Iterator[PipelineProcess]:
-    """Run a pipeline on two cores for as long as the block runs, unless it ends before. `words` are further
-    ones of `penstock run`."""
+    """Run a pipeline on two cores while the block runs, unless it ends before.
+
+    `words` are further arguments of `penstock run`.
+    """
     config = folder / f"{settings['name']}.yaml"
     config.write_text(yaml.safe_dump({"spark": _SPARK, **settings}))
     log = folder / f"{settings['name']}.log"
@@ -122,7 +132,7 @@ def running(settings: dict[str, Any], folder: Path, *words: str) -> Iterator[Pip
 
 
 def run_until_caught_up(settings: dict[str, Any], folder: Path) -> PipelineProcess:
-    """Run a pipeline until all that stood in its log at its start is in its target."""
+    """Run a pipeline until everything that its log had at the start is in its target."""
     with running(settings, folder, "--until", "caught-up") as run:
         run.wait()
     return run

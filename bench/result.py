@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a case returns, and the page and the JSON file it becomes."""
+"""The result of a case, and its Markdown page and JSON file."""
 
 import json
 import os
@@ -21,7 +21,7 @@ RESULTS = ROOT / "bench" / "results"
 
 @dataclass(frozen=True)
 class Target:
-    """How many times another line's rate Penstock is to reach; an `aim` is wished for, not promised."""
+    """The ratio to another line's rate that Penstock is to reach; an `aim` is desired but not promised."""
 
     ratio: float
     aim: bool = False
@@ -34,8 +34,8 @@ class Target:
 class Line:
     """One row of a case's table.
 
-    `rates` maps a column title to its figure, already in the unit that the title names. `ratio` is the rate
-    of the case's subject over this line's, from the same run, held to `target`.
+    `rates` maps a column title to its figure, in the unit named by the title. `ratio` is the rate of the
+    case's subject divided by this line's, from the same run, compared with `target`.
     """
 
     workload: str
@@ -47,7 +47,7 @@ class Line:
 
     @property
     def met(self) -> bool | None:
-        """Whether the target is met; None where the line has none."""
+        """Whether the target is met; None if the line has no target."""
         if self.ratio is None or self.target is None:
             return None
         return self.ratio >= self.target.ratio
@@ -55,7 +55,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Options:
-    """How a run was asked for; `cases` are those named, none where all run."""
+    """The options of a run; `cases` are the selected cases, empty for all."""
 
     size: str
     repeat: int
@@ -73,7 +73,7 @@ class Options:
 
 @dataclass(frozen=True)
 class CaseResult:
-    """One case's lines, with the versions of everything that took part; `ratio_title` heads the ratios."""
+    """The lines of one case, with all versions; `ratio_title` is the heading of the ratios."""
 
     case: str
     title: str
@@ -83,7 +83,7 @@ class CaseResult:
 
 
 def machine() -> dict[str, str]:
-    """Return what a published figure must state about where it was measured."""
+    """Return what a published figure must state about the machine."""
     model = next(
         (
             line.split(":")[1].strip()
@@ -168,7 +168,7 @@ def _row(cells: Sequence[str]) -> str:
 def write(results: Sequence[CaseResult], options: Options, directory: Path = RESULTS) -> Path:
     """Write the page and its JSON twin; return the page's path.
 
-    They are named by day and machine, and by the cases where not all of them ran.
+    The files are named by day and machine, and by the cases unless all of them ran.
     """
     directory.mkdir(parents=True, exist_ok=True)
     facts = machine()

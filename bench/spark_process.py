@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One Spark session in a process of its own, doing one order and printing what it measured as JSON.
+"""One Spark session in a separate process, which runs one order and prints its measurements as JSON.
 
     python -m bench.spark_process '{"verb": "files_to_noop", "master": "local[2]", ...}'
 
-A session's master is fixed for the life of its JVM, so every master and every repetition gets a fresh
-process; each plans and reads a small file first, since nobody's pipeline is the first query of a JVM.
+A session's master is fixed for the life of its JVM, so every master and every repetition gets a new process.
+Each plans and reads a small file first, because a pipeline is never the first query of its JVM.
 """
 
 import contextlib
@@ -37,12 +37,12 @@ class SparkFailed(RuntimeError):
 
 @dataclass(frozen=True)
 class SparkOutcome:
-    """One measurement. `rows` counts changes (an update is one), `images` what Spark carried (an update is
-    two).
+    """One measurement.
 
-    `seconds_cpu` is that of this process, its JVM and their Python workers; `latencies_ms` holds the p50 and
-    p99 from commit to visible where the order asked for them. `first` has the seconds and CPU seconds of the
-    session's first read of the same rows, where the measurement is of a later one.
+    `rows` counts changes (an update is one), `images` the rows that Spark carried (an update is two).
+    `seconds_cpu` is that of this process, its JVM and their Python workers. `latencies_ms` has the p50 and
+    p99 from commit to visible if the order requested them. `first` has the seconds and CPU seconds of the
+    session's first read of the same rows, if a later read was measured.
     """
 
     rows: int
@@ -55,7 +55,7 @@ class SparkOutcome:
 
 
 def spark(order: dict[str, Any], cores: set[int] | None = None) -> SparkOutcome:
-    """Carry out an order in a new process, confined to `cores` where given."""
+    """Run an order in a new process, confined to `cores` if given."""
     argv = [sys.executable, "-m", "bench.spark_process", json.dumps(order)]
     environment = os.environ | {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
     if cores:
@@ -78,8 +78,8 @@ def _without_frames(log: str) -> str:
 def files_to_noop(session: SparkSession, order: dict[str, Any]) -> SparkOutcome:
     """Read one table of a binlog file into the `noop` sink, twice.
 
-    The JVM compiles the code that Spark makes for the table while it reads the first time, which costs
-    seconds of CPU however many rows there are; the second read is the measurement.
+    During the first read, the JVM compiles the code that Spark generates for the table. That takes seconds of
+    CPU, independent of the number of rows. The second read is measured.
     """
 
     def read(path: str) -> tuple[int, int, float, float]:
@@ -97,7 +97,7 @@ def files_to_noop(session: SparkSession, order: dict[str, Any]) -> SparkOutcome:
 
 
 def backlog_to_noop(session: SparkSession, order: dict[str, Any]) -> SparkOutcome:
-    """Stream all that a server has of one table into the `noop` sink, then end."""
+    """Stream all rows that a server has of one table into the `noop` sink, then end."""
     began, cpu_began = time.perf_counter(), _cpu_seconds()
     with tempfile.TemporaryDirectory() as checkpoint:
         frame = _stream(session, order, "earliest").observe("seen", *_counts())
@@ -117,12 +117,11 @@ def backlog_to_noop(session: SparkSession, order: dict[str, Any]) -> SparkOutcom
 
 
 def commit_to_visible(session: SparkSession, order: dict[str, Any]) -> SparkOutcome:
-    """Follow a server that is being written to, and compare each row's commit time with the time it can
-    be read.
+    """Follow a server with writers; compare each row's commit time with the time when it can be read.
 
-    A row counts as visible when its batch has reached the driver. The clock runs for `seconds` after a
-    fifth of that, which begins with the first batch and is there to warm up. Writer and reader share one
-    clock, for the server runs on this machine.
+    A row is visible when its batch has reached the driver. The clock runs for `seconds` after a warm-up of a
+    fifth of that, which starts with the first batch. Writer and reader share one clock, because the server
+    runs on this machine.
     """
     seconds: float = order["seconds"]
     arrivals: list[tuple[float, pa.ChunkedArray]] = []
@@ -140,7 +139,7 @@ def commit_to_visible(session: SparkSession, order: dict[str, Any]) -> SparkOutc
             _watch(query, _LOOK_SECONDS)
         cpu_began = _cpu_seconds()
         _watch(query, seconds * 1.2)
-        # A machine that stood still is followed for longer.
+        # Extend the measurement if the machine stalled.
         deadline = time.monotonic() + _FIRST_ARRIVAL_SECONDS_MAX
         while not _settled(arrivals, seconds) and time.monotonic() < deadline:
             _watch(query, _LOOK_SECONDS)
@@ -152,8 +151,8 @@ def commit_to_visible(session: SparkSession, order: dict[str, Any]) -> SparkOutc
     if not measured:
         raise SparkFailed(f"one batch took more than {_FIRST_ARRIVAL_SECONDS_MAX:.0f} seconds")
     waits = [compute.subtract(int(now * 1e6), committed) for now, committed in measured]
-    found = compute.quantile(pa.concat_arrays([wait.combine_chunks() for wait in waits]), [0.5, 0.99])
-    median_us, worst_us = found.to_pylist()
+    quantiles = compute.quantile(pa.concat_arrays([wait.combine_chunks() for wait in waits]), [0.5, 0.99])
+    median_us, worst_us = quantiles.to_pylist()
     rows = sum(map(len, waits))
     took = measured[-1][0] - arrivals[0][0] - seconds / 5
     return SparkOutcome(rows, rows, took, seconds_cpu, len(waits), (median_us / 1000, worst_us / 1000))
@@ -162,24 +161,24 @@ def commit_to_visible(session: SparkSession, order: dict[str, Any]) -> SparkOutc
 def _settled(
     arrivals: list[tuple[float, pa.ChunkedArray]], seconds: float
 ) -> list[tuple[float, pa.ChunkedArray]]:
-    """Return what arrived after the time to warm up."""
+    """Return the rows that arrived after the warm-up."""
     return [arrival for arrival in arrivals if arrival[0] > arrivals[0][0] + seconds / 5]
 
 
 def _cpu_seconds() -> float:
-    """Return the CPU seconds this process and all below it have used: the JVM and its Python workers."""
+    """Return the CPU seconds used by this process and all below it: the JVM and its Python workers."""
     this = psutil.Process()
-    # A process's times include those of children that have ended; the living count for themselves.
+    # A process's times include those of its ended children. Running children are counted separately.
     seconds = 0.0
     for process in (this, *this.children(recursive=True)):
-        # One that has just ended is in its parent's times.
+        # The process has just ended, so its parent's times include it.
         with contextlib.suppress(psutil.NoSuchProcess):
             seconds += sum(process.cpu_times()[:4])
     return seconds
 
 
 def _watch(query: StreamingQuery, seconds: float) -> None:
-    """Let the query run for some seconds; raise what it fails with."""
+    """Let the query run for some seconds; raise its error."""
     time.sleep(seconds)
     failure = query.exception()
     if failure is not None:
@@ -192,7 +191,7 @@ def _stream(session: SparkSession, order: dict[str, Any], offsets: str) -> DataF
 
 
 def _counts() -> tuple[Any, Any]:
-    """Return the two counts every frame is observed with: rows carried, and before images among them."""
+    """Return the two counts observed for every frame: rows, and the before images among them."""
     preimages = f.count_if(f.col("_change_type") == _UPDATE_PREIMAGES)
     return f.count(f.lit(1)).alias("images"), preimages.alias("preimages")
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writers that commit single rows at a steady rate, in a process of their own: `python -m bench.writers`."""
+"""Writers that commit single rows at a steady rate, in a separate process: `python -m bench.writers`."""
 
 import itertools
 import subprocess
@@ -19,25 +19,25 @@ _ROOT = Path(__file__).parents[1]
 
 @contextmanager
 def writing(port: int, table: str, per_second: float, tables: int = 1) -> Iterator[None]:
-    """Have so many rows a second committed into `table (note)` for as long as the block runs.
+    """Commit this many rows per second into `table (note)` while the block runs.
 
-    Of several tables each in its turn gets a row; their names end with their number, from 0.
+    With several tables, the rows alternate between them. Their names end with their number, from 0.
     """
     words = [sys.executable, "-m", "bench.writers", str(port), table, str(per_second), str(tables)]
     process = subprocess.Popen(words, stdin=subprocess.PIPE, cwd=_ROOT)
     try:
         yield
     finally:
-        # They end when nobody holds the other end any longer.
+        # The writers end when the other end of the pipe is closed.
         process.communicate(timeout=_END_SECONDS_MAX)
         assert process.returncode == 0, "the writers failed"
 
 
 def write(names: list[str], port: int, per_second: float, stop: threading.Event) -> None:
-    """Commit at the rate until told to stop; each connection has its part of it."""
+    """Commit at the rate until stopped. Each connection has its share of the rate."""
     pause = WRITERS / per_second
 
-    def one(number: int) -> None:
+    def run_writer(number: int) -> None:
         connection = pymysql.connect(host="127.0.0.1", port=port, user="root", autocommit=True)
         with connection, connection.cursor() as cursor:
             due = time.monotonic()
@@ -46,9 +46,9 @@ def write(names: list[str], port: int, per_second: float, stop: threading.Event)
                 cursor.execute(f"INSERT INTO {next(turns)} (note) VALUES ('arrives')")
                 due += pause
 
-    # They begin far apart, so that not all of them wait for the same table.
+    # Start the writers at different tables, so that they do not all wait for the same table.
     begins = [number * len(names) // WRITERS for number in range(WRITERS)]
-    threads = [threading.Thread(target=one, args=(number,)) for number in begins]
+    threads = [threading.Thread(target=run_writer, args=(number,)) for number in begins]
     for thread in threads:
         thread.start()
     for thread in threads:

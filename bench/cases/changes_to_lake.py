@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One batch of updates into Delta and Iceberg mirrors, beside deltalake's merge and pyiceberg's upsert.
+"""One batch of updates to Delta and Iceberg mirrors, beside deltalake's merge and pyiceberg's upsert.
 
-Every case begins with the same rows in one table of its own. A share of the keys, spread evenly, then gets
-new values: Penstock writes the changes as a pipeline's batch, the peers merge the new rows by key.
+Every case starts with the same rows in a table of its own. Then an evenly spread share of the keys gets new
+values: Penstock writes the changes as a pipeline's batch, and the peers merge the new rows by key.
 """
 
 import json
@@ -49,38 +49,38 @@ _TABLE = Table(
 
 @dataclass(frozen=True)
 class Updates:
-    """How many rows the table has, and the keys of those that get new values."""
+    """The number of rows in the table, and the keys of the rows that get new values."""
 
     rows: int
     ids: numpy.ndarray
 
     @property
     def sum_after(self) -> int:
-        """The sum of the amounts once the updates are in."""
+        """The sum of the amounts after the updates."""
         return 7 * (self.rows * (self.rows - 1) // 2) + len(self.ids)
 
 
 @dataclass(frozen=True)
 class Written:
-    """What one batch cost: seconds, and the bytes of the files that it added."""
+    """The cost of one batch: seconds, and the bytes of the files that it added."""
 
     seconds: float
     file_bytes: int
 
 
 def run(options: Options) -> CaseResult:
-    """Measure each share of keys with each format, and compare what the tables hold."""
+    """Measure each share of keys with each format, and compare the tables' contents."""
     rows = _ROWS.get(options.size, _ROWS_DEFAULT)
     lines = []
     for percent in _PERCENTS:
         updates = Updates(rows, numpy.arange(0, rows, 100 // percent, dtype=numpy.int64))
         for kind, peer_name, peer in _PEERS:
             own = _median(options, partial(mirror, kind, updates))
-            theirs = _median(options, partial(peer, updates))
-            ratio = theirs.seconds / own.seconds
+            peer_run = _median(options, partial(peer, updates))
+            ratio = peer_run.seconds / own.seconds
             workload = f"{kind}, {percent}% of {rows:,} keys"
             lines.append(Line(workload, "Penstock", _rates(own, len(updates.ids)), ratio, Target(1)))
-            lines.append(Line(workload, peer_name, _rates(theirs, len(updates.ids))))
+            lines.append(Line(workload, peer_name, _rates(peer_run, len(updates.ids))))
     versions = {name: metadata.version(name) for name in ("deltalake", "pyiceberg", "pyarrow")}
     return CaseResult("changes_to_lake", TITLE, lines, versions, ratio_title="of the peer's rate")
 
@@ -106,7 +106,7 @@ def _median(options: Options, write: Callable[[Path], Written]) -> Written:
 
 
 def mirror(kind: str, updates: Updates, folder: Path) -> Written:
-    """Load the rows and write the updates through a sink of Penstock's."""
+    """Load the rows and write the updates through one of Penstock's sinks."""
     sink = make_sink(kind, settings_of(kind)(path=str(folder)))
     sink.prepare(_TABLE, Evolution.EVOLVE)
     everything = numpy.arange(updates.rows, dtype=numpy.int64)
@@ -161,7 +161,7 @@ _PEERS = (("delta", "deltalake merge", merge), ("iceberg", "pyiceberg upsert", u
 
 
 def plain_rows(ids: numpy.ndarray, round_number: int) -> pyarrow.Table:
-    """Return the rows of these keys as they are in one round: 0 when loaded, 1 when updated."""
+    """Return the rows of these keys in one round: 0 as loaded, 1 as updated."""
     keys = pyarrow.array(ids)
     note = pyarrow.compute.binary_join_element_wise(
         "note", keys.cast(pyarrow.string()), str(round_number), "-"
@@ -211,7 +211,7 @@ def _write(sink: Sink, number: int, part: Changes) -> None:
 
 
 def _catalog(folder: Path) -> SqlCatalog:
-    """Return the catalog that the sink makes in a folder; the peer uses the same kind."""
+    """Return the catalog that the sink creates in a folder; the peer uses the same kind."""
     return SqlCatalog("penstock", uri=f"sqlite:///{folder}/catalog.db", warehouse=f"file://{folder}")
 
 
@@ -226,7 +226,7 @@ def _delta_result(seconds: float, table: DeltaTable, expected: int) -> Written:
 def _iceberg_result(seconds: float, table: pyiceberg.table.Table, expected: int) -> Written:
     total = pyarrow.compute.sum(table.scan(selected_fields=("amount",)).to_arrow()["amount"]).as_py()
     _compare(total, expected)
-    # The first snapshot has the rows that were there before; an upsert makes two more.
+    # The first snapshot has the initial rows. An upsert creates two more.
     added = [int((snapshot.summary or {})["added-files-size"] or 0) for snapshot in table.snapshots()[1:]]
     return Written(seconds, sum(added))
 

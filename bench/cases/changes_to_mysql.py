@@ -25,38 +25,40 @@ TITLE = "A binlog file's changes into MySQL and PostgreSQL, decoding and all (by
 _WORKLOAD = "purchases"
 _TABLE = "bench.purchases"
 _CONNECTIONS = (1, 2, 4)
-#: What the peer puts into one statement, as multi-row appliers do.
+#: The rows per statement of the peer, typical of multi-row appliers.
 _ROWS_OF_STATEMENT = 500
-#: The peer does no more of a large file.
+#: The peer processes at most this much of a large file.
 _PEER_BATCHES_MAX = 4
 _BATCH_ROWS = 65_536
 
 
 def run(options: Options) -> CaseResult:
     """Measure the sink with several connections, PostgreSQL's, and the peer."""
-    made = corpus(_WORKLOAD, options.size)
+    binlog = corpus(_WORKLOAD, options.size)
     rates: dict[str, float] = {}
     with Server("mysql") as server:
         for connections in _CONNECTIONS:
             settings = {"url": server.url("root"), "connections": connections}
             rates[f"Penstock, mysql, connections: {connections}"] = _median(
-                options, lambda settings=settings: _penstock("mysql", settings, made), lambda: _clear(server)
+                options,
+                lambda settings=settings: _penstock("mysql", settings, binlog),
+                lambda: _clear(server),
             )
-        theirs = _median(options, lambda: _one_connection(server, made), lambda: _clear(server))
+        peer_rate = _median(options, lambda: _one_connection(server, binlog), lambda: _clear(server))
         versions = {"MySQL": server.version, "PyMySQL": pymysql.__version__}
     with Postgres() as postgres:
         rates["Penstock, postgres"] = _median(
             options,
-            lambda: _penstock("postgres", {"url": postgres.url}, made),
+            lambda: _penstock("postgres", {"url": postgres.url}, binlog),
             lambda: _clear_postgres(postgres),
         )
         versions["psycopg"] = psycopg.__version__
     lines = [
-        Line(_WORKLOAD, title, {"rows/s": rate}, rate / theirs, Target(2, aim=True))
+        Line(_WORKLOAD, title, {"rows/s": rate}, rate / peer_rate, Target(2, aim=True))
         for title, rate in rates.items()
     ]
     note = "in commit order, runs of rows of one kind; rows were decoded before"
-    lines.append(Line(_WORKLOAD, "PyMySQL, one connection, multi-row", {"rows/s": theirs}, note=note))
+    lines.append(Line(_WORKLOAD, "PyMySQL, one connection, multi-row", {"rows/s": peer_rate}, note=note))
     return CaseResult("changes_to_mysql", TITLE, lines, versions, ratio_title="of one connection's")
 
 
@@ -68,27 +70,27 @@ def _median(options: Options, write: Callable[[], float], clear: Callable[[], No
     return statistics.median(rates)
 
 
-def _changes(made: Corpus) -> Iterator[Changes]:
-    for batch in read_binlog(str(made.path), tables=_TABLE, batch_rows_max=_BATCH_ROWS):
+def _changes(binlog: Corpus) -> Iterator[Changes]:
+    for batch in read_binlog(str(binlog.path), tables=_TABLE, batch_rows_max=_BATCH_ROWS):
         name = TableName.parse(batch.table)
         yield Changes(Table(name, batch.columns, batch.primary_key), batch.to_arrow(), name)
 
 
-def _penstock(kind: str, settings: dict[str, Any], made: Corpus) -> float:
+def _penstock(kind: str, settings: dict[str, Any], binlog: Corpus) -> float:
     sink = make_sink(kind, settings_of(kind)(**settings))
-    sink.prepare(next(_changes(made)).target, Evolution.EVOLVE)
+    sink.prepare(next(_changes(binlog)).target, Evolution.EVOLVE)
     started = time.perf_counter()
     rows = 0
-    for number, changes in enumerate(_changes(made), start=1):
+    for number, changes in enumerate(_changes(binlog), start=1):
         writer = sink.open(BatchMark("bench", "1", number), 0)
         writer.write(changes)
         rows += writer.finish().rows
     return rows / (time.perf_counter() - started)
 
 
-def _one_connection(server: Server, made: Corpus) -> float:
-    """Return the rate of an applier in Python that writes runs of rows in commit order."""
-    table = next(_changes(made)).target
+def _one_connection(server: Server, binlog: Corpus) -> float:
+    """Return the rate of a Python applier that writes runs of rows in commit order."""
+    table = next(_changes(binlog)).target
     settings = settings_of("mysql")(url=server.url("root"))
     make_sink("mysql", settings).prepare(table, Evolution.EVOLVE)
     names = ", ".join(table.column_names)
@@ -96,23 +98,23 @@ def _one_connection(server: Server, made: Corpus) -> float:
     marks = f"({', '.join(['%s'] * len(table.columns))})"
     rows, seconds = 0, 0.0
     with server.connect(autocommit=False) as connection, connection.cursor() as cursor:
-        for changes in islice(_changes(made), _PEER_BATCHES_MAX):
+        for changes in islice(_changes(binlog), _PEER_BATCHES_MAX):
             listed = changes.rows.drop_columns(["_metadata"]).to_pylist()
             started = time.perf_counter()
-            events = [one for one in listed if one["_change_type"] != "update_preimage"]
-            for put, run_of in groupby(events, lambda one: one["_change_type"] in PUTS):
+            events = [change for change in listed if change["_change_type"] != "update_preimage"]
+            for put, run_of in groupby(events, lambda change: change["_change_type"] in PUTS):
                 while some := list(islice(run_of, _ROWS_OF_STATEMENT)):
                     if put:
-                        values = [one[name] for one in some for name in table.column_names]
+                        values = [row[name] for row in some for name in table.column_names]
                         cursor.execute(
                             f"INSERT INTO {table.name.sql} ({names}) VALUES {', '.join([marks] * len(some))}"
                             f" ON DUPLICATE KEY UPDATE {updates}",
                             values,
                         )
                     else:
-                        keys = [one["id"] for one in some]
-                        found = ", ".join(["%s"] * len(keys))
-                        cursor.execute(f"DELETE FROM {table.name.sql} WHERE id IN ({found})", keys)
+                        keys = [row["id"] for row in some]
+                        placeholders = ", ".join(["%s"] * len(keys))
+                        cursor.execute(f"DELETE FROM {table.name.sql} WHERE id IN ({placeholders})", keys)
             connection.commit()
             seconds += time.perf_counter() - started
             rows += len(changes)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From commit to a subscriber's callback, at 2,000 transactions a second in four shards."""
+"""Latency from commit to a subscriber's callback, at 2,000 transactions per second in four shards."""
 
 import shutil
 import statistics
@@ -25,7 +25,7 @@ _TRANSACTIONS_PER_SECOND = 2000
 _SHARDS = 4
 _TABLE = f"{DATABASE}.arrivals"
 _P50_MS, _P99_MS = 3.0, 15.0
-#: What comes while everybody connects says nothing of a steady state.
+#: Samples while the members connect do not represent a steady state.
 _SETTLE_SECONDS = 1.5
 _START_SECONDS_MAX = 120.0
 
@@ -38,7 +38,7 @@ def run(options: Options) -> CaseResult:
             server.sql(f"CREATE DATABASE {DATABASE}")
             server.sql(f"CREATE TABLE {_TABLE} (id BIGINT AUTO_INCREMENT PRIMARY KEY, note VARCHAR(40))")
             lines = _lines(server, folder, options.seconds_max)
-            # In order it would wait for the replica that has left.
+            # In an orderly shutdown the server would wait for the disconnected replica.
             server.kill()
         return CaseResult("commit_to_callback", TITLE, lines, ratio_title="the target is")
     finally:
@@ -68,7 +68,7 @@ def _lines(server: Server, folder: Path, seconds: float) -> list[Line]:
                 time.sleep(_SETTLE_SECONDS)
                 settled = time.time()
                 time.sleep(seconds)
-                # A machine that stood still is followed for longer.
+                # Extend the measurement if the machine stalled.
                 wait_until(lambda: arrived[-1][0] >= settled)
                 ended = time.time()
             time.sleep(0.5)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From commit to readable in the log at a steady rate of transactions; and what idle instances weigh."""
+"""Latency from commit to readable in the log at a steady rate, and the cost of idle instances."""
 
 import shutil
 import statistics
@@ -26,7 +26,7 @@ _WRITERS = 2
 _TABLE = f"{DATABASE}.arrivals"
 _P50_MS, _P99_MS = 2.0, 10.0
 _IDLE_INSTANCES, _IDLE_MB = 8, 300.0
-#: What the reader's first look shows was readable before, and is not measured.
+#: Transactions visible at the reader's first look were readable before, and are not measured.
 _LOOKS_MIN = 10
 
 
@@ -50,7 +50,7 @@ def _latency(server: Server, folder: Path, seconds: float) -> list[Line]:
         begun = time.monotonic()
         with _writing(server):
             time.sleep(seconds)
-            # A machine that stood still is followed for longer.
+            # Extend the measurement if the machine stalled.
             wait_until(lambda: len(seen) >= _LOOKS_MIN)
         seconds = time.monotonic() - begun
         head = Position(0, *_head(server))
@@ -66,17 +66,17 @@ def _latency(server: Server, folder: Path, seconds: float) -> list[Line]:
 
 @contextmanager
 def _watching(log: Log, seen: list[tuple[Position, float]]) -> Iterator[None]:
-    """Note, as a reader at the head, how far the log could be read and when."""
+    """Record, as a reader at the head, how far the log was readable and when."""
     stop = threading.Event()
 
     def watch() -> None:
         at = log.visible
         while not stop.is_set():
-            found = log.wait_visible(at, timeout=0.1)
+            visible = log.wait_visible(at, timeout=0.1)
             now = time.time()
-            if found is not None and found != at:
-                seen.append((found, now))
-                at = found
+            if visible is not None and visible != at:
+                seen.append((visible, now))
+                at = visible
 
     thread = threading.Thread(target=watch)
     thread.start()
@@ -89,7 +89,7 @@ def _watching(log: Log, seen: list[tuple[Position, float]]) -> Iterator[None]:
 
 @contextmanager
 def _writing(server: Server) -> Iterator[None]:
-    """Commit single rows at a steady rate from a few connections for as long as the block runs."""
+    """Commit single rows at a steady rate over a few connections while the block runs."""
     stop = threading.Event()
     pause = _WRITERS / _TRANSACTIONS_PER_SECOND
 
@@ -112,7 +112,7 @@ def _writing(server: Server) -> Iterator[None]:
 
 
 def _delays(folder: Path, seen: list[tuple[Position, float]]) -> Iterator[float]:
-    """Yield, for each row, the milliseconds from its commit to when a reader could have it."""
+    """Yield, for each row, the milliseconds from its commit until a reader could read it."""
     ends = iter(seen)
     end, when = next(ends)
     for batch in read_binlog(folder, tables=[_TABLE]):
@@ -121,7 +121,7 @@ def _delays(folder: Path, seen: list[tuple[Position, float]]) -> Iterator[float]
         for time_us, metadata in zip(times, table.column("_metadata").to_pylist(), strict=True):
             row_at = Position(0, metadata["file"], metadata["offset"])
             if row_at < seen[0][0]:
-                # It was readable before the reader looked for the first time.
+                # The row was readable before the reader's first look.
                 continue
             while end <= row_at:
                 end, when = next(ends)

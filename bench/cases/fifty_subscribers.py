@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What fifty subscribers at the head cost a daemon beside one: what is decoded for one is there for all."""
+"""The cost of fifty subscribers at the head, compared to one: changes decoded once are shared by all."""
 
 import shutil
 import statistics
@@ -19,27 +19,27 @@ from tools.servers import Server
 TITLE = "Fifty subscribers at the head beside one (CPU of the daemon)"
 
 _SUBSCRIBERS = 50
-#: All together may cost so many times one subscriber's decoding, beside the sending.
+#: The cost of all subscribers may be at most this many times one subscriber's decoding, plus the sending.
 _DECODES = 3
 _TABLE = f"{DATABASE}.bulk"
 _CALL_TRANSACTIONS = 10
 _ROW_BYTES = 60
 _PIECE_BYTES = 1 << 18
-#: Fifty times more is sent than is logged, so a share of the size makes the load.
+#: Fifty times more data is sent than logged, so a share of the size is enough load.
 _SIZE_SHARE = 8
 _CALLS_PER_SECOND = 8.0
 
 
 @dataclass(frozen=True)
 class _Cost:
-    """What the same load cost the daemon, and how many bytes each follower was sent."""
+    """The daemon's cost for the same load, and the bytes sent to each follower."""
 
     cpu_seconds: float
     bytes_each: int
 
 
 def run(options: Options) -> CaseResult:
-    """Have nobody, one and fifty follow the same load; what capture costs alone is taken away."""
+    """Run the same load with no, one and fifty followers, and subtract the cost of the capture."""
     folder = Path(tempfile.mkdtemp(prefix="bench-fifty-", dir=cache_directory()))
     try:
         with Server("mysql", SERVER_OPTIONS | {"innodb-buffer-pool-size": "256M"}) as server:
@@ -50,7 +50,7 @@ def run(options: Options) -> CaseResult:
             )
             with serving(folder, server.port, start="latest") as daemon:
                 lines = _lines(server, daemon, calls, options.repeat)
-            # In order it would wait for the replica that has left.
+            # In an orderly shutdown the server would wait for the disconnected replica.
             server.kill()
         return CaseResult("fifty_subscribers", TITLE, lines, ratio_title="the bound is")
     finally:
@@ -58,7 +58,7 @@ def run(options: Options) -> CaseResult:
 
 
 def _lines(server: Server, daemon: Daemon, calls: int, repeat: int) -> list[Line]:
-    # The first time everything is new to the daemon, and its log is empty.
+    # In the first run everything is new to the daemon, and its log is empty.
     _load(server, daemon, 1)
     _cost(server, daemon, 1, 1)
     rows = calls * _CALL_TRANSACTIONS * TRANSACTION_ROWS
@@ -68,7 +68,7 @@ def _lines(server: Server, daemon: Daemon, calls: int, repeat: int) -> list[Line
     )
     sent = rounds[0][2].bytes_each
     sending = sending_seconds(sent, _SUBSCRIBERS, _PIECE_BYTES)
-    # Less than the clock of processes can tell is nothing.
+    # A difference below the resolution of process clocks counts as zero.
     cost_one, cost_fifty = max(one - nobody, 0.01), max(fifty - nobody, 0.01)
     bound = _DECODES * cost_one + sending
 
@@ -85,20 +85,20 @@ def _lines(server: Server, daemon: Daemon, calls: int, repeat: int) -> list[Line
 
 
 def _cost(server: Server, daemon: Daemon, calls: int, count: int) -> _Cost:
-    """Return what a load costs while so many follow."""
+    """Return the cost of a load with this many followers."""
     daemon.wait_for(*_head(server))
     if not count:
         return _Cost(_load(server, daemon, calls), 0)
-    with following(daemon.ports["http"], INSTANCE, _TABLE, count) as told:
+    with following(daemon.ports["http"], INSTANCE, _TABLE, count) as sent:
         used = _load(server, daemon, calls)
-    sizes = told["bytes"]
+    sizes = sent["bytes"]
     assert len(sizes) == count
     assert are_alike(sizes), f"not all were sent the same: {sizes}"
     return _Cost(used, int(statistics.median(sizes)))
 
 
 def _load(server: Server, daemon: Daemon, calls: int) -> float:
-    """Have rows committed at a steady rate, and return the daemon's CPU seconds until they are sent."""
+    """Commit rows at a steady rate; return the daemon's CPU seconds until they have been sent."""
     begun = daemon.cpu_seconds()
     due = time.monotonic()
     with server.connect() as connection, connection.cursor() as cursor:

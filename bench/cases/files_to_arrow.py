@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decode a binlog file to Arrow on one core, beside every other decoder at hand."""
+"""Decode a binlog file to Arrow on one core, beside every other available decoder."""
 
 from bench.corpora.corpus import Corpus, corpus
 from bench.corpora.serve import serve
@@ -8,10 +8,11 @@ from bench.result import CaseResult, Line, Options, Target
 
 TITLE = "Binlog file to Arrow, one core (rates per second of CPU)"
 
-#: Those of other languages, which build where their tools are at hand.
+#: Peers in other languages, which are built if their tools are available.
 _READERS = ("go_mysql", "mysql_binlog_connector_java")
 
-#: What Penstock is held to, by peer. The two in Python do a slice of the file: the whole takes many minutes.
+#: The targets for Penstock, by peer. The Python peers decode a part of the file: all of it takes many
+#: minutes.
 _TARGETS = {
     "mysqlbinlog_verbose": Target(8),
     "mysql_event_stream_native": Target(2),
@@ -33,19 +34,19 @@ def run(options: Options) -> CaseResult:
     return CaseResult("files_to_arrow", TITLE, lines, versions)
 
 
-def _measure(made: Corpus, options: Options) -> list[Outcome]:
-    with serve(made) as server:
-        whole = Job(made, server.port)
-        slice_of = Job(made, server.port, options.seconds_max)
+def _measure(binlog: Corpus, options: Options) -> list[Outcome]:
+    with serve(binlog) as server:
+        job = Job(binlog, server.port)
+        slice_of = Job(binlog, server.port, options.seconds_max)
         orders = [
-            ("penstock", "decode_file", whole),
-            ("mysqlbinlog_verbose", "decode_file", whole),
-            ("mysql_event_stream_native", "decode_file", whole),
+            ("penstock", "decode_file", job),
+            ("mysqlbinlog_verbose", "decode_file", job),
+            ("mysql_event_stream_native", "decode_file", job),
             ("mysql_event_stream_python", "decode_file", slice_of),
             ("python_mysql_replication", "decode_stream", slice_of),
-            ("server_rate", "receive_raw", whole),
+            ("server_rate", "receive_raw", job),
         ]
-        orders += [(name, "decode_stream", whole) for name in _READERS if not can_run(name)]
+        orders += [(name, "decode_stream", job) for name in _READERS if not can_run(name)]
         return measure_all(orders, options.repeat)
 
 
@@ -53,7 +54,7 @@ def _lines(outcomes: list[Outcome]) -> list[Line]:
     ours = outcomes[0].rows_per_second
     lines = []
     for outcome in outcomes:
-        # The server's rate is a speed of the clock; everybody else's is work of one core.
+        # The server's rate is measured by the clock, the others' by the work of one core.
         by_clock = outcome.peer == "server_rate"
         rows = outcome.rows_per_second_wall if by_clock else outcome.rows_per_second
         megabytes = outcome.megabytes_per_second_wall if by_clock else outcome.megabytes_per_second

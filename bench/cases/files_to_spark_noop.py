@@ -11,10 +11,10 @@ from bench.spark_process import SparkOutcome, spark
 
 TITLE = "Binlog file to Spark's noop sink (rates by the clock)"
 
-#: The workload read, and the table of it with the most rows.
+#: The workload, and its table with the most rows.
 _WORKLOAD, _TABLE = "wide", "bench.wide"
 _ROWS_PER_SECOND_TARGET = 1_000_000
-# What is read of the thirty-four columns: ten, or all but `_metadata`.
+# The columns read, of thirty-four: ten, or all except `_metadata`.
 _SYSTEM = ("_change_type", "_commit_version", "_commit_timestamp")
 _TEN = ("id", "c01", "c03", "c06", "c11", "c17", "c18", *_SYSTEM)
 _OWN = ("id", *(f"c{number:02}" for number in range(1, 30)), *_SYSTEM)
@@ -22,25 +22,24 @@ _OVERLAP = "one task uses two cores: JVM and worker overlap"
 
 
 def run(options: Options) -> CaseResult:
-    """Measure `local[2]` and `local[1]`, and `local[1]` with one core for the JVM and its Python worker
-    together.
+    """Measure `local[2]`, `local[1]`, and `local[1]` with a single core for the JVM and its Python worker.
 
-    Even with one task the JVM and the worker overlap on two cores, so the line of one core tells what a
-    second one brings. Every line but the first read's is of a session that has read the file once.
+    Even with one task, the JVM and the worker overlap on two cores, so the single-core line shows the benefit
+    of a second core. Except for the line of the first read, every session has read the file once before.
     """
-    made = corpus(_WORKLOAD, options.size)
-    two = _median(made, "local[2]", options)
-    rate = made.rows / two.seconds
+    binlog = corpus(_WORKLOAD, options.size)
+    two = _median(binlog, "local[2]", options)
+    rate = binlog.rows / two.seconds
     lines = [
-        Line(_WORKLOAD, "local[2]", _rates(made, two)),
+        Line(_WORKLOAD, "local[2]", _rates(binlog, two)),
         Line(
             _WORKLOAD,
             "local[2], a session's first read",
-            _rates(made, _first(two)),
+            _rates(binlog, _first(two)),
             _first(two).seconds / two.seconds,
             note="the JVM compiles meanwhile",
         ),
-        *_lines_of_one_task(made, two, options),
+        *_lines_of_one_task(binlog, two, options),
         Line(
             _WORKLOAD,
             "the rate to reach",
@@ -54,30 +53,37 @@ def run(options: Options) -> CaseResult:
     )
 
 
-def _lines_of_one_task(made: Corpus, two: SparkOutcome, options: Options) -> list[Line]:
-    """Measure one task, on two cores and on one.
+def _lines_of_one_task(binlog: Corpus, two: SparkOutcome, options: Options) -> list[Line]:
+    """Measure one task on two cores and on one.
 
-    A rehearsal has only the last line, on two: a JVM takes half a minute to start on one core.
+    A rehearsal has only the last line, on two cores: a JVM takes half a minute to start on one core.
     """
     rehearsed = options.size == "tiny"
     core = None if rehearsed else {max(os.sched_getaffinity(0))}
-    ten = _median(made, "local[1]", options, core, _TEN)
-    lines = [Line(_WORKLOAD, "same, ten of the columns", _rates(made, ten), ten.seconds / two.seconds)]
+    ten = _median(binlog, "local[1]", options, core, _TEN)
+    lines = [Line(_WORKLOAD, "same, ten of the columns", _rates(binlog, ten), ten.seconds / two.seconds)]
     if rehearsed:
         return lines
-    one = _median(made, "local[1]", options)
-    confined = _median(made, "local[1]", options, core)
-    plain = _median(made, "local[1]", options, core, _OWN)
+    one_core = _median(binlog, "local[1]", options)
+    confined = _median(binlog, "local[1]", options, core)
+    plain = _median(binlog, "local[1]", options, core, _OWN)
     return [
-        Line(_WORKLOAD, "local[1]", _rates(made, one), one.seconds / two.seconds, Target(1.7), _OVERLAP),
-        Line(_WORKLOAD, "local[1] on one core", _rates(made, confined), confined.seconds / two.seconds),
-        Line(_WORKLOAD, "same, without _metadata", _rates(made, plain), plain.seconds / two.seconds),
+        Line(
+            _WORKLOAD,
+            "local[1]",
+            _rates(binlog, one_core),
+            one_core.seconds / two.seconds,
+            Target(1.7),
+            _OVERLAP,
+        ),
+        Line(_WORKLOAD, "local[1] on one core", _rates(binlog, confined), confined.seconds / two.seconds),
+        Line(_WORKLOAD, "same, without _metadata", _rates(binlog, plain), plain.seconds / two.seconds),
         *lines,
     ]
 
 
 def _median(
-    made: Corpus,
+    binlog: Corpus,
     master: str,
     options: Options,
     cores: set[int] | None = None,
@@ -87,16 +93,16 @@ def _median(
     order = {
         "verb": "files_to_noop",
         "master": master,
-        # A file of 100 MB would be one range, and one task.
+        # A file of 100 MB would be a single range, and a single task.
         "options": {"tables": _TABLE, "minPartitions": "2", **chosen},
-        "path": str(made.path),
+        "path": str(binlog.path),
         "warm_path": str(corpus(_WORKLOAD, "tiny").path),
     }
     outcomes = sorted(
         (spark(order, cores) for _ in range(options.repeat)), key=lambda outcome: outcome.seconds
     )
     for outcome in outcomes:
-        check_rows(f"Spark on {master}", outcome.rows, made.rows_by_table[_TABLE], made)
+        check_rows(f"Spark on {master}", outcome.rows, binlog.rows_by_table[_TABLE], binlog)
     return outcomes[(len(outcomes) - 1) // 2]
 
 
@@ -107,10 +113,10 @@ def _first(outcome: SparkOutcome) -> SparkOutcome:
     return replace(outcome, seconds=seconds, seconds_cpu=seconds_cpu)
 
 
-def _rates(made: Corpus, outcome: SparkOutcome) -> dict[str, float]:
+def _rates(binlog: Corpus, outcome: SparkOutcome) -> dict[str, float]:
     return {
         "rows/s": outcome.rows / outcome.seconds,
-        "MB/s": made.bytes / outcome.seconds / 1e6,
+        "MB/s": binlog.bytes / outcome.seconds / 1e6,
         "rows per CPU second": outcome.rows / outcome.seconds_cpu,
         "seconds": outcome.seconds,
     }

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drain the log as Canal's protocol, over TCP with acknowledgements: the least client, and Canal's own.
+"""Drain the log with Canal's protocol, over TCP with acknowledgements: a minimal client, and Canal's own.
 
-Daemon and client share the machine's cores. A run ends when the client was given every row of the file.
-Beside it stands Canal's own server, which reads the binlog itself.
+Daemon and client share the machine's cores. A run ends when the client has received every row of the file.
+Canal's own server, which reads the binlog itself, is measured beside it.
 """
 
 import shutil
@@ -25,7 +25,7 @@ from tools.servers import Server
 
 TITLE = "The log as Canal's protocol to one TCP client that drains and acknowledges (by the clock)"
 
-#: Rows per second: several rows in each event, and transactions of one row.
+#: Rows per second: several rows per event, and transactions of one row.
 _TARGETS = {"bulk": 400_000.0, "narrow": 200_000.0}
 _CLIENT_VERSION = "canal.client 1.1.8"
 _SOURCES = Path(clients.__file__).parent
@@ -33,13 +33,13 @@ _FILTER = rf"{DATABASE}\..*"
 _RUN_SECONDS_MAX = 600.0
 
 _LEAST, _OFFICIAL, _PEER = "the least client, C", "Canal's Java client", "Canal's server"
-#: About what Canal's server does, so that it is not waited for long.
+#: About the rate of Canal's server, to limit the waiting time.
 _PEER_ROWS_PER_SECOND = 100_000
 
 
 @dataclass(frozen=True)
 class _Drained:
-    """What a client was given, and how long it took."""
+    """The rows that a client received, and the duration."""
 
     rows: int
     entries: int
@@ -50,7 +50,7 @@ class _Drained:
 
 
 def run(options: Options) -> CaseResult:
-    """Drain both files with both clients; and, with the least one, what Canal's own server makes of them."""
+    """Drain both files with both clients, and Canal's own server with the minimal client."""
     commands = {_LEAST: _least()}
     versions = {_OFFICIAL: _CLIENT_VERSION, _PEER: VERSION}
     peer = True
@@ -66,30 +66,30 @@ def run(options: Options) -> CaseResult:
     return CaseResult("log_to_canal", TITLE, lines, versions, ratio_title="the target is")
 
 
-def _lines(made: Corpus, options: Options, commands: dict[str, list[str]], *, peer: bool) -> list[Line]:
+def _lines(binlog: Corpus, options: Options, commands: dict[str, list[str]], *, peer: bool) -> list[Line]:
     folder = Path(tempfile.mkdtemp(prefix="bench-canal-", dir=cache_directory()))
     try:
-        with serve(made) as server:
-            with serving_corpus(folder, server.port, made) as daemon:
+        with serve(binlog) as server:
+            with serving_corpus(folder, server.port, binlog) as daemon:
                 lines = []
-                # The first client of a daemon's life waits for what is loaded when first needed.
-                _drain(daemon.ports["canal"], daemon.cpu_seconds, made, _least(), 1)
+                # The first client of a daemon waits for modules that are loaded on first use.
+                _drain(daemon.ports["canal"], daemon.cpu_seconds, binlog, _least(), 1)
                 for name, command in commands.items():
                     runs = [
-                        _drain(daemon.ports["canal"], daemon.cpu_seconds, made, command, made.rows)
+                        _drain(daemon.ports["canal"], daemon.cpu_seconds, binlog, command, binlog.rows)
                         for _ in range(options.repeat)
                     ]
-                    lines.append(_line(made, f"Penstock to {name}", runs, _TARGETS[made.name]))
+                    lines.append(_line(binlog, f"Penstock to {name}", runs, _TARGETS[binlog.name]))
             if peer:
-                lines.append(_line(made, f"{_PEER} to {_LEAST}", [_drain_peer(server, made, options)]))
+                lines.append(_line(binlog, f"{_PEER} to {_LEAST}", [_drain_peer(server, binlog, options)]))
             return lines
     finally:
         shutil.rmtree(folder)
 
 
-def _line(made: Corpus, name: str, runs: list[_Drained], target: float | None = None) -> Line:
-    middle = statistics.median_low(one.seconds for one in runs)
-    chosen = next(one for one in runs if one.seconds == middle)
+def _line(binlog: Corpus, name: str, runs: list[_Drained], target: float | None = None) -> Line:
+    middle = statistics.median_low(run_.seconds for run_ in runs)
+    chosen = next(run_ for run_ in runs if run_.seconds == middle)
     rows = chosen.rows / chosen.seconds
     rates = {
         "rows/s": rows,
@@ -97,33 +97,33 @@ def _line(made: Corpus, name: str, runs: list[_Drained], target: float | None = 
         "MB/s sent": chosen.bytes / chosen.seconds / 1e6,
         "rows/s of its CPU": chosen.rows / max(chosen.cpu_seconds, 1e-2),
     }
-    note = f"{made.rows / made.transactions:.0f} rows a transaction"
+    note = f"{binlog.rows / binlog.transactions:.0f} rows a transaction"
     if target is None:
-        part = "" if chosen.rows >= made.rows else f"; first {chosen.rows:,} rows"
-        return Line(made.name, name, rates, note=f"reads the server itself{part}")
-    return Line(made.name, name, rates, rows / target, Target(1), f"{note}; target {target:,.0f} rows/s")
+        part = "" if chosen.rows >= binlog.rows else f"; first {chosen.rows:,} rows"
+        return Line(binlog.name, name, rates, note=f"reads the server itself{part}")
+    return Line(binlog.name, name, rates, rows / target, Target(1), f"{note}; target {target:,.0f} rows/s")
 
 
 def _drain(
-    port: int, cpu_seconds: Callable[[], float], made: Corpus, command: list[str], wanted: int
+    port: int, cpu_seconds: Callable[[], float], binlog: Corpus, command: list[str], wanted: int
 ) -> _Drained:
-    """Have a client drain a destination until it was given so many rows."""
+    """Drain a destination with a client until it has received this many rows."""
     begun = cpu_seconds()
     words = [*command, str(port), INSTANCE, _FILTER, str(wanted)]
     done = subprocess.run(words, capture_output=True, text=True, timeout=_RUN_SECONDS_MAX, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     rows, entries, sent, batches, seconds = done.stdout.split()
     used = cpu_seconds() - begun
-    if wanted == made.rows:
-        check_rows("the client", int(rows), made.rows, made)
+    if wanted == binlog.rows:
+        check_rows("the client", int(rows), binlog.rows, binlog)
     return _Drained(int(rows), int(entries), int(sent), int(batches), float(seconds), used)
 
 
-def _drain_peer(server: Server, made: Corpus, options: Options) -> _Drained:
-    """Drain Canal's own server, of a large file the part that fits into the time of slow peers."""
-    wanted = min(made.rows, int(options.seconds_max * _PEER_ROWS_PER_SECOND))
+def _drain_peer(server: Server, binlog: Corpus, options: Options) -> _Drained:
+    """Drain Canal's own server; of a large file, only the part that a slow peer can process in time."""
+    wanted = min(binlog.rows, int(options.seconds_max * _PEER_ROWS_PER_SECOND))
     with canal_server(server, _FILTER) as peer:
-        return _drain(peer.port, peer.cpu_seconds, made, _least(), wanted)
+        return _drain(peer.port, peer.cpu_seconds, binlog, _least(), wanted)
 
 
 def _least() -> list[str]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Write a file's changes as the JSON of each dialect on one core, beside Python's reader with `json`."""
+"""Write a file's changes as JSON in each dialect on one core, beside a Python reader with `json`."""
 
 from bench.corpora.corpus import Corpus, corpus
 from bench.corpora.serve import serve
@@ -16,7 +16,7 @@ _READERS = ("go_mysql", "mysql_binlog_connector_java")
 
 
 def run(options: Options) -> CaseResult:
-    """Measure every dialect on every workload; each is held to so many times the peer's rate."""
+    """Measure every dialect on every workload. The targets are multiples of the peer's rate."""
     lines: list[Line] = []
     versions: dict[str, str] = {}
     for workload in options.workloads:
@@ -27,12 +27,14 @@ def run(options: Options) -> CaseResult:
     return CaseResult("log_to_json", TITLE, lines, versions | missing, ratio_title="faster than Python's")
 
 
-def _measure(made: Corpus, options: Options) -> list[Outcome]:
-    with serve(made) as server:
-        orders = [("penstock", verb, Job(made, server.port)) for verb in _DIALECTS]
-        # It takes many minutes for the whole file, so it does a part of it.
-        orders.append((_PEER, "encode_json", Job(made, server.port, options.seconds_max)))
-        orders += [(name, "decode_stream", Job(made, server.port)) for name in _READERS if not can_run(name)]
+def _measure(binlog: Corpus, options: Options) -> list[Outcome]:
+    with serve(binlog) as server:
+        orders = [("penstock", verb, Job(binlog, server.port)) for verb in _DIALECTS]
+        # The whole file takes many minutes, so the peer processes a part of it.
+        orders.append((_PEER, "encode_json", Job(binlog, server.port, options.seconds_max)))
+        orders += [
+            (name, "decode_stream", Job(binlog, server.port)) for name in _READERS if not can_run(name)
+        ]
         return measure_all(orders, options.repeat)
 
 

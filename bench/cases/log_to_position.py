@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Find positions, times and GTID sets in a log of many segments whose indexes are in no cache."""
+"""Locate positions, times and GTID sets in a log of many segments with uncached indexes."""
 
 import os
 import random
@@ -23,7 +23,7 @@ from penstock.settings.daemon import LogSettings
 TITLE = "A place in a log of many segments, indexes not in the cache"
 
 _WORKLOAD = "narrow"
-#: A gigabyte becomes about a thousand segments.
+#: A gigabyte is divided into about a thousand segments.
 _SEGMENT_BYTES = 1 << 20
 _PIECE_BYTES = 16 * 1024
 _FIRST_EVENT_OFFSET = 4
@@ -32,7 +32,7 @@ _MILLISECONDS_TARGET = 5.0
 
 
 def run(options: Options) -> CaseResult:
-    """Store a workload in small segments, and look places up in the log."""
+    """Store a workload in small segments, and locate positions in the log."""
     folder = Path(tempfile.mkdtemp(prefix="bench-locate-", dir=cache_directory()))
     try:
         _store(corpus(_WORKLOAD, options.size), folder)
@@ -41,9 +41,9 @@ def run(options: Options) -> CaseResult:
         shutil.rmtree(folder)
 
 
-def _store(made: Corpus, folder: Path) -> None:
-    """Make a log of a corpus, in pieces so small that every segment ends where it is full."""
-    content = memoryview(made.path.read_bytes())
+def _store(binlog: Corpus, folder: Path) -> None:
+    """Create the log of a corpus, in chunks so small that every segment is closed as soon as it is full."""
+    content = memoryview(binlog.path.read_bytes())
     base = _FIRST_EVENT_OFFSET + int.from_bytes(content[13:17], "little")
     head = bytes(content[:base])
     settings = LogSettings(folder=folder, segment_bytes=_SEGMENT_BYTES, mode="file", fsync="never")
@@ -51,10 +51,10 @@ def _store(made: Corpus, folder: Path) -> None:
     with Log.open(folder, settings) as log:
         log.begin_epoch(
             epoch=0,
-            server_key=made.name,
+            server_key=binlog.name,
             server_id=1,
             flavor="mysql",
-            version=made.server_version,
+            version=binlog.server_version,
             file=FILE_NAME,
             offset=base,
             gtid_set="",
@@ -79,40 +79,42 @@ def _store(made: Corpus, folder: Path) -> None:
 def _lines(folder: Path) -> list[Line]:
     log = LogReader.open(folder)
     extent = log.extents()[0]
-    places = [
+    positions = [
         Position(0, extent.file, random.Random(number).randrange(extent.start, extent.end))
         for number in range(_PLACES)
     ]
-    marks = [_transaction_at(folder, log.locate_position(place)) for place in places]
+    marks = [_transaction_at(folder, log.locate_position(position)) for position in positions]
     segments = len(log.segments)
     questions: dict[str, list[Callable[[LogReader], Located]]] = {
-        "by position": [lambda log, one=one: log.locate_position(one) for one in places],  # type: ignore[misc]
-        "by time": [lambda log, one=one: log.locate_time(one[0]) for one in marks],  # type: ignore[misc]
-        "by GTID set": [lambda log, one=one: log.locate_gtid_set(one[1]) for one in marks],  # type: ignore[misc]
+        "by position": [
+            lambda log, position=position: log.locate_position(position) for position in positions
+        ],  # type: ignore[misc]
+        "by time": [lambda log, mark=mark: log.locate_time(mark[0]) for mark in marks],  # type: ignore[misc]
+        "by GTID set": [lambda log, mark=mark: log.locate_gtid_set(mark[1]) for mark in marks],  # type: ignore[misc]
     }
-    return [_line(folder, segments, name, asked) for name, asked in questions.items()]
+    return [_line(folder, segments, name, lookups) for name, lookups in questions.items()]
 
 
-def _transaction_at(folder: Path, found: Located) -> tuple[int, str]:
-    """Return the commit time, in microseconds, and the GTID set up to a transaction near a place."""
-    assert found.record is not None, "a closed segment has records"
-    start = Position(0, found.position.file, found.record.transaction_start)
+def _transaction_at(folder: Path, located: Located) -> tuple[int, str]:
+    """Return the commit time, in microseconds, and the GTID set up to a transaction near a position."""
+    assert located.record is not None, "a closed segment has records"
+    start = Position(0, located.position.file, located.record.transaction_start)
     batch = next(iter(read_binlog(folder, start=str(start))))
     row = batch.to_arrow().slice(0, 1).to_pylist()[0]
     source, _, number = row["_metadata"]["gtid"].rpartition(":")
     return int(row["_commit_timestamp"].timestamp() * 1e6), f"{source}:1-{number}"
 
 
-def _line(folder: Path, segments: int, name: str, asked: list[Callable[[LogReader], Located]]) -> Line:
+def _line(folder: Path, segments: int, name: str, lookups: list[Callable[[LogReader], Located]]) -> Line:
     milliseconds, pages, bytes_read = [], [], []
-    for question in asked:
+    for question in lookups:
         log = LogReader.open(folder)
         _forget(folder)
         begin = time.perf_counter()
-        found = question(log)
+        located = question(log)
         milliseconds.append((time.perf_counter() - begin) * 1000)
-        pages.append(found.pages_read)
-        bytes_read.append(found.bytes_read)
+        pages.append(located.pages_read)
+        bytes_read.append(located.bytes_read)
     worst = max(milliseconds)
     rates = {
         "p50 ms": statistics.median(milliseconds),
@@ -120,12 +122,12 @@ def _line(folder: Path, segments: int, name: str, asked: list[Callable[[LogReade
         "pages read": statistics.median(pages),
         "bytes read": statistics.median(bytes_read),
     }
-    note = f"{segments} segments, {len(asked)} places"
+    note = f"{segments} segments, {len(lookups)} places"
     return Line(_WORKLOAD, name, rates, _MILLISECONDS_TARGET / worst, Target(1), note)
 
 
 def _forget(folder: Path) -> None:
-    """Have the system drop what it caches of the folder's files."""
+    """Evict the folder's files from the page cache."""
     for path in folder.rglob("*"):
         if path.is_file():
             opened = os.open(path, os.O_RDONLY)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Drain the log with the Python client, as Arrow batches: one subscriber; the cores are shared."""
+"""Drain the log with the Python client, as Arrow batches: one subscriber that shares the cores."""
 
 import shutil
 import statistics
@@ -18,14 +18,14 @@ from penstock.client import ChangeBatch, Subscriber
 TITLE = "The log to one Python subscriber, Arrow batches (by the clock)"
 
 _WORKLOADS = ("bulk", "narrow", "wide")
-#: Rows per second, of a bulk load.
+#: Rows per second of a bulk load.
 _TARGET = 1_000_000.0
 _SESSION_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
 class _Drained:
-    """How long it took, by the clock and of the processors."""
+    """The duration, by the clock and in processor time."""
 
     seconds: float
     client_cpu: float
@@ -38,34 +38,37 @@ def run(options: Options) -> CaseResult:
     return CaseResult("log_to_subscriber", TITLE, lines, ratio_title="the target is")
 
 
-def _line(made: Corpus, options: Options) -> Line:
+def _line(binlog: Corpus, options: Options) -> Line:
     folder = Path(tempfile.mkdtemp(prefix="bench-subscriber-", dir=cache_directory()))
     try:
-        with serve(made) as server, serving_corpus(folder, server.port, made) as daemon:
-            runs = [_drain(daemon, made, folder, number) for number in range(options.repeat)]
+        with serve(binlog) as server, serving_corpus(folder, server.port, binlog) as daemon:
+            runs = [_drain(daemon, binlog, folder, number) for number in range(options.repeat)]
     finally:
         shutil.rmtree(folder)
-    middle = statistics.median_low(one.seconds for one in runs)
-    chosen = next(one for one in runs if one.seconds == middle)
-    rate = made.rows / chosen.seconds
+    middle = statistics.median_low(run_.seconds for run_ in runs)
+    chosen = next(run_ for run_ in runs if run_.seconds == middle)
+    rate = binlog.rows / chosen.seconds
     rates = {
         "rows/s": rate,
-        "binlog MB/s": made.bytes / chosen.seconds / 1e6,
-        "rows/s of daemon CPU": made.rows / max(chosen.daemon_cpu, 1e-2),
-        "rows/s of client CPU": made.rows / max(chosen.client_cpu, 1e-2),
+        "binlog MB/s": binlog.bytes / chosen.seconds / 1e6,
+        "rows/s of daemon CPU": binlog.rows / max(chosen.daemon_cpu, 1e-2),
+        "rows/s of client CPU": binlog.rows / max(chosen.client_cpu, 1e-2),
     }
-    # Only a bulk load is held to it; the others show what single rows and thirty columns cost.
-    held = made.name == "bulk"
-    return Line(made.name, "subscriber", rates, rate / _TARGET if held else None, Target(1) if held else None)
+    # The target applies to the bulk load only. The other lines show the cost of single rows and of thirty
+    # columns.
+    held = binlog.name == "bulk"
+    return Line(
+        binlog.name, "subscriber", rates, rate / _TARGET if held else None, Target(1) if held else None
+    )
 
 
-def _drain(daemon: Daemon, made: Corpus, folder: Path, number: int) -> _Drained:
+def _drain(daemon: Daemon, binlog: Corpus, folder: Path, number: int) -> _Drained:
     images = 0
 
     def count(batch: ChangeBatch) -> None:
         nonlocal images
         images += batch.to_arrow().num_rows
-        if images >= made.images:
+        if images >= binlog.images:
             subscriber.stop()
 
     subscriber = Subscriber(
@@ -74,11 +77,11 @@ def _drain(daemon: Daemon, made: Corpus, folder: Path, number: int) -> _Drained:
         tables=[f"{DATABASE}.*"],
         begin="earliest",
         coordination=f"sqlite://{folder / 'drain.db'}",
-        # Whoever lost a shard would be given some of its rows again.
+        # A consumer that lost a shard would receive some of its rows again.
         session_seconds=_SESSION_SECONDS,
     )
     begun = time.perf_counter(), time.process_time(), daemon.cpu_seconds()
     subscriber.run(count)
     ended = time.perf_counter(), time.process_time(), daemon.cpu_seconds()
-    check_rows("the subscriber", images, made.images, made)
+    check_rows("the subscriber", images, binlog.images, binlog)
     return _Drained(*(end - begin for begin, end in zip(begun, ended, strict=True)))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""300 tables in one pipeline, all of them written to, into Delta mirrors: how long a batch takes."""
+"""300 tables in one pipeline, all with writes, into Delta mirrors: the duration of a batch."""
 
 import shutil
 import statistics
@@ -24,15 +24,15 @@ _TABLES_DEFAULT = 300
 _TRANSACTIONS_PER_SECOND = 2_000
 _NAME = f"{DATABASE}.many"
 _P99_SECONDS = 10.0
-#: Measured for so many times as long as a slow peer would be.
+#: Measure for this many times the time of a slow peer.
 _SECONDS_FACTOR = 6
 _SECONDS_MAX = 120.0
-#: In the first ones Spark starts, and what stood in the tables is loaded.
+#: The first batches include the start of Spark and the load of the existing rows.
 _BATCHES_BEFORE = 3
 
 
 def run(options: Options) -> CaseResult:
-    """Follow writers for a while, then compare what every table holds."""
+    """Follow writers for a while, then compare the contents of every table."""
     tables = _TABLES.get(options.size, _TABLES_DEFAULT)
     folder = Path(tempfile.mkdtemp(prefix="bench-many-", dir=cache_directory()))
     settings = {
@@ -59,7 +59,7 @@ def run(options: Options) -> CaseResult:
                 for number in range(tables):
                     _compare(server, number, folder / "lake" / DATABASE / f"many{number}")
             server.kill()
-        batches = [one for one in followed.batches if first < one.ended <= ended]
+        batches = [batch for batch in followed.batches if first < batch.ended <= ended]
         lines = _lines(tables, batches, ended - first, followed)
         versions = {name: metadata.version(name) for name in ("pyspark", "deltalake")}
         return CaseResult("many_tables_to_delta", TITLE, lines, versions, ratio_title="the target is")
@@ -68,7 +68,7 @@ def run(options: Options) -> CaseResult:
 
 
 def _compare(server: Server, number: int, mirror: Path) -> None:
-    """Wait until a mirror holds as many rows as its table, which nobody writes to any longer."""
+    """Wait until a mirror has as many rows as its table, which has no writers any more."""
     rows = server.sql(f"SELECT COUNT(*) FROM {_NAME}{number}")[0][0]
     deadline = time.monotonic() + _SECONDS_MAX
     while (held := DeltaTable(mirror).count() if DeltaTable.is_deltatable(str(mirror)) else 0) != rows:
@@ -78,7 +78,7 @@ def _compare(server: Server, number: int, mirror: Path) -> None:
 
 
 def _wait_for(followed: PipelineProcess, count: int) -> None:
-    """Wait until so many batches are done."""
+    """Wait until this many batches are done."""
     deadline = time.monotonic() + _SECONDS_MAX
     while len(followed.batches) < count:
         assert time.monotonic() < deadline, "the pipeline does not go on"
@@ -86,10 +86,10 @@ def _wait_for(followed: PipelineProcess, count: int) -> None:
 
 
 def _lines(tables: int, batches: list[Batch], window: float, followed: PipelineProcess) -> list[Line]:
-    seconds = sorted(one.seconds for one in batches)
+    seconds = sorted(batch.seconds for batch in batches)
     median, late = statistics.median(seconds), seconds[int(len(seconds) * 0.99)]
     rates = {
-        "rows/s": sum(one.rows for one in batches) / window,
+        "rows/s": sum(batch.rows for batch in batches) / window,
         "batches": float(len(batches)),
         **{f"MB of {kind} at most": size / 1e6 for kind, size in followed.resident.items()},
     }

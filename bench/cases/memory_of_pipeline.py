@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Memory of a pipeline's processes while what is large passes through: one transaction, a long backlog, and
-the full load of many tables side by side.
+"""Memory of a pipeline's processes under large loads.
 
-The server makes the rows up; what the target holds in the end is compared by sums.
+The loads are one transaction, a long backlog, and the full load of many tables side by side. The server
+generates the rows. Sums verify the final contents of the target.
 """
 
 import shutil
@@ -24,15 +24,15 @@ from tools.servers import Server
 
 TITLE = "Memory of a pipeline's processes, local[2], a live server's log into Delta mirrors"
 
-#: Bytes of the transaction, and changes of the backlog, by the size that is asked for.
+#: Bytes of the transaction, and changes of the backlog, by size.
 _BYTES = {"tiny": 8 << 20, "small": 32 << 20, "100MB": 200 << 20, "1GB": 2 << 30}
 _CHANGES = {"tiny": 200_000, "small": 1_000_000, "100MB": 10_000_000, "1GB": 100_000_000}
 _ROWS_PER_STATEMENT = 250_000
-#: How many tables are loaded side by side, and how many rows each of them has.
+#: The number of tables loaded side by side, and the rows of each.
 _TABLES = 64
 _ROWS = {"tiny": 500, "small": 5_000, "100MB": 20_000, "1GB": 100_000}
 _BATCH_BYTES = 256 << 20
-#: What all Python processes may have together.
+#: The memory limit of all Python processes together.
 _PYTHON_BYTES = 2 << 30
 _TEXT_BYTES = 1000
 _NUMBERS = (
@@ -43,9 +43,9 @@ _NUMBERS = (
 
 @dataclass(frozen=True)
 class _Case:
-    """Tables, and the statements that make and fill them; `sums` are compared with the same of the target.
+    """Tables, and the statements that create and fill them; `sums` are compared between source and target.
 
-    Either the log is read from its beginning, or, where it `loads`, the tables are.
+    The pipeline reads the log from its beginning, or, if `loads`, loads the tables.
     """
 
     name: str
@@ -56,7 +56,7 @@ class _Case:
 
 
 def run(options: Options) -> CaseResult:
-    """Run a pipeline over each of them."""
+    """Run a pipeline on each case."""
     lines = []
     settings = SERVER_OPTIONS | {"max-binlog-size": 1 << 30, "max-binlog-cache-size": 8 << 30}
     size = options.size
@@ -69,7 +69,7 @@ def run(options: Options) -> CaseResult:
 
 
 def _transaction(size: int) -> _Case:
-    """One transaction that adds rows of about so many bytes in all, and changes every eighth of them."""
+    """One transaction that inserts rows of about this many bytes in total, and updates every eighth row."""
     rows = size // (_TEXT_BYTES + 20)
     steps = range(0, rows, _ROWS_PER_STATEMENT)
     values = f"i, i % 97, RPAD(SHA2(i, 256), {_TEXT_BYTES}, 'x')"
@@ -90,7 +90,7 @@ def _transaction(size: int) -> _Case:
 
 
 def _backlog(changes: int) -> _Case:
-    """Rows that are added, then changed and deleted, in transactions of a quarter of a million rows."""
+    """Rows that are inserted, then updated and deleted, in transactions of 250,000 rows."""
     rows = changes // 2
     statements = [f"CREATE TABLE {DATABASE}.backlog (id BIGINT PRIMARY KEY, v INT)"]
     for first in range(0, rows, _ROWS_PER_STATEMENT):
@@ -128,10 +128,10 @@ def _line(case: _Case, server: Server) -> Line:
             cursor.execute(f"SET SESSION cte_max_recursion_depth = {_ROWS_PER_STATEMENT + 1}")
             for statement in case.statements:
                 cursor.execute(statement)
-        size = sum(one[1] for one in server.sql("SHOW BINARY LOGS"))
+        size = sum(log_row[1] for log_row in server.sql("SHOW BINARY LOGS"))
         settings: dict[str, Any] = {
             "name": "bench",
-            "source": {"url": server.url("repl"), "tables": [f"{DATABASE}.{one}" for one in case.tables]},
+            "source": {"url": server.url("repl"), "tables": [f"{DATABASE}.{table}" for table in case.tables]},
             "sink": {"delta": {"mode": "mirror", "path": str(folder / "lake")}},
             "batch": {"bytes": _BATCH_BYTES},
         }
@@ -153,7 +153,7 @@ def _line(case: _Case, server: Server) -> Line:
 def _measured(case: _Case, size: int, done: PipelineProcess) -> Line:
     rates = {
         "GB of log": size / 1e9,
-        "rows": float(sum(one.rows for one in done.batches)),
+        "rows": float(sum(batch.rows for batch in done.batches)),
         "seconds with start": done.seconds,
         **{f"MB of {kind} at most": number / 1e6 for kind, number in done.resident.items()},
     }

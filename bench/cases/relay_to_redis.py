@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From commit to what a reader of Redis sees, through a relay, at 1,000 transactions a second."""
+"""Latency from commit to a reader of Redis, through a relay, at 1,000 transactions per second."""
 
 import shutil
 import statistics
@@ -30,7 +30,7 @@ TITLE = "Commit to Redis, through a relay"
 _TRANSACTIONS_PER_SECOND = 1000
 _TABLE = f"{DATABASE}.arrivals"
 _P50_MS, _P99_MS = 10.0, 50.0
-#: What comes while everybody connects says nothing of a steady state.
+#: Samples while the processes connect do not represent a steady state.
 _SETTLE_SECONDS = 1.5
 _START_SECONDS_MAX = 120.0
 _RELAY = (sys.executable, "-c", "from penstock.cli.app import main; main()", "relay")
@@ -47,7 +47,7 @@ def run(options: Options) -> CaseResult:
             server.sql(f"CREATE DATABASE {DATABASE}")
             server.sql(f"CREATE TABLE {_TABLE} (id BIGINT AUTO_INCREMENT PRIMARY KEY, note VARCHAR(40))")
             lines = _lines(server, cache, folder, options.seconds_max)
-            # In order it would wait for the replica that has left.
+            # In an orderly shutdown the server would wait for the disconnected replica.
             server.kill()
         return CaseResult("relay_to_redis", TITLE, lines, ratio_title="the target is")
     finally:
@@ -66,7 +66,7 @@ def _lines(server: Server, cache: Redis, folder: Path, seconds: float) -> list[L
         time.sleep(_SETTLE_SECONDS)
         settled, before = time.time(), len(arrived)
         time.sleep(seconds)
-        # A machine that stood still is followed for longer.
+        # Extend the measurement if the machine stalled.
         wait_until(lambda: len(arrived) > before)
         ended = time.time()
     keys = [key for key, when in arrived.items() if settled <= when < ended]
@@ -88,7 +88,7 @@ def _moment(text: str) -> float:
 
 @contextmanager
 def _relaying(folder: Path, url: str, cache: str) -> Iterator[None]:
-    """Run a relay inside the block; a row's value is when it was committed."""
+    """Run a relay inside the block. The value of each row is its commit time."""
     value = {
         "name": "arrivals",
         "source": {"url": url, "tables": [_TABLE]},
@@ -109,7 +109,7 @@ def _relaying(folder: Path, url: str, cache: str) -> Iterator[None]:
 
 @contextmanager
 def _watching(url: str, arrived: dict[str, float]) -> Iterator[None]:
-    """Note when each key is set, as the server tells who asks for it."""
+    """Record when each key is set, as reported by the server's notifications."""
     watch = redis.Redis.from_url(url, decode_responses=True).pubsub(ignore_subscribe_messages=True)
     watch.subscribe("__keyevent@0__:set")
     done = threading.Event()

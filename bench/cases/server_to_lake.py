@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Work off a live server's backlog with `penstock run`: into a Delta mirror and a feed of Parquet files.
+"""Process a live server's backlog with `penstock run`, into a Delta mirror and a feed of Parquet files.
 
-Beside it Debezium's embedded engine reads the same changes and writes them as lines of JSON.
+Beside it, Debezium's embedded engine reads the same changes and writes them as lines of JSON.
 """
 
 import shutil
@@ -27,20 +27,23 @@ TITLE = "A live server's backlog through a pipeline on Spark, local[2] (by the c
 _WORKLOAD = "purchases"
 _TABLE = "bench.purchases"
 _ENGINE = "Debezium's engine, JSON lines"
-#: Changes per second that a sink is to reach, and how many times the engine's rate.
+#: The target of a sink in changes per second, and as a multiple of the engine's rate.
 _TARGETS = {"delta mirror": 150_000.0, "parquet feed": 300_000.0}
 _TIMES_ENGINE = 5.0
 _BATCH_BYTES = 256 << 20
-#: The first one is not counted.
+#: The first batch is not counted.
 _BATCHES_MIN = 3
-#: What the engine is given of a large file.
+#: The part of a large file that the engine reads.
 _ENGINE_ROWS_MAX = 1_000_000
 
 
 @dataclass(frozen=True)
 class _Ran:
-    """One run. Its clock goes from the end of its first batch, which holds the start of Spark and of its
-    workers, to the end of its last; `share` of all changes came in that time."""
+    """One run.
+
+    The clock runs from the end of its first batch, which includes the start of Spark and its workers, to the
+    end of its last. `share` of all changes were processed in that time.
+    """
 
     seconds: float
     share: float
@@ -51,21 +54,21 @@ class _Ran:
 
     @property
     def seconds_of_all(self) -> float:
-        """How long all changes take at the pace of this time."""
+        """The duration for all changes, extrapolated from this run."""
         return self.seconds / self.share
 
 
 def run(options: Options) -> CaseResult:
-    """Run both pipelines and the engine over the same file."""
-    made = corpus(_WORKLOAD, options.size)
+    """Run both pipelines and the engine on the same file."""
+    binlog = corpus(_WORKLOAD, options.size)
     versions = {name: metadata.version(name) for name in ("pyspark", "deltalake", "pyarrow")}
     lines = []
-    with serve(made) as server:
+    with serve(binlog) as server:
         engine = None
         try:
             debezium_engine.prepare()
             versions[_ENGINE] = debezium_engine.VERSION
-            engine = debezium_engine.run_engine(server, _TABLE, min(made.rows, _ENGINE_ROWS_MAX))
+            engine = debezium_engine.run_engine(server, _TABLE, min(binlog.rows, _ENGINE_ROWS_MAX))
         except ToolMissing as problem:
             versions[_ENGINE] = str(problem)
         rate_of_engine = engine.changes / engine.seconds if engine is not None else None
@@ -74,15 +77,15 @@ def run(options: Options) -> CaseResult:
             ("parquet feed", {"files": {}}, _feed),
             ("delta mirror", {"delta": {"mode": "mirror"}}, _mirror),
         ):
-            ran = [_run_pipeline(server, sink, made, look) for _ in range(options.repeat)]
-            held |= {one.held for one in ran}
-            lines += _lines(name, made, ran, rate_of_engine)
+            ran = [_run_pipeline(server, sink, binlog, look) for _ in range(options.repeat)]
+            held |= {pipeline_run.held for pipeline_run in ran}
+            lines += _lines(name, binlog, ran, rate_of_engine)
         if len(held) != 1:
-            raise CountsDiffer(f"feed and mirror of {made.path} hold {held}")
+            raise CountsDiffer(f"feed and mirror of {binlog.path} hold {held}")
     if engine is not None:
         rates = {
             "changes/s": engine.changes / engine.seconds,
-            "MB/s": _share(made, engine.changes, engine.seconds),
+            "MB/s": _share(binlog, engine.changes, engine.seconds),
         }
         lines.append(
             Line(_WORKLOAD, _ENGINE, rates, note=f"first {engine.changes:,} changes, start not counted")
@@ -90,14 +93,14 @@ def run(options: Options) -> CaseResult:
     return CaseResult("server_to_lake", TITLE, lines, versions, ratio_title="of the target")
 
 
-def _lines(name: str, made: Corpus, ran: list[_Ran], rate_of_engine: float | None) -> list[Line]:
-    middle = statistics.median_low(one.seconds_of_all for one in ran)
-    chosen = next(one for one in ran if one.seconds_of_all == middle)
-    rate = made.rows / chosen.seconds_of_all
+def _lines(name: str, binlog: Corpus, ran: list[_Ran], rate_of_engine: float | None) -> list[Line]:
+    middle = statistics.median_low(pipeline_run.seconds_of_all for pipeline_run in ran)
+    chosen = next(pipeline_run for pipeline_run in ran if pipeline_run.seconds_of_all == middle)
+    rate = binlog.rows / chosen.seconds_of_all
     rates = {
         "changes/s": rate,
-        "rows/s": made.images / chosen.seconds_of_all,
-        "MB/s": made.bytes / chosen.seconds_of_all / 1e6,
+        "rows/s": binlog.images / chosen.seconds_of_all,
+        "MB/s": binlog.bytes / chosen.seconds_of_all / 1e6,
         "seconds with start": chosen.seconds_whole,
         **{f"MB of {kind} at most": size / 1e6 for kind, size in chosen.resident.items()},
     }
@@ -113,12 +116,12 @@ def _lines(name: str, made: Corpus, ran: list[_Ran], rate_of_engine: float | Non
     return lines
 
 
-def _share(made: Corpus, changes: int, seconds: float) -> float:
-    return made.bytes * changes / made.rows / seconds / 1e6
+def _share(binlog: Corpus, changes: int, seconds: float) -> float:
+    return binlog.bytes * changes / binlog.rows / seconds / 1e6
 
 
 def _run_pipeline(
-    server: Server, sink: dict[str, Any], made: Corpus, look: Callable[[Path, Corpus], Held]
+    server: Server, sink: dict[str, Any], binlog: Corpus, look: Callable[[Path, Corpus], Held]
 ) -> _Ran:
     folder = Path(tempfile.mkdtemp(prefix="bench-lake-", dir=cache_directory()))
     try:
@@ -129,27 +132,27 @@ def _run_pipeline(
             "source": {"url": server.url("repl"), "tables": [_TABLE], "start": "earliest"},
             "load": {"mode": "none"},
             "sink": {kind: {**words, "path": str(lake)}},
-            "batch": {"bytes": max(4096, min(_BATCH_BYTES, made.bytes // _BATCHES_MIN))},
+            "batch": {"bytes": max(4096, min(_BATCH_BYTES, binlog.bytes // _BATCHES_MIN))},
         }
         done = run_until_caught_up(settings, folder)
-        rows = [one.rows for one in done.batches]
+        rows = [batch.rows for batch in done.batches]
         return _Ran(
             done.batches[-1].ended - done.batches[0].ended,
             sum(rows[1:]) / sum(rows),
             done.seconds,
             len(rows),
             done.resident,
-            look(lake, made),
+            look(lake, binlog),
         )
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _feed(lake: Path, made: Corpus) -> Held:
-    """Return what is left of the feed's changes, once all of them are proved to be there."""
-    files = sorted(str(one) for one in lake.rglob("*.parquet") if not _is_hidden(one.relative_to(lake)))
+def _feed(lake: Path, binlog: Corpus) -> Held:
+    """Return the feed's remaining rows, after verifying that all of its changes are present."""
+    files = sorted(str(path) for path in lake.rglob("*.parquet") if not _is_hidden(path.relative_to(lake)))
     images, held = of_feed(files, "id", "amount")
-    check_rows("the feed", images, made.images, made)
+    check_rows("the feed", images, binlog.images, binlog)
     return held
 
 
@@ -157,5 +160,5 @@ def _is_hidden(path: Path) -> bool:
     return any(part.startswith(("_", ".")) for part in path.parts)
 
 
-def _mirror(lake: Path, made: Corpus) -> Held:
+def _mirror(lake: Path, binlog: Corpus) -> Held:
     return of_delta(lake.joinpath(*_TABLE.split(".")), "amount")

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read a table whole from a live server, as a full load does: into Arrow batches, beside a client's cursor.
+"""Read a whole table from a live server, as a full load does: into Arrow batches, beside a client's cursor.
 
-Readers run in processes of their own, on the same cores as the server, whose rate is the ceiling; its own
-client, which decodes nothing, shows about where that lies.
+Readers run in separate processes on the same cores as the server, whose rate is the upper limit. The server's
+own client, which does not decode, shows approximately where that limit is.
 """
 
 import json
@@ -21,7 +21,7 @@ from tools.servers import Server
 
 TITLE = "A table of a live server, read whole (by the clock; server and readers on all cores)"
 
-#: Rows of each table by the size that is asked for.
+#: Rows of each table, by size.
 _ROWS = {"tiny": 20_000, "small": 200_000, "100MB": 800_000, "1GB": 4_000_000}
 _TABLES = ("purchases", "wide")
 _RATE = 500_000.0
@@ -82,7 +82,7 @@ class _Ran:
 
 
 def run(options: Options) -> CaseResult:
-    """Read each table with every reader; ratios are by the clock, for the server sets the pace too."""
+    """Read each table with every reader. Ratios are by the clock, because the server limits the rate too."""
     rows = _ROWS[options.size]
     lines: list[Line] = []
     with Server("mysql", SERVER_OPTIONS) as server:
@@ -95,19 +95,19 @@ def run(options: Options) -> CaseResult:
     return CaseResult("server_to_load", TITLE, lines, versions)
 
 
-def _fill(server: Server, made: Workload, rows: int) -> str:
-    """Write a table of so many rows; return its name."""
-    pool = f"{DATABASE}.{made.name}_pool"
-    table = f"{DATABASE}.{made.name}"
+def _fill(server: Server, workload_: Workload, rows: int) -> str:
+    """Write a table with this many rows; return its name."""
+    pool = f"{DATABASE}.{workload_.name}_pool"
+    table = f"{DATABASE}.{workload_.name}"
     with server.connect() as connection, connection.cursor() as cursor:
         cursor.execute("SET SESSION sql_log_bin = 0, cte_max_recursion_depth = 1000000")
-        for statement in made.seed:
-            if (pool in statement and "PROCEDURE" not in statement) or statement in made.definitions:
+        for statement in workload_.seed:
+            if (pool in statement and "PROCEDURE" not in statement) or statement in workload_.definitions:
                 cursor.execute(statement)
         cursor.execute(
             "SELECT GROUP_CONCAT(CONCAT('`', COLUMN_NAME, '`')) FROM information_schema.COLUMNS"
             " WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s AND EXTRA NOT LIKE '%%auto_increment%%'",
-            (DATABASE, made.name),
+            (DATABASE, workload_.name),
         )
         columns = cursor.fetchone()[0]
         cursor.execute(f"SELECT COUNT(*) FROM {pool}")
@@ -133,15 +133,16 @@ def _lines(server: Server, table: str, rows: int, repeat: int) -> list[Line]:
         "mysql --quick, not decoded": lambda: _client(server, table),
     }
     seconds: dict[str, list[float]] = {name: [] for name in readers}
-    # Turn by turn, so that other work on the machine falls on all alike; the first reads warm the server.
+    # Alternate between the readers, so that other load affects all equally. The first reads warm up the
+    # server.
     for _ in range(repeat):
         for name, read in readers.items():
             ran = read()
             assert ran.rows == rows, f"{name} read {ran.rows} rows of {rows}"
             seconds[name].append(ran.seconds)
-    rates = {name: rows / statistics.median(found) for name, found in seconds.items()}
-    ours = next(iter(rates.values()))
-    # Of many wide columns the server alone makes few rows a second, whoever reads them.
+    rates = {name: rows / statistics.median(durations) for name, durations in seconds.items()}
+    penstock_rate = next(iter(rates.values()))
+    # With many wide columns, the server itself produces few rows per second for any reader.
     targets = {
         "PyMySQL's SSCursor": Target(5, aim=table.endswith(".wide")),
         "mysql --quick, not decoded": Target(1, aim=True),
@@ -151,7 +152,11 @@ def _lines(server: Server, table: str, rows: int, repeat: int) -> list[Line]:
             table.rpartition(".")[2],
             name,
             {"rows/s": rate},
-            ours / rate if name in targets else rate / _RATE if name.startswith("Penstock") else None,
+            penstock_rate / rate
+            if name in targets
+            else rate / _RATE
+            if name.startswith("Penstock")
+            else None,
             targets.get(name, Target(1, aim=True)),
             "ratio: of 500,000 rows/s" if name.startswith("Penstock") else "",
         )
@@ -165,12 +170,12 @@ def _penstock(server: Server, table: str, connections: int) -> _Ran:
 
 def _python(program: str, *words: str) -> _Ran:
     done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=True)
-    found = json.loads(done.stdout)
-    return _Ran(found["rows"], found["seconds"])
+    report = json.loads(done.stdout)
+    return _Ran(report["rows"], report["seconds"])
 
 
 def _client(server: Server, table: str) -> _Ran:
-    """The server's own client prints every row; lines are counted as they pass."""
+    """The server's own client prints every row; the lines are counted."""
     command = [*server.program("mysql"), "--no-defaults", "--host=127.0.0.1", f"--port={server.port}"]
     command += [
         "--user=root",

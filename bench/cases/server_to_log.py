@@ -9,24 +9,24 @@ from bench.result import CaseResult, Line, Options, Target
 TITLE = "Live server into the log on the disk, client on one core (by the clock)"
 
 _COPIES = 4
-#: What the log is held to, by workload and peer: twice the tool where transactions are small, and three
-#: quarters of what the socket can give where events are large.
+#: The log's targets, by workload and peer: twice the tool's rate for small transactions, and three quarters
+#: of the socket's rate for large events.
 _TARGETS = {("narrow", "mysqlbinlog_raw"): Target(2), ("wide", "server_rate"): Target(0.75)}
 
 
 def run(options: Options) -> CaseResult:
-    """Measure the log, once and four times at once, and its peers, on every workload."""
+    """Measure the log, with one and with four copies, and its peers, on every workload."""
     lines: list[Line] = []
     versions: dict[str, str] = {}
     for workload in options.workloads:
-        made = corpus(workload, options.size)
-        with serve(made) as server:
-            one = Job(made, server.port, on_disk=True)
-            four = Job(made, server.port, on_disk=True, copies=_COPIES)
+        binlog = corpus(workload, options.size)
+        with serve(binlog) as server:
+            single_job = Job(binlog, server.port, on_disk=True)
+            four = Job(binlog, server.port, on_disk=True, copies=_COPIES)
             orders = [
-                ("penstock", "capture_log", one),
-                ("mysqlbinlog_raw", "receive_raw", one),
-                ("server_rate", "receive_raw", one),
+                ("penstock", "capture_log", single_job),
+                ("mysqlbinlog_raw", "receive_raw", single_job),
+                ("server_rate", "receive_raw", single_job),
                 ("penstock", "capture_log", four),
             ]
             outcomes = measure_all(orders, options.repeat)
@@ -36,11 +36,11 @@ def run(options: Options) -> CaseResult:
     return CaseResult("server_to_log", TITLE, lines, versions)
 
 
-def _line(outcome: Outcome, ours: Outcome, note: str = "") -> Line:
+def _line(outcome: Outcome, penstock_outcome: Outcome, note: str = "") -> Line:
     target = _TARGETS.get((outcome.workload, outcome.peer))
     ratio = None
-    if outcome.peer != ours.peer:
-        ratio = ours.megabytes_per_second_wall / outcome.megabytes_per_second_wall
+    if outcome.peer != penstock_outcome.peer:
+        ratio = penstock_outcome.megabytes_per_second_wall / outcome.megabytes_per_second_wall
     rates = {
         "MB/s": outcome.megabytes_per_second_wall,
         "rows/s": outcome.rows_per_second_wall,

@@ -12,25 +12,25 @@ _PEERS = ("penstock", "mysqlbinlog_raw", "server_rate")
 
 
 def run(options: Options) -> CaseResult:
-    """Measure every receiver on every workload; ratios are by the clock, for the server sets the pace too."""
+    """Measure every receiver on every workload, with ratios by the clock: the server limits the rate too."""
     lines: list[Line] = []
     versions: dict[str, str] = {}
     for workload in options.workloads:
-        made = corpus(workload, options.size)
-        with serve(made) as server:
-            job = Job(made, server.port)
+        binlog = corpus(workload, options.size)
+        with serve(binlog) as server:
+            job = Job(binlog, server.port)
             outcomes = measure_all([(name, "receive_raw", job) for name in _PEERS], options.repeat)
         versions |= {peer(outcome.peer).TITLE: outcome.version for outcome in outcomes}
         lines += [_line(outcome, outcomes[0]) for outcome in outcomes]
     return CaseResult("server_to_raw", TITLE, lines, versions)
 
 
-def _line(outcome: Outcome, ours: Outcome) -> Line:
+def _line(outcome: Outcome, penstock_outcome: Outcome) -> Line:
     target = {
         "mysqlbinlog_raw": Target(2.5, aim=outcome.workload != "narrow"),
         "server_rate": Target(1, aim=True),
     }.get(outcome.peer)
-    ratio = ours.megabytes_per_second_wall / outcome.megabytes_per_second_wall
+    ratio = penstock_outcome.megabytes_per_second_wall / outcome.megabytes_per_second_wall
     rates = {
         "MB/s": outcome.megabytes_per_second_wall,
         "rows/s": outcome.rows_per_second_wall,

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stream from a live server with Spark: how fast a backlog is worked off, and how soon a commit can be
-read.
-"""
+"""Stream from a live server with Spark: the rate of a backlog, and the latency from commit to readable."""
 
 import threading
 import time
@@ -19,7 +17,7 @@ from tools.servers import Server
 TITLE = "Live server to Spark (rates by the clock)"
 
 _MASTER = "local[2]"
-#: One table of each workload: the one with the most rows.
+#: One table of each workload, with the most rows.
 _TABLES = {"narrow": "bench.narrow1", "wide": "bench.wide", "tpcc": "bench.order_line"}
 _LATENCY_TABLE = f"{DATABASE}.arrivals"
 _TRANSACTION_ROWS = 10
@@ -27,22 +25,22 @@ _TRANSACTION_SECONDS = 0.01
 
 
 def run(options: Options) -> CaseResult:
-    """Work off every workload's backlog, then follow a writer of 1,000 rows/s."""
+    """Process every workload's backlog, then follow a writer of 1,000 rows/s."""
     lines = [_backlog(workload, options) for workload in options.workloads]
     lines.append(_latency(options))
     return CaseResult("server_to_spark", TITLE, lines, {"pyspark": metadata.version("pyspark")})
 
 
 def _backlog(workload: str, options: Options) -> Line:
-    made = corpus(workload, options.size)
+    binlog = corpus(workload, options.size)
     table = _TABLES[workload]
-    with serve(made) as server:
+    with serve(binlog) as server:
         order = {"verb": "backlog_to_noop", "master": _MASTER, "tables": table, "source": server.url("repl")}
         outcome = spark(order)
-    check_rows(f"Spark streaming {table}", outcome.rows, made.rows_by_table[table], made)
+    check_rows(f"Spark streaming {table}", outcome.rows, binlog.rows_by_table[table], binlog)
     rates = {
         "rows/s": outcome.rows / outcome.seconds,
-        "MB/s": made.bytes / outcome.seconds / 1e6,
+        "MB/s": binlog.bytes / outcome.seconds / 1e6,
         "rows per CPU second": outcome.rows / outcome.seconds_cpu,
         "seconds": outcome.seconds,
     }
@@ -73,9 +71,7 @@ def _latency(options: Options) -> Line:
 
 @contextmanager
 def _writer(server: Server) -> Iterator[None]:
-    """Insert `_TRANSACTION_ROWS` rows every `_TRANSACTION_SECONDS` from a thread for as long as the block
-    runs.
-    """
+    """Insert `_TRANSACTION_ROWS` rows every `_TRANSACTION_SECONDS` in a thread while the block runs."""
     stop = threading.Event()
     values = ", ".join(["(LEFT(SHA2(RAND(), 224), 40))"] * _TRANSACTION_ROWS)
 

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clients that drain what Penstock serves: programs of other languages, built when first needed."""
+"""Clients of Penstock's protocols: programs in other languages, built on first use."""

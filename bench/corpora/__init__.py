@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Binlog files to measure on: one module per workload, found by name; `corpus` makes and keeps the files."""
+"""Binlog files for benchmarks: a module per workload, found by name; `corpus` caches the files."""

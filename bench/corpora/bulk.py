@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of 60 bytes, inserted 500 at a time: a bulk load, as change feeds publish their best rates of."""
+"""Rows of 60 bytes, inserted 500 at a time: a bulk load, the case in which change feeds are fastest."""
 
 from .workload import DATABASE, NUMBERS, Workload
 

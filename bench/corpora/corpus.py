@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Make a workload's binlog file once, count it with the server's own tool, and keep both in a cache
-directory.
+"""Generation of a workload's binlog file, counted with the server's own tool and cached.
 
 A corpus is `<cache>/<workload>-<size>-<fingerprint>/binlog.000001` with `manifest.json` beside it. The cache
-is `$PENSTOCK_BENCH_CACHE`, else `~/.cache/penstock/bench`. The counts in the manifest come from
-`mysqlbinlog`, never from Penstock, so they can convict it.
+is `$PENSTOCK_BENCH_CACHE`, by default `~/.cache/penstock/bench`. The counts in the manifest come from
+`mysqlbinlog`, never from Penstock, so they can reveal errors in Penstock.
 """
 
 import json
@@ -27,12 +26,12 @@ from tools.servers import Server
 from .workload import DATABASE, Workload
 
 SIZES = {"tiny": 8_000_000, "small": 20_000_000, "100MB": 100_000_000, "1GB": 1_000_000_000}
-#: What cases measure on by default; `bulk` is for those that feed subscribers, `purchases` for pipelines.
+#: The default workloads of cases; `bulk` is for cases with subscribers, `purchases` for pipelines.
 NAMES = ("narrow", "wide", "tpcc")
 ALL_NAMES = (*NAMES, "bulk", "purchases")
 FILE_NAME = "binlog.000001"
 
-#: The server writes as fast as it can; what it writes is the same as with the safe settings.
+#: Settings for fast writes. The log has the same content as with the safe settings.
 SERVER_OPTIONS: dict[str, str | int | bool | None] = {
     "log-bin": "binlog",
     "gtid-mode": "ON",
@@ -54,7 +53,7 @@ _ROW_LINES = {b"\n### INSERT INTO `": "insert", b"\n### UPDATE `": "update", b"\
 
 @dataclass(frozen=True)
 class Corpus:
-    """One binlog file and what is in it. `rows_by_kind` counts changes: an update is one row here."""
+    """One binlog file and its contents. `rows_by_kind` counts changes: an update is one row here."""
 
     name: str
     size: str
@@ -74,42 +73,42 @@ class Corpus:
 
     @property
     def images(self) -> int:
-        """Return the number of typed rows a change feed shows: an update has two, before and after."""
+        """Return the number of typed rows in a change feed: an update has two, before and after."""
         return self.rows + self.rows_by_kind["update"]
 
 
 class CountsDiffer(RuntimeError):
-    """Somebody read another number of rows from a corpus than the server's own tool did."""
+    """A reader counted a different number of rows in a corpus than the server's own tool."""
 
 
-def check_rows(who: str, seen: object, right: object, made: Corpus) -> None:
-    """Raise `CountsDiffer` unless `who` saw what is right for the corpus."""
+def check_rows(reader: str, seen: object, right: object, binlog: Corpus) -> None:
+    """Raise `CountsDiffer` unless `reader` saw the expected count."""
     if seen != right:
-        raise CountsDiffer(f"{who} saw {seen} changes in {made.path}, which has {right}")
+        raise CountsDiffer(f"{reader} saw {seen} changes in {binlog.path}, which has {right}")
 
 
 def workload(name: str) -> Workload:
     """Return the workload module called `name`."""
-    found: Workload = import_module(f"{__package__}.{name}").WORKLOAD
-    return found
+    module_workload: Workload = import_module(f"{__package__}.{name}").WORKLOAD
+    return module_workload
 
 
 def cache_directory() -> Path:
-    """Return where corpora are kept."""
+    """Return the cache directory of corpora."""
     return Path(os.environ.get("PENSTOCK_BENCH_CACHE") or Path.home() / ".cache" / "penstock" / "bench")
 
 
 def memory_directory() -> Path:
-    """Return a folder whose files stay in memory, so that receivers are measured and not the disk.
+    """Return a folder in memory, so that receivers are measured without the disk.
 
-    Where there is none it is the cache, on the disk.
+    If the machine has none, this is the cache on disk.
     """
     shared = Path("/dev/shm")
     return shared if os.access(shared, os.W_OK) else cache_directory()
 
 
 def corpus(name: str, size: str) -> Corpus:
-    """Return the corpus, generating it first where the cache has none for this text of its workload."""
+    """Return the corpus; generate it first if the cache has none for this version of its workload."""
     wanted = workload(name)
     directory = cache_directory() / f"{name}-{size}-{wanted.fingerprint}"
     if not (directory / "manifest.json").exists():
@@ -126,8 +125,9 @@ def corpus(name: str, size: str) -> Corpus:
 
 
 def _generate(wanted: Workload, size: str, directory: Path) -> None:
-    """Run the workload on a private server until its binlog has `size` bytes; leave file and manifest in
-    `directory`.
+    """Run the workload on a private server until its binlog has `size` bytes.
+
+    Leaves file and manifest in `directory`.
     """
     with Server("mysql", SERVER_OPTIONS, directory=directory / "server") as server:
         with server.connect() as connection:
@@ -150,7 +150,7 @@ def _ask(connection: pymysql.Connection, statement: str) -> tuple[Any, ...]:
 
 
 def seed(connection: pymysql.Connection, wanted: Workload) -> None:
-    """Create tables, first rows and procedures outside the binlog, then begin an empty one."""
+    """Create tables, initial rows and procedures outside the binlog, then start an empty binlog."""
     with connection.cursor() as cursor:
         for statement in (
             "SET SESSION sql_log_bin = 0",
@@ -163,9 +163,7 @@ def seed(connection: pymysql.Connection, wanted: Workload) -> None:
 
 
 def _fill(connect: Callable[[], pymysql.Connection], wanted: Workload, bytes_wanted: int) -> None:
-    """Call the workload's procedures on all its sessions at once until the binlog has `bytes_wanted`
-    bytes.
-    """
+    """Call the workload's procedures on all sessions until the binlog has `bytes_wanted` bytes."""
 
     def session(number: int) -> None:
         with connect() as connection, connection.cursor() as cursor:
@@ -175,15 +173,15 @@ def _fill(connect: Callable[[], pymysql.Connection], wanted: Workload, bytes_wan
                 cursor.execute(f"CALL {DATABASE}.{wanted.fill[number]}({wanted.step})")
 
     with ThreadPoolExecutor(len(wanted.sessions)) as threads:
-        # Taking every result raises what a session raised.
+        # Fetching every result raises the errors of the sessions.
         list(threads.map(session, range(len(wanted.sessions))))
 
 
 def count_with_mysqlbinlog(command: list[str], path: Path) -> dict[str, object]:
-    """Count a binlog file's events, transactions and changes in the text `mysqlbinlog` prints for it.
+    """Count a binlog file's events, transactions and changes in the text printed by `mysqlbinlog`.
 
-    `command` is the program with whatever it must be started through. The values of the three workloads
-    contain no line breaks, so a line that looks like a change is one.
+    `command` is the program with its launcher. The values of the workloads contain no line breaks, so a line
+    that looks like a change is a change.
     """
     events = transactions = 0
     changes: Counter[tuple[str, str]] = Counter()
@@ -209,15 +207,13 @@ def count_with_mysqlbinlog(command: list[str], path: Path) -> dict[str, object]:
 
 
 def _line_chunks(argv: list[str]) -> Iterator[bytes]:
-    """Yield a program's output in large pieces that end where a line ends, each with a line break put
-    before it.
-    """
+    """Yield a program's output in large chunks that end at a line end, each with a line break in front."""
     with subprocess.Popen(argv, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None
         rest = b"\n"
         while piece := process.stdout.read(1 << 24):
-            whole, _, rest_next = (rest + piece).rpartition(b"\n")
-            yield whole + b"\n"
+            complete_lines, _, rest_next = (rest + piece).rpartition(b"\n")
+            yield complete_lines + b"\n"
             rest = b"\n" + rest_next
         yield rest
     if process.returncode:
@@ -225,8 +221,6 @@ def _line_chunks(argv: list[str]) -> Iterator[bytes]:
 
 
 def _tables_after(chunk: bytes, line: bytes) -> list[str]:
-    """Return the distinct qualified table names that follow `line` in `chunk`, found by the workloads' own
-    names.
-    """
+    """Return the distinct qualified table names after `line` in `chunk`, using the workloads' own names."""
     names = [f"{DATABASE}.{table}" for name in ALL_NAMES for table in workload(name).tables]
     return [name for name in names if line + name.replace(".", "`.`").encode() + b"`" in chunk]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Narrow rows, one per transaction: 40 % updates, 30 % inserts, 30 % deletes over four tables.
 
-The load of a busy key-value style service, and the worst case for anything that pays per event: five events
-for every row. Deletes take the oldest row and inserts add the newest, so the tables keep their size.
+This is the load of a busy key-value service, and the worst case for costs per event: five events per row.
+Deletes remove the oldest row and inserts add a new row, so the tables keep their size.
 """
 
 from .workload import DATABASE, NUMBERS, Workload

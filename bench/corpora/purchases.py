@@ -29,7 +29,7 @@ VALUES = (
     " '2026-01-01' + INTERVAL FLOOR(RAND() * 2e7) SECOND, RAND() * 1e6"
 )
 
-# Rows to change are found by their numbers: the oldest go, those of a stretch in the middle change.
+# Rows are selected by number: the oldest rows are deleted, a range in the middle is updated.
 _PROCEDURE = f"""
 CREATE PROCEDURE {DATABASE}.purchases_fill (IN transactions INT)
 BEGIN

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Serve a corpus to replicas: a fresh server whose data directory gets the finished file by hard link.
+"""Serving of a corpus to replicas: a new server whose data directory gets a hard link to the finished file.
 
-The server reads the file's headers at its start to learn which GTIDs it has, and then streams it as if it had
-written it, so a stream of 1 GB is ready in seconds. It has the corpus's tables too, empty, for clients that
-look at definitions.
+At startup the server reads the file's headers to learn its GTIDs, and then streams the file like its own, so
+a stream of 1 GB is ready within seconds. It also has the corpus's tables, empty, for clients that read
+definitions.
 """
 
 import os
@@ -22,13 +22,13 @@ from .workload import DATABASE
 
 
 @contextmanager
-def serve(made: Corpus) -> Iterator[Server]:
-    """Run a server that has `made` as its oldest binlog file, under the name the file already has."""
+def serve(binlog: Corpus) -> Iterator[Server]:
+    """Run a server with the corpus as its oldest binlog file, under the file's own name."""
     directory = Path(tempfile.mkdtemp(prefix=".serve-", dir=cache_directory()))
     try:
         logs = directory / "data"
         copy(template(install("mysql")), logs)
-        os.link(made.path, logs / FILE_NAME)
+        os.link(binlog.path, logs / FILE_NAME)
         (logs / "binlog.index").write_text(f"./{FILE_NAME}\n")
         options = SERVER_OPTIONS | {"innodb-buffer-pool-size": "128M", "innodb-redo-log-capacity": "64M"}
         with Server("mysql", options, directory=directory) as server:
@@ -36,13 +36,13 @@ def serve(made: Corpus) -> Iterator[Server]:
                 for statement in (
                     "SET SESSION sql_log_bin = 0",
                     f"CREATE DATABASE {DATABASE}",
-                    *workload(made.name).definitions,
+                    *workload(binlog.name).definitions,
                 ):
                     cursor.execute(statement)
             try:
                 yield server
             finally:
-                # Nothing of it is kept, and in order it would wait for replicas that have left.
+                # Its data is not needed, and in an orderly shutdown it would wait for disconnected replicas.
                 server.kill()
     finally:
         shutil.rmtree(directory, ignore_errors=True)

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A mix in the manner of TPC-C, writes only: 45 % new orders, 43 % payments, 4 % deliveries, 8 % restocking.
+"""A write-only mix like TPC-C: 45 % new orders, 43 % payments, 4 % deliveries, 8 % restocking.
 
-About eighteen rows over nine tables in a transaction, most of them in small events of one or two rows: the
-load of an ordinary order system. The two sessions own four warehouses each.
+A transaction has about eighteen rows over nine tables, most of them in small events of one or two rows. This
+is the load of a typical order system. Each of the two sessions owns four warehouses.
 """
 
 from .workload import DATABASE, NUMBERS, Workload

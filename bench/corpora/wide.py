@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Thirty columns of every common type, inserted 200 rows at a time: the load of imports, backfills and event
-tables.
+"""Thirty columns of every common type, inserted 200 rows at a time.
 
-Rows are copied from a pool of distinct random rows, because making thirty random values costs the server more
-than logging them.
+This is the load of imports, backfills and event tables. Rows are copied from a pool of distinct random rows,
+because generating thirty random values costs the server more than logging them.
 """
 
 from .workload import DATABASE, NUMBERS, Workload

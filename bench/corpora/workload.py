@@ -1,14 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a workload module declares: tables, rows to begin with, and procedures that make the server write
-its own binlog.
-"""
+"""The interface of a workload module: tables, initial rows, and procedures that write the binlog."""
 
 import hashlib
 from dataclasses import dataclass
 
 DATABASE = "bench"
 
-#: A row source of the numbers 1 to {count}, for statements that seed many rows at once.
+#: A row source of the numbers 1 to {count}, for statements that insert many initial rows.
 NUMBERS = (
     "(WITH RECURSIVE sequence (number) AS "
     "(SELECT 1 UNION ALL SELECT number + 1 FROM sequence WHERE number < {count}) "
@@ -18,12 +16,12 @@ NUMBERS = (
 
 @dataclass(frozen=True)
 class Workload:
-    """One kind of load. All its text is SQL that runs inside the server, so no client round trip limits the
-    rate.
+    """One kind of load.
 
-    `seed` runs once, unlogged. `sessions[n]` opens connection n (session variables), and then `CALL
-    bench.<fill[n]>(<step>)` is repeated on that connection until the binlog has the wanted size. Sessions
-    touch disjoint rows, so they neither wait for nor deadlock with each other.
+    All of it is SQL that runs inside the server, so client round trips do not limit the rate. `seed` runs
+    once, without logging. `sessions[n]` opens connection n (session variables), and then `CALL
+    bench.<fill[n]>(<step>)` is repeated on that connection until the binlog has the requested size. Sessions
+    touch disjoint rows, so they neither wait for each other nor deadlock.
     """
 
     name: str
@@ -40,9 +38,7 @@ class Workload:
 
     @property
     def fingerprint(self) -> str:
-        """Return a digest of everything that shapes the file, so that an edited workload is generated
-        again.
-        """
+        """Return a digest of everything that affects the file; an edited workload is generated again."""
         text = "\0".join(
             [self.name, *self.seed, *(line for session in self.sessions for line in session), *self.fill]
         )

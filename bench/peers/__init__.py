@@ -1,4 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs and libraries measured beside each other: one module per peer, found by name, one contract
-(`peer`).
-"""
+"""Programs and libraries to compare: a module per peer, found by name, with one interface (`peer`)."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Carry out one order: `python -m bench.peers '{"peer": ..., "verb": ..., "name": ..., "size": ...}'`."""
+"""Run one order: `python -m bench.peers '{"peer": ..., "verb": ..., "name": ..., "size": ...}'`."""
 
 import sys
 

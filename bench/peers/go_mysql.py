@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""go-mysql: the replica of the Go world, over loopback; a program of ours counts the rows that it decodes."""
+"""go-mysql: the common replica library in Go, over loopback; a small program counts the decoded rows."""
 
 import re
 from pathlib import Path
@@ -16,9 +16,9 @@ _SOURCES = [Path(clients.__file__).parent / "go" / name for name in ("go.mod", "
 
 def version() -> str:
     """Return the version that is built."""
-    found = re.search(r"go-mysql-org/go-mysql (v\S+)", _SOURCES[0].read_text())
-    assert found is not None, "go.mod names it"
-    return found.group(1)
+    version_match = re.search(r"go-mysql-org/go-mysql (v\S+)", _SOURCES[0].read_text())
+    assert version_match is not None, "go.mod names it"
+    return version_match.group(1)
 
 
 def _program() -> str:

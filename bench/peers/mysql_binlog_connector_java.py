@@ -16,9 +16,11 @@ _SOURCES = [Path(clients.__file__).parent / "connector" / name for name in ("pom
 
 def version() -> str:
     """Return the version that is built."""
-    found = re.search(r"connector-java</artifactId>\s*<version>(.*)</version>", _SOURCES[0].read_text())
-    assert found is not None, "pom.xml names it"
-    return found.group(1)
+    version_match = re.search(
+        r"connector-java</artifactId>\s*<version>(.*)</version>", _SOURCES[0].read_text()
+    )
+    assert version_match is not None, "pom.xml names it"
+    return version_match.group(1)
 
 
 def _command() -> list[str]:

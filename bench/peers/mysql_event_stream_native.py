@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""mysql-event-stream's C++ core alone, driven from C: `mysql_event_stream_native.c`, compiled when first
-needed.
-"""
+"""mysql-event-stream's C++ core alone, driven by `mysql_event_stream_native.c`, compiled on first use."""
 
 import hashlib
 import os
@@ -27,7 +25,7 @@ def version() -> str:
 
 
 def _driver() -> Path:
-    """Return the compiled driver, compiling it first where its text is new."""
+    """Return the compiled driver; compile it first if its source has changed."""
     name = f"mysql-event-stream-driver-{hashlib.sha256(_SOURCE.read_bytes()).hexdigest()[:12]}"
     built = cache_directory() / name
     if not built.exists():

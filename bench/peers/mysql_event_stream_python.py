@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""mysql-event-stream through its Python API: feed the file's bytes, take one event object per row."""
+"""mysql-event-stream through its Python API: feed the file's bytes, get an event object per row."""
 
 import time
 from importlib import metadata

@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`mysqlbinlog --read-from-remote-server --raw`: the server's own tool copying a binlog file from a live
-server.
-"""
+"""`mysqlbinlog --read-from-remote-server --raw`: the server's own tool copies a live server's binlog file."""
 
 import filecmp
 import shutil

@@ -53,7 +53,7 @@ _WARM_SPARE_BYTES = 256 << 20
 
 @dataclass(frozen=True)
 class Job:
-    """What a verb is to work on. What it receives goes to memory, or with `on_disk` beside the corpora."""
+    """The input of a verb. Received data goes to memory, or with `on_disk` beside the corpora."""
 
     corpus: Corpus
     port: int | None = None
@@ -63,17 +63,17 @@ class Job:
 
     @property
     def directory(self) -> Path:
-        """Where a verb may make a folder for what it receives."""
+        """The parent directory of a verb's folder for received data."""
         return cache_directory() if self.on_disk else memory_directory()
 
 
 @dataclass(frozen=True)
 class Tally:
-    """What a verb saw. `rows` counts changes (an update is one); `complete` says that the whole file was
-    done.
+    """The observations of a verb.
 
-    `rows_by_kind` is None where the peer prints no count of its own. `verify` runs after the clock has
-    stopped and raises `AssertionError` when the result is wrong.
+    `rows` counts changes (an update is one); `complete` is true if the whole file was processed.
+    `rows_by_kind` is None if the peer does not print such counts. `verify` runs after the clock has stopped
+    and raises `AssertionError` if the result is wrong.
     """
 
     rows: int
@@ -86,7 +86,7 @@ class Tally:
 
 @dataclass(frozen=True)
 class Outcome:
-    """One measurement: the tally with its time. CPU seconds include child processes, not the server."""
+    """One measurement: the tally with its time. CPU seconds include child processes, but not the server."""
 
     peer: str
     verb: str
@@ -102,7 +102,7 @@ class Outcome:
 
     @property
     def rows_per_second(self) -> float:
-        """Rows per second of CPU: what one core does when nothing else runs on it."""
+        """Rows per second of CPU: the throughput of one core with no other load."""
         return self.rows / self.seconds_cpu
 
     @property
@@ -122,7 +122,7 @@ class Outcome:
 
 
 class PeerFailed(RuntimeError):
-    """A peer could not run, or was wrong; the message ends with what it printed."""
+    """A peer could not run, or its result was wrong; the message ends with its output."""
 
 
 def peer(name: str) -> ModuleType:
@@ -134,7 +134,7 @@ def peer(name: str) -> ModuleType:
 
 
 def can_run(name: str) -> str | None:
-    """Build what a peer needs, and return None; or why it cannot be had on this machine."""
+    """Build a peer and return None, or return why it is not available on this machine."""
     try:
         getattr(peer(name), "prepare", lambda: None)()
     except ToolMissing as problem:
@@ -154,21 +154,21 @@ def measure(name: str, verb: str, job: Job, repeat: int = 1) -> Outcome:
 
 
 def measure_all(orders: Sequence[tuple[str, str, Job]], repeat: int) -> list[Outcome]:
-    """Run each (peer, verb, job) `repeat` times and return their medians, in the order given.
+    """Run each (peer, verb, job) `repeat` times and return their medians, in the given order.
 
-    Each run has a process of its own, pinned to `CORE`. They take turns, so that whatever else the machine
-    does in the meantime falls on all of them alike. CPU and clock have their medians each.
+    Each run has a separate process, pinned to `CORE`. The peers alternate, so that other load on the machine
+    affects all of them equally. CPU and clock have separate medians.
     """
     rounds = [[_run(name, verb, job) for name, verb, job in orders] for _ in range(repeat)]
     return [_median(outcomes) for outcomes in zip(*rounds, strict=True)]
 
 
 def _median(outcomes: Sequence[Outcome]) -> Outcome:
-    """Return the outcome with the median CPU time, given the median time by the clock."""
+    """Return the outcome with the median CPU time, given the median clock time."""
     middle = statistics.median_low(outcome.seconds_cpu for outcome in outcomes)
     chosen = next(outcome for outcome in outcomes if outcome.seconds_cpu == middle)
     if not chosen.complete:
-        # A slice's rows belong to its own time.
+        # A partial run's rows belong to its own time.
         return chosen
     return replace(chosen, seconds_wall=statistics.median_low(outcome.seconds_wall for outcome in outcomes))
 
@@ -184,7 +184,7 @@ def _run(name: str, verb: str, job: Job) -> Outcome:
 
 
 def carry_out(order_text: str) -> str:
-    """Do one order in this process and return its outcome as JSON; `measure` calls it in a child."""
+    """Run one order in this process and return its outcome as JSON; `measure` calls it in a child process."""
     order = json.loads(order_text)
     os.sched_setaffinity(0, {CORE})
     module = peer(order["peer"])
@@ -218,20 +218,20 @@ def carry_out(order_text: str) -> str:
     return json.dumps(asdict(outcome))
 
 
-def _warm(made: Corpus) -> None:
-    """Have the file in the page cache, and memory for a copy of it that was used before.
+def _warm(binlog: Corpus) -> None:
+    """Load the file into the page cache, and touch memory for a copy of it.
 
-    So none pays for the disk because it runs first; nor for memory that is new to a virtual machine, which
-    its host has to find, and which takes longer to touch than to copy a file into.
+    Otherwise the first run would pay for the disk, and for memory that is new to a virtual machine: its host
+    has to provide it, and touching it takes longer than copying a file into it.
     """
-    with mmap.mmap(-1, made.bytes + _WARM_SPARE_BYTES) as memory:
+    with mmap.mmap(-1, binlog.bytes + _WARM_SPARE_BYTES) as memory:
         for offset in range(0, len(memory), mmap.PAGESIZE):
             memory[offset] = 1
-    with open(made.path, "rb", buffering=0) as file:
+    with open(binlog.path, "rb", buffering=0) as file:
         while file.read(_WARM_BYTES):
             continue
 
 
 def _cpu_seconds() -> float:
-    both = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    both = [resource.getrusage(scope) for scope in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(usage.ru_utime + usage.ru_stime for usage in both)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Penstock itself, through the same public calls that a user makes."""
+"""Penstock itself, through its public API."""
 
 import shutil
 import tempfile
@@ -24,7 +24,7 @@ from .peer import Job, Tally
 TITLE = "Penstock"
 _FIRST_EVENT_OFFSET = 4
 _COMPARE_BYTES = 1 << 24
-#: The kinds of messages that are changes, by the corpus's words.
+#: The message kinds that are changes, by the names of the corpus.
 _KINDS = {0: "insert", 1: "update", 2: "delete"}
 
 
@@ -34,7 +34,7 @@ def version() -> str:
 
 
 def decode_file(job: Job) -> Tally:
-    """Decode every column of every row into Arrow batches, and count the rows of each kind in them."""
+    """Decode every column of every row into Arrow batches, and count their rows by kind."""
     counts = {"insert": 0, "update_preimage": 0, "update_postimage": 0, "delete": 0}
     for batch in read_binlog(str(job.corpus.path), tables=[f"{DATABASE}.*"]):
         kinds = compute.value_counts(batch.to_arrow().column("_change_type"))
@@ -46,27 +46,27 @@ def decode_file(job: Job) -> Tally:
 
 
 def encode_debezium(job: Job) -> Tally:
-    """Write every change as Debezium's JSON, a line each."""
+    """Write every change as Debezium's JSON, one per line."""
     return _encoded(job, "debezium")
 
 
 def encode_maxwell(job: Job) -> Tally:
-    """Write every change as Maxwell's JSON, a line each."""
+    """Write every change as Maxwell's JSON, one per line."""
     return _encoded(job, "maxwell")
 
 
 def encode_canal_flat(job: Job) -> Tally:
-    """Write every rows event as Canal's flat JSON message, a line each."""
+    """Write every rows event as Canal's flat JSON message, one per line."""
     return _encoded(job, "canal_flat")
 
 
 def _encoded(job: Job, dialect: str) -> Tally:
     source = open_source(SourceOptions.parse(str(job.corpus.path), instance="bench"))
-    whole = ByteRange(0, FILE_NAME, _FIRST_EVENT_OFFSET, None, aligned=True)
+    byte_range = ByteRange(0, FILE_NAME, _FIRST_EVENT_OFFSET, None, aligned=True)
     selection = Selection(TablePatterns([f"{DATABASE}.*"]))
     counts = Counter(dict.fromkeys(_KINDS.values(), 0))
     written = 0
-    for batch in read_range(source, whole, selection, emit="messages", dialect=dialect):
+    for batch in read_range(source, byte_range, selection, emit="messages", dialect=dialect):
         table = batch.to_arrow()
         written += table.column("value").get_total_buffer_size()
         for kind, name in _KINDS.items():
@@ -94,7 +94,7 @@ def receive_raw(job: Job) -> Tally:
 
 
 def capture_log(job: Job) -> Tally:
-    """Capture the server into `job.copies` logs, synced each second, until all is durable."""
+    """Capture the server into `job.copies` logs, synced each second, until everything is durable."""
     folder = Path(tempfile.mkdtemp(prefix="bench-log-", dir=job.directory))
     settings = settings_of(folder, job.port or 0, job.copies)
     capture_all(settings, end_of(job.corpus))
@@ -108,7 +108,7 @@ def capture_log(job: Job) -> Tally:
 
 
 def _log_holds_corpus(folder: Path, original: Path) -> bool:
-    """Whether a log gives back the original's bytes, all of them."""
+    """Return whether a log returns all bytes of the original file."""
     log = LogReader.open(folder)
     start, size = log.extents()[0].start, original.stat().st_size
     with open(original, "rb") as file:
@@ -118,16 +118,16 @@ def _log_holds_corpus(folder: Path, original: Path) -> bool:
 
 
 def _holds_corpus(received: Path, original: Path) -> bool:
-    """Whether the received events are the original's after the rotate event that opens every dump.
+    """Return whether the received events equal the original's after the rotate event that opens every dump.
 
-    That first event names the file and is not part of it; bytes 9 to 12 of its header hold its length. Behind
-    the original's last byte come the events of the file the server writes now.
+    That first event names the file and is not part of it; bytes 9 to 12 of its header hold its length. The
+    original's last byte is followed by events of the server's current file.
     """
-    with open(received, "rb") as one, open(original, "rb") as other:
-        header = one.read(19)
-        one.seek(int.from_bytes(header[9:13], "little"))
-        other.seek(_FIRST_EVENT_OFFSET)
-        while piece := other.read(_COMPARE_BYTES):
-            if one.read(len(piece)) != piece:
+    with open(received, "rb") as received_file, open(original, "rb") as original_file:
+        header = received_file.read(19)
+        received_file.seek(int.from_bytes(header[9:13], "little"))
+        original_file.seek(_FIRST_EVENT_OFFSET)
+        while piece := original_file.read(_COMPARE_BYTES):
+            if received_file.read(len(piece)) != piece:
                 return False
     return True

@@ -27,14 +27,15 @@ def version() -> str:
 
 
 def decode_stream(job: Job) -> Tally:
-    """Read rows for at most `job.seconds_max` seconds; undecodable text is let pass, as the wide table
-    needs.
+    """Read rows for at most `job.seconds_max` seconds.
+
+    Undecodable text is ignored, which the wide table needs.
     """
     return _follow(job, lambda event: None)
 
 
 def encode_json(job: Job) -> Tally:
-    """The same, with each row as one JSON object, as a program writes that knows no dialect."""
+    """Decode each row and write it as one JSON object, like a program without a dialect."""
     written = 0
 
     def write(event: RowsEvent) -> None:
@@ -49,12 +50,12 @@ def encode_json(job: Job) -> Tally:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as `json` takes it: the reader gives names in JSON columns as bytes."""
+    """Return a value that `json` accepts: the reader returns names in JSON columns as bytes."""
     if isinstance(value, dict):
         return {
             key.decode() if isinstance(key, bytes) else key: _plain(inner) for key, inner in value.items()
         }
-    return [_plain(one) for one in value] if isinstance(value, list) else value
+    return [_plain(member) for member in value] if isinstance(value, list) else value
 
 
 def _follow(job: Job, use: Callable[[RowsEvent], None]) -> Tally:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The server's own sending rate: a bare socket that asks for the file and throws every byte away unread."""
+"""The server's own sending rate: a bare socket that requests the file and discards every byte."""
 
 import socket
 import struct
@@ -24,7 +24,7 @@ def version() -> str:
 
 
 def receive_raw(job: Job) -> Tally:
-    """Read the stream to its end and keep nothing; the end is the EOF packet of a non-blocking dump."""
+    """Read the stream to its end and discard it. The end is the EOF packet of a non-blocking dump."""
     connection = pymysql.connect(host="127.0.0.1", port=job.port or 0, user="root", ssl_disabled=True)
     with connection, connection.cursor() as cursor:
         cursor.execute("SET @source_binlog_checksum = 'CRC32', @master_binlog_checksum = 'CRC32'")
@@ -38,9 +38,7 @@ def receive_raw(job: Job) -> Tally:
 
 
 def _discard(channel: socket.socket) -> int:
-    """Receive until the last bytes are an EOF packet (length 5, first byte 0xfe); return the bytes
-    received.
-    """
+    """Receive until the last bytes are an EOF packet (length 5, first byte 0xfe); return their number."""
     buffer = bytearray(BUFFER_BYTES)
     received, tail = 0, b""
     while True:
