@@ -41,7 +41,7 @@ pub fn sql_values<'py>(
     let batch = batch_from(batch)?;
     let frame = match before {
         Some(before) if before.len() == columns.len() => {
-            Frame { before, behind: behind.to_owned(), between: between.to_owned() }
+            Frame { before, after: behind.to_owned(), between: between.to_owned() }
         }
         Some(_) => return Err(option_invalid(py, "`before` needs a text for each column".to_owned())),
         None => Frame::values(columns.len()),

@@ -1,4 +1,4 @@
-//! Arrow rows as BSON documents, for MongoDB: one field for each column, by its Arrow type alone.
+//! Writes Arrow rows as BSON documents for MongoDB, with a field for each column according to its Arrow type.
 //!
 //! | Arrow | BSON |
 //! | --- | --- |
@@ -25,13 +25,13 @@ use arrow_schema::{DataType, TimeUnit};
 use crate::error::{malformed, Error, ErrorKind, Result};
 
 const DAY_MILLIS: i64 = 86_400_000;
-/// What a decimal128 has room for: that many digits, and this exponent where its bits are zero.
+/// The capacity of a decimal128: the maximum number of digits, and the bias of its exponent.
 const DIGITS_MAX: u8 = 34;
 const EXPONENT_BIAS: u64 = 6176;
 
-/// One document for each row of `batch`. A null is BSON's null.
+/// Writes a document for each row of `batch`. A null is BSON's null.
 ///
-/// Raises `OptionInvalid` for a column of a type that is not in the table above, `LimitExceeded` for more than 2 GiB.
+/// Raises `OptionInvalid` for a column whose type is not in the table above, `LimitExceeded` for more than 2 GiB.
 pub fn bson_documents(batch: &RecordBatch) -> Result<BinaryArray> {
     let schema = batch.schema();
     let fields = schema.fields().iter().zip(batch.columns());
@@ -47,7 +47,7 @@ pub fn bson_documents(batch: &RecordBatch) -> Result<BinaryArray> {
         .map_err(|error| malformed(format!("documents that are no bytes: {error}")))
 }
 
-/// What becomes a document: its fields.
+/// The fields of a document.
 struct Document<'a> {
     fields: Vec<Field<'a>>,
 }
@@ -73,13 +73,13 @@ enum Values<'a> {
     Bytes(&'a BinaryArray),
     Day(&'a PrimitiveArray<Date32Type>),
     Moment(&'a PrimitiveArray<TimestampMillisecondType>),
-    List { ends: &'a [i32], items: Box<Field<'a>> },
+    List { ends: &'a [i32], elements: Box<Field<'a>> },
     Struct(Document<'a>),
 }
 
 impl<'a> Document<'a> {
     fn new(fields: impl Iterator<Item = (&'a str, &'a ArrayRef)>) -> Result<Document<'a>> {
-        let fields = fields.map(|(name, array)| Ok(Field { name, array, values: values(name, array)? }));
+        let fields = fields.map(|(name, array)| Ok(Field { name, array, values: typed_values(name, array)? }));
         Ok(Document { fields: fields.collect::<Result<_>>()? })
     }
 
@@ -89,9 +89,9 @@ impl<'a> Document<'a> {
 }
 
 impl Field<'_> {
-    /// Adds the value of a row under a name: its type, the name, the value.
+    /// Writes the value of a row under a name: its type, the name, the value.
     fn write(&self, row: usize, name: &str, out: &mut Vec<u8>) -> Result<()> {
-        let at = out.len();
+        let type_offset = out.len();
         out.push(0x0A);
         out.extend_from_slice(name.as_bytes());
         out.push(0);
@@ -99,7 +99,7 @@ impl Field<'_> {
             return Ok(());
         }
         let kind = self.values.write(row, out)?;
-        if let Some(first) = out.get_mut(at) {
+        if let Some(first) = out.get_mut(type_offset) {
             *first = kind;
         }
         Ok(())
@@ -107,7 +107,7 @@ impl Field<'_> {
 }
 
 impl Values<'_> {
-    /// Adds a value, and tells its type.
+    /// Writes a value and returns its BSON type.
     fn write(&self, row: usize, out: &mut Vec<u8>) -> Result<u8> {
         Ok(match self {
             Values::Null => 0x0A,
@@ -148,10 +148,12 @@ impl Values<'_> {
                 int64(values.value(row), out);
                 0x09
             }
-            Values::List { ends, items } => {
-                let place = |at: usize| ends.get(at).and_then(|end| usize::try_from(*end).ok()).unwrap_or(0);
-                let mut numbers = (place(row)..place(row + 1)).enumerate();
-                within(out, |out| numbers.try_for_each(|(at, item)| items.write(item, &at.to_string(), out)))?;
+            Values::List { ends, elements } => {
+                let offset = |index: usize| ends.get(index).and_then(|end| usize::try_from(*end).ok()).unwrap_or(0);
+                let mut numbers = (offset(row)..offset(row + 1)).enumerate();
+                within(out, |out| {
+                    numbers.try_for_each(|(index, element)| elements.write(element, &index.to_string(), out))
+                })?;
                 0x04
             }
             Values::Struct(document) => {
@@ -162,7 +164,7 @@ impl Values<'_> {
     }
 }
 
-fn values<'a>(name: &str, array: &'a ArrayRef) -> Result<Values<'a>> {
+fn typed_values<'a>(name: &str, array: &'a ArrayRef) -> Result<Values<'a>> {
     Ok(match array.data_type() {
         DataType::Null => Values::Null,
         DataType::Boolean => Values::Boolean(array.as_boolean()),
@@ -182,16 +184,16 @@ fn values<'a>(name: &str, array: &'a ArrayRef) -> Result<Values<'a>> {
         DataType::Timestamp(TimeUnit::Millisecond, _) => Values::Moment(array.as_primitive()),
         DataType::List(_) => {
             let lists = array.as_list::<i32>();
-            let items = lists.values();
-            let items = Field { name: "", array: items, values: values(name, items)? };
-            Values::List { ends: lists.value_offsets(), items: Box::new(items) }
+            let elements = lists.values();
+            let elements = Field { name: "", array: elements, values: typed_values(name, elements)? };
+            Values::List { ends: lists.value_offsets(), elements: Box::new(elements) }
         }
         DataType::Struct(fields) => {
             let columns = array.as_struct().columns();
             Values::Struct(Document::new(fields.iter().map(|field| field.name().as_str()).zip(columns))?)
         }
-        other => {
-            let message = format!("the column `{name}` is {other}, for which BSON has no type");
+        data_type => {
+            let message = format!("the column `{name}` is {data_type}, for which BSON has no type");
             return Err(Error::new(ErrorKind::OptionInvalid, message).hint("cast it to a text or a number"));
         }
     })
@@ -212,7 +214,7 @@ fn double(value: f64, out: &mut Vec<u8>) -> u8 {
     0x01
 }
 
-/// Adds a number of at most 34 digits: the sign, the exponent, and the digits as an integer.
+/// Writes a number of at most 34 digits: the sign, the exponent, and the digits as an integer.
 fn decimal(value: i128, scale: u64, out: &mut Vec<u8>) -> u8 {
     let sign = u128::from(value < 0) << 127;
     let exponent = u128::from(EXPONENT_BIAS - scale) << 113;
@@ -220,15 +222,15 @@ fn decimal(value: i128, scale: u64, out: &mut Vec<u8>) -> u8 {
     0x13
 }
 
-/// Adds a document or an array around what `write` adds: its length in front, a zero behind.
+/// Writes a document or an array around the output of `write`: its length before it, a zero after it.
 fn within(out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>) -> Result<()>) -> Result<()> {
     let start = out.len();
     out.extend_from_slice(&[0; 4]);
     write(out)?;
     out.push(0);
     let length = i32::try_from(out.len() - start).map_err(|_| too_long())?;
-    if let Some(place) = out.get_mut(start..start + 4) {
-        place.copy_from_slice(&length.to_le_bytes());
+    if let Some(length_bytes) = out.get_mut(start..start + 4) {
+        length_bytes.copy_from_slice(&length.to_le_bytes());
     }
     Ok(())
 }

@@ -1,19 +1,19 @@
-//! The bounds-checked reader: the only code that takes raw bytes apart.
+//! A bounds-checked reader, the only code that reads raw bytes.
 //!
-//! MySQL writes integers little-endian except inside DECIMAL and the temporal types, which are big-endian so that
-//! they compare as bytes; hence both families of readers.
+//! MySQL writes integers little-endian, except inside DECIMAL and the temporal types: these are big-endian so that
+//! they sort as bytes. Therefore the cursor has both kinds of readers.
 
 use crate::error::{malformed, Error, Result};
 
-/// A view of the bytes not read yet.
+/// A view of the unread bytes.
 #[derive(Debug, Clone, Copy)]
 pub struct Cursor<'a> {
     rest: &'a [u8],
 }
 
 #[cold]
-fn short(wanted: usize, found: usize) -> Error {
-    malformed(format!("{wanted} bytes expected, {found} left"))
+fn too_short(expected: usize, available: usize) -> Error {
+    malformed(format!("{expected} bytes expected, {available} left"))
 }
 
 macro_rules! fixed {
@@ -26,7 +26,7 @@ macro_rules! fixed {
                     self.rest = rest;
                     Ok($convert(*head))
                 }
-                None => Err(short($bytes, self.rest.len())),
+                None => Err(too_short($bytes, self.rest.len())),
             }
         })+
     };
@@ -63,7 +63,7 @@ fn u48_be(bytes: [u8; 6]) -> u64 {
 }
 
 impl<'a> Cursor<'a> {
-    /// Starts at the front of `bytes`.
+    /// Starts at the first byte of `bytes`.
     #[inline(always)]
     pub fn new(bytes: &'a [u8]) -> Cursor<'a> {
         Cursor { rest: bytes }
@@ -96,7 +96,7 @@ impl<'a> Cursor<'a> {
         u64_be -> u64, 8, u64::from_be_bytes;
     }
 
-    /// The next `count` bytes.
+    /// Reads the next `count` bytes.
     #[inline(always)]
     pub fn take(&mut self, count: usize) -> Result<&'a [u8]> {
         match self.rest.split_at_checked(count) {
@@ -104,20 +104,20 @@ impl<'a> Cursor<'a> {
                 self.rest = rest;
                 Ok(head)
             }
-            None => Err(short(count, self.rest.len())),
+            None => Err(too_short(count, self.rest.len())),
         }
     }
 
-    /// Passes over `count` bytes.
+    /// Skips `count` bytes.
     #[inline(always)]
     pub fn skip(&mut self, count: usize) -> Result<()> {
         self.take(count).map(|_| ())
     }
 
-    /// An unsigned integer of `bytes` (0 to 8) bytes, little-endian.
+    /// Reads an unsigned integer of `bytes` (0 to 8) bytes, little-endian.
     #[inline(always)]
     pub fn uint(&mut self, bytes: usize) -> Result<u64> {
-        // What is written narrow and read wide makes the processor wait, so the common widths are read as they are.
+        // Reading bytes wider than they were written stalls the processor, so the common widths are read directly.
         match bytes {
             1 => return self.u8().map(u64::from),
             2 => return self.u16().map(u64::from),
@@ -136,7 +136,7 @@ impl<'a> Cursor<'a> {
         Ok(u64::from_le_bytes(wide))
     }
 
-    /// An unsigned integer of `bytes` (0 to 8) bytes, big-endian.
+    /// Reads an unsigned integer of `bytes` (0 to 8) bytes, big-endian.
     #[inline(always)]
     pub fn uint_be(&mut self, bytes: usize) -> Result<u64> {
         let head = self.take(bytes)?;
@@ -146,7 +146,7 @@ impl<'a> Cursor<'a> {
         Ok(head.iter().fold(0, |value, &byte| value << 8 | u64::from(byte)))
     }
 
-    /// A length-encoded integer (MySQL internals, "Protocol::LengthEncodedInteger").
+    /// Reads a length-encoded integer (MySQL internals, "Protocol::LengthEncodedInteger").
     #[inline]
     pub fn length_encoded(&mut self) -> Result<u64> {
         match self.u8()? {
@@ -154,18 +154,18 @@ impl<'a> Cursor<'a> {
             252 => self.u16().map(u64::from),
             253 => self.u24().map(u64::from),
             254 => self.u64(),
-            other => Err(malformed(format!("a length-encoded integer starts with {other:#04x}"))),
+            first => Err(malformed(format!("a length-encoded integer starts with {first:#04x}"))),
         }
     }
 
-    /// Bytes after a length-encoded length.
+    /// Reads bytes after a length-encoded length.
     #[inline]
     pub fn length_encoded_bytes(&mut self) -> Result<&'a [u8]> {
         let length = self.length_encoded()?;
         self.take(usize::try_from(length).map_err(|_| malformed("a length over the address space"))?)
     }
 
-    /// Bytes after a little-endian length of `prefix` bytes.
+    /// Reads bytes after a little-endian length of `prefix` bytes.
     #[inline(always)]
     pub fn prefixed(&mut self, prefix: u8) -> Result<&'a [u8]> {
         let length = match prefix {
@@ -176,25 +176,25 @@ impl<'a> Cursor<'a> {
         self.take(length)
     }
 
-    /// Everything left, and moves to the end.
+    /// Reads all remaining bytes.
     #[inline(always)]
     pub fn take_rest(&mut self) -> &'a [u8] {
         std::mem::take(&mut self.rest)
     }
 
-    /// Everything left, without moving.
+    /// Returns all remaining bytes without moving.
     #[inline(always)]
     pub fn peek(&self) -> &'a [u8] {
         self.rest
     }
 
-    /// How many bytes are left.
+    /// Returns the number of remaining bytes.
     #[inline(always)]
     pub fn remaining(&self) -> usize {
         self.rest.len()
     }
 
-    /// Whether nothing is left.
+    /// Whether all bytes were read.
     #[inline(always)]
     pub fn is_empty(&self) -> bool {
         self.rest.is_empty()

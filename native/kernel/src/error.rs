@@ -1,17 +1,17 @@
-//! What can go wrong, by name.
+//! Errors, by name.
 //!
-//! The names are those of the classes in `penstock/errors.py`; a test holds the two lists together.
+//! The names match the classes in `penstock/errors.py`; a test compares the two lists.
 
 use std::fmt;
 
 macro_rules! error_kinds {
     ($($kind:ident),+ $(,)?) => {
-        /// The class of an error: what a caller may choose by.
+        /// The class of an error, by which callers distinguish errors.
         #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
         pub enum ErrorKind { $(#[allow(missing_docs)] $kind),+ }
 
         impl ErrorKind {
-            /// Every kind, so that tests can compare them with the Python tree.
+            /// All kinds, so that tests can compare them with the Python tree.
             pub const ALL: &'static [ErrorKind] = &[$(ErrorKind::$kind),+];
 
             /// The name of the Python class.
@@ -55,7 +55,7 @@ struct Inner {
     hint: Option<String>,
 }
 
-/// An error with a place and a way out. One pointer wide, so that results stay cheap on the hot path.
+/// An error with a position and a hint. One pointer wide, so that results stay cheap on the hot path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Error(Box<Inner>);
 
@@ -63,13 +63,13 @@ pub struct Error(Box<Inner>);
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// Makes an error without a place; `at` adds one further up, where the position is known.
+    /// Creates an error without a position; callers that know the position add it with `at`.
     #[cold]
     pub fn new(kind: ErrorKind, message: impl Into<String>) -> Error {
         Error(Box::new(Inner { kind, message: message.into(), position: None, hint: None }))
     }
 
-    /// Adds the file and offset, unless a deeper layer already did.
+    /// Adds the file and offset, unless a callee already did.
     #[must_use]
     #[cold]
     pub fn at(mut self, file: &str, offset: u64) -> Error {
@@ -79,7 +79,7 @@ impl Error {
         self
     }
 
-    /// Adds the command or setting that helps, unless there is one.
+    /// Adds the command or setting that helps, unless a callee already did.
     #[must_use]
     #[cold]
     pub fn hint(mut self, hint: impl Into<String>) -> Error {
@@ -89,11 +89,11 @@ impl Error {
         self
     }
 
-    /// Puts words before the message: which column, which event.
+    /// Prefixes the message with its context: which column, which event.
     #[must_use]
     #[cold]
-    pub fn within(mut self, place: &str) -> Error {
-        self.0.message = format!("{place}: {}", self.0.message);
+    pub fn within(mut self, context: &str) -> Error {
+        self.0.message = format!("{context}: {}", self.0.message);
         self
     }
 
@@ -102,17 +102,17 @@ impl Error {
         self.0.kind
     }
 
-    /// What happened, without place and hint.
+    /// The message, without position and hint.
     pub fn message(&self) -> &str {
         &self.0.message
     }
 
-    /// File and byte offset, where known.
+    /// File and byte offset, if known.
     pub fn position(&self) -> Option<(&str, u64)> {
         self.0.position.as_ref().map(|(file, offset)| (file.as_str(), *offset))
     }
 
-    /// The command or setting that helps, where there is one.
+    /// The command or setting that helps, if any.
     pub fn hint_text(&self) -> Option<&str> {
         self.0.hint.as_deref()
     }
@@ -133,13 +133,13 @@ impl fmt::Display for Error {
 
 impl std::error::Error for Error {}
 
-/// Shorthand for the commonest error of event bodies.
+/// Shorthand for the most common error of event bodies.
 #[cold]
 pub fn malformed(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::EventMalformed, message)
 }
 
-/// Shorthand for the commonest error of column values.
+/// Shorthand for the most common error of column values.
 #[cold]
 pub fn value_malformed(message: impl Into<String>) -> Error {
     Error::new(ErrorKind::ValueMalformed, message)

@@ -1,45 +1,45 @@
-//! Global transaction ids, and sets of them, of both families.
+//! Global transaction ids of both families, and sets of them.
 //!
-//! MySQL: `uuid[:tag]:number`; a set is intervals for each uuid and tag. MariaDB: `domain-server-sequence`; a set is
-//! a position, the last sequence of each domain, and holds every transaction at or before it.
+//! MySQL: `uuid[:tag]:number`; a set has intervals for each uuid and tag. MariaDB: `domain-server-sequence`; a set is
+//! a position, the last sequence of each domain, and includes all transactions up to it.
 
 use std::collections::BTreeMap;
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// The longest tag.
+/// Maximum length of a tag in bytes.
 const TAG_BYTES_MAX: usize = 32;
 
-/// The server's own ceiling of a transaction's number (`GNO_END`).
+/// The server's limit for transaction numbers (`GNO_END`).
 const NUMBER_MAX: u64 = i64::MAX as u64;
 
-/// One transaction's id.
+/// The id of a transaction.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum Gtid {
-    /// The server gave none.
+    /// The transaction has no id.
     #[default]
     Anonymous,
-    /// MySQL's form.
+    /// A GTID of MySQL.
     Mysql {
-        /// The server on which it was first committed.
+        /// The server that first committed the transaction.
         uuid: [u8; 16],
-        /// The tag (MySQL 8.3 and later), lower case; mostly empty.
+        /// The tag (MySQL 8.3 and later) in lower case; usually empty.
         tag: String,
-        /// Counts from 1.
+        /// Number of the transaction, starting at 1.
         number: u64,
     },
-    /// MariaDB's form.
+    /// A GTID of MariaDB.
     Mariadb {
         /// The replication domain.
         domain: u32,
-        /// The server on which it was first committed.
+        /// The server that first committed the transaction.
         server: u32,
-        /// Counts within the domain.
+        /// Sequence number within the domain.
         sequence: u64,
     },
 }
 
-/// The text of one byte, twice sixteen times sixteen characters in all.
+/// The two hexadecimal digits of each byte.
 const HEX: [[u8; 2]; 256] = {
     const DIGITS: [u8; 16] = *b"0123456789abcdef";
     let mut pairs = [[0u8; 2]; 256];
@@ -51,14 +51,14 @@ const HEX: [[u8; 2]; 256] = {
     pairs
 };
 
-/// Where the digits of each byte of a uuid stand in its text.
-const UUID_PLACES: [usize; 16] = [0, 2, 4, 6, 9, 11, 14, 16, 19, 21, 24, 26, 28, 30, 32, 34];
+/// The offsets of each byte's digits in the text of a uuid.
+const UUID_DIGIT_OFFSETS: [usize; 16] = [0, 2, 4, 6, 9, 11, 14, 16, 19, 21, 24, 26, 28, 30, 32, 34];
 
-/// Appends a uuid. Every transaction's id passes here, so the text is put together on the stack first.
+/// Appends a uuid. Called for every transaction, so the text is assembled on the stack first.
 fn push_uuid(uuid: &[u8; 16], out: &mut String) {
     let mut text = [b'-'; 36];
-    for (byte, place) in uuid.iter().zip(UUID_PLACES) {
-        if let Some(digits) = text.get_mut(place..place + 2) {
+    for (byte, offset) in uuid.iter().zip(UUID_DIGIT_OFFSETS) {
+        if let Some(digits) = text.get_mut(offset..offset + 2) {
             digits.copy_from_slice(&HEX[usize::from(*byte)]);
         }
     }
@@ -77,7 +77,7 @@ fn parse_uuid(text: &str) -> Option<[u8; 16]> {
 }
 
 impl Gtid {
-    /// Appends the text form; nothing for a transaction without an id.
+    /// Appends the text of the id; nothing for a transaction without id.
     pub fn write(&self, out: &mut String) {
         match self {
             Gtid::Anonymous => {}
@@ -101,16 +101,16 @@ impl Gtid {
     }
 }
 
-/// Appends a number in decimal, as `write!` would and faster.
+/// Appends a decimal number, faster than `write!`.
 fn push_decimal(value: u64, out: &mut String) {
     let mut digits = [0u8; 20];
-    let mut left = value;
+    let mut remaining = value;
     let mut first = digits.len();
-    for place in digits.iter_mut().rev() {
-        *place = b'0' + (left % 10) as u8;
-        left /= 10;
+    for digit in digits.iter_mut().rev() {
+        *digit = b'0' + (remaining % 10) as u8;
+        remaining /= 10;
         first -= 1;
-        if left == 0 {
+        if remaining == 0 {
             break;
         }
     }
@@ -119,16 +119,16 @@ fn push_decimal(value: u64, out: &mut String) {
 }
 
 #[cold]
-fn other_family(set: &GtidSet, family: &str, form: &str) -> Error {
+fn wrong_family(set: &GtidSet, family: &str, form: &str) -> Error {
     Error::new(ErrorKind::PositionInvalid, format!("`{}` is not a GTID set of {family}", set.text()))
         .hint(format!("write {form}, several by commas"))
 }
 
-/// Intervals `[start, end)`, sorted, disjoint and never touching.
+/// Intervals `[start, end)`: sorted, disjoint, and with gaps between them.
 type Intervals = Vec<(u64, u64)>;
 
-/// How many keys of a set are compared one by one before it is searched.
-const KEYS_LOOKED_AT_MAX: usize = 8;
+/// How many keys of a set are compared one by one before a tree lookup.
+const KEYS_SCANNED_MAX: usize = 8;
 
 /// A set of transactions.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -138,7 +138,7 @@ pub struct GtidSet {
 }
 
 impl GtidSet {
-    /// Parses either family's text. Spaces and line breaks are allowed, empty text is the empty set.
+    /// Parses the text of either family. Spaces and line breaks are allowed; an empty text is the empty set.
     pub fn parse(text: &str) -> Result<GtidSet> {
         let mut set = GtidSet::default();
         for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
@@ -187,17 +187,17 @@ impl GtidSet {
 
     /// Adds the interval `[start, end)`.
     pub fn add_interval(&mut self, uuid: [u8; 16], tag: &str, start: u64, end: u64) {
-        // One or a few servers write a log, so looking at each key costs less than making one to search with. An empty
-        // tag is told by its length: comparing no bytes at all is slow where their address is none.
-        let is_key = |held: &([u8; 16], String)| {
-            held.0 == uuid && held.1.len() == tag.len() && (tag.is_empty() || held.1 == tag)
+        // A log has one or a few servers, so comparing each key is cheaper than allocating a key for a lookup. An
+        // empty tag is detected by its length, because comparing empty slices is slow.
+        let is_key = |existing: &([u8; 16], String)| {
+            existing.0 == uuid && existing.1.len() == tag.len() && (tag.is_empty() || existing.1 == tag)
         };
-        let held = self.mysql.iter_mut().take(KEYS_LOOKED_AT_MAX).find(|(key, _)| is_key(key));
-        let intervals = match held {
+        let existing = self.mysql.iter_mut().take(KEYS_SCANNED_MAX).find(|(key, _)| is_key(key));
+        let intervals = match existing {
             Some((_, intervals)) => intervals,
             None => self.mysql.entry((uuid, tag.to_owned())).or_default(),
         };
-        // Transactions nearly always arrive in order, so the last interval nearly always just grows.
+        // Transactions nearly always arrive in order, so usually the last interval just grows.
         match intervals.last_mut() {
             Some(last) if last.0 <= start && start <= last.1 => {
                 last.1 = last.1.max(end);
@@ -210,7 +210,7 @@ impl GtidSet {
             }
         }
         let before = intervals.partition_point(|interval| interval.0 <= start);
-        if before.checked_sub(1).and_then(|at| intervals.get(at)).is_some_and(|held| end <= held.1) {
+        if before.checked_sub(1).and_then(|at| intervals.get(at)).is_some_and(|existing| end <= existing.1) {
             return;
         }
         intervals.push((start, end));
@@ -225,7 +225,7 @@ impl GtidSet {
         *intervals = merged;
     }
 
-    /// Adds one transaction.
+    /// Adds a transaction.
     pub fn add(&mut self, gtid: &Gtid) {
         match gtid {
             Gtid::Anonymous => {}
@@ -236,7 +236,7 @@ impl GtidSet {
         }
     }
 
-    /// Adds a whole set.
+    /// Adds all transactions of another set.
     pub fn union(&mut self, other: &GtidSet) {
         for ((uuid, tag), intervals) in &other.mysql {
             for &(start, end) in intervals {
@@ -244,66 +244,69 @@ impl GtidSet {
             }
         }
         for (&domain, &(server, sequence)) in &other.mariadb {
-            let held = self.mariadb.entry(domain).or_insert((server, sequence));
-            if held.1 < sequence {
-                *held = (server, sequence);
+            let existing = self.mariadb.entry(domain).or_insert((server, sequence));
+            if existing.1 < sequence {
+                *existing = (server, sequence);
             }
         }
     }
 
-    /// Takes a whole set away. A MariaDB domain goes when `other` has reached it.
+    /// Removes the transactions of another set. A MariaDB domain is removed if `other` has reached its position.
     pub fn subtract(&mut self, other: &GtidSet) {
         for (key, intervals) in &mut self.mysql {
-            let Some(taken) = other.mysql.get(key) else { continue };
-            let mut left: Intervals = Vec::new();
+            let Some(removed) = other.mysql.get(key) else { continue };
+            let mut remaining: Intervals = Vec::new();
             for &(start, end) in intervals.iter() {
                 let mut from = start;
-                for &(taken_start, taken_end) in taken.iter().filter(|t| t.1 > start && t.0 < end) {
-                    if from < taken_start {
-                        left.push((from, taken_start));
+                for &(removed_start, removed_end) in removed.iter().filter(|t| t.1 > start && t.0 < end) {
+                    if from < removed_start {
+                        remaining.push((from, removed_start));
                     }
-                    from = from.max(taken_end);
+                    from = from.max(removed_end);
                 }
                 if from < end {
-                    left.push((from, end));
+                    remaining.push((from, end));
                 }
             }
-            *intervals = left;
+            *intervals = remaining;
         }
         self.mysql.retain(|_, intervals| !intervals.is_empty());
-        self.mariadb.retain(|domain, (_, sequence)| other.mariadb.get(domain).is_none_or(|held| held.1 < *sequence));
+        self.mariadb
+            .retain(|domain, (_, sequence)| other.mariadb.get(domain).is_none_or(|existing| existing.1 < *sequence));
     }
 
-    /// Whether the transaction is in the set.
+    /// Whether the set contains the transaction.
     pub fn contains(&self, gtid: &Gtid) -> bool {
         match gtid {
             Gtid::Anonymous => false,
             Gtid::Mysql { uuid, tag, number } => {
-                // A key with an owned tag is made only for the rare tagged transaction.
-                self.mysql.iter().any(|((held, held_tag), intervals)| {
-                    held == uuid && held_tag == tag && {
+                // Compare in place: a lookup would need a key with an owned tag.
+                self.mysql.iter().any(|((existing, existing_tag), intervals)| {
+                    existing == uuid && existing_tag == tag && {
                         let after = intervals.partition_point(|interval| interval.0 <= *number);
                         after.checked_sub(1).and_then(|at| intervals.get(at)).is_some_and(|i| *number < i.1)
                     }
                 })
             }
-            Gtid::Mariadb { domain, sequence, .. } => self.mariadb.get(domain).is_some_and(|held| *sequence <= held.1),
+            Gtid::Mariadb { domain, sequence, .. } => {
+                self.mariadb.get(domain).is_some_and(|existing| *sequence <= existing.1)
+            }
         }
     }
 
-    /// Whether every transaction of `other` is in this set.
+    /// Whether the set contains all transactions of `other`.
     pub fn contains_set(&self, other: &GtidSet) -> bool {
         let mut rest = other.clone();
         rest.subtract(self);
         rest.is_empty()
     }
 
-    /// Whether the set holds nothing.
+    /// Whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.mysql.is_empty() && self.mariadb.is_empty()
     }
 
-    /// The canonical text, as the server prints it.
+    /// Returns the canonical text, as the server prints it.
     pub fn text(&self) -> String {
         let mut out = String::new();
         let mut previous: Option<[u8; 16]> = None;
@@ -337,22 +340,22 @@ impl GtidSet {
         out
     }
 
-    /// The payload of COM_BINLOG_DUMP_GTID: a count, then uuid, tag where the server knows tags, and intervals
-    /// (`Gtid_set::encode`). `tagged` picks the format of MySQL 8.3 and later, which is written only where a tag is held.
+    /// Encodes the set for COM_BINLOG_DUMP_GTID (`Gtid_set::encode`): a count, then uuid, tag and intervals. Only
+    /// sets that contain a tag use the format with tags of MySQL 8.3 and later.
     ///
-    /// It is the body of PREVIOUS_GTIDS as well. Raises `PositionInvalid` for a set of MariaDB.
+    /// The body of PREVIOUS_GTIDS has the same format. Raises `PositionInvalid` for a set of MariaDB.
     pub fn encode_mysql(&self) -> Result<Vec<u8>> {
         if !self.mariadb.is_empty() {
-            return Err(other_family(self, "MySQL", "uuid:1-5:7, with a tag uuid:tag:1-5"));
+            return Err(wrong_family(self, "MySQL", "uuid:1-5:7, with a tag uuid:tag:1-5"));
         }
         Ok(self.encode())
     }
 
-    /// The body of GTID_LIST (`Gtid_list_log_event`): a count, then domain, server and sequence of each domain.
-    /// Raises `PositionInvalid` for a set of MySQL.
+    /// Encodes the set as the body of GTID_LIST (`Gtid_list_log_event`): a count, then domain, server and sequence of
+    /// each domain. Raises `PositionInvalid` for a set of MySQL.
     pub fn encode_mariadb(&self) -> Result<Vec<u8>> {
         if !self.mysql.is_empty() {
-            return Err(other_family(self, "MariaDB", "domain-server-sequence"));
+            return Err(wrong_family(self, "MariaDB", "domain-server-sequence"));
         }
         let mut out = (self.mariadb.len() as u32).to_le_bytes().to_vec();
         for (domain, (server, sequence)) in &self.mariadb {
@@ -361,7 +364,7 @@ impl GtidSet {
             out.extend_from_slice(&sequence.to_le_bytes());
         }
         if self.mariadb.is_empty() {
-            // The server takes no list shorter than six bytes, and fills an empty one up.
+            // The server rejects lists shorter than six bytes and pads an empty list itself.
             out.extend_from_slice(&[0, 0]);
         }
         Ok(out)
@@ -372,7 +375,7 @@ impl GtidSet {
         let mut out = Vec::new();
         let count = self.mysql.len() as u64;
         if tagged {
-            // One byte of format on both ends of the 8-byte count keeps old readers from taking it for a number.
+            // The format byte at both ends of the 8-byte count prevents older readers from parsing it as a number.
             out.extend_from_slice(&(count << 8 | 1 << 56 | 1).to_le_bytes());
         } else {
             out.extend_from_slice(&count.to_le_bytes());
@@ -380,7 +383,7 @@ impl GtidSet {
         for ((uuid, tag), intervals) in &self.mysql {
             out.extend_from_slice(uuid);
             if tagged {
-                // A tag has at most 32 characters, so its length is one byte of the variable-length form.
+                // A tag has at most 32 characters, so its length takes a single byte of the variable-length encoding.
                 out.push(u8::try_from(tag.len()).unwrap_or(u8::MAX).wrapping_shl(1));
                 out.extend_from_slice(tag.as_bytes());
             }
@@ -402,14 +405,14 @@ mod tests {
 
     #[test]
     fn text_is_canonical_and_round_trips() {
-        for (given, canonical) in [
+        for (text, canonical) in [
             (format!("{UUID}:1-5:8"), format!("{UUID}:1-5:8")),
             (format!("{UUID}:8:1-3:4-5"), format!("{UUID}:1-5:8")),
             (format!("{UUID}:1:blue:2-3"), format!("{UUID}:1:blue:2-3")),
             ("0-1-5, 7-2-9".to_owned(), "0-1-5,7-2-9".to_owned()),
             (String::new(), String::new()),
         ] {
-            assert_eq!(GtidSet::parse(&given).unwrap().text(), canonical);
+            assert_eq!(GtidSet::parse(&text).unwrap().text(), canonical);
         }
         assert!(GtidSet::parse("nonsense").is_err());
         assert!(GtidSet::parse(&format!("{UUID}:5-1")).is_err());
@@ -419,15 +422,15 @@ mod tests {
     fn membership_follows_intervals_and_positions() {
         let set = GtidSet::parse(&format!("{UUID}:1-5:8,3-1-7")).unwrap();
         let uuid = parse_uuid(UUID).unwrap();
-        for (number, held) in [(1, true), (5, true), (6, false), (8, true), (9, false)] {
-            assert_eq!(set.contains(&Gtid::Mysql { uuid, tag: String::new(), number }), held, "{number}");
+        for (number, is_member) in [(1, true), (5, true), (6, false), (8, true), (9, false)] {
+            assert_eq!(set.contains(&Gtid::Mysql { uuid, tag: String::new(), number }), is_member, "{number}");
         }
         assert!(set.contains(&Gtid::Mariadb { domain: 3, server: 9, sequence: 7 }));
         assert!(!set.contains(&Gtid::Mariadb { domain: 3, server: 9, sequence: 8 }));
     }
 
     #[test]
-    fn a_difference_leaves_holes() {
+    fn subtracting_a_set_splits_intervals() {
         let mut set = GtidSet::parse(&format!("{UUID}:1-10")).unwrap();
         set.subtract(&GtidSet::parse(&format!("{UUID}:3-4:7")).unwrap());
         assert_eq!(set.text(), format!("{UUID}:1-2:5-6:8-10"));

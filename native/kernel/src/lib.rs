@@ -1,14 +1,14 @@
-//! The Penstock kernel: binlog bytes in, Arrow columns out.
+//! The Penstock kernel: decodes binlog bytes into Arrow columns.
 //!
-//! Pure: no Python, no files, no sockets, no clock, no threads. How a byte becomes a column:
+//! The kernel is pure: no Python, files, sockets, clock or threads. A byte becomes a column in these steps:
 //!
-//! 1. `frame::packet` strips the replication protocol's frames, where the bytes come from a live server.
-//! 2. `stream` cuts the bytes into events, checks each checksum, tracks positions and transactions.
-//! 3. `event` takes an event body apart; `event::table_map` says what the row images hold.
-//! 4. `column` reads one value of one type as a [`column::Value`], a view of the bytes.
-//! 5. `emit` is the visitor: typed Arrow columns, raw images, or one row per event or transaction.
+//! 1. `frame::packet` strips the framing of the replication protocol, if the bytes come from a live server.
+//! 2. `stream` splits the bytes into events, verifies checksums, and tracks positions and transactions.
+//! 3. `event` parses event bodies; `event::table_map` describes the row images.
+//! 4. `column` decodes each value to a [`column::Value`], a view of the bytes.
+//! 5. `emit` writes the output: typed Arrow columns, raw images, messages, or a row per event or transaction.
 //!
-//! Beside these, `blocks` cuts the same bytes into blocks, for a log that stores them and finds them again.
+//! In addition, `blocks` cuts the same bytes into blocks for a durable, indexed log.
 
 #![deny(unsafe_code)]
 #![warn(missing_docs)]

@@ -1,37 +1,37 @@
-//! Every limit of the kernel, with its reason.
+//! The limits of the kernel, with their reasons.
 
-/// Length of the header every event carries since binlog version 4.
+/// Length of an event's header since binlog version 4.
 pub const EVENT_HEADER_BYTES: usize = 19;
 
-/// Length of the CRC32 at the end of each event when checksums are enabled.
+/// Length of the CRC32 at the end of each event if checksums are enabled.
 pub const CHECKSUM_BYTES: usize = 4;
 
 /// The four bytes before the first event of a file.
 pub const MAGIC_BYTES: usize = 4;
 
-/// The largest event: the server's ceiling for `max_allowed_packet` plus its own allowance for headers.
+/// The largest event: the server's maximum of `max_allowed_packet` plus its allowance for headers.
 pub const EVENT_BYTES_MAX: usize = (1 << 30) + 64 * 1024;
 
 /// The largest decompressed transaction payload. Payloads are streamed, so this does not bound memory.
 pub const PAYLOAD_BYTES_MAX: u64 = 1 << 40;
 
-/// The largest decompressed MariaDB event or column: the same as one event.
+/// The largest decompressed MariaDB event or column: the same as an event.
 pub const DECOMPRESSED_BYTES_MAX: usize = EVENT_BYTES_MAX;
 
-/// Columns of one table: the server's own maximum (InnoDB's is 1017).
+/// Columns of a table: the server's maximum (InnoDB's is 1017).
 pub const COLUMNS_MAX: usize = 4096;
 
-/// Depth of a JSON document: the server's own JSON_DOCUMENT_MAX_DEPTH.
+/// Depth of a JSON document: the server's JSON_DOCUMENT_MAX_DEPTH.
 pub const JSON_DEPTH_MAX: usize = 100;
 
-/// Table maps kept at once. A transaction that touches more tables is refused, to bound memory.
+/// Number of open table maps. Transactions that change more tables are rejected, to bound memory.
 pub const TABLES_OPEN_MAX: usize = 1 << 16;
 
-/// Savepoints of one transaction whose positions are remembered.
+/// Number of savepoints of a transaction whose positions are recorded.
 pub const SAVEPOINTS_MAX: usize = 1 << 12;
 
-/// Prepared XA transactions that one decoder remembers; servers hold a few. Any other is searched for in the log when it
-/// commits.
+/// Number of prepared XA transactions that a decoder records; servers have few. Other transactions are searched in
+/// the log when they commit.
 pub const PREPARED_TRANSACTIONS_MAX: usize = 65_536;
 
 /// Buffered events of prepared XA transactions in one decoder. Events beyond this are read again at commit.

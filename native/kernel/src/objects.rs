@@ -1,4 +1,4 @@
-//! Arrow rows as JSON objects.
+//! Writes Arrow rows as JSON objects.
 
 use arrow_array::{RecordBatch, StringArray};
 use arrow_buffer::{OffsetBuffer, ScalarBuffer};
@@ -7,19 +7,20 @@ use crate::column::{json, quoted, CellColumn, DeclaredColumn, Value};
 use crate::emit::unheld::{array, no_column, Unheld};
 use crate::error::{malformed, Error, ErrorKind, Result};
 
-/// One member of the objects: its name as it stands in JSON, and its values.
+/// A member of the objects: its name, its JSON key and its values.
 struct Member<'a> {
     name: &'a str,
     key: Vec<u8>,
     cells: CellColumn<'a>,
 }
 
-/// One JSON object for each row of `batch`, with the declared columns as members, in their order; `names` takes only
-/// some, in its own order.
+/// Writes a JSON object for each row of `batch`. The members are the declared columns in their order, or only `names`
+/// in that order.
 ///
-/// Values are as the server's client shows them. One that its type cannot hold is null, or with `exact` the text that
-/// stands in `_metadata.unrepresentable`. Raises `SchemaInvalid` for a column that is not of its declared type,
-/// `OptionInvalid` for a name that is not declared or not in the batch, `LimitExceeded` for more than 2 GiB of text.
+/// Values are written as the server's client shows them. A value that its type cannot represent is null, or with
+/// `exact` the text from `_metadata.unrepresentable`. Raises `SchemaInvalid` for a column that does not have its
+/// declared type, `OptionInvalid` for a name that is not declared or not in the batch, `LimitExceeded` for more than
+/// 2 GiB of text.
 pub fn json_objects(
     batch: &RecordBatch,
     columns: &[DeclaredColumn],
@@ -45,17 +46,19 @@ pub fn json_objects(
                     .map_err(|error| error.within(&format!("column `{}`", member.name)))?,
             }
         }
-        close(start, &mut out);
+        close_object(start, &mut out);
         ends.push(i32::try_from(out.len()).map_err(|_| too_long())?);
     }
     StringArray::try_new(OffsetBuffer::new(ScalarBuffer::from(ends)), out.into(), None)
         .map_err(|error| malformed(format!("JSON that is no text: {error}")))
 }
 
-/// The text of one column's value in each row, null where it is null; with `path` what that leads to in a document.
+/// Returns the text of a column's value in each row, null if the value is null. With `path`, the text of the value at
+/// that path of a JSON document.
 ///
-/// Values are as the server's client shows them, but numbers with all their digits, BIT as a number, and bytes as
-/// hexadecimal digits; what the column's type cannot hold is its exact text. Raises what `json_objects` raises.
+/// Values are written as the server's client shows them, except that numbers have all their digits, BIT is a number
+/// and bytes are hexadecimal digits. A value that the column's type cannot represent is its exact text. Raises the
+/// same errors as `json_objects`.
 pub fn column_texts(
     batch: &RecordBatch,
     column: &DeclaredColumn,
@@ -85,25 +88,25 @@ pub fn column_texts(
                 written.map_err(|error| error.within(&format!("column `{}`", column.name)))?
             }
         };
-        let picked = if is_some && !path.is_empty() { pick(start, path, &mut out)? } else { is_some };
+        let is_valid = if is_some && !path.is_empty() { replace_by_path(start, path, &mut out)? } else { is_some };
         ends.push(i32::try_from(out.len()).map_err(|_| too_long())?);
-        valid.push(picked);
+        valid.push(is_valid);
     }
     StringArray::try_new(OffsetBuffer::new(ScalarBuffer::from(ends)), out.into(), Some(valid.into()))
         .map_err(|error| malformed(format!("a name that is no text: {error}")))
 }
 
-/// Puts what a path leads to in place of the document written behind `start`; false where it leads nowhere.
-fn pick(start: usize, path: &[json::Step], out: &mut Vec<u8>) -> Result<bool> {
+/// Replaces the document after `start` by the value at a path; false if the path leads nowhere.
+fn replace_by_path(start: usize, path: &[json::Step], out: &mut Vec<u8>) -> Result<bool> {
     let document = std::str::from_utf8(out.get(start..).unwrap_or_default());
-    let found = json::pick(document.map_err(|_| malformed("a document that is no text"))?, path)?;
+    let value_at_path = json::pick(document.map_err(|_| malformed("a document that is no text"))?, path)?;
     out.truncate(start);
-    out.extend_from_slice(found.as_deref().unwrap_or_default().as_bytes());
-    Ok(found.is_some())
+    out.extend_from_slice(value_at_path.as_deref().unwrap_or_default().as_bytes());
+    Ok(value_at_path.is_some())
 }
 
-/// Makes an object of the pairs written behind `start`, each of which began with a comma.
-fn close(start: usize, out: &mut Vec<u8>) {
+/// Turns the pairs after `start`, each with a leading comma, into an object.
+fn close_object(start: usize, out: &mut Vec<u8>) {
     match out.get_mut(start) {
         Some(first) => *first = b'{',
         None => out.push(b'{'),
@@ -162,12 +165,12 @@ mod tests {
         let (declared, arrays): (Vec<_>, Vec<_>) = columns.into_iter().unzip();
         let batch = RecordBatch::try_new(Arc::new(Schema::new(fields)), arrays).unwrap();
         let names: Option<Vec<String>> = names.map(|names| names.iter().map(|name| (*name).to_owned()).collect());
-        let made = json_objects(&batch, &declared, true, names.as_deref(), false)?;
-        Ok(made.iter().flatten().map(str::to_owned).collect())
+        let array = json_objects(&batch, &declared, true, names.as_deref(), false)?;
+        Ok(array.iter().flatten().map(str::to_owned).collect())
     }
 
     #[test]
-    fn rows_become_objects_of_what_the_client_shows() {
+    fn rows_become_objects_of_client_texts() {
         let decimals = Decimal128Array::from(vec![Some(-150), None]).with_precision_and_scale(5, 2).unwrap();
         let times = DurationMicrosecondArray::from(vec![-1_500_000, 3_020_399_000_000]);
         let columns = || {
@@ -200,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_column_cannot_hold_is_refused_by_its_name() {
+    fn values_that_contradict_the_type_are_rejected_by_column() {
         let cases = [
             ("int", texts(&[Some("1")]), ErrorKind::SchemaInvalid),
             ("enum('a')", texts(&[Some("b")]), ErrorKind::ValueMalformed),

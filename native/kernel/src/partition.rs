@@ -1,5 +1,5 @@
-//! The partition of a queue's topic that a key belongs to, by the hash that Kafka's own producers use (murmur2), so that
-//! keys fall where those of any other producer fall.
+//! Partitions of Kafka topics, by the hash of Kafka's own producers (murmur2), so that a key has the same partition
+//! whichever producer sends it.
 
 use arrow_array::cast::AsArray;
 use arrow_array::{Array, ArrayRef, Int32Array};
@@ -10,23 +10,25 @@ use crate::error::{Error, ErrorKind, Result};
 const SEED: u32 = 0x9747_b28c;
 const FACTOR: u32 = 0x5bd1_e995;
 
-/// The partition of each key, of `count`; null for a key that is null.
+/// Returns the partition of each key among `count`; null for a null key.
 ///
-/// Raises `OptionInvalid` where there are no partitions, or the keys are neither texts nor bytes.
+/// Raises `OptionInvalid` if `count` is 0, or if the keys are neither texts nor bytes.
 pub fn partitions(keys: &ArrayRef, count: u32) -> Result<Int32Array> {
     let modulus = i32::try_from(count).ok().filter(|count| *count > 0);
     let modulus = modulus.ok_or_else(|| Error::new(ErrorKind::OptionInvalid, format!("{count} partitions")))?;
-    let place = |key: &[u8]| i32::from_ne_bytes((murmur2(key) & 0x7fff_ffff).to_ne_bytes()) % modulus;
+    let partition = |key: &[u8]| i32::from_ne_bytes((murmur2(key) & 0x7fff_ffff).to_ne_bytes()) % modulus;
     Ok(match keys.data_type() {
-        DataType::Utf8 => keys.as_string::<i32>().iter().map(|key| key.map(|key| place(key.as_bytes()))).collect(),
-        DataType::LargeUtf8 => keys.as_string::<i64>().iter().map(|key| key.map(|key| place(key.as_bytes()))).collect(),
-        DataType::Binary => keys.as_binary::<i32>().iter().map(|key| key.map(place)).collect(),
-        DataType::LargeBinary => keys.as_binary::<i64>().iter().map(|key| key.map(place)).collect(),
-        other => return Err(Error::new(ErrorKind::OptionInvalid, format!("keys of type {other}"))),
+        DataType::Utf8 => keys.as_string::<i32>().iter().map(|key| key.map(|key| partition(key.as_bytes()))).collect(),
+        DataType::LargeUtf8 => {
+            keys.as_string::<i64>().iter().map(|key| key.map(|key| partition(key.as_bytes()))).collect()
+        }
+        DataType::Binary => keys.as_binary::<i32>().iter().map(|key| key.map(partition)).collect(),
+        DataType::LargeBinary => keys.as_binary::<i64>().iter().map(|key| key.map(partition)).collect(),
+        data_type => return Err(Error::new(ErrorKind::OptionInvalid, format!("keys of type {data_type}"))),
     })
 }
 
-/// Austin Appleby's hash, with the seed that Kafka gives it.
+/// Computes Austin Appleby's murmur2 with Kafka's seed.
 fn murmur2(key: &[u8]) -> u32 {
     let mut hash = SEED ^ u32::try_from(key.len()).unwrap_or(u32::MAX);
     let mut words = key.chunks_exact(4);
@@ -68,13 +70,13 @@ mod tests {
     }
 
     #[test]
-    fn texts_and_bytes_fall_alike_and_nulls_nowhere() {
+    fn texts_and_bytes_have_equal_partitions_and_nulls_have_none() {
         let texts: ArrayRef = Arc::new(StringArray::from(vec![Some("foobar"), None, Some("")]));
         let bytes: ArrayRef = Arc::new(BinaryArray::from(vec![Some(&b"foobar"[..]), None, Some(b"")]));
-        let found = partitions(&texts, 6).unwrap();
-        assert_eq!(found, partitions(&bytes, 6).unwrap());
-        assert!(found.is_null(1));
-        assert_eq!(found.value(0), (0x7fff_ffff & -790_332_482) % 6);
+        let assigned = partitions(&texts, 6).unwrap();
+        assert_eq!(assigned, partitions(&bytes, 6).unwrap());
+        assert!(assigned.is_null(1));
+        assert_eq!(assigned.value(0), (0x7fff_ffff & -790_332_482) % 6);
         assert!(partitions(&texts, 0).is_err());
         let numbers: ArrayRef = Arc::new(Int8Array::from(vec![1]));
         assert!(partitions(&numbers, 6).is_err());

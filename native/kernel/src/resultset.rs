@@ -1,4 +1,4 @@
-//! Result sets of a live server in the text protocol: packets in, Arrow columns out.
+//! Decodes result sets of the text protocol into Arrow columns.
 //!
 //! ```text
 //! ┌─────────────┬───────────────────┬─────┬──────┬──────┬─────┬─────┐
@@ -6,9 +6,10 @@
 //! └─────────────┴───────────────────┴─────┴──────┴──────┴─────┴─────┘
 //! ```
 //!
-//! A row is one length-encoded text for each column, fb for NULL (manual of the protocol, "Text Resultset"). A payload
-//! of 0xffffff bytes goes on in the next packet. What the columns hold is declared by whoever asked, not taken from the
-//! definitions: it is the table's own types that the binlog knows as well, so that both give the same values.
+//! A row has a length-encoded text for each column, fb for NULL (protocol manual, "Text Resultset"). A payload of
+//! 0xffffff bytes continues in the next packet. The caller declares the column types; they are not taken from the
+//! definitions in the result. These are the table's own types, which the binlog uses as well, so both give the same
+//! values.
 
 use std::sync::Arc;
 
@@ -32,40 +33,40 @@ const NULL: u8 = 0xfb;
 const OK: u8 = 0x00;
 const EOF: u8 = 0xfe;
 const ERROR: u8 = 0xff;
-/// An EOF packet is shorter than any row that begins with the same byte.
+/// An EOF packet is shorter than any row that starts with the same byte.
 const EOF_BYTES_MAX: usize = 9;
 
-/// What the rows of a result set are, beside their columns: where the log stood when they were read.
+/// Where the rows of a result set come from, for their system columns.
 #[derive(Debug, Clone)]
 pub struct Origin {
-    /// The instance that rows name.
+    /// The name of the captured cluster.
     pub instance: Arc<str>,
-    /// The table that was read.
+    /// The table that is read.
     pub table: TableRef,
-    /// The log file.
+    /// The log file at the time of the read.
     pub file: Arc<str>,
-    /// The place in it.
+    /// The offset in the log file.
     pub offset: u64,
-    /// What orders the rows among changes of the log.
+    /// The commit version, which orders the rows among changes of the log.
     pub commit_version: i64,
-    /// When they were read, in microseconds since 1970.
+    /// Time of the read, in microseconds since 1970.
     pub timestamp_us: i64,
     /// The server's id.
     pub server_id: u32,
-    /// How many rows were read before these.
+    /// Number of rows that were read before these.
     pub row_first: u32,
 }
 
-/// How much one batch may hold.
+/// Limits of a batch.
 #[derive(Debug, Clone, Copy)]
 pub struct Bounds {
-    /// Rows.
+    /// Number of rows.
     pub rows: usize,
-    /// Bytes of rows as they were sent.
+    /// Bytes of rows as the server sent them.
     pub bytes: usize,
 }
 
-/// What is expected next.
+/// The part of the result that is expected next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Count,
@@ -82,10 +83,10 @@ struct Target {
     builder: ColumnBuilder,
 }
 
-/// Decodes one result set.
+/// Decodes a single result set.
 pub struct ResultSet {
     targets: Vec<Target>,
-    /// The columns whose last values are kept, as they were sent.
+    /// The indexes of the columns whose last values are kept, as sent.
     key: Vec<usize>,
     key_last: Vec<Option<Vec<u8>>>,
     system: SystemColumns,
@@ -93,8 +94,8 @@ pub struct ResultSet {
     bounds: Bounds,
     phase: Phase,
     sequence: u8,
-    /// The front of a payload that goes on in the next packet.
-    gathered: Vec<u8>,
+    /// The start of a payload that continues in the next packet.
+    buffer: Vec<u8>,
     continued: bool,
     rows: u64,
     batch_bytes: usize,
@@ -103,10 +104,10 @@ pub struct ResultSet {
 }
 
 impl ResultSet {
-    /// Starts before the first packet of an answer, which has the declared columns in their order. `key` are the places
-    /// of columns whose last values are kept.
+    /// Starts before the first packet of the result, which must have the declared columns in this order. `key` are
+    /// the indexes of the columns whose last values are kept.
     ///
-    /// Raises `SchemaInvalid` for a type or charset that is not known.
+    /// Raises `SchemaInvalid` for an unknown type or charset.
     pub fn new(
         columns: &[DeclaredColumn],
         mariadb: bool,
@@ -129,7 +130,7 @@ impl ResultSet {
             bounds,
             phase: Phase::Count,
             sequence: 1,
-            gathered: Vec::new(),
+            buffer: Vec::new(),
             continued: false,
             rows: 0,
             batch_bytes: 0,
@@ -138,11 +139,11 @@ impl ResultSet {
         })
     }
 
-    /// Takes whole packets from the front of `bytes`, up to the end of a batch, and returns how many bytes that were.
-    /// The rest must be offered again, with more behind it where no batch is due.
+    /// Consumes complete packets from the start of `bytes`, up to the end of a batch, and returns how many bytes that
+    /// were. The caller must offer the rest again, followed by more bytes if no batch is ready.
     ///
-    /// Raises `EventMalformed` for what is no result set of these columns, `ConnectionLost` where packets are missing,
-    /// `ValueMalformed` for values that contradict their type.
+    /// Raises `EventMalformed` if the bytes are not a result set of these columns, `ConnectionLost` if packets are
+    /// missing, `ValueMalformed` for values that contradict their type.
     pub fn feed(&mut self, bytes: &[u8]) -> Result<usize> {
         let mut rest = Cursor::new(bytes);
         while self.batch.is_none() && self.phase != Phase::Done {
@@ -162,44 +163,44 @@ impl ResultSet {
             self.sequence = sequence.wrapping_add(1);
             let payload = cursor.take(length)?;
             rest = cursor;
-            self.packet(payload).map_err(|error| self.placed(error))?;
+            self.read_packet(payload).map_err(|error| self.locate_error(error))?;
         }
         Ok(bytes.len() - rest.remaining())
     }
 
     #[cold]
-    fn placed(&self, error: Error) -> Error {
+    fn locate_error(&self, error: Error) -> Error {
         let TableRef { database, table, .. } = &self.origin.table;
         error.within(&format!("row {} of {database}.{table}", self.rows + 1))
     }
 
     #[inline]
-    fn packet(&mut self, payload: &[u8]) -> Result<()> {
+    fn read_packet(&mut self, payload: &[u8]) -> Result<()> {
         if payload.len() < PAYLOAD_BYTES_MAX && !self.continued {
-            return self.payload(payload);
+            return self.read_payload(payload);
         }
-        if self.gathered.len() + payload.len() > EVENT_BYTES_MAX {
+        if self.buffer.len() + payload.len() > EVENT_BYTES_MAX {
             let message = format!("a row of more than {EVENT_BYTES_MAX} bytes");
             return Err(Error::new(ErrorKind::LimitExceeded, message));
         }
-        self.gathered.extend_from_slice(payload);
+        self.buffer.extend_from_slice(payload);
         self.continued = payload.len() == PAYLOAD_BYTES_MAX;
         if self.continued {
             return Ok(());
         }
-        let whole = std::mem::take(&mut self.gathered);
-        self.payload(&whole)
+        let whole = std::mem::take(&mut self.buffer);
+        self.read_payload(&whole)
     }
 
     #[inline]
-    fn payload(&mut self, payload: &[u8]) -> Result<()> {
+    fn read_payload(&mut self, payload: &[u8]) -> Result<()> {
         match (self.phase, payload.first()) {
-            (_, Some(&ERROR)) => self.failed(payload),
+            (_, Some(&ERROR)) => self.read_error(payload),
             (Phase::Rows, Some(&EOF)) if payload.len() < EOF_BYTES_MAX => self.end(payload),
-            (Phase::Rows, _) => self.row(payload),
-            (Phase::Count, _) => self.count(payload),
+            (Phase::Rows, _) => self.read_row(payload),
+            (Phase::Count, _) => self.read_count(payload),
             (Phase::Definitions(left), Some(_)) => {
-                self.definition(payload, left)?;
+                self.check_definition(payload, left)?;
                 self.phase = if left > 1 { Phase::Definitions(left - 1) } else { Phase::DefinitionsEnd };
                 Ok(())
             }
@@ -211,37 +212,37 @@ impl ResultSet {
         }
     }
 
-    fn count(&mut self, payload: &[u8]) -> Result<()> {
-        let found = match payload.first() {
+    fn read_count(&mut self, payload: &[u8]) -> Result<()> {
+        let column_count = match payload.first() {
             Some(&OK) | Some(&NULL) | None => return Err(malformed("an answer without rows")),
             _ => Cursor::new(payload).length_encoded()?,
         };
-        if usize::try_from(found) != Ok(self.targets.len()) {
-            return Err(malformed(format!("{found} columns where {} were asked for", self.targets.len())));
+        if usize::try_from(column_count) != Ok(self.targets.len()) {
+            return Err(malformed(format!("{column_count} columns where {} were asked for", self.targets.len())));
         }
         self.phase = Phase::Definitions(self.targets.len());
         Ok(())
     }
 
-    /// Makes sure that a column is still the one that was declared: the same family of types, the same charset. Rows of
-    /// another one could be read all the same, as other values.
-    fn definition(&self, payload: &[u8], left: usize) -> Result<()> {
+    /// Checks that a column still has the declared family of types and the same charset. Rows of a changed column
+    /// might decode without an error, but to wrong values.
+    fn check_definition(&self, payload: &[u8], left: usize) -> Result<()> {
         let Some(target) = self.targets.get(self.targets.len() - left) else { return Ok(()) };
-        let found = Definition::read(payload)?;
-        if found.fits(&target.kind, target.charset) {
+        let definition = Definition::read(payload)?;
+        if definition.fits(&target.kind, target.charset) {
             return Ok(());
         }
         let (name, declared) = (&target.name, target.kind.type_text());
-        let Definition { code, collation, .. } = found;
+        let Definition { code, collation, .. } = definition;
         let message =
             format!("column `{name}` was {declared}, and the server sends type {code}, collation {collation}");
         let hint = "The table was altered since it was described. Run: penstock resnapshot";
         Err(Error::new(ErrorKind::SchemaChanged, message).hint(hint))
     }
 
-    /// Ends without the rows behind the last full batch: who goes on does so behind that one's key.
+    /// Ends without the rows after the last full batch. The caller resumes after the key of that batch.
     #[cold]
-    fn failed(&mut self, payload: &[u8]) -> Result<()> {
+    fn read_error(&mut self, payload: &[u8]) -> Result<()> {
         let mut cursor = Cursor::new(payload);
         cursor.skip(1)?;
         self.error = Some(server_error(cursor)?);
@@ -249,7 +250,7 @@ impl ResultSet {
         Ok(())
     }
 
-    /// The answer ends; a second one behind it is nothing that was asked for.
+    /// Ends the result. A second result was not requested and is an error.
     fn end(&mut self, payload: &[u8]) -> Result<()> {
         const MORE_RESULTS: u16 = 0x0008;
         let mut cursor = Cursor::new(payload);
@@ -258,18 +259,18 @@ impl ResultSet {
             return Err(malformed("a second result set"));
         }
         self.phase = Phase::Done;
-        self.close()
+        self.close_batch()
     }
 
     #[inline]
-    fn row(&mut self, payload: &[u8]) -> Result<()> {
+    fn read_row(&mut self, payload: &[u8]) -> Result<()> {
         if self.system.rows() == 0 {
-            self.begin();
+            self.begin_batch();
         }
         let mut cursor = Cursor::new(payload);
         for target in &mut self.targets {
             let Target { name, kind, charset, builder } = target;
-            let Some(sent) = value(&mut cursor)? else {
+            let Some(sent) = read_value(&mut cursor)? else {
                 builder.append_null();
                 continue;
             };
@@ -287,21 +288,21 @@ impl ResultSet {
         self.batch_bytes += payload.len();
         if self.system.rows() >= self.bounds.rows || self.batch_bytes >= self.bounds.bytes {
             self.keep_key(payload)?;
-            self.close()?;
+            self.close_batch()?;
         }
         Ok(())
     }
 
-    /// Walks the last row of a batch once more for its key.
+    /// Reads the last row of a batch again to keep its key.
     fn keep_key(&mut self, payload: &[u8]) -> Result<()> {
         let mut cursor = Cursor::new(payload);
-        let values = (0..self.targets.len()).map(|_| value(&mut cursor)).collect::<Result<Vec<_>>>()?;
-        let kept = self.key.iter().map(|&at| values.get(at).copied().flatten().map(<[u8]>::to_vec));
-        self.key_last = kept.collect();
+        let values = (0..self.targets.len()).map(|_| read_value(&mut cursor)).collect::<Result<Vec<_>>>()?;
+        let key_values = self.key.iter().map(|&at| values.get(at).copied().flatten().map(<[u8]>::to_vec));
+        self.key_last = key_values.collect();
         Ok(())
     }
 
-    fn begin(&mut self) {
+    fn begin_batch(&mut self) {
         let Origin { table, file, offset, commit_version, timestamp_us, server_id, row_first, .. } = &self.origin;
         self.targets.iter_mut().for_each(|target| target.builder.begin());
         let transaction = TransactionView {
@@ -315,12 +316,12 @@ impl ResultSet {
         };
         let event = EventView { offset: *offset, end_offset: *offset, server_id: *server_id, ..EventView::default() };
         let before = u64::from(*row_first).wrapping_add(self.rows);
-        // The column is an INT: a chunk has far fewer rows, and one that had more would count from 0 again.
+        // The column is an INT, so row numbers wrap to 0. Chunks have far fewer rows than that.
         let row_first = u32::try_from(before % (1 << 31)).unwrap_or(0);
         self.system.begin_run(&transaction, table, event, Images::Each(Change::Insert), row_first, [0, 0]);
     }
 
-    fn close(&mut self) -> Result<()> {
+    fn close_batch(&mut self) -> Result<()> {
         let rows = self.system.rows();
         self.batch_bytes = 0;
         if rows == 0 {
@@ -350,38 +351,38 @@ impl ResultSet {
         Ok(())
     }
 
-    /// The batch that is due.
+    /// Takes the batch that is ready, if any.
     pub fn take_batch(&mut self) -> Option<Batch> {
         self.batch.take()
     }
 
-    /// Whether a batch is due.
+    /// Whether a batch is ready.
     pub fn has_batch(&self) -> bool {
         self.batch.is_some()
     }
 
-    /// Whether the answer has ended.
+    /// Whether the result has ended.
     pub fn is_done(&self) -> bool {
         self.phase == Phase::Done
     }
 
-    /// Rows read so far.
+    /// Number of rows read so far.
     pub fn rows(&self) -> u64 {
         self.rows
     }
 
-    /// The key's values in the last row of the last batch that was full, as they were sent; empty before there was one.
+    /// The key values in the last row of the last full batch, as sent; empty before the first.
     pub fn key_last(&self) -> &[Option<Vec<u8>>] {
         &self.key_last
     }
 
-    /// The error that the server sent instead of a row.
+    /// The error that the server sent instead of a row, if any.
     pub fn error(&self) -> Option<&ServerError> {
         self.error.as_ref()
     }
 }
 
-/// What a definition says of its column (manual of the protocol, "Protocol::ColumnDefinition41").
+/// The fields of a column definition that are checked (protocol manual, "Protocol::ColumnDefinition41").
 struct Definition {
     collation: u32,
     code: u8,
@@ -398,7 +399,8 @@ impl Definition {
         for _ in 0..TEXTS {
             cursor.length_encoded_bytes()?;
         }
-        // MariaDB may send how a type extends another one; its length would stand here instead of that of the rest.
+        // MariaDB may send extended metadata before the fixed fields. Then the length of that metadata would be read
+        // here.
         let rest = cursor.length_encoded_bytes()?;
         let mut cursor = Cursor::new(rest);
         let collation = u32::from(cursor.u16()?);
@@ -448,9 +450,9 @@ impl Definition {
     }
 }
 
-/// The next text of a row, None for NULL.
+/// Reads the next text of a row; None for NULL.
 #[inline(always)]
-fn value<'a>(cursor: &mut Cursor<'a>) -> Result<Option<&'a [u8]>> {
+fn read_value<'a>(cursor: &mut Cursor<'a>) -> Result<Option<&'a [u8]>> {
     if cursor.peek().first() == Some(&NULL) {
         cursor.skip(1)?;
         return Ok(None);

@@ -1,10 +1,11 @@
-//! Hashes of Arrow rows by their values, so that rows from two places are compared without being sent to one.
+//! Hashes Arrow rows by value, so that rows in two places can be compared without copying them to one place.
 //!
-//! A row's hash is made of its values and of the order of its columns, and not of how the values lie: an integer is the
-//! same in every width and as a decimal without fractions, a text in every layout of Arrow, a moment in every unit. Two
-//! zeros are one value, and so are all that are not a number. Null is a value of its own.
+//! The hash of a row depends on its values and the order of its columns, not on their representation: an integer has
+//! the same hash in every width and as a decimal without fraction, a text in every Arrow layout, a timestamp in every
+//! unit. 0.0 and -0.0 are equal, and so are all NaNs. Null is a value of its own.
 //!
-//! The numbers are XXH3's, the same on every machine; they are told between processes of one release and never stored.
+//! The hashes are XXH3's, the same on every machine. They are exchanged only between processes of the same release
+//! and never stored.
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::{
@@ -20,7 +21,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 use crate::error::{Error, ErrorKind, Result};
 
-/// What stands before a value's bytes, so that values of two natures never agree.
+/// A tag added to a value's bytes, so that values of different natures have different hashes.
 #[derive(Clone, Copy)]
 enum Nature {
     Null = 0,
@@ -34,17 +35,17 @@ enum Nature {
     List = 8,
 }
 
-/// What a row's hash is before its first column.
+/// The hash of a row before its first column.
 const START: u64 = 0x5065_6e73_746f_636b;
 
-/// The hash of each row of `batch`, by the values of `columns` in the order in which they are named.
+/// Returns the hash of each row of `batch` by the values of `columns` in the given order.
 ///
-/// Raises `OptionInvalid` for a column that the batch lacks, and for one of a type that no column of a table has.
+/// Raises `OptionInvalid` for a column that is missing from the batch, or of a type that no table column has.
 pub fn row_hashes(batch: &RecordBatch, columns: &[String]) -> Result<UInt64Array> {
     let mut hashes = vec![START; batch.num_rows()];
     for name in columns {
         let column = batch.column_by_name(name).ok_or_else(|| no_column(name, batch))?;
-        add_column(column, &mut hashes).ok_or_else(|| no_value(name, column.data_type()))?;
+        add_column(column, &mut hashes).ok_or_else(|| unsupported_type(name, column.data_type()))?;
     }
     Ok(UInt64Array::from(hashes))
 }
@@ -58,15 +59,15 @@ fn no_column(name: &str, batch: &RecordBatch) -> Error {
 }
 
 #[cold]
-fn no_value(name: &str, found: &DataType) -> Error {
+fn unsupported_type(name: &str, data_type: &DataType) -> Error {
     Error::new(
         ErrorKind::OptionInvalid,
-        format!("rows cannot be compared by `{name}`: no table has a column of {found}"),
+        format!("rows cannot be compared by `{name}`: no table has a column of {data_type}"),
     )
     .hint("leave the column out, or read it in the types of docs/reference/types.md")
 }
 
-/// Adds a column's values to the hashes of their rows; None for a type that is not known.
+/// Adds a column's values to the hashes of their rows; None for an unsupported type.
 fn add_column(column: &ArrayRef, hashes: &mut [u64]) -> Option<()> {
     match column.data_type() {
         DataType::Boolean => {
@@ -107,7 +108,7 @@ fn add_column(column: &ArrayRef, hashes: &mut [u64]) -> Option<()> {
     Some(())
 }
 
-/// As `add_column`, for values of any length.
+/// Does the same for values of variable length.
 fn add_bytes(column: &ArrayRef, hashes: &mut [u64]) -> Option<()> {
     match column.data_type() {
         DataType::Utf8 => {
@@ -151,7 +152,7 @@ fn add_bytes(column: &ArrayRef, hashes: &mut [u64]) -> Option<()> {
     Some(())
 }
 
-/// Adds to each row's hash what `add` makes of its value, or that it is null.
+/// Updates each row's hash by `add`, or for a null.
 fn fill(column: &ArrayRef, hashes: &mut [u64], add: impl Fn(usize, u64) -> u64) {
     if column.null_count() == 0 {
         for (row, hash) in hashes.iter_mut().enumerate() {
@@ -192,18 +193,18 @@ fn moments(column: &ArrayRef, unit: TimeUnit, hashes: &mut [u64]) -> Option<()> 
     }
 }
 
-/// Adds lists: how long one is, and each of its items.
-fn lists(column: &ArrayRef, items: &dyn Fn(usize) -> ArrayRef, hashes: &mut [u64]) -> Option<()> {
+/// Adds lists: their lengths and their elements.
+fn lists(column: &ArrayRef, elements: &dyn Fn(usize) -> ArrayRef, hashes: &mut [u64]) -> Option<()> {
     for (row, hash) in hashes.iter_mut().enumerate() {
         if column.is_null(row) {
             *hash = fixed(Nature::Null, 0, *hash);
             continue;
         }
-        let items = items(row);
-        let mut inner = vec![START; items.len()];
-        add_column(&items, &mut inner)?;
+        let elements = elements(row);
+        let mut inner = vec![START; elements.len()];
+        add_column(&elements, &mut inner)?;
         let start = fixed(Nature::List, i128::try_from(inner.len()).ok()?, *hash);
-        *hash = inner.into_iter().fold(start, |hash, item| xxh3_64_with_seed(&item.to_le_bytes(), hash));
+        *hash = inner.into_iter().fold(start, |hash, element| xxh3_64_with_seed(&element.to_le_bytes(), hash));
     }
     Some(())
 }
@@ -212,17 +213,17 @@ fn number(value: i128, hash: u64) -> u64 {
     fixed(Nature::Number, value, hash)
 }
 
-/// Adds a decimal: as the integer that it is, else with its last digit that is not zero at the end.
+/// Adds a decimal without trailing zeros in its fraction, so that a whole number equals the integer.
 fn decimal(mut value: i128, mut scale: i8, hash: u64) -> u64 {
     while scale > 0 && value % 10 == 0 {
         value /= 10;
         scale -= 1;
     }
-    let whole = fixed(Nature::Number, value, hash);
+    let unscaled_hash = fixed(Nature::Number, value, hash);
     if scale > 0 && value != 0 {
-        return xxh3_64_with_seed(&scale.to_le_bytes(), whole);
+        return xxh3_64_with_seed(&scale.to_le_bytes(), unscaled_hash);
     }
-    whole
+    unscaled_hash
 }
 
 fn float(value: f64, hash: u64) -> u64 {
@@ -231,12 +232,12 @@ fn float(value: f64, hash: u64) -> u64 {
 }
 
 fn fixed(nature: Nature, value: i128, hash: u64) -> u64 {
-    // One more than the value has, for what it is.
-    let mut held = [nature as u8; 17];
-    if let Some(room) = held.first_chunk_mut::<16>() {
-        *room = value.to_le_bytes();
+    // The 16 bytes of the value, and a byte for its nature.
+    let mut tagged_value = [nature as u8; 17];
+    if let Some(value_bytes) = tagged_value.first_chunk_mut::<16>() {
+        *value_bytes = value.to_le_bytes();
     }
-    xxh3_64_with_seed(&held, hash)
+    xxh3_64_with_seed(&tagged_value, hash)
 }
 
 fn bytes(nature: Nature, value: &[u8], hash: u64) -> u64 {
@@ -269,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_has_one_hash_however_it_lies() {
+    fn the_hash_does_not_depend_on_the_representation() {
         let narrow = hashes(vec![Arc::new(Int8Array::from(vec![Some(5), None, Some(-1), Some(0)]))]);
         let wide = hashes(vec![Arc::new(Int32Array::from(vec![Some(5), None, Some(-1), Some(0)]))]);
         assert_eq!(narrow, wide);
@@ -283,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn both_zeros_are_one_value_and_so_is_what_is_no_number() {
+    fn zeros_are_equal_and_nans_are_equal() {
         let doubles = hashes(vec![Arc::new(Float64Array::from(vec![0.0, -0.0, f64::NAN, -f64::NAN, 1.5]))]);
         assert_eq!(doubles[0], doubles[1]);
         assert_eq!(doubles[2], doubles[3]);
@@ -291,17 +292,17 @@ mod tests {
     }
 
     #[test]
-    fn the_place_of_a_value_tells() {
-        let one: ArrayRef = Arc::new(StringArray::from(vec![Some("a"), None, Some("ab"), Some("")]));
-        let other: ArrayRef = Arc::new(StringArray::from(vec![None, Some("a"), Some(""), Some("ab")]));
-        let rows = hashes(vec![one.clone(), other.clone()]);
+    fn the_hash_depends_on_the_column_of_a_value() {
+        let left: ArrayRef = Arc::new(StringArray::from(vec![Some("a"), None, Some("ab"), Some("")]));
+        let right: ArrayRef = Arc::new(StringArray::from(vec![None, Some("a"), Some(""), Some("ab")]));
+        let rows = hashes(vec![left.clone(), right.clone()]);
         let distinct: std::collections::HashSet<u64> = rows.iter().copied().collect();
         assert_eq!(distinct.len(), rows.len());
-        assert_eq!(hashes(vec![other, one])[0], rows[1]);
+        assert_eq!(hashes(vec![right, left])[0], rows[1]);
     }
 
     #[test]
-    fn lists_are_told_by_their_items_and_their_end() {
+    fn the_hash_of_lists_depends_on_elements_and_length() {
         let values = vec![Some(vec![Some(1.0), Some(2.0)]), Some(vec![Some(1.0)]), None, Some(vec![])];
         let lists = hashes(vec![Arc::new(ListArray::from_iter_primitive::<Float32Type, _, _>(values))]);
         let distinct: std::collections::HashSet<u64> = lists.iter().copied().collect();
@@ -309,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_table_has_is_refused_by_name() {
+    fn unsupported_and_missing_columns_are_rejected_by_name() {
         let array: ArrayRef = Arc::new(NullArray::new(1));
         let schema = Schema::new(vec![Field::new("odd", array.data_type().clone(), true)]);
         let batch = RecordBatch::try_new(Arc::new(schema), vec![array]).unwrap();

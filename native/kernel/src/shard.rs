@@ -1,20 +1,21 @@
-//! The slot of a row: a hash of its shard columns, by which shards share a subscription. Shard = slot % shard count.
+//! The slot of a row: a hash of its shard columns that divides a subscription among shards. Shard = slot % shard
+//! count.
 //!
-//! A key is a number or a text. One column that is an integer (YEAR and BIT too, and DECIMAL(20,0) within 64 bits, which
-//! Arrow cannot tell from BIGINT UNSIGNED) is a number, as is a single NULL: 0. Everything else is text as UTF-16: the
-//! client's own text of a value, bytes as ISO-8859-1, several columns one behind the other, NULL among them as `null`.
-//! The hash is that of Java's `31 * h + x` in 32 bits.
+//! A key is a number or a text. A single integer column is a number, and so is a single NULL: 0. YEAR and BIT count
+//! as integers, as does a DECIMAL(20,0) within 64 bits, which Arrow cannot distinguish from BIGINT UNSIGNED. All
+//! other keys are texts in UTF-16: the value as the client shows it, bytes as ISO-8859-1, and several columns
+//! concatenated, with NULL as `null`. The hash is Java's `31 * h + x` in 32 bits.
 
-/// Slots lie below this.
+/// Slots are below this number.
 pub const SLOTS: i32 = 32_767;
 
-/// The slot of messages that every shard has to see.
+/// The slot of messages for all shards.
 pub const SLOT_ALL: i16 = -1;
 
 const KIND_NUMBER: i32 = 0;
 const KIND_TEXT: i32 = 1;
 
-/// The slot of a key that is a number.
+/// Returns the slot of a number.
 #[inline]
 pub fn slot_of_number(value: i64) -> i16 {
     let folded = (value ^ logical_shift(value)) as i32;
@@ -33,18 +34,18 @@ const fn seed(kind: i32) -> i32 {
 
 #[inline]
 fn slot(hash: i32) -> i16 {
-    // Below 32767 in size, so the cast is exact.
+    // The absolute value is below 32767, so the cast is exact.
     (hash % SLOTS).unsigned_abs() as i16
 }
 
-/// A key that is text, in the making.
+/// Builds a text key.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct TextKey {
     hash: i32,
 }
 
 impl TextKey {
-    /// Adds text.
+    /// Appends text.
     #[inline]
     pub fn text(&mut self, text: &str) {
         if text.is_ascii() {
@@ -55,7 +56,7 @@ impl TextKey {
         }
     }
 
-    /// Adds bytes, each as the character of its number.
+    /// Appends bytes as ISO-8859-1 characters.
     #[inline]
     pub fn latin1(&mut self, bytes: &[u8]) {
         for byte in bytes {
@@ -68,14 +69,14 @@ impl TextKey {
         self.hash = self.hash.wrapping_mul(31).wrapping_add(i32::from(unit));
     }
 
-    /// The slot of the key.
+    /// Returns the slot of the key.
     #[inline]
     pub fn slot(self) -> i16 {
         slot(seed(KIND_TEXT).wrapping_mul(31).wrapping_add(self.hash))
     }
 }
 
-/// The slot of a key that is one text.
+/// Returns the slot of a key that is a single text.
 pub fn slot_of_text(text: &str) -> i16 {
     let mut key = TextKey::default();
     key.text(text);
@@ -87,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_fall_into_their_slots() {
+    fn numbers_have_known_slots() {
         for (value, slot) in [
             (0, 961),
             (1, 962),
@@ -103,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_fall_into_their_slots() {
+    fn texts_have_known_slots() {
         for (text, slot) in [
             ("", 992),
             ("abc", 31812),
@@ -118,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn parts_of_a_key_stand_one_behind_the_other() {
+    fn parts_of_a_key_are_concatenated() {
         let mut key = TextKey::default();
         key.text("12");
         key.latin1(b"ab");

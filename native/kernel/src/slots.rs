@@ -1,8 +1,9 @@
-//! Slots of rows that are Arrow columns already: the numbers that `shard` gives to raw rows.
+//! Slots of rows in Arrow columns, equal to the slots that `shard` computes for raw rows.
 //!
-//! They agree for every type of which Arrow keeps the client's text: integers, YEAR, BIT, DECIMAL, FLOAT, DOUBLE, all
-//! strings and bytes, DATE. A column of Arrow does not tell how many digits its fractions of a second have: the text of
-//! such a value ends with its last digit that is not 0, so it agrees with that of a column without fractions.
+//! They are equal for every type whose client text Arrow preserves: integers, YEAR, BIT, DECIMAL, FLOAT, DOUBLE,
+//! strings, bytes and DATE. An Arrow column does not have the declared number of fractional digits of times and
+//! timestamps. Their text ends with the last digit that is not 0, so it equals the text of a column without
+//! fractions.
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::{
@@ -16,37 +17,37 @@ use crate::column::client_text;
 use crate::error::{Error, ErrorKind, Result};
 use crate::shard::{self, TextKey};
 
-/// Adds the text of the value in a row.
+/// Appends the text of the value in a row.
 type WriteText<'a> = Box<dyn Fn(usize, &mut Vec<u8>) + 'a>;
 
-/// One column of a key, and how its values become a part of it.
+/// A column of a key, by how its values contribute to the key.
 enum Part<'a> {
     Number(Box<dyn Fn(usize) -> i64 + 'a>),
-    /// A number where it fits into 64 bits, else its text; BIGINT UNSIGNED.
+    /// BIGINT UNSIGNED: a number if it fits into 64 bits, otherwise text.
     Unsigned(&'a PrimitiveArray<Decimal128Type>),
     Text(WriteText<'a>),
     Bytes(Box<dyn Fn(usize) -> &'a [u8] + 'a>),
 }
 
-/// The slot of each row of `batch`, by the values of `columns`, which may be named in any order. Without columns all
-/// rows of a table share the slot of its name, `database.table`.
+/// Returns the slot of each row of `batch` by the values of `columns`, in any order. Without columns, all rows of a
+/// table have the slot of its name, `database.table`.
 ///
-/// Raises `OptionInvalid` for a column that the batch lacks, and for one of a type that can be no key.
+/// Raises `OptionInvalid` for a column that is missing from the batch, or whose type cannot be a key.
 pub fn slots(batch: &RecordBatch, columns: &[String], table: &str) -> Result<Int16Array> {
     let rows = batch.num_rows();
-    let mut places = Vec::with_capacity(columns.len());
+    let mut indexes = Vec::with_capacity(columns.len());
     for name in columns {
-        let place = batch.schema().index_of(name).map_err(|_| no_column(name, batch, table))?;
-        places.push(place);
+        let index = batch.schema().index_of(name).map_err(|_| no_column(name, batch, table))?;
+        indexes.push(index);
     }
-    // As in raw rows, the table's order decides and not the one in which they are named.
-    places.sort_unstable();
-    places.dedup();
-    let keys: Vec<&ArrayRef> = places.iter().filter_map(|place| batch.columns().get(*place)).collect();
+    // As for raw rows, the order of the table decides, not the order of the names.
+    indexes.sort_unstable();
+    indexes.dedup();
+    let keys: Vec<&ArrayRef> = indexes.iter().filter_map(|index| batch.columns().get(*index)).collect();
     let slots = match keys.as_slice() {
         [] => vec![shard::slot_of_text(table); rows],
-        [key] => single(key, rows).ok_or_else(|| no_key(columns, key.data_type()))?,
-        keys => several(keys, rows, columns)?,
+        [key] => single_key_slots(key, rows).ok_or_else(|| no_key(columns, key.data_type()))?,
+        keys => composite_key_slots(keys, rows, columns)?,
     };
     Ok(Int16Array::from(slots))
 }
@@ -55,26 +56,26 @@ pub fn slots(batch: &RecordBatch, columns: &[String], table: &str) -> Result<Int
 fn no_column(name: &str, batch: &RecordBatch, table: &str) -> Error {
     let schema = batch.schema();
     let names: Vec<&str> = schema.fields().iter().map(|field| field.name().as_str()).collect();
-    let place = if table.is_empty() { "the batch" } else { table };
-    Error::new(ErrorKind::OptionInvalid, format!("the shard column `{name}` is not among the columns of {place}"))
+    let source = if table.is_empty() { "the batch" } else { table };
+    Error::new(ErrorKind::OptionInvalid, format!("the shard column `{name}` is not among the columns of {source}"))
         .hint(format!("name some of {}, and read those columns", names.join(", ")))
 }
 
 #[cold]
-fn no_key(columns: &[String], found: &DataType) -> Error {
+fn no_key(columns: &[String], data_type: &DataType) -> Error {
     let names = columns.join("`, `");
-    Error::new(ErrorKind::OptionInvalid, format!("`{names}` cannot decide a shard: {found} has no text"))
+    Error::new(ErrorKind::OptionInvalid, format!("`{names}` cannot decide a shard: {data_type} has no text"))
         .hint("shard by other columns")
 }
 
-fn single(key: &ArrayRef, rows: usize) -> Option<Vec<i16>> {
+fn single_key_slots(key: &ArrayRef, rows: usize) -> Option<Vec<i16>> {
     let null = shard::slot_of_number(0);
     let slots = |slot: &dyn Fn(usize) -> i16| {
         let mut out = Vec::with_capacity(rows);
         out.extend((0..rows).map(|row| if key.is_null(row) { null } else { slot(row) }));
         out
     };
-    Some(match part(key)? {
+    Some(match key_part(key)? {
         Part::Number(number) => slots(&|row| shard::slot_of_number(number(row))),
         Part::Unsigned(values) => slots(&|row| match u64::try_from(values.value(row)) {
             Ok(value) => shard::slot_of_number(i64::from_ne_bytes(value.to_ne_bytes())),
@@ -87,14 +88,14 @@ fn single(key: &ArrayRef, rows: usize) -> Option<Vec<i16>> {
         }),
         Part::Text(text) => {
             let mut out = Vec::with_capacity(rows);
-            let mut shown = Vec::new();
+            let mut buffer = Vec::new();
             for row in 0..rows {
                 if key.is_null(row) {
                     out.push(null);
                     continue;
                 }
                 let mut key = TextKey::default();
-                add_text(&text, row, &mut shown, &mut key);
+                add_text(&text, row, &mut buffer, &mut key);
                 out.push(key.slot());
             }
             out
@@ -102,48 +103,50 @@ fn single(key: &ArrayRef, rows: usize) -> Option<Vec<i16>> {
     })
 }
 
-fn several(keys: &[&ArrayRef], rows: usize, columns: &[String]) -> Result<Vec<i16>> {
-    let mut made = vec![TextKey::default(); rows];
-    let mut shown = Vec::new();
+fn composite_key_slots(keys: &[&ArrayRef], rows: usize, columns: &[String]) -> Result<Vec<i16>> {
+    let mut row_keys = vec![TextKey::default(); rows];
+    let mut buffer = Vec::new();
     for key in keys {
-        let part = part(key).ok_or_else(|| no_key(columns, key.data_type()))?;
-        for (row, made) in made.iter_mut().enumerate() {
+        let part = key_part(key).ok_or_else(|| no_key(columns, key.data_type()))?;
+        for (row, row_key) in row_keys.iter_mut().enumerate() {
             match &part {
-                _ if key.is_null(row) => made.text("null"),
-                Part::Number(number) => made.text(&number(row).to_string()),
-                Part::Unsigned(values) => made.text(&values.value(row).to_string()),
-                Part::Bytes(bytes) => made.latin1(bytes(row)),
-                Part::Text(text) => add_text(text, row, &mut shown, made),
+                _ if key.is_null(row) => row_key.text("null"),
+                Part::Number(number) => row_key.text(&number(row).to_string()),
+                Part::Unsigned(values) => row_key.text(&values.value(row).to_string()),
+                Part::Bytes(bytes) => row_key.latin1(bytes(row)),
+                Part::Text(text) => add_text(text, row, &mut buffer, row_key),
             }
         }
     }
-    Ok(made.into_iter().map(TextKey::slot).collect())
+    Ok(row_keys.into_iter().map(TextKey::slot).collect())
 }
 
-fn add_text(text: &dyn Fn(usize, &mut Vec<u8>), row: usize, shown: &mut Vec<u8>, key: &mut TextKey) {
-    shown.clear();
-    text(row, shown);
-    // Arrow's strings are UTF-8, and so are the texts of all other values.
-    key.text(&String::from_utf8_lossy(shown));
+fn add_text(text: &dyn Fn(usize, &mut Vec<u8>), row: usize, buffer: &mut Vec<u8>, key: &mut TextKey) {
+    buffer.clear();
+    text(row, buffer);
+    // Arrow strings are UTF-8, and so are the texts of all other values.
+    key.text(&String::from_utf8_lossy(buffer));
 }
 
-/// How the values of a column become a part of a key; None for a type that can be none.
-fn part(key: &ArrayRef) -> Option<Part<'_>> {
+/// Returns how the values of a column contribute to a key; None if the type cannot be a key.
+fn key_part(key: &ArrayRef) -> Option<Part<'_>> {
     Some(match key.data_type() {
-        DataType::Int8 => number::<Int8Type>(key),
-        DataType::Int16 => number::<Int16Type>(key),
-        DataType::Int32 => number::<Int32Type>(key),
-        DataType::Int64 => number::<Int64Type>(key),
+        DataType::Int8 => number_part::<Int8Type>(key),
+        DataType::Int16 => number_part::<Int16Type>(key),
+        DataType::Int32 => number_part::<Int32Type>(key),
+        DataType::Int64 => number_part::<Int64Type>(key),
         DataType::Decimal128(20, 0) => Part::Unsigned(key.as_primitive_opt()?),
         DataType::Decimal128(_, _) => {
             let values = key.as_primitive_opt::<Decimal128Type>()?;
             Part::Text(Box::new(|row, out| out.extend_from_slice(values.value_as_string(row).as_bytes())))
         }
-        DataType::Float32 => text::<Float32Type>(key, client_text::single),
-        DataType::Float64 => text::<Float64Type>(key, client_text::double),
-        DataType::Date32 => text::<Date32Type>(key, client_text::date),
-        DataType::Duration(TimeUnit::Microsecond) => text::<DurationMicrosecondType>(key, client_text::time),
-        DataType::Timestamp(TimeUnit::Microsecond, _) => text::<TimestampMicrosecondType>(key, client_text::datetime),
+        DataType::Float32 => text_part::<Float32Type>(key, client_text::single),
+        DataType::Float64 => text_part::<Float64Type>(key, client_text::double),
+        DataType::Date32 => text_part::<Date32Type>(key, client_text::date),
+        DataType::Duration(TimeUnit::Microsecond) => text_part::<DurationMicrosecondType>(key, client_text::time),
+        DataType::Timestamp(TimeUnit::Microsecond, _) => {
+            text_part::<TimestampMicrosecondType>(key, client_text::datetime)
+        }
         DataType::Utf8 => {
             let values = key.as_string_opt::<i32>()?;
             Part::Text(Box::new(|row, out| out.extend_from_slice(values.value(row).as_bytes())))
@@ -164,7 +167,7 @@ fn part(key: &ArrayRef) -> Option<Part<'_>> {
     })
 }
 
-fn number<T: ArrowPrimitiveType>(key: &ArrayRef) -> Part<'_>
+fn number_part<T: ArrowPrimitiveType>(key: &ArrayRef) -> Part<'_>
 where
     T::Native: Into<i64>,
 {
@@ -172,7 +175,7 @@ where
     Part::Number(Box::new(|row| values.value(row).into()))
 }
 
-fn text<T: ArrowPrimitiveType>(key: &ArrayRef, write: fn(T::Native, &mut Vec<u8>)) -> Part<'_> {
+fn text_part<T: ArrowPrimitiveType>(key: &ArrayRef, write: fn(T::Native, &mut Vec<u8>)) -> Part<'_> {
     let values = key.as_primitive::<T>();
     Part::Text(Box::new(move |row, out| write(values.value(row), out)))
 }
@@ -200,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn one_number_and_one_text_fall_where_raw_rows_do() {
+    fn numbers_and_texts_have_the_slots_of_raw_rows() {
         let numbers: ArrayRef = Arc::new(Int64Array::from(vec![Some(42), None, Some(-1), Some(1_099_511_627_783)]));
         assert_eq!(slots_of(vec![("id", numbers)], &["id"]).unwrap(), [1003, 961, 961, 1224]);
         let texts: ArrayRef = Arc::new(StringArray::from(vec![Some("abc"), None, Some("\u{7528}\u{6237}")]));
@@ -214,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn other_types_fall_by_their_text() {
+    fn slots_of_other_types_use_the_client_text() {
         let day: ArrayRef = Arc::new(Date32Array::from(vec![19_782]));
         assert_eq!(slots_of(vec![("d", day)], &["d"]).unwrap(), [shard::slot_of_text("2024-02-29")]);
         let moment: ArrayRef = Arc::new(TimestampMicrosecondArray::from(vec![1_000_000_000_000_000, -500_000]));
@@ -225,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn several_columns_stand_in_the_order_of_the_table() {
+    fn composite_keys_use_the_order_of_the_table() {
         let ids: ArrayRef = Arc::new(Int64Array::from(vec![Some(12), None]));
         let names: ArrayRef = Arc::new(StringArray::from(vec![Some("ab"), Some("c")]));
         let columns = vec![("id", ids), ("name", names)];
@@ -236,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn a_column_that_is_not_there_or_no_key_is_refused_by_name() {
+    fn missing_columns_and_invalid_key_types_are_rejected_by_name() {
         let odd: ArrayRef = Arc::new(UInt8Array::from(vec![1]));
         for key in ["other", "odd"] {
             let error = slots_of(vec![("odd", odd.clone())], &[key]).unwrap_err();

@@ -1,13 +1,13 @@
-//! How the pages of a character set with codes of several bytes hang together.
+//! The layout of the pages of multi-byte character sets.
 
-/// Page numbers of a character set with codes of several bytes.
+/// Page numbers of a multi-byte character set.
 #[derive(Clone, Copy)]
 pub(super) struct MultibytePages {
-    /// The page of characters of one byte.
+    /// The page of single-byte characters.
     pub(super) single: usize,
     /// The page that maps the first byte of a longer code to the page of its second byte.
     pub(super) second: usize,
-    /// What codes are longer than two bytes.
+    /// The codes longer than two bytes.
     pub(super) longer: Longer,
 }
 
@@ -15,8 +15,8 @@ pub(super) struct MultibytePages {
 #[derive(Clone, Copy)]
 pub(super) enum Longer {
     None,
-    /// They begin with 0x8F; this page maps the second byte to the page of the third.
+    /// They start with 0x8F; this page maps the second byte to the page of the third byte.
     Three(usize),
-    /// They alternate letter and digit bytes: the four-byte codes of gb18030.
+    /// They alternate letter and digit bytes, as the four-byte codes of gb18030.
     Four,
 }

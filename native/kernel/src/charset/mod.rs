@@ -1,8 +1,8 @@
 //! The character sets of MySQL and MariaDB, exactly as the servers convert them.
 //!
-//! Text leaves here as UTF-8. The mappings were asked of MySQL 9 itself, code by code, and MariaDB 11.8 gives the same
-//! (`tools/charsets.py`). What a server would show as `?`, because Unicode has no such character, is invalid text here:
-//! the bytes stay the truth, and nothing stands in for them.
+//! Text is decoded to UTF-8. The mappings were queried from MySQL 9, code by code; MariaDB 11.8 has the same
+//! (`tools/charsets.py`). A character that a server shows as `?`, because Unicode does not have it, is invalid text
+//! here, so that no value is silently replaced.
 
 mod collations;
 mod layout;
@@ -17,7 +17,7 @@ mod writer;
 pub use sets::{Charset, InvalidText};
 
 impl Charset {
-    /// Find the character set of a collation id, of MySQL 9 or of MariaDB 11.8; their ids do not clash.
+    /// Find the character set of a collation id of MySQL 9 or MariaDB 11.8, whose ids do not clash.
     pub fn from_collation_id(id: u32) -> Option<Charset> {
         let after = collations::COLLATIONS.partition_point(|&(first, _, _)| first <= id);
         let &(_, last, charset) = collations::COLLATIONS.get(after.checked_sub(1)?)?;
@@ -26,10 +26,10 @@ impl Charset {
 
     /// Append `bytes` to `out` as UTF-8.
     ///
-    /// `binary` has no characters; its bytes are taken for utf8mb4, as the server does when it converts them.
+    /// `binary` has no characters; its bytes are decoded as utf8mb4, as the server does when it converts them.
     ///
     /// # Errors
-    /// `InvalidText` at the first sequence that is no character; `out` is then as it was.
+    /// `InvalidText` at the first sequence that is not a character; then `out` is unchanged.
     pub fn decode_into(self, bytes: &[u8], out: &mut Vec<u8>) -> Result<(), InvalidText> {
         let length = out.len();
         let decoded = self.append(bytes, out);
@@ -39,7 +39,7 @@ impl Charset {
         decoded
     }
 
-    /// Append `bytes` to `out` as UTF-8, and after an error leave what was appended until then.
+    /// Append `bytes` to `out` as UTF-8. After an error, the text before it stays in `out`.
     fn append(self, bytes: &[u8], out: &mut Vec<u8>) -> Result<(), InvalidText> {
         use pages::{decode_multibyte, decode_single_byte};
         match self {

@@ -1,7 +1,7 @@
-//! Character sets that are tables: one byte, or two to four bytes, for one character.
+//! Character sets defined by tables, with one byte or two to four bytes for each character.
 //!
-//! A page maps one byte to 16 bits, 0 meaning none: a character, or the number of the page for the byte that follows.
-//! The compiler expands `pages.bin` (`tools/charsets.py` says how it is laid out), so nothing is loaded or can fail.
+//! A page maps a byte to 16 bits: a character, the number of the page for the next byte, or 0 for an invalid byte.
+//! The compiler expands `pages.bin` (see `tools/charsets.py` for its layout), so nothing is loaded at run time.
 
 use super::layout::{Longer, MultibytePages};
 use super::sets::InvalidText;
@@ -13,16 +13,16 @@ type Page = [u16; 256];
 const THREE_BYTE_LEAD: u8 = 0x8F;
 const LETTERS: std::ops::RangeInclusive<u8> = 0x81..=0xFE;
 const DIGITS: std::ops::RangeInclusive<u8> = 0x30..=0x39;
-/// Text is looked at in blocks of this size: one that is all ASCII is copied.
+/// Text is processed in blocks of this size; blocks of pure ASCII are copied.
 const BLOCK_BYTES: usize = 16;
 const LETTER_COUNT: u32 = 126;
 const DIGIT_COUNT: u32 = 10;
 
-static PAGES: [Page; PAGE_COUNT] = expanded(include_bytes!("pages.bin"));
-static KEEPS_ASCII: [bool; PAGE_COUNT] = keeping_ascii(&PAGES);
+static PAGES: [Page; PAGE_COUNT] = expand_pages(include_bytes!("pages.bin"));
+static KEEPS_ASCII: [bool; PAGE_COUNT] = find_ascii_pages(&PAGES);
 
-/// Lay the stored pages out, 256 entries each. Runs in the compiler: a file that is not whole does not compile.
-const fn expanded(stored: &[u8]) -> [Page; PAGE_COUNT] {
+/// Expand the stored pages to 256 entries each. Runs at compile time, so a truncated file does not compile.
+const fn expand_pages(stored: &[u8]) -> [Page; PAGE_COUNT] {
     let mut pages = [[0; 256]; PAGE_COUNT];
     let (mut number, mut at) = (0, 0);
     while number < PAGE_COUNT {
@@ -41,8 +41,8 @@ const fn expanded(stored: &[u8]) -> [Page; PAGE_COUNT] {
     pages
 }
 
-/// Find the pages that map each ASCII byte to itself, so that runs of ASCII can be copied.
-const fn keeping_ascii(pages: &[Page; PAGE_COUNT]) -> [bool; PAGE_COUNT] {
+/// Find the pages that map all ASCII bytes to themselves, so that runs of ASCII can be copied.
+const fn find_ascii_pages(pages: &[Page; PAGE_COUNT]) -> [bool; PAGE_COUNT] {
     let mut keeps = [false; PAGE_COUNT];
     let mut number = 0;
     while number < PAGE_COUNT {
@@ -56,18 +56,18 @@ const fn keeping_ascii(pages: &[Page; PAGE_COUNT]) -> [bool; PAGE_COUNT] {
     keeps
 }
 
-/// Look `byte` up in a page; 0 where there is nothing.
+/// Look up `byte` in a page; 0 if it is invalid.
 #[inline]
-fn entry(page: u16, byte: u8) -> u16 {
+fn look_up(page: u16, byte: u8) -> u16 {
     PAGES.get(usize::from(page)).map_or(0, |page| page[usize::from(byte)])
 }
 
-/// Whether the page maps each ASCII byte to itself.
+/// Whether the page maps all ASCII bytes to themselves.
 fn keeps_ascii(page: usize) -> bool {
     KEEPS_ASCII.get(page).copied().unwrap_or(false)
 }
 
-/// Append `bytes`, of the single-byte character set whose page is `single`.
+/// Append `bytes` of the single-byte character set with the page `single`.
 pub(super) fn decode_single_byte(single: usize, bytes: &[u8], out: &mut Vec<u8>) -> Result<(), InvalidText> {
     let Some(page) = PAGES.get(single) else {
         return Err(InvalidText { offset: 0 });
@@ -83,10 +83,10 @@ pub(super) fn decode_single_byte(single: usize, bytes: &[u8], out: &mut Vec<u8>)
             writer.copy(block);
             continue;
         }
-        for (within, &byte) in block.iter().enumerate() {
+        for (index, &byte) in block.iter().enumerate() {
             let character = page[usize::from(byte)];
             if character == 0 && byte != 0 {
-                return Err(InvalidText { offset: number * BLOCK_BYTES + within });
+                return Err(InvalidText { offset: number * BLOCK_BYTES + index });
             }
             writer.push(u32::from(character));
         }
@@ -95,7 +95,7 @@ pub(super) fn decode_single_byte(single: usize, bytes: &[u8], out: &mut Vec<u8>)
     Ok(())
 }
 
-/// Append `bytes`, of the character set whose pages are `pages`.
+/// Append `bytes` of the multi-byte character set with these pages.
 pub(super) fn decode_multibyte(pages: MultibytePages, bytes: &[u8], out: &mut Vec<u8>) -> Result<(), InvalidText> {
     let Some((single, second)) = PAGES.get(pages.single).zip(PAGES.get(pages.second)) else {
         return Err(InvalidText { offset: 0 });
@@ -123,7 +123,7 @@ pub(super) fn decode_multibyte(pages: MultibytePages, bytes: &[u8], out: &mut Ve
             continue;
         }
         let [next, after @ ..] = after else { break };
-        let character = entry(second[usize::from(*first)], *next);
+        let character = look_up(second[usize::from(*first)], *next);
         if character != 0 {
             writer.push(u32::from(character));
             rest = after;
@@ -143,23 +143,24 @@ pub(super) fn decode_multibyte(pages: MultibytePages, bytes: &[u8], out: &mut Ve
     }
 }
 
-/// Read the code of three or four bytes at the start of `rest`: its character, 0 if there is none, and its length.
+/// Read the code of three or four bytes at the start of `rest`; return its character, 0 if it is invalid, and its
+/// length.
 fn longer_code(longer: Longer, rest: &[u8]) -> (u32, usize) {
     match (longer, rest) {
         (Longer::Three(third), [THREE_BYTE_LEAD, second, last, ..]) => {
             let page = PAGES.get(third).map_or(0, |page| page[usize::from(*second)]);
-            (u32::from(entry(page, *last)), 3)
+            (u32::from(look_up(page, *last)), 3)
         }
         (Longer::Four, [first, second, third, last, ..]) => (four_byte_character([*first, *second, *third, *last]), 4),
         _ => (0, 0),
     }
 }
 
-/// Find the character of a four-byte code of gb18030, 0 if there is none.
+/// Find the character of a four-byte code of gb18030, 0 if it is invalid.
 fn four_byte_character(code: [u8; 4]) -> u32 {
     let [first, second, third, last] = code;
-    let shaped = LETTERS.contains(&first) && LETTERS.contains(&third);
-    if !shaped || !DIGITS.contains(&second) || !DIGITS.contains(&last) {
+    let has_valid_letters = LETTERS.contains(&first) && LETTERS.contains(&third);
+    if !has_valid_letters || !DIGITS.contains(&second) || !DIGITS.contains(&last) {
         return 0;
     }
     let letter = |byte: u8| u32::from(byte) - u32::from(*LETTERS.start());

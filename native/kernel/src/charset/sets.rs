@@ -1,8 +1,8 @@
-//! The names of all character sets, and what holds for each.
+//! The character sets, their names and properties.
 
 use std::fmt;
 
-/// A character set of MySQL 9; MariaDB's are among them.
+/// A character set of MySQL 9, which includes all of MariaDB's.
 #[allow(missing_docs)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Charset {
@@ -49,10 +49,10 @@ pub enum Charset {
     Utf8mb4,
 }
 
-/// Bytes that are no text of their character set, or that have no counterpart in Unicode.
+/// Bytes that are invalid in their character set, or that Unicode cannot represent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct InvalidText {
-    /// Where in the value the first byte lies that begins no character.
+    /// Offset of the first byte that does not start a valid character.
     pub offset: usize,
 }
 
@@ -110,7 +110,7 @@ impl Charset {
         Charset::Utf8mb4,
     ];
 
-    /// Find a character set by its name, in any case; `utf8` is `utf8mb3`.
+    /// Find a character set by its name, ignoring case; `utf8` is `utf8mb3`.
     pub fn from_name(name: &str) -> Option<Charset> {
         if name.eq_ignore_ascii_case("utf8") {
             return Some(Charset::Utf8mb3);
@@ -118,7 +118,7 @@ impl Charset {
         Charset::ALL.iter().copied().find(|charset| charset.name().eq_ignore_ascii_case(name))
     }
 
-    /// The name as `SHOW CHARACTER SET` of MySQL 9 gives it.
+    /// Return the name in `SHOW CHARACTER SET` of MySQL 9.
     pub fn name(self) -> &'static str {
         match self {
             Charset::Armscii8 => "armscii8",
@@ -165,7 +165,7 @@ impl Charset {
         }
     }
 
-    /// How many bytes one character can take (`MAXLEN` of `information_schema.CHARACTER_SETS`).
+    /// Return the maximum number of bytes of a character (`MAXLEN` of `information_schema.CHARACTER_SETS`).
     pub fn bytes_per_character_max(self) -> usize {
         use Charset::*;
         match self {
@@ -176,7 +176,7 @@ impl Charset {
         }
     }
 
-    /// Whether values are bytes and not text.
+    /// Whether values are bytes instead of text.
     pub fn is_binary(self) -> bool {
         self == Charset::Binary
     }

@@ -1,8 +1,8 @@
-//! Known texts of each character set, as MySQL 9 stores and shows them, and rules that hold for any bytes.
+//! Known texts of each character set, as MySQL 9 stores and shows them, and properties that hold for all bytes.
 
 use super::{tables, Charset, InvalidText};
 
-/// A character set, bytes of it, and the text a MySQL client shows for them.
+/// A character set, bytes in it, and the text that a MySQL client shows for them.
 const KNOWN: &[(Charset, &[u8], &str)] = &[
     (Charset::Armscii8, b"\xB4\xB3\xF1", "Բար"),
     (Charset::Ascii, b"plain\0", "plain\0"),
@@ -48,7 +48,7 @@ const KNOWN: &[(Charset, &[u8], &str)] = &[
     (Charset::Utf8mb4, b"\x6E\x61\xC3\xAF\x76\x65\x20\xF0\x9F\x98\x80", "naïve 😀"),
 ];
 
-/// A character set, bytes that are no text of it, and where the first bad sequence begins.
+/// A character set, bytes that are invalid in it, and the offset of the first invalid sequence.
 const INVALID: &[(Charset, &[u8], usize)] = &[
     (Charset::Ascii, b"ab\x80", 2),
     (Charset::Big5, b"a\xA1\x30", 1),
@@ -78,13 +78,13 @@ const INVALID: &[(Charset, &[u8], usize)] = &[
     (Charset::Utf8mb4, b"abc\xE2\x82", 3),
 ];
 
-fn decoded(charset: Charset, bytes: &[u8]) -> Result<String, InvalidText> {
+fn decode(charset: Charset, bytes: &[u8]) -> Result<String, InvalidText> {
     let mut out = Vec::new();
     charset.decode_into(bytes, &mut out)?;
     Ok(String::from_utf8(out).expect("what was decoded is UTF-8"))
 }
 
-/// Pseudo-random bytes (xorshift, 64 bits), the same in each run.
+/// Pseudo-random bytes (xorshift, 64 bits), the same in every run.
 fn noise(seed: &mut u64) -> u64 {
     *seed ^= *seed << 13;
     *seed ^= *seed >> 7;
@@ -95,7 +95,7 @@ fn noise(seed: &mut u64) -> u64 {
 #[test]
 fn every_charset_decodes_a_known_text() {
     for &(charset, bytes, text) in KNOWN {
-        assert_eq!(decoded(charset, bytes).as_deref(), Ok(text), "{charset:?}");
+        assert_eq!(decode(charset, bytes).as_deref(), Ok(text), "{charset:?}");
     }
     for charset in Charset::ALL {
         assert!(KNOWN.iter().any(|(known, _, _)| known == charset), "{charset:?} has no known text");
@@ -105,12 +105,12 @@ fn every_charset_decodes_a_known_text() {
 #[test]
 fn text_longer_than_one_block_keeps_its_order() {
     for &(charset, bytes, text) in KNOWN {
-        assert_eq!(decoded(charset, &bytes.repeat(50)), Ok(text.repeat(50)), "{charset:?}");
+        assert_eq!(decode(charset, &bytes.repeat(50)), Ok(text.repeat(50)), "{charset:?}");
     }
 }
 
 #[test]
-fn invalid_text_is_refused_where_it_begins_and_appends_nothing() {
+fn invalid_text_is_rejected_at_its_offset_and_appends_nothing() {
     for &(charset, bytes, offset) in INVALID {
         let mut out = b"before".to_vec();
         assert_eq!(charset.decode_into(bytes, &mut out), Err(InvalidText { offset }), "{charset:?} {bytes:x?}");
@@ -130,31 +130,31 @@ fn any_bytes_give_utf8_or_an_error_within_them() {
         let high = if round % 2 == 0 { 0x80 } else { 0 };
         let bytes: Vec<u8> = (0..length).map(|_| noise(&mut seed) as u8 | high).collect();
         for &charset in Charset::ALL {
-            if let Err(InvalidText { offset }) = decoded(charset, &bytes) {
+            if let Err(InvalidText { offset }) = decode(charset, &bytes) {
                 assert!(offset < length, "{charset:?}");
-                assert!(decoded(charset, &bytes[..offset]).is_ok(), "{charset:?} {bytes:x?}");
+                assert!(decode(charset, &bytes[..offset]).is_ok(), "{charset:?} {bytes:x?}");
             }
         }
     }
 }
 
 #[test]
-fn two_texts_decode_together_as_they_do_apart() {
+fn concatenated_texts_decode_to_the_concatenation() {
     for &(charset, bytes, text) in KNOWN {
         for &(_, more, _) in KNOWN {
-            if let Ok(after) = decoded(charset, more) {
+            if let Ok(after) = decode(charset, more) {
                 let both = [bytes, more].concat();
-                assert_eq!(decoded(charset, &both), Ok([text, &after].concat()), "{charset:?}");
+                assert_eq!(decode(charset, &both), Ok([text, &after].concat()), "{charset:?}");
             }
         }
     }
 }
 
 #[test]
-fn the_pages_hold_as_many_codes_as_the_server_has() {
+fn the_pages_have_as_many_codes_as_the_server() {
     let count = |charset: Charset, prefix: &[u8]| {
         let codes = (0..=255).map(|last| [prefix, &[last]].concat());
-        codes.filter(|code| decoded(charset, code).is_ok_and(|text| text.chars().count() == 1)).count()
+        codes.filter(|code| decode(charset, code).is_ok_and(|text| text.chars().count() == 1)).count()
     };
     let single = |charset| count(charset, &[]);
     let double = |charset| (0x80..=0xFF).map(|first| count(charset, &[first])).sum::<usize>();
@@ -167,7 +167,7 @@ fn the_pages_hold_as_many_codes_as_the_server_has() {
 }
 
 #[test]
-fn collation_ids_of_both_servers_find_their_charset() {
+fn collation_ids_of_both_servers_map_to_charsets() {
     let known = [
         (8, Charset::Latin1),
         (28, Charset::Gbk),
@@ -189,7 +189,7 @@ fn collation_ids_of_both_servers_find_their_charset() {
 }
 
 #[test]
-fn names_are_found_in_any_case_and_utf8_is_utf8mb3() {
+fn names_ignore_case_and_utf8_is_utf8mb3() {
     for &charset in Charset::ALL {
         assert_eq!(Charset::from_name(charset.name()), Some(charset));
         assert_eq!(Charset::from_name(&charset.name().to_uppercase()), Some(charset));

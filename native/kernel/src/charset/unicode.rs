@@ -1,12 +1,12 @@
-//! The character sets that are encodings of Unicode, computed and not looked up.
+//! Encodings of Unicode, which are computed instead of looked up.
 //!
-//! A surrogate that stands alone is no character: MySQL stores one in `ucs2`, MariaDB also in `utf8mb3`, `utf8mb4`
-//! and `utf32`, but no UTF-8 can hold it, so it is invalid text here.
+//! A lone surrogate is not a character. MySQL stores it in `ucs2`, MariaDB also in `utf8mb3`, `utf8mb4` and `utf32`,
+//! but UTF-8 cannot encode it, so it is invalid text here.
 
 use super::sets::InvalidText;
 use super::writer::Writer;
 
-/// Append `bytes`, which must be UTF-8 as Unicode defines it.
+/// Append `bytes`, which must be valid UTF-8.
 pub(super) fn decode_utf8mb4(bytes: &[u8], out: &mut Vec<u8>) -> Result<(), InvalidText> {
     if simdutf8::basic::from_utf8(bytes).is_err() {
         let valid = std::str::from_utf8(bytes).map_or_else(|error| error.valid_up_to(), str::len);
@@ -16,16 +16,16 @@ pub(super) fn decode_utf8mb4(bytes: &[u8], out: &mut Vec<u8>) -> Result<(), Inva
     Ok(())
 }
 
-/// Append `bytes`, which must be UTF-8 without characters of four bytes.
+/// Append `bytes`, which must be valid UTF-8 without four-byte characters.
 pub(super) fn decode_utf8mb3(bytes: &[u8], out: &mut Vec<u8>) -> Result<(), InvalidText> {
-    // Without an early end this is a vector loop, which a search for the first such byte is not.
+    // Without an early exit the compiler vectorizes this loop, unlike a search for the first such byte.
     let highest = bytes.iter().fold(0, |highest, &byte| byte.max(highest));
     if highest < 0xF0 {
         return decode_utf8mb4(bytes, out);
     }
-    let whole = bytes.iter().position(|&byte| byte >= 0xF0).unwrap_or(bytes.len());
+    let four_byte_start = bytes.iter().position(|&byte| byte >= 0xF0).unwrap_or(bytes.len());
     let valid = std::str::from_utf8(bytes).map_or_else(|error| error.valid_up_to(), str::len);
-    Err(InvalidText { offset: whole.min(valid) })
+    Err(InvalidText { offset: four_byte_start.min(valid) })
 }
 
 /// Append `bytes`, which must be ASCII.
@@ -38,7 +38,7 @@ pub(super) fn decode_ascii(bytes: &[u8], out: &mut Vec<u8>) -> Result<(), Invali
     Ok(())
 }
 
-/// Append `bytes` of UTF-16 whose units `unit` reads; without `pairs` a unit is always a character (`ucs2`).
+/// Append `bytes` of UTF-16, whose units `unit` reads. Without `pairs`, surrogates are invalid (`ucs2`).
 pub(super) fn decode_utf16(
     bytes: &[u8],
     unit: fn([u8; 2]) -> u16,
@@ -59,7 +59,7 @@ pub(super) fn decode_utf16(
         rest = rest.get(length..).unwrap_or(&[]);
     }
     writer.finish();
-    whole(bytes, rest)
+    require_complete(bytes, rest)
 }
 
 /// Append `bytes` of UTF-32, big endian.
@@ -74,11 +74,11 @@ pub(super) fn decode_utf32(bytes: &[u8], out: &mut Vec<u8>) -> Result<(), Invali
         rest = after;
     }
     writer.finish();
-    whole(bytes, rest)
+    require_complete(bytes, rest)
 }
 
-/// Refuse text of which `rest` is left, where no character begins.
-fn whole(bytes: &[u8], rest: &[u8]) -> Result<(), InvalidText> {
+/// Fail if `rest` is not empty: no valid character starts there.
+fn require_complete(bytes: &[u8], rest: &[u8]) -> Result<(), InvalidText> {
     if rest.is_empty() {
         Ok(())
     } else {

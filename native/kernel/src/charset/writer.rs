@@ -1,10 +1,10 @@
-//! UTF-8 output, gathered in a small block before it is appended.
+//! UTF-8 output that is staged in a small block before it is appended.
 
-/// Long enough to make appends rare, short enough to stay in the first cache and to cost little for short values.
+/// Long enough to make appends rare, short enough to stay in the L1 cache and to be cheap for short values.
 const STAGED_BYTES_MAX: usize = 96;
 const CHARACTER_BYTES_MAX: usize = 4;
 
-/// Appends characters and runs of ASCII to `out`; `finish` appends what is still staged.
+/// Appends characters and runs of ASCII to `out`; `finish` appends the staged bytes.
 pub(super) struct Writer<'a> {
     out: &'a mut Vec<u8>,
     staged: [u8; STAGED_BYTES_MAX],
@@ -16,27 +16,27 @@ impl<'a> Writer<'a> {
         Writer { out, staged: [0; STAGED_BYTES_MAX], staged_bytes: 0 }
     }
 
-    /// Append one character, of at most U+10FFFF and no surrogate.
+    /// Append a character, which must be at most U+10FFFF and not a surrogate.
     #[inline]
     pub(super) fn push(&mut self, character: u32) {
         if self.staged_bytes > STAGED_BYTES_MAX - CHARACTER_BYTES_MAX {
             self.finish();
         }
-        let (encoded, bytes) = encoded(character);
-        if let Some(place) = self.staged.get_mut(self.staged_bytes..self.staged_bytes + CHARACTER_BYTES_MAX) {
-            place.copy_from_slice(&encoded);
+        let (encoded, bytes) = encode(character);
+        if let Some(slot) = self.staged.get_mut(self.staged_bytes..self.staged_bytes + CHARACTER_BYTES_MAX) {
+            slot.copy_from_slice(&encoded);
             self.staged_bytes += bytes;
         }
     }
 
-    /// Append bytes that are UTF-8 already.
+    /// Append bytes that are already UTF-8.
     #[inline]
     pub(super) fn copy(&mut self, text: &[u8]) {
         self.finish();
         self.out.extend_from_slice(text);
     }
 
-    /// Append what is staged.
+    /// Append the staged bytes.
     #[inline]
     pub(super) fn finish(&mut self) {
         self.out.extend_from_slice(self.staged.get(..self.staged_bytes).unwrap_or(&[]));
@@ -44,11 +44,11 @@ impl<'a> Writer<'a> {
     }
 }
 
-/// Encode one character (RFC 3629, section 3): its bytes, then how many of them count.
+/// Encode a character (RFC 3629, section 3): returns its bytes and how many of them are used.
 ///
-/// Up to three bytes it is a choice between three numbers, which costs no jump where lengths alternate.
+/// Up to three bytes the code selects one of three numbers, which avoids mispredicted jumps when lengths alternate.
 #[inline]
-fn encoded(character: u32) -> ([u8; CHARACTER_BYTES_MAX], usize) {
+fn encode(character: u32) -> ([u8; CHARACTER_BYTES_MAX], usize) {
     let tail = |shift: u32| 0x80 | (character >> shift & 0x3F);
     if character > 0xFFFF {
         let four = 0xF0 | character >> 18 | tail(12) << 8 | tail(6) << 16 | tail(0) << 24;

@@ -1,4 +1,4 @@
-//! One column of a batch, read value by value.
+//! Reads the values of a batch's columns.
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::{
@@ -17,7 +17,7 @@ use crate::error::{Error, ErrorKind, Result};
 
 const UNREPRESENTABLE: &str = "unrepresentable";
 
-/// A column as its own type of array.
+/// The array of a column, by its type.
 enum Values<'a> {
     Int8(&'a Int8Array),
     Int16(&'a Int16Array),
@@ -28,22 +28,22 @@ enum Values<'a> {
     Double(&'a Float64Array),
     Date(&'a Date32Array),
     Span(&'a DurationMicrosecondArray),
-    Moment(&'a TimestampMicrosecondArray, bool),
+    Timestamp(&'a TimestampMicrosecondArray, bool),
     Text(&'a StringArray),
     Bytes(&'a BinaryArray),
     Vector(&'a ListArray),
-    Nothing,
+    Null,
 }
 
-/// One value.
+/// A value of a column.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Cell<'a> {
-    /// No value.
+    /// NULL.
     Null,
-    /// A value that the column's type cannot hold, as text.
-    Spare(&'a str),
+    /// A value that the Arrow type cannot represent, as text.
+    Unrepresentable(&'a str),
     Int(i64),
-    /// A number of which so many digits stand behind the point.
+    /// An unscaled number and the number of its decimal places.
     Decimal(i128, usize),
     Single(f32),
     Double(f64),
@@ -51,39 +51,42 @@ pub(super) enum Cell<'a> {
     Date(i32),
     /// Microseconds.
     Span(i64),
-    /// Microseconds since 1970-01-01 00:00:00, and whether they are of UTC.
-    Moment(i64, bool),
+    /// Microseconds since 1970-01-01 00:00:00, and whether they are in UTC.
+    Timestamp(i64, bool),
     Text(&'a str),
     Bytes(&'a [u8]),
     Vector(&'a [f32]),
 }
 
-/// A column, and the texts of values that it cannot hold.
+/// A column, and the texts of the values that its Arrow type cannot represent.
 pub(super) struct Cells<'a> {
     name: &'a str,
     array: &'a dyn Array,
     values: Values<'a>,
-    spares: Option<&'a MapArray>,
+    unrepresentable: Option<&'a MapArray>,
 }
 
 impl<'a> Cells<'a> {
-    /// The column of that name. Raises `OptionInvalid` where there is none, or none of a type that changes have.
-    pub(super) fn of(batch: &'a RecordBatch, name: &str) -> Result<Cells<'a>> {
-        let (place, field) = batch.schema_ref().column_with_name(name).ok_or_else(|| no_column(name))?;
-        let array = batch.columns().get(place).ok_or_else(|| no_column(name))?;
-        let values = values_of(array).ok_or_else(|| {
-            let found = field.data_type();
-            Error::new(ErrorKind::OptionInvalid, format!("the column `{name}` is {found}, which no SQL type becomes"))
+    /// Finds a column by name. Raises `OptionInvalid` if it is missing or has an unsupported type.
+    pub(super) fn find(batch: &'a RecordBatch, name: &str) -> Result<Cells<'a>> {
+        let (index, field) = batch.schema_ref().column_with_name(name).ok_or_else(|| no_column(name))?;
+        let array = batch.columns().get(index).ok_or_else(|| no_column(name))?;
+        let values = typed_array(array).ok_or_else(|| {
+            let data_type = field.data_type();
+            Error::new(
+                ErrorKind::OptionInvalid,
+                format!("the column `{name}` is {data_type}, which no SQL type becomes"),
+            )
         })?;
-        let spares = if array.null_count() > 0 { spares_of(batch) } else { None };
-        Ok(Cells { name: field.name(), array, values, spares })
+        let unrepresentable = if array.null_count() > 0 { unrepresentable_column(batch) } else { None };
+        Ok(Cells { name: field.name(), array, values, unrepresentable })
     }
 
-    /// The value in a row.
+    /// Returns the value in a row.
     #[inline]
-    pub(super) fn at(&self, row: usize) -> Cell<'a> {
+    pub(super) fn get(&self, row: usize) -> Cell<'a> {
         if self.array.is_null(row) {
-            return self.spare(row).map_or(Cell::Null, Cell::Spare);
+            return self.unrepresentable_text(row).map_or(Cell::Null, Cell::Unrepresentable);
         }
         match &self.values {
             Values::Int8(array) => Cell::Int(array.value(row).into()),
@@ -95,25 +98,25 @@ impl<'a> Cells<'a> {
             Values::Double(array) => Cell::Double(array.value(row)),
             Values::Date(array) => Cell::Date(array.value(row)),
             Values::Span(array) => Cell::Span(array.value(row)),
-            Values::Moment(array, utc) => Cell::Moment(array.value(row), *utc),
+            Values::Timestamp(array, utc) => Cell::Timestamp(array.value(row), *utc),
             Values::Text(array) => Cell::Text(array.value(row)),
             Values::Bytes(array) => Cell::Bytes(array.value(row)),
             Values::Vector(array) => Cell::Vector(floats(array, row)),
-            Values::Nothing => Cell::Null,
+            Values::Null => Cell::Null,
         }
     }
 
-    fn spare(&self, row: usize) -> Option<&'a str> {
-        let spares = self.spares?;
-        if spares.is_null(row) {
+    fn unrepresentable_text(&self, row: usize) -> Option<&'a str> {
+        let unrepresentable = self.unrepresentable?;
+        if unrepresentable.is_null(row) {
             return None;
         }
-        let offsets = spares.value_offsets();
+        let offsets = unrepresentable.value_offsets();
         let first = usize::try_from(*offsets.get(row)?).ok()?;
         let end = usize::try_from(*offsets.get(row + 1)?).ok()?;
-        let keys = spares.keys().as_string_opt::<i32>()?;
-        let texts = spares.values().as_string_opt::<i32>()?;
-        (first..end).find(|entry| keys.value(*entry) == self.name).map(|entry| texts.value(entry))
+        let keys = unrepresentable.keys().as_string_opt::<i32>()?;
+        let texts = unrepresentable.values().as_string_opt::<i32>()?;
+        (first..end).find(|index| keys.value(*index) == self.name).map(|index| texts.value(index))
     }
 }
 
@@ -122,23 +125,23 @@ fn no_column(name: &str) -> Error {
     Error::new(ErrorKind::OptionInvalid, format!("the batch has no column `{name}`"))
 }
 
-fn spares_of(batch: &RecordBatch) -> Option<&MapArray> {
+fn unrepresentable_column(batch: &RecordBatch) -> Option<&MapArray> {
     let metadata: &StructArray = batch.column_by_name(system::METADATA)?.as_struct_opt()?;
-    let spares = metadata.column_by_name(UNREPRESENTABLE)?.as_map_opt()?;
-    (spares.null_count() < spares.len()).then_some(spares)
+    let unrepresentable = metadata.column_by_name(UNREPRESENTABLE)?.as_map_opt()?;
+    (unrepresentable.null_count() < unrepresentable.len()).then_some(unrepresentable)
 }
 
 fn floats(array: &ListArray, row: usize) -> &[f32] {
     let offsets = array.value_offsets();
-    let place = |row: usize| offsets.get(row).and_then(|place| usize::try_from(*place).ok());
+    let offset = |row: usize| offsets.get(row).and_then(|offset| usize::try_from(*offset).ok());
     let values = array.values().as_primitive_opt::<Float32Type>().map(|values| values.values().as_ref());
-    match (place(row), place(row + 1), values) {
+    match (offset(row), offset(row + 1), values) {
         (Some(first), Some(end), Some(values)) => values.get(first..end).unwrap_or_default(),
         _ => &[],
     }
 }
 
-fn values_of(array: &dyn Array) -> Option<Values<'_>> {
+fn typed_array(array: &dyn Array) -> Option<Values<'_>> {
     Some(match array.data_type() {
         DataType::Int8 => Values::Int8(array.as_primitive_opt::<Int8Type>()?),
         DataType::Int16 => Values::Int16(array.as_primitive_opt::<Int16Type>()?),
@@ -152,12 +155,12 @@ fn values_of(array: &dyn Array) -> Option<Values<'_>> {
         DataType::Date32 => Values::Date(array.as_primitive_opt::<Date32Type>()?),
         DataType::Duration(TimeUnit::Microsecond) => Values::Span(array.as_primitive_opt::<DurationMicrosecondType>()?),
         DataType::Timestamp(TimeUnit::Microsecond, zone) => {
-            Values::Moment(array.as_primitive_opt::<TimestampMicrosecondType>()?, zone.is_some())
+            Values::Timestamp(array.as_primitive_opt::<TimestampMicrosecondType>()?, zone.is_some())
         }
         DataType::Utf8 => Values::Text(array.as_string_opt::<i32>()?),
         DataType::Binary => Values::Bytes(array.as_binary_opt::<i32>()?),
         DataType::List(field) if *field.data_type() == DataType::Float32 => Values::Vector(array.as_list_opt::<i32>()?),
-        DataType::Null => Values::Nothing,
+        DataType::Null => Values::Null,
         _ => return None,
     })
 }

@@ -1,18 +1,19 @@
-//! Rows as lines of PostgreSQL's COPY, in its text format.
+//! Encodes rows in the text format of PostgreSQL's COPY.
 
 use arrow_array::RecordBatch;
 
 use super::cell::{Cell, Cells};
-use super::{cells_of, spelled, Piece};
+use super::{find_cells, numbers, Piece};
 use crate::column::{client_text, write_integer};
 use crate::error::Result;
 
-/// The rows as lines, cut into pieces of about `bytes_max` bytes, and for each column how many values were written as
-/// null because PostgreSQL has none such: texts with a zero byte, and what Arrow's type could not hold either.
+/// Encodes the rows as lines, in pieces of about `bytes_max` bytes. Also returns, for each column, how many values
+/// were written as null because PostgreSQL cannot store them: texts with a zero byte, and values that the Arrow type
+/// cannot represent.
 ///
-/// Raises `OptionInvalid` for a column that the batch lacks.
+/// Raises `OptionInvalid` if a column is missing from the batch.
 pub fn pieces(batch: &RecordBatch, columns: &[String], bytes_max: usize) -> Result<(Vec<Piece>, Vec<usize>)> {
-    let cells = cells_of(batch, columns)?;
+    let cells = find_cells(batch, columns)?;
     let mut lost = vec![0; cells.len()];
     let mut pieces = Vec::new();
     let mut piece = Piece { rows: 0, text: Vec::new() };
@@ -30,11 +31,11 @@ pub fn pieces(batch: &RecordBatch, columns: &[String], bytes_max: usize) -> Resu
 }
 
 fn write_row(cells: &[Cells<'_>], row: usize, out: &mut Vec<u8>, lost: &mut [usize]) {
-    for (place, (cells, lost)) in cells.iter().zip(lost).enumerate() {
-        if place > 0 {
+    for (index, (cells, lost)) in cells.iter().zip(lost).enumerate() {
+        if index > 0 {
             out.push(b'\t');
         }
-        if !write(cells.at(row), out) {
+        if !write(cells.get(row), out) {
             *lost += 1;
             out.extend_from_slice(b"\\N");
         }
@@ -42,20 +43,20 @@ fn write_row(cells: &[Cells<'_>], row: usize, out: &mut Vec<u8>, lost: &mut [usi
     out.push(b'\n');
 }
 
-/// Adds a value; false where PostgreSQL has none such, and nothing was added.
+/// Writes a value. Returns false and writes nothing if PostgreSQL cannot store it.
 #[inline]
 fn write(cell: Cell<'_>, out: &mut Vec<u8>) -> bool {
     match cell {
         Cell::Null => out.extend_from_slice(b"\\N"),
-        Cell::Spare(_) => return false,
+        Cell::Unrepresentable(_) => return false,
         Cell::Int(value) => write_integer(value, out),
-        Cell::Decimal(value, scale) => spelled::decimal(value, scale, out),
-        Cell::Single(value) => spelled::single(value, out),
-        Cell::Double(value) => spelled::double(value, out),
-        Cell::Date(days) => return dated(out, |out| client_text::date(days, out)),
+        Cell::Decimal(value, scale) => numbers::decimal(value, scale, out),
+        Cell::Single(value) => numbers::single(value, out),
+        Cell::Double(value) => numbers::double(value, out),
+        Cell::Date(days) => return write_with_year(out, |out| client_text::date(days, out)),
         Cell::Span(micros) => client_text::time(micros, out),
-        Cell::Moment(micros, utc) => {
-            if !dated(out, |out| client_text::datetime(micros, out)) {
+        Cell::Timestamp(micros, utc) => {
+            if !write_with_year(out, |out| client_text::datetime(micros, out)) {
                 return false;
             }
             if utc {
@@ -73,11 +74,11 @@ fn write(cell: Cell<'_>, out: &mut Vec<u8>) -> bool {
         }
         Cell::Vector(values) => {
             out.push(b'{');
-            for (place, value) in values.iter().enumerate() {
-                if place > 0 {
+            for (index, value) in values.iter().enumerate() {
+                if index > 0 {
                     out.push(b',');
                 }
-                spelled::single(*value, out);
+                numbers::single(*value, out);
             }
             out.push(b'}');
         }
@@ -85,22 +86,22 @@ fn write(cell: Cell<'_>, out: &mut Vec<u8>) -> bool {
     true
 }
 
-/// Adds a day; PostgreSQL knows no year 0.
-fn dated(out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>)) -> bool {
+/// Writes a date or timestamp. Returns false for year 0, which PostgreSQL does not have.
+fn write_with_year(out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>)) -> bool {
     let start = out.len();
     write(out);
-    let known = !out.get(start..).unwrap_or_default().starts_with(b"0000");
-    if !known {
+    let is_valid = !out.get(start..).unwrap_or_default().starts_with(b"0000");
+    if !is_valid {
         out.truncate(start);
     }
-    known
+    is_valid
 }
 
 fn write_text(bytes: &[u8], out: &mut Vec<u8>) -> bool {
     let start = out.len();
     let mut rest = bytes;
-    while let Some(place) = rest.iter().position(|byte| matches!(byte, b'\\' | b'\t' | b'\n' | b'\r' | 0)) {
-        let (plain, from) = rest.split_at_checked(place).unwrap_or((rest, &[]));
+    while let Some(index) = rest.iter().position(|byte| matches!(byte, b'\\' | b'\t' | b'\n' | b'\r' | 0)) {
+        let (plain, from) = rest.split_at_checked(index).unwrap_or((rest, &[]));
         out.extend_from_slice(plain);
         let Some((byte, after)) = from.split_first() else { break };
         out.push(b'\\');

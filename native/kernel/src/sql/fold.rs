@@ -1,24 +1,24 @@
-//! Texts that some collation takes for the same fold to the same bytes.
+//! Folds texts so that texts equal under any collation fold to the same bytes.
 //!
-//! A collation is not known here, and they differ: to one `é` is `e`, to others `w` is `v`, `aa` is `å`, all emoji are
-//! one, or trailing blanks are nothing. So this folds by all of them at once. Texts that differ may fold to the same
-//! bytes, which costs those who group by them a little work side by side, and never a wrong order.
+//! The collation is not known here, and collations differ: in some, `é` equals `e`, `w` equals `v`, `aa` equals `å`,
+//! all emoji are equal, or trailing blanks are ignored. The folding combines all of these rules. Different texts may
+//! therefore fold to the same bytes, which costs some parallelism when grouping but never breaks the order.
 
 use unicode_normalization::UnicodeNormalization;
 
-/// Adds what a text folds to; false where it may be equal with any other text.
+/// Appends the folded text; false if the text may equal any other text.
 pub(super) fn fold(text: &str, out: &mut Vec<u8>) -> bool {
     let start = out.len();
     if text.is_ascii() {
         for byte in text.bytes() {
-            ascii(byte, start, out);
+            fold_ascii(byte, start, out);
         }
     } else {
-        if text.chars().any(is_doubtful) {
+        if text.chars().any(is_ambiguous) {
             return false;
         }
         for letter in text.nfkd().flat_map(char::to_lowercase) {
-            if !any(letter, start, out) {
+            if !fold_letter(letter, start, out) {
                 return false;
             }
         }
@@ -29,18 +29,19 @@ pub(super) fn fold(text: &str, out: &mut Vec<u8>) -> bool {
     true
 }
 
-/// To old collations all letters of the upper planes are one, whatever they look like; to others radicals are one
-/// another, and `⅍` is `℁`.
-fn is_doubtful(letter: char) -> bool {
+/// Old collations treat all letters of the supplementary planes as equal; others treat radicals as equal, or `⅍` and
+/// `℁`.
+fn is_ambiguous(letter: char) -> bool {
     let radical = ('\u{2e80}'..='\u{2fdf}').contains(&letter);
     radical || letter == '⅍' || (letter >= '\u{10000}' && std::iter::once(letter).nfkd().ne([letter]))
 }
 
-/// Letters that are one letter, or nothing behind another: Danish `aa` and `å`, German `ae` and `ä`, Swedish `w` and `v`.
+/// Folds letters that some collation treats as equal, or as part of the letter before: Danish `aa` and `å`, German
+/// `ae` and `ä`, Swedish `w` and `v`.
 #[inline]
-fn ascii(byte: u8, start: usize, out: &mut Vec<u8>) {
+fn fold_ascii(byte: u8, start: usize, out: &mut Vec<u8>) {
     let byte = match byte.to_ascii_lowercase() {
-        // Control characters are not seen.
+        // Control characters are ignored.
         0..=31 | 127 => return,
         b'j' | b'y' | b'u' | b'v' | b'w' => b'i',
         b'q' => b'k',
@@ -53,9 +54,9 @@ fn ascii(byte: u8, start: usize, out: &mut Vec<u8>) {
     }
 }
 
-/// As `ascii`, of any letter whose parts were taken asunder.
-fn any(letter: char, start: usize, out: &mut Vec<u8>) -> bool {
-    let plain = match letter {
+/// Folds any letter after decomposition, like `fold_ascii`.
+fn fold_letter(letter: char, start: usize, out: &mut Vec<u8>) -> bool {
+    let ascii_form = match letter {
         'ß' => "s",
         'æ' => "a",
         'œ' | 'ø' => "o",
@@ -71,14 +72,14 @@ fn any(letter: char, start: usize, out: &mut Vec<u8>) -> bool {
         _ => "",
     };
     match letter {
-        _ if !plain.is_empty() => plain.chars().for_each(|letter| push(letter, start, out)),
+        _ if !ascii_form.is_empty() => ascii_form.chars().for_each(|letter| push(letter, start, out)),
         _ if letter.is_ascii() => push(letter, start, out),
-        // Greek, Cyrillic, Han and Hangul letters, each of which is its own.
+        // Greek, Cyrillic, Han and Hangul letters equal only themselves.
         'α'..='ω' | 'а'..='я' | '\u{3400}'..='\u{4dbf}' | '\u{4e00}'..='\u{9fff}' | '\u{1100}'..='\u{11ff}' => {
             push(letter, start, out);
         }
         _ if letter.is_alphanumeric() => return false,
-        // Marks, signs and what is not seen count in some collations only.
+        // Marks, punctuation and invisible characters are significant only in some collations.
         _ => {}
     }
     true
@@ -86,7 +87,7 @@ fn any(letter: char, start: usize, out: &mut Vec<u8>) -> bool {
 
 fn push(letter: char, start: usize, out: &mut Vec<u8>) {
     if letter.is_ascii() {
-        letter.encode_utf8(&mut [0; 4]).bytes().for_each(|byte| ascii(byte, start, out));
+        letter.encode_utf8(&mut [0; 4]).bytes().for_each(|byte| fold_ascii(byte, start, out));
     } else {
         out.extend_from_slice(letter.encode_utf8(&mut [0; 4]).as_bytes());
     }
@@ -102,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn what_some_collation_takes_for_the_same_folds_to_the_same() {
+    fn texts_equal_under_some_collation_fold_alike() {
         let pairs = [
             ("abc", "ABC "),
             ("café", "CAFE"),
@@ -117,21 +118,21 @@ mod tests {
             ("水 ", "水"),
             ("ΟΔΟΣ", "οδος"),
         ];
-        for (one, other) in pairs {
-            assert_eq!(folded(one), folded(other), "{one} {other}");
-            assert!(folded(one).is_some());
+        for (left, right) in pairs {
+            assert_eq!(folded(left), folded(right), "{left} {right}");
+            assert!(folded(left).is_some());
         }
     }
 
     #[test]
-    fn other_keys_stay_apart() {
-        for (one, other) in [("1", "2"), ("a", "b"), ("水", "火"), ("да", "нет"), ("550e8400", "550f8400")] {
-            assert_ne!(folded(one), folded(other));
+    fn different_keys_fold_differently() {
+        for (left, right) in [("1", "2"), ("a", "b"), ("水", "火"), ("да", "нет"), ("550e8400", "550f8400")] {
+            assert_ne!(folded(left), folded(right));
         }
     }
 
     #[test]
-    fn a_script_that_is_not_known_here_is_in_doubt() {
+    fn unknown_scripts_are_ambiguous() {
         assert_eq!(folded("カ"), None);
         assert_eq!(folded("٣"), None);
     }

@@ -1,4 +1,4 @@
-//! Rows that must keep their order: those that share a value of a key, with one another and so on.
+//! Groups rows that must keep their order: rows that share a key value, directly or through other rows.
 
 use std::collections::hash_map::{DefaultHasher, Entry};
 use std::collections::HashMap;
@@ -7,14 +7,14 @@ use std::hash::Hasher;
 use arrow_array::{Int32Array, RecordBatch};
 
 use super::cell::{Cell, Cells};
-use super::{cells_of, fold};
+use super::{find_cells, fold};
 use crate::error::{Error, ErrorKind, Result};
 
-/// The group of each row: the connected components of rows over the values of every key, numbered from 0 in the order
-/// of their first rows.
+/// Returns the group of each row: the connected components of rows that share a value of any key, numbered from 0 in
+/// the order of their first rows.
 ///
-/// A key with a null in it is shared with nobody. Texts are compared as the most generous collation does, so groups may
-/// be larger than they need to be, and never smaller. Raises `OptionInvalid` for a column that the batch lacks.
+/// A key with a null is shared with no other row. Texts are compared as the most permissive collation does, so groups
+/// may be larger than necessary but never smaller. Raises `OptionInvalid` if a column is missing from the batch.
 pub fn key_groups(batch: &RecordBatch, keys: &[Vec<String>]) -> Result<Int32Array> {
     let rows = batch.num_rows();
     if i32::try_from(rows).is_err() {
@@ -22,34 +22,34 @@ pub fn key_groups(batch: &RecordBatch, keys: &[Vec<String>]) -> Result<Int32Arra
     }
     let mut forest = Forest::new(rows);
     for key in keys {
-        let cells = cells_of(batch, key)?;
+        let cells = find_cells(batch, key)?;
         let mut seen = HashMap::with_capacity(rows);
         let mut text = Vec::new();
         for row in 0..rows {
             text.clear();
-            match value(&cells, row, &mut text) {
-                Found::Value => match seen.entry(hash(&text)) {
+            match write_key(&cells, row, &mut text) {
+                KeyValue::Value => match seen.entry(hash(&text)) {
                     Entry::Occupied(first) => forest.join(*first.get(), row),
-                    Entry::Vacant(place) => {
-                        place.insert(row);
+                    Entry::Vacant(vacant) => {
+                        vacant.insert(row);
                     }
                 },
-                Found::Null => {}
-                Found::Doubt => {
-                    // It may be the same as any other, so all of them stay together.
+                KeyValue::Null => {}
+                KeyValue::Ambiguous => {
+                    // The value may equal any other value, so keep all rows together.
                     (1..rows).for_each(|row| forest.join(0, row));
                     break;
                 }
             }
         }
     }
-    Ok(forest.numbers())
+    Ok(forest.group_numbers())
 }
 
-enum Found {
+enum KeyValue {
     Value,
     Null,
-    Doubt,
+    Ambiguous,
 }
 
 fn hash(text: &[u8]) -> u64 {
@@ -58,75 +58,75 @@ fn hash(text: &[u8]) -> u64 {
     hasher.finish()
 }
 
-/// Adds the bytes by which a key is the same as another one.
-fn value(cells: &[Cells<'_>], row: usize, out: &mut Vec<u8>) -> Found {
+/// Appends the bytes that identify a key value.
+fn write_key(cells: &[Cells<'_>], row: usize, out: &mut Vec<u8>) -> KeyValue {
     for cells in cells {
-        match cells.at(row) {
-            Cell::Null => return Found::Null,
-            Cell::Spare(text) => out.extend_from_slice(text.as_bytes()),
+        match cells.get(row) {
+            Cell::Null => return KeyValue::Null,
+            Cell::Unrepresentable(text) => out.extend_from_slice(text.as_bytes()),
             Cell::Int(value) => out.extend_from_slice(&value.to_le_bytes()),
             Cell::Decimal(value, _) => out.extend_from_slice(&value.to_le_bytes()),
-            // The two zeros are one key.
+            // 0.0 and -0.0 are the same key.
             Cell::Single(value) => out.extend_from_slice(&(value + 0.0).to_le_bytes()),
             Cell::Double(value) => out.extend_from_slice(&(value + 0.0).to_le_bytes()),
             Cell::Date(value) => out.extend_from_slice(&value.to_le_bytes()),
-            Cell::Span(value) | Cell::Moment(value, _) => out.extend_from_slice(&value.to_le_bytes()),
+            Cell::Span(value) | Cell::Timestamp(value, _) => out.extend_from_slice(&value.to_le_bytes()),
             Cell::Bytes(bytes) => out.extend_from_slice(bytes),
             Cell::Vector(values) => values.iter().for_each(|value| out.extend_from_slice(&value.to_le_bytes())),
             Cell::Text(text) => {
                 if !fold::fold(text, out) {
-                    return Found::Doubt;
+                    return KeyValue::Ambiguous;
                 }
             }
         }
-        // What ends here must not be taken for the beginning of the next.
+        // Separate the parts of a key, so that different splits of the same bytes differ.
         out.push(0xff);
     }
-    Found::Value
+    KeyValue::Value
 }
 
-/// Sets of rows that are joined.
+/// A union-find forest of rows.
 struct Forest {
-    above: Vec<usize>,
+    parents: Vec<usize>,
 }
 
 impl Forest {
     fn new(rows: usize) -> Forest {
-        Forest { above: (0..rows).collect() }
+        Forest { parents: (0..rows).collect() }
     }
 
     fn root(&mut self, mut row: usize) -> usize {
-        while let Some(above) = self.above.get(row).copied().filter(|above| *above != row) {
-            let next = self.above.get(above).copied().unwrap_or(above);
-            if let Some(place) = self.above.get_mut(row) {
-                *place = next;
+        while let Some(parents) = self.parents.get(row).copied().filter(|parents| *parents != row) {
+            let next = self.parents.get(parents).copied().unwrap_or(parents);
+            if let Some(parent) = self.parents.get_mut(row) {
+                *parent = next;
             }
             row = next;
         }
         row
     }
 
-    /// The lower of two roots stays one, so a set's root is its first row.
-    fn join(&mut self, one: usize, other: usize) {
-        let (one, other) = (self.root(one), self.root(other));
-        if let Some(place) = self.above.get_mut(one.max(other)) {
-            *place = one.min(other);
+    /// Joins two sets. The lower root stays the root, so the root of a set is its first row.
+    fn join(&mut self, left: usize, right: usize) {
+        let (left, right) = (self.root(left), self.root(right));
+        if let Some(parent) = self.parents.get_mut(left.max(right)) {
+            *parent = left.min(right);
         }
     }
 
-    fn numbers(mut self) -> Int32Array {
-        let mut numbers: Vec<i32> = Vec::with_capacity(self.above.len());
+    fn group_numbers(mut self) -> Int32Array {
+        let mut group_numbers: Vec<i32> = Vec::with_capacity(self.parents.len());
         let mut next = 0;
-        for row in 0..self.above.len() {
+        for row in 0..self.parents.len() {
             let root = self.root(row);
-            match numbers.get(root) {
-                Some(number) => numbers.push(*number),
+            match group_numbers.get(root) {
+                Some(number) => group_numbers.push(*number),
                 None => {
-                    numbers.push(next);
+                    group_numbers.push(next);
                     next += 1;
                 }
             }
         }
-        Int32Array::from(numbers)
+        Int32Array::from(group_numbers)
     }
 }

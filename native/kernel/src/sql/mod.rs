@@ -1,10 +1,10 @@
-//! Rows of Arrow as text that a database reads: literals of MySQL's SQL, and lines of PostgreSQL's COPY.
+//! Writes Arrow rows as text for databases: MySQL literals, and lines for PostgreSQL's COPY.
 
 mod cell;
 pub mod copy;
 mod fold;
 pub mod groups;
-mod spelled;
+mod numbers;
 pub mod values;
 
 use arrow_array::RecordBatch;
@@ -15,13 +15,13 @@ use crate::error::Result;
 /// A run of rows as text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Piece {
-    /// How many rows it has.
+    /// Number of rows.
     pub rows: usize,
-    /// Their text.
+    /// The text of the rows.
     pub text: Vec<u8>,
 }
 
-/// The columns of a batch by name.
-fn cells_of<'a>(batch: &'a RecordBatch, columns: &[String]) -> Result<Vec<Cells<'a>>> {
-    columns.iter().map(|name| Cells::of(batch, name)).collect()
+/// Finds the columns of a batch by name.
+fn find_cells<'a>(batch: &'a RecordBatch, columns: &[String]) -> Result<Vec<Cells<'a>>> {
+    columns.iter().map(|name| Cells::find(batch, name)).collect()
 }

@@ -1,35 +1,35 @@
-//! Rows as MySQL's SQL: lists of values, or of conditions that find them.
+//! Writes rows as MySQL's SQL: lists of values, or conditions that match the rows.
 
 use arrow_array::RecordBatch;
 
 use super::cell::{Cell, Cells};
-use super::{cells_of, spelled, Piece};
+use super::{find_cells, numbers, Piece};
 use crate::column::{client_text, write_integer};
 use crate::error::Result;
 
-/// What stands around the values of a row.
+/// The text around the values of a row.
 #[derive(Debug, Clone)]
 pub struct Frame {
-    /// What stands before each value: one for each column.
+    /// The text before each value: one for each column.
     pub before: Vec<String>,
-    /// What stands behind the last one.
-    pub behind: String,
-    /// What stands between two rows.
+    /// The text after the last value.
+    pub after: String,
+    /// The text between two rows.
     pub between: String,
 }
 
 impl Frame {
-    /// `(a,b),(c,d)`.
+    /// Returns the frame of `(a,b),(c,d)`.
     pub fn values(columns: usize) -> Frame {
-        let before = (0..columns).map(|place| if place == 0 { "(" } else { "," }.to_owned()).collect();
-        Frame { before, behind: ")".to_owned(), between: ",".to_owned() }
+        let before = (0..columns).map(|index| if index == 0 { "(" } else { "," }.to_owned()).collect();
+        Frame { before, after: ")".to_owned(), between: ",".to_owned() }
     }
 }
 
-/// The rows as text, cut into pieces of at most `rows_max` rows, and of at most `bytes_max` bytes unless a single row
-/// has more. Texts are UTF-8; it is read under a session whose SQL mode lets backslashes escape.
+/// Writes the rows in pieces of at most `rows_max` rows. Pieces have at most `bytes_max` bytes, unless a single row
+/// is longer. Texts are UTF-8. The session that parses them must use an SQL mode in which backslashes escape.
 ///
-/// Raises `OptionInvalid` for a column that the batch lacks.
+/// Raises `OptionInvalid` if a column is missing from the batch.
 pub fn pieces(
     batch: &RecordBatch,
     columns: &[String],
@@ -37,7 +37,7 @@ pub fn pieces(
     bytes_max: usize,
     rows_max: usize,
 ) -> Result<Vec<Piece>> {
-    let cells = cells_of(batch, columns)?;
+    let cells = find_cells(batch, columns)?;
     let mut pieces = Vec::new();
     let mut piece = Piece { rows: 0, text: Vec::new() };
     for row in 0..batch.num_rows() {
@@ -63,23 +63,23 @@ pub fn pieces(
 fn write_row(cells: &[Cells<'_>], frame: &Frame, row: usize, out: &mut Vec<u8>) {
     for (cells, before) in cells.iter().zip(&frame.before) {
         out.extend_from_slice(before.as_bytes());
-        write(cells.at(row), out);
+        write(cells.get(row), out);
     }
-    out.extend_from_slice(frame.behind.as_bytes());
+    out.extend_from_slice(frame.after.as_bytes());
 }
 
 #[inline]
 fn write(cell: Cell<'_>, out: &mut Vec<u8>) {
     match cell {
         Cell::Null => out.extend_from_slice(b"NULL"),
-        Cell::Spare(text) => write_spare(text, out),
+        Cell::Unrepresentable(text) => write_unrepresentable(text, out),
         Cell::Int(value) => write_integer(value, out),
-        Cell::Decimal(value, scale) => spelled::decimal(value, scale, out),
-        Cell::Single(value) => spelled::single(value, out),
-        Cell::Double(value) => spelled::double(value, out),
+        Cell::Decimal(value, scale) => numbers::decimal(value, scale, out),
+        Cell::Single(value) => numbers::single(value, out),
+        Cell::Double(value) => numbers::double(value, out),
         Cell::Date(days) => within_quotes(out, |out| client_text::date(days, out)),
         Cell::Span(micros) => within_quotes(out, |out| client_text::time(micros, out)),
-        Cell::Moment(micros, _) => within_quotes(out, |out| client_text::datetime(micros, out)),
+        Cell::Timestamp(micros, _) => within_quotes(out, |out| client_text::datetime(micros, out)),
         Cell::Text(text) => write_quoted(text.as_bytes(), out),
         Cell::Bytes(bytes) => {
             out.extend_from_slice(b"_binary");
@@ -93,9 +93,10 @@ fn write(cell: Cell<'_>, out: &mut Vec<u8>) {
     }
 }
 
-/// Bytes that are no text of their character set stand as a hexadecimal literal; days and moments as their text.
+/// Bytes that are invalid in their character set are written as a hexadecimal literal, dates and timestamps as their
+/// text.
 #[cold]
-fn write_spare(text: &str, out: &mut Vec<u8>) {
+fn write_unrepresentable(text: &str, out: &mut Vec<u8>) {
     match text.strip_prefix("0x") {
         Some(digits) if digits.bytes().all(|digit| digit.is_ascii_hexdigit()) => out.extend_from_slice(text.as_bytes()),
         _ => write_quoted(text.as_bytes(), out),
@@ -112,8 +113,8 @@ fn within_quotes(out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>)) {
 fn write_quoted(bytes: &[u8], out: &mut Vec<u8>) {
     out.push(b'\'');
     let mut rest = bytes;
-    while let Some(place) = rest.iter().position(|byte| matches!(byte, b'\'' | b'\\' | 0)) {
-        let (plain, from) = rest.split_at_checked(place).unwrap_or((rest, &[]));
+    while let Some(index) = rest.iter().position(|byte| matches!(byte, b'\'' | b'\\' | 0)) {
+        let (plain, from) = rest.split_at_checked(index).unwrap_or((rest, &[]));
         out.extend_from_slice(plain);
         let Some((byte, after)) = from.split_first() else { break };
         out.push(b'\\');

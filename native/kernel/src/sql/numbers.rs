@@ -1,13 +1,13 @@
-//! Numbers as both databases read them.
+//! Writes numbers in a form that both databases parse.
 
-/// Adds a number with a point before its last `scale` digits.
+/// Writes a number with a decimal point before its last `scale` digits.
 pub(super) fn decimal(value: i128, scale: usize, out: &mut Vec<u8>) {
     if value < 0 {
         out.push(b'-');
     }
     let digits = value.unsigned_abs().to_string();
-    let (whole, fraction) = digits.split_at_checked(digits.len().saturating_sub(scale)).unwrap_or((&digits, ""));
-    out.extend_from_slice(if whole.is_empty() { b"0" } else { whole.as_bytes() });
+    let (integer, fraction) = digits.split_at_checked(digits.len().saturating_sub(scale)).unwrap_or((&digits, ""));
+    out.extend_from_slice(if integer.is_empty() { b"0" } else { integer.as_bytes() });
     if scale > 0 {
         out.push(b'.');
         out.resize(out.len() + (scale - fraction.len()), b'0');
@@ -15,16 +15,16 @@ pub(super) fn decimal(value: i128, scale: usize, out: &mut Vec<u8>) {
     }
 }
 
-/// Adds the shortest digits that are read back as the same FLOAT, with an exponent: else they would be a DECIMAL.
+/// Writes the shortest digits that parse to the same FLOAT, with an exponent: without one, MySQL reads a DECIMAL.
 pub(super) fn single(value: f32, out: &mut Vec<u8>) {
     if value.abs() >= f32::MAX {
-        // Its shortest digits are a number above it, which a strict server refuses.
+        // The shortest digits of the maximum exceed it, which a server in strict mode rejects.
         return double(value.into(), out);
     }
     with_exponent(ryu::Buffer::new().format_finite(value), out);
 }
 
-/// As `single`, of a DOUBLE.
+/// Writes a DOUBLE like `single` does a FLOAT.
 pub(super) fn double(value: f64, out: &mut Vec<u8>) {
     with_exponent(ryu::Buffer::new().format_finite(value), out);
 }
@@ -47,7 +47,7 @@ mod tests {
     }
 
     #[test]
-    fn a_decimal_keeps_its_digits() {
+    fn decimals_keep_all_digits() {
         let cases = [(0, 0, "0"), (0, 2, "0.00"), (-5, 2, "-0.05"), (12345, 2, "123.45"), (-100, 0, "-100")];
         for (value, scale, expected) in cases {
             assert_eq!(text(|out| decimal(value, scale, out)), expected);
@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn a_float_is_never_a_decimal() {
+    fn floats_always_have_an_exponent() {
         assert_eq!(text(|out| single(0.1, out)), "0.1e0");
         assert_eq!(text(|out| single(f32::MIN, out)), "-3.4028234663852886e38");
         assert_eq!(text(|out| double(-0.0, out)), "-0.0e0");
