@@ -1,4 +1,4 @@
-//! A batch of rows, offered to Python through the Arrow PyCapsule protocol.
+//! A batch of rows, exported to Python through the Arrow PyCapsule protocol.
 
 use penstock_kernel::emit;
 use pyo3::prelude::*;
@@ -6,7 +6,7 @@ use pyo3::types::PyTuple;
 
 use crate::convert::batch_capsules;
 
-/// Rows that left the decoder together.
+/// Rows that the decoder returned together.
 #[pyclass(frozen, module = "penstock._native")]
 pub struct Batch {
     inner: emit::Batch,
@@ -20,13 +20,13 @@ impl Batch {
 
 #[pymethods]
 impl Batch {
-    /// The database; empty for shapes that span tables.
+    /// The database; empty for formats that span tables.
     #[getter]
     fn database(&self) -> &str {
         &self.inner.database
     }
 
-    /// The table; empty for shapes that span tables.
+    /// The table; empty for formats that span tables.
     #[getter]
     fn table(&self) -> &str {
         &self.inner.table
@@ -38,19 +38,19 @@ impl Batch {
         self.inner.schema_version
     }
 
-    /// How many rows.
+    /// The number of rows.
     #[getter]
     fn rows(&self) -> usize {
         self.inner.record.num_rows()
     }
 
-    /// How much memory they take, in bytes.
+    /// Memory size in bytes.
     #[getter]
     fn bytes(&self) -> usize {
         self.inner.record.get_array_memory_size()
     }
 
-    /// The end of the last whole transaction when the batch closed: file and offset.
+    /// The end of the last complete transaction when the batch closed: file and offset.
     #[getter]
     fn position(&self) -> (&str, u64) {
         (&self.inner.position.0, self.inner.position.1)
@@ -62,7 +62,7 @@ impl Batch {
         py: Python<'py>,
         requested_schema: Option<Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyTuple>> {
-        // The protocol allows a producer to ignore the wish for another schema.
+        // The protocol allows producers to ignore the requested schema.
         let _ = requested_schema;
         batch_capsules(py, &self.inner.record)
     }

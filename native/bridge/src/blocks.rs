@@ -1,4 +1,4 @@
-//! Blocks for a durable log: the cutter, the bytes it hands out, and the heads of segments.
+//! Blocks for a durable log: the cutter, its event bytes, and the heads of segments.
 
 use std::ffi::c_int;
 use std::sync::{Arc, Mutex, Weak};
@@ -15,24 +15,24 @@ use pyo3::types::PyBytes;
 use crate::convert::{session_of, slice_of, SessionTuple};
 use crate::raise::{option_invalid, raise};
 
-/// Memory of a chunk that was dropped, for the cutter to fill again; one thread drops where another cuts.
+/// Memory of a dropped chunk, for reuse by the cutter. The chunk may be dropped on another thread.
 type Spare = Mutex<Vec<u8>>;
 
-/// Less is left to the allocator.
+/// Smaller buffers are left to the allocator.
 const SPARE_BYTES_MIN: usize = 128 << 10;
 
-/// Event bytes that left the cutter. Offers them through the buffer protocol, without a copy; nobody can change them.
+/// Event bytes from the cutter, exposed read-only through the buffer protocol without a copy.
 #[pyclass(frozen, module = "penstock._native")]
 pub struct Chunk {
     bytes: Vec<u8>,
-    /// Where its memory goes when it is dropped.
+    /// Receives the memory when the chunk is dropped.
     spare: Weak<Spare>,
 }
 
 impl Drop for Chunk {
     fn drop(&mut self) {
         if let Some(spare) = self.spare.upgrade().filter(|_| self.bytes.capacity() >= SPARE_BYTES_MIN) {
-            // A lock that a panic left behind only means that the memory is freed.
+            // If a panic poisoned the lock, the memory is simply freed.
             if let Ok(mut spare) = spare.lock() {
                 *spare = std::mem::take(&mut self.bytes);
             }
@@ -46,7 +46,7 @@ impl Chunk {
         self.bytes.len()
     }
 
-    /// Lends the bytes out, read only.
+    /// Exposes the bytes, read-only.
     ///
     /// # Safety
     ///
@@ -56,11 +56,12 @@ impl Chunk {
         let length = ffi::Py_ssize_t::try_from(bytes.len()).map_err(|_| PyAssertionError::new_err("a long chunk"))?;
         let first = bytes.as_ptr().cast_mut().cast();
         const READ_ONLY: c_int = 1;
-        // SAFETY: `view` is Python's own. `first` and `length` are those of one allocation, which neither moves nor
-        // changes: the class is frozen and hands out no `&mut`, and who asks to write is refused, so the cast gives
-        // no right that is used. The view owns a reference to the chunk, and only its drop lets go of the memory.
-        let filled = unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), first, length, READ_ONLY, flags) };
-        if filled == 0 {
+        // SAFETY: `view` belongs to Python. `first` and `length` describe a single allocation that neither moves nor
+        // changes: the class is frozen and hands out no `&mut`, and a request for write access fails, so nothing
+        // writes through the cast pointer. The view owns a reference to the chunk, and only its drop frees the
+        // memory.
+        let status = unsafe { ffi::PyBuffer_FillInfo(view, slf.as_ptr(), first, length, READ_ONLY, flags) };
+        if status == 0 {
             Ok(())
         } else {
             Err(PyErr::take(slf.py()).unwrap_or_else(|| PyAssertionError::new_err("no buffer and no reason")))
@@ -68,14 +69,14 @@ impl Chunk {
     }
 }
 
-/// A definition as Python sees it: text, database, and the source offsets of its event's start and end.
+/// A DDL statement for Python: text, database, source offsets of the start and end of its event, and session.
 type StatementTuple = (String, String, u64, u64, SessionTuple);
 
-/// Cuts the bytes of a log into blocks: event bytes to store, and records to find them by.
+/// Cuts the bytes of a log into blocks: event bytes to store, and index records.
 ///
-/// Feed it; `state` says what it waits for: "input" (feed more), "file" (a new source file begins: take what was
-/// gathered, then `take_file`), "hole" (source bytes are left out: take what was gathered, then `take_hole`). Bytes
-/// gathered before an error can still be taken. Not for use by two threads at once.
+/// Feed it bytes; `state` says what it needs: "input" (feed more), "file" (a new source file begins: take the output,
+/// then call `take_file`), "hole" (source bytes are missing: take the output, then call `take_hole`). Output before
+/// an error can still be taken. Not safe for concurrent use.
 #[pyclass(module = "penstock._native")]
 pub struct BlockCutter {
     inner: blocks::BlockCutter,
@@ -86,7 +87,7 @@ fn parse(py: Python<'_>, text: &str) -> PyResult<GtidSet> {
     GtidSet::parse(text).map_err(|error| raise(py, &error))
 }
 
-/// Whether the flavor is MariaDB's.
+/// Return whether the flavor is MariaDB.
 fn is_mariadb(py: Python<'_>, flavor: &str) -> PyResult<bool> {
     match flavor {
         "mysql" => Ok(false),
@@ -95,7 +96,7 @@ fn is_mariadb(py: Python<'_>, flavor: &str) -> PyResult<bool> {
     }
 }
 
-fn text_of(gtid: &Gtid) -> String {
+fn gtid_text(gtid: &Gtid) -> String {
     let mut out = String::new();
     gtid.write(&mut out);
     out
@@ -103,9 +104,9 @@ fn text_of(gtid: &Gtid) -> String {
 
 #[pymethods]
 impl BlockCutter {
-    /// `file` and `offset` say where the first byte lies in the source, at the start of an event and between
-    /// transactions. Of a server's dump (`live`) the stream tells the rest; of a file or segment `head` does, its
-    /// magic and format description, unless `offset` is 0 or 4.
+    /// `file` and `offset` locate the first byte in the source, at the start of an event and between transactions. A
+    /// server's dump (`live`) includes the format description. For a file or segment, `head` supplies it: the magic
+    /// and format description, unless `offset` is 0 or 4.
     #[new]
     #[pyo3(signature = (
         *, epoch, file, offset, flavor, live, gtid_set="", block_bytes=65_536, time_max_us=0, head=None,
@@ -143,7 +144,7 @@ impl BlockCutter {
         Ok(BlockCutter { inner, spare: Arc::default() })
     }
 
-    /// Take whole events from the front of a buffer; return how many bytes that were.
+    /// Consume complete events from the start of a buffer; return how many bytes that were.
     ///
     /// Raises the errors of `penstock.errors` with the position.
     fn feed(&mut self, py: Python<'_>, buffer: PyBuffer<u8>) -> PyResult<usize> {
@@ -152,16 +153,16 @@ impl BlockCutter {
         py.detach(|| inner.feed(bytes)).map_err(|error| raise(py, &error))
     }
 
-    /// Take packets of a dump from the front of a buffer, long ones in pieces; return how many bytes that were.
+    /// Consume packets of a dump from the start of a buffer, long packets in pieces; return how many bytes that were.
     ///
-    /// Raises the errors of `penstock.errors` with the position, `ConnectionLost` where a packet is missing.
+    /// Raises the errors of `penstock.errors` with the position, `ConnectionLost` if a packet is missing.
     fn feed_packets(&mut self, py: Python<'_>, buffer: PyBuffer<u8>) -> PyResult<usize> {
         let bytes = slice_of(&buffer)?;
         let inner = &mut self.inner;
         py.detach(|| inner.feed_packets(bytes)).map_err(|error| raise(py, &error))
     }
 
-    /// What the cutter waits for.
+    /// What the cutter needs from the caller.
     #[getter]
     fn state(&self) -> &'static str {
         match self.inner.state() {
@@ -171,20 +172,20 @@ impl BlockCutter {
         }
     }
 
-    /// The source file; in the state "file" the one that begins.
+    /// The source file; in the state "file", the new file.
     #[getter]
     fn file(&self) -> &str {
         self.inner.file()
     }
 
-    /// Where the next event is due in the source file; in the state "file" where the new file's first stands behind
-    /// the format description, in the state "hole" where the bytes go on.
+    /// The source offset of the next event. In the state "file", the offset of the new file's first event after the
+    /// format description. In the state "hole", the offset after the hole.
     #[getter]
     fn offset(&self) -> u64 {
         self.inner.offset()
     }
 
-    /// The source file's format description event as it was sent; b"" before the first.
+    /// The source file's format description event as the server sent it; b"" before the first one.
     #[getter]
     fn format_description<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         PyBytes::new(py, self.inner.format_description())
@@ -196,7 +197,7 @@ impl BlockCutter {
         self.inner.format().map(|format| format.server_version.as_str())
     }
 
-    /// Go on with the file that begins. Data and records of the one before must have been taken.
+    /// Continue with the new file. Data and records of the previous file must have been taken.
     fn take_file(&mut self) -> PyResult<()> {
         if self.inner.take_file() {
             Ok(())
@@ -205,9 +206,10 @@ impl BlockCutter {
         }
     }
 
-    /// Go on behind the bytes that are left out. Data and records before them must have been taken.
+    /// Continue after the hole. Data and records before it must have been taken.
     ///
-    /// The event that showed the hole is kept; the next `feed` or `feed_packets`, of no bytes perhaps, begins with it.
+    /// The event that revealed the hole is kept. The next `feed` or `feed_packets`, even without bytes, starts with
+    /// it.
     fn take_hole(&mut self) -> PyResult<()> {
         if self.inner.take_hole() {
             Ok(())
@@ -216,7 +218,7 @@ impl BlockCutter {
         }
     }
 
-    /// Take the event bytes gathered, whole events of one file; empty where there are none.
+    /// Take the buffered event bytes, complete events of a single file; empty if there are none.
     fn take_data(&mut self) -> Chunk {
         if let Ok(mut spare) = self.spare.lock() {
             self.inner.recycle(std::mem::take(&mut *spare));
@@ -224,37 +226,37 @@ impl BlockCutter {
         Chunk { bytes: self.inner.take_data(), spare: Arc::downgrade(&self.spare) }
     }
 
-    /// The source file of what waits to be taken; in the state "file" still the one before.
+    /// The source file of the output; in the state "file" still the previous file.
     #[getter]
     fn data_file(&self) -> &str {
         self.inner.data_file()
     }
 
-    /// Whether data or records wait to be taken.
+    /// Whether data or records are waiting to be taken.
     #[getter]
     fn untaken(&self) -> bool {
         self.inner.has_output()
     }
 
-    /// How many event bytes wait to be taken.
+    /// Size of the buffered event bytes.
     #[getter]
     fn gathered(&self) -> usize {
         self.inner.buffered_bytes()
     }
 
-    /// The source offset of the first byte that waits to be taken.
+    /// The source offset of the first buffered byte.
     #[getter]
     fn data_start(&self) -> u64 {
         self.inner.data_range().0
     }
 
-    /// The source offset behind the last byte that waits to be taken.
+    /// The source offset after the last buffered byte.
     #[getter]
     fn data_end(&self) -> u64 {
         self.inner.data_range().1
     }
 
-    /// The source offset behind the last whole transaction, of the bytes gathered or taken.
+    /// The source offset after the last complete transaction in the event bytes so far.
     #[getter]
     fn boundary(&self) -> u64 {
         self.inner.boundary()
@@ -266,71 +268,74 @@ impl BlockCutter {
         self.inner.in_transaction()
     }
 
-    /// Take the records, of 128 bytes each, of the blocks closed since the last call.
+    /// Take the records, 128 bytes each, of the blocks closed since the last call.
     fn take_records<'py>(&mut self, py: Python<'py>) -> Bound<'py, PyBytes> {
         PyBytes::new(py, &self.inner.take_records())
     }
 
-    /// The record of the block in the making; None where no event lies in it.
+    /// Return the record of the current block; None if the block has no events.
     fn open_record<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyBytes>> {
         self.inner.open_record().map(|record| PyBytes::new(py, &record))
     }
 
-    /// Close the block in the making now.
+    /// Close the current block now.
     fn close_block(&mut self) {
         self.inner.close_block();
     }
 
-    /// Take the definitions (DDL) since the last call: text, database, the source offsets of start
-    /// and end, and what its event says of the session.
+    /// Take the DDL statements since the last call: text, database, source offsets of start and end, and session.
     fn take_statements(&mut self) -> Vec<StatementTuple> {
         let statements = self.inner.take_statements().into_iter();
-        statements.map(|one| (one.text, one.database, one.start, one.end, session_of(one.session))).collect()
+        statements
+            .map(|statement| {
+                (statement.text, statement.database, statement.start, statement.end, session_of(statement.session))
+            })
+            .collect()
     }
 
-    /// Every whole transaction up to `boundary`, those before the start included, as text.
+    /// All complete transactions up to `boundary`, including those before the start, as text.
     #[getter]
     fn gtid_set(&self) -> String {
         self.inner.gtid_set().text()
     }
 
-    /// The GTID of the last whole transaction; "" where it has none.
+    /// The GTID of the last complete transaction; "" if it has none.
     #[getter]
     fn last_gtid(&self) -> String {
-        text_of(self.inner.last_gtid())
+        gtid_text(self.inner.last_gtid())
     }
 
-    /// The commit time of the last whole transaction, in microseconds since 1970; 0 before the first.
+    /// Commit time of the last complete transaction in microseconds since 1970; 0 before the first.
     #[getter]
     fn last_time_us(&self) -> i64 {
         self.inner.last_time_us()
     }
 
-    /// The largest commit time so far, that of the open transaction included, in microseconds since 1970.
+    /// The largest commit time so far, including the open transaction, in microseconds since 1970.
     #[getter]
     fn time_max_us(&self) -> i64 {
         self.inner.time_max_us()
     }
 
-    /// How many transactions are whole.
+    /// Number of complete transactions.
     #[getter]
     fn transactions(&self) -> u64 {
         self.inner.counters().transactions
     }
 
-    /// How many changes (rows) there were; an update counts once.
+    /// Number of row changes; an update counts as one.
     #[getter]
     fn changes(&self) -> u64 {
         self.inner.counters().changes
     }
 
-    /// How many events were kept.
+    /// Number of events that were kept.
     #[getter]
     fn events(&self) -> u64 {
         self.inner.counters().events
     }
 
-    /// How many heartbeats there were.
+    /// Number of heartbeats.
     #[getter]
     fn heartbeats(&self) -> u64 {
         self.inner.counters().heartbeats
@@ -348,29 +353,29 @@ impl BlockCutter {
         self.inner.ended()
     }
 
-    /// The error the server sent instead of an event: number and message, or None.
+    /// The error that the server sent, number and message; None if there is none.
     #[getter]
     fn server_error(&self) -> Option<(u16, &str)> {
         self.inner.server_error().map(|error| (error.number, error.message.as_str()))
     }
 
-    /// The file and offset up to which the server waits for an acknowledgement, or None; `take_acknowledge` clears it.
+    /// The file and offset up to which the server waits for an acknowledgement, or None.
     #[getter]
     fn acknowledge(&self) -> Option<(&str, u64)> {
         self.inner.acknowledge()
     }
 
-    /// The same as `acknowledge`, and clear it.
+    /// Return the value of `acknowledge` and clear it.
     fn take_acknowledge(&mut self) -> Option<(String, u64)> {
         self.inner.take_acknowledge().map(|(file, offset)| (file.to_string(), offset))
     }
 }
 
-/// Return what stands before the events of a segment: magic, format description, and two made-up events that say
-/// which source file and offset follow, and which transactions came before.
+/// Return the head of a segment: magic, format description, and two artificial events with the source file and offset
+/// that follow and the transactions before them.
 ///
-/// `time_s` is when the segment was begun, in seconds since 1970. Raises `PositionInvalid` for a GTID set of the
-/// other flavor, `EventMalformed` for bytes that are no format description.
+/// `time_s` is the creation time of the segment, in seconds since 1970. Raises `PositionInvalid` for a GTID set of
+/// the other flavor, `EventMalformed` if the bytes are not a format description.
 #[pyfunction]
 #[allow(clippy::too_many_arguments)]
 pub fn segment_head<'py>(
@@ -397,13 +402,13 @@ pub fn segment_head<'py>(
     Ok(PyBytes::new(py, &head))
 }
 
-/// Head's length, source file, base offset, GTID set, format description.
+/// Length of the head, source file, base offset, GTID set, format description.
 type HeadTuple<'py> = (usize, String, u64, String, Bound<'py, PyBytes>);
 
-/// Read the head at a segment's front: its length in bytes, the source file, the source offset of the first event,
-/// the GTID set before it, and the format description.
+/// Read the head at the start of a segment: its length in bytes, the source file, the source offset of the first
+/// event, the GTID set before it, and the format description.
 ///
-/// Raises `FileTruncated` where the bytes end inside the head, `EventMalformed` where the file is no segment.
+/// Raises `FileTruncated` if the bytes end inside the head, `EventMalformed` if the file is not a segment.
 #[pyfunction]
 pub fn read_segment_head<'py>(py: Python<'py>, bytes: PyBuffer<u8>) -> PyResult<HeadTuple<'py>> {
     let head = blocks::read_segment_head(slice_of(&bytes)?).map_err(|error| raise(py, &error))?;
@@ -411,7 +416,7 @@ pub fn read_segment_head<'py>(py: Python<'py>, bytes: PyBuffer<u8>) -> PyResult<
     Ok((head.head_bytes, head.file, head.base, head.gtid_set.text(), format_description))
 }
 
-/// Return the bytes of a GTID set of MySQL, as COM_BINLOG_DUMP_GTID carries it. Raises `PositionInvalid`.
+/// Return a GTID set of MySQL in the encoding of COM_BINLOG_DUMP_GTID. Raises `PositionInvalid`.
 #[pyfunction]
 pub fn encode_gtid_set<'py>(py: Python<'py>, text: &str) -> PyResult<Bound<'py, PyBytes>> {
     let invalid = |error: Error| {

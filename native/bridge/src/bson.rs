@@ -1,4 +1,4 @@
-//! Arrow rows as BSON documents.
+//! Writes Arrow rows as BSON documents.
 
 use std::sync::Arc;
 
@@ -9,13 +9,14 @@ use crate::convert::batch_from;
 use crate::objects::Texts;
 use crate::raise::raise;
 
-/// One BSON document for each row of an Arrow batch, as an array of bytes for `pyarrow.array`.
+/// Return a BSON document for each row of an Arrow batch, as an array of bytes for `pyarrow.array`.
 ///
-/// A field's type is that of its column: integers, doubles, decimals of at most 34 digits, texts, bytes, days and
-/// milliseconds, lists of numbers, and structs of all these. Raises `OptionInvalid` for a column of another type.
+/// Columns become fields according to their types: integers, doubles, decimals of at most 34 digits, texts, bytes,
+/// dates and timestamps in milliseconds, lists of numbers, and structs of these. Raises `OptionInvalid` for a column
+/// of another type.
 #[pyfunction]
 pub fn bson_documents(py: Python<'_>, batch: &Bound<'_, PyAny>) -> PyResult<Texts> {
     let batch = batch_from(batch)?;
-    let made = py.detach(|| bson::bson_documents(&batch)).map_err(|error| raise(py, &error))?;
-    Ok(Texts { inner: Arc::new(made) })
+    let documents = py.detach(|| bson::bson_documents(&batch)).map_err(|error| raise(py, &error))?;
+    Ok(Texts { inner: Arc::new(documents) })
 }

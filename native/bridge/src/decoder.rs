@@ -1,4 +1,4 @@
-//! The decoder, and what it asks.
+//! The decoder, and its requests to the caller.
 
 use penstock_kernel::emit::dialect::{ddl, DialectOptions};
 use penstock_kernel::emit::rows::ChangeFilter;
@@ -14,20 +14,20 @@ use crate::convert::{session_of, slice_of, SessionTuple};
 use crate::raise::{option_invalid, raise};
 use crate::schema::{declared, ColumnTuple};
 
-/// Decodes the event bytes of one byte range.
+/// Decodes the events of a byte range.
 ///
-/// Feed it buffers; `state` says what it waits for: "input" (feed more), "batch" (`take_batch`), "table"
+/// Feed it buffers; `state` says what it needs: "input" (feed more), "batch" (`take_batch`), "table"
 /// (`table_request`, then `answer_table`), "statement" (`take_statement`), "prepared" (`prepared_request`, then
-/// `answer_prepared` and `feed_prepared`), or "done". Not for use by two threads at once.
+/// `answer_prepared` and `feed_prepared`), or "done". Not safe for concurrent use.
 #[pyclass(module = "penstock._native")]
 pub struct Decoder {
     inner: stream::Decoder,
 }
 
-/// Id, commit (file, offset), place (file, start, end).
+/// Id, commit (file, offset), location (file, start, end).
 type PreparedRequest = (String, (String, u64), Option<(String, u64, u64)>);
 
-fn emit_of(py: Python<'_>, text: &str) -> PyResult<Emit> {
+fn parse_emit(py: Python<'_>, text: &str) -> PyResult<Emit> {
     match text {
         "typed" => Ok(Emit::Typed),
         "envelope" => Ok(Emit::Envelope),
@@ -40,7 +40,7 @@ fn emit_of(py: Python<'_>, text: &str) -> PyResult<Emit> {
     }
 }
 
-fn filter_of(py: Python<'_>, changes: Option<Vec<String>>) -> PyResult<ChangeFilter> {
+fn parse_changes(py: Python<'_>, changes: Option<Vec<String>>) -> PyResult<ChangeFilter> {
     let Some(changes) = changes else { return Ok(ChangeFilter::default()) };
     let mut filter = ChangeFilter { insert: false, before: false, after: false, delete: false };
     for change in changes {
@@ -56,11 +56,11 @@ fn filter_of(py: Python<'_>, changes: Option<Vec<String>>) -> PyResult<ChangeFil
     Ok(filter)
 }
 
-fn set_of(py: Python<'_>, text: Option<&str>) -> PyResult<Option<GtidSet>> {
+fn parse_set(py: Python<'_>, text: Option<&str>) -> PyResult<Option<GtidSet>> {
     text.map(GtidSet::parse).transpose().map_err(|error| raise(py, &error))
 }
 
-fn dialect_of(
+fn dialect_options(
     name: &str,
     message_per_row: bool,
     server_zone_seconds: i32,
@@ -71,10 +71,11 @@ fn dialect_of(
 
 #[pymethods]
 impl Decoder {
-    /// `offset` is that of an event; `joint`, where another range goes on, must be as well. With `passing` no transaction is
-    /// decoded: what is prepared is noted, and incidents and unknown events pass. `statements` tells whether statements are
-    /// handed out; None means where rows are decoded. `dialect` is that of `emit="messages"`; `executed`,
-    /// a GTID set, is what was executed before the range, and asks for the executed set in messages that can carry one.
+    /// `offset` is the start of an event, and so must be `joint`, where the next range begins. With `passing`,
+    /// transactions are not decoded: prepared transactions are recorded, and incidents and unknown events are
+    /// ignored. `statements` says whether to return statements; None means if rows are decoded. `dialect` applies to
+    /// `emit="messages"`. `executed` is the GTID set executed before the range; with it, messages that can carry the
+    /// executed set do so.
     #[new]
     #[pyo3(signature = (
         *, instance, file, offset=0, epoch=0, file_number=None, head=None, aligned=true, live=false, start=None,
@@ -117,9 +118,9 @@ impl Decoder {
         executed: Option<&str>,
     ) -> PyResult<Decoder> {
         let number = file_number.map_or_else(|| rotate::file_number(file), Ok).map_err(|error| raise(py, &error))?;
-        let emit = emit_of(py, emit)?;
-        let executed = set_of(py, executed)?;
-        let dialect = dialect.map(|name| dialect_of(name, message_per_row, server_zone_seconds, executed));
+        let emit = parse_emit(py, emit)?;
+        let executed = parse_set(py, executed)?;
+        let dialect = dialect.map(|name| dialect_options(name, message_per_row, server_zone_seconds, executed));
         let options = Options {
             epoch,
             offset,
@@ -129,14 +130,14 @@ impl Decoder {
             stop,
             joint,
             passing,
-            gtid_after: set_of(py, gtid_after)?,
-            gtid_until: set_of(py, gtid_until)?,
+            gtid_after: parse_set(py, gtid_after)?,
+            gtid_until: parse_set(py, gtid_until)?,
             time_from_us,
             time_until_us,
             emit,
             dialect,
             statements: statements.unwrap_or(matches!(emit, Emit::Typed | Emit::Envelope | Emit::Messages)),
-            changes: filter_of(py, changes)?,
+            changes: parse_changes(py, changes)?,
             batch_rows_max,
             batch_bytes_max,
             held_bytes_max,
@@ -149,25 +150,25 @@ impl Decoder {
         stream::Decoder::new(options, head).map(|inner| Decoder { inner }).map_err(|error| raise(py, &error))
     }
 
-    /// Take whole events from the front of a buffer; return how many bytes that were.
+    /// Consume complete events from the start of a buffer; return how many bytes that were.
     ///
-    /// Raises the errors of `penstock.errors` only after every whole transaction before them was handed out.
+    /// Raises the errors of `penstock.errors` only after all complete transactions before them were returned.
     fn feed(&mut self, py: Python<'_>, buffer: PyBuffer<u8>) -> PyResult<usize> {
         let bytes = slice_of(&buffer)?;
         let inner = &mut self.inner;
         py.detach(|| inner.feed(bytes)).map_err(|error| raise(py, &error))
     }
 
-    /// End the input, of which `left` bytes were offered and not taken.
+    /// End the input. `left` is the number of bytes that were offered and not consumed.
     ///
-    /// Raises `FileTruncated` where a transaction is not whole, unless `drop_open` drops it.
+    /// Raises `FileTruncated` if a transaction is incomplete, unless `drop_open` drops it.
     #[pyo3(signature = (left=0, *, drop_open=false))]
     fn finish(&mut self, py: Python<'_>, left: usize, drop_open: bool) -> PyResult<()> {
         let inner = &mut self.inner;
         py.detach(|| inner.finish(left, drop_open)).map_err(|error| raise(py, &error))
     }
 
-    /// What the decoder waits for.
+    /// What the decoder needs from the caller.
     #[getter]
     fn state(&self) -> &'static str {
         match self.inner.state() {
@@ -180,34 +181,34 @@ impl Decoder {
         }
     }
 
-    /// Take the batch that is due, or None.
+    /// Take the next batch, or None.
     fn take_batch(&mut self) -> Option<Batch> {
         self.inner.take_batch().map(Batch::new)
     }
 
-    /// Take the statement that is due, or None.
+    /// Take the next statement, or None.
     fn take_statement(&mut self) -> Option<Statement> {
         self.inner.take_statement().map(|inner| Statement { inner })
     }
 
-    /// The table that the decoder asks about, or None.
+    /// Return the table that the decoder needs an answer about, or None.
     fn table_request(&self) -> Option<TableRequest> {
         self.inner.table_request().map(|inner| TableRequest { inner: inner.clone() })
     }
 
-    /// Say whether the statement taken last is told of in messages; without an answer it is.
+    /// Answer whether the last statement returned goes into the messages. Without an answer it does.
     fn answer_statement(&mut self, wanted: bool) {
         self.inner.answer_statement(wanted);
     }
 
-    /// Say how the table asked about is to be read.
+    /// Answer how to read the requested table.
     ///
-    /// Without `columns` and without `from_log` its rows are passed over. `from_log` takes the columns from the log; `columns`
-    /// beside it only tell MariaDB's types that a table map shows as plain strings (UUID, INET4, INET6, VECTOR).
-    /// `wanted` names the columns to decode, None means all. `declared` fixes the columns of the batch: a column that
-    /// rows lack is null and told absent, any other difference raises `SchemaChanged` at the next `feed`. In messages,
-    /// types of `columns` stand for the log's own, `primary_key` tells the key where the log does not, and
-    /// `shard_columns` decide a row's slot; None means the key.
+    /// Without `columns` and `from_log`, its rows are skipped. `from_log` takes the columns from the log; then
+    /// `columns` only supplies MariaDB's types that are logged as plain strings (UUID, INET4, INET6, VECTOR).
+    /// `wanted` names the columns to decode; None means all. `declared` fixes the columns of the batch: a column that
+    /// is missing from the rows is null and reported as absent, and any other difference raises `SchemaChanged` at
+    /// the next `feed`. In messages, the types of `columns` replace the log's own, `primary_key` supplies a key that
+    /// is not logged, and `shard_columns` determine the slot of a row; None means the key.
     #[pyo3(signature = (
         columns=None, *, from_log=false, schema_version=0, wanted=None, declared=None, primary_key=None,
         shard_columns=None,
@@ -238,31 +239,31 @@ impl Decoder {
         self.inner.answer_table(answer);
     }
 
-    /// Close the batches of whole transactions, and go on: what follows may be fed.
+    /// Close the batches of complete transactions and continue: more bytes may be fed.
     ///
-    /// A batch that holds rows of an open transaction waits for its end; one of messages is divided.
+    /// A batch with rows of the open transaction waits for its end, except a batch of messages, which is split.
     fn close_batches(&mut self, py: Python<'_>) -> PyResult<()> {
         self.inner.close_batches().map_err(|error| raise(py, &error))
     }
 
-    /// Forget what was said of tables, so that each is asked about again.
+    /// Drop all answers about tables, so that the decoder asks again.
     fn forget_tables(&mut self, py: Python<'_>) -> PyResult<()> {
         self.inner.forget_tables().map_err(|error| raise(py, &error))
     }
 
-    /// Give the open transaction up: batches of whole transactions become available, and nothing more is read.
+    /// Drop the open transaction and stop. Batches of complete transactions become available.
     fn abandon(&mut self, py: Python<'_>) -> PyResult<()> {
         self.inner.abandon().map_err(|error| raise(py, &error))
     }
 
-    /// Take over the prepared XA transactions that another decoder of the same log remembers.
+    /// Take over the prepared XA transactions that another decoder of the same log has recorded.
     fn adopt_prepared(&mut self, before: &mut Decoder) {
         self.inner.adopt_prepared(&mut before.inner);
     }
 
-    /// The prepared XA transaction whose bytes are due, or None where `feed_prepared` waits for more of them.
+    /// Return the prepared XA transaction whose bytes are needed; None if `feed_prepared` needs more of them.
     ///
-    /// Its id, where it is committed (file, offset), and where it lies if that is known (file, start, end).
+    /// The tuple has its id, the position of its commit (file, offset), and its location if known (file, start, end).
     fn prepared_request(&self) -> Option<PreparedRequest> {
         self.inner.prepared_request().map(|request| {
             let location = request.location.map(|location| (location.file.to_string(), location.start, location.end));
@@ -270,9 +271,10 @@ impl Decoder {
         })
     }
 
-    /// Say where the bytes lie that `feed_prepared` gets, which begin with the transaction's first event.
+    /// Locate the bytes for `feed_prepared`, which start with the transaction's first event.
     ///
-    /// `head` is that file's magic and format description; a live server sends its own. Said again, the bytes begin again.
+    /// `head` is the magic and format description of the file; a live server sends them itself. A second call
+    /// restarts the bytes.
     #[pyo3(signature = (file, start, end, head=None))]
     fn answer_prepared(
         &mut self,
@@ -286,81 +288,81 @@ impl Decoder {
         self.inner.answer_prepared(file, start, end, head).map_err(|error| raise(py, &error))
     }
 
-    /// Whether `feed_prepared` waits for bytes, or for what it found in them to be answered.
+    /// Whether `feed_prepared` needs bytes, or an answer about them.
     #[getter]
     fn reads_prepared(&self) -> bool {
         self.inner.reads_prepared()
     }
 
-    /// Where a prepared XA transaction lies that was passed: file, start and end; None for one that is not known.
+    /// Return the location of a prepared XA transaction that was read: file, start and end; None if it is unknown.
     fn prepared_place(&self, py: Python<'_>, id: &str) -> PyResult<Option<(String, u64, u64)>> {
-        let place = self.inner.prepared_location(id).map_err(|error| raise(py, &error))?;
-        Ok(place.map(|place| (place.file.to_string(), place.start, place.end)))
+        let location = self.inner.prepared_location(id).map_err(|error| raise(py, &error))?;
+        Ok(location.map(|location| (location.file.to_string(), location.start, location.end)))
     }
 
-    /// Whether the outcome was passed of an XA transaction of this id that was prepared before all that was passed.
+    /// Return whether the outcome was read of an XA transaction of this id that was prepared before the range.
     fn has_outcome(&self, py: Python<'_>, id: &str) -> PyResult<bool> {
         self.inner.has_outcome(id).map_err(|error| raise(py, &error))
     }
 
-    /// All prepared XA transactions that were passed and have no outcome yet: id, file, start and end; in no order.
+    /// Return all prepared XA transactions without an outcome: id, file, start and end, in any order.
     fn prepared_places(&self) -> Vec<(String, String, u64, u64)> {
         self.inner
             .prepared_locations()
-            .map(|(id, place)| (id, place.file.to_string(), place.start, place.end))
+            .map(|(id, location)| (id, location.file.to_string(), location.start, location.end))
             .collect()
     }
 
-    /// Note an XA transaction that was prepared before what is read.
+    /// Record an XA transaction that was prepared before the range.
     fn note_prepared(&mut self, py: Python<'_>, id: &str, file: &str, start: u64, end: u64) -> PyResult<()> {
         self.inner.note_prepared(id, file, start, end).map_err(|error| raise(py, &error))
     }
 
-    /// Take events of a prepared transaction from the front of a buffer; return how many bytes that were.
+    /// Consume events of a prepared transaction from the start of a buffer; return how many bytes that were.
     ///
-    /// Once the last one is taken, the decoder goes on with the range and no longer waits for "prepared".
+    /// After the last event, the decoder continues with the range and leaves the state "prepared".
     fn feed_prepared(&mut self, py: Python<'_>, buffer: PyBuffer<u8>) -> PyResult<usize> {
         let bytes = slice_of(&buffer)?;
         let inner = &mut self.inner;
         py.detach(|| inner.feed_prepared(bytes)).map_err(|error| raise(py, &error))
     }
 
-    /// The end of the last whole transaction: file and offset.
+    /// The end of the last complete transaction: file and offset.
     #[getter]
     fn position(&self) -> (&str, u64) {
         self.inner.position()
     }
 
-    /// Where the next event starts, in bytes.
+    /// The offset of the next event, in bytes.
     #[getter]
     fn next_offset(&self) -> u64 {
         self.inner.next_offset()
     }
 
-    /// Whether `position` is known to be the first byte of an event, with no transaction open before it.
+    /// Whether `position` is known to be the start of an event with no open transaction before it.
     #[getter]
     fn aligned(&self) -> bool {
         self.inner.is_aligned()
     }
 
-    /// Where the open transaction starts, or None.
+    /// Return the offset where the open transaction starts, or None.
     fn open_transaction(&self) -> Option<u64> {
         self.inner.open_transaction()
     }
 
-    /// How many changes were handed out of the transaction after `position`, and its start (file number and offset):
-    /// `resume_rows` and `resume_start` of the decoder that continues there.
+    /// Return how many changes after `position` were already emitted, and the start (file number and offset) of their
+    /// transaction: `resume_rows` and `resume_start` for the decoder that continues there.
     fn handed_out(&self) -> (u32, Option<(u32, u64)>) {
         self.inner.handed_out().map_or((0, None), |resume| (resume.rows, resume.start))
     }
 
-    /// All transactions seen, those of earlier files included where the log tells, as text.
+    /// All transactions seen, including those of earlier files if the log lists them, as text.
     #[getter]
     fn gtid_set(&self) -> String {
         self.inner.gtid_set().text()
     }
 
-    /// When the last whole transaction in range was committed, in microseconds since 1970; 0 before the first.
+    /// Commit time of the last complete transaction in range in microseconds since 1970; 0 before the first.
     #[getter]
     fn commit_time_us(&self) -> i64 {
         self.inner.commit_us()
@@ -372,25 +374,25 @@ impl Decoder {
         self.inner.format().map(|format| format.server_version.as_str())
     }
 
-    /// Whether the log is MariaDB's.
+    /// Whether the log is from MariaDB.
     #[getter]
     fn mariadb(&self) -> bool {
         self.inner.format().is_some_and(|format| format.mariadb)
     }
 
-    /// The file that follows, once the log said so.
+    /// The next file, once the log names it.
     #[getter]
     fn next_file(&self) -> Option<&str> {
         self.inner.next_file()
     }
 
-    /// Whether the file ended with a word of the server.
+    /// Whether the server closed the file properly, by a rotation or a shutdown.
     #[getter]
     fn closed(&self) -> bool {
         self.inner.is_closed()
     }
 
-    /// Bytes, events, transactions and changes so far.
+    /// Numbers of bytes, events, transactions and changes so far.
     #[getter]
     fn counters<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let counters = self.inner.counters();
@@ -403,7 +405,7 @@ impl Decoder {
     }
 }
 
-/// A table that was not seen before.
+/// A request how to read a table that has not occurred before.
 #[pyclass(frozen, module = "penstock._native")]
 pub struct TableRequest {
     inner: stream::TableRequest,
@@ -423,46 +425,46 @@ impl TableRequest {
         &self.inner.table
     }
 
-    /// How many columns its rows have.
+    /// The number of columns in its rows.
     #[getter]
     fn column_count(&self) -> usize {
         self.inner.column_count
     }
 
-    /// Name, SQL type, character set and nullability of each column, or None where the log does not tell.
+    /// Name, SQL type, character set and nullability of each column; None if the log does not describe them all.
     #[getter]
     fn columns(&self) -> Option<Vec<ColumnTuple>> {
         let columns = self.inner.columns.clone()?;
         Some(columns.into_iter().map(|c| (c.name, c.type_text, c.charset, c.nullable)).collect())
     }
 
-    /// Names of the primary key's columns, where the log tells.
+    /// Names of the primary key's columns, if they are logged.
     #[getter]
     fn primary_key(&self) -> Vec<&str> {
         self.inner.primary_key.iter().map(|name| &**name).collect()
     }
 
-    /// Whether the log alone tells all columns.
+    /// Whether the log alone describes all columns.
     #[getter]
     fn complete(&self) -> bool {
         self.inner.columns.is_some()
     }
 
-    /// Prove a definition against everything that the table map tells of the table.
+    /// Check a definition against everything that the table map logs about the table.
     ///
-    /// Raises `SchemaMismatch` where they contradict each other, `SchemaInvalid` for a type that cannot be read.
+    /// Raises `SchemaMismatch` if they contradict each other, `SchemaInvalid` for a type that cannot be parsed.
     fn prove(&self, py: Python<'_>, columns: Vec<ColumnTuple>, primary_key: Vec<String>) -> PyResult<()> {
         self.inner.prove(&declared(columns), &primary_key).map_err(|error| raise(py, &error))
     }
 
-    /// Where the table map stands: `file:offset`.
+    /// The position of the table map: `file:offset`.
     #[getter]
     fn position(&self) -> String {
         format!("{}:{}", self.inner.file, self.inner.offset)
     }
 }
 
-/// A definition (DDL), or a change that was logged as text.
+/// A DDL statement, or a change logged in statement format.
 #[pyclass(frozen, module = "penstock._native")]
 pub struct Statement {
     inner: stream::Statement,
@@ -470,14 +472,14 @@ pub struct Statement {
 
 #[pymethods]
 impl Statement {
-    /// The default database when it ran; may be empty.
+    /// The default database of the session; may be empty.
     #[getter]
     fn database(&self) -> &str {
         &self.inner.database
     }
 
-    /// What its event says of the session: the databases that it changes, or None where they are not listed, the
-    /// character set that a database gets where the statement names none, and the SQL modes that change how text is read.
+    /// The session in its event: the databases that the statement changes, or None if they are not listed, the
+    /// default character set of a new database, and the SQL modes that change how DDL is parsed.
     #[getter]
     fn session(&self) -> SessionTuple {
         session_of(self.inner.session.clone())
@@ -489,7 +491,7 @@ impl Statement {
         &self.inner.text
     }
 
-    /// The database and the table that a definition names first, by its first words alone; None where there is none.
+    /// The first database and table that a DDL statement names, judged by its first words; None if there is none.
     #[getter]
     fn table(&self) -> Option<(String, String)> {
         let definition = ddl::classify(&self.inner.text, &self.inner.database, self.inner.session.backslash());
@@ -497,14 +499,14 @@ impl Statement {
         (!table.is_empty()).then(|| (database.to_owned(), table.to_owned()))
     }
 
-    /// Whether it changes rows that are therefore not in the log.
+    /// Whether the statement changes rows whose images are not in the log.
     #[getter]
     fn is_change(&self) -> bool {
         self.inner.is_change
     }
 
-    /// The databases that it accessed, those behind views, triggers and functions included: [] for any database, None
-    /// where the log does not say.
+    /// The databases that it accessed, including those used by views, triggers and functions: [] means any database,
+    /// None that the log does not say.
     #[getter]
     fn accessed(&self) -> Option<Vec<String>> {
         self.inner.session.accessed.clone()
@@ -516,25 +518,25 @@ impl Statement {
         self.inner.is_skipped
     }
 
-    /// Where its event starts: `file:offset`.
+    /// The start of its event: `file:offset`.
     #[getter]
     fn position(&self) -> String {
         format!("{}:{}", self.inner.file, self.inner.offset)
     }
 
-    /// Where its event ends: `file:offset`.
+    /// The end of its event: `file:offset`.
     #[getter]
     fn end_position(&self) -> String {
         format!("{}:{}", self.inner.file, self.inner.end_offset)
     }
 
-    /// Where its transaction ends: `file:offset`; None where the transaction's GTID event does not say.
+    /// The end of its transaction: `file:offset`; None if the transaction's GTID event does not have it.
     #[getter]
     fn transaction_end(&self) -> Option<String> {
         self.inner.transaction_end.map(|offset| format!("{}:{offset}", self.inner.file))
     }
 
-    /// When it began, in microseconds since 1970.
+    /// Start time of the statement, in microseconds since 1970.
     #[getter]
     fn timestamp_us(&self) -> i64 {
         self.inner.timestamp_us

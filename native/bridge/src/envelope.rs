@@ -1,4 +1,4 @@
-//! Envelope rows of one table, made typed.
+//! Decodes envelope rows of a table into typed rows.
 
 use std::sync::Arc;
 
@@ -31,10 +31,10 @@ fn targets(columns: Vec<ColumnTuple>, mariadb: bool) -> Result<Vec<SourceColumn>
     columns.map(|column| Ok(SourceColumn { kind: column.kind(mariadb)?, name: column.name.into() })).collect()
 }
 
-/// Decode envelope rows that share one definition into typed rows; an update becomes two.
+/// Decode envelope rows that share a definition into typed rows; an update becomes two rows.
 ///
 /// `columns` and `wires` (type code and metadata) come from the definition. `declared` fixes the columns of the
-/// result; a column that is not among them raises `SchemaChanged`. `batch` is anything that speaks Arrow.
+/// result; any other column raises `SchemaChanged`. `batch` is any object that supports the Arrow PyCapsule protocol.
 #[pyfunction]
 #[pyo3(signature = (batch, columns, wires, *, mariadb=false, declared=None))]
 pub fn decode_envelope(
@@ -52,7 +52,7 @@ pub fn decode_envelope(
         ImageDecoder::new(sources, targets)?.decode(&envelope)
     });
     let record = decoded.map_err(|error| raise(py, &error))?;
-    let nothing: Arc<str> = "".into();
-    let position = (nothing.clone(), 0);
-    Ok(Batch::new(emit::Batch { database: nothing.clone(), table: nothing, schema_version: 0, record, position }))
+    let empty: Arc<str> = "".into();
+    let position = (empty.clone(), 0);
+    Ok(Batch::new(emit::Batch { database: empty.clone(), table: empty, schema_version: 0, record, position }))
 }

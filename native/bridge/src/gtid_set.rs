@@ -1,4 +1,4 @@
-//! Sets of transactions.
+//! Sets of GTIDs.
 
 use penstock_kernel::gtid;
 use pyo3::prelude::*;
@@ -6,7 +6,7 @@ use pyo3::types::PyBytes;
 
 use crate::raise::raise;
 
-/// A set of transactions of either family.
+/// A set of GTIDs of either family.
 #[pyclass(frozen, eq, module = "penstock._native")]
 #[derive(Clone, PartialEq)]
 pub struct GtidSet {
@@ -26,32 +26,32 @@ impl GtidSet {
         Ok(GtidSet { inner: parse(py, text)? })
     }
 
-    /// The same as the constructor.
+    /// Parse a text like the constructor.
     #[staticmethod]
     fn parse(py: Python<'_>, text: &str) -> PyResult<GtidSet> {
         GtidSet::new(py, text)
     }
 
-    /// Whether every transaction of the other set is in this one.
+    /// Return whether this set contains all transactions of the other set.
     fn contains(&self, other: &GtidSet) -> bool {
         self.inner.contains_set(&other.inner)
     }
 
-    /// The transactions of both.
+    /// Return the transactions of both sets.
     fn union(&self, other: &GtidSet) -> GtidSet {
         let mut inner = self.inner.clone();
         inner.union(&other.inner);
         GtidSet { inner }
     }
 
-    /// The transactions of this set that the other lacks.
+    /// Return the transactions of this set that are not in the other set.
     fn subtract(&self, other: &GtidSet) -> GtidSet {
         let mut inner = self.inner.clone();
         inner.subtract(&other.inner);
         GtidSet { inner }
     }
 
-    /// The bytes of COM_BINLOG_DUMP_GTID. Raises `PositionInvalid` for a set of MariaDB.
+    /// Return the encoding of COM_BINLOG_DUMP_GTID. Raises `PositionInvalid` for a set of MariaDB.
     fn encode<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
         let encoded = self.inner.encode_mysql().map_err(|error| raise(py, &error))?;
         Ok(PyBytes::new(py, &encoded))

@@ -1,4 +1,4 @@
-//! `penstock._native`: the kernel as Python sees it. Conversion and nothing else.
+//! `penstock._native`: the Python interface of the kernel. It only converts.
 
 mod batch;
 mod blocks;

@@ -1,4 +1,4 @@
-//! Arrow rows as JSON objects, and as messages.
+//! Writes Arrow rows as JSON objects and as messages.
 
 use arrow_array::ffi::to_ffi;
 use arrow_array::{Array, ArrayRef};
@@ -17,7 +17,7 @@ use crate::convert::batch_from;
 use crate::raise::{option_invalid, raise};
 use crate::schema::{declared, ColumnTuple};
 
-/// An array with a value for each row, on its way to the caller's Arrow library.
+/// An array with a value for each row, to be imported by the caller's Arrow library.
 #[pyclass(frozen, module = "penstock._native")]
 pub struct Texts {
     pub(crate) inner: ArrayRef,
@@ -31,7 +31,7 @@ impl Texts {
         py: Python<'py>,
         requested_schema: Option<Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyTuple>> {
-        // The protocol allows a producer to ignore the wish for another schema.
+        // The protocol allows producers to ignore the requested schema.
         let _ = requested_schema;
         let error = |error: arrow_schema::ArrowError| PyValueError::new_err(error.to_string());
         let schema = FFI_ArrowSchema::try_from(self.inner.data_type()).map_err(error)?;
@@ -46,12 +46,12 @@ impl Texts {
     }
 }
 
-/// One JSON object for each row of an Arrow batch, as an array of strings for `pyarrow.array`.
+/// Return a JSON object for each row of an Arrow batch, as an array of strings for `pyarrow.array`.
 ///
-/// `names` takes only some of the columns, in its own order. Values are as the server's client shows them: numbers as
-/// numbers of any length, bytes as base64, geometries as well-known text, documents as documents. A value that its type
-/// cannot hold is null; with `exact` it is its exact text. Raises `SchemaInvalid` where a column is not of its declared
-/// type, `OptionInvalid` for a name that the rows lack.
+/// `names` selects and orders the columns. Values are written as the server's client shows them: numbers of any
+/// length as numbers, bytes as base64, geometries as well-known text, documents as documents. A value that its type
+/// cannot represent is null, or with `exact` its exact text. Raises `SchemaInvalid` for a column that does not have
+/// its declared type, `OptionInvalid` for a name that is missing from the rows.
 #[pyfunction]
 #[pyo3(signature = (batch, columns, *, mariadb=false, names=None, exact=false))]
 pub fn json_objects(
@@ -64,15 +64,16 @@ pub fn json_objects(
 ) -> PyResult<Texts> {
     let batch = batch_from(batch)?;
     let columns = declared(columns);
-    let made = py.detach(|| objects::json_objects(&batch, &columns, mariadb, names.as_deref(), exact));
-    Ok(Texts { inner: Arc::new(made.map_err(|error| raise(py, &error))?) })
+    let texts = py.detach(|| objects::json_objects(&batch, &columns, mariadb, names.as_deref(), exact));
+    Ok(Texts { inner: Arc::new(texts.map_err(|error| raise(py, &error))?) })
 }
 
-/// The text of one column's value in each row of an Arrow batch, as an array of strings for `pyarrow.array`: null where
-/// the value is null. `path`, of names and numbers, leads into a document; null where it leads nowhere.
+/// Return the text of a column's value in each row of an Arrow batch, as an array of strings for `pyarrow.array`,
+/// null if the value is null. `path`, a list of names and numbers, selects a value in a document; null if it leads
+/// nowhere.
 ///
-/// Raises `SchemaInvalid` where the column is not of its declared type, `OptionInvalid` where the rows lack it,
-/// `ValueMalformed` where a path is asked of what is no document.
+/// Raises `SchemaInvalid` if the column does not have its declared type, `OptionInvalid` if it is missing from the
+/// rows, `ValueMalformed` if a path is given for a value that is not a document.
 #[pyfunction]
 #[pyo3(signature = (batch, column, *, mariadb=false, path=None))]
 pub fn column_texts(
@@ -84,28 +85,29 @@ pub fn column_texts(
 ) -> PyResult<Texts> {
     let batch = batch_from(batch)?;
     let step = |step| match step {
-        PathStep::Element(at) => Step::Element(at),
+        PathStep::Element(index) => Step::Element(index),
         PathStep::Member(name) => Step::Member(name),
     };
     let path: Vec<Step> = path.unwrap_or_default().into_iter().map(step).collect();
     let columns = declared(vec![column]);
     let Some(column) = columns.first() else { return Err(option_invalid(py, "no column".to_owned())) };
-    let made = py.detach(|| objects::column_texts(&batch, column, mariadb, &path));
-    Ok(Texts { inner: Arc::new(made.map_err(|error| raise(py, &error))?) })
+    let texts = py.detach(|| objects::column_texts(&batch, column, mariadb, &path));
+    Ok(Texts { inner: Arc::new(texts.map_err(|error| raise(py, &error))?) })
 }
 
-/// One step of a path into a document: a number or a name.
+/// A step of a path into a document: a number or a name.
 #[derive(FromPyObject)]
 pub enum PathStep {
     Element(usize),
     Member(String),
 }
 
-/// Changes as messages of a dialect, one for each change, as an Arrow batch in the changes' order: `value`, `key` (null
-/// without columns for it), `row` (which row of the batch the message ends at) and `kind` (0 insert, 1 update, 2 delete).
+/// Encode changes as messages of a dialect, one for each change, as an Arrow batch in the order of the changes:
+/// `value`, `key` (null if there are no key columns), `row` (the row of the batch at which the change ends) and
+/// `kind` (0 insert, 1 update, 2 delete).
 ///
-/// `batch` has the declared columns and the system columns behind them. `snapshot` says that its rows were read from the
-/// table; `lines`, that each message ends its line. Raises `OptionInvalid`, `SchemaInvalid`, `ValueMalformed`,
+/// `batch` has the declared columns followed by the system columns. `snapshot` says that its rows were read from the
+/// table; `lines` terminates each message by a newline. Raises `OptionInvalid`, `SchemaInvalid`, `ValueMalformed`,
 /// `LimitExceeded`.
 #[pyfunction]
 #[pyo3(signature = (
@@ -131,19 +133,21 @@ pub fn encode_changes(
     let columns = declared(columns);
     let (primary_key, key) = (primary_key.as_slice(), key.as_slice());
     let name = dialect;
-    let wanted = ArrowDialect { name, database, table, primary_key, key, mariadb, snapshot, zone_seconds, lines };
-    let made = py.detach(|| arrow_messages::encode_changes(&batch, &columns, &wanted));
-    let record = made.map_err(|error| raise(py, &error))?;
+    let dialect_options =
+        ArrowDialect { name, database, table, primary_key, key, mariadb, snapshot, zone_seconds, lines };
+    let messages = py.detach(|| arrow_messages::encode_changes(&batch, &columns, &dialect_options));
+    let record = messages.map_err(|error| raise(py, &error))?;
     let (database, table) = (database.into(), table.into());
     Ok(Batch::new(emit::Batch { database, table, schema_version: 0, record, position: ("".into(), 0) }))
 }
 
-/// The partition of a queue's topic that each key belongs to, of `count`, as Kafka's own producers find it; null for null.
+/// Return the Kafka partition of each key among `count` partitions, equal to that of Kafka's own producers; null for
+/// null.
 ///
-/// `keys` is an Arrow batch whose first column holds texts or bytes. Raises `OptionInvalid`.
+/// `keys` is an Arrow batch whose first column has texts or bytes. Raises `OptionInvalid`.
 #[pyfunction]
 pub fn partitions(py: Python<'_>, keys: &Bound<'_, PyAny>, count: u32) -> PyResult<Texts> {
     let batch = batch_from(keys)?;
-    let made = py.detach(|| partition::partitions(batch.column(0), count));
-    Ok(Texts { inner: Arc::new(made.map_err(|error| raise(py, &error))?) })
+    let partitions = py.detach(|| partition::partitions(batch.column(0), count));
+    Ok(Texts { inner: Arc::new(partitions.map_err(|error| raise(py, &error))?) })
 }

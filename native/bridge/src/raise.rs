@@ -1,14 +1,14 @@
-//! Kernel errors as the classes of `penstock.errors`.
+//! Raises kernel errors as the classes of `penstock.errors`.
 
 use penstock_kernel::error::{Error, ErrorKind};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-/// The Python error of a kernel error. Classes are found by the kind's name; a test holds the two lists together.
+/// Convert a kernel error to a Python error. Classes are looked up by the kind's name; a test compares the two lists.
 pub fn raise(py: Python<'_>, error: &Error) -> PyErr {
     match build(py, error) {
-        Ok(raised) => raised,
-        Err(failed) => failed,
+        Ok(exception) => exception,
+        Err(lookup_error) => lookup_error,
     }
 }
 
@@ -20,7 +20,7 @@ fn build(py: Python<'_>, error: &Error) -> PyResult<PyErr> {
     Ok(PyErr::from_value(class.call((error.message(),), Some(&keywords))?))
 }
 
-/// An `OptionInvalid` for an argument that the bridge itself cannot take.
+/// Return an `OptionInvalid` for an argument that the bridge itself rejects.
 pub fn option_invalid(py: Python<'_>, message: String) -> PyErr {
     raise(py, &Error::new(ErrorKind::OptionInvalid, message))
 }

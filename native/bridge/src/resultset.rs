@@ -1,4 +1,4 @@
-//! Packets of a result set in, batches out.
+//! Decodes the packets of a result set into batches.
 
 use penstock_kernel::emit::system::TableRef;
 use penstock_kernel::resultset::{self, Bounds, Origin};
@@ -11,9 +11,9 @@ use crate::convert::slice_of;
 use crate::raise::{option_invalid, raise};
 use crate::schema::{declared, ColumnTuple};
 
-/// Decodes the answer to one query in the text protocol, whose columns are those declared, in their order.
+/// Decodes the result of a query in the text protocol, which must have the declared columns in this order.
 ///
-/// Feed it buffers; `state` says what it waits for: "input" (feed more), "batch" (`take_batch`), or "done".
+/// Feed it buffers; `state` says what it needs: "input" (feed more), "batch" (`take_batch`), or "done".
 #[pyclass(module = "penstock._native")]
 pub struct ResultSet {
     inner: resultset::ResultSet,
@@ -21,8 +21,9 @@ pub struct ResultSet {
 
 #[pymethods]
 impl ResultSet {
-    /// `file`, `offset` and `commit_version` say where the log stood, `timestamp_us` when; `row_first` counts the rows
-    /// of the same read before these. `key` names the columns whose last values are kept.
+    /// `file`, `offset` and `commit_version` are the log's position at the time of the read, `timestamp_us`.
+    /// `row_first` is the number of rows that were read before these. `key` names the columns whose last values are
+    /// kept.
     #[new]
     #[pyo3(signature = (
         columns, *, mariadb, instance, database, table, file, offset, commit_version, timestamp_us, server_id=0,
@@ -48,10 +49,10 @@ impl ResultSet {
         batch_bytes_max: usize,
     ) -> PyResult<ResultSet> {
         let columns = declared(columns);
-        let mut places = Vec::new();
+        let mut key_indexes = Vec::new();
         for name in key.unwrap_or_default() {
             match columns.iter().position(|column| column.name == name) {
-                Some(place) => places.push(place),
+                Some(index) => key_indexes.push(index),
                 None => return Err(option_invalid(py, format!("the key's column `{name}` is not selected"))),
             }
         }
@@ -66,18 +67,19 @@ impl ResultSet {
             row_first,
         };
         let bounds = Bounds { rows: batch_rows_max, bytes: batch_bytes_max };
-        let inner = resultset::ResultSet::new(&columns, mariadb, places, origin, bounds);
+        let inner = resultset::ResultSet::new(&columns, mariadb, key_indexes, origin, bounds);
         Ok(ResultSet { inner: inner.map_err(|error| raise(py, &error))? })
     }
 
-    /// Take whole packets from the front of a buffer, up to the end of a batch; return how many bytes that were.
+    /// Consume complete packets from the start of a buffer, up to the end of a batch; return how many bytes that
+    /// were.
     fn feed(&mut self, py: Python<'_>, buffer: PyBuffer<u8>) -> PyResult<usize> {
         let bytes = slice_of(&buffer)?;
         let inner = &mut self.inner;
         py.detach(|| inner.feed(bytes)).map_err(|error| raise(py, &error))
     }
 
-    /// What it waits for.
+    /// What the decoder needs from the caller.
     #[getter]
     fn state(&self) -> &'static str {
         match (self.inner.has_batch(), self.inner.is_done()) {
@@ -87,24 +89,25 @@ impl ResultSet {
         }
     }
 
-    /// Take the batch that is due, or None.
+    /// Take the batch that is ready, or None.
     fn take_batch(&mut self) -> Option<Batch> {
         self.inner.take_batch().map(Batch::new)
     }
 
-    /// Rows read so far.
+    /// Number of rows read so far.
     #[getter]
     fn rows(&self) -> u64 {
         self.inner.rows()
     }
 
-    /// The key's values in the last row of the last full batch as the server sent them, None for NULL; [] before it.
+    /// The key values in the last row of the last full batch as the server sent them, None for NULL; [] before the
+    /// first.
     #[getter]
     fn key_last<'py>(&self, py: Python<'py>) -> Vec<Option<Bound<'py, PyBytes>>> {
         self.inner.key_last().iter().map(|value| value.as_deref().map(|bytes| PyBytes::new(py, bytes))).collect()
     }
 
-    /// The error the server sent instead of a row: number and message, or None.
+    /// The error that the server sent instead of a row, number and message; None if there is none.
     #[getter]
     fn server_error(&self) -> Option<(u16, &str)> {
         self.inner.error().map(|error| (error.number, error.message.as_str()))

@@ -1,4 +1,4 @@
-//! Hashes of Arrow rows.
+//! Hashes Arrow rows.
 
 use std::sync::Arc;
 
@@ -9,11 +9,12 @@ use crate::convert::batch_from;
 use crate::raise::raise;
 use crate::slots::Numbers;
 
-/// A hash of each row of an Arrow batch by the values of `columns`, in the order named, as an array of uint64 for
+/// Return a hash of each row of an Arrow batch by the values of `columns` in this order, as an array of uint64 for
 /// `pyarrow.array`.
 ///
-/// Values have one hash however they lie in memory. Hashes of one release agree on every machine. Raises `OptionInvalid`
-/// for a column that the batch lacks, and for one of a type that no table has.
+/// The hash does not depend on the representation of values in memory, and is the same on all machines within a
+/// release. Raises `OptionInvalid` for a column that is missing from the batch, or of a type that no table column
+/// has.
 #[pyfunction]
 pub fn row_hashes(py: Python<'_>, batch: &Bound<'_, PyAny>, columns: Vec<String>) -> PyResult<Numbers> {
     let batch = batch_from(batch)?;

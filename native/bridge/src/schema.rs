@@ -1,4 +1,4 @@
-//! Arrow schemas, from declared columns and of the fixed shapes.
+//! Arrow schemas of tables and of the fixed formats.
 
 use std::sync::Arc;
 
@@ -11,16 +11,16 @@ use pyo3::types::PyCapsule;
 use crate::convert::schema_capsule;
 use crate::raise::raise;
 
-/// A column as Python declares it: name, SQL type, character set or None, whether it may be null.
+/// A column as declared in Python: name, SQL type, character set or None, whether it may be null.
 pub type ColumnTuple = (String, String, Option<String>, bool);
 
-/// The kernel's form of declared columns.
+/// Convert declared columns for the kernel.
 pub fn declared(columns: Vec<ColumnTuple>) -> Vec<DeclaredColumn> {
     let column = |(name, type_text, charset, nullable)| DeclaredColumn { name, type_text, charset, nullable };
     columns.into_iter().map(column).collect()
 }
 
-/// An Arrow schema, offered through the Arrow PyCapsule protocol.
+/// An Arrow schema, exported through the Arrow PyCapsule protocol.
 #[pyclass(frozen, module = "penstock._native")]
 pub struct Schema {
     inner: Arc<::arrow_schema::Schema>,
@@ -37,10 +37,10 @@ fn schema(fields: Vec<Field>) -> Schema {
     Schema { inner: Arc::new(::arrow_schema::Schema::new(fields)) }
 }
 
-/// The schema of typed rows of a table with these columns.
+/// Return the schema of typed rows of a table with these columns.
 ///
-/// `wanted` names the columns to keep, system columns among them; None keeps all.
-/// Raises `SchemaInvalid` for a type or character set that is not known.
+/// `wanted` names the columns to keep, including system columns; None keeps all. Raises `SchemaInvalid` for an
+/// unknown type or character set.
 #[pyfunction]
 #[pyo3(signature = (columns, *, mariadb=false, wanted=None))]
 pub fn arrow_schema(
@@ -61,25 +61,25 @@ pub fn arrow_schema(
     Ok(schema(fields))
 }
 
-/// The schema of envelope rows.
+/// Return the schema of envelope rows.
 #[pyfunction]
 pub fn envelope_schema() -> Schema {
     Schema { inner: Arc::new(envelope::schema()) }
 }
 
-/// The schema of event rows.
+/// Return the schema of event rows.
 #[pyfunction]
 pub fn events_schema() -> Schema {
     Schema { inner: Arc::new(events::schema()) }
 }
 
-/// The schema of transaction rows.
+/// Return the schema of transaction rows.
 #[pyfunction]
 pub fn transactions_schema() -> Schema {
     Schema { inner: Arc::new(transactions::schema()) }
 }
 
-/// The schema of messages of any dialect.
+/// Return the schema of messages of any dialect.
 #[pyfunction]
 pub fn messages_schema() -> Schema {
     Schema { inner: Arc::new(messages::schema()) }

@@ -1,4 +1,4 @@
-//! Slots of Arrow rows.
+//! Computes slots of Arrow rows.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use pyo3::types::{PyCapsule, PyTuple};
 use crate::convert::batch_from;
 use crate::raise::raise;
 
-/// A number for each row, on their way to the caller's Arrow library.
+/// An array with a number for each row, to be imported by the caller's Arrow library.
 #[pyclass(frozen, module = "penstock._native")]
 pub struct Numbers {
     pub(crate) inner: ArrayRef,
@@ -27,7 +27,7 @@ impl Numbers {
         py: Python<'py>,
         requested_schema: Option<Bound<'py, PyAny>>,
     ) -> PyResult<Bound<'py, PyTuple>> {
-        // The protocol allows a producer to ignore the wish for another schema.
+        // The protocol allows producers to ignore the requested schema.
         let _ = requested_schema;
         let error = |error: arrow_schema::ArrowError| PyValueError::new_err(error.to_string());
         let schema = FFI_ArrowSchema::try_from(self.inner.data_type()).map_err(error)?;
@@ -42,10 +42,11 @@ impl Numbers {
     }
 }
 
-/// The slot of each row of an Arrow batch, by the values of `columns`, as an array of int16 for `pyarrow.array`.
+/// Return the slot of each row of an Arrow batch by the values of `columns`, as an array of int16 for
+/// `pyarrow.array`.
 ///
-/// Without columns every row has the slot of `table`, its name as `database.table`. Raises `OptionInvalid` for a column
-/// that the batch lacks, or whose type can be no key.
+/// Without columns, every row has the slot of `table`, a name like `database.table`. Raises `OptionInvalid` for a
+/// column that is missing from the batch, or whose type cannot be a key.
 #[pyfunction]
 #[pyo3(signature = (batch, columns, table=""))]
 pub fn shard_slots(py: Python<'_>, batch: &Bound<'_, PyAny>, columns: Vec<String>, table: &str) -> PyResult<Numbers> {

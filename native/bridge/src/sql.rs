@@ -1,4 +1,4 @@
-//! Rows of Arrow as text for databases.
+//! Writes Arrow rows as text for databases.
 
 use std::sync::Arc;
 
@@ -18,11 +18,12 @@ fn tuples<'py>(py: Python<'py>, pieces: Vec<Piece>) -> Vec<PieceTuple<'py>> {
     pieces.into_iter().map(|piece| (piece.rows, PyBytes::new(py, &piece.text))).collect()
 }
 
-/// The rows of a batch as literals of MySQL's SQL, in pieces of bounded size: each the number of its rows, and text.
+/// Write the rows of a batch as MySQL literals, in pieces of bounded size: for each piece the number of rows and the
+/// text.
 ///
-/// A piece is `(1,'a'),(2,'b')`; with `before`, a text for each column, any other list, such as conditions. Values that
-/// their column cannot hold are written as `_metadata.unrepresentable` has them. Raises `OptionInvalid` for a column
-/// that the batch lacks.
+/// A piece looks like `(1,'a'),(2,'b')`. With `before`, a text for each column, it can be another list, such as
+/// conditions. Values that their column cannot represent are written with their text from
+/// `_metadata.unrepresentable`. Raises `OptionInvalid` for a column that is missing from the batch.
 #[pyfunction]
 #[pyo3(signature = (
     batch, columns, *, before=None, behind=")", between=",", bytes_max=1_048_576, rows_max=1_048_576
@@ -50,10 +51,10 @@ pub fn sql_values<'py>(
     Ok(tuples(py, pieces.map_err(|error| raise(py, &error))?))
 }
 
-/// The rows of a batch as lines of PostgreSQL's COPY in its text format, in pieces of about `bytes_max` bytes, and for
-/// each column how many values were written as null because PostgreSQL has none such.
+/// Write the rows of a batch in the text format of PostgreSQL's COPY, in pieces of about `bytes_max` bytes. Also
+/// return for each column how many values were written as null because PostgreSQL cannot store them.
 ///
-/// Raises `OptionInvalid` for a column that the batch lacks.
+/// Raises `OptionInvalid` for a column that is missing from the batch.
 #[pyfunction]
 #[pyo3(signature = (batch, columns, *, bytes_max=1_048_576))]
 pub fn copy_text<'py>(
@@ -63,16 +64,17 @@ pub fn copy_text<'py>(
     bytes_max: usize,
 ) -> PyResult<(Vec<PieceTuple<'py>>, Vec<usize>)> {
     let batch = batch_from(batch)?;
-    let found = py.detach(|| copy::pieces(&batch, &columns, bytes_max));
-    let (pieces, lost) = found.map_err(|error| raise(py, &error))?;
+    let encoded = py.detach(|| copy::pieces(&batch, &columns, bytes_max));
+    let (pieces, lost) = encoded.map_err(|error| raise(py, &error))?;
     Ok((tuples(py, pieces), lost))
 }
 
-/// The group of each row of a batch, as an array of int32 for `pyarrow.array`: rows that share a value of any of the
-/// keys are in one group, with all that share one with those. Groups are numbered from 0 in the order of first rows.
+/// Return the group of each row of a batch, as an array of int32 for `pyarrow.array`. Rows that share a value of any
+/// key, directly or through other rows, are in the same group. Groups are numbered from 0 in the order of their first
+/// rows.
 ///
-/// A key with a null in it is shared with nobody; texts that any collation takes for the same are shared. Raises
-/// `OptionInvalid` for a column that the batch lacks.
+/// A key with a null is shared with no other row; texts that are equal under any collation are shared. Raises
+/// `OptionInvalid` for a column that is missing from the batch.
 #[pyfunction]
 pub fn key_groups(py: Python<'_>, batch: &Bound<'_, PyAny>, keys: Vec<Vec<String>>) -> PyResult<Numbers> {
     let batch = batch_from(batch)?;
