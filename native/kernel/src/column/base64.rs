@@ -12,7 +12,7 @@ fn digits(bits: u32) -> [u8; 4] {
     [digit(bits >> 18), digit(bits >> 12), digit(bits >> 6), digit(bits)]
 }
 
-/// Adds the digits of the bytes.
+/// Writes the base64 of the bytes.
 pub(super) fn write(data: &[u8], out: &mut Vec<u8>) {
     out.reserve(data.len().div_ceil(3) * 4);
     let mut groups = data.chunks_exact(3);
@@ -34,7 +34,7 @@ pub(super) fn write(data: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-/// Adds the digits of the bytes as a JSON string.
+/// Writes the base64 of the bytes as a JSON string.
 pub(crate) fn write_quoted(data: &[u8], out: &mut Vec<u8>) {
     out.push(b'"');
     write(data, out);
@@ -46,7 +46,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_examples_of_the_standard_hold() {
+    fn the_examples_of_the_rfc_are_encoded() {
         let cases: [(&[u8], &str); 8] = [
             (b"", ""),
             (b"f", "Zg=="),

@@ -1,13 +1,13 @@
 //! BINARY, VARBINARY and the BLOB family: a length, then bytes.
 //!
-//! BINARY(n) loses its trailing zero bytes in row images (`Field_string::pack`); they are put back.
+//! Row images omit the trailing zero bytes of BINARY(n) (`Field_string::pack`); they are restored here.
 
 use super::store::{Appended, Runs};
 use super::{base64, Form};
 use crate::cursor::Cursor;
 use crate::error::{value_malformed, Result};
 
-/// Zero bytes a value has to be padded with.
+/// Returns how many zero bytes a value must be padded with.
 #[inline(always)]
 fn padding(bytes: &[u8], form: Form) -> usize {
     match form {
@@ -34,7 +34,7 @@ pub(super) fn append(bytes: &[u8], form: Form, runs: &mut Runs<u8>) -> Appended 
     Ok(None)
 }
 
-/// Adds bytes as they are.
+/// Appends bytes without padding.
 pub(super) fn append_plain(bytes: &[u8], runs: &mut Runs<u8>) -> Appended {
     append(bytes, Form::Large, runs)
 }
@@ -48,13 +48,13 @@ pub(crate) fn write_padded(bytes: &[u8], form: Form, out: &mut Vec<u8>) {
     }
 }
 
-/// Adds bytes as text: each is the character of its number, in UTF-8.
+/// Writes bytes as ISO-8859-1 text, encoded in UTF-8.
 pub(crate) fn write_latin1(bytes: &[u8], form: Form, out: &mut Vec<u8>) {
     write_latin1_plain(bytes, out);
     out.resize(out.len() + padding(bytes, form), 0);
 }
 
-/// The same for bytes without padding.
+/// Writes bytes without padding as ISO-8859-1 text, encoded in UTF-8.
 pub(crate) fn write_latin1_plain(bytes: &[u8], out: &mut Vec<u8>) {
     for byte in bytes {
         if *byte < 0x80 {
@@ -65,7 +65,7 @@ pub(crate) fn write_latin1_plain(bytes: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-/// Reads a fixed-width value that lies in a row image as a BINARY column does.
+/// Reads a fixed-width value that row images store like a BINARY column.
 pub(super) fn read_fixed<const WIDTH: usize>(cursor: &mut Cursor<'_>) -> Result<[u8; WIDTH]> {
     let bytes = cursor.prefixed(1)?;
     let mut fixed = [0; WIDTH];
@@ -76,7 +76,7 @@ pub(super) fn read_fixed<const WIDTH: usize>(cursor: &mut Cursor<'_>) -> Result<
     Ok(fixed)
 }
 
-/// Adds the bytes in base64 as a JSON string.
+/// Writes the bytes in base64 as a JSON string.
 pub(crate) fn write_json(bytes: &[u8], form: Form, out: &mut Vec<u8>) {
     if padding(bytes, form) == 0 {
         return base64::write_quoted(bytes, out);
@@ -86,7 +86,7 @@ pub(crate) fn write_json(bytes: &[u8], form: Form, out: &mut Vec<u8>) {
     base64::write_quoted(&padded, out);
 }
 
-/// The type in SQL.
+/// Returns the type in SQL.
 pub(super) fn type_text(prefix: u8, form: Form) -> String {
     form.type_text(["binary", "varbinary", "blob"], prefix, 1)
 }
@@ -99,7 +99,7 @@ mod tests {
     use crate::column::{ColumnBuilder, Kind};
 
     #[test]
-    fn binary_gets_its_zero_bytes_back() {
+    fn trailing_zero_bytes_are_restored() {
         let kind = Kind::Binary { prefix: 1, form: Form::Fixed(4) };
         let mut builder = ColumnBuilder::new(&kind);
         for image in [&b"\x02ab"[..], b"\x00", b"\x04abcd"] {

@@ -1,4 +1,4 @@
-//! BIT(1) to BIT(64): big-endian, right-aligned in as many bytes as it takes.
+//! BIT(1) to BIT(64): big-endian and right-aligned, in as few bytes as possible.
 
 use arrow_schema::DataType;
 
@@ -7,7 +7,7 @@ use super::{base64, integer};
 use crate::cursor::Cursor;
 use crate::error::{value_malformed, Result};
 
-/// 64 bits need a sign bit more than Spark's widest integer has.
+/// An unsigned 64-bit number does not fit into Spark's widest integer, which is signed.
 pub(super) fn arrow_type(bits: u8) -> DataType {
     if bits < 64 {
         DataType::Int64
@@ -39,13 +39,13 @@ pub(super) fn append(value: u64, store: &mut Store) -> Appended {
     integer::append_unsigned(value, store)
 }
 
-/// Adds the bytes, as the client shows them.
+/// Writes the bytes, as the client shows them.
 pub(crate) fn write_text(value: u64, bits: u8, out: &mut Vec<u8>) {
     let bytes = value.to_be_bytes();
     out.extend_from_slice(bytes.get(bytes.len() - width(bits).min(bytes.len())..).unwrap_or(&bytes));
 }
 
-/// Adds a boolean for one bit, and else the bytes in base64, the lowest first.
+/// Writes a boolean for BIT(1), otherwise the bytes in base64, lowest byte first.
 pub(crate) fn write_debezium(value: u64, bits: u8, out: &mut Vec<u8>) {
     match (bits, value) {
         (1, 0) => out.extend_from_slice(b"false"),
@@ -57,7 +57,7 @@ pub(crate) fn write_debezium(value: u64, bits: u8, out: &mut Vec<u8>) {
     }
 }
 
-/// The type in SQL.
+/// Returns the type in SQL.
 pub(super) fn type_text(bits: u8) -> String {
     format!("bit({bits})")
 }
@@ -74,13 +74,13 @@ mod tests {
     }
 
     #[test]
-    fn bits_beyond_the_declared_ones_are_malformed() {
+    fn undeclared_bits_are_malformed() {
         assert!(read(3, &mut Cursor::new(&[8])).is_err());
         assert!(read(9, &mut Cursor::new(&[2, 0])).is_err());
     }
 
     #[test]
-    fn text_is_the_bytes() {
+    fn the_text_of_a_bit_value_is_its_bytes() {
         let mut out = Vec::new();
         write_text(0x201, 10, &mut out);
         assert_eq!(out, [2, 1]);

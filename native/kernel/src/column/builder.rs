@@ -1,4 +1,4 @@
-//! Gathers the values of one column into an Arrow array.
+//! Builds an Arrow array from the values of a column.
 
 use arrow_array::ArrayRef;
 use arrow_buffer::NullBufferBuilder;
@@ -14,7 +14,7 @@ use super::{
 };
 use super::{sent, time, timestamp, uuid, vector, year, Kind, Value};
 
-/// The values of one column of the batch in the making.
+/// The values of a column in the current batch.
 #[derive(Debug)]
 pub struct ColumnBuilder {
     store: Store,
@@ -22,23 +22,24 @@ pub struct ColumnBuilder {
 }
 
 impl ColumnBuilder {
-    /// An empty column of the kind's Arrow type.
+    /// Creates an empty column of the kind's Arrow type.
     pub fn new(kind: &Kind) -> ColumnBuilder {
         ColumnBuilder { store: Store::new(&kind.arrow_type()), nulls: NullBufferBuilder::new(0) }
     }
 
-    /// Adds a null.
+    /// Appends a null.
     #[inline]
     pub fn append_null(&mut self) {
         self.store.push_empty();
         self.nulls.append_null();
     }
 
-    /// Adds one value.
+    /// Appends a value.
     ///
-    /// Gives `Some(text)` where the Arrow type cannot hold it: a null was added, and the text is the value exactly.
-    /// Raises `ValueMalformed` where the bytes are no value of the kind, `SchemaMismatch` where the kind's Arrow type
-    /// is not the one this builder was made for, `LimitExceeded` past 2 GiB; nothing was added then.
+    /// Returns `Some(text)` if the Arrow type cannot represent the value: then a null was appended, and the text is
+    /// the exact value. Raises `ValueMalformed` if the bytes are not a value of the kind, `SchemaMismatch` if the
+    /// kind's Arrow type differs from that of this builder, `LimitExceeded` above 2 GiB. After an error nothing was
+    /// appended.
     #[inline]
     pub fn append(&mut self, kind: &Kind, value: Value<'_>) -> Result<Option<String>> {
         if value == Value::Null {
@@ -49,18 +50,18 @@ impl ColumnBuilder {
         self.settle(appended)
     }
 
-    /// Reads one value of a row image and adds it: `Kind::read` and `append` in one step.
+    /// Reads a value of a row image and appends it: `Kind::read` and `append` in one step.
     ///
-    /// Gives and raises what the two do; after an error the cursor may stand anywhere.
+    /// Returns and raises the same as these two. After an error the cursor's position is undefined.
     #[inline]
     pub fn append_from(&mut self, kind: &Kind, cursor: &mut Cursor<'_>) -> Result<Option<String>> {
         let appended = append_read(&mut self.store, kind, cursor);
         self.settle(appended)
     }
 
-    /// Adds one value as a server sends it in a text result set; see `sent`. `charset` is the column's.
+    /// Appends a value that a server sent in a text result set; see `sent`. `charset` is the column's.
     ///
-    /// Gives and raises what `append` does.
+    /// Returns and raises the same as `append`.
     #[inline]
     pub fn append_sent(&mut self, kind: &Kind, charset: Charset, sent: &[u8]) -> Result<Option<String>> {
         let appended = sent::append(&mut self.store, kind, charset, sent);
@@ -82,35 +83,35 @@ impl ColumnBuilder {
         }
     }
 
-    /// How many values were added since the last `finish`.
+    /// Number of values appended since the last `finish`.
     #[inline]
     pub fn len(&self) -> usize {
         self.nulls.len()
     }
 
-    /// Whether no value was added since the last `finish`.
+    /// Whether no value was appended since the last `finish`.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// How much memory the values added so far take, in bytes.
+    /// Memory size of the values appended so far, in bytes.
     #[inline]
     pub fn bytes(&self) -> usize {
         self.store.bytes() + self.nulls.len() / 8
     }
 
-    /// Gets room for the first value of a batch; without it, room grows as values come.
+    /// Reserves memory before the first value of a batch; otherwise it grows with the values.
     pub fn begin(&mut self) {
         self.store.begin();
     }
 
-    /// Gives all memory back, of a builder without values.
+    /// Frees all memory of a builder without values.
     pub fn rest(&mut self) {
         self.store.rest();
     }
 
-    /// Hands the values over as an array and starts again.
+    /// Returns the values as an array and starts again.
     pub fn finish(&mut self) -> ArrayRef {
         let nulls = self.nulls.finish();
         self.store.finish(nulls)

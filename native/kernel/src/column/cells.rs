@@ -1,8 +1,8 @@
-//! Columns that are Arrow already, read back as values of their declared kinds, so that whatever is written of a row
-//! image is written of an Arrow row by the same code.
+//! Reads Arrow columns back as values of their declared kinds, so that the same code writes row images and Arrow
+//! rows.
 //!
-//! Arrow keeps what a value is, not how it lay in the image: text is UTF-8, whatever the column's charset, a document is
-//! the server's text, and bytes are padded. [`CellColumn::kind`] is the declared kind with that taken into account.
+//! Arrow keeps the value, not its representation in the row image: text is UTF-8 whatever the column's charset, a
+//! document is the server's text, and bytes are padded. [`CellColumn::kind`] is the declared kind adapted to that.
 
 use std::sync::Arc;
 
@@ -21,14 +21,14 @@ use super::{client_text, decimal, inet, json, uuid, Kind, Timestamp, Value};
 
 const SECOND_MICROS: i64 = 1_000_000;
 
-/// One column of a batch.
+/// A column of a batch.
 pub struct CellColumn<'a> {
     kind: Kind,
     array: &'a ArrayRef,
     cells: Cells<'a>,
 }
 
-/// The array, as the type that the kind asks for.
+/// The array, by the kind's Arrow type.
 enum Cells<'a> {
     Null,
     Int(Whole<'a>),
@@ -37,7 +37,7 @@ enum Cells<'a> {
     Year(Whole<'a>),
     Float(&'a PrimitiveArray<Float32Type>),
     Double(&'a PrimitiveArray<Float64Type>),
-    /// DECIMAL packed as in a row image, all of one width.
+    /// DECIMAL, packed as in a row image, with a constant width.
     Packed {
         bytes: Vec<u8>,
         precision: u8,
@@ -68,7 +68,7 @@ enum Cells<'a> {
     },
 }
 
-/// Whole numbers, of the width that Arrow has for them.
+/// Integers, by their width in Arrow.
 enum Whole<'a> {
     Int8(&'a PrimitiveArray<Int8Type>),
     Int16(&'a PrimitiveArray<Int16Type>),
@@ -89,7 +89,7 @@ impl<'a> Whole<'a> {
         }
     }
 
-    /// Raises the number where it has more than 64 bits.
+    /// Returns the number as an error if it has more than 64 bits.
     #[inline]
     fn signed(&self, row: usize) -> std::result::Result<i64, i128> {
         Ok(match self {
@@ -101,7 +101,7 @@ impl<'a> Whole<'a> {
         })
     }
 
-    /// Raises the number where it is negative, or has more than 64 bits.
+    /// Returns the number as an error if it is negative or has more than 64 bits.
     #[inline]
     fn unsigned(&self, row: usize) -> std::result::Result<u64, i128> {
         match self {
@@ -112,13 +112,13 @@ impl<'a> Whole<'a> {
 }
 
 impl<'a> CellColumn<'a> {
-    /// Reads an array as a column of a declared kind. Raises `SchemaInvalid` where the array is not of the kind's Arrow
-    /// type, `ValueMalformed` where a value of a DECIMAL has more digits than the kind.
+    /// Reads an array as a column of a declared kind. Raises `SchemaInvalid` if the array does not have the kind's
+    /// Arrow type, `ValueMalformed` if a DECIMAL has more digits than the kind.
     pub fn new(name: &str, declared: &Kind, array: &'a ArrayRef) -> Result<CellColumn<'a>> {
-        let kind = plain(declared);
+        let kind = arrow_kind(declared);
         if !same_type(&kind.arrow_type(), array.data_type()) {
-            let (wanted, found, declared) = (kind.arrow_type(), array.data_type(), declared.type_text());
-            let message = format!("column `{name}` is declared {declared}, which is {wanted}, but holds {found}");
+            let (expected, actual, declared) = (kind.arrow_type(), array.data_type(), declared.type_text());
+            let message = format!("column `{name}` is declared {declared}, which is {expected}, but holds {actual}");
             return Err(Error::new(ErrorKind::SchemaInvalid, message)
                 .hint("cast the column in the step that makes it, or declare it with the type it has"));
         }
@@ -126,12 +126,13 @@ impl<'a> CellColumn<'a> {
         Ok(CellColumn { kind, array, cells })
     }
 
-    /// What the values are, as they are here.
+    /// The kind of the values in this representation.
     pub fn kind(&self) -> &Kind {
         &self.kind
     }
 
-    /// The value of a row. Raises `ValueMalformed` for what the kind cannot hold: no member of an ENUM, no document.
+    /// Returns the value of a row. Raises `ValueMalformed` if the value is invalid for the kind, such as an unknown
+    /// member of an ENUM or a malformed document.
     pub fn value(&self, row: usize) -> Result<Value<'_>> {
         if self.array.is_null(row) {
             return Ok(Value::Null);
@@ -162,15 +163,15 @@ impl<'a> CellColumn<'a> {
                 json::prove(text)?;
                 Value::JsonText(text.to_owned())
             }
-            Cells::Uuid(texts) => Value::Uuid(parsed(texts.value(row), uuid::parse, "UUID")?),
-            Cells::Inet4(texts) => Value::Inet4(parsed(texts.value(row), inet::parse4, "INET4")?),
-            Cells::Inet6(texts) => Value::Inet6(parsed(texts.value(row), inet::parse6, "INET6")?),
+            Cells::Uuid(texts) => Value::Uuid(parse_text(texts.value(row), uuid::parse, "UUID")?),
+            Cells::Inet4(texts) => Value::Inet4(parse_text(texts.value(row), inet::parse4, "INET4")?),
+            Cells::Inet6(texts) => Value::Inet6(parse_text(texts.value(row), inet::parse6, "INET6")?),
             Cells::Bytes(values) => Value::Bytes(values.value(row)),
             Cells::Geometry(values) => Value::Geometry(values.value(row)),
             Cells::Floats { lists, bytes } => {
                 let ends = lists.value_offsets();
-                let place = |at: usize| ends.get(at).and_then(|end| usize::try_from(*end).ok()).unwrap_or(0) * 4;
-                Value::Vector(bytes.get(place(row)..place(row + 1)).unwrap_or_default())
+                let offset = |at: usize| ends.get(at).and_then(|end| usize::try_from(*end).ok()).unwrap_or(0) * 4;
+                Value::Vector(bytes.get(offset(row)..offset(row + 1)).unwrap_or_default())
             }
         })
     }
@@ -182,36 +183,36 @@ fn timestamp_of(micros: i64) -> Timestamp {
     Timestamp { seconds, micros }
 }
 
-fn wrong(text: &str, what: &str) -> Error {
+fn invalid_text(text: &str, what: &str) -> Error {
     value_malformed(format!("`{text}` is no {what}"))
 }
 
-fn parsed<T>(text: &str, parse: impl Fn(&str) -> Option<T>, what: &str) -> Result<T> {
-    parse(text).ok_or_else(|| wrong(text, what))
+fn parse_text<T>(text: &str, parse: impl Fn(&str) -> Option<T>, what: &str) -> Result<T> {
+    parse(text).ok_or_else(|| invalid_text(text, what))
 }
 
-/// The number of a member of an ENUM. The server shows a value that is no member as the empty string.
+/// Returns the number of an ENUM member. The server shows an invalid value as the empty string.
 fn member(text: &str, members: &[Arc<str>]) -> Result<u16> {
     match members.iter().position(|member| **member == *text) {
         Some(at) => Ok(u16::try_from(at + 1).unwrap_or(0)),
         None if text.is_empty() => Ok(0),
-        None => Err(wrong(text, "member of the ENUM")),
+        None => Err(invalid_text(text, "member of the ENUM")),
     }
 }
 
-/// The bits of the members of a SET.
+/// Returns the bits of the members of a SET.
 fn bits(text: &str, members: &[Arc<str>]) -> Result<u64> {
     let mut bits = 0;
-    // An empty text has no member; else the empty member, too, stands between commas.
+    // An empty text has no members. Otherwise even the empty member is separated by commas.
     for word in text.split(',').filter(|_| !text.is_empty()) {
         let at = members.iter().position(|member| **member == *word);
-        bits |= 1u64 << at.ok_or_else(|| wrong(text, "member of the SET"))?.min(63);
+        bits |= 1u64 << at.ok_or_else(|| invalid_text(text, "member of the SET"))?.min(63);
     }
     Ok(bits)
 }
 
-/// The kind of the same values once they are Arrow: text is UTF-8, and nothing is compressed.
-fn plain(declared: &Kind) -> Kind {
+/// Returns the kind of the same values in Arrow: text is UTF-8, and nothing is compressed.
+fn arrow_kind(declared: &Kind) -> Kind {
     if let Kind::Text { prefix, form, .. } | Kind::CompressedText { prefix, form, .. } = declared {
         return Kind::Text { prefix: *prefix, form: *form, charset: Charset::Utf8mb4 };
     }
@@ -221,11 +222,11 @@ fn plain(declared: &Kind) -> Kind {
     declared.clone()
 }
 
-/// Whether two types are the same, but for the name of a list's items.
-fn same_type(wanted: &DataType, found: &DataType) -> bool {
-    match (wanted, found) {
-        (DataType::List(wanted), DataType::List(found)) => wanted.data_type() == found.data_type(),
-        (wanted, found) => wanted == found,
+/// Whether two types are equal, ignoring the field name of a list's elements.
+fn same_type(expected: &DataType, actual: &DataType) -> bool {
+    match (expected, actual) {
+        (DataType::List(expected), DataType::List(actual)) => expected.data_type() == actual.data_type(),
+        (expected, actual) => expected == actual,
     }
 }
 
@@ -236,7 +237,7 @@ fn cells<'a>(kind: &Kind, array: &'a ArrayRef) -> Result<Cells<'a>> {
         Kind::Integer { unsigned: true, .. } => Cells::UInt(Whole::of(array)),
         Kind::Float => Cells::Float(array.as_primitive()),
         Kind::Double => Cells::Double(array.as_primitive()),
-        Kind::Decimal { precision, scale } => packed(*precision, *scale, array)?,
+        Kind::Decimal { precision, scale } => pack_decimals(*precision, *scale, array)?,
         Kind::Bit { .. } => Cells::Bit(Whole::of(array)),
         Kind::Year => Cells::Year(Whole::of(array)),
         Kind::Date => Cells::Date(array.as_primitive()),
@@ -257,7 +258,7 @@ fn cells<'a>(kind: &Kind, array: &'a ArrayRef) -> Result<Cells<'a>> {
 }
 
 /// Packs the digits of a whole column.
-fn packed<'a>(precision: u8, scale: u8, array: &ArrayRef) -> Result<Cells<'a>> {
+fn pack_decimals<'a>(precision: u8, scale: u8, array: &ArrayRef) -> Result<Cells<'a>> {
     let width = decimal::width(precision, scale);
     let mut bytes = Vec::with_capacity(width * array.len());
     let numbers = array.as_primitive_opt::<Decimal128Type>();
@@ -272,7 +273,7 @@ fn packed<'a>(precision: u8, scale: u8, array: &ArrayRef) -> Result<Cells<'a>> {
     Ok(Cells::Packed { bytes, precision, scale })
 }
 
-/// Lays the floats of all vectors out as they lie in row images.
+/// Serializes the floats of all vectors as in row images.
 fn floats(lists: &ListArray) -> Cells<'_> {
     let bytes = match lists.values().as_primitive_opt::<Float32Type>() {
         Some(values) => values.values().iter().flat_map(|value| value.to_le_bytes()).collect(),

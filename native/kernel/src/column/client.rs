@@ -1,4 +1,4 @@
-//! Values as the server's own client shows them.
+//! Writes values as the server's own client shows them.
 
 use super::typed::Typed;
 use super::{
@@ -8,17 +8,18 @@ use super::{
 use crate::error::Result;
 
 impl Value<'_> {
-    /// Adds the value as the server's own client shows it with `--batch --raw`: text as UTF-8, binary types as their
-    /// bytes, TIMESTAMP in UTC. Text that is not valid in its charset stands as a hexadecimal literal.
+    /// Writes the value as the server's own client shows it with `--batch --raw`: text as UTF-8, binary types as
+    /// their bytes, TIMESTAMP in UTC. Text that is invalid in its charset is written as a hexadecimal literal.
     ///
-    /// Raises `ValueMalformed` for values that the kind cannot hold: a member out of range, a broken JSON document.
+    /// Raises `ValueMalformed` for values that are invalid for the kind, such as a member out of range or a malformed
+    /// JSON document.
     pub fn write_text(&self, kind: &Kind, out: &mut Vec<u8>) -> Result<()> {
         self.typed(kind)?.write_text(out)
     }
 }
 
 impl Typed<'_> {
-    /// Adds what `Value::write_text` adds.
+    /// Writes the same as `Value::write_text`.
     pub(crate) fn write_text(self, out: &mut Vec<u8>) -> Result<()> {
         match self {
             Typed::Null => out.extend_from_slice(b"NULL"),

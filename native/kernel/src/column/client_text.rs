@@ -1,33 +1,33 @@
-//! The client's text of values that are in Arrow already. What Arrow does not keep, the digits of a fraction, is taken
-//! to be as few as the value has.
+//! Writes Arrow values as the client shows them. Arrow does not keep the declared number of fractional digits, so
+//! fractions are written with as few digits as possible.
 
 use super::{date, datetime, float, time, Date, DateTime, Time};
 
 const DAY_MICROS: i64 = 86_400_000_000;
 const SECOND_MICROS: i64 = 1_000_000;
 
-/// A FLOAT.
+/// Writes a FLOAT.
 pub(crate) fn single(value: f32, out: &mut Vec<u8>) {
     float::write_single(value, out);
 }
 
-/// A DOUBLE.
+/// Writes a DOUBLE.
 pub(crate) fn double(value: f64, out: &mut Vec<u8>) {
     float::write_double(value, out);
 }
 
-/// A DATE, in days since 1970-01-01.
+/// Writes a DATE, given in days since 1970-01-01.
 pub(crate) fn date(days: i32, out: &mut Vec<u8>) {
     date::write_text(day(days.into()), out);
 }
 
-/// A DATETIME or TIMESTAMP, in microseconds since 1970-01-01 00:00:00.
+/// Writes a DATETIME or TIMESTAMP, given in microseconds since 1970-01-01 00:00:00.
 pub(crate) fn datetime(micros: i64, out: &mut Vec<u8>) {
     let moment = moment(micros);
     datetime::write_text(moment, digits(moment.micros), out);
 }
 
-/// The moment that lies so many microseconds behind 1970-01-01 00:00:00.
+/// Converts microseconds since 1970-01-01 00:00:00.
 pub(super) fn moment(micros: i64) -> DateTime {
     let (days, clock) = (micros.div_euclid(DAY_MICROS), micros.rem_euclid(DAY_MICROS));
     let seconds = clock / SECOND_MICROS;
@@ -35,13 +35,13 @@ pub(super) fn moment(micros: i64) -> DateTime {
     DateTime { date: day(days), hour, minute, second, micros: part(clock % SECOND_MICROS) }
 }
 
-/// A TIME, in microseconds.
+/// Writes a TIME, given in microseconds.
 pub(crate) fn time(micros: i64, out: &mut Vec<u8>) {
     let span = span(micros);
     time::write_text(span, digits(span.micros), out);
 }
 
-/// The TIME of so many microseconds.
+/// Converts microseconds to a TIME.
 pub(super) fn span(span: i64) -> Time {
     let second = SECOND_MICROS.unsigned_abs();
     let (magnitude, micros) = (span.unsigned_abs() / second, span.unsigned_abs() % second);
@@ -59,9 +59,9 @@ fn part(micros: i64) -> u32 {
     u32::try_from(micros).unwrap_or(0)
 }
 
-/// The day of the calendar; those outside of it, which no value has, are the zero date.
+/// Converts a day number. Days outside the calendar, which no value has, become the zero date.
 pub(super) fn day(days: i64) -> Date {
-    /// Whole cycles of 400 years from 1970 back to before the year 1.
+    /// Whole cycles of 400 years, enough to move any day from year 1 on past 1970.
     const CYCLES: i64 = 5;
     const CYCLE_DAYS: i64 = 146_097;
     const CYCLE_YEARS: u16 = 400;
@@ -74,7 +74,7 @@ pub(super) fn day(days: i64) -> Date {
     }
 }
 
-/// As few digits as the fraction has.
+/// Returns the smallest number of digits that represents the fraction.
 fn digits(micros: u32) -> u8 {
     let mut digits = 6;
     let mut rest = micros;
@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn days_of_every_century_come_back() {
+    fn days_of_every_century_round_trip() {
         for days in (-719_162..=2_932_896).step_by(97).chain([-719_162, -1, 0, 2_932_896]) {
             assert_eq!(day(days.into()).days(), Some(days));
         }

@@ -1,8 +1,8 @@
-//! MariaDB's COMPRESSED columns, which row images carry as they are stored.
+//! MariaDB's COMPRESSED columns, which row images contain in their stored form.
 //!
-//! Source: MariaDB's `compress_zlib` and `uncompress_zlib`. A value is empty, or starts with a header byte: the method
-//! in the high half (0 stored, 8 zlib), a flag for deflate without zlib's wrapping, and in the low three bits the number
-//! of bytes that hold the plain length, big-endian, ahead of the data.
+//! Source: MariaDB's `compress_zlib` and `uncompress_zlib`. A value is empty, or starts with a header byte: the
+//! method in the high half (0 stored, 8 zlib), a flag for deflate without zlib's wrapper, and in the low three bits
+//! the number of bytes of the uncompressed length, which follows in big-endian order before the data.
 
 use flate2::{Decompress, FlushDecompress, Status};
 
@@ -17,7 +17,7 @@ const METHOD_STORED: u8 = 0;
 const METHOD_ZLIB: u8 = 8;
 const RAW: u8 = 8;
 
-/// Deflate shrinks by no more than 1032 to 1, so a greater plain length is a lie that must not be allocated.
+/// Deflate compresses by at most 1032 to 1. A larger announced length is wrong and must not be allocated.
 const RATIO_MAX: usize = 1_032;
 
 #[inline]
@@ -25,7 +25,7 @@ pub(super) fn read<'a>(prefix: u8, cursor: &mut Cursor<'a>) -> Result<&'a [u8]> 
     cursor.prefixed(prefix)
 }
 
-/// The plain bytes of a value; stored ones are not copied.
+/// Returns the uncompressed bytes of a value; stored bytes are not copied.
 fn plain(bytes: &[u8]) -> Result<std::borrow::Cow<'_, [u8]>> {
     let mut cursor = Cursor::new(bytes);
     let Ok(header) = cursor.u8() else { return Ok(bytes.into()) };
@@ -76,24 +76,25 @@ pub(crate) fn write_bytes(bytes: &[u8], out: &mut Vec<u8>) -> Result<()> {
     Ok(())
 }
 
-/// Adds the plain text as a JSON string.
+/// Writes the uncompressed text as a JSON string.
 pub(crate) fn write_json(bytes: &[u8], charset: Charset, out: &mut Vec<u8>) -> Result<()> {
     text::write_json(&plain(bytes)?, charset, out);
     Ok(())
 }
 
-/// Adds the plain bytes in base64, as a JSON string.
+/// Writes the uncompressed bytes in base64 as a JSON string.
 pub(crate) fn write_base64(bytes: &[u8], out: &mut Vec<u8>) -> Result<()> {
     base64::write_quoted(&plain(bytes)?, out);
     Ok(())
 }
 
-/// The type in SQL, of the plain one's.
+/// Returns the type in SQL, given that of the uncompressed column.
 pub(super) fn type_text(plain: String) -> String {
     format!("{plain} /*M!100301 COMPRESSED*/")
 }
 
-/// How the plain column is declared: the header byte of a compressed value counts as one more byte of the column.
+/// Returns the form of the uncompressed column: the header byte of a compressed value counts toward the column's
+/// length.
 pub(super) fn plain_form(form: Form) -> Form {
     match form {
         Form::Varying(bytes) => Form::Varying(bytes.saturating_sub(1)),

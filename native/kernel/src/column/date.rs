@@ -1,11 +1,11 @@
-//! DATE: three bytes, little-endian: five bits of day, four of month, fifteen of year. And the calendar.
+//! DATE: three bytes, little-endian: five bits of day, four of month, fifteen of year. Also contains the calendar.
 
 use super::integer::{write_digits, write_signed};
 use super::store::Appended;
 use crate::cursor::Cursor;
 use crate::error::Result;
 
-/// A date as it was written, which need not be a day of the calendar.
+/// A date as stored, which may be missing from the calendar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct Date {
@@ -28,8 +28,8 @@ fn is_leap(year: u16) -> bool {
 }
 
 impl Date {
-    /// Days since 1970-01-01, or `None` where the calendar has no such day: zero dates and parts, the year 0,
-    /// and days that `ALLOW_INVALID_DATES` let in.
+    /// Returns the days since 1970-01-01, or `None` if the calendar has no such day: zero dates and parts, the year
+    /// 0, and days that `ALLOW_INVALID_DATES` accepts.
     #[inline(always)]
     pub fn days(self) -> Option<i32> {
         let Date { year, month, day } = self;
@@ -45,10 +45,10 @@ impl Date {
         Some(past * 365 + past / 4 - past / 100 + past / 400 + before + leap_day + i32::from(day) - 1 - DAYS_TO_EPOCH)
     }
 
-    /// The date of a day counted from 1970-01-01, for days from that one on.
+    /// Converts days since 1970-01-01, which must not be negative.
     pub(super) fn from_days(days: u32) -> Date {
-        // Counted in 400-year cycles from 2000-03-01, so that the leap day comes last: 1970-01-01 lies 11017 days before,
-        // which one whole cycle of 146097 days makes positive.
+        // Count in 400-year cycles from 2000-03-01, so that the leap day comes last. 1970-01-01 is 11017 days
+        // earlier; a whole cycle of 146097 days makes the number positive.
         let day = days + 146_097 - 11_017;
         let (cycle, day) = (day / 146_097, day % 146_097);
         let century = (day / 36_524).min(3);
@@ -56,7 +56,7 @@ impl Date {
         let (four, day) = (day / 1_461, day % 1_461);
         let odd = (day / 365).min(3);
         let day = day - odd * 365;
-        // Months from March on have lengths that repeat every five: 153 days.
+        // From March on, the lengths of months repeat every five months, which have 153 days.
         let month = (day * 5 + 2) / 153;
         let day_of_month = day - (month * 153 + 2) / 5 + 1;
         let (month, carry) = if month < 10 { (month + 3, 0) } else { (month - 9, 1) };
@@ -100,7 +100,7 @@ pub(crate) fn write_text(value: Date, out: &mut Vec<u8>) {
     write_digits(value.day.into(), 2, out);
 }
 
-/// Adds the days since 1970-01-01. A date that the calendar lacks is null, or that day where the column has no nulls.
+/// Writes the days since 1970-01-01. A date that the calendar lacks is null, or 0 if the column is not nullable.
 pub(crate) fn write_debezium(value: Date, nullable: bool, out: &mut Vec<u8>) {
     match value.days() {
         Some(days) => write_signed(days.into(), out),
@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn days_the_calendar_lacks_are_none() {
+    fn days_missing_from_the_calendar_are_none() {
         for (year, month, day) in [
             (0, 0, 0),
             (2020, 0, 0),
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_date_that_is_no_day_keeps_its_text() {
+    fn dates_missing_from_the_calendar_keep_their_text() {
         let mut values = Vec::new();
         assert_eq!(append(date(0, 0, 0), &mut values).unwrap(), Some("0000-00-00".to_owned()));
         assert_eq!(append(date(2021, 2, 31), &mut values).unwrap(), Some("2021-02-31".to_owned()));

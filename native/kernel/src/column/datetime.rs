@@ -9,7 +9,7 @@ use super::{date, fraction, Date, Layout};
 use crate::cursor::Cursor;
 use crate::error::{value_malformed, Result};
 
-/// A date and a time of day as they were written, which need not be a moment of the calendar.
+/// A date and a time of day as stored; the date may be missing from the calendar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct DateTime {
@@ -41,15 +41,15 @@ pub(super) fn read(fsp: u8, layout: Layout, cursor: &mut Cursor<'_>) -> Result<D
     }
 }
 
-/// Inlined wherever it is called, so that the parts stay in registers: through memory they would be written narrow and
-/// read wide, for which the processor has to wait.
+/// Always inlined, so that the parts stay in registers. Through memory they would be written narrow and read wide,
+/// which stalls the processor.
 #[inline(always)]
 fn read_packed(fsp: u8, cursor: &mut Cursor<'_>) -> Result<DateTime> {
     let moment = unpack(cursor.u40_be()?)?;
     Ok(DateTime { micros: fraction::read(fsp, cursor)?, ..moment })
 }
 
-/// Reads and adds in one step.
+/// Reads and appends a value in one step.
 #[inline(always)]
 pub(super) fn append_read(fsp: u8, layout: Layout, cursor: &mut Cursor<'_>, values: &mut Vec<i64>) -> Appended {
     match layout {
@@ -58,7 +58,7 @@ pub(super) fn append_read(fsp: u8, layout: Layout, cursor: &mut Cursor<'_>, valu
     }
 }
 
-/// Takes the 40 bits apart: a sign that is always set, 17 bits of year * 13 + month, then 5, 5, 6 and 6 bits.
+/// Unpacks the 40 bits: a sign that is always set, 17 bits of year * 13 + month, then 5, 5, 6 and 6 bits.
 #[inline(always)]
 pub(super) fn unpack(bits: u64) -> Result<DateTime> {
     let Some(bits) = bits.checked_sub(1 << 39) else {
@@ -67,7 +67,7 @@ pub(super) fn unpack(bits: u64) -> Result<DateTime> {
     let months = field(bits >> 22, 17);
     let year = u16::try_from(months / 13).unwrap_or(u16::MAX);
     let date = Date { year, month: small(months % 13), day: small(field(bits >> 17, 5)) };
-    checked(date, field(bits >> 12, 5), field(bits >> 6, 6), field(bits, 6))
+    check_clock(date, field(bits >> 12, 5), field(bits >> 6, 6), field(bits, 6))
 }
 
 #[inline(always)]
@@ -80,9 +80,9 @@ fn small(value: u64) -> u8 {
     u8::try_from(value).unwrap_or(u8::MAX)
 }
 
-/// A time of day has to be one; only the date may lie outside the calendar.
+/// The time of day must be valid; only the date may be missing from the calendar.
 #[inline(always)]
-fn checked(date: Date, hour: u64, minute: u64, second: u64) -> Result<DateTime> {
+fn check_clock(date: Date, hour: u64, minute: u64, second: u64) -> Result<DateTime> {
     if hour > 23 || minute > 59 || second > 59 {
         return Err(value_malformed(format!("a DATETIME at {hour}:{minute}:{second}")));
     }
@@ -97,7 +97,7 @@ fn from_number(number: u64) -> Result<DateTime> {
     let (days, clock) = (number / 1_000_000, number % 1_000_000);
     let year = u16::try_from(days / 10_000).unwrap_or(u16::MAX);
     let date = Date { year, month: small(days / 100 % 100), day: small(days % 100) };
-    checked(date, clock / 10_000, clock / 100 % 100, clock % 100)
+    check_clock(date, clock / 10_000, clock / 100 % 100, clock % 100)
 }
 
 /// MariaDB counts years of 13 months, months of 32 days, days of 24 hours, and so on.
@@ -111,11 +111,11 @@ fn from_count(count: u64, fsp: u8) -> Result<DateTime> {
     let (months, day) = (days / 32, days % 32);
     let year = u16::try_from(months / 13).unwrap_or(u16::MAX);
     let date = Date { year, month: small(months % 13), day: small(day) };
-    Ok(DateTime { micros, ..checked(date, hour, minute, second)? })
+    Ok(DateTime { micros, ..check_clock(date, hour, minute, second)? })
 }
 
 impl DateTime {
-    /// Microseconds since 1970-01-01 00:00:00, or `None` where the calendar has no such day.
+    /// Returns microseconds since 1970-01-01 00:00:00, or `None` if the calendar has no such day.
     #[inline(always)]
     pub fn micros(self) -> Option<i64> {
         let clock = (u32::from(self.hour) * 60 + u32::from(self.minute)) * 60 + u32::from(self.second);
@@ -143,11 +143,11 @@ pub(super) fn text(value: DateTime, fsp: u8) -> String {
 }
 
 pub(crate) fn write_text(value: DateTime, fsp: u8, out: &mut Vec<u8>) {
-    write_apart(value, b' ', fsp, out);
+    write_separated(value, b' ', fsp, out);
 }
 
-/// Adds milliseconds since 1970-01-01 00:00:00, or microseconds for more than three digits of fraction. A moment that
-/// the calendar lacks is null, or 0 where the column has no nulls.
+/// Writes milliseconds since 1970-01-01 00:00:00, or microseconds for more than three fractional digits. A date that
+/// the calendar lacks is null, or 0 if the column is not nullable.
 pub(crate) fn write_debezium(value: DateTime, fsp: u8, nullable: bool, out: &mut Vec<u8>) {
     match value.micros() {
         Some(micros) if fsp > 3 => write_signed(micros, out),
@@ -157,8 +157,8 @@ pub(crate) fn write_debezium(value: DateTime, fsp: u8, nullable: bool, out: &mut
     }
 }
 
-/// Adds the moment with that letter between day and clock.
-pub(crate) fn write_apart(value: DateTime, separator: u8, fsp: u8, out: &mut Vec<u8>) {
+/// Writes the date and time with `separator` between them.
+pub(crate) fn write_separated(value: DateTime, separator: u8, fsp: u8, out: &mut Vec<u8>) {
     date::write_text(value.date, out);
     for (separator, part) in [(separator, value.hour), (b':', value.minute), (b':', value.second)] {
         out.push(separator);
@@ -178,7 +178,7 @@ mod tests {
         text(value, fsp)
     }
 
-    /// The packed bits of a moment, without its fraction.
+    /// The packed bits of a date and time without fraction.
     fn packed(year: u64, month: u64, day: u64, clock: u64) -> [u8; 5] {
         let bits = 1 << 39 | (year * 13 + month) << 22 | day << 17 | clock;
         let [_, _, _, bytes @ ..] = u64::to_be_bytes(bits);
@@ -211,13 +211,13 @@ mod tests {
     }
 
     #[test]
-    fn moments_count_from_1970() {
+    fn microseconds_count_from_1970() {
         let value = read(0, Layout::Packed, &mut Cursor::new(&packed(1969, 12, 31, 23 << 12 | 59 << 6 | 59))).unwrap();
         assert_eq!(value.micros(), Some(-1_000_000));
     }
 
     #[test]
-    fn dates_that_are_no_days_keep_their_text() {
+    fn dates_missing_from_the_calendar_keep_their_text() {
         let mut values = Vec::new();
         for (date, text) in [((0, 0, 0), "0000-00-00 00:00:00"), ((2021, 2, 31), "2021-02-31 00:00:00")] {
             let (year, month, day) = date;
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn times_that_no_clock_shows_are_malformed() {
+    fn invalid_times_of_day_are_malformed() {
         for clock in [24 << 12, 60 << 6, 60] {
             assert!(read(0, Layout::Packed, &mut Cursor::new(&packed(2020, 1, 1, clock))).is_err());
         }

@@ -1,8 +1,8 @@
 //! DECIMAL: big-endian groups of nine decimal digits, the sign in the first bit.
 //!
-//! Source: the server's `decimal2bin`. Digits before and behind the point are grouped away from it, so the first and the
-//! last group may hold fewer than nine; those take fewer bytes. The first bit of all is inverted, and a negative
-//! number has every bit inverted besides, so that the bytes compare as the numbers do.
+//! Source: the server's `decimal2bin`. Digits before and after the point are grouped outward from it, so the first
+//! and the last group may have fewer than nine digits and fewer bytes. The first bit is inverted, and in a negative
+//! number all bits are inverted in addition, so that the bytes sort like the numbers.
 
 use arrow_schema::DataType;
 
@@ -12,28 +12,28 @@ use super::store::{Appended, Store};
 use crate::cursor::Cursor;
 use crate::error::{value_malformed, Error, ErrorKind, Result};
 
-/// The digits of Arrow's (and Spark's) widest decimal.
+/// Maximum digits of Arrow's (and Spark's) widest decimal.
 const ARROW_DIGITS_MAX: u8 = 38;
 
-/// The server's most digits.
+/// Maximum digits on the server.
 const DIGITS_MAX: usize = 65;
 
-/// Bytes that hold every number of 65 digits and its sign.
+/// Bytes needed for any number of 65 digits with its sign.
 const WIDE_BYTES: usize = 32;
 
-/// Digits of a whole group.
+/// Digits of a full group.
 const GROUP_DIGITS: u8 = 9;
 
-/// The groups of a number that was computed: its digits before the point are rounded up to whole groups, so that it may
-/// have more digits than a column.
+/// Groups of a computed number. Its digits before the point are rounded up to full groups, so it may have more digits
+/// than a column allows.
 const GROUPS_MAX: u8 = 9;
 
-/// Bytes of a group of as many digits.
+/// Bytes of a group by its number of digits.
 const GROUP_BYTES: [u8; 10] = [0, 1, 1, 2, 2, 3, 3, 4, 4, 4];
 
 const POWERS: [u32; 10] = [1, 10, 100, 1_000, 10_000, 100_000, 1_000_000, 10_000_000, 100_000_000, 1_000_000_000];
 
-/// A DECIMAL whose digits are still groups.
+/// A DECIMAL whose digits are still in packed groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Decimal<'a> {
     bytes: &'a [u8],
@@ -58,14 +58,14 @@ fn power(digits: u8) -> u32 {
     POWERS.get(usize::from(digits)).copied().unwrap_or(1)
 }
 
-/// Bytes of a value.
+/// Returns the bytes of a value.
 #[inline]
 pub(super) fn width(precision: u8, scale: u8) -> usize {
     let half = |digits: u8| usize::from(digits / GROUP_DIGITS) * 4 + group_bytes(digits % GROUP_DIGITS);
     half(precision.saturating_sub(scale)) + half(scale)
 }
 
-/// Whether the server can compute a number of that many digits, as JSON documents hold it.
+/// Whether the server can compute a number with this many digits, as JSON documents may contain.
 pub(super) fn fits_words(precision: u8, scale: u8) -> bool {
     let groups = |digits: u8| digits.div_ceil(GROUP_DIGITS);
     precision > 0 && scale <= precision && groups(precision - scale) + groups(scale) <= GROUPS_MAX
@@ -76,10 +76,10 @@ pub(super) fn read<'a>(precision: u8, scale: u8, cursor: &mut Cursor<'a>) -> Res
     Ok(Decimal { bytes: cursor.take(width(precision, scale))?, precision, scale })
 }
 
-/// Walks the groups of one value from the left.
+/// Iterates over the groups of a value from the left.
 struct Groups<'a> {
     cursor: Cursor<'a>,
-    /// Undoes the inversions: of the first bit, and of all bits where negative.
+    /// Masks that undo the inversions: of the first bit, and of all bits if the number is negative.
     first: u8,
     mask: u32,
 }
@@ -96,7 +96,7 @@ impl<'a> Groups<'a> {
         self.mask != 0
     }
 
-    /// The next group, of `digits` digits (1 to 9).
+    /// Reads the next group, of `digits` digits (1 to 9).
     #[inline(always)]
     fn next(&mut self, digits: u8) -> Result<u32> {
         let first = u32::from(std::mem::take(&mut self.first));
@@ -115,14 +115,15 @@ impl<'a> Groups<'a> {
 }
 
 impl Decimal<'_> {
-    /// The sizes of the groups before and behind the point: an odd one, whole ones; whole ones, an odd one.
+    /// Returns the sizes before the point (partial group, number of full groups) and after it (number of full groups,
+    /// partial group).
     #[inline(always)]
     fn layout(&self) -> [u8; 4] {
         let whole = self.precision.saturating_sub(self.scale);
         [whole % GROUP_DIGITS, whole / GROUP_DIGITS, self.scale / GROUP_DIGITS, self.scale % GROUP_DIGITS]
     }
 
-    /// The number without its point as a two's complement of as few bytes as it takes, big-endian.
+    /// Writes the unscaled number in two's complement, big-endian, with as few bytes as possible.
     fn unscaled_bytes(&self, out: &mut Vec<u8>) -> Result<()> {
         let wide = if self.precision <= ARROW_DIGITS_MAX {
             let value = self.unscaled()?;
@@ -135,22 +136,22 @@ impl Decimal<'_> {
         } else {
             self.unscaled_wide()?
         };
-        // A byte in front that only repeats the sign of the one behind it says nothing.
-        let spare = wide.windows(2).take_while(|pair| match pair {
+        // A leading byte is redundant if it only repeats the sign of the next byte.
+        let redundant = wide.windows(2).take_while(|pair| match pair {
             [first, second] => *first == if second & 0x80 == 0 { 0 } else { 0xff },
             _ => false,
         });
-        out.extend_from_slice(wide.get(spare.count()..).unwrap_or(&wide));
+        out.extend_from_slice(wide.get(redundant.count()..).unwrap_or(&wide));
         Ok(())
     }
 
-    /// The same for as many digits as the server has, which pass 128 bits.
+    /// Returns the unscaled number with up to the server's maximum of digits, which exceeds 128 bits.
     #[cold]
     fn unscaled_wide(&self) -> Result<[u8; WIDE_BYTES]> {
-        let [head, before, behind, tail] = self.layout();
+        let [head, before, after, tail] = self.layout();
         let mut groups = Groups::new(self.bytes);
         let mut limbs = [0u32; WIDE_BYTES / 4];
-        let whole = (0..before + behind).map(|_| GROUP_DIGITS);
+        let whole = (0..before + after).map(|_| GROUP_DIGITS);
         for digits in [head].into_iter().chain(whole).chain([tail]).filter(|digits| *digits > 0) {
             let mut carry = u64::from(groups.next(digits)?);
             for limb in limbs.iter_mut().rev() {
@@ -166,16 +167,16 @@ impl Decimal<'_> {
             }
         }
         let mut bytes = [0; WIDE_BYTES];
-        for (place, limb) in bytes.chunks_exact_mut(4).zip(limbs) {
-            place.copy_from_slice(&limb.to_be_bytes());
+        for (bytes, limb) in bytes.chunks_exact_mut(4).zip(limbs) {
+            bytes.copy_from_slice(&limb.to_be_bytes());
         }
         Ok(bytes)
     }
 
-    /// The number without its point. The caller has made sure of at most 38 digits.
+    /// Returns the unscaled number. The caller guarantees at most 38 digits.
     #[inline]
     fn unscaled(&self) -> Result<i128> {
-        let [head, before, behind, tail] = self.layout();
+        let [head, before, after, tail] = self.layout();
         let mut groups = Groups::new(self.bytes);
         let negative = groups.negative();
         let mut low: u64 = 0;
@@ -183,7 +184,7 @@ impl Decimal<'_> {
             low = groups.next(head)?.into();
         }
         let magnitude = if self.precision <= 18 {
-            for _ in 0..before + behind {
+            for _ in 0..before + after {
                 low = low * 1_000_000_000 + u64::from(groups.next(GROUP_DIGITS)?);
             }
             if tail > 0 {
@@ -192,7 +193,7 @@ impl Decimal<'_> {
             i128::from(low)
         } else {
             let mut wide = i128::from(low);
-            for _ in 0..before + behind {
+            for _ in 0..before + after {
                 wide = wide * 1_000_000_000 + i128::from(groups.next(GROUP_DIGITS)?);
             }
             if tail > 0 {
@@ -205,7 +206,7 @@ impl Decimal<'_> {
 }
 
 impl Decimal<'_> {
-    /// The value of a DECIMAL(20,0) within 64 bits; None for any other.
+    /// Returns the value of a DECIMAL(20,0) within 64 bits; None for any other value.
     pub(crate) fn as_u64_of_20_digits(&self) -> Option<u64> {
         if (self.precision, self.scale) != (20, 0) {
             return None;
@@ -237,8 +238,8 @@ pub(super) fn append(value: &Decimal<'_>, store: &mut Store) -> Appended {
     }
 }
 
-/// Adds the number as Kafka Connect's Decimal lies in JSON: the unscaled number's bytes in base64, its scale being the
-/// schema's.
+/// Writes the number in the JSON format of Kafka Connect's Decimal: the bytes of the unscaled number in base64. The
+/// schema has the scale.
 pub(crate) fn write_debezium(value: &Decimal<'_>, out: &mut Vec<u8>) -> Result<()> {
     let mut bytes = Vec::with_capacity(WIDE_BYTES);
     value.unscaled_bytes(&mut bytes)?;
@@ -246,7 +247,7 @@ pub(crate) fn write_debezium(value: &Decimal<'_>, out: &mut Vec<u8>) -> Result<(
     Ok(())
 }
 
-/// Adds a number as a server sends it: a sign perhaps, digits, and exactly `scale` of them behind a point.
+/// Appends a number as a server sends it: an optional sign, digits, and exactly `scale` digits after a point.
 #[inline]
 pub(super) fn append_sent(sent: &[u8], precision: u8, scale: u8, store: &mut Store) -> Appended {
     let (negative, number) = match sent.split_first() {
@@ -256,13 +257,13 @@ pub(super) fn append_sent(sent: &[u8], precision: u8, scale: u8, store: &mut Sto
     let (whole, part) = match number.split_at_checked(number.len().wrapping_sub(usize::from(scale) + 1)) {
         Some((whole, [b'.', part @ ..])) if scale > 0 => (whole, part),
         _ if scale == 0 => (number, &[][..]),
-        _ => return Err(no_decimal(sent, precision, scale)),
+        _ => return Err(not_a_decimal(sent, precision, scale)),
     };
     let zeros = whole.iter().take_while(|byte| **byte == b'0').count();
     let digits = whole.get(zeros..).unwrap_or_default();
     let is_number = whole.iter().chain(part).all(u8::is_ascii_digit);
     if !is_number || whole.is_empty() || digits.len() > usize::from(precision.saturating_sub(scale)) {
-        return Err(no_decimal(sent, precision, scale));
+        return Err(not_a_decimal(sent, precision, scale));
     }
     match store {
         Store::Decimal128 { values, .. } if precision <= ARROW_DIGITS_MAX => {
@@ -286,7 +287,7 @@ pub(super) fn append_sent(sent: &[u8], precision: u8, scale: u8, store: &mut Sto
     }
 }
 
-/// The number of at most 38 digits; up to 18 of them need no wide arithmetic.
+/// Returns a number of at most 38 digits; up to 18 digits need no 128-bit arithmetic.
 #[inline(always)]
 fn unscaled_of(whole: &[u8], part: &[u8]) -> i128 {
     let digit = |byte: &u8| u64::from(byte.wrapping_sub(b'0'));
@@ -298,13 +299,13 @@ fn unscaled_of(whole: &[u8], part: &[u8]) -> i128 {
 }
 
 #[cold]
-fn no_decimal(sent: &[u8], precision: u8, scale: u8) -> Error {
+fn not_a_decimal(sent: &[u8], precision: u8, scale: u8) -> Error {
     let shown = String::from_utf8_lossy(sent.get(..80).unwrap_or(sent));
     value_malformed(format!("{shown:?} is no value of decimal({precision},{scale})"))
 }
 
 pub(crate) fn write_text(value: &Decimal<'_>, out: &mut Vec<u8>) -> Result<()> {
-    let [head, before, behind, tail] = value.layout();
+    let [head, before, after, tail] = value.layout();
     let mut groups = Groups::new(value.bytes);
     if groups.negative() {
         out.push(b'-');
@@ -326,20 +327,20 @@ pub(crate) fn write_text(value: &Decimal<'_>, out: &mut Vec<u8>) -> Result<()> {
         out.push(b'.');
     }
     let last = (tail > 0).then_some(tail);
-    for digits in (0..behind).map(|_| GROUP_DIGITS).chain(last) {
+    for digits in (0..after).map(|_| GROUP_DIGITS).chain(last) {
         let group = groups.next(digits)?;
         write_digits(group.into(), usize::from(digits), out);
     }
     Ok(())
 }
 
-/// The value that lies in bytes packed as in a row image.
+/// Returns the value of bytes packed as in a row image.
 #[inline]
 pub(super) fn of_packed(bytes: &[u8], precision: u8, scale: u8) -> Decimal<'_> {
     Decimal { bytes, precision, scale }
 }
 
-/// Adds a number without its point as it lies in a row image. Raises `ValueMalformed` for one of too many digits.
+/// Packs an unscaled number as in a row image. Raises `ValueMalformed` if it has too many digits.
 pub(super) fn pack_number(value: i128, precision: u8, scale: u8, out: &mut Vec<u8>) -> Result<()> {
     let mut digits = [b'0'; DIGITS_MAX];
     let mut rest = value.unsigned_abs();
@@ -359,7 +360,7 @@ pub(super) fn pack_number(value: i128, precision: u8, scale: u8, out: &mut Vec<u
     Ok(())
 }
 
-/// The same for a number as text. Raises `ValueMalformed` for text that is none, and for too many digits.
+/// Packs a number given as text. Raises `ValueMalformed` if the text is not a number or has too many digits.
 pub(super) fn pack_text(text: &str, precision: u8, scale: u8, out: &mut Vec<u8>) -> Result<()> {
     let wrong = || value_malformed(format!("`{text}` in a DECIMAL({precision},{scale})"));
     let (negative, number) = match text.strip_prefix('-') {
@@ -368,19 +369,19 @@ pub(super) fn pack_text(text: &str, precision: u8, scale: u8, out: &mut Vec<u8>)
     };
     let (whole, part) = number.split_once('.').unwrap_or((number, ""));
     let whole = whole.trim_start_matches('0');
-    let places = (usize::from(precision.saturating_sub(scale)), usize::from(scale));
+    let digit_counts = (usize::from(precision.saturating_sub(scale)), usize::from(scale));
     let is_number = whole.bytes().chain(part.bytes()).all(|byte| byte.is_ascii_digit());
-    if !is_number || number.is_empty() || whole.len() > places.0 || part.len() > places.1 {
+    if !is_number || number.is_empty() || whole.len() > digit_counts.0 || part.len() > digit_counts.1 {
         return Err(wrong());
     }
     let zeros = |count: usize| std::iter::repeat_n(b'0', count);
-    let before = zeros(places.0 - whole.len()).chain(whole.bytes());
-    let digits: Vec<u8> = before.chain(part.bytes()).chain(zeros(places.1 - part.len())).collect();
+    let before = zeros(digit_counts.0 - whole.len()).chain(whole.bytes());
+    let digits: Vec<u8> = before.chain(part.bytes()).chain(zeros(digit_counts.1 - part.len())).collect();
     pack(negative, &digits, scale, out);
     Ok(())
 }
 
-/// Adds as many digits as the precision has.
+/// Writes as many digits as the precision.
 fn pack(negative: bool, digits: &[u8], scale: u8, out: &mut Vec<u8>) {
     let start = out.len();
     let (whole, part) = digits.split_at_checked(digits.len().saturating_sub(scale.into())).unwrap_or((digits, &[]));
@@ -401,7 +402,7 @@ fn pack(negative: bool, digits: &[u8], scale: u8, out: &mut Vec<u8>) {
     }
 }
 
-/// The type in SQL.
+/// Returns the type in SQL.
 pub(super) fn type_text(precision: u8, scale: u8) -> String {
     format!("decimal({precision},{scale})")
 }
@@ -421,8 +422,8 @@ mod tests {
     }
 
     #[test]
-    fn the_example_of_the_servers_source_reads_back() {
-        // decimal2bin's own: 1234567890.1234 as DECIMAL(14,4).
+    fn the_example_in_the_server_source_is_decoded() {
+        // The example in decimal2bin: 1234567890.1234 as DECIMAL(14,4).
         let positive = [0x81, 0x0d, 0xfb, 0x38, 0xd2, 0x04, 0xd2];
         let negative = positive.map(|byte: u8| !byte);
         assert_eq!(text(14, 4, &positive), "1234567890.1234");
@@ -455,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn a_group_over_its_digits_is_malformed_and_leaves_nothing_behind() {
+    fn groups_with_too_many_digits_are_malformed_and_append_nothing() {
         for (precision, bytes) in [(2, vec![0x80 | 100]), (39, vec![0xff; 18])] {
             let kind = Kind::Decimal { precision, scale: 0 };
             let mut builder = ColumnBuilder::new(&kind);
@@ -475,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_packed_reads_back() {
+    fn packed_numbers_round_trip() {
         let cases =
             [(14, 4, "1234567890.1234"), (14, 4, "-1234567890.1234"), (5, 2, "0.07"), (2, 2, "-0.05"), (9, 0, "7")];
         let wide = ["9".repeat(35), "8".repeat(30)].join(".");

@@ -1,7 +1,7 @@
-//! SQL's name of a type, read and written: `information_schema.COLUMNS.COLUMN_TYPE` as both servers print it.
+//! Parses and writes SQL types: `information_schema.COLUMNS.COLUMN_TYPE` as both servers print it.
 //!
-//! Members of ENUM and SET are quoted as the server's `append_unescaped` does: quotes doubled, and `\\`, `\n`, `\r`,
-//! `\0` whatever the SQL mode.
+//! Members of ENUM and SET are quoted as by the server's `append_unescaped`: quotes are doubled, and `\\`, `\n`,
+//! `\r`, `\0` are escaped in every SQL mode.
 
 use std::iter::Peekable;
 use std::str::Chars;
@@ -14,24 +14,24 @@ use super::wire::prefix_of;
 use super::{binary, bit, compressed, decimal, enumeration, fraction, integer, members, set, text, vector};
 use super::{Form, Kind, Layout};
 
-/// Digits of DECIMAL where none are given.
+/// Default number of digits of DECIMAL.
 const DECIMAL_DIGITS_DEFAULT: u64 = 10;
 
-/// A column as somebody declares it.
+/// A column declaration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DeclaredColumn {
-    /// Its name.
+    /// The name of the column.
     pub name: String,
     /// The SQL type, as information_schema.COLUMNS.COLUMN_TYPE prints it.
     pub type_text: String,
-    /// The name of the character set, for texts.
+    /// The name of the character set of a text column.
     pub charset: Option<String>,
     /// Whether it may be null.
     pub nullable: bool,
 }
 
 impl DeclaredColumn {
-    /// The kind it declares.
+    /// Returns the declared kind.
     pub fn kind(&self, mariadb: bool) -> Result<Kind> {
         let charset =
             match &self.charset {
@@ -45,7 +45,7 @@ impl DeclaredColumn {
     }
 }
 
-/// A type taken apart: `decimal(10,2) unsigned` is the words `decimal` and `unsigned` and the numbers 10 and 2.
+/// A parsed type: `decimal(10,2) unsigned` has the words `decimal` and `unsigned` and the numbers 10 and 2.
 struct Parsed<'a> {
     text: &'a str,
     name: String,
@@ -59,7 +59,7 @@ fn invalid(text: &str, why: &str) -> Error {
         .hint("Give types as information_schema.COLUMNS.COLUMN_TYPE does.")
 }
 
-/// Takes plain comments out and opens the ones that MariaDB and MySQL execute, as `/*M!100301 COMPRESSED*/`.
+/// Removes plain comments, and unwraps those that MariaDB and MySQL execute, such as `/*M!100301 COMPRESSED*/`.
 fn without_comments(text: &str) -> String {
     let mut plain = String::with_capacity(text.len());
     let mut rest = text;
@@ -76,7 +76,7 @@ fn without_comments(text: &str) -> String {
     plain
 }
 
-/// The rest of a quoted member; quotes are doubled inside, and backslashes escape.
+/// Parses the rest of a quoted member, in which quotes are doubled and backslashes escape.
 fn quoted(letters: &mut Peekable<Chars<'_>>) -> Option<Arc<str>> {
     let mut member = String::new();
     loop {
@@ -88,7 +88,7 @@ fn quoted(letters: &mut Peekable<Chars<'_>>) -> Option<Arc<str>> {
                 'r' => '\r',
                 't' => '\t',
                 '0' => '\0',
-                other => other,
+                character => character,
             }),
             letter => member.push(letter),
         }
@@ -111,7 +111,7 @@ impl<'a> Parsed<'a> {
     fn parse(text: &'a str) -> Result<Parsed<'a>> {
         let members = Vec::new();
         let mut parsed = Parsed { text, name: String::new(), numbers: Vec::new(), members, attributes: Vec::new() };
-        // Only the part behind the members may hold a comment; a member may hold anything.
+        // Only the part after the members may contain comments; a member may contain anything.
         let (head, tail) = text.split_at(text.rfind(')').unwrap_or(0));
         let plain = format!("{head}{}", without_comments(tail));
         let mut letters = plain.chars().peekable();
@@ -159,7 +159,7 @@ impl<'a> Parsed<'a> {
         self.attributes.iter().any(|word| word == attribute)
     }
 
-    /// The argument in that place, or the default where none is given, within the bounds.
+    /// Returns the argument at this index, or the default if it is missing. Fails above the maximum.
     fn number(&self, slot: usize, default: u64, max: u64) -> Result<u64> {
         let number = self.numbers.get(slot).copied().unwrap_or(default);
         if number > max {
@@ -204,7 +204,7 @@ impl<'a> Parsed<'a> {
         }
     }
 
-    /// CHAR and VARCHAR count characters, row images count bytes.
+    /// CHAR and VARCHAR count characters, while row images count bytes.
     fn characters(&self, charset: Option<Charset>, default: Option<u64>) -> Result<(u16, Charset)> {
         let charset = self.charset(charset)?;
         let characters = match (self.numbers.first(), default) {
@@ -226,7 +226,7 @@ impl<'a> Parsed<'a> {
 
     fn string(&self, form: Form, charset: Charset) -> Result<Kind> {
         let (form, compressed) = match (form, self.has("compressed")) {
-            // The header byte of a compressed value counts as one more byte of the column.
+            // The header byte of a compressed value counts toward the column's length.
             (Form::Varying(bytes), true) => match bytes.checked_add(1) {
                 Some(bytes) => (Form::Varying(bytes), true),
                 None => return Err(invalid(self.text, "more than 65535 bytes")),
@@ -326,9 +326,9 @@ fn large_prefix(name: &str) -> u8 {
 }
 
 impl Kind {
-    /// Reads a type as `information_schema.COLUMNS.COLUMN_TYPE` prints it, with the column's charset beside it.
+    /// Parses a type as `information_schema.COLUMNS.COLUMN_TYPE` prints it, with the column's charset.
     ///
-    /// Raises `SchemaInvalid` for what is no type, and for text columns without a charset.
+    /// Raises `SchemaInvalid` for an unknown type, and for text columns without a charset.
     pub fn declared(type_text: &str, charset: Option<Charset>, mariadb: bool) -> Result<Kind> {
         let kind = Parsed::parse(type_text)?.kind(charset, mariadb);
         kind.map_err(|error| match error.kind() {
@@ -337,7 +337,7 @@ impl Kind {
         })
     }
 
-    /// The type in SQL, as `Kind::declared` reads it.
+    /// Returns the type in SQL, in a form that `Kind::declared` parses.
     pub fn type_text(&self) -> String {
         match self {
             Kind::Null => "null".to_owned(),
@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn types_read_back_as_they_are_written() {
+    fn types_round_trip() {
         let texts = [
             "tinyint",
             "int unsigned",
@@ -423,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn other_words_for_a_type_mean_the_same() {
+    fn synonyms_of_a_type_are_equal() {
         let pairs = [
             ("int(10) unsigned zerofill", "int unsigned"),
             ("INT(5) ZEROFILL", "int unsigned"),
@@ -468,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_type_is_refused_by_name() {
+    fn unknown_types_are_rejected_by_name() {
         let texts = [
             "",
             "()",

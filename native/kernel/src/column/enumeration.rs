@@ -1,4 +1,4 @@
-//! ENUM: the number of the member, counted from 1, in one byte or two.
+//! ENUM: the number of the member, starting at 1, in one or two bytes.
 
 use std::sync::Arc;
 
@@ -6,10 +6,10 @@ use super::store::{Appended, Runs};
 use crate::cursor::Cursor;
 use crate::error::{value_malformed, Error, ErrorKind, Result};
 
-/// The server's ceiling.
+/// The server's limit.
 const MEMBERS_MAX: usize = 65_535;
 
-/// The members of an ENUM, whose number has to agree with the width of a value.
+/// Returns the members of an ENUM after checking their number against the width of a value.
 pub(super) fn members(bytes: u8, values: Arc<[Arc<str>]>) -> Result<Arc<[Arc<str>]>> {
     if values.len() <= MEMBERS_MAX && bytes == width(values.len()) {
         return Ok(values);
@@ -18,7 +18,7 @@ pub(super) fn members(bytes: u8, values: Arc<[Arc<str>]>) -> Result<Arc<[Arc<str
     Err(Error::new(ErrorKind::SchemaMismatch, message))
 }
 
-/// Bytes of a value by the number of members (`get_enum_pack_length`).
+/// Returns the bytes of a value for this number of members (`get_enum_pack_length`).
 pub(super) fn width(members: usize) -> u8 {
     if members < 256 {
         1
@@ -35,7 +35,7 @@ pub(super) fn read(bytes: u8, cursor: &mut Cursor<'_>) -> Result<u16> {
     }
 }
 
-/// The text of a member; the empty string stands at 0, where the server puts what is no member.
+/// Returns the text of a member; 0 is the empty string, which the server stores for invalid values.
 fn member(index: u16, values: &[Arc<str>]) -> Result<&str> {
     match usize::from(index).checked_sub(1) {
         None => Ok(""),

@@ -1,11 +1,11 @@
-//! FLOAT and DOUBLE: IEEE 754, little-endian; shown as the server's `my_gcvt` does.
+//! FLOAT and DOUBLE: IEEE 754, little-endian, written as by the server's `my_gcvt`.
 
 use super::integer::{write_digits, write_signed};
 use crate::cursor::Cursor;
 use crate::error::Result;
 
-/// With more digits than this before the point and none behind it, or as many zeros behind it, the server turns to the
-/// exponent form (`DBL_DIG`).
+/// The server switches to the exponent form for more digits than this before the point, or more zeros after it
+/// (`DBL_DIG`).
 const PLAIN_DIGITS_MAX: i32 = 15;
 
 /// Digits of a FLOAT that the server shows (`FLT_DIG`).
@@ -21,11 +21,11 @@ pub(super) fn read_double(cursor: &mut Cursor<'_>) -> Result<f64> {
     cursor.u64().map(f64::from_bits)
 }
 
-/// The longest shortest form of a DOUBLE has 17 digits; the formatter may put zeros before or behind them.
+/// The shortest form of a DOUBLE has at most 17 digits; the formatter may add zeros before or after them.
 const DIGITS_MAX: usize = 24;
 
-/// A number as significant digits `d1 d2 d3 ...` that stand for `0.d1d2d3... * 10^point`. On the stack, because JSON
-/// documents are full of them.
+/// The significant digits `d1 d2 d3 ...` of the number `0.d1d2d3... * 10^point`. On the stack, because JSON documents
+/// have many numbers.
 struct Digits {
     negative: bool,
     digits: [u8; DIGITS_MAX],
@@ -34,17 +34,17 @@ struct Digits {
 }
 
 impl Digits {
-    /// Takes a number in Rust's forms apart, such as `-1.25e-7`, `0.001` or `120.0`.
+    /// Parses a number in Rust's formats, such as `-1.25e-7`, `0.001` or `120.0`.
     fn parse(text: &str) -> Digits {
         let mut parsed = Digits { negative: false, digits: [0; DIGITS_MAX], count: 0, point: 0 };
         let mut rest = text.as_bytes();
-        if let Some((b'-', behind)) = rest.split_first() {
+        if let Some((b'-', after)) = rest.split_first() {
             parsed.negative = true;
-            rest = behind;
+            rest = after;
         }
         let mut before_point = true;
-        while let Some((byte, behind)) = rest.split_first() {
-            rest = behind;
+        while let Some((byte, after)) = rest.split_first() {
+            rest = after;
             match byte {
                 b'.' => before_point = false,
                 b'e' => break,
@@ -59,15 +59,15 @@ impl Digits {
         parsed
     }
 
-    /// Adds one digit. Zeros in front are no significant digits, they only move the point.
+    /// Adds a digit. Leading zeros are not significant; they only move the point.
     #[inline]
     fn push(&mut self, digit: u8, before_point: bool) {
         if self.count == 0 && digit == b'0' {
             self.point -= i32::from(!before_point);
             return;
         }
-        if let Some(place) = self.digits.get_mut(self.count) {
-            *place = digit;
+        if let Some(digit_slot) = self.digits.get_mut(self.count) {
+            *digit_slot = digit;
             self.count += 1;
         }
         self.point += i32::from(before_point);
@@ -92,12 +92,12 @@ impl Digits {
             out.extend((self.point..0).map(|_| b'0'));
             out.extend_from_slice(digits);
         } else if (1..=PLAIN_DIGITS_MAX).contains(&self.point) || (1..digits.len()).contains(&whole) {
-            let (before, behind) = digits.split_at_checked(whole).unwrap_or((digits, &[]));
+            let (before, after) = digits.split_at_checked(whole).unwrap_or((digits, &[]));
             out.extend_from_slice(before);
             out.extend((before.len()..whole).map(|_| b'0'));
-            if !behind.is_empty() {
+            if !after.is_empty() {
                 out.push(b'.');
-                out.extend_from_slice(behind);
+                out.extend_from_slice(after);
             }
         } else {
             out.push(*head);
@@ -112,8 +112,8 @@ impl Digits {
 }
 
 impl Digits {
-    /// Java shows three zeros behind the point and seven digits before it, at least one digit on each side, and an
-    /// exponent beyond that.
+    /// Java allows three zeros after the point and seven digits before it, always writes a digit on each side, and
+    /// uses an exponent beyond that.
     fn write_java(&self, out: &mut Vec<u8>) {
         if self.negative {
             out.push(b'-');
@@ -126,11 +126,11 @@ impl Digits {
             out.extend((self.point..0).map(|_| b'0'));
             out.extend_from_slice(digits);
         } else if (1..=7).contains(&self.point) {
-            let (before, behind) = digits.split_at_checked(whole).unwrap_or((digits, &[]));
+            let (before, after) = digits.split_at_checked(whole).unwrap_or((digits, &[]));
             out.extend_from_slice(before);
             out.extend((before.len()..whole).map(|_| b'0'));
             out.push(b'.');
-            out.extend_from_slice(if behind.is_empty() { b"0" } else { behind });
+            out.extend_from_slice(if after.is_empty() { b"0" } else { after });
         } else {
             out.extend_from_slice(&[*head, b'.']);
             out.extend_from_slice(if tail.is_empty() { b"0" } else { tail });
@@ -140,28 +140,28 @@ impl Digits {
     }
 }
 
-/// Adds a FLOAT: at most six significant digits, as the server's client sees it.
+/// Writes a FLOAT with at most six significant digits, as the server's client shows it.
 pub(crate) fn write_single(value: f32, out: &mut Vec<u8>) {
     let value = f64::from(value);
     if !value.is_finite() {
         return write_unbounded(value, out);
     }
-    // The server prints the shortest digits that stand for the value once it is a DOUBLE, cut to six.
+    // The server prints the shortest digits of the value as a DOUBLE, cut to six.
     let rounded = format!("{value:.*e}", SINGLE_DIGITS - 1);
     Digits::parse(&rounded).write(out);
 }
 
-/// The value as an integer, where it is one of at most fifteen digits; negative zero is none.
+/// Returns the value if it is an integer of at most fifteen digits, except negative zero.
 #[inline]
 pub(super) fn whole(value: f64) -> Option<i64> {
     const END: f64 = 1e15;
-    // The cast saturates, and what it changed is no integer that a DOUBLE can hold.
+    // The cast saturates. If it changes the value, the value is not an integer in range.
     let integer = value as i64;
     let is_whole = value.abs() < END && integer as f64 == value && !(integer == 0 && value.is_sign_negative());
     is_whole.then_some(integer)
 }
 
-/// Adds a DOUBLE: the shortest digits that give the same value back.
+/// Writes a DOUBLE with the shortest digits that parse to the same value.
 pub(crate) fn write_double(value: f64, out: &mut Vec<u8>) {
     if let Some(integer) = whole(value) {
         return write_signed(integer, out);
@@ -174,22 +174,22 @@ pub(crate) fn write_double(value: f64, out: &mut Vec<u8>) {
     }
     let mut buffer = ryu::Buffer::new();
     let text = buffer.format_finite(value);
-    // Within these bounds both write the same plain form, and a value with a fraction has no zeros to strip.
+    // In this range both formats are plain, and a value with a fraction has no trailing zeros.
     if (1e-4..1e15).contains(&value.abs()) && !text.bytes().any(|byte| byte == b'e') {
         return out.extend_from_slice(text.as_bytes());
     }
     Digits::parse(text).write(out);
 }
 
-/// Prices and their like have few digits behind the point, and are found faster than by the general way.
+/// Values such as prices have few fractional digits, for which this path is faster than the general one.
 const DECIMALS: u32 = 4;
 const DECIMAL_UNITS: f64 = 10_000.0;
 
-/// The value in units of the fourth digit behind the point, where it is as many of them: at most fifteen digits in all,
-/// and not under 0.001, from where on both ways write the plain form.
+/// Returns the value in units of the fourth fractional digit, if it is exactly that many units: at most fifteen
+/// digits in all, and at least 0.001, so that both paths use the plain form.
 ///
-/// A quotient is rounded as a number read from text is, so a value that is one is the nearest to these digits; and no two
-/// numbers of at most fifteen digits are nearest to the same value, so no shorter ones stand for it either.
+/// Division rounds like parsing, so an equal quotient means that the value is nearest to these digits. Two numbers of
+/// at most fifteen digits are never nearest to the same value, so no shorter digits exist either.
 #[inline]
 fn decimal(value: f64) -> Option<i64> {
     const END: f64 = 1e15;
@@ -198,23 +198,23 @@ fn decimal(value: f64) -> Option<i64> {
     is_decimal.then_some(scaled as i64)
 }
 
-/// Writes a number of units that is no whole number.
+/// Writes a number of units that is not a whole number.
 fn write_decimal(units: i64, out: &mut Vec<u8>) {
     if units < 0 {
         out.push(b'-');
     }
     let units = units.unsigned_abs();
-    let (mut behind, mut digits) = (units % 10_000, DECIMALS as usize);
-    while behind % 10 == 0 && digits > 1 {
-        behind /= 10;
+    let (mut after, mut digits) = (units % 10_000, DECIMALS as usize);
+    while after % 10 == 0 && digits > 1 {
+        after /= 10;
         digits -= 1;
     }
     write_digits(units / 10_000, 1, out);
     out.push(b'.');
-    write_digits(behind, digits, out);
+    write_digits(after, digits, out);
 }
 
-/// Adds a FLOAT as Java's `Float.toString` does.
+/// Writes a FLOAT like Java's `Float.toString`.
 pub(crate) fn write_java_single(value: f32, out: &mut Vec<u8>) {
     if !value.is_finite() {
         return write_java_unbounded(value.into(), out);
@@ -225,7 +225,7 @@ pub(crate) fn write_java_single(value: f32, out: &mut Vec<u8>) {
     }
 }
 
-/// Adds a DOUBLE as Java's `Double.toString` does.
+/// Writes a DOUBLE like Java's `Double.toString`.
 pub(crate) fn write_java_double(value: f64, out: &mut Vec<u8>) {
     if !value.is_finite() {
         return write_java_unbounded(value, out);
@@ -236,7 +236,7 @@ pub(crate) fn write_java_double(value: f64, out: &mut Vec<u8>) {
     }
 }
 
-/// From here on Java shows an exponent.
+/// From this value on, Java writes an exponent.
 const JAVA_PLAIN_END: u64 = 10_000_000;
 
 fn write_java_whole(integer: i64, out: &mut Vec<u8>) {
@@ -252,7 +252,7 @@ fn write_java_unbounded(value: f64, out: &mut Vec<u8>) {
     });
 }
 
-/// SQL has no infinities and no NaN, so no server wrote these; they still get a name.
+/// SQL has no infinities or NaN, so servers never write these; they get a name anyway.
 fn write_unbounded(value: f64, out: &mut Vec<u8>) {
     out.extend_from_slice(match value {
         _ if value.is_nan() => b"nan".as_slice(),
@@ -261,8 +261,8 @@ fn write_unbounded(value: f64, out: &mut Vec<u8>) {
     });
 }
 
-/// Adds a DOUBLE as a JSON number that shows by its point or exponent that it is no integer; what no JSON number holds
-/// stands as a string.
+/// Writes a DOUBLE as a JSON number with a point or an exponent, so that it is not read as an integer. Infinities and
+/// NaN become strings.
 pub(crate) fn write_json(value: f64, out: &mut Vec<u8>) {
     if value.is_finite() {
         out.extend_from_slice(ryu::Buffer::new().format_finite(value).as_bytes());
@@ -271,7 +271,8 @@ pub(crate) fn write_json(value: f64, out: &mut Vec<u8>) {
     }
 }
 
-/// The same for a FLOAT, by the shortest digits that give it back, which are more than the server's client shows.
+/// Writes a FLOAT likewise, with the shortest digits that parse to the same value, more than the server's client
+/// shows.
 pub(crate) fn write_json_single(value: f32, out: &mut Vec<u8>) {
     if value.is_finite() {
         out.extend_from_slice(ryu::Buffer::new().format_finite(value).as_bytes());
@@ -338,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn few_digits_behind_the_point_are_written_as_the_general_way_writes_them() {
+    fn the_fast_path_for_few_decimals_equals_the_general_path() {
         let general = |value: f64| {
             let mut out = Vec::new();
             Digits::parse(ryu::Buffer::new().format_finite(value)).write(&mut out);
@@ -357,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn java_shows_a_point_always_and_an_exponent_early() {
+    fn java_always_writes_a_point_and_switches_early_to_exponents() {
         let cases = [
             (0.0, "0.0"),
             (-0.0, "-0.0"),
@@ -388,12 +389,12 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_sql_lacks_still_have_a_name() {
+    fn infinities_and_nan_have_a_name() {
         assert_eq!([double(f64::NAN), double(f64::INFINITY), single(f32::NEG_INFINITY)], ["nan", "inf", "-inf"]);
     }
 
     #[test]
-    fn json_numbers_give_the_same_value_back() {
+    fn json_numbers_round_trip() {
         let shown = |value: f64| {
             let mut out = Vec::new();
             write_json(value, &mut out);

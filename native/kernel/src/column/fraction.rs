@@ -4,18 +4,18 @@ use super::integer::write_digits;
 use crate::cursor::Cursor;
 use crate::error::{value_malformed, Result};
 
-/// Microseconds of one unit of the last digit that `fsp` digits keep.
+/// Microseconds of a unit of the last digit, by the number of digits.
 const UNITS: [u32; 7] = [1_000_000, 100_000, 10_000, 1_000, 100, 10, 1];
 
 pub(super) const MICROS: u32 = 1_000_000;
 
-/// Bytes of a fraction with `fsp` digits: two digits share one.
+/// Returns the bytes of a fraction with `fsp` digits: two digits per byte.
 #[inline(always)]
 pub(super) fn width(fsp: u8) -> usize {
     usize::from(fsp).div_ceil(2)
 }
 
-/// Microseconds that one unit of a stored fraction stands for: stored fractions have an even number of digits.
+/// Returns the microseconds of a unit of a stored fraction. Stored fractions have an even number of digits.
 #[inline(always)]
 pub(super) fn stored_unit(fsp: u8) -> u32 {
     match fsp {
@@ -26,7 +26,7 @@ pub(super) fn stored_unit(fsp: u8) -> u32 {
     }
 }
 
-/// Microseconds that one unit of the last of `fsp` digits stands for.
+/// Returns the microseconds of a unit of the last of `fsp` digits.
 #[inline(always)]
 pub(super) fn unit(fsp: u8) -> u32 {
     UNITS.get(usize::from(fsp)).copied().unwrap_or(1)
@@ -54,7 +54,7 @@ pub(super) fn check(micros: u32) -> Result<u32> {
     }
 }
 
-/// Adds the point and `fsp` digits, or nothing.
+/// Writes the point and `fsp` digits, or nothing if `fsp` is 0.
 pub(crate) fn write_text(micros: u32, fsp: u8, out: &mut Vec<u8>) {
     if fsp > 0 {
         out.push(b'.');
@@ -62,7 +62,7 @@ pub(crate) fn write_text(micros: u32, fsp: u8, out: &mut Vec<u8>) {
     }
 }
 
-/// A type with that many digits behind the seconds, in SQL.
+/// Returns a type with this many fractional digits in SQL.
 pub(super) fn type_text(name: &str, fsp: u8) -> String {
     match fsp {
         0 => name.to_owned(),

@@ -1,10 +1,10 @@
-//! GEOMETRY and its subtypes: the server's own form, SRID (four bytes, little-endian) and well-known binary.
+//! GEOMETRY and its subtypes in the server's format: SRID (four bytes, little-endian) and well-known binary.
 
 use super::base64;
 use crate::cursor::Cursor;
 use crate::error::{value_malformed, Error, ErrorKind, Result};
 
-/// Collections may hold collections; the server nests them less deeply than this.
+/// Limit for nested collections, deeper than servers allow.
 const DEPTH_MAX: usize = 100;
 
 /// Codes of well-known binary.
@@ -21,16 +21,16 @@ pub(super) fn read<'a>(prefix: u8, cursor: &mut Cursor<'a>) -> Result<&'a [u8]> 
     cursor.prefixed(prefix)
 }
 
-/// Takes a value apart: the spatial reference system, 0 for none, and the well-known binary.
+/// Splits a value into the spatial reference system, 0 for none, and the well-known binary.
 ///
-/// Raises `ValueMalformed` for a value too short to have either.
+/// Raises `ValueMalformed` for a value that is too short.
 pub(super) fn parts(bytes: &[u8]) -> Result<(u32, &[u8])> {
     let mut cursor = Cursor::new(bytes);
     let srid = cursor.u32().map_err(|_| value_malformed(format!("a geometry of {} bytes", bytes.len())))?;
     Ok((srid, cursor.take_rest()))
 }
 
-/// Numbers of one geometry, in the byte order that it names itself.
+/// Reads the numbers of a geometry in the byte order that it declares.
 struct Shapes<'a> {
     cursor: Cursor<'a>,
     little: bool,
@@ -50,7 +50,7 @@ impl Shapes<'_> {
         Ok(f64::from_bits(if self.little { bits } else { bits.swap_bytes() }))
     }
 
-    /// Reads the byte order and the code that every geometry begins with.
+    /// Reads the byte order and the type code at the start of every geometry.
     fn code(&mut self) -> Result<u32> {
         self.little = match self.cursor.u8()? {
             0 => false,
@@ -67,7 +67,7 @@ impl Shapes<'_> {
         Ok(())
     }
 
-    /// Writes as many parts as a count says, in parentheses; none are the word EMPTY.
+    /// Writes the parts in parentheses, as many as the count says, or EMPTY if there are none.
     fn list(&mut self, out: &mut Vec<u8>, mut part: impl FnMut(&mut Self, &mut Vec<u8>) -> Result<()>) -> Result<()> {
         let count = self.count()?;
         if count == 0 {
@@ -75,8 +75,8 @@ impl Shapes<'_> {
             return Ok(());
         }
         out.push(b'(');
-        for place in 0..count {
-            if place > 0 {
+        for index in 0..count {
+            if index > 0 {
                 out.extend_from_slice(b", ");
             }
             part(self, out)?;
@@ -85,7 +85,7 @@ impl Shapes<'_> {
         Ok(())
     }
 
-    /// Writes the body of a geometry of that code, which stands behind its name.
+    /// Writes the body of a geometry with this code, after its name.
     fn body(&mut self, code: u32, depth: usize, out: &mut Vec<u8>) -> Result<()> {
         match code {
             POINT => {
@@ -96,13 +96,13 @@ impl Shapes<'_> {
             }
             LINE => self.list(out, |shapes, out| shapes.point(out)),
             POLYGON => self.list(out, |shapes, out| shapes.list(out, |shapes, out| shapes.point(out))),
-            // Parts of one kind carry their own byte order and code, and show without a name.
+            // The parts of a multi-geometry have their own byte order and code, and are written without a name.
             POINTS | LINES | POLYGONS => self.list(out, |shapes, out| {
-                let found = shapes.code()?;
-                if found != code - POINTS + POINT {
-                    return Err(value_malformed(format!("a geometry of code {found} in one of code {code}")));
+                let part_code = shapes.code()?;
+                if part_code != code - POINTS + POINT {
+                    return Err(value_malformed(format!("a geometry of code {part_code} in one of code {code}")));
                 }
-                shapes.body(found, depth, out)
+                shapes.body(part_code, depth, out)
             }),
             COLLECTION if depth >= DEPTH_MAX => {
                 let message = format!("a geometry nested deeper than {DEPTH_MAX}");
@@ -128,14 +128,14 @@ impl Shapes<'_> {
     }
 }
 
-/// Adds the shortest digits that give the number back, never in exponent form.
+/// Writes the shortest digits that parse to the same number, never with an exponent.
 fn write_number(value: f64, out: &mut Vec<u8>) {
     out.extend_from_slice(value.to_string().as_bytes());
 }
 
-/// Adds the value as well-known text, as `POINT (1.5 -2)`, without its spatial reference system.
+/// Writes the value as well-known text, such as `POINT (1.5 -2)`, without its spatial reference system.
 ///
-/// Raises `ValueMalformed` for what is no geometry, `LimitExceeded` for collections nested too deeply.
+/// Raises `ValueMalformed` if the value is not a geometry, `LimitExceeded` for collections nested too deeply.
 pub(crate) fn write_wkt(bytes: &[u8], out: &mut Vec<u8>) -> Result<()> {
     let (_, wkb) = parts(bytes)?;
     let mut shapes = Shapes { cursor: Cursor::new(wkb), little: true };
@@ -145,10 +145,10 @@ pub(crate) fn write_wkt(bytes: &[u8], out: &mut Vec<u8>) -> Result<()> {
     })
 }
 
-/// Adds Debezium's struct: well-known binary, the spatial reference system or null, and before them the coordinates
-/// where the column is declared as a POINT.
+/// Writes Debezium's struct: well-known binary, the spatial reference system or null, and for a POINT column the
+/// coordinates before them.
 ///
-/// Raises `ValueMalformed` for a value that is no geometry, or no point in a column of points.
+/// Raises `ValueMalformed` if the value is not a geometry, or not a point in a POINT column.
 pub(crate) fn write_debezium(bytes: &[u8], is_point: bool, out: &mut Vec<u8>) -> Result<()> {
     let (srid, wkb) = parts(bytes)?;
     out.push(b'{');
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_geometry_is_malformed() {
+    fn invalid_geometries_are_malformed() {
         for wkb in [&[][..], &[2, 1, 0, 0, 0], &[1, 9, 0, 0, 0], &[1, 1, 0, 0, 0, 1], &collection(4, &[vec![1, 2]])] {
             assert_eq!(wkt(wkb).unwrap_err().kind(), ErrorKind::ValueMalformed);
         }

@@ -7,14 +7,14 @@ fn digit(table: &[u8; 16], nibble: u8) -> u8 {
     table.get(usize::from(nibble & 0xf)).copied().unwrap_or(b'?')
 }
 
-/// Adds two lower-case digits for each byte.
+/// Writes two lower-case digits for each byte.
 pub(crate) fn write_lower(bytes: &[u8], out: &mut Vec<u8>) {
     for byte in bytes {
         out.extend([digit(DIGITS, byte >> 4), digit(DIGITS, *byte)]);
     }
 }
 
-/// Adds the bytes as SQL's hexadecimal literal, `0xE4F6`, as the client does with `--binary-as-hex`.
+/// Writes the bytes as SQL's hexadecimal literal, `0xE4F6`, like the client with `--binary-as-hex`.
 pub(crate) fn write_literal(bytes: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(b"0x");
     for byte in bytes {
@@ -22,7 +22,7 @@ pub(crate) fn write_literal(bytes: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-/// The bytes of a hexadecimal literal; None for other text.
+/// Parses a hexadecimal literal; None for other text.
 pub(super) fn read_literal(text: &str) -> Option<Vec<u8>> {
     let digits = text.strip_prefix("0x")?.as_bytes();
     let nibble = |byte: u8| char::from(byte).to_digit(16);
@@ -33,7 +33,7 @@ pub(super) fn read_literal(text: &str) -> Option<Vec<u8>> {
     digits.chunks(2).map(byte).collect()
 }
 
-/// The bytes as SQL's hexadecimal literal.
+/// Returns the bytes as SQL's hexadecimal literal.
 #[cold]
 pub(super) fn literal(bytes: &[u8]) -> String {
     let mut out = Vec::with_capacity(2 + bytes.len() * 2);

@@ -1,4 +1,4 @@
-//! MariaDB's INET4 and INET6: network order, in a row image without trailing zero bytes.
+//! MariaDB's INET4 and INET6: network order; row images omit trailing zero bytes.
 
 use super::binary::read_fixed;
 use super::integer::write_unsigned;
@@ -37,7 +37,7 @@ pub(crate) fn write_text4(bytes: &[u8; 4], out: &mut Vec<u8>) {
     }
 }
 
-/// The longest run of zero words as (start, length), the first of equally long ones.
+/// Finds the longest run of zero words as (start, length), the first if several are equally long.
 fn gap(words: &[u16; 8]) -> (usize, usize) {
     let (mut best, mut run) = ((8, 0), (0, 0));
     for (slot, word) in words.iter().enumerate() {
@@ -53,8 +53,8 @@ fn gap(words: &[u16; 8]) -> (usize, usize) {
     best
 }
 
-/// Adds the text as MariaDB's `Inet6::to_string` does: one gap of zero words as `::`, and the dotted form for
-/// addresses that hold an IPv4 one.
+/// Writes the text like MariaDB's `Inet6::to_string`: a run of zero words as `::`, and the dotted form for addresses
+/// that contain an IPv4 address.
 pub(crate) fn write_text6(bytes: &[u8; 16], out: &mut Vec<u8>) {
     let mut words = [0u16; 8];
     let mut cursor = Cursor::new(bytes);
@@ -83,12 +83,12 @@ pub(crate) fn write_text6(bytes: &[u8; 16], out: &mut Vec<u8>) {
     }
 }
 
-/// Reads the text of an INET4 back; None for what is none.
+/// Parses the text of an INET4; None if it is invalid.
 pub(super) fn parse4(text: &str) -> Option<[u8; 4]> {
     text.parse::<std::net::Ipv4Addr>().ok().map(|address| address.octets())
 }
 
-/// Reads the text of an INET6 back; None for what is none.
+/// Parses the text of an INET6; None if it is invalid.
 pub(super) fn parse6(text: &str) -> Option<[u8; 16]> {
     text.parse::<std::net::Ipv6Addr>().ok().map(|address| address.octets())
 }
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn trailing_zero_bytes_come_back() {
+    fn trailing_zero_bytes_are_restored() {
         assert_eq!(read4(&mut Cursor::new(&[2, 10, 1])).unwrap(), [10, 1, 0, 0]);
         let mut out = Vec::new();
         write_text4(&[10, 1, 0, 255], &mut out);

@@ -6,7 +6,7 @@ use super::store::{Appended, Store};
 use crate::cursor::Cursor;
 use crate::error::{Error, ErrorKind, Result};
 
-/// The next wider signed type for an unsigned one, since Spark has no unsigned integers.
+/// Unsigned types use the next wider signed type, since Spark has no unsigned integers.
 pub(super) fn arrow_type(bytes: u8, unsigned: bool) -> DataType {
     match (bytes, unsigned) {
         (1, false) => DataType::Int8,
@@ -27,7 +27,7 @@ fn signed16(value: u16) -> i16 {
     i16::from_ne_bytes(value.to_ne_bytes())
 }
 
-/// Carries the sign bit of 24 into that of 32.
+/// Extends the sign from 24 to 32 bits.
 #[inline(always)]
 fn signed24(value: u32) -> i32 {
     signed32(value << 8) >> 8
@@ -65,7 +65,7 @@ pub(super) fn read_unsigned(bytes: u8, cursor: &mut Cursor<'_>) -> Result<u64> {
     })
 }
 
-/// Reads and adds in one step, which is the commonest step of all.
+/// Reads and appends a value in one step, the most common operation of all.
 #[inline]
 pub(super) fn append_read(bytes: u8, unsigned: bool, cursor: &mut Cursor<'_>, store: &mut Store) -> Appended {
     match (bytes, unsigned, store) {
@@ -127,7 +127,7 @@ fn digit(value: u64) -> u8 {
     b'0' + u8::try_from(value % 10).unwrap_or(0)
 }
 
-/// Adds `value` in decimal, with zeros in front up to `width` (at most 20) digits.
+/// Writes `value` in decimal, padded with zeros to `width` (at most 20) digits.
 #[inline]
 pub(crate) fn write_digits(value: u64, width: usize, out: &mut Vec<u8>) {
     match (value, width) {
@@ -151,13 +151,13 @@ const PAIRS: [[u8; 2]; 100] = {
 fn write_long(mut value: u64, width: usize, out: &mut Vec<u8>) {
     let mut digits = [[b'0'; 2]; 10];
     let mut count = 0;
-    for place in digits.iter_mut().rev() {
+    for digits_slot in digits.iter_mut().rev() {
         let pair = value % 100;
-        *place = PAIRS.get(usize::try_from(pair).unwrap_or(0)).copied().unwrap_or(*place);
+        *digits_slot = PAIRS.get(usize::try_from(pair).unwrap_or(0)).copied().unwrap_or(*digits_slot);
         value /= 100;
         count += 2;
         if value == 0 {
-            // The first pair may be one digit.
+            // The first pair may have a single digit.
             count -= usize::from(pair < 10);
             break;
         }
@@ -166,7 +166,7 @@ fn write_long(mut value: u64, width: usize, out: &mut Vec<u8>) {
     out.extend_from_slice(digits.get(digits.len().saturating_sub(count.max(width))..).unwrap_or(digits));
 }
 
-/// The type in SQL.
+/// Returns the type in SQL.
 pub(super) fn type_text(bytes: u8, unsigned: bool) -> String {
     let name = match bytes {
         1 => "tinyint",
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn digits_fill_up_with_zeros() {
+    fn digits_are_padded_with_zeros() {
         let mut out = Vec::new();
         write_digits(42, 6, &mut out);
         write_digits(1234, 2, &mut out);

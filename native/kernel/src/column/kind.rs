@@ -1,4 +1,4 @@
-//! What a column holds, how wide it lies in a row image, and which Arrow type takes it.
+//! The type of a column, its width in a row image, and its Arrow type.
 
 use std::sync::Arc;
 
@@ -14,11 +14,11 @@ use super::{
 use super::{bit, decimal, time, Value};
 use super::{uuid, vector, year, Form, Layout};
 
-/// What one column holds. `prefix` is the number of length bytes before a value, `bytes` the width of one.
+/// The type of a column. `prefix` is the number of length bytes before a value, `bytes` the width of a value.
 #[derive(Debug, Clone, PartialEq)]
 #[allow(missing_docs)]
 pub enum Kind {
-    /// No value at all, as in a `SELECT NULL` column.
+    /// No value, as in a `SELECT NULL` column.
     Null,
     Integer {
         bytes: u8,
@@ -92,7 +92,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// The Arrow type of the column, chosen so that Spark takes it as it is.
+    /// Returns the Arrow type of the column, one that Spark supports without a conversion.
     pub fn arrow_type(&self) -> DataType {
         match self {
             Kind::Null => DataType::Null,
@@ -119,9 +119,9 @@ impl Kind {
         }
     }
 
-    /// Reads one value of a row image.
+    /// Reads a value of a row image.
     ///
-    /// Raises `EventMalformed` where the image ends too early, `ValueMalformed` where the bytes are no such value.
+    /// Raises `EventMalformed` if the image ends too early, `ValueMalformed` if the bytes are not a valid value.
     #[inline]
     pub fn read<'a>(&self, cursor: &mut Cursor<'a>) -> Result<Value<'a>> {
         Ok(match self {
@@ -153,7 +153,7 @@ impl Kind {
         })
     }
 
-    /// The bytes of a document's length; None for columns without documents.
+    /// Returns the number of length bytes of a document; None for columns without documents.
     #[inline]
     pub(crate) fn json_prefix(&self) -> Option<u8> {
         if let Kind::Json { prefix } = self {
@@ -162,9 +162,9 @@ impl Kind {
         None
     }
 
-    /// Passes over one value without looking at it.
+    /// Skips a value without decoding it.
     ///
-    /// Raises `EventMalformed` where the image ends too early.
+    /// Raises `EventMalformed` if the image ends too early.
     #[inline]
     pub fn skip(&self, cursor: &mut Cursor<'_>) -> Result<()> {
         match self.width() {
@@ -201,13 +201,13 @@ impl Kind {
     }
 }
 
-/// How far one value reaches.
+/// The length of a value.
 enum Width {
     Bytes(usize),
     Prefix(u8),
 }
 
-/// The error of a value whose column was built for another type.
+/// Returns the error for a value whose column was built for another type.
 #[cold]
 pub(super) fn misplaced(value: &str, kind: &Kind) -> Error {
     let message = format!("{value} does not fit the Arrow column that was made for {}", kind.type_text());

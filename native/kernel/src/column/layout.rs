@@ -1,29 +1,29 @@
-//! How strings and moments are laid out in a row image.
+//! Storage formats of strings, and of dates and times, in row images.
 
-/// How long a string column may be, as it was declared.
+/// The declared length of a string column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
-    /// CHAR or BINARY of that many bytes.
+    /// CHAR or BINARY of this many bytes.
     Fixed(u16),
-    /// VARCHAR or VARBINARY of at most that many bytes.
+    /// VARCHAR or VARBINARY of at most this many bytes.
     Varying(u16),
-    /// TEXT or BLOB, whose length prefix says which of the four it is.
+    /// TEXT or BLOB; the length prefix determines which of the four.
     Large,
 }
 
-/// Which of the storage formats a temporal column uses.
+/// The storage format of a temporal column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Layout {
     /// Since MySQL 5.6: big-endian bit fields, then the fraction (types 17, 18 and 19).
     Packed,
-    /// Before that: little-endian decimal numbers without a fraction (types 7, 11 and 12).
+    /// Before MySQL 5.6: little-endian decimal numbers without a fraction (types 7, 11 and 12).
     Classic,
-    /// MariaDB's own fractions with `mysql56_temporal_format=OFF`: one big-endian count (types 7, 11 and 12).
+    /// MariaDB's own fractions with `mysql56_temporal_format=OFF`: a big-endian count (types 7, 11 and 12).
     Counted,
 }
 
 impl Form {
-    /// The type in SQL, of its name for each form; `bytes_each` is the width of one character.
+    /// Returns the type in SQL, given its name for each form; `bytes_each` is the maximum width of a character.
     pub(super) fn type_text(self, [fixed, varying, large]: [&str; 3], prefix: u8, bytes_each: usize) -> String {
         match self {
             Form::Fixed(bytes) => format!("{fixed}({})", usize::from(bytes) / bytes_each),

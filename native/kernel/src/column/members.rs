@@ -1,15 +1,15 @@
-//! The members of ENUM and SET as SQL declares them.
+//! Writes the members of ENUM and SET as declared in SQL.
 
 use std::sync::Arc;
 
-/// The declaration of a type with these members.
+/// Returns the declaration of a type with these members.
 pub(super) fn type_text(name: &str, values: &[Arc<str>]) -> String {
     let mut text = name.to_owned();
     write_members(values, &mut text);
     text
 }
 
-/// Adds members in parentheses, quoted as the server does.
+/// Writes members in parentheses, quoted like the server does.
 fn write_members(values: &[Arc<str>], out: &mut String) {
     for (slot, member) in values.iter().enumerate() {
         out.push_str(if slot == 0 { "('" } else { ",'" });

@@ -1,11 +1,13 @@
-//! Every column type of MySQL and MariaDB, one file each: how its bytes lie in a row image, how they become an Arrow
-//! value, and how the server's own client shows them.
+//! The column types of MySQL and MariaDB, a file for each: how to read them from a row image, convert them to Arrow,
+//! and write them as the server's own client shows them.
 //!
-//! A [`Kind`] is what one column holds. It comes from the table map ([`Kind::from_wire`]), or from a declared SQL type
-//! ([`Kind::declared`]) that the table map has to prove ([`Kind::fit`]). [`Kind::read`] gives a [`Value`], a view of the
-//! row image; [`ColumnBuilder`] gathers values into an Arrow array, and its `append_from` does both at once.
+//! A [`Kind`] is the type of a column. It comes from the table map ([`Kind::from_wire`]), or from a declared SQL type
+//! ([`Kind::declared`]) that is checked against the table map ([`Kind::fit`]). [`Kind::read`] returns a [`Value`], a
+//! view of the row image. [`ColumnBuilder`] collects values in an Arrow array; its `append_from` reads and appends in
+//! one step.
 //!
-//! Layouts are those of the server's `Field::pack` family and of the manual's "Data Type Storage Requirements".
+//! The storage formats are those of the server's `Field::pack` family and of the manual's "Data Type Storage
+//! Requirements".
 
 pub(crate) mod base64;
 pub(crate) mod binary;

@@ -1,11 +1,11 @@
-//! Values that their Arrow types cannot hold, read back from the text that stands for them.
+//! Reads back the texts of values that their Arrow types cannot represent.
 
 use crate::charset::Charset;
 use crate::error::{value_malformed, Result};
 
 use super::{hex, text, Date, DateTime, Kind, Timestamp, Value};
 
-/// Such a value: a day that the calendar lacks, or bytes that are no text.
+/// A value that its Arrow type cannot represent: a date that the calendar lacks, or invalid text.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Noted {
     /// DATE.
@@ -14,12 +14,12 @@ pub enum Noted {
     DateTime(DateTime),
     /// TIMESTAMP.
     Timestamp(Timestamp),
-    /// Text in UTF-8, with the replacement character for what is none.
+    /// Text in UTF-8, with replacement characters for invalid bytes.
     Text(Vec<u8>),
 }
 
 impl Noted {
-    /// The value itself.
+    /// Returns the value.
     pub fn value(&self) -> Value<'_> {
         match self {
             Noted::Date(date) => Value::Date(*date),
@@ -30,19 +30,19 @@ impl Noted {
     }
 }
 
-/// Reads the text that the decoder noted for a value of a kind. Raises `ValueMalformed` for a text that it notes for none.
-pub fn noted(told: &str, kind: &Kind, charset: Charset) -> Result<Noted> {
-    let wrong = || value_malformed(format!("`{told}` stands for no value of type {}", kind.type_text()));
+/// Parses the text that the decoder wrote for a value of a kind. Raises `ValueMalformed` for any other text.
+pub fn noted(text: &str, kind: &Kind, charset: Charset) -> Result<Noted> {
+    let wrong = || value_malformed(format!("`{text}` stands for no value of type {}", kind.type_text()));
     match kind {
-        Kind::Date => Ok(Noted::Date(moment(told).ok_or_else(wrong)?.date)),
-        Kind::DateTime { .. } => Ok(Noted::DateTime(moment(told).ok_or_else(wrong)?)),
-        // The only one that is not a moment is the zero date.
+        Kind::Date => Ok(Noted::Date(moment(text).ok_or_else(wrong)?.date)),
+        Kind::DateTime { .. } => Ok(Noted::DateTime(moment(text).ok_or_else(wrong)?)),
+        // The only timestamp that Arrow cannot represent is the zero date.
         Kind::Timestamp { .. } => {
-            let micros = moment(told).ok_or_else(wrong)?.micros;
+            let micros = moment(text).ok_or_else(wrong)?.micros;
             Ok(Noted::Timestamp(Timestamp { seconds: 0, micros }))
         }
         Kind::Text { .. } | Kind::CompressedText { .. } => {
-            let bytes = hex::read_literal(told).ok_or_else(wrong)?;
+            let bytes = hex::read_literal(text).ok_or_else(wrong)?;
             let mut out = Vec::with_capacity(bytes.len());
             text::write_canal(&bytes, charset, &mut out);
             Ok(Noted::Text(out))
@@ -68,9 +68,9 @@ pub fn noted(told: &str, kind: &Kind, charset: Charset) -> Result<Noted> {
     }
 }
 
-/// A date and a time of day, where there is one.
-fn moment(told: &str) -> Option<DateTime> {
-    let (clock, part) = told.split_once('.').unwrap_or((told, ""));
+/// Parses a date and a time of day, if there is one.
+fn moment(text: &str) -> Option<DateTime> {
+    let (clock, part) = text.split_once('.').unwrap_or((text, ""));
     let mut numbers = clock.split(['-', ' ', ':']).map(str::parse::<u16>);
     let mut next = || numbers.next().unwrap_or(Ok(0)).ok();
     let small = |value: u16| u8::try_from(value).ok();
@@ -86,7 +86,7 @@ mod tests {
     use crate::column::{Form, Layout};
 
     #[test]
-    fn what_was_noted_reads_back() {
+    fn noted_texts_round_trip() {
         let datetime = Kind::DateTime { fsp: 3, layout: Layout::Packed };
         let date = Date { year: 2024, month: 2, day: 30 };
         let expected = DateTime { date, hour: 1, minute: 2, second: 3, micros: 40_000 };
@@ -97,8 +97,8 @@ mod tests {
         assert_eq!(noted("0000-00-00 00:00:00", &timestamp, Charset::Utf8mb4).unwrap(), zero);
         let text = Kind::Text { prefix: 1, form: Form::Varying(9), charset: Charset::Utf8mb4 };
         assert_eq!(noted("0x61FF", &text, Charset::Utf8mb4).unwrap(), Noted::Text("a\u{fffd}".into()));
-        for (told, kind) in [("x", &Kind::Date), ("0x6", &text), ("1", &Kind::Year)] {
-            assert!(noted(told, kind, Charset::Utf8mb4).is_err());
+        for (text, kind) in [("x", &Kind::Date), ("0x6", &text), ("1", &Kind::Year)] {
+            assert!(noted(text, kind, Charset::Utf8mb4).is_err());
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Text as a JSON string: quotes, backslashes and control characters are escaped, all else stands as it is.
+//! Writes text as a JSON string: quotes, backslashes and control characters are escaped, everything else is copied.
 
 use crate::error::Result;
 
@@ -7,7 +7,7 @@ fn needs_escape(byte: u8) -> bool {
     byte < 0x20 || byte == b'"' || byte == b'\\'
 }
 
-/// What the bytes of a string ask for: that it is looked at as UTF-8, or escapes. No bit is set where they do not.
+/// What a string requires: UTF-8 validation, or escapes. No bits are set if it requires neither.
 #[derive(Clone, Copy)]
 pub(super) struct Look {
     pub(super) not_ascii: u64,
@@ -15,7 +15,7 @@ pub(super) struct Look {
 }
 
 impl Look {
-    /// Eight bytes at a time; the last eight overlap those before, and less are filled up with spaces.
+    /// Reads eight bytes at a time. The last eight overlap those before; shorter strings are padded with spaces.
     #[inline(always)]
     pub(super) fn at(text: &[u8]) -> Look {
         let Some(last) = text.last_chunk::<8>() else { return Look::word(short_word(text)) };
@@ -26,7 +26,7 @@ impl Look {
         })
     }
 
-    /// A byte below another one borrows when that is taken from it, and one that is equal leaves zero.
+    /// Subtracting a larger byte borrows, and subtracting an equal byte leaves zero.
     #[inline(always)]
     fn word(word: u64) -> Look {
         const EACH: u64 = 0x0101_0101_0101_0101;
@@ -38,7 +38,7 @@ impl Look {
     }
 }
 
-/// The bytes of a string of less than eight, some of them twice, and spaces.
+/// Returns the bytes of a string of less than eight bytes, some of them twice, padded with spaces.
 #[inline(always)]
 fn short_word(text: &[u8]) -> u64 {
     const SPACES: u64 = 0x2020_2020_2020_2020;
@@ -50,7 +50,7 @@ fn short_word(text: &[u8]) -> u64 {
     SPACES << 24 | u64::from(*first) | u64::from(*middle) << 8 | u64::from(*last) << 16
 }
 
-/// Adds UTF-8 text in quotes.
+/// Writes UTF-8 text in quotes.
 #[inline]
 pub(crate) fn write(text: &[u8], out: &mut Vec<u8>) {
     out.push(b'"');
@@ -68,7 +68,7 @@ pub(super) fn write_looked(look: Look, text: &[u8], out: &mut Vec<u8>) {
     }
 }
 
-/// Escapes what was added to `out` behind `start`, for text that was written there as it is.
+/// Escapes what was written to `out` after `start` without escapes.
 #[inline]
 pub(crate) fn escape_from(start: usize, out: &mut Vec<u8>) {
     let written = out.get(start..).unwrap_or_default();
@@ -79,7 +79,7 @@ pub(crate) fn escape_from(start: usize, out: &mut Vec<u8>) {
     }
 }
 
-/// Adds in quotes what `write` adds, escaped.
+/// Writes the output of `write` in quotes, escaped.
 #[inline]
 pub(crate) fn within(out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>) -> Result<()>) -> Result<()> {
     out.push(b'"');
@@ -90,7 +90,7 @@ pub(crate) fn within(out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>) -> Resu
     Ok(())
 }
 
-/// Adds in quotes what `write` adds, which needs no escapes.
+/// Writes the output of `write`, which needs no escapes, in quotes.
 #[inline]
 pub(crate) fn plain(out: &mut Vec<u8>, write: impl FnOnce(&mut Vec<u8>)) {
     out.push(b'"');

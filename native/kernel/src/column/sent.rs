@@ -1,8 +1,8 @@
-//! Values as a server sends them in a text result set, appended as those of a row image are.
+//! Appends values that a server sends in a text result set, with the same result as values of a row image.
 //!
-//! The session they come from has `character_set_results` NULL and the time zone +00:00: texts lie in the column's own
-//! charset and moments are UTC. FLOAT is sent as the DOUBLE that it is (`column * 1e0`), since the server shows only six
-//! digits of a FLOAT. Everything else is the plain column.
+//! The session must have `character_set_results` NULL and the time zone +00:00: texts are in the column's own
+//! charset, and timestamps are in UTC. A FLOAT must be selected as a DOUBLE (`column * 1e0`), since the server shows
+//! only six digits of a FLOAT. Other columns are selected as they are.
 
 use crate::charset::Charset;
 use crate::cursor::Cursor;
@@ -15,7 +15,7 @@ use super::{Date, DateTime, Kind, Time, Timestamp};
 
 const DAY_SECONDS: i64 = 86_400;
 
-/// Adds one value, whose text or bytes are `sent`. `charset` is the column's, also of an ENUM or SET.
+/// Appends a value, whose text or bytes are `sent`. `charset` is the column's, also for an ENUM or SET.
 #[inline(always)]
 pub(super) fn append(store: &mut Store, kind: &Kind, charset: Charset, sent: &[u8]) -> Appended {
     match (kind, store) {
@@ -39,7 +39,7 @@ pub(super) fn append(store: &mut Store, kind: &Kind, charset: Charset, sent: &[u
 fn append_rare(store: &mut Store, kind: &Kind, charset: Charset, sent: &[u8]) -> Appended {
     match (kind, store) {
         (Kind::Float, Store::Float32(values)) => {
-            // A FLOAT is a DOUBLE too, so nothing is rounded.
+            // Every FLOAT is a DOUBLE, so nothing is rounded.
             values.push(number(sent)? as f32);
             Ok(None)
         }
@@ -90,7 +90,7 @@ fn ascii(sent: &[u8]) -> Option<&str> {
     std::str::from_utf8(sent).ok()
 }
 
-/// The bytes of a value that has to be so wide.
+/// Returns the bytes of a value that must have this width.
 fn whole<'a>(sent: &'a [u8], width: usize, kind: &Kind) -> Result<Cursor<'a>> {
     match sent.len() == width {
         true => Ok(Cursor::new(sent)),
@@ -106,21 +106,21 @@ fn digit(byte: u8) -> Option<u8> {
 #[inline(always)]
 fn unsigned(sent: &[u8]) -> Result<u64> {
     let mut value = 0u64;
-    // Nineteen digits never pass 64 bits.
+    // Nineteen digits never exceed 64 bits.
     if sent.len() < 20 {
         for byte in sent {
             match digit(*byte) {
                 Some(digit) => value = value * 10 + u64::from(digit),
-                None => return Err(no_integer(sent)),
+                None => return Err(not_an_integer(sent)),
             }
         }
-        return if sent.is_empty() { Err(no_integer(sent)) } else { Ok(value) };
+        return if sent.is_empty() { Err(not_an_integer(sent)) } else { Ok(value) };
     }
-    ascii(sent).and_then(|text| text.parse().ok()).ok_or_else(|| no_integer(sent))
+    ascii(sent).and_then(|text| text.parse().ok()).ok_or_else(|| not_an_integer(sent))
 }
 
 #[cold]
-fn no_integer(sent: &[u8]) -> Error {
+fn not_an_integer(sent: &[u8]) -> Error {
     value_malformed(format!("{:?} is no integer", String::from_utf8_lossy(sent.get(..40).unwrap_or(sent))))
 }
 
@@ -134,12 +134,12 @@ fn append_signed(sent: &[u8], store: &mut Store) -> Appended {
         true => 0i64.checked_sub_unsigned(magnitude),
         false => i64::try_from(magnitude).ok(),
     };
-    let value = value.ok_or_else(|| no_integer(sent))?;
+    let value = value.ok_or_else(|| not_an_integer(sent))?;
     match store {
         Store::Int64(values) => values.push(value),
         Store::Int32(values) => match i32::try_from(value) {
             Ok(value) => values.push(value),
-            Err(_) => return Err(no_integer(sent)),
+            Err(_) => return Err(not_an_integer(sent)),
         },
         store => return integer::append_signed(value, store),
     }
@@ -151,7 +151,7 @@ fn number(sent: &[u8]) -> Result<f64> {
     parsed.ok_or_else(|| value_malformed(format!("{:?} is no number", String::from_utf8_lossy(sent))))
 }
 
-/// MariaDB still has YEAR(2), which shows two digits of 1970 to 2069.
+/// MariaDB still has YEAR(2), which shows the last two digits of 1970 to 2069.
 fn year_of(sent: &[u8]) -> Result<u16> {
     let year = unsigned(sent)?;
     let year = match (sent.len(), year) {
@@ -159,17 +159,17 @@ fn year_of(sent: &[u8]) -> Result<u16> {
         (2, _) => 2000 + year,
         _ => year,
     };
-    u16::try_from(year).ok().filter(|year| *year < 2156).ok_or_else(|| no_integer(sent))
+    u16::try_from(year).ok().filter(|year| *year < 2156).ok_or_else(|| not_an_integer(sent))
 }
 
-/// Two digits at the front.
+/// Parses two digits at the start.
 #[inline(always)]
 fn pair(text: &[u8]) -> Option<(u8, &[u8])> {
     let ([tens, ones], rest) = text.split_first_chunk::<2>()?;
     Some((digit(*tens)? * 10 + digit(*ones)?, rest))
 }
 
-/// Two digits behind a separator.
+/// Parses two digits after a separator.
 #[inline(always)]
 fn pair_after(separator: u8, text: &[u8]) -> Option<(u8, &[u8])> {
     match text.split_first() {
@@ -188,7 +188,7 @@ fn date_front(text: &[u8]) -> Option<(Date, &[u8])> {
     fits.then_some((Date { year: u16::from(century) * 100 + u16::from(year), month, day }, rest))
 }
 
-/// Microseconds of what may stand behind the seconds: nothing, or a point and up to six digits.
+/// Parses the optional fraction after the seconds: a point and up to six digits; returns microseconds.
 #[inline(always)]
 fn micros_rest(text: &[u8]) -> Option<u32> {
     let Some((first, digits)) = text.split_first() else { return Some(0) };
@@ -227,7 +227,7 @@ fn moment(sent: &[u8], kind: &Kind) -> Result<DateTime> {
     parsed.ok_or_else(|| wrong(sent, kind))
 }
 
-/// Seconds since 1970 of a moment in UTC. The zero date is second 0, with whatever fraction it shows.
+/// Converts a date and time in UTC to seconds since 1970. The zero date is second 0, with the fraction that it shows.
 #[inline(always)]
 fn stamp(moment: DateTime) -> Result<Timestamp> {
     let DateTime { date, micros, .. } = moment;
@@ -242,7 +242,7 @@ fn stamp(moment: DateTime) -> Result<Timestamp> {
     }
 }
 
-/// At least two digits of hours, and a sign perhaps.
+/// Parses a span: an optional sign, and hours of at least two digits.
 fn span(sent: &[u8], kind: &Kind) -> Result<Time> {
     let (negative, text) = match sent.split_first() {
         Some((b'-', rest)) => (true, rest),
@@ -314,7 +314,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_calendar_lacks_is_told_as_it_is_shown() {
+    fn dates_missing_from_the_calendar_are_reported_as_shown() {
         let (array, refused) = sent("timestamp(1)", &[b"2001-09-09 01:46:40.5", b"0000-00-00 00:00:00.0"]).unwrap();
         assert_eq!(array.as_primitive::<TimestampMicrosecondType>().value(0), 1_000_000_000_500_000);
         assert!(array.is_null(1));
@@ -338,7 +338,7 @@ mod tests {
     }
 
     #[test]
-    fn texts_lie_in_the_charset_of_their_column() {
+    fn texts_are_decoded_from_the_charset_of_their_column() {
         let (array, _) = sent("enum('x')", &[b"\xe4"]).unwrap();
         assert_eq!(array.as_string::<i32>().value(0), "ä");
         let (array, _) = sent("uuid", &[b"01234567-89AB-4def-8123-456789abcd00"]).unwrap();

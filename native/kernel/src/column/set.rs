@@ -1,4 +1,4 @@
-//! SET: one bit for each of up to 64 members, little-endian, in 1, 2, 3, 4 or 8 bytes.
+//! SET: a bit for each of up to 64 members, little-endian, in 1, 2, 3, 4 or 8 bytes.
 
 use std::sync::Arc;
 
@@ -7,10 +7,10 @@ use super::store::{Appended, Runs};
 use crate::cursor::Cursor;
 use crate::error::{value_malformed, Error, ErrorKind, Result};
 
-/// The server's ceiling.
+/// The server's limit.
 const MEMBERS_MAX: usize = 64;
 
-/// The members of a SET, whose number has to agree with the width of a value.
+/// Returns the members of a SET after checking their number against the width of a value.
 pub(super) fn members(bytes: u8, values: Arc<[Arc<str>]>) -> Result<Arc<[Arc<str>]>> {
     if values.len() <= MEMBERS_MAX && bytes == width(values.len()) {
         return Ok(values);
@@ -19,7 +19,7 @@ pub(super) fn members(bytes: u8, values: Arc<[Arc<str>]>) -> Result<Arc<[Arc<str
     Err(Error::new(ErrorKind::SchemaMismatch, message))
 }
 
-/// Bytes of a value by the number of members (`get_set_pack_length`).
+/// Returns the bytes of a value for this number of members (`get_set_pack_length`).
 pub(super) fn width(members: usize) -> u8 {
     match members {
         0..=8 => 1,
@@ -44,7 +44,7 @@ pub(super) fn append(bits: u64, values: &[Arc<str>], runs: &mut Runs<u8>) -> App
     Ok(None)
 }
 
-/// Adds the members in their declared order, with commas between them.
+/// Writes the members in their declared order, separated by commas.
 pub(crate) fn write_text(bits: u64, values: &[Arc<str>], out: &mut Vec<u8>) -> Result<()> {
     let mut rest = bits;
     while rest != 0 {
@@ -61,7 +61,7 @@ pub(crate) fn write_text(bits: u64, values: &[Arc<str>], out: &mut Vec<u8>) -> R
     Ok(())
 }
 
-/// Adds the members as a JSON list of strings.
+/// Writes the members as a JSON list of strings.
 pub(crate) fn write_list(bits: u64, values: &[Arc<str>], out: &mut Vec<u8>) -> Result<()> {
     out.push(b'[');
     let mut rest = bits;
@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn members_stand_in_their_order_with_commas() {
+    fn members_are_written_in_their_declared_order() {
         let values: Vec<Arc<str>> = (0..64).map(|slot| format!("m{slot}").into()).collect();
         for (bits, text) in [(0, ""), (1, "m0"), (0b101, "m0,m2"), (1 << 63 | 2, "m1,m63")] {
             let mut out = Vec::new();
@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn a_bit_without_a_member_leaves_nothing_behind() {
+    fn a_bit_without_a_member_appends_nothing() {
         let values: Vec<Arc<str>> = vec!["a".into()];
         let mut runs = Runs::new();
         assert!(append(3, &values, &mut runs).is_err());

@@ -1,6 +1,6 @@
-//! Values as JSON that says what the server's own client shows: numbers as numbers of any length, DECIMAL with all its
-//! digits, SET as one text. What the client shows as bytes is base64, a geometry its well-known text, and a document
-//! stands as a document.
+//! Writes values as JSON that corresponds to what the server's own client shows: numbers of any length as numbers,
+//! DECIMAL with all its digits, SET as a text. Values that the client shows as bytes are base64, geometries are
+//! well-known text, and documents are documents.
 
 use super::typed::Typed;
 use super::{
@@ -10,10 +10,10 @@ use super::{
 use crate::error::Result;
 
 impl Value<'_> {
-    /// Adds the value as JSON.
+    /// Writes the value as JSON.
     ///
-    /// Raises `ValueMalformed` for values that the kind cannot hold: a member out of range, a broken document or
-    /// geometry.
+    /// Raises `ValueMalformed` for values that are invalid for the kind, such as a member out of range or a malformed
+    /// document or geometry.
     pub fn write_shown(&self, kind: &Kind, out: &mut Vec<u8>) -> Result<()> {
         match self.typed(kind)? {
             Typed::Null => out.extend_from_slice(b"null"),
@@ -46,10 +46,10 @@ impl Value<'_> {
         Ok(())
     }
 
-    /// Adds the value as plain text, for names and keys: as the server's client shows it, but numbers with all their
-    /// digits, BIT as a number, a vector as a JSON array, and bytes as hexadecimal digits.
+    /// Writes the value as plain text, for names and keys: as the server's client shows it, except that numbers have
+    /// all their digits, BIT is a number, a vector is a JSON array, and bytes are hexadecimal digits.
     ///
-    /// Raises what `write_shown` raises.
+    /// Raises the same errors as `write_shown`.
     pub fn write_name(&self, kind: &Kind, out: &mut Vec<u8>) -> Result<()> {
         match self.typed(kind)? {
             Typed::Float(value) => float::write_json_single(value, out),

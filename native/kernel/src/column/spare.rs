@@ -1,24 +1,24 @@
-//! Vectors whose memory comes back when nobody reads the batch that was made of them.
+//! A pool of vectors whose memory returns when the last reader of a batch drops it.
 //!
-//! A batch is large enough that its memory is new to the process, and the first write to each new page costs more than
-//! the decoding of what is written there. So a column that fills batch after batch fills the same memory in turns.
+//! A batch is so large that its memory is new to the process, and the first write to each new page costs more than
+//! decoding the data. Columns therefore fill the same memory in turns.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use arrow_buffer::{ArrowNativeType, Buffer, ToByteSlice};
 use bytes::Bytes;
 
-/// What is smaller is left to the allocator, which has as much at hand.
+/// Smaller buffers are left to the allocator, which reuses them anyway.
 const BYTES_MIN: usize = 1 << 14;
 
 type Shelf<T> = Mutex<Vec<Vec<T>>>;
 
-/// Where vectors of one length, more or less, come back to.
+/// The pool to which vectors of about the same length return.
 #[derive(Debug)]
 pub(crate) struct Spares<T> {
     shelf: Arc<Shelf<T>>,
     kept_max: usize,
-    /// The length of the vector that was lent last, which the next will about have.
+    /// Length of the last vector lent, the estimate for the next one.
     length: usize,
 }
 
@@ -29,8 +29,8 @@ struct Lent<T: ArrowNativeType> {
     kept_max: usize,
 }
 
-fn open<T>(shelf: &Shelf<T>) -> MutexGuard<'_, Vec<Vec<T>>> {
-    // A vector is pushed or popped whole, so a shelf is in order whatever happened to those that used it.
+fn lock<T>(shelf: &Shelf<T>) -> MutexGuard<'_, Vec<Vec<T>>> {
+    // Vectors are pushed and popped as a whole, so the pool is consistent even if a user panicked.
     shelf.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -40,12 +40,12 @@ impl<T: ArrowNativeType> Spares<T> {
         Spares { shelf: Arc::default(), kept_max, length: 0 }
     }
 
-    /// An empty vector with room for as much as the last one held.
+    /// Returns an empty vector with capacity for as many values as the last one.
     pub(crate) fn take(&self) -> Vec<T> {
-        open(&self.shelf).pop().unwrap_or_else(|| Vec::with_capacity(self.length))
+        lock(&self.shelf).pop().unwrap_or_else(|| Vec::with_capacity(self.length))
     }
 
-    /// Makes a buffer of a vector, without a copy; its memory comes back once nobody reads it any more.
+    /// Turns a vector into a buffer without a copy; its memory returns once the last reader drops the buffer.
     pub(crate) fn lend(&mut self, values: Vec<T>) -> Buffer {
         self.length = values.len();
         if std::mem::size_of_val(values.as_slice()) < BYTES_MIN {
@@ -54,10 +54,10 @@ impl<T: ArrowNativeType> Spares<T> {
         Bytes::from_owner(Lent { values, shelf: Arc::downgrade(&self.shelf), kept_max: self.kept_max }).into()
     }
 
-    /// Lets go of what was kept, where nothing came for a while.
+    /// Frees the pooled memory, for a column that is not in use.
     pub(crate) fn clear(&mut self) {
         self.length = 0;
-        open(&self.shelf).clear();
+        lock(&self.shelf).clear();
     }
 }
 
@@ -70,7 +70,7 @@ impl<T: ArrowNativeType> AsRef<[u8]> for Lent<T> {
 impl<T: ArrowNativeType> Drop for Lent<T> {
     fn drop(&mut self) {
         let Some(shelf) = self.shelf.upgrade() else { return };
-        let mut kept = open(&shelf);
+        let mut kept = lock(&shelf);
         if kept.len() < self.kept_max {
             self.values.clear();
             kept.push(std::mem::take(&mut self.values));
@@ -83,28 +83,28 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_comes_back_when_its_last_reader_lets_go() {
+    fn memory_returns_when_the_last_reader_drops_it() {
         let mut spares = Spares::<i64>::new(1);
         let values: Vec<i64> = (0..10_000).collect();
-        let place = values.as_ptr();
+        let address = values.as_ptr();
         let buffer = spares.lend(values);
         let reader = buffer.clone();
         drop(buffer);
         assert_eq!(reader.typed_data::<i64>().last(), Some(&9_999));
-        let other = spares.take();
-        assert_ne!(other.as_ptr(), place);
+        let second = spares.take();
+        assert_ne!(second.as_ptr(), address);
         drop(reader);
-        let again = spares.take();
-        assert!(again.is_empty() && again.capacity() >= 10_000);
-        assert_eq!(again.as_ptr(), place);
+        let third = spares.take();
+        assert!(third.is_empty() && third.capacity() >= 10_000);
+        assert_eq!(third.as_ptr(), address);
     }
 
     #[test]
-    fn no_more_is_kept_than_was_said() {
+    fn the_pool_has_a_maximum_size() {
         let mut spares = Spares::<u8>::new(1);
         let buffers = [(); 3].map(|()| spares.lend(vec![7; BYTES_MIN]));
         drop(buffers);
-        assert_eq!(open(&spares.shelf).len(), 1);
+        assert_eq!(lock(&spares.shelf).len(), 1);
         spares.clear();
         assert_eq!(spares.take().capacity(), 0);
     }

@@ -1,4 +1,4 @@
-//! The growing half of an Arrow array: plain vectors that become buffers without a copy, and whose memory comes back.
+//! The growing half of an Arrow array: vectors that become buffers without a copy and are reused.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
@@ -15,37 +15,37 @@ use crate::error::{Error, ErrorKind, Result};
 
 use super::spare::Spares;
 
-/// What became of one value: stored, or refused with the text that says exactly what it was.
+/// The outcome of an append: None if the value was stored, otherwise its exact text; an error if it is invalid.
 pub(super) type Appended = Result<Option<String>>;
 
-/// A reader holds one batch while the next is made.
-const SPARES_KEPT: usize = 2;
+/// The reader holds a batch while the next one is built.
+const SPARES_MAX: usize = 2;
 
-/// Values of one width, and the memory of those that were handed over before.
+/// Values of a fixed width, and the memory of earlier batches.
 #[derive(Debug)]
 pub(super) struct Values<T> {
-    held: Vec<T>,
+    vector: Vec<T>,
     spares: Spares<T>,
 }
 
 impl<T: ArrowNativeType> Values<T> {
     pub(super) fn new() -> Values<T> {
-        Values { held: Vec::new(), spares: Spares::new(SPARES_KEPT) }
+        Values { vector: Vec::new(), spares: Spares::new(SPARES_MAX) }
     }
 
     fn begin(&mut self) {
-        if self.held.capacity() == 0 {
-            self.held = self.spares.take();
+        if self.vector.capacity() == 0 {
+            self.vector = self.spares.take();
         }
     }
 
     fn rest(&mut self) {
-        self.held = Vec::new();
+        self.vector = Vec::new();
         self.spares.clear();
     }
 
     fn take(&mut self) -> ScalarBuffer<T> {
-        ScalarBuffer::from(self.spares.lend(std::mem::take(&mut self.held)))
+        ScalarBuffer::from(self.spares.lend(std::mem::take(&mut self.vector)))
     }
 }
 
@@ -54,22 +54,22 @@ impl<T> Deref for Values<T> {
 
     #[inline(always)]
     fn deref(&self) -> &Vec<T> {
-        &self.held
+        &self.vector
     }
 }
 
 impl<T> DerefMut for Values<T> {
     #[inline(always)]
     fn deref_mut(&mut self) -> &mut Vec<T> {
-        &mut self.held
+        &mut self.vector
     }
 }
 
-/// Values of changing length: where each ends, and all of them back to back.
+/// Values of variable length: the end of each, and all of them concatenated.
 #[derive(Debug)]
 pub(super) struct Runs<T> {
     offsets: Values<i32>,
-    /// The values; whoever writes here calls `close` at the end of each.
+    /// The values. Writers must call `close` after each value.
     pub(super) items: Values<T>,
 }
 
@@ -80,9 +80,9 @@ impl<T: ArrowNativeType> Runs<T> {
         runs
     }
 
-    /// Ends the value written last.
+    /// Ends the value that was written last.
     ///
-    /// Raises `LimitExceeded` where the batch passes the 2 GiB that Arrow's offsets can hold; the value is taken back.
+    /// Raises `LimitExceeded` if the batch exceeds the 2 GiB of Arrow's offsets; then the value is removed.
     #[inline(always)]
     pub(super) fn close(&mut self) -> Result<()> {
         match i32::try_from(self.items.len()) {
@@ -107,17 +107,17 @@ impl<T: ArrowNativeType> Runs<T> {
         self.items.truncate(end);
     }
 
-    /// Adds an empty value.
+    /// Appends an empty value.
     #[inline(always)]
     pub(super) fn close_empty(&mut self) {
         let end = self.offsets.last().copied().unwrap_or(0);
         self.offsets.push(end);
     }
 
-    /// Gets room for the first value of a batch. The offsets hold their leading 0 all the time.
+    /// Reserves memory before the first value of a batch. The offsets always contain their leading 0.
     fn begin(&mut self) {
         if self.offsets.len() <= 1 {
-            self.offsets.held = self.offsets.spares.take();
+            self.offsets.vector = self.offsets.spares.take();
             self.offsets.push(0);
             self.items.begin();
         }
@@ -132,12 +132,12 @@ impl<T: ArrowNativeType> Runs<T> {
     fn take(&mut self) -> (OffsetBuffer<i32>, ScalarBuffer<T>) {
         let offsets = self.offsets.take();
         self.offsets.push(0);
-        // The offsets begin at 0 and only ever grow, which is what `new` asserts.
+        // The offsets start at 0 and never decrease, which is what `new` asserts.
         (OffsetBuffer::new(offsets), self.items.take())
     }
 }
 
-/// The values of one column, null or not, in the layout of its Arrow type.
+/// The values of a column, null or not, in the layout of its Arrow type.
 #[derive(Debug)]
 pub(super) enum Store {
     Null(usize),
@@ -157,7 +157,7 @@ pub(super) enum Store {
 }
 
 impl Store {
-    /// An empty store for one of the types that `Kind::arrow_type` gives.
+    /// Creates an empty store for a type that `Kind::arrow_type` returns.
     pub(super) fn new(data_type: &DataType) -> Store {
         match data_type {
             DataType::Null => Store::Null(0),
@@ -179,7 +179,7 @@ impl Store {
         }
     }
 
-    /// Adds the placeholder that lies under a null.
+    /// Appends the placeholder under a null.
     #[inline]
     pub(super) fn push_empty(&mut self) {
         match self {
@@ -196,7 +196,7 @@ impl Store {
         }
     }
 
-    /// Bytes held, without the null bits.
+    /// Memory size in bytes, without the null bits.
     #[inline]
     pub(super) fn bytes(&self) -> usize {
         match self {
@@ -213,8 +213,8 @@ impl Store {
         }
     }
 
-    /// Gets room for the first value of a batch: the memory of one that nobody reads any more, else as much as the last
-    /// one took.
+    /// Reserves memory before the first value of a batch: reuses that of a batch without readers, or allocates as
+    /// much as the last batch had.
     pub(super) fn begin(&mut self) {
         match self {
             Store::Null(_) => {}
@@ -230,7 +230,7 @@ impl Store {
         }
     }
 
-    /// Gives all memory back. Called where no value came between two batches.
+    /// Frees all memory, if no value arrived between two batches.
     pub(super) fn rest(&mut self) {
         match self {
             Store::Null(_) => {}
@@ -246,7 +246,7 @@ impl Store {
         }
     }
 
-    /// Hands the values over as an array and starts again.
+    /// Returns the values as an array and starts again.
     pub(super) fn finish(&mut self, nulls: Option<NullBuffer>) -> ArrayRef {
         match self {
             Store::Null(rows) => Arc::new(NullArray::new(std::mem::take(rows))),
@@ -281,7 +281,7 @@ impl Store {
     }
 }
 
-/// The values of one layout; raises `SchemaMismatch` where the column has another.
+/// Accessors by layout; they raise `SchemaMismatch` if the column has another layout.
 impl Store {
     #[inline(always)]
     pub(super) fn nulls(&mut self) -> Result<&mut usize> {
@@ -344,18 +344,18 @@ impl Store {
     }
 }
 
-/// The error of a value whose column was built for another type.
+/// Returns the error for a value whose column was built for another type.
 #[cold]
 fn misplaced() -> Error {
     Error::new(ErrorKind::SchemaMismatch, "a value of another type than the Arrow column it is for")
 }
 
-/// A string array of bytes that each append has already made sure of.
+/// Builds a string array from bytes that each append has validated.
 #[allow(unsafe_code)]
 fn string_array(runs: &mut Runs<u8>, nulls: Option<NullBuffer>) -> ArrayRef {
     let (offsets, items) = runs.take();
-    // SAFETY: a `Store::Utf8` is filled only by the types' `append`, each of which closes a value after writing whole
-    // UTF-8: `Charset::decode_into` validates, members are `str`s, JSON is put together from validated strings and
-    // ASCII, and what is refused is taken back. So every offset lies between characters of valid text.
+    // SAFETY: a `Store::Utf8` is filled only by the types' `append`. Each of them closes a value after writing
+    // complete UTF-8: `Charset::decode_into` validates, members are `str`s, JSON is built from validated strings and
+    // ASCII, and rejected values are removed. So every offset is between characters of valid text.
     Arc::new(unsafe { StringArray::new_unchecked(offsets, items.into_inner(), nulls) })
 }

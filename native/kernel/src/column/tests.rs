@@ -1,4 +1,4 @@
-//! What holds for every type at once, on bytes of all sorts.
+//! Properties that hold for every type, checked with random bytes.
 
 use std::sync::Arc;
 
@@ -11,7 +11,7 @@ use crate::cursor::Cursor;
 const ROUNDS: usize = 3_000;
 const BYTES_MAX: usize = 48;
 
-/// Marsaglia's xorshift, so that a failure comes back with its seed.
+/// Marsaglia's xorshift, so that a failure is reproducible by its seed.
 struct Chance(u64);
 
 impl Chance {
@@ -27,7 +27,7 @@ impl Chance {
     }
 
     fn byte(&mut self) -> u8 {
-        // Small and extreme bytes lead further into the readers than even ones.
+        // Small and extreme bytes reach deeper into the readers than uniform bytes.
         match self.below(4) {
             0 => u8::try_from(self.below(4)).unwrap(),
             1 => *[0x7f, 0x80, 0x8a, 0xff].get(self.below(4)).unwrap(),
@@ -172,7 +172,7 @@ fn every_type_number_gives_a_kind_or_an_error() {
                 Hints { charset, values: Some(values.clone()), mariadb: chance.below(2) == 0, ..Hints::default() };
             let Ok(kind) = Kind::from_wire(wire, &hints) else { continue };
             assert_eq!(kind.fit(wire).unwrap(), kind, "{wire:?}");
-            // A length need not be a whole number of characters on the wire, nor a prefix one that SQL can name.
+            // A length on the wire need not be a whole number of characters, and SQL cannot express every prefix.
             let Ok(declared) = Kind::declared(&kind.type_text(), charset, false) else { continue };
             assert_eq!(declared.arrow_type(), kind.arrow_type(), "{wire:?}");
         }

@@ -11,10 +11,10 @@ pub(super) fn read<'a>(prefix: u8, cursor: &mut Cursor<'a>) -> Result<&'a [u8]> 
     cursor.prefixed(prefix)
 }
 
-/// Adds the text as UTF-8; bytes that are no text of the charset are given back as a hexadecimal literal.
+/// Appends the text as UTF-8; bytes that are invalid in the charset are returned as a hexadecimal literal.
 #[inline]
 pub(super) fn append(bytes: &[u8], charset: Charset, runs: &mut Runs<u8>) -> Appended {
-    // Most text is ASCII, which in these is UTF-8 already.
+    // Most text is ASCII, which is already UTF-8 in these charsets.
     use Charset::{Ascii, Latin1, Utf8mb3, Utf8mb4};
     if matches!(charset, Utf8mb4 | Utf8mb3 | Latin1 | Ascii) && is_ascii(bytes) {
         runs.items.extend_from_slice(bytes);
@@ -33,8 +33,8 @@ pub(super) fn append(bytes: &[u8], charset: Charset, runs: &mut Runs<u8>) -> App
     }
 }
 
-/// Eight bytes at a time, the last eight overlapping those before: unlike the standard library's test, which goes byte
-/// by byte through what its blocks leave, this costs little for the length that texts have.
+/// Reads eight bytes at a time; the last eight overlap those before. The standard library's check handles the
+/// remainder byte by byte, which is slower for the usual length of texts.
 #[inline(always)]
 fn is_ascii(bytes: &[u8]) -> bool {
     const HIGH_BITS: u64 = 0x8080_8080_8080_8080;
@@ -46,7 +46,7 @@ fn is_ascii(bytes: &[u8]) -> bool {
     all & HIGH_BITS == 0
 }
 
-/// Adds text that is UTF-8 already.
+/// Appends text that is already UTF-8.
 pub(super) fn append_plain(text: &str, runs: &mut Runs<u8>) -> Appended {
     runs.items.extend_from_slice(text.as_bytes());
     runs.close()?;
@@ -61,10 +61,10 @@ pub(crate) fn write_text(bytes: &[u8], charset: Charset, out: &mut Vec<u8>) {
     }
 }
 
-/// What stands for bytes that are no character, as other readers of the log put it.
+/// The replacement for invalid bytes, as in other readers of the log.
 const REPLACEMENT: &str = "\u{fffd}";
 
-/// Adds the text as Canal and Ptubes show it. What is no text of the charset stands as the replacement character.
+/// Writes the text as Canal and Ptubes show it, with replacement characters for invalid bytes.
 #[inline]
 pub(crate) fn write_canal(bytes: &[u8], charset: Charset, out: &mut Vec<u8>) {
     use Charset::{Ascii, Latin1, Utf8mb3, Utf8mb4};
@@ -78,7 +78,7 @@ pub(crate) fn write_canal(bytes: &[u8], charset: Charset, out: &mut Vec<u8>) {
     }
 }
 
-/// Adds the text as a JSON string. What is no text of the charset stands as the replacement character.
+/// Writes the text as a JSON string, with replacement characters for invalid bytes.
 #[inline]
 pub(crate) fn write_json(bytes: &[u8], charset: Charset, out: &mut Vec<u8>) {
     use Charset::{Ascii, Latin1, Utf8mb3, Utf8mb4};
@@ -95,7 +95,7 @@ pub(crate) fn write_json(bytes: &[u8], charset: Charset, out: &mut Vec<u8>) {
     out.push(b'"');
 }
 
-/// Decodes character by character, so that only what is none is lost.
+/// Decodes character by character, so that only invalid bytes are lost.
 #[cold]
 fn decode_lossy(bytes: &[u8], charset: Charset, out: &mut Vec<u8>) {
     let unit = match charset {
@@ -107,9 +107,9 @@ fn decode_lossy(bytes: &[u8], charset: Charset, out: &mut Vec<u8>) {
     while !rest.is_empty() {
         let widths = (unit..=charset.bytes_per_character_max().max(unit)).step_by(unit);
         let split = widths.filter_map(|width| rest.split_at_checked(width));
-        let found = split.into_iter().find(|(character, _)| charset.decode_into(character, out).is_ok());
-        rest = match found {
-            Some((_, behind)) => behind,
+        let character_split = split.into_iter().find(|(character, _)| charset.decode_into(character, out).is_ok());
+        rest = match character_split {
+            Some((_, after)) => after,
             None => {
                 out.extend_from_slice(REPLACEMENT.as_bytes());
                 rest.get(unit..).unwrap_or_default()
@@ -118,7 +118,7 @@ fn decode_lossy(bytes: &[u8], charset: Charset, out: &mut Vec<u8>) {
     }
 }
 
-/// The type in SQL.
+/// Returns the type in SQL.
 pub(super) fn type_text(prefix: u8, form: Form, charset: Charset) -> String {
     form.type_text(["char", "varchar", "text"], prefix, charset.bytes_per_character_max())
 }
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn text_that_is_none_shows_replacements_where_it_has_to_be_text() {
+    fn invalid_text_is_written_with_replacement_characters() {
         let cases: [(&str, &[u8], &str); 4] = [
             ("utf8mb4", b"a\xffb", "a\u{fffd}b"),
             ("utf8mb4", b"plain", "plain"),
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_byte_that_is_no_ascii_is_seen_anywhere() {
+    fn non_ascii_bytes_are_detected_at_any_offset() {
         for length in 0..70 {
             let mut bytes = vec![b'a'; length];
             assert!(is_ascii(&bytes));
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn text_that_is_none_stands_beside_a_null() {
+    fn invalid_text_is_returned_next_to_a_null() {
         let kind = varchar("utf8mb4");
         let mut builder = ColumnBuilder::new(&kind);
         builder.append_from(&kind, &mut Cursor::new(b"\x01a")).unwrap();
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn json_strings_keep_what_is_text() {
+    fn json_strings_keep_valid_text() {
         let shown = |bytes: &[u8], charset: &str| {
             let mut out = Vec::new();
             write_json(bytes, Charset::from_name(charset).unwrap(), &mut out);

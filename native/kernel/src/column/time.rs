@@ -19,7 +19,7 @@ pub struct Time {
     pub micros: u32,
 }
 
-/// Seconds of MariaDB's zero point: one more than the longest TIME has.
+/// Seconds of MariaDB's zero point: one more than the longest TIME.
 const COUNTED_ZERO_SECONDS: u64 = 838 * 3_600 + 59 * 60 + 59 + 1;
 
 /// Bytes of MariaDB's counted format by fractional digits.
@@ -43,7 +43,8 @@ pub(super) fn read(fsp: u8, layout: Layout, cursor: &mut Cursor<'_>) -> Result<T
     }
 }
 
-/// The bits of the whole value, fraction included, lie above a zero point, so that the bytes compare as the spans do.
+/// The bits of the whole value, including the fraction, are offset by a zero point, so that the bytes sort like the
+/// spans.
 #[inline(always)]
 fn read_packed(fsp: u8, cursor: &mut Cursor<'_>) -> Result<Time> {
     let (bits, shift, zero) = match fsp {
@@ -56,21 +57,21 @@ fn read_packed(fsp: u8, cursor: &mut Cursor<'_>) -> Result<Time> {
     let clock = magnitude >> shift;
     let part = u32::try_from(magnitude - (clock << shift)).unwrap_or(u32::MAX);
     let micros = part.saturating_mul(fraction::stored_unit(fsp));
-    checked(bits < zero, clock >> 12 & 0x7ff, clock >> 6 & 0x3f, clock & 0x3f, micros)
+    check_clock(bits < zero, clock >> 12 & 0x7ff, clock >> 6 & 0x3f, clock & 0x3f, micros)
 }
 
-/// Takes a signed count apart as `TIME_to_longlong_time_packed` makes it: the clock above 24 bits of microseconds.
+/// Unpacks a signed count of `TIME_to_longlong_time_packed`: the clock above 24 bits of microseconds.
 pub(super) fn unpack(packed: i64) -> Result<Time> {
     let magnitude = packed.unsigned_abs();
     let clock = magnitude >> 24;
     let micros = u32::try_from(magnitude & 0xff_ffff).unwrap_or(u32::MAX);
-    checked(packed < 0, clock >> 12, clock >> 6 & 0x3f, clock & 0x3f, micros)
+    check_clock(packed < 0, clock >> 12, clock >> 6 & 0x3f, clock & 0x3f, micros)
 }
 
 fn from_number(number: u32) -> Result<Time> {
     let negative = number & 0x80_0000 != 0;
     let magnitude = u64::from(if negative { 0x100_0000 - number } else { number });
-    checked(negative, magnitude / 10_000, magnitude / 100 % 100, magnitude % 100, 0)
+    check_clock(negative, magnitude / 10_000, magnitude / 100 % 100, magnitude % 100, 0)
 }
 
 fn from_count(count: u64, fsp: u8) -> Result<Time> {
@@ -80,11 +81,11 @@ fn from_count(count: u64, fsp: u8) -> Result<Time> {
     let magnitude = count.abs_diff(zero);
     let (seconds, rest) = (magnitude / per_second, magnitude % per_second);
     let micros = u32::try_from(rest).unwrap_or(0) * unit;
-    checked(count < zero, seconds / 3_600, seconds / 60 % 60, seconds % 60, micros)
+    check_clock(count < zero, seconds / 3_600, seconds / 60 % 60, seconds % 60, micros)
 }
 
 #[inline(always)]
-fn checked(negative: bool, hours: u64, minutes: u64, seconds: u64, micros: u32) -> Result<Time> {
+fn check_clock(negative: bool, hours: u64, minutes: u64, seconds: u64, micros: u32) -> Result<Time> {
     if hours > 838 || minutes > 59 || seconds > 59 || micros >= fraction::MICROS {
         return Err(value_malformed(format!("a TIME of {hours}:{minutes}:{seconds} and {micros} microseconds")));
     }
@@ -94,7 +95,7 @@ fn checked(negative: bool, hours: u64, minutes: u64, seconds: u64, micros: u32) 
 }
 
 impl Time {
-    /// The span in microseconds.
+    /// Returns the span in microseconds.
     #[inline(always)]
     pub fn micros(self) -> i64 {
         let seconds = (i64::from(self.hours) * 60 + i64::from(self.minutes)) * 60 + i64::from(self.seconds);
@@ -107,7 +108,7 @@ impl Time {
     }
 }
 
-/// Reads and adds in one step, and keeps the parts in registers; see `datetime`.
+/// Reads and appends a value in one step, keeping the parts in registers; see `datetime`.
 #[inline(always)]
 pub(super) fn append_read(fsp: u8, layout: Layout, cursor: &mut Cursor<'_>, values: &mut Vec<i64>) -> Result<()> {
     let value = match layout {
@@ -149,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn packed_values_go_both_ways_from_zero() {
+    fn packed_values_are_signed() {
         let cases: [(u8, &[u8], &str, i64); 6] = [
             (0, &[0x80, 0, 0], "00:00:00", 0),
             (0, &[0x7f, 0xff, 0xff], "-00:00:01", -1_000_000),
@@ -172,14 +173,14 @@ mod tests {
     }
 
     #[test]
-    fn counted_values_lie_above_the_longest_negative_time() {
+    fn counted_values_start_at_the_longest_negative_time() {
         let zero = COUNTED_ZERO_SECONDS * 1_000;
         let [_, _, _, bytes @ ..] = (zero - 1_500).to_be_bytes();
         assert_eq!(shown(3, Layout::Counted, &bytes), ("-00:00:01.500".to_owned(), -1_500_000));
     }
 
     #[test]
-    fn times_past_the_servers_bounds_are_malformed() {
+    fn times_out_of_the_servers_range_are_malformed() {
         assert!(read(0, Layout::Packed, &mut Cursor::new(&[0x80, 0x00, 0x3c])).is_err());
         assert!(read(0, Layout::Packed, &mut Cursor::new(&[0xff, 0xff, 0xff])).is_err());
         assert!(read(2, Layout::Packed, &mut Cursor::new(&[0x80, 0, 0, 100])).is_err());

@@ -12,7 +12,7 @@ use crate::error::Result;
 /// The time zone of the Arrow type.
 pub(super) const ZONE: &str = "UTC";
 
-/// A moment in UTC; the one at 0 seconds and 0 microseconds is the zero date.
+/// A point in time in UTC; 0 seconds and 0 microseconds is the zero date.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub struct Timestamp {
@@ -51,7 +51,7 @@ pub(super) fn append(value: Timestamp, fsp: u8, values: &mut Vec<i64>) -> Append
     Ok(None)
 }
 
-/// The moment on the clock of UTC. The server shows second 0 as the zero date whatever its fraction.
+/// Converts to date and time in UTC. The server shows second 0 as the zero date, whatever its fraction.
 fn civil(value: Timestamp) -> DateTime {
     let Timestamp { seconds, micros } = value;
     if seconds == 0 {
@@ -68,14 +68,14 @@ fn civil(value: Timestamp) -> DateTime {
     }
 }
 
-/// Adds the moment on a clock that many seconds ahead of UTC.
+/// Writes the time in a zone that is `zone_seconds` ahead of UTC.
 pub(crate) fn write_text_in(value: Timestamp, fsp: u8, zone_seconds: i32, out: &mut Vec<u8>) {
     const DAY: i64 = 86_400;
     if value.seconds == 0 || zone_seconds == 0 {
         return write_text(value, fsp, out);
     }
     let seconds = i64::from(value.seconds) + i64::from(zone_seconds);
-    // A clock behind UTC shows the first hours of 1970 as the last of 1969, one behind the last of 2106 carries on.
+    // West of UTC the first hours of 1970 belong to 1969. East of UTC the calendar continues after 2106.
     let days = u32::try_from(seconds.div_euclid(DAY));
     let date = days.map_or(Date { year: 1969, month: 12, day: 31 }, Date::from_days);
     let clock = u32::try_from(seconds.rem_euclid(DAY)).unwrap_or(0);
@@ -87,15 +87,15 @@ pub(crate) fn write_text(value: Timestamp, fsp: u8, out: &mut Vec<u8>) {
     datetime::write_text(civil(value), fsp, out);
 }
 
-/// Adds the moment in UTC as ISO 8601 has it, with the column's digits of fraction. The zero date is null, or the first
-/// second of 1970 where the column has no nulls.
+/// Writes the time in UTC in ISO 8601 format with the column's fractional digits. The zero date is null, or the first
+/// second of 1970 if the column is not nullable.
 pub(crate) fn write_debezium(value: Timestamp, fsp: u8, nullable: bool, out: &mut Vec<u8>) {
     match (value.seconds, nullable) {
         (0, true) => out.extend_from_slice(b"null"),
         (0, false) => out.extend_from_slice(b"\"1970-01-01T00:00:00Z\""),
         _ => {
             out.push(b'"');
-            datetime::write_apart(civil(value), b'T', fsp, out);
+            datetime::write_separated(civil(value), b'T', fsp, out);
             out.extend_from_slice(b"Z\"");
         }
     }
@@ -125,8 +125,8 @@ mod tests {
         let zero = read(3, Layout::Packed, &mut Cursor::new(&[0; 6])).unwrap();
         assert_eq!(append(zero, 3, &mut values).unwrap().as_deref(), Some("0000-00-00 00:00:00.000"));
         assert!(values.is_empty());
-        let one = read(0, Layout::Packed, &mut Cursor::new(&[0, 0, 0, 1])).unwrap();
-        assert_eq!(append(one, 0, &mut values).unwrap(), None);
+        let first_second = read(0, Layout::Packed, &mut Cursor::new(&[0, 0, 0, 1])).unwrap();
+        assert_eq!(append(first_second, 0, &mut values).unwrap(), None);
         assert_eq!(values, [1_000_000]);
     }
 

@@ -1,7 +1,7 @@
-//! A value together with what its column says of it, which is all that its spellings need.
+//! A value together with its column's properties, which is all that the writers of values need.
 //!
-//! Only the pairs that exist are here, so whoever writes values matches over these, and has no arm for what cannot be:
-//! the compiler names every spelling that a new type lacks.
+//! Only valid combinations exist, so writers match over them without a catch-all arm, and the compiler reports every
+//! writer that does not handle a new type.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use super::{Date, DateTime, Decimal, Form, Kind, Time, Timestamp, Value};
 use crate::charset::Charset;
 use crate::error::{value_malformed, Error, Result};
 
-/// See the text of the module; the values are those of [`Value`].
+/// A value with its type; the values are those of [`Value`].
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Typed<'v> {
     Null,
@@ -40,7 +40,7 @@ pub(crate) enum Typed<'v> {
 }
 
 impl Value<'_> {
-    /// The value with what a column of this kind says of it. Raises `ValueMalformed` where the kind holds no such values.
+    /// Combines the value with its column's kind. Raises `ValueMalformed` if the kind does not have such values.
     #[inline(always)]
     pub(crate) fn typed<'v>(&'v self, kind: &'v Kind) -> Result<Typed<'v>> {
         Ok(match (kind, self) {

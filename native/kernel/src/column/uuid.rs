@@ -1,4 +1,4 @@
-//! MariaDB's UUID: sixteen bytes, in a row image in the order of the text, without trailing zero bytes.
+//! MariaDB's UUID: sixteen bytes in the order of the text; row images omit trailing zero bytes.
 
 use super::binary::read_fixed;
 use super::hex;
@@ -17,7 +17,7 @@ pub(super) fn append(bytes: &[u8; 16], runs: &mut Runs<u8>) -> Appended {
     Ok(None)
 }
 
-/// Adds the five groups of lower-case digits.
+/// Writes the five groups of lower-case digits.
 pub(crate) fn write_text(bytes: &[u8; 16], out: &mut Vec<u8>) {
     for (slot, byte) in bytes.iter().enumerate() {
         if matches!(slot, 4 | 6 | 8 | 10) {
@@ -27,7 +27,7 @@ pub(crate) fn write_text(bytes: &[u8; 16], out: &mut Vec<u8>) {
     }
 }
 
-/// Reads the text back; None for what is no UUID.
+/// Parses the text; None if it is not a UUID.
 pub(super) fn parse(text: &str) -> Option<[u8; 16]> {
     let mut digits = text.bytes().filter(|byte| *byte != b'-');
     let mut bytes = [0; 16];

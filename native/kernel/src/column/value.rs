@@ -1,13 +1,13 @@
-//! One value as a view of its row image.
+//! A value as a view of its row image.
 
 use super::{Date, DateTime, Decimal, Time, Timestamp};
 
-/// One value. Variants with a slice borrow the row image. Its tag is a word, so that values are moved in whole words:
-/// what was written narrow and is read wide makes the processor wait.
+/// A value. Variants with a slice borrow the row image. The tag is as wide as a word, so that values are moved in
+/// whole words: reading wider than written stalls the processor.
 #[derive(Debug, Clone, PartialEq)]
 #[repr(u64)]
 pub enum Value<'a> {
-    /// SQL's NULL, which row images show by a bit and never by bytes.
+    /// SQL's NULL, which row images mark by a bit.
     Null,
     /// A signed integer of any width.
     Int(i64),
@@ -17,15 +17,15 @@ pub enum Value<'a> {
     Float(f32),
     /// DOUBLE.
     Double(f64),
-    /// DECIMAL, its digits not yet put together.
+    /// DECIMAL, with its digits still packed.
     Decimal(Decimal<'a>),
     /// BIT, right-aligned.
     Bit(u64),
     /// YEAR: 0, or 1901 to 2155.
     Year(u16),
-    /// DATE, which need not be a day of the calendar.
+    /// DATE, which may be missing from the calendar.
     Date(Date),
-    /// DATETIME, which need not be a moment of the calendar.
+    /// DATETIME, whose date may be missing from the calendar.
     DateTime(DateTime),
     /// TIMESTAMP, in UTC; 0 is the zero date.
     Timestamp(Timestamp),
@@ -37,13 +37,13 @@ pub enum Value<'a> {
     Bytes(&'a [u8]),
     /// A MariaDB COMPRESSED column with its header.
     Compressed(&'a [u8]),
-    /// ENUM: the member counted from 1, or 0 for the empty string that stands for an invalid value.
+    /// ENUM: the member, starting at 1, or 0 for the empty string that replaces an invalid value.
     Enumeration(u16),
-    /// SET: one bit per member, the first lowest.
+    /// SET: a bit for each member, the first member lowest.
     Set(u64),
     /// A whole JSON document in MySQL's binary form.
     Json(&'a [u8]),
-    /// A JSON document as text, made by applying a partial update.
+    /// A JSON document as text, the result of a partial update.
     JsonText(String),
     /// SRID (four bytes, little-endian), then well-known binary.
     Geometry(&'a [u8]),
@@ -58,7 +58,7 @@ pub enum Value<'a> {
 }
 
 impl Value<'_> {
-    /// The variant's name, for messages.
+    /// Returns the variant's name, for messages.
     pub(super) fn name(&self) -> &'static str {
         match self {
             Value::Null => "NULL",

@@ -1,4 +1,4 @@
-//! VECTOR: little-endian 32-bit floats. MySQL keeps them as a BLOB, MariaDB as a VARBINARY.
+//! VECTOR: little-endian 32-bit floats. MySQL stores them as a BLOB, MariaDB as a VARBINARY.
 
 use super::float;
 use super::store::{Appended, Runs};
@@ -15,8 +15,8 @@ pub(super) fn read<'a>(prefix: u8, cursor: &mut Cursor<'a>) -> Result<&'a [u8]> 
     }
 }
 
-/// The error of bytes that are no floats. MySQL 9 keeps the bytes of a BLOB that ALTER TABLE makes a VECTOR, whatever
-/// their number is.
+/// Returns the error for bytes that are not floats. MySQL 9 keeps the bytes when ALTER TABLE turns a BLOB into a
+/// VECTOR, even if their number is not a multiple of four.
 #[cold]
 pub(super) fn odd(bytes: &[u8]) -> Error {
     value_malformed(format!("a VECTOR of {} bytes, which is no number of 32-bit floats", bytes.len()))
@@ -32,7 +32,7 @@ pub(super) fn append(bytes: &[u8], runs: &mut Runs<f32>) -> Appended {
     Ok(None)
 }
 
-/// Adds the floats as a JSON list of numbers.
+/// Writes the floats as a JSON list of numbers.
 pub(crate) fn write_list(bytes: &[u8], out: &mut Vec<u8>) {
     out.push(b'[');
     let mut cursor = Cursor::new(bytes);
@@ -46,7 +46,7 @@ pub(crate) fn write_list(bytes: &[u8], out: &mut Vec<u8>) {
     out.push(b']');
 }
 
-/// The type in SQL.
+/// Returns the type in SQL.
 pub(super) fn type_text(dimensions: Option<u16>) -> String {
     dimensions.map_or_else(|| "vector".to_owned(), |count| format!("vector({count})"))
 }

@@ -1,4 +1,4 @@
-//! From a table map's type byte and metadata to a [`Kind`], alone or as the proof of a declared one.
+//! Derives a [`Kind`] from a table map's type byte and metadata, alone or by checking a declared kind.
 //!
 //! Source: `enum_field_types` of the server and each field's `do_save_field_metadata`.
 
@@ -9,31 +9,31 @@ use crate::error::{Error, ErrorKind, Result};
 
 use super::{enumeration, set, Form, Kind, Layout};
 
-/// One column as a table map describes it.
+/// A column as a table map describes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Wire {
     /// The server's type number.
     pub code: u8,
-    /// The metadata bytes as they lie: the first in the low half, the second in the high half.
+    /// The metadata bytes: the first in the low half, the second in the high half.
     pub metadata: u16,
 }
 
-/// What the optional metadata of a table map or a declared schema adds to a [`Wire`].
+/// What the optional metadata of a table map, or a declared schema, adds to a [`Wire`].
 #[derive(Debug, Clone, Default)]
 pub struct Hints {
     /// The integer is unsigned.
     pub unsigned: bool,
     /// The character set of a text column; the binary one for bytes.
     pub charset: Option<Charset>,
-    /// The members of an ENUM or SET, in their order; none at all for a column that is only passed over.
+    /// The members of an ENUM or SET in their order; empty for a column that is only skipped.
     pub values: Option<Arc<[Arc<str>]>>,
-    /// A type that lies inside a plainer one and cannot be told from it.
+    /// A type that is stored in a plain type and cannot be distinguished from it.
     pub special: Option<Special>,
-    /// The log is MariaDB's.
+    /// Whether the log is from MariaDB.
     pub mariadb: bool,
 }
 
-/// MariaDB's types that a table map shows as plain strings.
+/// MariaDB's types that are logged as plain strings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum Special {
@@ -48,7 +48,7 @@ const STRING: u8 = 254;
 const ENUM: u8 = 247;
 const SET: u8 = 248;
 
-/// The name of a type number, for messages.
+/// Returns the name of a type number, for messages.
 fn code_name(code: u8) -> &'static str {
     match code {
         0 => "DECIMAL of before 5.0",
@@ -92,7 +92,7 @@ fn code_name(code: u8) -> &'static str {
     }
 }
 
-/// A wire type with its metadata taken apart, before anything is known of signs, charsets and members.
+/// A wire type with parsed metadata, before signs, charsets and members are known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Shape {
     Plain(Plain),
@@ -131,7 +131,7 @@ fn unknown(wire: Wire, why: &str) -> Error {
     Error::new(ErrorKind::EventUnknown, message)
 }
 
-/// The prefix of a string column of at most `bytes` bytes.
+/// Returns the prefix of a string column of at most `bytes` bytes.
 pub(super) fn prefix_of(bytes: u16) -> u8 {
     if bytes > 255 {
         2
@@ -142,7 +142,7 @@ pub(super) fn prefix_of(bytes: u16) -> u8 {
 
 fn string_shape(wire: Wire) -> Result<Shape> {
     let [first, second] = wire.metadata.to_le_bytes();
-    // A CHAR of over 255 bytes hides the two high bits of its length in the type byte, inverted.
+    // A CHAR of over 255 bytes stores the two high bits of its length, inverted, in the type byte.
     let (real, length) = if first & 0x30 == 0x30 {
         (first, u16::from(second))
     } else {
@@ -220,7 +220,7 @@ fn schema_unknown(what: &str) -> Error {
         .hint("Run SET GLOBAL binlog_row_metadata='FULL' on the server, or give the table's schema.")
 }
 
-/// Whatever the metadata, MariaDB never logs the digits of its old temporal types.
+/// MariaDB never logs the digits of its old temporal types, whatever the metadata setting.
 fn fraction_unknown() -> Error {
     let message = "the log does not say how many fractional digits a column of an old temporal type has";
     Error::new(ErrorKind::SchemaUnknown, message)
@@ -260,9 +260,9 @@ fn string_kind(form: Form, prefix: u8, charset: Charset, compressed: bool) -> Ki
 }
 
 impl Kind {
-    /// The kind of a column of which the log itself says everything.
+    /// Returns the kind of a column that the log describes completely.
     ///
-    /// Raises `EventUnknown` for a type that no row can hold, `SchemaUnknown` where the log leaves something open: the
+    /// Raises `EventUnknown` for a type that rows cannot have, `SchemaUnknown` if the log lacks information: the
     /// charset of a string, the members of an ENUM or SET, the fraction of MariaDB's old temporal types.
     pub fn from_wire(wire: Wire, hints: &Hints) -> Result<Kind> {
         let values = || hints.values.clone().ok_or_else(|| schema_unknown("the members of an ENUM or SET"));
@@ -299,11 +299,11 @@ impl Kind {
         })
     }
 
-    /// A kind that is as wide as the column but promises nothing of its meaning: enough to skip a column that nobody
-    /// asked for, and to cut it out as raw bytes.
+    /// Returns a kind with the column's width but without its meaning: enough to skip a column that was not selected,
+    /// or to copy it as raw bytes.
     ///
-    /// Raises `EventUnknown` for a type that no row can hold, and for the old temporal types of MariaDB, whose width
-    /// the log does not say.
+    /// Raises `EventUnknown` for a type that rows cannot have, and for the old temporal types of MariaDB, whose width
+    /// is not logged.
     pub fn opaque(wire: Wire, mariadb: bool) -> Result<Kind> {
         let empty = || Arc::from(Vec::new());
         Ok(match shape(wire)? {
@@ -315,11 +315,11 @@ impl Kind {
         })
     }
 
-    /// Proves a declared kind against the table map and gives the kind to read with.
+    /// Checks a declared kind against the table map and returns the kind to read with.
     ///
-    /// The family of the type, its length class, precision and scale, fractional digits and storage width must agree;
-    /// what the table map does not say (sign, charset, members) is the declared kind's. Raises `SchemaMismatch` naming
-    /// both types, `EventUnknown` for a type that no row can hold.
+    /// The family of the type, its length class, precision and scale, fractional digits and storage width must agree.
+    /// What the table map lacks (sign, charset, members) comes from the declared kind. Raises `SchemaMismatch` naming
+    /// both types, `EventUnknown` for a type that rows cannot have.
     pub fn fit(&self, wire: Wire) -> Result<Kind> {
         let mismatch = || {
             let Wire { code, metadata } = wire;
@@ -331,40 +331,40 @@ impl Kind {
         self.fit_shape(shape(wire)?).ok_or_else(mismatch)
     }
 
-    fn fit_shape(&self, found: Shape) -> Option<Kind> {
+    fn fit_shape(&self, logged: Shape) -> Option<Kind> {
         let fits = match self {
-            Kind::Null => found == Shape::Plain(Plain::Null),
-            Kind::Integer { bytes, .. } => found == Shape::Plain(Plain::Integer(*bytes)),
-            Kind::Float => found == Shape::Plain(Plain::Float),
-            Kind::Double => found == Shape::Plain(Plain::Double),
-            Kind::Year => found == Shape::Plain(Plain::Year),
-            Kind::Date => found == Shape::Plain(Plain::Date),
-            Kind::Decimal { precision, scale } => found == Shape::Decimal { precision: *precision, scale: *scale },
-            Kind::Bit { bits } => found == Shape::Bit { bits: *bits },
-            Kind::Time { fsp, .. } => return fit_temporal(Family::Time, *fsp, found),
-            Kind::DateTime { fsp, .. } => return fit_temporal(Family::DateTime, *fsp, found),
-            Kind::Timestamp { fsp, .. } => return fit_temporal(Family::Timestamp, *fsp, found),
-            Kind::Enumeration { bytes, .. } => found == Shape::Enumeration { bytes: *bytes },
-            Kind::Set { bytes, .. } => found == Shape::Set { bytes: *bytes },
-            Kind::Json { prefix } => found == Shape::Json { prefix: *prefix },
-            Kind::Geometry { prefix } => found == Shape::Geometry { prefix: *prefix },
-            Kind::Vector { prefix, dimensions } => fits_vector(*prefix, *dimensions, found),
-            Kind::Uuid | Kind::Inet6 => matches!(found, Shape::String { form: Form::Fixed(16), .. }),
-            Kind::Inet4 => matches!(found, Shape::String { form: Form::Fixed(4), .. }),
+            Kind::Null => logged == Shape::Plain(Plain::Null),
+            Kind::Integer { bytes, .. } => logged == Shape::Plain(Plain::Integer(*bytes)),
+            Kind::Float => logged == Shape::Plain(Plain::Float),
+            Kind::Double => logged == Shape::Plain(Plain::Double),
+            Kind::Year => logged == Shape::Plain(Plain::Year),
+            Kind::Date => logged == Shape::Plain(Plain::Date),
+            Kind::Decimal { precision, scale } => logged == Shape::Decimal { precision: *precision, scale: *scale },
+            Kind::Bit { bits } => logged == Shape::Bit { bits: *bits },
+            Kind::Time { fsp, .. } => return fit_temporal(Family::Time, *fsp, logged),
+            Kind::DateTime { fsp, .. } => return fit_temporal(Family::DateTime, *fsp, logged),
+            Kind::Timestamp { fsp, .. } => return fit_temporal(Family::Timestamp, *fsp, logged),
+            Kind::Enumeration { bytes, .. } => logged == Shape::Enumeration { bytes: *bytes },
+            Kind::Set { bytes, .. } => logged == Shape::Set { bytes: *bytes },
+            Kind::Json { prefix } => logged == Shape::Json { prefix: *prefix },
+            Kind::Geometry { prefix } => logged == Shape::Geometry { prefix: *prefix },
+            Kind::Vector { prefix, dimensions } => fits_vector(*prefix, *dimensions, logged),
+            Kind::Uuid | Kind::Inet6 => matches!(logged, Shape::String { form: Form::Fixed(16), .. }),
+            Kind::Inet4 => matches!(logged, Shape::String { form: Form::Fixed(4), .. }),
             Kind::Text { prefix, form, charset } => {
-                let form = fit_string(*prefix, *form, found, false)?;
+                let form = fit_string(*prefix, *form, logged, false)?;
                 return Some(Kind::Text { prefix: *prefix, form, charset: *charset });
             }
             Kind::Binary { prefix, form } => {
-                let form = fit_string(*prefix, *form, found, false)?;
+                let form = fit_string(*prefix, *form, logged, false)?;
                 return Some(Kind::Binary { prefix: *prefix, form });
             }
             Kind::CompressedText { prefix, form, charset } => {
-                let form = fit_string(*prefix, *form, found, true)?;
+                let form = fit_string(*prefix, *form, logged, true)?;
                 return Some(Kind::CompressedText { prefix: *prefix, form, charset: *charset });
             }
             Kind::CompressedBinary { prefix, form } => {
-                let form = fit_string(*prefix, *form, found, true)?;
+                let form = fit_string(*prefix, *form, logged, true)?;
                 return Some(Kind::CompressedBinary { prefix: *prefix, form });
             }
         };
@@ -372,20 +372,20 @@ impl Kind {
     }
 }
 
-fn fit_temporal(declared: Family, digits: u8, found: Shape) -> Option<Kind> {
-    let Shape::Temporal { family, fsp, packed } = found else { return None };
+fn fit_temporal(declared: Family, digits: u8, logged: Shape) -> Option<Kind> {
+    let Shape::Temporal { family, fsp, packed } = logged else { return None };
     match (packed, digits) {
         _ if declared != family => None,
         (true, _) => (digits == fsp).then(|| family.kind(fsp, Layout::Packed)),
         (false, 0) => Some(family.kind(0, Layout::Classic)),
-        // Only MariaDB keeps a fraction in a column of the old type number.
+        // Only MariaDB stores a fraction in a column with the old type number.
         (false, _) => Some(family.kind(digits, Layout::Counted)),
     }
 }
 
-/// MariaDB's vectors lie in plain strings, MySQL's have a type of their own.
-fn fits_vector(declared: u8, dimensions: Option<u16>, found: Shape) -> bool {
-    match found {
+/// MariaDB's vectors are logged as plain strings, MySQL's have their own type.
+fn fits_vector(declared: u8, dimensions: Option<u16>, logged: Shape) -> bool {
+    match logged {
         Shape::Vector { prefix } => prefix == declared,
         Shape::String { form: Form::Varying(bytes), prefix } => {
             prefix == declared && dimensions.is_none_or(|count| u32::from(count) * 4 == u32::from(bytes))
@@ -394,16 +394,16 @@ fn fits_vector(declared: u8, dimensions: Option<u16>, found: Shape) -> bool {
     }
 }
 
-/// The length by the log, where a string of that class and prefix is there.
-fn fit_string(declared: u8, length: Form, found: Shape, compressed: bool) -> Option<Form> {
-    let (form, prefix, packed) = match found {
+/// Returns the logged length, if the log has a string of this class and prefix.
+fn fit_string(declared: u8, length: Form, logged: Shape, compressed: bool) -> Option<Form> {
+    let (form, prefix, packed) = match logged {
         Shape::String { form, prefix } => (form, prefix, false),
         Shape::Compressed { form, prefix } => (form, prefix, true),
         _ => return None,
     };
     let same_class = match (length, form) {
         (Form::Fixed(_), Form::Fixed(_)) | (Form::Varying(_), Form::Varying(_)) => true,
-        (declared, found) => declared == found,
+        (declared, logged) => declared == logged,
     };
     (prefix == declared && packed == compressed && same_class).then_some(form)
 }
@@ -432,7 +432,7 @@ mod tests {
             (wire(16, 3, 1), "bit(11)"),
             (wire(15, 0x2c, 0x01), "varchar(300)"),
             (wire(254, 254, 10), "char(10)"),
-            // CHAR(255) of utf8mb4: 1020 bytes, whose high bits lie inverted in the type byte.
+            // CHAR(255) of utf8mb4: 1020 bytes, whose high bits are stored inverted in the type byte.
             (wire(254, 0xce, 0xfc), "char(1020)"),
             (wire(252, 3, 0), "mediumtext"),
             (wire(18, 6, 0), "datetime(6)"),
@@ -454,7 +454,7 @@ mod tests {
     }
 
     #[test]
-    fn what_the_log_leaves_open_is_said() {
+    fn missing_information_is_named() {
         let none = Hints::default();
         for open in [wire(15, 10, 0), wire(252, 2, 0), wire(254, 247, 1), wire(254, 248, 8)] {
             assert_eq!(Kind::from_wire(open, &none).unwrap_err().kind(), ErrorKind::SchemaUnknown);
@@ -468,7 +468,7 @@ mod tests {
     }
 
     #[test]
-    fn types_that_no_row_holds_are_refused_by_number() {
+    fn impossible_types_are_rejected_by_number() {
         let refused =
             [wire(0, 0, 0), wire(20, 0, 0), wire(243, 0, 0), wire(244, 0, 0), wire(100, 0, 0), wire(17, 7, 0)];
         for wire in refused.into_iter().chain([wire(246, 66, 0), wire(252, 5, 0), wire(254, 0, 0), wire(247, 247, 3)]) {

@@ -1,4 +1,4 @@
-//! YEAR: one byte, the year less 1900, or 0 for the zero year.
+//! YEAR: a byte, the year minus 1900, or 0 for the zero year.
 
 use super::integer::write_digits;
 use super::store::Appended;
@@ -13,7 +13,7 @@ pub(super) fn read(cursor: &mut Cursor<'_>) -> Result<u16> {
     })
 }
 
-/// Adds the year; the zero year is the number 0.
+/// Appends the year; the zero year is the number 0.
 pub(super) fn append(value: u16, values: &mut Vec<i16>) -> Appended {
     match i16::try_from(value) {
         Ok(year) => {

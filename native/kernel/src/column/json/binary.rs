@@ -1,4 +1,4 @@
-//! The binary document: which bytes are which value, nothing copied.
+//! Reads the binary document without copying: which bytes are which value.
 
 use crate::cursor::Cursor;
 use crate::error::{value_malformed, Result};
@@ -18,11 +18,11 @@ const DOUBLE: u8 = 0x0b;
 const STRING: u8 = 0x0c;
 const OPAQUE: u8 = 0x0f;
 
-/// Bytes of the length of a string: seven bits each, at most 32 bits in all.
+/// Maximum bytes of a string's length: seven bits per byte, at most 32 bits in all.
 const LENGTH_BYTES_MAX: u32 = 5;
 
-/// One value of a document. Every payload is as wide as a word, so that nodes are moved in whole words: narrow ones
-/// make the processor wait for their bytes.
+/// A value of a document. Every payload is as wide as a word, so that nodes are moved in whole words: narrower
+/// payloads stall the processor.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Node<'a> {
     Null,
@@ -31,38 +31,38 @@ pub(super) enum Node<'a> {
     Int(i64),
     UInt(u64),
     Double(f64),
-    /// Whoever reads it makes sure that it is UTF-8.
+    /// The reader must check that it is UTF-8.
     String(&'a [u8]),
-    /// A value of a type JSON does not have, with the server's type number.
+    /// A value of a type that JSON does not have, with the server's type number.
     Opaque(u64, &'a [u8]),
     Array(Container<'a>),
     Object(Container<'a>),
 }
 
-/// An array or object: entries that say where the keys and values lie, counted from the container's start.
+/// An array or object: entries with the offsets of keys and values, relative to the container's start.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Container<'a> {
     bytes: &'a [u8],
     count: usize,
-    /// Bytes of an offset or a size: four in large containers, two in small ones.
+    /// Bytes of an offset or a size: four in large containers, two in small containers.
     word: usize,
-    /// Bytes of a key's entry, its offset and its length; 0 in arrays.
+    /// Bytes of a key's entry (offset and length); 0 in arrays.
     key_entry: usize,
 }
 
 #[cold]
-fn broken(what: &str) -> crate::error::Error {
+fn malformed_json(what: &str) -> crate::error::Error {
     value_malformed(format!("a JSON document with {what}"))
 }
 
-/// UTF-8 is what the server stores.
+/// The server stores UTF-8.
 #[inline]
 pub(super) fn utf8(bytes: &[u8]) -> Result<&str> {
-    simdutf8::basic::from_utf8(bytes).map_err(|_| broken("a string that is not UTF-8"))
+    simdutf8::basic::from_utf8(bytes).map_err(|_| malformed_json("a string that is not UTF-8"))
 }
 
 impl<'a> Node<'a> {
-    /// Takes a whole document: a type byte and the value. An empty one stands for the JSON null
+    /// Parses a whole document: a type byte and the value. An empty document is the JSON null
     /// (`Field_json::val_json`).
     pub(super) fn document(bytes: &'a [u8]) -> Result<Node<'a>> {
         match bytes.split_first() {
@@ -88,14 +88,14 @@ impl<'a> Node<'a> {
             UINT64 => Node::UInt(cursor.u64()?),
             DOUBLE => match f64::from_bits(cursor.u64()?) {
                 double if double.is_finite() => Node::Double(double),
-                _ => return Err(broken("a number that is not finite")),
+                _ => return Err(malformed_json("a number that is not finite")),
             },
             STRING => Node::String(sized(&mut cursor)?),
             OPAQUE => {
                 let field = cursor.u8()?.into();
                 Node::Opaque(field, sized(&mut cursor)?)
             }
-            _ => return Err(broken(&format!("the unknown type {code:#04x}"))),
+            _ => return Err(malformed_json(&format!("the unknown type {code:#04x}"))),
         })
     }
 
@@ -105,12 +105,12 @@ impl<'a> Node<'a> {
             0 => Ok(Node::Null),
             1 => Ok(Node::True),
             2 => Ok(Node::False),
-            _ => Err(broken(&format!("the unknown literal {code:#04x}"))),
+            _ => Err(malformed_json(&format!("the unknown literal {code:#04x}"))),
         }
     }
 }
 
-/// Bytes after a length in groups of seven bits, the lowest first.
+/// Reads bytes after a length in groups of seven bits, lowest first.
 #[inline]
 fn sized<'a>(cursor: &mut Cursor<'a>) -> Result<&'a [u8]> {
     let mut length: u64 = 0;
@@ -118,11 +118,11 @@ fn sized<'a>(cursor: &mut Cursor<'a>) -> Result<&'a [u8]> {
         let byte = cursor.u8()?;
         length |= u64::from(byte & 0x7f) << (7 * group);
         if byte & 0x80 == 0 {
-            let length = usize::try_from(length).map_err(|_| broken("a string over the address space"))?;
+            let length = usize::try_from(length).map_err(|_| malformed_json("a string over the address space"))?;
             return cursor.take(length);
         }
     }
-    Err(broken("a string length of more than five bytes"))
+    Err(malformed_json("a string length of more than five bytes"))
 }
 
 impl<'a> Container<'a> {
@@ -131,15 +131,15 @@ impl<'a> Container<'a> {
         let mut cursor = Cursor::new(bytes);
         let mut number = || -> Result<usize> {
             let number = if large { cursor.u32()? } else { cursor.u16()?.into() };
-            usize::try_from(number).map_err(|_| broken("a size over the address space"))
+            usize::try_from(number).map_err(|_| malformed_json("a size over the address space"))
         };
         let (count, size) = (number()?, number()?);
-        let bytes = bytes.get(..size).ok_or_else(|| broken("a container that reaches past its end"))?;
+        let bytes = bytes.get(..size).ok_or_else(|| malformed_json("a container that reaches past its end"))?;
         let word = if large { 4 } else { 2 };
         let container = Container { bytes, count, word, key_entry: if object { word + 2 } else { 0 } };
         match container.entries_end() {
             Some(end) if end <= size => Ok(container),
-            _ => Err(broken("more entries than its container holds")),
+            _ => Err(malformed_json("more entries than its container holds")),
         }
     }
 
@@ -152,28 +152,28 @@ impl<'a> Container<'a> {
         self.word == 4
     }
 
-    /// How many values there are.
+    /// Number of values.
     pub(super) fn len(self) -> usize {
         self.count
     }
 
-    /// The bytes from that offset on. Nothing may point into the container's own head, so that each level of nesting
-    /// is shorter than the one around it.
+    /// Returns the bytes from an offset on. Offsets must not point into the container's own head, so that each level
+    /// of nesting is shorter than the level around it.
     #[inline(always)]
     fn from(self, offset: usize) -> Result<&'a [u8]> {
         if offset < 2 * self.word {
-            return Err(broken("an offset into its own header"));
+            return Err(malformed_json("an offset into its own header"));
         }
-        self.bytes.get(offset..).ok_or_else(|| broken("an offset past its container"))
+        self.bytes.get(offset..).ok_or_else(|| malformed_json("an offset past its container"))
     }
 
     #[inline(always)]
     fn offset(self, cursor: &mut Cursor<'_>) -> Result<usize> {
         let offset = if self.is_large() { cursor.u32()? } else { cursor.u16()?.into() };
-        usize::try_from(offset).map_err(|_| broken("an offset over the address space"))
+        usize::try_from(offset).map_err(|_| malformed_json("an offset over the address space"))
     }
 
-    /// The key of the value in that place, to be made sure of like any string; `slot` is below `len`.
+    /// Returns the key of the value at index `slot`, which is below `len`. The caller must check that it is UTF-8.
     #[inline(always)]
     pub(super) fn key(self, slot: usize) -> Result<&'a [u8]> {
         let mut cursor = Cursor::new(self.from(2 * self.word + slot * self.key_entry)?);
@@ -182,7 +182,7 @@ impl<'a> Container<'a> {
         Cursor::new(self.from(offset)?).take(length)
     }
 
-    /// The value in that place; `slot` is below `len`.
+    /// Returns the value at index `slot`, which is below `len`.
     #[inline(always)]
     pub(super) fn value(self, slot: usize) -> Result<Node<'a>> {
         let start = 2 * self.word + self.count * self.key_entry + slot * (1 + self.word);

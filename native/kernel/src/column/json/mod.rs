@@ -1,8 +1,8 @@
-//! MySQL's JSON: a binary document in the row image, the server's own text outside.
+//! MySQL's JSON: a binary document in row images, the server's own text in the output.
 //!
-//! Source: the comment at the head of the server's `json_binary.h`. Offsets in a document are data, so every one is
-//! checked; and since crafted offsets can point many entries at the same bytes, the text of a document may not pass what
-//! honest documents of its size can come to.
+//! Source: the comment at the top of the server's `json_binary.h`. Offsets in a document are untrusted data, so each
+//! is checked. Crafted offsets can point many entries at the same bytes, so the text of a document may not exceed the
+//! maximum for valid documents of its size.
 
 mod binary;
 mod partial;

@@ -1,7 +1,7 @@
-//! Partial updates: what a PARTIAL_UPDATE_ROWS event says of a JSON column instead of the whole document.
+//! Applies partial JSON updates, which PARTIAL_UPDATE_ROWS events log instead of the whole document.
 //!
-//! Source: `Json_diff_vector::read_binary` and `apply_json_diffs` of the server. Only the containers on the way to a
-//! change are taken apart; everything beside them stays a view of the document before.
+//! Source: `Json_diff_vector::read_binary` and `apply_json_diffs` of the server. Only the containers on the path to a
+//! change are unpacked; the rest stays a view of the previous document.
 
 use std::borrow::Cow;
 
@@ -20,25 +20,25 @@ const REMOVE: u8 = 2;
 enum Tree<'a> {
     View(Node<'a>),
     Array(Vec<Tree<'a>>),
-    /// Members by length of the key, then by its bytes, as the server keeps them.
+    /// Members ordered by the length of the key, then by its bytes, like the server's.
     Object(Vec<(Cow<'a, str>, Tree<'a>)>),
 }
 
-/// One step of a path.
+/// A step of a path.
 enum Leg {
     Member(String),
     Cell(usize),
 }
 
-/// The document that comes of `before` by the changes in `diffs`, as the server's text.
+/// Applies the changes in `diffs` to `before`; returns the document as the server's text.
 ///
-/// `diffs` is the column's value in the after image without its length. Raises `ValueMalformed` where a path leads
-/// nowhere or either side is broken, `LimitExceeded` where the outcome is nested too deeply.
+/// `diffs` is the column's value in the after image without its length. Raises `ValueMalformed` if a path leads
+/// nowhere or either input is malformed, `LimitExceeded` if the result is nested too deeply.
 pub fn apply_partial(before: &[u8], diffs: &[u8]) -> Result<String> {
     apply_partial_in(before, diffs, JsonStyle::Server)
 }
 
-/// The same, with the text in another style.
+/// Does the same, with the text in another style.
 pub fn apply_partial_in(before: &[u8], diffs: &[u8], style: JsonStyle) -> Result<String> {
     let mut tree = Tree::View(Node::document(before)?);
     let mut cursor = Cursor::new(diffs);
@@ -89,12 +89,12 @@ fn write(tree: &Tree<'_>, depth: usize, writer: &mut Writer<'_>) -> Result<()> {
 }
 
 #[cold]
-fn lost() -> Error {
+fn path_not_found() -> Error {
     value_malformed("a JSON change whose path leads nowhere in the document before")
 }
 
 impl<'a> Tree<'a> {
-    /// Takes a viewed container apart, one level deep.
+    /// Unpacks a viewed container by one level.
     fn open(&mut self) -> Result<()> {
         match self {
             Tree::View(Node::Array(array)) => {
@@ -114,45 +114,45 @@ impl<'a> Tree<'a> {
     }
 }
 
-/// Where a member stands or would stand.
-fn place(members: &[(Cow<'_, str>, Tree<'_>)], key: &str) -> std::result::Result<usize, usize> {
-    members.binary_search_by(|(found, _)| (found.len(), found.as_ref()).cmp(&(key.len(), key)))
+/// Finds the index of a member, or the index at which to insert it.
+fn find_member(members: &[(Cow<'_, str>, Tree<'_>)], key: &str) -> std::result::Result<usize, usize> {
+    members.binary_search_by(|(member, _)| (member.len(), member.as_ref()).cmp(&(key.len(), key)))
 }
 
-/// The value at the end of a path.
+/// Returns the value at the end of a path.
 fn seek<'t, 'a>(tree: &'t mut Tree<'a>, path: &[Leg]) -> Result<&'t mut Tree<'a>> {
     let mut tree = tree;
     for leg in path {
         tree.open()?;
         tree = match (leg, tree) {
-            (Leg::Cell(slot), Tree::Array(cells)) => cells.get_mut(*slot).ok_or_else(lost)?,
+            (Leg::Cell(slot), Tree::Array(cells)) => cells.get_mut(*slot).ok_or_else(path_not_found)?,
             (Leg::Member(key), Tree::Object(members)) => {
-                let slot = place(members, key).map_err(|_| lost())?;
-                members.get_mut(slot).map(|(_, value)| value).ok_or_else(lost)?
+                let slot = find_member(members, key).map_err(|_| path_not_found())?;
+                members.get_mut(slot).map(|(_, value)| value).ok_or_else(path_not_found)?
             }
-            _ => return Err(lost()),
+            _ => return Err(path_not_found()),
         };
     }
     Ok(tree)
 }
 
 fn insert<'a>(tree: &mut Tree<'a>, path: &[Leg], value: Node<'a>) -> Result<()> {
-    let (last, way) = path.split_last().ok_or_else(lost)?;
+    let (last, way) = path.split_last().ok_or_else(path_not_found)?;
     let parent = seek(tree, way)?;
     parent.open()?;
     match (last, parent) {
         (Leg::Cell(slot), Tree::Array(cells)) => cells.insert((*slot).min(cells.len()), Tree::View(value)),
-        (Leg::Member(key), Tree::Object(members)) => match place(members, key) {
+        (Leg::Member(key), Tree::Object(members)) => match find_member(members, key) {
             Err(slot) => members.insert(slot, (key.clone().into(), Tree::View(value))),
             Ok(_) => return Err(value_malformed("a JSON change that inserts a member that is there")),
         },
-        _ => return Err(lost()),
+        _ => return Err(path_not_found()),
     }
     Ok(())
 }
 
 fn remove(tree: &mut Tree<'_>, path: &[Leg]) -> Result<()> {
-    let (last, way) = path.split_last().ok_or_else(lost)?;
+    let (last, way) = path.split_last().ok_or_else(path_not_found)?;
     let parent = seek(tree, way)?;
     parent.open()?;
     match (last, parent) {
@@ -160,10 +160,10 @@ fn remove(tree: &mut Tree<'_>, path: &[Leg]) -> Result<()> {
             cells.remove(*slot);
         }
         (Leg::Member(key), Tree::Object(members)) => {
-            let slot = place(members, key).map_err(|_| lost())?;
+            let slot = find_member(members, key).map_err(|_| path_not_found())?;
             members.remove(slot);
         }
-        _ => return Err(lost()),
+        _ => return Err(path_not_found()),
     }
     Ok(())
 }
@@ -173,7 +173,7 @@ fn bad_path() -> Error {
     value_malformed("a JSON change with a path that cannot be read")
 }
 
-/// Reads `$.name."any name"[3]`.
+/// Parses `$.name."any name"[3]`.
 fn parse_path(bytes: &[u8]) -> Result<Vec<Leg>> {
     let text = std::str::from_utf8(bytes).map_err(|_| bad_path())?;
     let mut rest = text.strip_prefix('$').ok_or_else(bad_path)?;
@@ -200,7 +200,7 @@ fn parse_path(bytes: &[u8]) -> Result<Vec<Leg>> {
     Ok(legs)
 }
 
-/// Reads a JSON string behind its opening quote; gives it and what follows the closing one.
+/// Parses a JSON string after its opening quote; returns it and the rest after the closing quote.
 fn unquote(text: &str) -> Result<(String, &str)> {
     let mut key = String::new();
     let mut letters = text.chars();
@@ -219,7 +219,7 @@ fn unquote(text: &str) -> Result<(String, &str)> {
                     let code = u32::from_str_radix(digits, 16).map_err(|_| bad_path())?;
                     char::from_u32(code).ok_or_else(bad_path)?
                 }
-                other => other,
+                character => character,
             }),
             letter => key.push(letter),
         }

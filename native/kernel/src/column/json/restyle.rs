@@ -1,7 +1,7 @@
-//! Documents that are text already: proved to be documents, and written in another style.
+//! Validates documents given as text, and writes them in another style.
 //!
-//! What the server keeps of a value beside its text is not there any more: a DATE inside a document is a string like any
-//! other, and a DECIMAL is told from a DOUBLE only where its digits are not those that the server shows of a DOUBLE.
+//! The types that the server keeps in addition to the text are lost: a DATE in a document is a plain string. A
+//! DECIMAL is distinguished from a DOUBLE only if its digits differ from those that the server shows for a DOUBLE.
 
 use crate::column::float;
 use crate::error::{value_malformed, Error, Result};
@@ -9,19 +9,19 @@ use crate::error::{value_malformed, Error, Result};
 use super::style::JsonStyle;
 use super::text::{deeper, Writer};
 
-/// The document in Canal's style. Raises `ValueMalformed` for text that is no document.
+/// Writes the document in Canal's style. Raises `ValueMalformed` if the text is not a document.
 pub fn restyle(document: &str) -> Result<String> {
     let mut out = Vec::with_capacity(document.len());
     Reader::of(document).document(&mut Some(Writer::new(document.len(), JsonStyle::Canal, &mut out)))?;
-    String::from_utf8(out).map_err(|_| broken())
+    String::from_utf8(out).map_err(|_| malformed_document())
 }
 
-/// Makes sure that text is a document. Raises `ValueMalformed`.
+/// Checks that the text is a document. Raises `ValueMalformed`.
 pub fn prove(document: &str) -> Result<()> {
     Reader::of(document).document(&mut None)
 }
 
-/// One step of a path into a document.
+/// A step of a path into a document.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
     /// A member of an object.
@@ -30,17 +30,17 @@ pub enum Step {
     Element(usize),
 }
 
-/// What a path leads to: the text of a string, or a document; None where it leads nowhere, or to null.
+/// Returns the value at a path: the text of a string, or a document; None if the path leads nowhere or to null.
 ///
-/// Raises `ValueMalformed` for text that is no document, as far as it is looked at.
+/// Raises `ValueMalformed` if the text is not a document, as far as it is read.
 pub fn pick(document: &str, path: &[Step]) -> Result<Option<String>> {
     let mut reader = Reader::of(document);
     for step in path {
-        let found = match step {
+        let is_match = match step {
             Step::Member(name) => reader.seek_member(name)?,
             Step::Element(at) => reader.seek_element(*at)?,
         };
-        if !found {
+        if !is_match {
             return Ok(None);
         }
     }
@@ -52,16 +52,16 @@ pub fn pick(document: &str, path: &[Step]) -> Result<Option<String>> {
     let before = reader.rest;
     reader.value(path.len(), &mut None)?;
     let text = before.get(..before.len() - reader.rest.len()).unwrap_or_default();
-    let text = std::str::from_utf8(text).map_err(|_| broken())?;
+    let text = std::str::from_utf8(text).map_err(|_| malformed_document())?;
     Ok((text != "null").then(|| text.to_owned()))
 }
 
 #[cold]
-fn broken() -> Error {
+fn malformed_document() -> Error {
     value_malformed("text that is no JSON document")
 }
 
-/// Where a document is written; None where it is only proved.
+/// Where to write the document; None if it is only validated.
 type Out<'o> = Option<Writer<'o>>;
 
 fn put(out: &mut Out<'_>, text: &[u8]) {
@@ -84,7 +84,7 @@ impl<'a> Reader<'a> {
         self.space();
         match self.rest {
             [] => Ok(()),
-            _ => Err(broken()),
+            _ => Err(malformed_document()),
         }
     }
 
@@ -92,10 +92,10 @@ impl<'a> Reader<'a> {
         self.rest = self.rest.trim_ascii_start();
     }
 
-    /// The next byte that is no space, taken.
+    /// Reads the next byte that is not white space.
     fn next(&mut self) -> Result<u8> {
         self.space();
-        let (first, rest) = self.rest.split_first().ok_or_else(broken)?;
+        let (first, rest) = self.rest.split_first().ok_or_else(malformed_document)?;
         self.rest = rest;
         Ok(*first)
     }
@@ -123,7 +123,7 @@ impl<'a> Reader<'a> {
                 self.space();
                 self.string(out)?;
                 if self.next()? != b':' {
-                    return Err(broken());
+                    return Err(malformed_document());
                 }
                 put(out, b": ");
             }
@@ -134,37 +134,37 @@ impl<'a> Reader<'a> {
                     put(out, &[last]);
                     return Ok(());
                 }
-                _ => return Err(broken()),
+                _ => return Err(malformed_document()),
             }
         }
     }
 
-    /// Moves to the value of a member of the object that comes next; false where there is none.
+    /// Moves to the value of a member of the next object; false if there is none.
     fn seek_member(&mut self, name: &str) -> Result<bool> {
         if !self.enter(b'{', b'}')? {
             return Ok(false);
         }
         loop {
             if self.next()? != b'"' {
-                return Err(broken());
+                return Err(malformed_document());
             }
-            let found = self.escaped()? == name;
+            let is_match = self.escaped()? == name;
             if self.next()? != b':' {
-                return Err(broken());
+                return Err(malformed_document());
             }
-            if found {
+            if is_match {
                 return Ok(true);
             }
             self.value(0, &mut None)?;
             match self.next()? {
                 b',' => {}
                 b'}' => return Ok(false),
-                _ => return Err(broken()),
+                _ => return Err(malformed_document()),
             }
         }
     }
 
-    /// Moves to an element of the array that comes next; false where there is none.
+    /// Moves to an element of the next array; false if there is none.
     fn seek_element(&mut self, at: usize) -> Result<bool> {
         if !self.enter(b'[', b']')? {
             return Ok(false);
@@ -174,13 +174,13 @@ impl<'a> Reader<'a> {
             match self.next()? {
                 b',' => {}
                 b']' => return Ok(false),
-                _ => return Err(broken()),
+                _ => return Err(malformed_document()),
             }
         }
         Ok(true)
     }
 
-    /// Enters the container that comes next; false where another value comes, or it is empty.
+    /// Enters the next container; false if the next value is of another type, or empty.
     fn enter(&mut self, first: u8, last: u8) -> Result<bool> {
         self.space();
         if self.rest.first() != Some(&first) {
@@ -193,39 +193,39 @@ impl<'a> Reader<'a> {
 
     fn string(&mut self, out: &mut Out<'_>) -> Result<()> {
         if self.next()? != b'"' {
-            return Err(broken());
+            return Err(malformed_document());
         }
         let stop = |byte: &u8| matches!(byte, b'"' | b'\\' | 0..=0x1f);
-        let length = self.rest.iter().position(stop).ok_or_else(broken)?;
-        let (text, behind) = self.rest.split_at_checked(length).ok_or_else(broken)?;
-        if let Some((b'"', behind)) = behind.split_first() {
-            self.rest = behind;
+        let length = self.rest.iter().position(stop).ok_or_else(malformed_document)?;
+        let (text, after) = self.rest.split_at_checked(length).ok_or_else(malformed_document)?;
+        if let Some((b'"', after)) = after.split_first() {
+            self.rest = after;
             return out.as_mut().map_or(Ok(()), |out| out.string(text));
         }
         let text = self.escaped()?;
         out.as_mut().map_or(Ok(()), |out| out.string(text.as_bytes()))
     }
 
-    /// The text of a string with escapes, up to its end.
+    /// Reads the text of a string with escapes, up to its end.
     fn escaped(&mut self) -> Result<String> {
         let mut text = Vec::new();
         loop {
-            let (first, rest) = self.rest.split_first().ok_or_else(broken)?;
+            let (first, rest) = self.rest.split_first().ok_or_else(malformed_document)?;
             self.rest = rest;
             match first {
-                b'"' => return String::from_utf8(text).map_err(|_| broken()),
+                b'"' => return String::from_utf8(text).map_err(|_| malformed_document()),
                 b'\\' => {
                     let character = self.escape()?;
                     text.extend_from_slice(character.encode_utf8(&mut [0; 4]).as_bytes());
                 }
-                0..=0x1f => return Err(broken()),
+                0..=0x1f => return Err(malformed_document()),
                 byte => text.push(*byte),
             }
         }
     }
 
     fn escape(&mut self) -> Result<char> {
-        let (first, rest) = self.rest.split_first().ok_or_else(broken)?;
+        let (first, rest) = self.rest.split_first().ok_or_else(malformed_document)?;
         self.rest = rest;
         Ok(match first {
             b'"' | b'\\' | b'/' => char::from(*first),
@@ -238,37 +238,37 @@ impl<'a> Reader<'a> {
                 let unit = self.unit()?;
                 let units = match unit {
                     0xd800..=0xdbff => {
-                        self.rest = self.rest.strip_prefix(b"\\u").ok_or_else(broken)?;
+                        self.rest = self.rest.strip_prefix(b"\\u").ok_or_else(malformed_document)?;
                         vec![unit, self.unit()?]
                     }
                     _ => vec![unit],
                 };
                 match char::decode_utf16(units).next() {
                     Some(Ok(character)) => character,
-                    _ => return Err(broken()),
+                    _ => return Err(malformed_document()),
                 }
             }
-            _ => return Err(broken()),
+            _ => return Err(malformed_document()),
         })
     }
 
-    /// Four hexadecimal digits.
+    /// Reads four hexadecimal digits.
     fn unit(&mut self) -> Result<u16> {
-        let (digits, rest) = self.rest.split_at_checked(4).ok_or_else(broken)?;
+        let (digits, rest) = self.rest.split_at_checked(4).ok_or_else(malformed_document)?;
         self.rest = rest;
-        let digit = |byte: &u8| char::from(*byte).to_digit(16).ok_or_else(broken);
+        let digit = |byte: &u8| char::from(*byte).to_digit(16).ok_or_else(malformed_document);
         let unit = digits.iter().try_fold(0, |unit, byte| Ok::<u32, Error>(unit << 4 | digit(byte)?))?;
-        u16::try_from(unit).map_err(|_| broken())
+        u16::try_from(unit).map_err(|_| malformed_document())
     }
 
-    /// A number, or one of the three words.
+    /// Reads a number or one of the three literals.
     fn plain(&mut self, out: &mut Out<'_>) -> Result<()> {
         let ends = |byte: &u8| matches!(byte, b',' | b']' | b'}' | b':' | b'"') || byte.is_ascii_whitespace();
         let length = self.rest.iter().position(ends).unwrap_or(self.rest.len());
-        let (token, rest) = self.rest.split_at_checked(length).ok_or_else(broken)?;
+        let (token, rest) = self.rest.split_at_checked(length).ok_or_else(malformed_document)?;
         self.rest = rest;
         if !matches!(token, b"null" | b"true" | b"false") && !is_number(token) {
-            return Err(broken());
+            return Err(malformed_document());
         }
         let Some(out) = out else { return Ok(()) };
         match double(token) {
@@ -279,7 +279,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Whether a token is a number as JSON has it.
+/// Whether a token is a valid JSON number.
 fn is_number(token: &[u8]) -> bool {
     let digits = |text: &[u8]| !text.is_empty() && text.iter().all(u8::is_ascii_digit);
     let number = token.strip_prefix(b"-").unwrap_or(token);
@@ -300,7 +300,7 @@ fn is_number(token: &[u8]) -> bool {
         && exponent.is_none_or(is_exponent)
 }
 
-/// The DOUBLE of which the server shows exactly this; None for any other token.
+/// Returns the DOUBLE that the server shows as exactly this token; None for any other token.
 fn double(token: &[u8]) -> Option<f64> {
     if !token.iter().any(|byte| matches!(byte, b'.' | b'e')) {
         return None;
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_document_is_told() {
+    fn invalid_documents_are_rejected() {
         let deep = "[".repeat(200);
         let texts = [
             "",

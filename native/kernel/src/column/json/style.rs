@@ -1,6 +1,6 @@
-//! In whose spelling a document is written.
+//! The styles of a document's text.
 
-/// How the text of a JSON document looks.
+/// The style of the text of a JSON document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum JsonStyle {
     /// As MySQL's own client shows it.

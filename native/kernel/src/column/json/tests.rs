@@ -1,4 +1,4 @@
-//! Documents as bytes: honest ones, changed ones, crafted ones.
+//! Binary documents: valid, randomly changed and crafted.
 
 use super::{apply_partial, write_text};
 use crate::error::{ErrorKind, Result};
@@ -14,7 +14,7 @@ fn numbers(values: &[i16]) -> Vec<u8> {
     container(0x02, &[], &entries)
 }
 
-/// A small container: keys where it is an object, then each value's type and bytes, inlined where two suffice.
+/// A small container: keys if it is an object, then the type and bytes of each value, inlined up to two bytes.
 fn container(code: u8, keys: &[&str], values: &[(u8, Vec<u8>)]) -> Vec<u8> {
     let mut offset = 4 + keys.len() * 4 + values.len() * 3;
     let (mut key_entries, mut value_entries, mut data) = (Vec::new(), Vec::new(), Vec::new());
@@ -37,7 +37,7 @@ fn container(code: u8, keys: &[&str], values: &[(u8, Vec<u8>)]) -> Vec<u8> {
     [vec![code], word(values.len()).to_vec(), word(offset).to_vec(), key_entries, value_entries, data].concat()
 }
 
-/// The value of a document, without its type byte.
+/// Splits a document into its type byte and its value.
 fn value(document: &[u8]) -> (u8, Vec<u8>) {
     let (code, bytes) = document.split_first().unwrap();
     (*code, bytes.to_vec())
@@ -70,8 +70,8 @@ fn scalars_show_as_the_server_prints_them() {
         (b"\x0c\x07a\"\\\x01\n\x7f\x08", "\"a\\\"\\\\\\u0001\\n\x7f\\b\""),
         (b"\x0f\xf6\x04\x02\x01\x81\x05", "1.5"),
     ];
-    for (document, wanted) in cases {
-        assert_eq!(text(document).unwrap(), wanted);
+    for (document, expected) in cases {
+        assert_eq!(text(document).unwrap(), expected);
     }
 }
 
@@ -133,15 +133,15 @@ fn bytes_that_json_lacks_show_as_base64_in_lines() {
 
 #[test]
 fn changes_apply_in_their_order() {
-    let one = b"\x05\x07\x00".as_slice();
+    let seven = b"\x05\x07\x00".as_slice();
     let diffs = [
         change(0, "$.a", Some(&numbers(&[9]))),
-        change(1, "$.b[1]", Some(one)),
-        change(1, "$.bb", Some(one)),
+        change(1, "$.b[1]", Some(seven)),
+        change(1, "$.bb", Some(seven)),
         change(1, "$.\"c d\"", Some(b"\x04\x00")),
         change(2, "$.cc", None),
-        change(0, "$.a[0]", Some(one)),
-        change(1, "$.b[99]", Some(one)),
+        change(0, "$.a[0]", Some(seven)),
+        change(1, "$.b[99]", Some(seven)),
         change(2, "$.b[0]", None),
     ]
     .concat();
@@ -152,17 +152,17 @@ fn changes_apply_in_their_order() {
 
 #[test]
 fn changes_that_lead_nowhere_are_malformed() {
-    let one = Some(b"\x05\x07\x00".as_slice());
+    let seven = Some(b"\x05\x07\x00".as_slice());
     let diffs = [
-        change(0, "$.zz", one),
-        change(0, "$.a.b", one),
-        change(1, "$.a", one),
+        change(0, "$.zz", seven),
+        change(0, "$.a.b", seven),
+        change(1, "$.a", seven),
         change(2, "$.b[5]", None),
         change(2, "$", None),
-        change(0, "a", one),
-        change(0, "$.\"open", one),
-        change(0, "$[x]", one),
-        change(9, "$.a", one),
+        change(0, "a", seven),
+        change(0, "$.\"open", seven),
+        change(0, "$[x]", seven),
+        change(9, "$.a", seven),
         vec![0, 200],
     ];
     for diff in diffs {
@@ -172,7 +172,7 @@ fn changes_that_lead_nowhere_are_malformed() {
 
 #[test]
 fn overlapping_entries_do_not_multiply() {
-    // Every level has 100 entries that all point at the next one: 100 to the 30th power texts.
+    // Every level has 100 entries that all point at the next level: 100 to the 30th power texts.
     let mut document = numbers(&[1; 100]);
     for _ in 0..30 {
         let (code, inner) = value(&document);
@@ -193,7 +193,7 @@ fn overlapping_entries_do_not_multiply() {
 
 #[test]
 fn a_container_inside_itself_and_deep_nesting_end() {
-    // One entry that points back at offset 0, and one at its own entries.
+    // An entry that points back to offset 0, and one that points to its own entries.
     for offset in [0, 4] {
         assert!(text(&[0x02, 1, 0, 7, 0, 0x02, offset, 0]).is_err());
     }

@@ -1,4 +1,4 @@
-//! The text of a document, as the server prints it.
+//! Writes the text of a document as the server prints it.
 //!
 //! Source: `wrapper_to_string` in the server's `json_dom.cc`, checked against a running server.
 
@@ -17,32 +17,32 @@ const TIME: u64 = 11;
 const DATETIME: u64 = 12;
 const TIMESTAMP: u64 = 7;
 
-/// How much longer than its document a text can be: one control character takes six letters, an entry with its
-/// separators less.
+/// How much longer than its document a text can be: a control character takes six characters, an entry with its
+/// separators fewer.
 const GROWTH_MAX: usize = 8;
 
-/// What a text may exceed that by, for the smallest documents.
+/// Additional allowance for the smallest documents.
 const GROWTH_ROOM: usize = 256;
 
-/// Digits of the seconds' fraction of times inside JSON.
+/// Fractional digits of times in JSON.
 const FSP: u8 = 6;
 
-/// Where the text goes, and how far it may grow.
+/// The output, and the limit of its growth.
 pub(super) struct Writer<'o> {
     out: &'o mut Vec<u8>,
     end: usize,
     style: JsonStyle,
 }
 
-/// Adds the text of a binary document.
+/// Writes the text of a binary document.
 ///
-/// Raises `ValueMalformed` for a broken document or one whose text is longer than an honest one's can be,
-/// `LimitExceeded` for one nested deeper than the server allows. What was written until then stays in `out`.
+/// Raises `ValueMalformed` for a malformed document, or if the text is longer than any valid document's,
+/// `LimitExceeded` for nesting deeper than the server allows. Output before an error stays in `out`.
 pub fn write_text(document: &[u8], out: &mut Vec<u8>) -> Result<()> {
     write_text_in(document, JsonStyle::Server, out)
 }
 
-/// The same in another style. An empty document is no text in Canal's.
+/// Does the same in another style. In Canal's style, an empty document has an empty text.
 pub fn write_text_in(document: &[u8], style: JsonStyle, out: &mut Vec<u8>) -> Result<()> {
     if document.is_empty() && style == JsonStyle::Canal {
         return Ok(());
@@ -51,14 +51,14 @@ pub fn write_text_in(document: &[u8], style: JsonStyle, out: &mut Vec<u8>) -> Re
 }
 
 impl<'o> Writer<'o> {
-    /// Writes into `out` the text of a document of that many bytes.
+    /// Writes the text of a document of `document_bytes` bytes into `out`.
     pub(super) fn new(document_bytes: usize, style: JsonStyle, out: &'o mut Vec<u8>) -> Writer<'o> {
         let room = document_bytes.saturating_mul(GROWTH_MAX).saturating_add(GROWTH_ROOM);
         let end = out.len().saturating_add(room);
         Writer { out, end, style }
     }
 
-    /// Adds punctuation.
+    /// Writes punctuation.
     pub(super) fn put(&mut self, text: &[u8]) {
         self.out.extend_from_slice(text);
     }
@@ -70,7 +70,7 @@ impl<'o> Writer<'o> {
         Ok(())
     }
 
-    /// Adds one value; `depth` is how many containers lie around it.
+    /// Writes a value; `depth` is the number of containers around it.
     pub(super) fn node(&mut self, node: Node<'_>, depth: usize) -> Result<()> {
         self.check(0)?;
         match node {
@@ -116,13 +116,13 @@ impl<'o> Writer<'o> {
         Ok(())
     }
 
-    /// Adds a quoted string. Only quotes, backslashes and control characters are escaped.
+    /// Writes a quoted string. Only quotes, backslashes and control characters are escaped.
     ///
-    /// Raises `ValueMalformed` for one that is not UTF-8.
+    /// Raises `ValueMalformed` if it is not UTF-8.
     pub(super) fn string(&mut self, text: &[u8]) -> Result<()> {
         self.check(text.len())?;
         self.put(b"\"");
-        // One pass without a branch tells most strings from the few that need a second look.
+        // One branchless pass separates most strings from the few that need escapes or validation.
         let look = Look::at(text);
         if look.not_ascii != 0 {
             utf8(text)?;
@@ -135,7 +135,7 @@ impl<'o> Writer<'o> {
         Ok(())
     }
 
-    /// Adds a number that shows by its point or exponent that it is no integer.
+    /// Writes a number with a point or an exponent, so that it is not read as an integer.
     pub(super) fn double(&mut self, value: f64) {
         if self.style == JsonStyle::Canal {
             return float::write_java_double(value, self.out);
@@ -202,8 +202,8 @@ impl<'o> Writer<'o> {
 }
 
 impl Writer<'_> {
-    /// Escapes what Canal does: quotes, backslashes, three control characters by a letter, and all others, with those of
-    /// ISO-8859-1 and its no-break space, by their number.
+    /// Escapes like Canal: quotes and backslashes, three control characters by a letter, all other control
+    /// characters, including those of ISO-8859-1 and its no-break space, by their number.
     fn escaped_canal(&mut self, text: &[u8]) {
         let plain = |byte: u8| (0x20..0x7f).contains(&byte) && byte != b'"' && byte != b'\\';
         if text.iter().all(|byte| plain(*byte)) {
@@ -219,7 +219,7 @@ impl Writer<'_> {
                 '\0'..='\x1f' | '\x7f'..='\u{a0}' => {
                     self.put(format!("\\u{:04x}", u32::from(character)).as_bytes());
                 }
-                other => self.put(other.encode_utf8(&mut [0; 4]).as_bytes()),
+                character => self.put(character.encode_utf8(&mut [0; 4]).as_bytes()),
             }
         }
     }
@@ -238,7 +238,7 @@ impl Writer<'_> {
     }
 }
 
-/// The depth inside one more container.
+/// Returns the depth inside a nested container.
 pub(super) fn deeper(depth: usize) -> Result<usize> {
     if depth >= JSON_DEPTH_MAX {
         let message = format!("a JSON document nested deeper than {JSON_DEPTH_MAX}");
@@ -247,8 +247,8 @@ pub(super) fn deeper(depth: usize) -> Result<usize> {
     Ok(depth + 1)
 }
 
-/// A date and time as `TIME_to_longlong_datetime_packed` packs it: the bits of a DATETIME column above 24 bits of
-/// microseconds.
+/// Unpacks a date and time packed by `TIME_to_longlong_datetime_packed`: the bits of a DATETIME column above 24 bits
+/// of microseconds.
 fn moment(packed: u64) -> Result<datetime::DateTime> {
     let bits = (packed >> 24) + (1 << 39);
     let micros = u32::try_from(packed & 0xff_ffff).unwrap_or(u32::MAX);
@@ -258,15 +258,15 @@ fn moment(packed: u64) -> Result<datetime::DateTime> {
     Ok(datetime::DateTime { micros, ..datetime::unpack(bits)? })
 }
 
-/// A span as `TIME_to_longlong_time_packed` packs it, negative as a whole.
+/// Unpacks a span packed by `TIME_to_longlong_time_packed`, which is negated as a whole.
 fn span(packed: u64) -> Result<Time> {
     time::unpack(i64::from_ne_bytes(packed.to_ne_bytes()))
 }
 
-/// Bytes of one line of base64: the server breaks lines after 76 letters.
+/// Input bytes per line of base64: the server breaks lines after 76 characters.
 const BASE64_LINE_BYTES: usize = 57;
 
-/// Adds base64 as the server's `base64_encode` does; its line breaks stand escaped in the JSON string.
+/// Writes base64 like the server's `base64_encode`; its line breaks are escaped in the JSON string.
 fn write_base64(data: &[u8], out: &mut Vec<u8>) {
     for (row, line) in data.chunks(BASE64_LINE_BYTES).enumerate() {
         if row > 0 {
