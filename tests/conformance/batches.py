@@ -48,9 +48,9 @@ class Pipe:
         self.sink.commit(mark, receipts)
         return receipts
 
-    def changes(self, target: Target, *made: list[Made], again: bool = False) -> list[Receipt]:
+    def changes(self, target: Target, *groups: list[Made], again: bool = False) -> list[Receipt]:
         """Write changes of one table in one part."""
-        return self.batch([changes_of(target, *made)], again=again)
+        return self.batch([changes_of(target, *groups)], again=again)
 
 
 def row(number: int, name: str | None = None) -> Row:

@@ -59,12 +59,12 @@ ALONE = "memory"
 @pytest.fixture(params=backend_names())
 def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
     """Each backend in turn: one that is in the folder and not here is an error."""
-    made: dict[str, Callable[[], Backend]] = {
+    makers: dict[str, Callable[[], Backend]] = {
         ALONE: MemoryBackend,
         "sqlite": lambda: SqliteBackend(tmp_path),
         "zookeeper": lambda: ZooKeeperBackend(request.getfixturevalue("zookeeper")),
     }
-    with made[request.param]() as opened:
+    with makers[request.param]() as opened:
         yield opened
 
 
@@ -167,8 +167,8 @@ def test_concurrent_threads_and_stores_lose_no_update(
     store: CoordinationStore, other: CoordinationStore
 ) -> None:
     counting = [
-        threading.Thread(target=coordination_process.increment, args=(one, "/count", 20))
-        for one in (store, store, other)
+        threading.Thread(target=coordination_process.increment, args=(counting_store, "/count", 20))
+        for counting_store in (store, store, other)
     ]
     for thread in counting:
         thread.start()
@@ -196,8 +196,8 @@ def test_concurrent_processes_lose_no_update(backend: Backend) -> None:
 def test_watch_reports_every_change_below_its_path(
     store: CoordinationStore, other: CoordinationStore
 ) -> None:
-    told = threading.Event()
-    watch = store.watch("/shop", told.set)
+    notified = threading.Event()
+    watch = store.watch("/shop", notified.set)
     changes: list[Callable[[], object]] = [
         lambda: other.put("/shop/orders/record", b"1"),
         lambda: other.put("/shop/orders/record", b"2"),
@@ -210,27 +210,27 @@ def test_watch_reports_every_change_below_its_path(
     ]
     for number, change in enumerate(changes):
         # What comes late of the change before is not taken for this one's.
-        wait_quiet(told)
+        wait_quiet(notified)
         change()
-        assert told.wait(WAIT_SECONDS_MAX), number
+        assert notified.wait(WAIT_SECONDS_MAX), number
     watch.close()
-    wait_quiet(told)
+    wait_quiet(notified)
     # Whoever watches beside it is told, and it is not.
     still_told = threading.Event()
     store.watch("/shop", still_told.set)
     other.put("/shop/orders/record", b"6")
     assert still_told.wait(WAIT_SECONDS_MAX)
-    assert not told.is_set()
+    assert not notified.is_set()
 
 
 def test_notified_watcher_reads_the_change(store: CoordinationStore, other: CoordinationStore) -> None:
-    told = threading.Event()
-    store.watch("/count", told.set)
+    notified = threading.Event()
+    store.watch("/count", notified.set)
     for number in range(30):
         other.put("/count", str(number).encode())
         while True:
-            assert told.wait(WAIT_SECONDS_MAX), number
-            told.clear()
+            assert notified.wait(WAIT_SECONDS_MAX), number
+            notified.clear()
             record = store.get("/count")
             if record is not None and record.value == str(number).encode():
                 break
@@ -291,16 +291,16 @@ def test_expired_session_is_reported_and_its_records_are_deleted(
     backend: Backend, store: CoordinationStore, other: CoordinationStore
 ) -> None:
     session = store.session(SESSION_SECONDS_ENDED)
-    lost, told = threading.Event(), threading.Event()
+    lost, notified = threading.Event(), threading.Event()
     session.on_lost(lost.set)
     session.put_ephemeral(LEASE, b"mine")
-    other.watch(LEASE, told.set)
-    told.clear()
+    other.watch(LEASE, notified.set)
+    notified.clear()
     backend.expire(store, session)
     assert lost.wait(WAIT_SECONDS_MAX)
     assert not session.alive
     wait_until(lambda: other.get(LEASE) is None)
-    assert told.wait(WAIT_SECONDS_MAX)
+    assert notified.wait(WAIT_SECONDS_MAX)
     late = threading.Event()
     session.on_lost(late.set)
     assert late.is_set()
@@ -346,7 +346,7 @@ def test_holder_of_a_lost_lease_writes_no_checkpoint(
     session = store.session(SESSION_SECONDS_ENDED)
     lease = Lease.acquire(store, session, LEASE, "one")
     assert lease is not None
-    mine, theirs = Checkpoints(store, "/shop"), Checkpoints(other, "/shop")
+    mine, follower_checkpoints = Checkpoints(store, "/shop"), Checkpoints(other, "/shop")
     assert mine.take(0, lease.token).checkpoint is None
     first = Checkpoint.now("mysql-bin.000001:100", "uuid:1-5", "key", 7)
     mine.write(0, lease.token, first)
@@ -354,12 +354,12 @@ def test_holder_of_a_lost_lease_writes_no_checkpoint(
     wait_until(lambda: other.get(LEASE) is None)
     following = Lease.acquire(other, other.session(SESSION_SECONDS), LEASE, "two")
     assert following is not None
-    assert theirs.take(0, following.token).checkpoint == first
+    assert follower_checkpoints.take(0, following.token).checkpoint == first
     with pytest.raises(LeaseLost):
         mine.write(0, lease.token, Checkpoint.now("mysql-bin.000001:200"))
     with pytest.raises(LeaseLost):
         mine.take(0, lease.token)
-    assert theirs.read(0) == first
+    assert follower_checkpoints.read(0) == first
     # What the store has ended is known here with the next sign of life.
     wait_until(lambda: not lease.held)
 
@@ -368,17 +368,17 @@ def test_unresponsive_store_is_reported_lost_and_recovers(backend: Backend, othe
     store = backend.open(OPERATION_SECONDS_SHORT)
     session = until_answered(lambda: store.session(SESSION_SECONDS))
     lease = until_answered(lambda: Lease.acquire(store, session, LEASE, "one"))
-    told = threading.Event()
-    until_answered(lambda: store.watch("/shop", told.set))
+    notified = threading.Event()
+    until_answered(lambda: store.watch("/shop", notified.set))
     version = until_answered(lambda: store.put("/shop/orders", b"1"))
     with backend.cut_off(store):
         took = wait_until(lambda: is_lost(lambda: store.put("/shop/orders", b"2", version)))
         assert took < SESSION_SECONDS, "an operation has a time of its own"
     wait_until(lambda: not is_lost(lambda: store.get("/shop/orders")))
     wait_until(lambda: lease is not None and lease.held)
-    told.clear()
+    notified.clear()
     other.put("/shop/orders", b"3")
-    assert told.wait(WAIT_SECONDS_MAX)
+    assert notified.wait(WAIT_SECONDS_MAX)
 
 
 def test_disconnected_holder_is_uncertain_then_lost_and_fenced(backend: Backend) -> None:
@@ -463,17 +463,17 @@ def test_closed_store_refuses_calls(store: CoordinationStore) -> None:
 # --- Small things -----------------------------------------------------------------------------
 
 
-def wait_quiet(told: threading.Event) -> None:
+def wait_quiet(notified: threading.Event) -> None:
     """Wait until a watch has told of everything that happened."""
-    while told.wait(0.2):
-        told.clear()
+    while notified.wait(0.2):
+        notified.clear()
 
 
 def wait_for_lease(
     store: CoordinationStore, holder: str, seconds: float = SESSION_SECONDS
 ) -> tuple[Session, Lease]:
     """Take the lease once it is free, under a session that lives: one that is short may end before."""
-    found: list[tuple[Session, Lease]] = []
+    acquired: list[tuple[Session, Lease]] = []
 
     def is_taken() -> bool:
         try:
@@ -484,11 +484,11 @@ def wait_for_lease(
         if lease is None:
             session.close()
         else:
-            found.append((session, lease))
-        return bool(found)
+            acquired.append((session, lease))
+        return bool(acquired)
 
     wait_until(is_taken)
-    return found[0]
+    return acquired[0]
 
 
 @contextmanager

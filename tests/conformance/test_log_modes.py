@@ -89,7 +89,7 @@ def test_every_boundary_has_a_gtid_set_that_locates_it(log: Log) -> None:
         assert log.gtid_set(position) == gtid_set
         if position.epoch == 0 and gtid_set:
             assert log.locate_gtid_set(gtid_set).position <= max(
-                one for one, same in boundaries().items() if one.epoch == 0 and same == gtid_set
+                extent for extent, same in boundaries().items() if extent.epoch == 0 and same == gtid_set
             )
 
 
@@ -103,8 +103,8 @@ def test_every_position_and_time_is_located(log: Log) -> None:
             assert located == position or located.file != position.file
     for record in log.segments:
         if record.time_first_us:
-            found = log.locate_time(record.time_first_us).position
-            assert found <= Position(record.epoch, log.segment_head(record).file, record.base)
+            actual = log.locate_time(record.time_first_us).position
+            assert actual <= Position(record.epoch, log.segment_head(record).file, record.base)
 
 
 def test_reader_follows_a_growing_log_and_receives_every_byte_once(log: Log) -> None:
@@ -330,17 +330,17 @@ def test_memory_reader_that_never_returns_expires() -> None:
 
 def test_writer_is_throttled_until_every_registered_reader_has_acknowledged(small: MemoryLog) -> None:
     held = patient(small)
-    begun = threading.Event()
+    started = threading.Event()
     start = Position(0, server_files()[0].name, 127)
 
     def register(_captured: Captured, count: int) -> None:
         if count == 1:
             small.register("fast", start)
             small.register("slow", start)
-            begun.set()
+            started.set()
 
     writer = capture_in_a_thread(small, register)
-    assert begun.wait(WAIT_SECONDS_MAX)
+    assert started.wait(WAIT_SECONDS_MAX)
     wait_until(lambda: held)
     small.acknowledge("fast", small.head())
     stuck = small.head()
@@ -389,10 +389,10 @@ def test_concurrent_acknowledgement_makes_room_for_the_next_attempt(
 
     def acknowledged_late(all_that_can: bool = False) -> Position | None:
         """Have the reader acknowledge everything just behind the moment at which that was asked for."""
-        found = make_room(all_that_can)
+        has_room = make_room(all_that_can)
         if "reader" in small.acknowledged():
             small.acknowledge("reader", small.head())
-        return found
+        return has_room
 
     monkeypatch.setattr(small, "_make_room", acknowledged_late)
     start = Position(0, server_files()[0].name, 127)

@@ -20,9 +20,9 @@ from tests.support.sinks.backends import SinkBackend
 
 
 def test_sink_pickles_and_its_check_reports_no_problem(backend: SinkBackend, sink: Sink) -> None:
-    assert [one for one in sink.check() if one.fatal] == []
+    assert [finding for finding in sink.check() if finding.fatal] == []
     copied = pickle.loads(pickle.dumps(sink))
-    assert [one for one in copied.check() if one.fatal] == []
+    assert [finding for finding in copied.check() if finding.fatal] == []
     copied.close()
     assert sink.delivery in Delivery
 
@@ -127,9 +127,12 @@ def test_loaded_rows_yield_to_the_log(backend: SinkBackend, sink: Sink, table: M
 def test_error_of_one_table_names_the_table(backend: SinkBackend, sink: Sink, table: MakeTarget) -> None:
     good, pipe = table(), Pipe(sink)
     bad = replace(good, name=TableName(good.name.database, "bad"))
-    pipe.batch([changes_of(one, insert(1, id=1, name="a")) for one in (good, bad)])
+    pipe.batch([changes_of(table_target, insert(1, id=1, name="a")) for table_target in (good, bad)])
     backend.spoil(sink, bad)
-    batch = [changes_of(one, insert(2, id=2, name="b"), insert(2, 1, id=3, name="b")) for one in (good, bad)]
+    batch = [
+        changes_of(table_target, insert(2, id=2, name="b"), insert(2, 1, id=3, name="b"))
+        for table_target in (good, bad)
+    ]
     writer = sink.open(BatchMark("conformance", "1", 2), 0)
 
     def write() -> None:
@@ -181,10 +184,10 @@ def test_text_keys_distinguish_rows(backend: SinkBackend, sink: Sink, table: Mak
     ]
     pipe = Pipe(sink)
     pipe.changes(target, *(insert(1, number, a=a, b=b, n=number) for number, (a, b) in enumerate(keys)))
-    found = {(one["a"], one["b"]): one["n"] for one in backend.rows(sink, target)}
-    assert found == {key: number for number, key in enumerate(keys)}
+    actual_rows = {(row["a"], row["b"]): row["n"] for row in backend.rows(sink, target)}
+    assert actual_rows == {key: number for number, key in enumerate(keys)}
     pipe.changes(target, *(delete(2, number, a=a, b=b, n=number) for number, (a, b) in enumerate(keys[1:])))
-    assert [(one["a"], one["b"]) for one in backend.rows(sink, target)] == [("x", 1)]
+    assert [(row["a"], row["b"]) for row in backend.rows(sink, target)] == [("x", 1)]
 
 
 @runs_on(lambda backend: backend.MIRRORS and backend.NEEDS_KEY)
@@ -274,26 +277,29 @@ TYPES: dict[str, tuple[str, list[Any]]] = {
 
 
 def test_every_type_is_read_back_unchanged(backend: SinkBackend, sink: Sink, table: MakeTarget) -> None:
-    types = {name: made for name, made in TYPES.items() if name not in backend.LOSES}
+    types = {name: values for name, values in TYPES.items() if name not in backend.LOSES}
     target = table({"id": "int"} | {name: declared for name, (declared, _) in types.items()})
-    columns = [replace(one, charset="utf8mb4") if one.type_text == "text" else one for one in target.columns]
+    columns = [
+        replace(column, charset="utf8mb4") if column.type_text == "text" else column
+        for column in target.columns
+    ]
     target = replace(target, columns=tuple(columns))
     values = [
-        {"id": number} | {name: made[number] for name, (_, made) in types.items()} for number in range(2)
+        {"id": number} | {name: values[number] for name, (_, values) in types.items()} for number in range(2)
     ]
     changes = changes_of(target, insert(1, **values[0]), insert(1, 1, **values[1]), insert(1, 2, id=2))
     [receipt] = Pipe(sink).batch([changes])
     assert receipt.rows == 3
     assert not receipt.unrepresentable
     wanted = changes.rows.select(target.column_names).to_pylist()
-    for found, expected in zip(backend.rows(sink, target), wanted, strict=True):
-        assert found == expected
+    for actual, expected in zip(backend.rows(sink, target), wanted, strict=True):
+        assert actual == expected
 
 
 def test_out_of_range_value_is_reported(backend: SinkBackend, sink: Sink, table: MakeTarget) -> None:
     target = table({"id": "int", "day": "date"})
-    made = Made("insert", 1, {"id": 1}, 0, {"day": "0000-00-00"})
-    [receipt] = Pipe(sink).batch([changes_of(target, [made], insert(1, 1, id=2))])
+    change = Made("insert", 1, {"id": 1}, 0, {"day": "0000-00-00"})
+    [receipt] = Pipe(sink).batch([changes_of(target, [change], insert(1, 1, id=2))])
     if backend.KEEPS_UNREPRESENTABLE:
         assert not receipt.unrepresentable
         return
@@ -339,12 +345,12 @@ def test_columns_are_only_added_if_configured(backend: SinkBackend, sink: Sink, 
     everything = table(
         {"id": "int", "added": "datetime", "count": "int", "total": "int", "name": "varchar(40)"}
     )
-    found = backend.rows(sink, everything)
-    assert found[1:] == [
+    actual_rows = backend.rows(sink, everything)
+    assert actual_rows[1:] == [
         {"id": 2, "added": added, "count": 6, "total": 60, "name": "b"},
         {"id": 3, "added": None, "count": None, "total": None, "name": None},
     ]
-    assert (found[0]["id"], found[0]["added"], found[0]["total"]) == (1, None, 51)
+    assert (actual_rows[0]["id"], actual_rows[0]["added"], actual_rows[0]["total"]) == (1, None, 51)
 
 
 @runs_on(lambda backend: backend.MIRRORS and backend.HAS_COLUMNS)
@@ -383,7 +389,7 @@ def test_key_dropped_by_the_source_loses_no_rows(
     pipe.changes(table(columns, unique=[("name",)]), insert(1, id=1, name="a"))
     pipe.evolution = evolution
     pipe.changes(table(columns), insert(2, id=2, name="a"), insert(3, id=3, name="a"))
-    assert [one["id"] for one in backend.rows(sink, table(columns))] == [1, 2, 3]
+    assert [row["id"] for row in backend.rows(sink, table(columns))] == [1, 2, 3]
 
 
 @pytest.mark.parametrize("evolution", [Evolution.ADD_ONLY, Evolution.IGNORE])
@@ -412,8 +418,8 @@ def test_parts_of_a_batch_commit_as_one(backend: SinkBackend, sink: Sink, table:
         for part in range(count)
     ]
     receipts = pipe.batch(*parts)
-    assert sum(one.rows for one in receipts) == 400
-    assert [one["id"] for one in backend.rows(sink, target)] == list(range(400))
+    assert sum(receipt.rows for receipt in receipts) == 400
+    assert [row["id"] for row in backend.rows(sink, target)] == list(range(400))
 
 
 def test_full_load_in_parts_is_stored_once(backend: SinkBackend, sink: Sink, table: MakeTarget) -> None:

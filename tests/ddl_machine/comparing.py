@@ -52,10 +52,10 @@ class WatchedHistory(SchemaHistory):
         self._in_doubt.discard(name)
         return definition.schema
 
-    def apply(self, text: str, database: str, position: Position, *others: Any) -> set[TableName]:
+    def apply(self, text: str, database: str, position: Position, *more: Any) -> set[TableName]:
         """Take a statement into account, and hold what is known now against the recording."""
         self._outcome.counts["statements"] += 1
-        moved = super().apply(text, database, position, *others)
+        moved = super().apply(text, database, position, *more)
         definitions = self._recording.definitions_after(position)
         in_doubt = {name for name in definitions if self.needs_reread(name)}
         if in_doubt - self._in_doubt:
@@ -74,14 +74,14 @@ class WatchedHistory(SchemaHistory):
             # The server is asked for it when its next row comes.
             self._outcome.doubts.append(f"{name} is not known after {text}")
         elif (_shown(known), known.primary_key) != (_shown(expected), expected.primary_key):
-            ours = [one for one in known.columns if one not in expected.columns]
-            theirs = [one for one in expected.columns if one not in known.columns]
+            extra = [column for column in known.columns if column not in expected.columns]
+            missing = [column for column in expected.columns if column not in known.columns]
             keys = (
                 (known.primary_key, expected.primary_key) if known.primary_key != expected.primary_key else ""
             )
             self._outcome.differences.append(
-                f"{position}: {name} is {ours or [one.name for one in known.columns]}, on the server"
-                f" {theirs or [one.name for one in expected.columns]} {keys} after {text}"
+                f"{position}: {name} is {extra or [column.name for column in known.columns]}, on the server"
+                f" {missing or [column.name for column in expected.columns]} {keys} after {text}"
             )
         else:
             self._outcome.counts["definitions compared"] += 1
@@ -119,7 +119,11 @@ def _compare_rows(
 ) -> None:
     versions = sorted(transactions)
     for change in changes:
-        inside = [one for one in versions if change.start.commit_version <= one < change.end.commit_version]
+        inside = [
+            version
+            for version in versions
+            if change.start.commit_version <= version < change.end.commit_version
+        ]
         rows = [row for version in inside for table, row in transactions.pop(version)
                 if table == str(change.table)]  # fmt: skip
         rows.sort(key=lambda row: (row["_commit_version"], row["_metadata"]["row"]))

@@ -55,7 +55,9 @@ class Grammar:
             (self._index, 5 if self.tables else 0),
             (self._other, 9),
         )
-        [writer] = self.chance.choices([one for one, _ in writers], weights=[weight for _, weight in writers])
+        [writer] = self.chance.choices(
+            [method for method, _ in writers], weights=[weight for _, weight in writers]
+        )
         return self._decorated(writer())
 
     # --- Names and noise ---------------------------------------------------------------------------
@@ -112,7 +114,7 @@ class Grammar:
         if self.chance.random() < 0.05:
             text = self._versioned_comment(text)
         if self.chance.random() < 0.15:
-            at = self.chance.choice([0, *(at for at, one in enumerate(text) if one == " ")])
+            at = self.chance.choice([0, *(at for at, character in enumerate(text) if character == " ")])
             # Blanks inside quotes are left alone: a comment there is part of a name.
             if all(text[:at].count(quote) % 2 == 0 for quote in "'`\"") and "/*" not in text[:at]:
                 text = f"{text[:at]} {self._comment()} {text[at:]}"
@@ -176,7 +178,7 @@ class Grammar:
 
     def _key(self, columns: Sequence[str]) -> str:
         chosen = self.chance.sample(list(columns), min(len(columns), self.chance.choice((1, 1, 2))))
-        listed = ", ".join(one + self.chance.choice(("", "", "(3)", " DESC", " ASC")) for one in chosen)
+        listed = ", ".join(column + self.chance.choice(("", "", "(3)", " DESC", " ASC")) for column in chosen)
         name = self._maybe(0.4, self._name(self.chance.choice(vocabulary.KEYWORD_NAMES)) + " ")
         kinds = (
             f"PRIMARY KEY {self._maybe(0.3, 'USING BTREE ')}({listed})",
@@ -197,9 +199,17 @@ class Grammar:
             default = self._maybe(0.4, "DEFAULT ")
             options.append(default + vocabulary.charset_clause(self.chance, self.chance.choice(("", "="))))
         if self.chance.random() < 0.3:
-            others = ("ENGINE=InnoDB", "ENGINE = MyISAM", "COMMENT='charset=latin1, x'", "ROW_FORMAT=DYNAMIC",
-                      "AUTO_INCREMENT=5", "STATS_PERSISTENT=0", "COMMENT 'a''b'", "MAX_ROWS 100")  # fmt: skip
-            options.append(self.chance.choice(others))
+            plain_options = (
+                "ENGINE=InnoDB",
+                "ENGINE = MyISAM",
+                "COMMENT='charset=latin1, x'",
+                "ROW_FORMAT=DYNAMIC",
+                "AUTO_INCREMENT=5",
+                "STATS_PERSISTENT=0",
+                "COMMENT 'a''b'",
+                "MAX_ROWS 100",
+            )
+            options.append(self.chance.choice(plain_options))
         self.chance.shuffle(options)
         return options
 
@@ -257,7 +267,7 @@ class Grammar:
 
     def _drop_tables(self) -> str:
         names = [self._new_table()] if self.chance.random() < 0.3 or not self.tables else []
-        names += [self._table(one) for one in self.chance.sample(self.tables, min(len(self.tables), 1))]
+        names += [self._table(table) for table in self.chance.sample(self.tables, min(len(self.tables), 1))]
         wait = self._maybe(0.2, self.chance.choice((" NOWAIT", " WAIT 5"))) if self.mariadb else ""
         kind = self.chance.choice(("TABLE", "TABLES", "/* app */ TABLE", "TEMPORARY TABLE"))
         return f"DROP {kind} IF EXISTS {', '.join(names)}{wait}{self._maybe(0.2, ' CASCADE')}"
@@ -283,7 +293,7 @@ class Grammar:
             )
         text = f"{head} {', '.join(clauses)}"
         if self.chance.random() < 0.02:
-            text += ", ORDER BY " + ", ".join(self._name(one.name) for one in facts.columns[:2])
+            text += ", ORDER BY " + ", ".join(self._name(column.name) for column in facts.columns[:2])
         return text
 
     def _whole_table_action(self) -> str:
@@ -311,7 +321,7 @@ class Grammar:
         word = self.chance.choice(("", "COLUMN "))
         not_exists = self._maybe(0.08, "IF NOT EXISTS ") if self.mariadb else ""
         exists = self._maybe(0.08, "IF EXISTS ") if self.mariadb else ""
-        names = [self._quoted(one.name) for one in facts.columns]
+        names = [self._quoted(column.name) for column in facts.columns]
         clauses = (
             (lambda: f"ADD {word}{not_exists}{self._column(names)}{self._place(facts)}", 22),
             (lambda: f"ADD {word}({self._column(names)}, {self._column()})", 3),
@@ -329,11 +339,13 @@ class Grammar:
             (lambda: f"RENAME INDEX {column} TO {self._new_name()}", 1),
             (lambda: f"ALTER COLUMN {column} SET INVISIBLE", 0 if self.mariadb else 1),
         )
-        [clause] = self.chance.choices([one for one, _ in clauses], weights=[weight for _, weight in clauses])
+        [clause] = self.chance.choices(
+            [method for method, _ in clauses], weights=[weight for _, weight in clauses]
+        )
         return clause()
 
     def _conversion(self) -> str:
-        charset = self.chance.choice([one for one in vocabulary.CHARSETS if one != "binary"])
+        charset = self.chance.choice([charset for charset in vocabulary.CHARSETS if charset != "binary"])
         return self.chance.choice(
             (
                 f"CHARACTER SET {charset}",

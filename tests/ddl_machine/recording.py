@@ -127,10 +127,12 @@ class Run:
         recording.counts["logged"] += 1
         recording.statements.append((start, text))
         before = recording.snapshots[-1][1] if recording.snapshots else {}
-        definitions = {one.schema.name: one for one in read_tables(observer, self._patterns)}
+        definitions = {
+            read_table.schema.name: read_table for read_table in read_tables(observer, self._patterns)
+        }
         recording.snapshots.append((end, definitions))
         self.grammar.tables = self._facts(session)
-        changed = [name for name, one in definitions.items() if before.get(name) != one]
+        changed = [name for name, definition in definitions.items() if before.get(name) != definition]
         if "SELECT" in text and changed:
             for facts in self._named(changed):
                 rows = self._select(session, facts)
@@ -144,7 +146,7 @@ class Run:
             self._change_rows(session, facts, recording)
 
     def _named(self, names: list[TableName]) -> list[TableFacts]:
-        return [one for one in self.grammar.tables if TableName(one.database, one.name) in names]
+        return [table for table in self.grammar.tables if TableName(table.database, table.name) in names]
 
     def _note(self, recording: Recording, change: RowChange) -> None:
         if change.images:
@@ -159,12 +161,13 @@ class Run:
         if before and self.chance.random() < 0.6:
             self._change(session, facts, recording, before, f"DELETE FROM {name}")
             before = self._select(session, facts)
-        written = [one for one in facts.columns if one.is_writable and self.chance.random() < 0.9]
+        written = [column for column in facts.columns if column.is_writable and self.chance.random() < 0.9]
         values = [
-            (one, value(self.chance, one.type_text, one.charset, self.grammar.mariadb)) for one in written
+            (column, value(self.chance, column.type_text, column.charset, self.grammar.mariadb))
+            for column in written
         ]
-        pairs = [(quote_name(one.name), text if self.chance.random() < 0.93 else "NULL")
-                 for one, text in values if text is not None]  # fmt: skip
+        pairs = [(quote_name(column.name), text if self.chance.random() < 0.93 else "NULL")
+                 for column, text in values if text is not None]  # fmt: skip
         if before and pairs:
             settings = ", ".join(f"{column} = {text}" for column, text in pairs)
             self._change(session, facts, recording, before, f"UPDATE {name} SET {settings}")
@@ -197,15 +200,15 @@ class Run:
         self._note(recording, RowChange(start, end, name, tuple(images), facts.is_versioned, text))
 
     def _select(self, session: Any, facts: TableFacts) -> list[dict[str, Any]]:
-        compared = [one for one in facts.columns if one.is_comparable]
-        columns = ", ".join(_selected(one) for one in compared) or "1"
+        compared = [column for column in facts.columns if column.is_comparable]
+        columns = ", ".join(_selected(column) for column in compared) or "1"
         with session.cursor() as cursor:
             try:
                 cursor.execute(f"SELECT {columns} FROM {quote_name(facts.database)}.{quote_name(facts.name)}")
             except pymysql.err.MySQLError:
                 # A tablespace that was discarded has no rows.
                 return []
-            names = [one.name for one in compared]
+            names = [column.name for column in compared]
             return [dict(zip(names, row, strict=False)) for row in cursor.fetchall()]
 
     # --- The session -------------------------------------------------------------------------------

@@ -172,7 +172,7 @@ def assert_definition_is_kept(folder: Path, server: Server) -> None:
     log = LogReader.open(folder)
     kept = kept_schemas(log).at(log.head()).schema("d", "t")
     assert kept is not None
-    assert [one.name for one in kept.columns] == [row[0] for row in server.sql("SHOW COLUMNS FROM d.t")]
+    assert [column.name for column in kept.columns] == [row[0] for row in server.sql("SHOW COLUMNS FROM d.t")]
     assert len(kept.columns) > 3
 
 
@@ -219,15 +219,17 @@ def test_server_that_dies_under_load_is_followed_after_its_restart(
 def test_log_purged_under_a_dead_daemon_stops_it_by_name(start_server: StartServer, tmp_path: Path) -> None:
     server = start_server("mariadb")
     with Load(server) as load, daemon_of(tmp_path, server.url()) as daemon:
-        begun = Position(0, "mysql-bin.000001", 100_000)
-        daemon.wait_for(lambda one: bool(one["position"]) and Position.parse(one["position"]) > begun)
+        start = Position(0, "mysql-bin.000001", 100_000)
+        daemon.wait_for(
+            lambda reported: bool(reported["position"]) and Position.parse(reported["position"]) > start
+        )
         daemon.kill()
         load.go_on(10)
         load.__exit__()
         rotate(server)
         purge(server)
         daemon.start()
-        status = daemon.wait_for(lambda one: one["state"] == "stopped")
+        status = daemon.wait_for(lambda status: status["state"] == "stopped")
         assert status["error"]["kind"] == "PositionPurged"
         held = LogReader.open(tmp_path / "log" / "shop").head()
         assert held.file in status["error"]["message"]
@@ -252,14 +254,14 @@ def test_full_disk_pauses_capture_until_there_is_room(start_server: StartServer,
             Load(server, bytes_max=32 << 20) as load,
             daemon_of(tmp_path, server.url(), log) as daemon,
         ):
-            status = daemon.wait_for(lambda one: one["state"] == "held")
+            status = daemon.wait_for(lambda status: status["state"] == "held")
             assert "no room" in status["why"]
             full = status["position"]
             load.go_on(20)
             load.__exit__()
             daemon.kill()
             daemon.start()
-            status = daemon.wait_for(lambda one: one["state"] in ("held", "waiting"))
+            status = daemon.wait_for(lambda status: status["state"] in ("held", "waiting"))
             ballast.unlink()
             settle(daemon, server)
             assert Position.parse(daemon.status()["position"]) > Position.parse(full)
@@ -277,7 +279,7 @@ def test_log_that_cannot_open_on_a_full_disk_frees_space_by_itself(tmp_path: Pat
             Log.open(disk / "shop", SETTINGS)
         kept = {"retention": {"age": None, "bytes": 8000}, "memory_bytes": 0}
         with capturing(settings_of(disk, "mysql://nobody@127.0.0.1:1", kept)) as capture:
-            wait_for(capture, lambda one: one.position is not None)
+            wait_for(capture, lambda status: status.position is not None)
         with Log.open(disk / "shop", SETTINGS) as again:
             assert 0 < len(again.segments) < len(log.segments)
             check_log(again, whole=True)

@@ -26,10 +26,10 @@ GROWN_BYTES_MAX = 256 << 20
 
 @pytest.fixture(scope="module")
 def server(server_of: Callable[[str], Server]) -> Iterator[Server]:
-    found = server_of("mariadb")
-    found.sql("CREATE DATABASE hostile; CREATE TABLE hostile.t (a INT PRIMARY KEY AUTO_INCREMENT)")
-    yield found
-    found.sql("DROP DATABASE hostile")
+    actual = server_of("mariadb")
+    actual.sql("CREATE DATABASE hostile; CREATE TABLE hostile.t (a INT PRIMARY KEY AUTO_INCREMENT)")
+    yield actual
+    actual.sql("DROP DATABASE hostile")
 
 
 def daemon_of(folder: Path, server: Server, **listen: object) -> DaemonProcess:
@@ -52,8 +52,10 @@ def commits_seen_during(daemon: DaemonProcess, server: Server, work: Callable[[]
         head = head_of(server)
         daemon.wait_for_head(head.file, head.offset)
         server.sql("INSERT INTO hostile.t VALUES ()")
-        told = daemon.get("/v1/instances/shop/head", after=str(head), timeout=COMMIT_SECONDS_MAX)["position"]
-        assert told != str(head), "the commit was not seen"
+        position = daemon.get("/v1/instances/shop/head", after=str(head), timeout=COMMIT_SECONDS_MAX)[
+            "position"
+        ]
+        assert position != str(head), "the commit was not seen"
         seen += 1
     working.join()
     (counts,) = done

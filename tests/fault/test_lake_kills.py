@@ -56,12 +56,12 @@ class Lake:
     def rows(self, table: str) -> list[Row]:
         """Return the rows of a table as the format's own reader has them."""
         if self.sink.kind == "delta":
-            found = DeltaTable(str(self.folder / "shop" / table)).to_pyarrow_table()
+            lake_table = DeltaTable(str(self.folder / "shop" / table)).to_pyarrow_table()
         elif isinstance(self.sink, IcebergSink):
-            found = catalog_of(self.sink._catalog()).load_table(f"shop.{table}").scan().to_arrow()
+            lake_table = catalog_of(self.sink._catalog()).load_table(f"shop.{table}").scan().to_arrow()
         else:
-            found = pyarrow.dataset.dataset(self.folder / "shop" / table, format="parquet").to_table()
-        return list(found.to_pylist())
+            lake_table = pyarrow.dataset.dataset(self.folder / "shop" / table, format="parquet").to_table()
+        return list(lake_table.to_pylist())
 
 
 @pytest.fixture(
@@ -73,13 +73,13 @@ class Lake:
         ("iceberg", "feed"),
         ("files", None),
     ],
-    ids=lambda one: "-".join(filter(None, one)),
+    ids=lambda variant: "-".join(filter(None, variant)),
 )
 def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Lake]:
     kind, mode = request.param
-    made = Lake(kind, mode, tmp_path / "lake")
-    yield made
-    made.close()
+    opened = Lake(kind, mode, tmp_path / "lake")
+    yield opened
+    opened.close()
 
 
 @pytest.mark.deep(keep=("delta-mirror", "files"))
@@ -90,7 +90,7 @@ def test_writer_killed_at_any_step_leaves_each_change_once(lake: Lake) -> None:
         killed = lake.is_killed(number, step)
         write(lake.sink, number)
         for table in TABLES:
-            assert sorted(told(lake, table)) == expected(lake.mode, number), (table, step)
+            assert sorted(stored_rows(lake, table)) == expected(lake.mode, number), (table, step)
         if not killed:
             break
         number += 1
@@ -98,7 +98,7 @@ def test_writer_killed_at_any_step_leaves_each_change_once(lake: Lake) -> None:
     assert not killed
 
 
-def told(lake: Lake, table: str) -> list[tuple[Any, ...]]:
+def stored_rows(lake: Lake, table: str) -> list[tuple[Any, ...]]:
     """Return what is compared of a table's rows."""
     names = {
         "mirror": ("id", "note"),
@@ -113,13 +113,13 @@ def expected(mode: str, number: int) -> list[tuple[Any, ...]]:
     if mode == "mirror":
         return [(number - 1, "old"), (number, "new")]
     if mode == "feed":
-        changes = [one.rows.to_pylist() for at in range(1, number + 1) for one in batch(at)[0]]
+        changes = [changes.rows.to_pylist() for at in range(1, number + 1) for changes in batch(at)[0]]
         names = ("_commit_version", "id", "note", "_change_type")
         return sorted(tuple(row[name] for name in names) for rows in changes for row in rows)
-    found: list[tuple[Any, ...]] = []
+    periods: list[tuple[Any, ...]] = []
     for row in range(1, number + 1):
         changed, gone = 10 * (row + 1) + 1, 10 * (row + 2) + 2
-        found.append((row, 10 * row, "new", changed if row < number else None))
+        periods.append((row, 10 * row, "new", changed if row < number else None))
         if row < number:
-            found.append((row, changed, "old", gone if row + 1 < number else None))
-    return sorted(found)
+            periods.append((row, changed, "old", gone if row + 1 < number else None))
+    return sorted(periods)

@@ -81,8 +81,8 @@ def test_power_failure_at_any_step_leaves_the_log_whole_up_to_its_last_sync(loss
         for stop_at in range(seed % STRIDE, last, STRIDE):
             disk = SimulatedDisk()
             acknowledged = crash(stop_at, disk)
-            found = disk.after_power_failure(loss, seed * last + stop_at)
-            check_recovered(found, acknowledged, f"{loss} {seed} {stop_at} {disk.steps[-1]}")
+            recovered = disk.after_power_failure(loss, seed * last + stop_at)
+            check_recovered(recovered, acknowledged, f"{loss} {seed} {stop_at} {disk.steps[-1]}")
 
 
 def test_kill_followed_by_power_failure_loses_nothing_durable() -> None:

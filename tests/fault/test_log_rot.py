@@ -61,11 +61,11 @@ def killed_log() -> SimulatedDisk:
 
 def flipped(disk: SimulatedDisk, path: Path, at: int) -> SimulatedDisk:
     """Return the disk with one bit of one file changed."""
-    found = disk.copy()
-    content = bytearray(found.files()[path])
+    disk_copy = disk.copy()
+    content = bytearray(disk_copy.files()[path])
     content[at] ^= 1 << at % 8
-    found.put(path, bytes(content))
-    return found
+    disk_copy.put(path, bytes(content))
+    return disk_copy
 
 
 def flips(disk: SimulatedDisk, suffix: str, part: int) -> list[tuple[Path, int]]:
@@ -82,20 +82,24 @@ def flips(disk: SimulatedDisk, suffix: str, part: int) -> list[tuple[Path, int]]
 def read_proved(log: Log, extent: LogExtent) -> bytes:
     """Return an extent's bytes, proved as a decoder proves them."""
     head = log.head_bytes(extent.epoch, extent.file)
-    file = next(one for one in server_files() if (one.epoch, one.name) == (extent.epoch, extent.file))
-    found = b"".join(log.read(extent.epoch, extent.file, extent.start, extent.end))
+    file = next(
+        server_file
+        for server_file in server_files()
+        if (server_file.epoch, server_file.name) == (extent.epoch, extent.file)
+    )
+    content = b"".join(log.read(extent.epoch, extent.file, extent.start, extent.end))
     cutter = file.cutter(extent.start, "", 0, head=head)
-    taken = cutter.feed(found)
-    if taken < len(found):
-        place = Position(extent.epoch, extent.file, extent.start + taken)
-        raise FileTruncated("the last event is longer than what there is", position=str(place))
-    return found
+    taken = cutter.feed(content)
+    if taken < len(content):
+        position = Position(extent.epoch, extent.file, extent.start + taken)
+        raise FileTruncated("the last event is longer than what there is", position=str(position))
+    return content
 
 
 def check_nothing_wrong(log: Log) -> int:
     """Read all there is; whatever is not refused is right. Return how often something was refused."""
     refusals = []
-    content = {(one.epoch, one.name): one.content for one in server_files()}
+    content = {(server_file.epoch, server_file.name): server_file.content for server_file in server_files()}
     for extent in log.extents():
         source = content[extent.epoch, extent.file]
         try:

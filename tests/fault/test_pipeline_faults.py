@@ -117,8 +117,10 @@ def prove(runner: Runner, workload: Workload, rows_of: Callable[[str], list[Row]
     for table in workload.tables:
         wanted = source_rows(workload.server, workload.database, table)
         assert_same(wanted, rows_of(table), key=workload.keys(table))
-    found = verify(runner.settings)
-    assert found.equal, [line for one in found.results for line in lines(one, 5)]
+    verification = verify(runner.settings)
+    assert verification.equal, [
+        line for table_result in verification.results for line in lines(table_result, 5)
+    ]
 
 
 @pytest.mark.deep(

@@ -50,8 +50,8 @@ STEPS: dict[str, tuple[Any, str]] = {
 
 def dying(step: str, when: str, calls: int, patch: pytest.MonkeyPatch) -> None:
     """Let the driver die before or after a step is done for the n-th time from now on."""
-    place, name = STEPS[step]
-    does: Callable[..., Any] = getattr(place, name)
+    owner, name = STEPS[step]
+    does: Callable[..., Any] = getattr(owner, name)
     seen = 0
 
     def die(*args: Any, **options: Any) -> Any:
@@ -59,13 +59,13 @@ def dying(step: str, when: str, calls: int, patch: pytest.MonkeyPatch) -> None:
         if when == "before" and seen == calls - 1:
             raise Death
         # What fails by itself, a task that Spark lost or a connection, is tried again and not done yet.
-        found = does(*args, **options)
+        returned = does(*args, **options)
         seen += 1
         if seen == calls:
             raise Death
-        return found
+        return returned
 
-    patch.setattr(place, name, die)
+    patch.setattr(owner, name, die)
 
 
 def assert_followed(source: Server, target: Server, database: str, workload: Workload, mode: str) -> None:

@@ -53,15 +53,17 @@ def test_pipeline_survives_the_loss_of_server_and_store_from_its_first_second(
         source = {"url": proxy.through(mysql_server.url("root")), "name": "shop", "tables": f"{database}.*"}
         sink = {"mysql": {"url": mariadb_server.url("root")}}
         settings = pipeline_of(mysql_server, database, sink, tmp_path, source=source)
-        told: list[dict[str, Any]] = []
+        reports: list[dict[str, Any]] = []
 
         def is_retrying(error: str) -> Callable[[], bool]:
-            seen = len(told)
-            return lambda: any((one["state"], one.get("error")) == ("retrying", error) for one in told[seen:])
+            seen = len(reports)
+            return lambda: any(
+                (report["state"], report.get("error")) == ("retrying", error) for report in reports[seen:]
+            )
 
         away = is_retrying("ConnectionLost")
         proxy.refuse()
-        with running(spark, settings, lambda one: told.append(dict(one))), opened(settings) as state:
+        with running(spark, settings, lambda shown: reports.append(dict(shown))), opened(settings) as state:
             wait_until(away)
             wait_until(lambda: state.shown().get("state") == "retrying")
             proxy.refuse(False)
@@ -167,10 +169,10 @@ def test_rows_deleted_while_the_state_was_unavailable_are_deleted_from_the_targe
         state.reset()
     run_to_end(spark, settings)
     with opened(settings) as state:
-        standing = state.standing()
-        assert standing is not None
+        progress = state.standing()
+        assert progress is not None
         # Commit versions go on rising, on whatever server it begins.
-        assert standing.offsets["shop"]["epoch"] == (1 if how == "reset" else 0)
+        assert progress.offsets["shop"]["epoch"] == (1 if how == "reset" else 0)
     mysql_server.sql("INSERT INTO t VALUES (4, 4)", database=database)
     run_to_end(spark, settings)
     assert mariadb_server.sql("SELECT * FROM t ORDER BY id", database=database) == [(1, 1), (3, 30), (4, 4)]

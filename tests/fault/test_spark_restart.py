@@ -51,7 +51,7 @@ def assert_equal(server: Server, table: str, changes: list[tuple[Any, ...]]) -> 
     """Assert that changes (version, row, kind, id, n), applied in order, give the source; none is twice."""
     assert len(set(changes)) == len(changes), "a change came twice"
     copy: dict[int, int] = {}
-    for _, _, kind, key, value in sorted(changes, key=lambda one: (one[0], one[1])):
+    for _, _, kind, key, value in sorted(changes, key=lambda change: (change[0], change[1])):
         if kind in ("delete", "update_preimage"):
             assert key in copy, f"{kind} of a row that never came: {key}"
         if kind == "delete":
@@ -118,7 +118,7 @@ def descendants(pid: int, words: str) -> list[int]:
             parents[int(entry.name)] = int(status.rpartition(")")[2].split()[1])
             if words in command:
                 matching.append(int(entry.name))
-    return [one for one in matching if _is_below(one, pid, parents)]
+    return [process for process in matching if _is_below(process, pid, parents)]
 
 
 def kill(processes: list[int]) -> None:
@@ -171,7 +171,7 @@ def test_python_worker_killed_within_a_transaction_is_replaced(
         proxy.cut_after(20_000, "silence", in_packet=True)
         order = order_for(tmp_path, proxy.through(mysql_server.url()) + "?ssl_mode=disabled", table, start)
         with following(order, log) as process:
-            proxy.wait_for(lambda one: one.cut_count == 1, FOLLOW_SECONDS_MAX)
+            proxy.wait_for(lambda counters: counters.cut_count == 1, FOLLOW_SECONDS_MAX)
             workers = descendants(process.pid, "pyspark.daemon")
             # The first is the daemon itself, which Spark starts again as well.
             assert len(workers) > 1
@@ -200,7 +200,7 @@ def test_executor_killed_within_a_transaction_is_replaced(
         order["master"] = master
         order["settings"] |= {"spark.executor.memory": "600m", "spark.executorEnv.PYTHONPATH": str(ROOT)}
         with following(order, log) as process:
-            proxy.wait_for(lambda one: one.cut_count == 1, FOLLOW_SECONDS_MAX)
+            proxy.wait_for(lambda counters: counters.cut_count == 1, FOLLOW_SECONDS_MAX)
             executors = descendants(os.getpid(), "CoarseGrainedExecutorBackend")
             assert executors
             kill(executors)

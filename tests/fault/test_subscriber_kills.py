@@ -147,11 +147,11 @@ def deliveries(folder: Path) -> list[Delivered]:
 
     A line without its end is being written, or was when its process was killed.
     """
-    found = []
+    delivered = []
     for record in sorted(folder.glob("record-*")):
         lines = (line.removesuffix(" .") for line in record.read_text().splitlines() if line.endswith(" ."))
-        found += [Delivered(*map(int, line.split())) for line in lines]
-    return sorted(found, key=lambda one: one.at)
+        delivered += [Delivered(*map(int, line.split())) for line in lines]
+    return sorted(delivered, key=lambda delivery: delivery.at)
 
 
 # --- What is held ---------------------------------------------------------------------------
@@ -187,66 +187,74 @@ class Trouble:
     @contextmanager
     def noted(self) -> Iterator[None]:
         """Note that the block makes trouble, and a moment behind it, in which sessions come back."""
-        begun = time.monotonic_ns()
+        started = time.monotonic_ns()
         try:
             yield
         finally:
-            self.spans.append((begun, time.monotonic_ns() + round(2 * SESSION_SECONDS * 1e9)))
+            self.spans.append((started, time.monotonic_ns() + round(2 * SESSION_SECONDS * 1e9)))
 
     def reaches(self, begin: int, end: int) -> bool:
         """Tell whether a span of time touches any trouble."""
         return any(begin <= until and end >= since for since, until in self.spans)
 
 
-def assert_one_owner_at_a_time(found: list[Delivered]) -> None:
+def assert_one_owner_at_a_time(delivered: list[Delivered]) -> None:
     """Assert that by the clock no token of a shard comes after a larger one."""
     largest: dict[int, Delivered] = {}
-    for one in found:
-        last = largest.get(one.shard)
-        assert last is None or one.token >= last.token, f"{one} after {last}"
-        largest[one.shard] = one
+    for shard in delivered:
+        last = largest.get(shard.shard)
+        assert last is None or shard.token >= last.token, f"{shard} after {last}"
+        largest[shard.shard] = shard
 
 
-def assert_ordered(found: list[Delivered], counters: dict[int, int]) -> None:
+def assert_ordered(delivered: list[Delivered], counters: dict[int, int]) -> None:
     """Assert that each token gives each key's steps one by one, and begins where those before it had come."""
     of_token: dict[tuple[int, int], list[Delivered]] = defaultdict(list)
     shard_of: dict[int, int] = {}
-    for one in found:
-        of_token[one.shard, one.token].append(one)
-        assert shard_of.setdefault(one.key, one.shard) == one.shard, f"{one} was in another shard before"
+    for segment in delivered:
+        of_token[segment.shard, segment.token].append(segment)
+        assert shard_of.setdefault(segment.key, segment.shard) == segment.shard, (
+            f"{segment} was in another shard before"
+        )
     reached: dict[int, int] = defaultdict(int)
     for owned in (of_token[shard_and_token] for shard_and_token in sorted(of_token)):
         steps: dict[int, int] = {}
         version = 0
-        for one in owned:
-            assert one.version >= version, f"{one} comes after commit version {version}"
-            version = one.version
-            if one.key in steps:
-                assert one.step == steps[one.key] + 1, f"{one} comes after step {steps[one.key]}"
+        for segment in owned:
+            assert segment.version >= version, f"{segment} comes after commit version {version}"
+            version = segment.version
+            if segment.key in steps:
+                assert segment.step == steps[segment.key] + 1, (
+                    f"{segment} comes after step {steps[segment.key]}"
+                )
             else:
-                assert one.step <= reached[one.key] + 1, f"{one} begins behind step {reached[one.key]}"
-            steps[one.key] = one.step
+                assert segment.step <= reached[segment.key] + 1, (
+                    f"{segment} begins behind step {reached[segment.key]}"
+                )
+            steps[segment.key] = segment.step
         for key, step in steps.items():
             reached[key] = max(reached[key], step)
     assert dict(reached) == {key: step for key, step in counters.items() if step}
 
 
-def assert_only_the_tail_repeats(found: list[Delivered], trouble: Trouble) -> int:
+def assert_only_the_tail_repeats(delivered: list[Delivered], trouble: Trouble) -> int:
     """Assert that what a token repeats was given just before the former owner's end; return how many rows."""
     last_of: dict[tuple[int, int], int] = {}
-    for one in found:
-        last_of[one.shard, one.token] = one.at
-    given: dict[tuple[int, int], Delivered] = {}
+    for shard in delivered:
+        last_of[shard.shard, shard.token] = shard.at
+    last_by_step: dict[tuple[int, int], Delivered] = {}
     repeats = 0
     allowed = round((CHECKPOINT_SECONDS + WRITING_SECONDS_MAX) * 1e9)
-    for one in sorted(found, key=lambda one: (one.shard, one.token, one.at)):
-        before = given.get((one.key, one.step))
+    for shard in sorted(
+        delivered, key=lambda this_shard: (this_shard.shard, this_shard.token, this_shard.at)
+    ):
+        before = last_by_step.get((shard.key, shard.step))
         if before is not None:
-            assert before.token < one.token, f"{one} was given under its own token already"
+            assert before.token < shard.token, f"{shard} was given under its own token already"
             repeats += 1
             end = last_of[before.shard, before.token]
-            assert end - before.at <= allowed or trouble.reaches(before.at, end), f"{one} repeats {before}"
-        given[one.key, one.step] = one
+            assert end - before.at <= allowed or trouble.reaches(before.at, end), f"{shard} repeats {before}"
+        last_by_step[shard.key, shard.step] = shard
     return repeats
 
 
@@ -285,7 +293,7 @@ def test_any_killed_member_loses_nothing_keeps_order_and_no_shard_has_two_owners
         for process in processes:
             process.start()
             stack.callback(process.kill)
-        wait_for(lambda: len({one.shard for one in deliveries(tmp_path)}) == SHARDS, tmp_path)
+        wait_for(lambda: len({delivery.shard for delivery in deliveries(tmp_path)}) == SHARDS, tmp_path)
         troubles = _troubles(dice, trouble, processes, daemons, ways, zookeeper)
         deadline = time.monotonic() + SECONDS
         count = 0
@@ -301,12 +309,12 @@ def test_any_killed_member_loses_nothing_keeps_order_and_no_shard_has_two_owners
         counters = counting.counters()
         wait_for(lambda: _reached(deliveries(tmp_path)) == counters, tmp_path)
         assert [process.terminate() for process in processes] == [0] * SUBSCRIBERS
-    found = deliveries(tmp_path)
-    assert_one_owner_at_a_time(found)
-    assert_ordered(found, counters)
-    repeats = assert_only_the_tail_repeats(found, trouble)
-    tokens = {(one.shard, one.token) for one in found}
-    print(f"{count} troubles, {len(found)} rows, {repeats} of them again, {len(tokens)} owners")
+    delivered = deliveries(tmp_path)
+    assert_one_owner_at_a_time(delivered)
+    assert_ordered(delivered, counters)
+    repeats = assert_only_the_tail_repeats(delivered, trouble)
+    tokens = {(shard.shard, shard.token) for shard in delivered}
+    print(f"{count} troubles, {len(delivered)} rows, {repeats} of them again, {len(tokens)} owners")
     assert len(tokens) > SHARDS, "no shard ever moved"
 
 
@@ -362,10 +370,10 @@ def _troubles(
     ]
 
 
-def _reached(found: list[Delivered]) -> dict[int, int]:
+def _reached(delivered: list[Delivered]) -> dict[int, int]:
     reached = dict.fromkeys(range(KEYS), 0)
-    for one in found:
-        reached[one.key] = max(reached[one.key], one.step)
+    for delivery in delivered:
+        reached[delivery.key] = max(reached[delivery.key], delivery.step)
     return reached
 
 

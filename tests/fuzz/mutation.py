@@ -48,8 +48,8 @@ def mutate_bytes(data: bytes, corpus: Sequence[bytes], chance: random.Random) ->
                 out[at:at] = out[at : at + length]
             case 5:
                 other = chance.choice(corpus)
-                place = chance.randrange(len(other))
-                out[at : at + length] = other[place : place + length]
+                position = chance.randrange(len(other))
+                out[at : at + length] = other[position : position + length]
             case 6:
                 out[at : at + length] = chance.randbytes(length)
             case _:
@@ -59,26 +59,34 @@ def mutate_bytes(data: bytes, corpus: Sequence[bytes], chance: random.Random) ->
 
 def mutate_events(data: bytes, corpus: Sequence[bytes], chance: random.Random) -> bytes:
     """Return a log whose lengths, positions and checksums agree: the damage reaches what they protect."""
-    found = [event for event in events(data) if event.size >= HEADER.size]
+    log_events = [event for event in events(data) if event.size >= HEADER.size]
     for _ in range(chance.randint(1, _MUTATIONS_MAX)):
-        at = chance.randrange(len(found))
+        at = chance.randrange(len(log_events))
         match chance.randrange(10):
             case 0:
-                del found[at]
+                del log_events[at]
             case 1:
-                found.insert(chance.randrange(len(found)), found[at])
+                log_events.insert(chance.randrange(len(log_events)), log_events[at])
             case 2:
-                found[at] = replace(found[at], code=chance.choice((*range(45), *range(158, 175), 255)))
+                log_events[at] = replace(
+                    log_events[at], code=chance.choice((*range(45), *range(158, 175), 255))
+                )
             case 3:
                 other = list(events(chance.choice(corpus)))
-                found.insert(at, chance.choice(other))
+                log_events.insert(at, chance.choice(other))
             case 4:
-                found[at] = replace(found[at], flags=chance.getrandbits(16), timestamp=chance.choice(_EDGES))
+                log_events[at] = replace(
+                    log_events[at], flags=chance.getrandbits(16), timestamp=chance.choice(_EDGES)
+                )
             case _:
-                found[at] = _mutate_body(found[at], corpus, chance)
-        if not found:
+                log_events[at] = _mutate_body(log_events[at], corpus, chance)
+        if not log_events:
             break
-    return assemble(found) if chance.random() < 0.95 else assemble(found)[: chance.randrange(len(data))]
+    return (
+        assemble(log_events)
+        if chance.random() < 0.95
+        else assemble(log_events)[: chance.randrange(len(data))]
+    )
 
 
 def _mutate_body(event: Event, corpus: Sequence[bytes], chance: random.Random) -> Event:

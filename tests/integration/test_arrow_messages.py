@@ -48,12 +48,12 @@ def typed(file: Path, tables: str, schemas: Any = None) -> list[Batch]:
     return list(read_range(source, whole, selection, load_schemas(schemas)))
 
 
-def made(
+def convert(
     batch: Batch, schema: TableSchema, dialect: str, rows_max: int | None = None, **options: Any
 ) -> pyarrow.RecordBatch:
     """The messages of a batch of typed rows, or of its first rows."""
     database, _, table = batch.table.partition(".")
-    columns = [(one.name, one.type_text, one.charset, one.nullable) for one in schema.columns]
+    columns = [(column.name, column.type_text, column.charset, column.nullable) for column in schema.columns]
     named = {"database": database, "table": table, "primary_key": list(schema.primary_key), "key": []}
     rows = batch if rows_max is None else batch.to_arrow().slice(0, rows_max)
     return pyarrow.record_batch(_native.encode_changes(rows, columns, dialect=dialect, **(named | options)))
@@ -88,7 +88,7 @@ def of_entry(data: bytes) -> Iterator[Any]:
 
 def declared(server: Server, table: str) -> dict[str, TableSchema]:
     """The table as information_schema describes it, with what may be null, and its key."""
-    found = definition(server, table)[table]
+    definition_read = definition(server, table)[table]
     nullable = dict(
         server.sql(
             "SELECT column_name, is_nullable FROM information_schema.columns"
@@ -96,8 +96,10 @@ def declared(server: Server, table: str) -> dict[str, TableSchema]:
             table,
         )
     )
-    columns = tuple(replace(one, nullable=nullable[one.name] == "YES") for one in found.columns)
-    return {table: replace(found, columns=columns, primary_key=("id",))}
+    columns = tuple(
+        replace(column, nullable=nullable[column.name] == "YES") for column in definition_read.columns
+    )
+    return {table: replace(definition_read, columns=columns, primary_key=("id",))}
 
 
 def change(server: Server, table: str, columns: int) -> None:
@@ -111,10 +113,10 @@ def change(server: Server, table: str, columns: int) -> None:
         cursor.execute("FLUSH BINARY LOGS")
 
 
-def check(found: list[Any], wanted: list[Any]) -> None:
-    assert len(found) == len(wanted)
-    pairs = [(one, other) for one, other in zip(found, wanted, strict=True) if one != other]
-    assert not pairs, "\n\n".join(f"{one!r}\n{other!r}" for one, other in pairs[:DIFFERENCES_SHOWN_MAX])
+def check(actual: list[Any], wanted: list[Any]) -> None:
+    assert len(actual) == len(wanted)
+    pairs = [(got, other) for got, other in zip(actual, wanted, strict=True) if got != other]
+    assert not pairs, "\n\n".join(f"{got!r}\n{other!r}" for got, other in pairs[:DIFFERENCES_SHOWN_MAX])
 
 
 @pytest.mark.parametrize(("flavor", "name"), EVERY)
@@ -128,23 +130,23 @@ def test_every_value_equals_that_of_the_raw_log(
     batches = typed(file, table, schemas)
     for dialect in JSON_DIALECTS:
         wanted = rows_of(read(file, dialect, table, schemas, message_per_row=True))
-        found = [
+        actual_rows = [
             value
             for batch in batches
-            for value in made(batch, schemas[table], dialect, lines=True)["value"].to_pylist()
+            for value in convert(batch, schemas[table], dialect, lines=True)["value"].to_pylist()
         ]
         check(
-            [without_events(dialect, value) for value in found],
+            [without_events(dialect, value) for value in actual_rows],
             [without_events(dialect, message.value) for message in wanted],
         )
     packets = [
-        value for batch in batches for value in made(batch, schemas[table], "canal")["value"].to_pylist()
+        value for batch in batches for value in convert(batch, schemas[table], "canal")["value"].to_pylist()
     ]
     messages = rows_of(read(file, "canal", table, schemas, message_per_row=True))
     framed = [data for message in messages for data in PROTO["Messages"].FromString(message.value).messages]
     check(
-        [one for packet in packets for one in entries(packet)],
-        [one for data in framed for one in of_entry(data)],
+        [entry for packet in packets for entry in entries(packet)],
+        [entry for data in framed for entry in of_entry(data)],
     )
 
 
@@ -170,13 +172,16 @@ def minimal(mysql_server: Server, fresh_database: FreshDatabase) -> tuple[str, B
     return table, batch, declared(mysql_server, table)[table]
 
 
-def told(batch: Batch, schema: TableSchema, dialect: str, **options: Any) -> list[Any]:
-    return [json.loads(value) for value in made(batch, schema, dialect, **options)["value"].to_pylist()]
+def messages_of(batch: Batch, schema: TableSchema, dialect: str, **options: Any) -> list[Any]:
+    return [json.loads(value) for value in convert(batch, schema, dialect, **options)["value"].to_pylist()]
 
 
 def test_columns_absent_from_an_image_are_omitted(minimal: tuple[str, Batch, TableSchema]) -> None:
     _, batch, schema = minimal
-    images = [(one["change"], one["before"], one["after"]) for one in told(batch, schema, "json")]
+    images = [
+        (message["change"], message["before"], message["after"])
+        for message in messages_of(batch, schema, "json")
+    ]
     assert images == [
         ("insert", None, {"id": 1, "day": "0000-00-00", "name": "a"}),
         ("insert", None, {"id": 2, "day": "2024-02-29", "name": "b"}),
@@ -192,8 +197,8 @@ def test_keys_follow_each_dialect(minimal: tuple[str, Batch, TableSchema]) -> No
     table, batch, schema = minimal
 
     def keys(dialect: str, *columns: str) -> list[Any]:
-        found = made(batch, schema, dialect, 2, key=list(columns))["key"].to_pylist()
-        return [None if key is None else json.loads(key) for key in found]
+        actual_rows = convert(batch, schema, dialect, 2, key=list(columns))["key"].to_pylist()
+        return [None if key is None else json.loads(key) for key in actual_rows]
 
     assert keys("json") == [None, None]
     assert keys("json", "day", "id") == [{"day": "0000-00-00", "id": 1}, {"day": "2024-02-29", "id": 2}]
@@ -206,10 +211,10 @@ def test_keys_follow_each_dialect(minimal: tuple[str, Batch, TableSchema]) -> No
     assert first["schema"]["fields"] == [{"type": "int32", "optional": False, "field": "id"}]
     with pytest.raises(OptionInvalid, match="nothing"):
         keys("json", "nothing")
-    whole = made(batch, schema, "json", key=["id"])["key"].to_pylist()
+    whole = convert(batch, schema, "json", key=["id"])["key"].to_pylist()
     assert [json.loads(key)["id"] for key in whole] == [1, 2, 1, 2, 9, 9]
     with pytest.raises(EventUnsupported, match="`day`"):
-        made(batch, schema, "json", key=["day"])
+        convert(batch, schema, "json", key=["day"])
 
 
 def test_debezium_reports_a_changed_key_as_a_delete_and_an_insert(
@@ -225,13 +230,17 @@ def test_debezium_reports_a_changed_key_as_a_delete_and_an_insert(
     )
     (batch,) = typed(file, f"{database}.t")
     schema = declared(mysql_server, f"{database}.t")[f"{database}.t"]
-    messages = made(batch, schema, "debezium", key=["id"])
+    messages = convert(batch, schema, "debezium", key=["id"])
     assert messages["row"].to_pylist() == [0, 1, 2]
     assert messages["kind"].to_pylist() == [0, 2, 0]
     assert messages["key"].to_pylist() == [b'{"id":1}', b'{"id":1}', b'{"id":2}']
-    assert [one["op"] for one in told(batch, schema, "debezium", snapshot=True)] == ["r", "d", "r"]
-    assert told(batch, schema, "debezium", snapshot=True)[0]["source"]["snapshot"] == "true"
-    assert [one["type"] for one in told(batch, schema, "maxwell", snapshot=True)] == [
+    assert [message["op"] for message in messages_of(batch, schema, "debezium", snapshot=True)] == [
+        "r",
+        "d",
+        "r",
+    ]
+    assert messages_of(batch, schema, "debezium", snapshot=True)[0]["source"]["snapshot"] == "true"
+    assert [message["type"] for message in messages_of(batch, schema, "maxwell", snapshot=True)] == [
         "bootstrap-insert",
         "update",
     ]
@@ -239,8 +248,10 @@ def test_debezium_reports_a_changed_key_as_a_delete_and_an_insert(
 
 def test_rows_unlike_their_definition_are_refused_by_name(minimal: tuple[str, Batch, TableSchema]) -> None:
     _, batch, schema = minimal
-    wide = replace(schema, columns=tuple(replace(one, type_text="bigint") for one in schema.columns[:1]))
+    wide = replace(
+        schema, columns=tuple(replace(column, type_text="bigint") for column in schema.columns[:1])
+    )
     with pytest.raises(SchemaInvalid, match="`id`"):
-        made(batch, wide, "json")
+        convert(batch, wide, "json")
     with pytest.raises(OptionInvalid, match="no dialect"):
-        made(batch, schema, "morse")
+        convert(batch, schema, "morse")

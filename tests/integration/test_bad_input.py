@@ -240,8 +240,8 @@ def test_rows_without_their_table_map_are_refused(copied: ClosedLog) -> None:
     table_map.content[17] |= IGNORABLE
     table_map.sign()
     write(copied.second, events)
-    place = f"{copied.second.name}:{rows.offset}"
-    assert_stops(copied.second.parent, TableMapMissing, at=place, ids=[0, 1, 2, 3, 4])
+    position = f"{copied.second.name}:{rows.offset}"
+    assert_stops(copied.second.parent, TableMapMissing, at=position, ids=[0, 1, 2, 3, 4])
 
 
 def test_unknown_event_type_stops_unless_it_is_ignorable(copied: ClosedLog) -> None:
@@ -256,9 +256,9 @@ def test_unknown_event_type_stops_unless_it_is_ignorable(copied: ClosedLog) -> N
     events[index].sign()
     write(copied.first, events)
     ids = [
-        one
+        id_
         for batch in penstock.read_binlog(copied.first, copied.table)
-        for one in batch.to_arrow()["id"].to_pylist()
+        for id_ in batch.to_arrow()["id"].to_pylist()
     ]
     assert ids == [0, 1, 2, 4]
 
@@ -358,7 +358,7 @@ def test_schema_file_that_matches_is_accepted(nameless: Server, tmp_path: Path) 
         "USE shop; CREATE TABLE orders (id INT PRIMARY KEY, name VARCHAR(20)) CHARACTER SET utf8mb4;"
     )
     batches = penstock.read_binlog(nameless_file(nameless), "shop.orders", schemas=schemas)
-    assert [one for batch in batches for one in batch.to_arrow()["id"].to_pylist()] == [0, 1, 2]
+    assert [id_ for batch in batches for id_ in batch.to_arrow()["id"].to_pylist()] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("text", ["{", "[]x", '{"format": 99}', '[{"database": "shop"}]'])
@@ -474,5 +474,5 @@ def test_damage_on_the_disk_of_a_server_is_detected_in_the_stream(start_server: 
     with open(file, "r+b") as raw:
         raw.seek(rows[ROWS_BEFORE].offset)
         raw.write(rows[ROWS_BEFORE].content)
-    place = f"{file.name}:{rows[ROWS_BEFORE].offset}"
-    assert_stops(server.url(), ChecksumMismatch, at=place)
+    position = f"{file.name}:{rows[ROWS_BEFORE].offset}"
+    assert_stops(server.url(), ChecksumMismatch, at=position)

@@ -41,25 +41,27 @@ def _mysql(missing_part: MissingPart) -> None:
 
 
 @pytest.fixture(scope="module", params=NAMES)
-def made(request: pytest.FixtureRequest) -> Corpus:
+def narrow_log(request: pytest.FixtureRequest) -> Corpus:
     """Each tiny corpus in turn."""
     return corpus(request.param, SIZE)
 
 
 @pytest.fixture(scope="module")
-def served(made: Corpus) -> Iterator[Server]:
+def served(narrow_log: Corpus) -> Iterator[Server]:
     """A server that streams the corpus."""
-    with serve(made) as server:
+    with serve(narrow_log) as server:
         yield server
 
 
-def test_corpus_contains_the_rows_promised_by_its_workload(made: Corpus) -> None:
-    assert made.path.stat().st_size == made.bytes >= corpora.SIZES[SIZE]
-    assert made.rows == sum(made.rows_by_table.values()) == sum(made.rows_by_kind.values())
-    assert {table.removeprefix("bench.") for table in made.tables} <= set(workload(made.name).tables)
-    rows_per_transaction = made.rows / made.transactions
+def test_corpus_contains_the_rows_promised_by_its_workload(narrow_log: Corpus) -> None:
+    assert narrow_log.path.stat().st_size == narrow_log.bytes >= corpora.SIZES[SIZE]
+    assert narrow_log.rows == sum(narrow_log.rows_by_table.values()) == sum(narrow_log.rows_by_kind.values())
+    assert {table.removeprefix("bench.") for table in narrow_log.tables} <= set(
+        workload(narrow_log.name).tables
+    )
+    rows_per_transaction = narrow_log.rows / narrow_log.transactions
     expected = {"narrow": (1, 1), "wide": (200, 200), "tpcc": (12, 25), "bulk": (500, 500)}
-    low, high = expected[made.name]
+    low, high = expected[narrow_log.name]
     assert low <= rows_per_transaction <= high
 
 
@@ -80,21 +82,21 @@ def test_every_peer_has_a_title_and_a_verb() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "verb"), OFFERED)
 def test_peer_agrees_with_the_counts_of_the_servers_own_tool(
-    name: str, verb: str, made: Corpus, served: Server, missing_part: MissingPart
+    name: str, verb: str, narrow_log: Corpus, served: Server, missing_part: MissingPart
 ) -> None:
     if (why := can_run(name)) is not None:
         missing_part(name, why)
-    outcome = measure(name, verb, Job(made, served.port))
+    outcome = measure(name, verb, Job(narrow_log, served.port))
     assert outcome.complete
-    assert (outcome.rows, outcome.bytes) == (made.rows, made.bytes)
-    assert outcome.rows_by_kind in (None, made.rows_by_kind)
+    assert (outcome.rows, outcome.bytes) == (narrow_log.rows, narrow_log.bytes)
+    assert outcome.rows_by_kind in (None, narrow_log.rows_by_kind)
     assert outcome.version
 
 
 def test_peer_that_skips_rows_is_named() -> None:
-    made = corpus("narrow", SIZE)
-    with pytest.raises(CountsDiffer, match=rf"somebody saw 1 changes in .* which has {made.rows}"):
-        check_rows("somebody", 1, made.rows, made)
+    narrow_corpus = corpus("narrow", SIZE)
+    with pytest.raises(CountsDiffer, match=rf"somebody saw 1 changes in .* which has {narrow_corpus.rows}"):
+        check_rows("somebody", 1, narrow_corpus.rows, narrow_corpus)
 
 
 @pytest.mark.deep(keep=("changes_to_redis", "commit_to_log", "log_to_position"))

@@ -167,8 +167,14 @@ def test_statements_equal_those_of_the_decoder(server: Server, history: list[Pat
     cutting = dump_of(server, history)
     for part, path in zip(cutting.parts, history, strict=True):
         expected = [
-            (one.text, one.database, offset_of(one.position), offset_of(one.end_position), one.session)
-            for one in decode_file(path).statements
+            (
+                statement.text,
+                statement.database,
+                offset_of(statement.position),
+                offset_of(statement.end_position),
+                statement.session,
+            )
+            for statement in decode_file(path).statements
         ]
         assert part.statements == expected
     assert any("ALTER TABLE v" in text for part in cutting.parts for text, *_ in part.statements)
@@ -183,7 +189,7 @@ def test_dump_continues_where_another_ended(server: Server, history: list[Path])
     for number, part in each(enumerate(whole.parts)):
         boundaries = [record.end for record in part.records if record.flags & 2]
         start = boundaries[len(boundaries) // 2]
-        before = [record for one in whole.parts[:number] for record in one.records]
+        before = [record for part in whole.parts[:number] for record in part.records]
         rest = dump(
             server,
             Position(0, part.file, start),
@@ -192,18 +198,19 @@ def test_dump_continues_where_another_ended(server: Server, history: list[Path])
         )
         assert (rest.parts[0].file, rest.parts[0].offset) == (part.file, start)
         assert rest.parts[0].content == part.content[start - part.offset :]
-        ours = [
-            (one.start, one.end, one.number, one.changes, one.time_max_us) for one in rest.parts[0].records
+        continued = [
+            (record.start, record.end, record.number, record.changes, record.time_max_us)
+            for record in rest.parts[0].records
         ]
-        theirs = [
-            (one.start, one.end, one.number, one.changes, one.time_max_us)
-            for one in part.records
-            if one.start >= start
+        uninterrupted = [
+            (record.start, record.end, record.number, record.changes, record.time_max_us)
+            for record in part.records
+            if record.start >= start
         ]
-        assert ours == theirs
+        assert continued == uninterrupted
         following = whole.parts[number + 1 :]
-        assert [one.content for one in rest.parts[1 : 1 + len(following)]] == [
-            one.content for one in following
+        assert [part.content for part in rest.parts[1 : 1 + len(following)]] == [
+            record.content for record in following
         ]
 
 
@@ -264,7 +271,7 @@ def test_read_binlog_reads_a_segment_as_a_file(server: Server, history: list[Pat
 
     def ids(path: Path) -> list[int]:
         batches = penstock.read_binlog([str(path)], f"{database}.t", columns=["id"])
-        return [one for batch in batches for one in batch.to_arrow()["id"].to_pylist()]
+        return [id_ for batch in batches for id_ in batch.to_arrow()["id"].to_pylist()]
 
     assert ids(segment) == ids(history[1])
     assert len(ids(segment)) > 100

@@ -49,11 +49,11 @@ CONFIRMATION_SECONDS = 0.04
 @pytest.fixture(scope="module")
 def server(server_of: Callable[[str], Server]) -> Iterator[Server]:
     """The shared MySQL server, with tables for the whole module."""
-    found = server_of("mysql")
-    found.sql("CREATE DATABASE canal_p; CREATE TABLE canal_p.t (id INT PRIMARY KEY, v LONGTEXT)")
-    found.sql("CREATE TABLE canal_p.u (id INT PRIMARY KEY, v LONGTEXT)")
-    yield found
-    found.sql("DROP DATABASE canal_p")
+    actual = server_of("mysql")
+    actual.sql("CREATE DATABASE canal_p; CREATE TABLE canal_p.t (id INT PRIMARY KEY, v LONGTEXT)")
+    actual.sql("CREATE TABLE canal_p.u (id INT PRIMARY KEY, v LONGTEXT)")
+    yield actual
+    actual.sql("DROP DATABASE canal_p")
 
 
 @pytest.fixture(scope="module")
@@ -129,12 +129,12 @@ def test_rollback_includes_later_batches(daemon: DaemonProcess, server: Server) 
     with connect(daemon) as client:
         client.subscribe()
         ids = write(server, daemon, 3)
-        given = [client.get(size=1) for _ in range(4)]
-        client.rollback(given[0][0])
+        batches = [client.get(size=1) for _ in range(4)]
+        client.rollback(batches[0][0])
         number, entries = client.get()
         assert ids_of(entries) == ids
         # Their entries came again under the new id, so they can be acknowledged under that alone.
-        client.ack(given[1][0])
+        client.ack(batches[1][0])
         with pytest.raises(Refused, match="not exist"):
             client.expect_ack()
         client.ack(number)
@@ -144,11 +144,11 @@ def test_rollback_includes_later_batches(daemon: DaemonProcess, server: Server) 
 def test_headers_hold_the_position_in_the_servers_log(daemon: DaemonProcess, server: Server) -> None:
     with connect(daemon) as client:
         client.subscribe("canal_p\\.t")
-        before, begun = head_of(server), time.time()
+        before, started = head_of(server), time.time()
         write(server, daemon, 1)
         _, entries = client.get()
-        begin, row, end = (entry_of(one) for one in entries)
-        assert {one.header.logfileName for one in (begin, row, end)} == {before.file}
+        begin, row, end = (entry_of(entry) for entry in entries)
+        assert {entry.header.logfileName for entry in (begin, row, end)} == {before.file}
         assert (
             before.offset < begin.header.logfileOffset < row.header.logfileOffset < end.header.logfileOffset
         )
@@ -156,8 +156,8 @@ def test_headers_hold_the_position_in_the_servers_log(daemon: DaemonProcess, ser
         assert (row.header.schemaName, row.header.tableName) == ("canal_p", "t")
         assert row.header.serverId == server.sql("SELECT @@server_id")[0][0]
         # Whole seconds.
-        assert int(begun) <= row.header.executeTime / 1000 <= time.time()
-        assert [(one.key, one.value) for one in row.header.props if one.key == "rowsCount"] == [
+        assert int(started) <= row.header.executeTime / 1000 <= time.time()
+        assert [(prop.key, prop.value) for prop in row.header.props if prop.key == "rowsCount"] == [
             ("rowsCount", "1")
         ]
         # An error ends nothing.
@@ -174,14 +174,14 @@ def test_transaction_may_span_many_batches_and_is_durable_at_its_end(
         client.subscribe("canal_p\\.u")
         # More than one part of what is decoded at once.
         ids = list(map(str, range(200_001, 230_001)))
-        rows = ", ".join(f"({one}, REPEAT('y', 1000))" for one in ids)
+        rows = ", ".join(f"({id_}, REPEAT('y', 1000))" for id_ in ids)
         server.sql(f"INSERT INTO canal_p.u VALUES {rows}")
         arrived(server, daemon)
-        found: list[str] = []
+        actual: list[str] = []
         batches = 0
-        while len(found) < 20_000:
+        while len(actual) < 20_000:
             number, entries = client.get(size=256)
-            found += ids_of(entries)
+            actual += ids_of(entries)
             batches += 1
             client.ack(number)
         assert batches > 50
@@ -190,7 +190,7 @@ def test_transaction_may_span_many_batches_and_is_durable_at_its_end(
         client.close()
     with connect(daemon, int(client.client_id)) as client:
         client.subscribe("canal_p\\.u")
-        assert found + drain(client, size=256) == ids
+        assert actual + drain(client, size=256) == ids
     assert checkpoint_of(daemon, client).position == str(head_of(server))
 
 
@@ -216,25 +216,25 @@ def test_any_mix_of_acks_rollbacks_and_losses_delivers_every_entry_in_order(
     assert len(whole) > 300
 
     taken: list[bytes] = []
-    given: list[tuple[int, list[bytes]]] = []
+    unacked: list[tuple[int, list[bytes]]] = []
     client = connect(daemon, 77).subscribe()
     while len(taken) < len(whole):
         step = chance.random()
         if step < 0.6:
             batch = client.get(size=chance.choice((1, 2, 7, 30)))
-            given += [batch] if batch[0] != -1 else []
-        elif step < 0.9 and given:
-            number, entries = given.pop(0)
+            unacked += [batch] if batch[0] != -1 else []
+        elif step < 0.9 and unacked:
+            number, entries = unacked.pop(0)
             client.ack(number)
             assert entries == whole[len(taken) : len(taken) + len(entries)]
             taken += entries
         elif step < 0.95:
-            client.rollback(0 if chance.random() < 0.5 or not given else given[0][0])
-            given = []
+            client.rollback(0 if chance.random() < 0.5 or not unacked else unacked[0][0])
+            unacked = []
         elif step < 0.98:
             client.close()
             until_gone(daemon, client)
-            client, given = connect(daemon, 77).subscribe(), []
+            client, unacked = connect(daemon, 77).subscribe(), []
     client.close()
 
 
@@ -252,10 +252,10 @@ def test_waiting_get_times_out_and_blocks_no_other_client(daemon: DaemonProcess,
             (300, -1, 0.3),
             (1, 3, 1.0),
         ):
-            begun = time.monotonic()
+            started = time.monotonic()
             assert waiting.get(1000, timeout, unit) == (-1, [])
             # In the next larger unit it would be a minute at least.
-            assert seconds <= time.monotonic() - begun < seconds + 45
+            assert seconds <= time.monotonic() - started < seconds + 45
         waiting.ask(1000, 1500, 2)
         # Without a timeout, or with 0, it waits for so many bytes as it has asked for.
         forever.ask(20, None, None)
@@ -298,9 +298,9 @@ def test_client_that_does_not_read_its_response_blocks_no_other_client(
             ids += write(server, daemon, 1)
             assert drain(other)[-1] == ids[-1]
         for _ in range(12):
-            given = ids_of(stalled.receive_batch()[1])
-            assert given
-            assert given == ids[: len(given)]
+            received_ids = ids_of(stalled.receive_batch()[1])
+            assert received_ids
+            assert received_ids == ids[: len(received_ids)]
 
 
 def test_waiting_get_is_answered_when_a_row_arrives(daemon: DaemonProcess, server: Server) -> None:
@@ -331,10 +331,10 @@ def test_client_with_small_writes_is_not_delayed_by_nagle(
         client.send_bytes = functools.partial(send_in_two, client.socket)  # type: ignore[method-assign]
         laps = []
         for _ in range(50):
-            begun = time.monotonic()
+            started = time.monotonic()
             client.rollback(0)
             assert client.get() == (-1, [])
-            laps.append(time.monotonic() - begun)
+            laps.append(time.monotonic() - started)
         # Each frame would take so long else, but for the first ones; a machine that stands still costs few.
         assert sorted(laps)[25] < CONFIRMATION_SECONDS
 
@@ -348,13 +348,13 @@ def send_in_two(over: socket.socket, frame: bytes) -> None:
 
 
 def test_each_client_has_its_own_cursor_and_filter(daemon: DaemonProcess, server: Server) -> None:
-    with connect(daemon) as one, connect(daemon) as other, connect(daemon) as none:
-        one.subscribe("canal_p\\.T")
+    with connect(daemon) as first, connect(daemon) as other, connect(daemon) as none:
+        first.subscribe("canal_p\\.T")
         other.subscribe("canal_p\\.u,canal_p\\.nothing.*")
         none.subscribe("nowhere\\..*")
         server.sql("DELETE FROM canal_p.u")
         in_t, in_u = write(server, daemon, 3), write(server, daemon, 2, "canal_p.u")
-        assert drain(one) == in_t
+        assert drain(first) == in_t
         assert drain(other) == in_u
         assert drain(none) == []
         # An empty filter leaves the one there is, also over another connection; a new one takes its place.
@@ -371,7 +371,7 @@ def test_each_client_has_its_own_cursor_and_filter(daemon: DaemonProcess, server
             assert drain(other) == in_u
             with pytest.raises(Refused, match="not a regular expression"):
                 other.subscribe("canal_p\\.(")
-            assert drain(one) == [*in_t, in_u[0]]
+            assert drain(first) == [*in_t, in_u[0]]
 
 
 def test_client_is_served_only_while_it_is_subscribed(daemon: DaemonProcess, server: Server) -> None:
@@ -422,13 +422,13 @@ def test_newest_connection_owns_the_client(daemon: DaemonProcess, server: Server
         ids = write(server, daemon, 4)
         number, entries = old.get(size=1)
         old.ack(number)
-        given = ids_of(entries)
+        received_ids = ids_of(entries)
         number, entries = old.get(size=1)
         # As clients do: what they say before they subscribe takes nothing from anybody.
         new.rollback(0)
         new.subscribe()
         assert_ended(old)
-        assert given + drain(new) == ids
+        assert received_ids + drain(new) == ids
     assert f"client=canal-{old.client_id} destination=shop now=" in daemon.said()
 
 
@@ -460,13 +460,13 @@ def flat_messages(daemon: DaemonProcess, table: str) -> list[dict[str, Any]]:
     """Return all of a table's changes as flat messages, over HTTP."""
     asked = {"tables": [table], "format": "canal_flat", "start": "earliest", "wait_seconds": 0}
     url = f"http://127.0.0.1:{daemon.port}/v1/instances/shop/changes"
-    found = []
+    messages = []
     with urllib.request.urlopen(url, json.dumps(asked).encode(), timeout=WAIT_SECONDS_MAX) as answer:
         while length := answer.read(4):
             head = json.loads(answer.read(struct.unpack(">I", length)[0]))
             content = answer.read(head["bytes"]) if head["bytes"] else b""
-            found += [json.loads(line) for line in content.splitlines()]
-    return found
+            messages += [json.loads(line) for line in content.splitlines()]
+    return messages
 
 
 @pytest.mark.parametrize("is_told", [False, True])
@@ -490,18 +490,18 @@ def test_header_has_the_executed_transactions_if_configured(
         lines = flat_messages(daemon, "canal_p.t")
     assert (len(seen), len(lines)) == (6, 2)
     if not is_told:
-        assert {one.header.gtid for one in seen} | {one["gtid"] for one in lines} == {""}
+        assert {entry.header.gtid for entry in seen} | {line["gtid"] for line in lines} == {""}
         return
     known = GtidSet.parse(before)
     for at, entry in enumerate(seen):
-        own = {one.key: one.value for one in entry.header.props}["curtGtid"]
-        told = GtidSet.parse(entry.header.gtid)
-        assert told.contains(known)
-        assert told.contains(GtidSet.parse(own))
+        own = {prop.key: prop.value for prop in entry.header.props}["curtGtid"]
+        executed = GtidSet.parse(entry.header.gtid)
+        assert executed.contains(known)
+        assert executed.contains(GtidSet.parse(own))
         assert not known.contains(GtidSet.parse(own)) or at % 3
-        known = told
+        known = executed
     assert str(known) == server.sql("SELECT @@gtid_executed")[0][0].replace("\n", "")
-    assert [one["gtid"] for one in lines] == [seen[1].header.gtid, seen[4].header.gtid]
+    assert [line["gtid"] for line in lines] == [seen[1].header.gtid, seen[4].header.gtid]
 
 
 def test_disconnect_while_waiting_releases_the_client(daemon: DaemonProcess) -> None:

@@ -15,7 +15,14 @@ from pathlib import Path
 import pytest
 
 from penstock.limits import CANAL_GREETINGS_MAX
-from tests.support.canal.client import CLIENTAUTHENTICATION, PROTO, CanalClient, Refused, scramble, told
+from tests.support.canal.client import (
+    CLIENTAUTHENTICATION,
+    PROTO,
+    CanalClient,
+    Refused,
+    describe_entries,
+    scramble,
+)
 from tests.support.capture.captured_log import head_of
 from tests.support.daemon.process import DaemonProcess
 from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
@@ -29,12 +36,12 @@ _ids = itertools.count(1)
 @pytest.fixture(scope="module")
 def server(server_of: Callable[[str], Server]) -> Iterator[Server]:
     """The shared MariaDB server, with two tables for the whole module."""
-    found = server_of("mariadb")
-    found.sql("CREATE DATABASE canal_a; CREATE TABLE canal_a.open (id INT PRIMARY KEY)")
-    found.sql("CREATE TABLE canal_a.secret (id INT PRIMARY KEY)")
-    found.sql("CREATE TABLE canal_a.wide (id INT PRIMARY KEY, v LONGTEXT)")
-    yield found
-    found.sql("DROP DATABASE canal_a")
+    actual = server_of("mariadb")
+    actual.sql("CREATE DATABASE canal_a; CREATE TABLE canal_a.open (id INT PRIMARY KEY)")
+    actual.sql("CREATE TABLE canal_a.secret (id INT PRIMARY KEY)")
+    actual.sql("CREATE TABLE canal_a.wide (id INT PRIMARY KEY, v LONGTEXT)")
+    yield actual
+    actual.sql("DROP DATABASE canal_a")
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +88,9 @@ def serves(daemon: DaemonProcess, server: Server) -> bool:
     with connect(daemon).log_in("canal", "canal").subscribe("canal_a\\.open") as client:
         batch_id, entries = client.get()
         client.ack(batch_id)
-        return [one[3]["id"] for one in told(entries) if one[0] == "INSERT"][-1:] == [number]
+        return [entry[3]["id"] for entry in describe_entries(entries) if entry[0] == "INSERT"][-1:] == [
+            number
+        ]
 
 
 def ends(client: CanalClient) -> bool:
@@ -122,12 +131,12 @@ def test_unauthenticated_client_may_only_retry_its_password(
 
 
 def test_password_proof_is_valid_for_its_own_connection_only(daemon: DaemonProcess) -> None:
-    with connect(daemon) as one, connect(daemon) as other:
-        assert one.seed != other.seed
-        assert (len(one.seed), len(other.seed)) == (8, 8)
+    with connect(daemon) as first, connect(daemon) as other:
+        assert first.seed != other.seed
+        assert (len(first.seed), len(other.seed)) == (8, 8)
         with pytest.raises(Refused):
-            one.log_in("canal", scramble("canal", other.seed))
-        one.log_in("canal", scramble("canal", one.seed).upper())
+            first.log_in("canal", scramble("canal", other.seed))
+        first.log_in("canal", scramble("canal", first.seed).upper())
     for _ in range(CANAL_GREETINGS_MAX):
         with pytest.raises(Refused):
             other = connect(daemon).log_in("canal", "wrong")
@@ -148,7 +157,7 @@ def test_destination_in_the_authentication_packet_subscribes_the_client(
 ) -> None:
     more = {"destination": "shop", "client_id": "12", "filter": "canal_a\\.open"}
     with connect(daemon, "12").log_in("canal", "canal", **more) as client:
-        assert {one[1] for one in told(client.get()[1]) if one[0] == "INSERT"} == {"open"}
+        assert {entry[1] for entry in describe_entries(client.get()[1]) if entry[0] == "INSERT"} == {"open"}
     with connect(daemon) as client, pytest.raises(Refused, match="destination:shoe should start first"):
         client.log_in("canal", "canal", **more | {"destination": "shoe"})
 
@@ -161,9 +170,9 @@ def test_account_sees_only_permitted_tables(daemon: DaemonProcess, server: Serve
     with connect(daemon, "7").log_in("guest", "guest") as client:
         client.subscribe(".*\\..*")
         _, entries = client.get()
-        seen = told(entries)
-        assert [one[3]["id"] for one in seen if one[0] == "INSERT"][-1] == number
-        assert {one[1] for one in seen if one[0] == "INSERT"} == {"open"}
+        seen = describe_entries(entries)
+        assert [entry[3]["id"] for entry in seen if entry[0] == "INSERT"][-1] == number
+        assert {entry[1] for entry in seen if entry[0] == "INSERT"} == {"open"}
         assert b"secret" not in b"".join(entries)
     with connect(daemon, "8").log_in("guest", "guest") as client:
         for ask in (client.subscribe, client.get, client.unsubscribe):
@@ -187,7 +196,7 @@ def test_statement_text_is_hidden_from_accounts_that_do_not_see_all_its_tables(
     for user, client_id, is_told in (("guest", "7", False), ("canal", "70", True)):
         with connect(daemon, client_id).log_in(user, user).subscribe() as client:
             _, entries = client.get()
-            ids = {one[3]["id"] for one in told(entries) if one[0] == "INSERT"}
+            ids = {entry[3]["id"] for entry in describe_entries(entries) if entry[0] == "INSERT"}
             assert {str(copied), str(own)} <= ids
             assert (b"xyzzy" in b"".join(entries)) == is_told
             assert f"INTO canal_a.open VALUES ({own})".encode() in b"".join(entries)
@@ -199,14 +208,16 @@ def test_account_is_throttled_to_its_quota(daemon: DaemonProcess, server: Server
         server.sql(f"INSERT INTO canal_a.wide VALUES ({number}, REPEAT('x', 100000))")
     write(server, daemon)
     with connect(daemon, "60").log_in("slow", "slow").subscribe("canal_a\\.wide") as client:
-        begun, size = time.monotonic(), 0
+        started, size = time.monotonic(), 0
         for batch_id, entries in iter(lambda: client.get(size=64), (-1, [])):
             size += sum(map(len, entries))
             client.ack(batch_id)
         # Whoever was quiet has a second of it at once, and waits for the rest.
-        assert time.monotonic() - begun > 1.5
+        assert time.monotonic() - started > 1.5
         [shown] = [
-            one for one in daemon.get("/v1/subscribers")["subscribers"] if one["subscriber"] == "canal-60"
+            subscriber
+            for subscriber in daemon.get("/v1/subscribers")["subscribers"]
+            if subscriber["subscriber"] == "canal-60"
         ]
         assert (shown["protocol"], shown["account"], shown["instance"]) == ("canal", "slow", "shop")
         assert (shown["rows"], shown["bytes"] > 600_000) == (6, True)
@@ -307,18 +318,18 @@ def test_oversized_handshake_is_refused_before_it_is_read(daemon: DaemonProcess)
 
 @pytest.mark.deep(guard="tests/integration/test_listeners.py::test_slow_client_is_disconnected_in_time")
 def test_silent_or_slow_client_is_disconnected(daemon: DaemonProcess, server: Server) -> None:
-    begun = time.monotonic()
+    started = time.monotonic()
     silent = [connect(daemon) for _ in range(50)]
     slow = connect(daemon).log_in("canal", "canal")
     dripping = threading.Thread(target=drip, args=(slow,))
     dripping.start()
     assert serves(daemon, server)
     assert all(ends(client) for client in silent)
-    assert time.monotonic() - begun > 8
+    assert time.monotonic() - started > 8
     # All of its frame would take five minutes.
     dripping.join(WAIT_SECONDS_MAX)
     assert not dripping.is_alive()
-    assert time.monotonic() - begun > 15
+    assert time.monotonic() - started > 15
     for client in silent:
         client.close()
 
@@ -326,17 +337,17 @@ def test_silent_or_slow_client_is_disconnected(daemon: DaemonProcess, server: Se
 def drip(client: CanalClient) -> None:
     """Send a frame a byte at a time, until the daemon has had enough."""
     try:
-        for one in struct.pack(">I", 1000) + b"\x18\x06" * 500:
-            client.socket.sendall(bytes([one]))
+        for byte in struct.pack(">I", 1000) + b"\x18\x06" * 500:
+            client.socket.sendall(bytes([byte]))
             time.sleep(0.3)
     except OSError:
         client.close()
 
 
 def test_client_is_disconnected_after_its_requested_idle_timeout(daemon: DaemonProcess) -> None:
-    begun = time.monotonic()
+    started = time.monotonic()
     # Whoever subscribes while it logs in has no more to say; without a time of its own it had an hour.
     more = {"net_read_timeout": 300, "net_write_timeout": 300, "destination": "shop", "client_id": "1001"}
     with connect(daemon).log_in("canal", "canal", **more) as client:
         assert ends(client)
-    assert time.monotonic() - begun > 0.3
+    assert time.monotonic() - started > 0.3

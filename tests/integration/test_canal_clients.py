@@ -94,11 +94,11 @@ def servers(server_of: Callable[[str], Server]) -> dict[str, Server]:
 @pytest.fixture(scope="module")
 def written(servers: dict[str, Server]) -> Iterator[dict[str, tuple[Position, Written]]]:
     """Where each server's log stood before, and what was written then."""
-    found = {}
+    starts = {}
     for flavor, server in servers.items():
         start, database = head_of(server), f"canal_{flavor}"
-        found[flavor] = start, write(server, flavor, database)
-    yield found
+        starts[flavor] = start, write(server, flavor, database)
+    yield starts
     for flavor, server in servers.items():
         server.sql(f"DROP DATABASE canal_{flavor}")
 
@@ -194,8 +194,8 @@ def test_client_receives_every_type_and_statement_as_on_the_server(
         # These clients have one id between them: each begins anew.
         before.log_in(USER, PASSWORD).unsubscribe()
     entries = entries_of(client.start(port, flavor, USER, PASSWORD, f"{wanted.database}\\..*"))
-    own = [one for one in entries if one["schema"] == wanted.database]
-    rows = [row for one in own for row in tell_rows(one)]
+    own = [entry for entry in entries if entry["schema"] == wanted.database]
+    rows = [row for entry in own for row in tell_rows(entry)]
 
     assert [row[3] for row in rows if row[:2] == ("INSERT", "kinds")] == wanted.rows
     assert [row for row in rows if row[1] in ("other", "stop")] == [
@@ -210,7 +210,7 @@ def test_client_receives_every_type_and_statement_as_on_the_server(
     assert [row["d"] for row in floats] == list(FLOATS.values())
     assert [row["f"] for row in floats] == list(FLOATS.values())
     assert [(row[3]["j"], row[3]["p"]) for row in rows if row[1] == "documents"] == wanted.documents
-    [documents] = [one["rows"] for one in own if one["table"] == "documents" and one["rows"]]
+    [documents] = [row["rows"] for row in own if row["table"] == "documents" and row["rows"]]
     assert [row["after"]["j"]["sqlType"] for row in documents] == DOCUMENT_TYPES[flavor]
     assert {row["after"]["p"]["sqlType"] for row in documents} == {2004}
     assert_types(own)
@@ -220,52 +220,52 @@ def test_client_receives_every_type_and_statement_as_on_the_server(
 def tell_rows(entry: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any], dict[str, Any]]]:
     """Yield an entry's rows: event, table, and the values before and after."""
     for row in entry["rows"]:
-        before, after = ({name: one["value"] for name, one in row[side].items()} for side in row)
+        before, after = ({name: column["value"] for name, column in row[side].items()} for side in row)
         yield entry["event"], entry["table"], before, after
 
 
 def assert_types(own: list[dict[str, Any]]) -> None:
     """Assert that every column says which type, key and change it is."""
-    inserted = [row for one in own if one["table"] == "kinds" for row in one["rows"]]
+    inserted = [row for this_row in own if this_row["table"] == "kinds" for row in this_row["rows"]]
     types = {name: number for name, (_, _, number) in COLUMNS.items()}
-    assert [{name: one["sqlType"] for name, one in row["after"].items()} for row in inserted] == [
+    assert [{name: column["sqlType"] for name, column in row["after"].items()} for row in inserted] == [
         types | WIDER,
         types,
         types | NULL_TYPES,
     ]
-    declared = {name: one["mysqlType"].lower() for name, one in inserted[0]["after"].items()}
+    declared = {name: column["mysqlType"].lower() for name, column in inserted[0]["after"].items()}
     assert declared["de"] == "decimal(30,10)"
     assert declared["e"] == "enum('a','b''c')"
     assert declared["v"] == "varchar(50)"
     assert declared["biu"].startswith("bigint")
     assert declared["biu"].endswith("unsigned")
-    assert [name for name, one in inserted[0]["after"].items() if one["isKey"]] == ["id"]
-    assert all(one["updated"] for row in inserted for one in row["after"].values())
-    [update] = [one["rows"][0] for one in own if one["event"] == "UPDATE"]
-    assert {name: one["updated"] for name, one in update["after"].items()} == {"a": True, "b": False}
-    assert not any(one["updated"] for one in update["before"].values())
+    assert [name for name, column in inserted[0]["after"].items() if column["isKey"]] == ["id"]
+    assert all(column["updated"] for row in inserted for column in row["after"].values())
+    [update] = [row["rows"][0] for row in own if row["event"] == "UPDATE"]
+    assert {name: column["updated"] for name, column in update["after"].items()} == {"a": True, "b": False}
+    assert not any(column["updated"] for column in update["before"].values())
 
 
 def assert_transactions(entries: list[dict[str, Any]], database: str) -> None:
     """Assert that rows stand between the ends of their transaction, and statements outside."""
     open_rows: list[str] | None = None
     transactions, statements = [], []
-    for one in entries:
-        if one["entry"] == "TRANSACTIONBEGIN":
+    for entry in entries:
+        if entry["entry"] == "TRANSACTIONBEGIN":
             assert open_rows is None
             open_rows = []
-        elif one["entry"] == "TRANSACTIONEND":
+        elif entry["entry"] == "TRANSACTIONEND":
             transactions.append(open_rows)
             open_rows = None
-        elif one["rows"]:
-            assert open_rows is not None, one
-            open_rows.append(one["table"])
-        elif one["schema"] == database and one["event"] not in ("INSERT", "UPDATE", "DELETE"):
-            assert open_rows is None, one
-            statements.append((one["event"], one["table"]))
+        elif entry["rows"]:
+            assert open_rows is not None, entry
+            open_rows.append(entry["table"])
+        elif entry["schema"] == database and entry["event"] not in ("INSERT", "UPDATE", "DELETE"):
+            assert open_rows is None, entry
+            statements.append((entry["event"], entry["table"]))
     assert open_rows is None
     assert transactions[0] == ["kinds", "kinds", "kinds", "other"]
     assert transactions[1:] == [["floats"], ["documents"], ["other"], ["other"], ["other"], ["stop"]]
     tables = [("CREATE", name) for name in ("kinds", "floats", "documents", "other", "stop")]
     changes = [("ALTER", "other"), ("TRUNCATE", "other"), ("RENAME", "others"), ("ERASE", "others")]
-    assert [one for one in statements if one[0] != "QUERY"] == [*tables, *changes]
+    assert [statement for statement in statements if statement[0] != "QUERY"] == [*tables, *changes]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from penstock.model import Position
-from tests.support.canal.client import Refused, told
+from tests.support.canal.client import Refused, describe_entries
 from tests.support.canal.following import (
     arrived,
     assert_ended,
@@ -29,16 +29,16 @@ from tools.servers import Server
 @pytest.fixture(scope="module")
 def server(server_of: Callable[[str], Server]) -> Iterator[Server]:
     """The shared MySQL server, with tables for the whole module."""
-    found = server_of("mysql")
-    found.sql("CREATE DATABASE canal_r; CREATE TABLE canal_r.t (id INT PRIMARY KEY, v LONGTEXT)")
-    yield found
-    found.sql("DROP DATABASE canal_r")
+    actual = server_of("mysql")
+    actual.sql("CREATE DATABASE canal_r; CREATE TABLE canal_r.t (id INT PRIMARY KEY, v LONGTEXT)")
+    yield actual
+    actual.sql("DROP DATABASE canal_r")
 
 
 def test_killed_daemon_repeats_at_most_undurable_batches(tmp_path: Path, server: Server) -> None:
     with DaemonProcess(tmp_path, settings_of(server, canal_start="earliest")) as daemon:
         ids = write(server, daemon, 400, "canal_r.t")
-        found: list[str] = []
+        received_ids: list[str] = []
         for lap in range(3):
             with connect(daemon, 5) as client:
                 client.rollback(0)
@@ -48,12 +48,12 @@ def test_killed_daemon_repeats_at_most_undurable_batches(tmp_path: Path, server:
                     number, entries = client.get(size=4)
                     if number == -1:
                         break
-                    found = without_repeats(found, ids_of(entries))
+                    received_ids = without_repeats(received_ids, ids_of(entries))
                     client.ack(number)
                     acknowledged += entries
                 if lap == 2:
                     until_durable(daemon, client, acknowledged)
-                    marked = len(found)
+                    marked = len(received_ids)
                 daemon.kill()
                 daemon.start()
                 daemon.wait_for(lambda status: status["position"] is not None)
@@ -61,7 +61,7 @@ def test_killed_daemon_repeats_at_most_undurable_batches(tmp_path: Path, server:
             client.subscribe()
             rest = drain(client)
             assert ids.index(rest[0]) >= marked - 1
-            assert without_repeats(found, rest) == ids
+            assert without_repeats(received_ids, rest) == ids
         assert daemon.terminate() == 0
         daemon.start()
         daemon.wait_for(lambda status: status["position"] is not None)
@@ -77,29 +77,29 @@ def test_another_daemon_takes_over_a_client(tmp_path: Path, server: Server) -> N
     folders = [tmp_path / "one", tmp_path / "two"]
     for folder in folders:
         folder.mkdir()
-    with DaemonProcess(folders[0], settings) as one, DaemonProcess(folders[1], settings) as two:
-        write(server, one, 1, "canal_r.t")
+    with DaemonProcess(folders[0], settings) as first, DaemonProcess(folders[1], settings) as two:
+        write(server, first, 1, "canal_r.t")
         arrived(server, two)
-        with connect(one, 9) as old, connect(two, 9) as new:
+        with connect(first, 9) as old, connect(two, 9) as new:
             old.subscribe("canal_r\\.t")
-            ids = write(server, one, 3, "canal_r.t")
+            ids = write(server, first, 3, "canal_r.t")
             arrived(server, two)
-            given: list[str] = []
+            received_ids: list[str] = []
             acknowledged: list[bytes] = []
-            while not given:
+            while not received_ids:
                 number, entries = old.get(size=1)
                 old.ack(number)
-                given += ids_of(entries)
+                received_ids += ids_of(entries)
                 acknowledged += entries
-            until_durable(one, old, acknowledged)
+            until_durable(first, old, acknowledged)
             number, entries = old.get()
             new.subscribe()
             # The one before may not write any more, and is told so by the end of its connection.
             old.ack(number)
             assert_ended(old)
-            found = drain(new)
-            assert ids.index(found[0]) >= len(given) - 1
-            assert without_repeats(given, found) == ids
+            actual = drain(new)
+            assert ids.index(actual[0]) >= len(received_ids) - 1
+            assert without_repeats(received_ids, actual) == ids
             assert "taken over from another daemon" in two.said()
 
 
@@ -121,7 +121,7 @@ def test_client_may_connect_before_the_first_change_and_sees_its_zones_clock(
         moment = "'2026-03-01 00:00:00'"
         server.sql(f"SET time_zone = '+00:00'; INSERT INTO canal_r.clock VALUES (1, {moment}, {moment})")
         arrived(server, daemon)
-        [row] = [one[3] for one in told(client.get()[1]) if one[0] == "INSERT"]
+        [row] = [entry[3] for entry in describe_entries(client.get()[1]) if entry[0] == "INSERT"]
         assert row == {"id": "1", "at": "2026-02-28 20:30:00.00", "day": "2026-03-01 00:00:00"}
 
 

@@ -49,8 +49,8 @@ def test_head_and_executed_gtids_move_with_each_commit(server: Server, fresh_dat
 
 def test_socket_file_serves_as_well_as_tcp(server: Server) -> None:
     over_socket = ServerAddress(user="root", unix_socket=str(server.socket))
-    with connect(over_socket) as one, connect(ServerAddress.parse(server.url())) as other:
-        assert one.identity() == other.identity()
+    with connect(over_socket) as local, connect(ServerAddress.parse(server.url())) as other:
+        assert local.identity() == other.identity()
 
 
 def test_wrong_password_is_refused_by_name(server: Server) -> None:

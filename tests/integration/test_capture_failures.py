@@ -111,7 +111,7 @@ def test_disk_failure_that_heals_pauses_capture_and_loses_no_byte(
         wait_for_position(capture, head_of(mariadb_server))
         disk.fail()
         mariadb_server.sql(f"INSERT INTO {database}.t VALUES (1)")
-        status = wait_for(capture, lambda one: one.error is not None and one.state is State.WAITING)
+        status = wait_for(capture, lambda status: status.error is not None and status.state is State.WAITING)
         assert status.error is not None
         assert status.error.kind == "DiskFailed"
         disk.fail(False)
@@ -184,7 +184,7 @@ def test_log_still_written_by_another_process_is_waited_for(tmp_path: Path) -> N
         assert status.error is not None
         assert status.error.kind == "LogLocked"
         other.close()
-        wait_for(capture, lambda one: one.error is not None and one.error.kind == "ConnectionLost")
+        wait_for(capture, lambda status: status.error is not None and status.error.kind == "ConnectionLost")
 
 
 @contextmanager
@@ -254,8 +254,8 @@ def test_session_end_closes_every_definitions_file(
     database = fresh_database(mariadb_server)
     kept: list[Any] = []
 
-    def schemas_of(*place: Any) -> Schemas:
-        kept.append(follow_schemas(*place))
+    def schemas_of(*arguments: Any) -> Schemas:
+        kept.append(follow_schemas(*arguments))
         return kept[-1]
 
     def opened() -> list[str]:
@@ -280,11 +280,11 @@ def test_session_end_closes_every_definitions_file(
 def test_statements_are_not_buffered_without_a_consumer(
     mariadb_server: Server, fresh_database: FreshDatabase, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    made: list[BlockCutter] = []
+    cutters: list[BlockCutter] = []
 
     def cutter(**options: Any) -> BlockCutter:
-        made.append(BlockCutter(**options))
-        return made[-1]
+        cutters.append(BlockCutter(**options))
+        return cutters[-1]
 
     monkeypatch.setattr(run, "BlockCutter", cutter)
     database = fresh_database(mariadb_server)
@@ -294,8 +294,8 @@ def test_statements_are_not_buffered_without_a_consumer(
         wait_for_state(capture, State.RUNNING)
         mariadb_server.sql(f"CREATE TABLE {database}.t (a INT)")
         wait_for_position(capture, head_of(mariadb_server))
-    assert made[0].events
-    assert made[0].take_statements() == []
+    assert cutters[0].events
+    assert cutters[0].take_statements() == []
 
 
 # --- The stream -------------------------------------------------------------------------------
@@ -322,12 +322,12 @@ class Statements:
 
 
 def events_of(file: Path) -> list[bytes]:
-    content, at, found = file.read_bytes(), 4, []
+    content, at, split = file.read_bytes(), 4, []
     while at < len(content):
         end = at + int.from_bytes(content[at + 9 : at + 13], "little")
-        found.append(content[at:end])
+        split.append(content[at:end])
         at = end
-    return found
+    return split
 
 
 def receive(
@@ -339,12 +339,12 @@ def receive(
     begin_epoch: Callable[[object], None] | None = None,
 ) -> None:
     """Receive packets that begin with a file's first event, over a socket that is closed behind them."""
-    ours, theirs = socket.socketpair()
+    client_end, server_end = socket.socketpair()
     flavor = flavor_of(file)
     address, position, identity = stream_at or (None, Position(0, NAME, 4), None)
     name = ReplicaName.choose(None)
     stream = ReplicaStream(
-        address, ours, b"", start=DumpStart(position), identity=identity, name=name, bounded=False
+        address, client_end, b"", start=DumpStart(position), identity=identity, name=name, bounded=False
     )
     begin = partial(
         log.begin_epoch,
@@ -373,8 +373,8 @@ def receive(
         begin_epoch=None if begin_epoch is None else lambda: begin_epoch(begin()),
     )
     # They are few, so the socket holds them all.
-    theirs.sendall(packets)
-    theirs.close()
+    server_end.sendall(packets)
+    server_end.close()
     with stream:
         receiver.receive(stream, BlockCutter(epoch=0, file=NAME, offset=4, flavor=flavor, live=True))
 
@@ -397,11 +397,11 @@ def test_bytes_are_not_stored_before_their_statements_are_applied(tmp_path: Path
 
 def test_epoch_starts_with_its_first_byte_and_not_with_a_refused_dump(tmp_path: Path) -> None:
     file = next(path for path in SMALL_LOGS if path.name == "mysql-9.7-1.binlog")
-    begun: list[Position | None] = []
+    start: list[Position | None] = []
     with Log.open(tmp_path / "shop", SETTINGS) as log:
 
         def note(record: object) -> None:
-            begun.append(log.visible)
+            start.append(log.visible)
 
         denied = b"\xff" + (1227).to_bytes(2, "little") + b"#42000Access denied"
         refused = [*framed(events_of(file)[:1]), len(denied).to_bytes(3, "little") + b"\x02" + denied]
@@ -410,7 +410,7 @@ def test_epoch_starts_with_its_first_byte_and_not_with_a_refused_dump(tmp_path: 
         assert log.epoch is None
         with pytest.raises(ConnectionLost):
             receive(log, file, b"".join(framed(events_of(file))), begin_epoch=note)
-        assert begun == [None]
+        assert start == [None]
         assert log.epoch is not None
         assert log.visible is not None
 

@@ -92,7 +92,7 @@ def test_network_cuts_lose_and_repeat_nothing(server: Server, fresh_database: Fr
         for bytes_down in (20_000, 60_000, 100_001):
             proxy.cut_after(bytes_down, in_packet=True)
         stretches = follow(
-            _plain(address, proxy), start, reader.resume_at, bounded=True, pause=lambda seconds: None
+            _plain(address, proxy), start, reader.resume_at, bounded=True, sleep=lambda seconds: None
         )
         failures = []
         for stretch in stretches:
@@ -175,7 +175,7 @@ def test_progress_resets_the_attempts(server: Server, fresh_database: FreshDatab
 def test_wrong_password_is_not_retried(server: Server) -> None:
     address = replace(ServerAddress.parse(server.url()), password=Secret("wrong"))
     with pytest.raises(AuthenticationFailed):
-        next(follow(address, DumpStart(gtid_set=""), lambda: None, pause=_never))
+        next(follow(address, DumpStart(gtid_set=""), lambda: None, sleep=_never))
 
 
 def test_purged_position_is_not_retried(start_server: StartServer) -> None:
@@ -183,20 +183,20 @@ def test_purged_position_is_not_retried(start_server: StartServer) -> None:
     start = start_of(server)
     server.sql("FLUSH BINARY LOGS")
     purge(server)
-    stretches = follow(ServerAddress.parse(server.url()), start, lambda: None, pause=_never)
+    stretches = follow(ServerAddress.parse(server.url()), start, lambda: None, sleep=_never)
     with pytest.raises(PositionPurged):
         _drain(stretches)
 
 
 def test_another_server_at_the_same_address_is_refused(start_server: StartServer) -> None:
     for flavor in ("mysql", "mariadb"):
-        one, other = start_server(flavor), start_server(flavor)
-        with connect(ServerAddress.parse(one.url())) as connection:
+        first, other = start_server(flavor), start_server(flavor)
+        with connect(ServerAddress.parse(first.url())) as connection:
             key = connection.identity().key
         address = ServerAddress.parse(other.url())
         with pytest.raises(ServerChanged):
-            next(follow(address, start_of(other), lambda: None, server_key=key, pause=_never))
-        one.close()
+            next(follow(address, start_of(other), lambda: None, server_key=key, sleep=_never))
+        first.close()
         other.close()
 
 

@@ -21,10 +21,10 @@ def checked(server: Server, tables: str | None = None, user: str = "repl", **opt
 
 
 def severe(findings: list[Finding], name: str | None = None) -> list[Finding]:
-    return [one for one in findings if one.severity != "ok" and name in (None, one.name)]
+    return [finding for finding in findings if finding.severity != "ok" and name in (None, finding.name)]
 
 
-def mend(server: Server, finding: Finding) -> None:
+def apply_fix(server: Server, finding: Finding) -> None:
     assert finding.statement is not None
     for statement in finding.statement.split("; "):
         server.sql(statement)
@@ -58,12 +58,12 @@ def test_wrong_settings_are_reported_with_their_fix(start_server: StartServer, f
     wrong = WRONG_SETTINGS | (WRONG_SETTINGS_MYSQL if flavor == "mysql" else {})
     options = {name: value for _, setting in wrong.values() for name, value in setting.items()}
     server = start_server(flavor, **options)
-    found = {finding.name: finding for finding in severe(checked(server))}
-    assert {name: finding.severity for name, finding in found.items()} == {
+    findings = {finding.name: finding for finding in severe(checked(server))}
+    assert {name: finding.severity for name, finding in findings.items()} == {
         name: "error" if name == "row_value_options" else severity for name, (severity, _) in wrong.items()
     }
-    for finding in found.values():
-        mend(server, finding)
+    for finding in findings.values():
+        apply_fix(server, finding)
     assert severe(checked(server)) == []
 
 
@@ -81,7 +81,7 @@ def test_settings_without_a_fixing_statement_name_their_option(start_server: Sta
         assert str(off.statement).startswith("[mysqld] log_bin")
         server.close()
         server = start_server(flavor, binlog_do_db="only_this")
-        assert [one.severity for one in severe(checked(server), "log_filters")] == ["error"]
+        assert [finding.severity for finding in severe(checked(server), "log_filters")] == ["error"]
         server.close()
 
 
@@ -89,7 +89,7 @@ def test_server_without_an_id_is_reported_with_its_fix(start_server: StartServer
     # MariaDB turns 0 into 1 by itself.
     server = start_server("mysql", server_id=0)
     (anonymous,) = severe(checked(server), "server_id")
-    mend(server, anonymous)
+    apply_fix(server, anonymous)
     assert severe(checked(server), "server_id") == []
 
 
@@ -107,7 +107,7 @@ def test_missing_privileges_are_reported_and_granted(server: Server) -> None:
     missing = severe(checked(server, user="pauper", password="x-1-Y-2"), "privileges")
     assert [finding.severity for finding in missing] == ["error", "error", "warning"]
     for finding in missing:
-        mend(server, finding)
+        apply_fix(server, finding)
     assert severe(checked(server, user="pauper", password="x-1-Y-2"), "privileges") == []
 
 
@@ -129,14 +129,14 @@ def test_unlogged_cascades_are_reported_with_their_fix(server: Server, fresh_dat
         f"CREATE TABLE {database}.calm (id INT PRIMARY KEY, a INT, b INT,"
         f" FOREIGN KEY (a, b) REFERENCES {database}.parent (a, b))"
     )
-    found = severe(checked(server, f"{database}.*"), "foreign_keys")
+    findings = severe(checked(server, f"{database}.*"), "foreign_keys")
     if server.family == "mysql":
         # MySQL 9.7 runs foreign keys where they are logged.
-        assert found == []
+        assert findings == []
         return
-    (finding,) = found
+    (finding,) = findings
     assert f"{database}.child" in finding.what
-    mend(server, finding)
+    apply_fix(server, finding)
     assert severe(checked(server, f"{database}.*"), "foreign_keys") == []
 
 
@@ -148,7 +148,7 @@ def test_native_foreign_keys_of_mysql_are_reported(start_server: StartServer) ->
     )
     key, setting = severe(checked(server), "foreign_keys")
     assert "[mysqld] innodb_native_foreign_keys" in str(setting.statement)
-    mend(server, key)
+    apply_fix(server, key)
     assert severe(checked(server), "foreign_keys") == []
 
 
@@ -159,10 +159,13 @@ def test_keyless_tables_are_reported_with_their_fix(server: Server, fresh_databa
         f"CREATE TABLE {database}.strict (a INT NOT NULL UNIQUE);"
         f"CREATE TABLE {database}.`k d` (a INT PRIMARY KEY)"
     )
-    found = severe(checked(server, f"{database}.*"), "keys")
-    assert [finding.what.split(" ")[0] for finding in found] == [f"{database}.bare", f"{database}.nullable"]
-    for finding in found:
-        mend(server, finding)
+    findings = severe(checked(server, f"{database}.*"), "keys")
+    assert [finding.what.split(" ")[0] for finding in findings] == [
+        f"{database}.bare",
+        f"{database}.nullable",
+    ]
+    for finding in findings:
+        apply_fix(server, finding)
     assert severe(checked(server, f"{database}.*"), "keys") == []
 
 
@@ -172,13 +175,13 @@ def test_nontransactional_engines_are_reported_with_their_fix(
     database = fresh_database(server)
     for engine in ("MEMORY", "MyISAM", "InnoDB"):
         server.sql(f"CREATE TABLE {database}.t_{engine} (a INT PRIMARY KEY) ENGINE = {engine}")
-    found = severe(checked(server, f"{database}.*"), "storage_engines")
-    assert [finding.what.split(" ")[0] for finding in found] == [
+    findings = severe(checked(server, f"{database}.*"), "storage_engines")
+    assert [finding.what.split(" ")[0] for finding in findings] == [
         f"{database}.t_MEMORY",
         f"{database}.t_MyISAM",
     ]
-    for finding in found:
-        mend(server, finding)
+    for finding in findings:
+        apply_fix(server, finding)
     assert severe(checked(server, f"{database}.*"), "storage_engines") == []
 
 
@@ -188,8 +191,8 @@ def test_old_time_formats_are_reported_with_their_fix(start_server: StartServer)
     setting, table = severe(checked(server), "temporal_format")
     assert "d.t" in table.what
     assert "b, c" in table.what
-    mend(server, setting)
-    mend(server, table)
+    apply_fix(server, setting)
+    apply_fix(server, table)
     assert severe(checked(server), "temporal_format") == []
 
 

@@ -323,10 +323,13 @@ def test_twin_replica_takes_over_the_dump_and_the_loser_is_reported(
 
 
 def test_two_replicas_with_different_ids_coexist(server: Server, address: ServerAddress) -> None:
-    with open_stream(address, at(head_of(server))) as one, open_stream(address, at(head_of(server))) as other:
-        for stream in (one, other):
+    with (
+        open_stream(address, at(head_of(server))) as first,
+        open_stream(address, at(head_of(server))) as other,
+    ):
+        for stream in (first, other):
             next(stream.event_chunks())
-        assert {one.name.host, other.name.host} <= _listed(server)
+        assert {first.name.host, other.name.host} <= _listed(server)
 
 
 def _listed(server: Server) -> set[str]:

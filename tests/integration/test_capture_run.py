@@ -63,10 +63,10 @@ def test_log_equals_the_servers_bytes_over_several_files(
         # The figures come a moment after the bytes that they count.
         status = wait_for(
             capture,
-            lambda one: (
-                one.lag_seconds == 0
-                and one.position == str(head_of(server))
-                and one.rows_per_second > 2 * one.transactions_per_second > 0
+            lambda status: (
+                status.lag_seconds == 0
+                and status.position == str(head_of(server))
+                and status.rows_per_second > 2 * status.transactions_per_second > 0
             ),
         )
         assert status.state is State.RUNNING
@@ -277,16 +277,16 @@ def test_commit_waiting_for_a_lost_acknowledgement_returns_once_it_is_durable(
     lost: tuple[type, str],
 ) -> None:
     server = semi_synchronous(start_server, flavor)
-    place, name = lost
-    whole, lose = getattr(place, name), threading.Event()
+    owner, name = lost
+    whole, lose = getattr(owner, name), threading.Event()
 
-    def losing(*given: Any) -> None:
+    def losing(*arguments: Any) -> None:
         if lose.is_set():
             lose.clear()
             raise ConnectionLost("the connection ends here")
-        whole(*given)
+        whole(*arguments)
 
-    monkeypatch.setattr(place, name, losing)
+    monkeypatch.setattr(owner, name, losing)
     settings = settings_of(tmp_path, server.url(), {"fsync": "never"}, semi_sync=True)
     with capturing(settings) as capture:
         wait_for_state(capture, State.RUNNING)
@@ -430,13 +430,13 @@ def test_replica_takes_over_without_a_gap_or_a_duplicate(
         wait_until(lambda: gtids_executed(follower) == gtids_executed(primary))
         primary.kill()
         write(follower, "d", 10)
-        status = wait_for(capture, lambda one: one.epoch == 1 and one.position is not None)
-        status = wait_for(capture, lambda one: one.position == f"1/{head_of(follower)}")
+        status = wait_for(capture, lambda status: status.epoch == 1 and status.position is not None)
+        status = wait_for(capture, lambda status: status.position == f"1/{head_of(follower)}")
         assert status.note is None
         assert status.server == f"mysql://repl@127.0.0.1:{follower.port}"
         assert status.gtid_set == gtids_executed(follower)
     log = LogReader.open(tmp_path / "shop")
-    first, second = ([one for one in log.extents() if one.epoch == epoch] for epoch in (0, 1))
+    first, second = ([extent for extent in log.extents() if extent.epoch == epoch] for epoch in (0, 1))
     assert first[-1].end == before.offset
     assert log.gtid_set(second[0].first) == log.gtid_set(first[-1].last)
     assert_equal_to_server(tmp_path / "shop", follower)
@@ -475,9 +475,9 @@ def test_promoted_replica_is_followed_while_the_primary_hangs(
             assert follower.pid is not None
             os.kill(follower.pid, signal.SIGSTOP)
             daemon.wait_for(lambda status: status["state"] != "running")
-            begun = time.monotonic()
+            started = time.monotonic()
             daemon.terminate()
-            assert time.monotonic() - begun < 15
+            assert time.monotonic() - started < 15
         finally:
             for server in (primary, follower):
                 if server.pid is not None:
@@ -504,11 +504,16 @@ def test_server_missing_transactions_of_the_log_is_waited_for(
         write(primary, "d", 2)
         wait_for_position(capture, head_of(primary))
         primary.stop()
-        status = wait_for(capture, lambda one: one.error is not None and one.error.kind == "ServerBehind")
+        status = wait_for(
+            capture, lambda status: status.error is not None and status.error.kind == "ServerBehind"
+        )
         assert status.epoch == 0
         primary.start()
         follower.sql("START SLAVE")
         status = wait_for_state(capture, State.RUNNING)
         assert status.missing_gtids is None
         write(primary, "d", 2)
-        wait_for(capture, lambda one: one.state is State.RUNNING and one.gtid_set == gtids_executed(primary))
+        wait_for(
+            capture,
+            lambda status: status.state is State.RUNNING and status.gtid_set == gtids_executed(primary),
+        )

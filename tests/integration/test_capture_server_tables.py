@@ -104,9 +104,9 @@ def test_question_needs_no_log_between_an_earlier_question_and_its_position(
     purge(server)
     assert first not in {path.name for path in server.binlog_files()}
     server.sql("ALTER TABLE d.t RENAME COLUMN b TO c")
-    told = tables.read_at(TableName("d", "t"), position)
-    assert told is not None
-    assert [column.name for column in told.schema.columns] == ["a", "b"]
+    definition = tables.read_at(TableName("d", "t"), position)
+    assert definition is not None
+    assert [column.name for column in definition.schema.columns] == ["a", "b"]
 
 
 def test_statements_are_read_with_the_semantics_of_this_server(
@@ -119,11 +119,11 @@ def test_statements_are_read_with_the_semantics_of_this_server(
     server.client(f"USE {database}; {text}")
     history.apply(text, database, here())
     with connect(ServerAddress.parse(server.url())) as connection:
-        told = read_table(connection, TableName(database, "t"))
-    assert told is not None
+        definition = read_table(connection, TableName(database, "t"))
+    assert definition is not None
     known = history.schema(database, "t")
     assert known is not None
-    assert known.columns == told.schema.columns
+    assert known.columns == definition.schema.columns
 
 
 def test_statements_about_other_tables_do_not_prolong_a_read(

@@ -49,17 +49,17 @@ def copied(kept: KeptLog, tmp_path: Path) -> KeptLog:
 
 
 def test_list_shows_each_segment_with_its_server_position(kept: KeptLog) -> None:
-    one, other = penstock("log", "list", kept.folder, "--json").objects
+    block, other = penstock("log", "list", kept.folder, "--json").objects
     (first, first_size), (second, _) = kept.files.items()
     logged = kept.logged
-    assert (one["file"], one["to"], one["epoch"], one["state"]) == (first, first_size, 0, "closed")
+    assert (block["file"], block["to"], block["epoch"], block["state"]) == (first, first_size, 0, "closed")
     assert (other["file"], other["to"]) == (second, kept.head.offset)
-    for line in (one, other):
+    for line in (block, other):
         assert line["transactions"] == sum(each.start.file == line["file"] for each in logged)
         path = kept.folder / str(line["hour"]) / f"{line['segment']}.binlog"
         assert line["bytes"] == path.stat().st_size
-    assert (one["changes"], other["changes"]) == (60, 40)
-    assert one["first"] <= one["last"] < kept.split.isoformat() <= other["first"]
+    assert (block["changes"], other["changes"]) == (60, 40)
+    assert block["first"] <= block["last"] < kept.split.isoformat() <= other["first"]
     shown = penstock("log", "list", "--config", kept.config, "shop")
     assert shown.lines[-1].startswith(f"2 segments, {len(logged)} transactions, 100 changes")
 
@@ -72,7 +72,9 @@ def test_list_counts_a_segment_that_is_being_written(copied: KeptLog) -> None:
         line = penstock("log", "list", copied.folder, "--json").objects[-1]
         assert (line["state"], line["to"]) == ("open", head_of(server).offset)
         here = transactions(server, [line["file"]])
-        assert line["transactions"] == len([one for one in here if one.start.offset >= line["from"]])
+        assert line["transactions"] == len(
+            [transaction for transaction in here if transaction.start.offset >= line["from"]]
+        )
 
 
 def test_show_lists_contiguous_blocks_of_a_segment(kept: KeptLog) -> None:
@@ -80,13 +82,17 @@ def test_show_lists_contiguous_blocks_of_a_segment(kept: KeptLog) -> None:
     shown = penstock("log", "show", kept.folder, int(listed["segment"]), "--json").one
     blocks = shown["blocks"]
     assert len(blocks) > 3
-    assert [blocks[0]["from"], *(one["to"] for one in blocks)] == [
-        *(one["from"] for one in blocks),
+    assert [blocks[0]["from"], *(block["to"] for block in blocks)] == [
+        *(block["from"] for block in blocks),
         listed["to"],
     ]
-    assert sum(one["transactions"] for one in blocks) == listed["transactions"]
-    gtids = {one.start.offset: one.gtid for one in kept.logged if one.start.file == listed["file"]}
-    assert {one["from"]: one["gtid"] for one in blocks[1:]}.items() <= gtids.items()
+    assert sum(block["transactions"] for block in blocks) == listed["transactions"]
+    gtids = {
+        transaction.start.offset: transaction.gtid
+        for transaction in kept.logged
+        if transaction.start.file == listed["file"]
+    }
+    assert {block["from"]: block["gtid"] for block in blocks[1:]}.items() <= gtids.items()
     assert penstock("log", "show", shown["path"], "--json").one == shown
     people = penstock("log", "show", kept.folder, listed["segment"], "--limit", 2)
     assert len([line for line in people.lines if " boundary " in line]) == 2
@@ -109,31 +115,35 @@ def test_folder_that_is_not_a_log_is_refused_with_a_hint(kept: KeptLog, tmp_path
 def test_locate_returns_the_exact_transaction_and_its_cost(kept: KeptLog) -> None:
     logged = kept.logged
     for number in (0, 17, 61, 80, len(logged) - 1):
-        one = logged[number]
-        by_gtid = penstock("log", "locate", kept.folder, "--gtid", one.gtid, "--json").one
-        assert by_gtid["position"] == str(one.start)
+        transaction = logged[number]
+        by_gtid = penstock("log", "locate", kept.folder, "--gtid", transaction.gtid, "--json").one
+        assert by_gtid["position"] == str(transaction.start)
         assert 0 < by_gtid["pages_read"] < 12
         assert 0 < by_gtid["bytes_read"] < 8192
         # A set has the transaction, so what follows is the next one, over the end of a file too.
-        after = penstock("log", "locate", kept.folder, "--gtid-set", kept.set_upto(one.gtid), "--json").one
+        after = penstock(
+            "log", "locate", kept.folder, "--gtid-set", kept.set_upto(transaction.gtid), "--json"
+        ).one
         follower = logged[number + 1].start if number + 1 < len(logged) else kept.head
-        assert after["position"] in (str(follower), str(one.end))
-        by_position = penstock("log", "locate", kept.folder, "--position", one.start, "--json").one
-        assert by_position["block_from"] <= one.start.offset < by_position["block_to"]
+        assert after["position"] in (str(follower), str(transaction.end))
+        by_position = penstock("log", "locate", kept.folder, "--position", transaction.start, "--json").one
+        assert by_position["block_from"] <= transaction.start.offset < by_position["block_to"]
         head_bytes = penstock("log", "show", kept.folder, by_position["segment"], "--json").one["head_bytes"]
         data = kept.folder.glob(f"*/{by_position['segment']}.binlog")
         content = next(data).read_bytes()[by_position["segment_offset"] :][:19]
         assert len(content) == 19
         assert by_position["segment_offset"] >= head_bytes
-        server_file = next(path for path in kept.server.binlog_files() if path.name == one.start.file)
-        assert server_file.read_bytes()[one.start.offset :][:19] == content
+        server_file = next(path for path in kept.server.binlog_files() if path.name == transaction.start.file)
+        assert server_file.read_bytes()[transaction.start.offset :][:19] == content
 
 
 def test_locate_by_time_returns_the_first_transaction_from_then_on(kept: KeptLog) -> None:
-    first_after = next(one for one in kept.logged if one.start.file != kept.start.file)
+    first_after = next(
+        transaction for transaction in kept.logged if transaction.start.file != kept.start.file
+    )
     for text in (kept.split.isoformat(), f"{kept.split:%H:%M:%S}"):
-        found = penstock("log", "locate", kept.folder, "--time", text, "--json").one
-        assert found["position"] == str(first_after.start)
+        line = penstock("log", "locate", kept.folder, "--time", text, "--json").one
+        assert line["position"] == str(first_after.start)
     late = penstock("log", "locate", kept.folder, "--time", "2100-01-01", "--json").one
     assert late["is_end"]
     assert late["position"] == str(kept.head)
@@ -141,13 +151,13 @@ def test_locate_by_time_returns_the_first_transaction_from_then_on(kept: KeptLog
 
 def test_time_of_day_is_its_most_recent_occurrence() -> None:
     now = datetime(2026, 11, 21, 14, 0, tzinfo=UTC)
-    for text, meant in (
+    for text, expected in (
         ("13:59", datetime(2026, 11, 21, 13, 59, tzinfo=UTC)),
         ("9:05:00.5", datetime(2026, 11, 21, 9, 5, 0, 500_000, tzinfo=UTC)),
         ("14:05:00", datetime(2026, 11, 20, 14, 5, tzinfo=UTC)),
         ("2026-11-19T14:05:00+01:00", datetime(2026, 11, 19, 13, 5, tzinfo=UTC)),
     ):
-        assert moment(parse_time(text, now)) == meant, text
+        assert moment(parse_time(text, now)) == expected, text
 
 
 def test_locate_accepts_one_position_and_reports_where_the_log_starts(kept: KeptLog) -> None:
@@ -174,13 +184,15 @@ def test_segment_in_a_store_is_listed_and_searched_if_the_store_is_named(
     named = ("--config", copied.config, "shop")
     listed = penstock("log", "list", copied.folder, "--json").objects
     assert penstock("log", "list", *named, "--json").objects == listed
-    assert [one["state"] for one in listed] == ["tiered", "closed"]
+    assert [report["state"] for report in listed] == ["tiered", "closed"]
     assert listed[0]["transactions"] == 61
     assert penstock("log", "show", *named, listed[0]["segment"], "--json").one["blocks"]
-    one = copied.logged[30]
-    assert penstock("log", "locate", *named, "--gtid", one.gtid, "--json").one["position"] == str(one.start)
+    transaction = copied.logged[30]
+    assert penstock("log", "locate", *named, "--gtid", transaction.gtid, "--json").one["position"] == str(
+        transaction.start
+    )
     assert penstock("log", "verify", *named).code == 0
-    refused = penstock("log", "locate", copied.folder, "--gtid", one.gtid)
+    refused = penstock("log", "locate", copied.folder, "--gtid", transaction.gtid)
     assert refused.code == 2
     assert "tier" in refused.err
 
@@ -192,17 +204,17 @@ def test_sound_log_has_no_finding_and_a_flipped_bit_has_one(copied: KeptLog) -> 
     sound = penstock("log", "verify", copied.folder)
     assert (sound.code, len(sound.lines)) == (0, 1)
     assert sound.out.endswith("read, sound\n")
-    one = copied.logged[30]
-    place = penstock("log", "locate", copied.folder, "--position", one.start, "--json").one
-    (segment,) = copied.folder.glob(f"*/{place['segment']}.binlog")
+    transaction = copied.logged[30]
+    position = penstock("log", "locate", copied.folder, "--position", transaction.start, "--json").one
+    (segment,) = copied.folder.glob(f"*/{position['segment']}.binlog")
     content = bytearray(segment.read_bytes())
-    content[place["segment_offset"] + 40] ^= 1
+    content[position["segment_offset"] + 40] ^= 1
     segment.write_bytes(content)
     broken = penstock("log", "verify", copied.folder, "--json")
     assert broken.code == 1
-    (finding,) = [one for one in broken.objects if one["kind"] == "data"]
+    (finding,) = [line for line in broken.objects if line["kind"] == "data"]
     assert finding["name"] == segment.name
-    assert finding["position"].startswith(f"{one.start.file}:")
+    assert finding["position"].startswith(f"{transaction.start.file}:")
     assert finding["mend"]
     assert not finding["harmless"]
     assert segment.name in penstock("log", "verify", copied.folder).out
@@ -212,13 +224,13 @@ def test_verify_rebuilds_indexes_and_changes_no_data(copied: KeptLog) -> None:
     index = next(copied.folder.glob("*/*.index"))
     index.write_bytes(index.read_bytes()[:200] + b"\xff" + index.read_bytes()[201:])
     before = {path: path.read_bytes() for path in copied.folder.glob("*/*.binlog")}
-    found = penstock("log", "verify", copied.folder)
-    assert found.code == 1
-    assert "penstock log verify --heal" in found.out
+    output = penstock("log", "verify", copied.folder)
+    assert output.code == 1
+    assert "penstock log verify --heal" in output.out
     healed = penstock("log", "verify", copied.folder, "--heal", "--json")
     assert healed.code == 0
     assert healed.objects
-    assert all(one["healed"] for one in healed.objects)
+    assert all(line["healed"] for line in healed.objects)
     assert penstock("log", "verify", copied.folder, "--json").objects == []
     assert {path: path.read_bytes() for path in copied.folder.glob("*/*.binlog")} == before
 
@@ -280,7 +292,7 @@ def test_trim_removes_whole_segments_and_logs_a_line(copied: KeptLog) -> None:
     done = penstock(*words, "--json", "--reason", "room").one
     assert done["segments"] == [first["segment"]]
     assert done["bytes_freed"] >= first["bytes"]
-    assert [one["segment"] for one in penstock("log", "list", copied.folder, "--json").objects] == [
+    assert [line["segment"] for line in penstock("log", "list", copied.folder, "--json").objects] == [
         second["segment"]
     ]
     assert not list(copied.folder.glob(f"*/{first['segment']}.*"))

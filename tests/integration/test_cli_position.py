@@ -67,11 +67,11 @@ def rows_of(kept: KeptLog, **bounds: Any) -> list[tuple[int, int]]:
 
 
 def test_show_reports_the_capture_position(kept: KeptLog) -> None:
-    found = penstock("position", "show", kept.folder, "--json").one
-    assert found["position"] == found["visible"] == found["durable"] == str(kept.head)
-    assert not found["was_set"]
-    assert found["gtid_set"]
-    assert found["earliest"].startswith(kept.start.file)
+    line = penstock("position", "show", kept.folder, "--json").one
+    assert line["position"] == line["visible"] == line["durable"] == str(kept.head)
+    assert not line["was_set"]
+    assert line["gtid_set"]
+    assert line["earliest"].startswith(kept.start.file)
     assert str(kept.head) in penstock("position", "show", "--config", kept.config).out
 
 
@@ -86,7 +86,7 @@ def test_dry_run_counts_repeated_changes_and_changes_nothing(kept: KeptLog) -> N
         target = logged[number].start
         planned = penstock("position", "set", kept.folder, "--position", target, "--dry-run", "--json").one
         again = planned["again"]
-        behind = [one for one in logged if one.start >= target]
+        behind = [transaction for transaction in logged if transaction.start >= target]
         assert again["transactions"] == again["changes"] == len(behind)
         first_bytes = max(kept.files[first_file] - target.offset, 0) if target.file == first_file else 0
         head_bytes = len(LogReader.open(kept.folder).head_bytes(0, second_file))
@@ -159,7 +159,9 @@ def test_set_forward_reports_the_loss_and_readers_stop_at_the_gap(kept: KeptLog)
 def test_time_and_gtid_set_mean_the_first_transaction_after_them(kept: KeptLog) -> None:
     logged = kept.logged
     gtid_set = kept.set_upto(logged[20].gtid)
-    of_second_file = next(one.start for one in logged if one.start.file != kept.start.file)
+    of_second_file = next(
+        transaction.start for transaction in logged if transaction.start.file != kept.start.file
+    )
     for named in ([kept.folder], ["--config", kept.config, "shop"]):
         by_set = penstock("position", "set", *named, "--gtid-set", gtid_set, "--dry-run", "--json").one
         assert by_set["new"] == f"1/{logged[21].start}"
@@ -170,13 +172,13 @@ def test_time_and_gtid_set_mean_the_first_transaction_after_them(kept: KeptLog) 
 
 
 def test_impossible_position_is_refused(kept: KeptLog, mariadb_server: Server) -> None:
-    one = kept.logged[30]
-    inside = f"{one.start.file}:{one.end.offset - 31}"
+    transaction = kept.logged[30]
+    inside = f"{transaction.start.file}:{transaction.end.offset - 31}"
     set_to = ("position", "set", "--config", kept.config, "--dry-run", "--position")
     for named in (["--config", kept.config], [kept.folder]):
         refused = penstock("position", "set", *named, "--dry-run", "--position", inside)
         assert refused.code == 2
-        assert str(one.start) in refused.err, "it names the transaction's beginning"
+        assert str(transaction.start) in refused.err, "it names the transaction's beginning"
     stem, _, digits = kept.start.file.rpartition(".")
     assert "PositionPurged" in penstock(*set_to, f"{stem}.{0:0{len(digits)}d}:4").err
     assert "PositionInvalid" in penstock(*set_to, f"{stem}.{900000}:4").err
@@ -237,9 +239,11 @@ def test_set_position_holds_for_a_server_that_takes_over_first(
     wait_until(lambda: follower.sql("SELECT @@gtid_binlog_pos") == executed)
     primary.kill()
     with capturing(settings_of(tmp_path, follower.url())) as capture:
-        status = wait_for(capture, lambda one: one.epoch == 2 and one.position == f"2/{head_of(follower)}")
+        status = wait_for(
+            capture, lambda status: status.epoch == 2 and status.position == f"2/{head_of(follower)}"
+        )
     assert status.gtid_set == executed[0][0]
-    first = next(one.first for one in LogReader.open(log).extents() if one.epoch == 2)
+    first = next(extent.first for extent in LogReader.open(log).extents() if extent.epoch == 2)
     assert LogReader.open(log).gtid_set(first) == fifth.gtid
     assert_equal_to_server(log, follower, first)
 
@@ -256,26 +260,26 @@ def test_set_asks_for_confirmation_interactively_and_needs_yes_in_scripts(kept: 
 
 def at_terminal(typed: str, *words: object) -> int:
     """Run the program with a terminal as its input, and return its exit status."""
-    ours, theirs = pty.openpty()
+    controller, terminal = pty.openpty()
     try:
-        os.write(ours, typed.encode())
+        os.write(controller, typed.encode())
         done = subprocess.run(
             [PROGRAM, *map(str, words)],
-            stdin=theirs,
+            stdin=terminal,
             capture_output=True,
             text=True,
             timeout=WAIT_SECONDS_MAX,
         )
     finally:
-        os.close(ours)
-        os.close(theirs)
+        os.close(controller)
+        os.close(terminal)
     assert "would be read twice" in done.stdout
     return done.returncode
 
 
 def test_log_that_has_not_started_reports_its_start_setting(tmp_path: Path) -> None:
     (tmp_path / "log").mkdir()
-    found = penstock(
+    output = penstock(
         "position", "set", tmp_path / "log", "--position", Position(0, "b.000001", 4), "--dry-run"
     )
-    assert found.code == 2
+    assert output.code == 2

@@ -59,9 +59,9 @@ class Kept:
 
     @property
     def subscription(self) -> Subscription:
-        found = self.subscriptions.get("shop", self.of_name)
-        assert found is not None
-        return found
+        stored = self.subscriptions.get("shop", self.of_name)
+        assert stored is not None
+        return stored
 
     def run(self, *words: object) -> Ran:
         """Run the program with the store and the daemon of the settings."""
@@ -98,9 +98,9 @@ class Kept:
 def orders(tmp_path: Path, daemon: DaemonProcess) -> Iterator[Kept]:
     url = f"sqlite://{tmp_path}/own.db"
     store = open_store(url, WAIT_SECONDS_MAX)
-    found = Kept(url, daemon.config, Subscriptions(store))
-    found.subscriptions.create(Subscription("shop", "orders", ("cli_subscriptions.t",), shard_count=2))
-    yield found
+    subscription = Kept(url, daemon.config, Subscriptions(store))
+    subscription.subscriptions.create(Subscription("shop", "orders", ("cli_subscriptions.t",), shard_count=2))
+    yield subscription
     store.close()
 
 
@@ -122,13 +122,13 @@ def test_lag_of_each_shard_is_measured_from_its_checkpoint(
     assert head.rpartition(":")[2] == str(end)
     shards = orders.run("show", "orders", "--json").objects
     first_file, second_file = kept.files
-    extents = {one["file"]: one for one in daemon.get("/v1/instances/shop/extents")["extents"]}
-    begun = extents[second_file]["start"]
-    assert shards[0]["lag_bytes"] == kept.files[first_file] - kept.logged[54].end.offset + end - begun
+    extents = {extent["file"]: extent for extent in daemon.get("/v1/instances/shop/extents")["extents"]}
+    start = extents[second_file]["start"]
+    assert shards[0]["lag_bytes"] == kept.files[first_file] - kept.logged[54].end.offset + end - start
     assert shards[1]["lag_bytes"] == end - kept.logged[97].end.offset
     # Since the commit of the last transaction that was consumed, which this checkpoint puts into 1970.
     assert shards[1]["lag_seconds"] == pytest.approx(daemon.status()["time_us"] / 1e6, abs=1)
-    assert [one["owner"] for one in shards] == [None, None]
+    assert [shard["owner"] for shard in shards] == [None, None]
     listed = orders.run("list", "--json").one
     assert (listed["lag_bytes"], listed["shards"], listed["owned"]) == (shards[0]["lag_bytes"], 2, 0)
     assert bytes_text(shards[0]["lag_bytes"]) in orders.run("show", "shop/orders").out
@@ -137,7 +137,7 @@ def test_lag_of_each_shard_is_measured_from_its_checkpoint(
 
 def test_caught_up_shard_has_no_lag(orders: Kept) -> None:
     assert orders.run("reset", "orders", "--latest", "--yes").code == 0
-    assert [one["lag_bytes"] for one in orders.run("show", "orders", "--json").objects] == [0, 0]
+    assert [line["lag_bytes"] for line in orders.run("show", "orders", "--json").objects] == [0, 0]
 
 
 def test_checkpoint_of_another_server_has_no_lag_and_gives_the_reason(orders: Kept, kept: KeptLog) -> None:
@@ -154,8 +154,10 @@ def test_owners_and_their_tokens_are_shown(orders: Kept) -> None:
     with orders.member("host-1"):
         held = orders.wait_gained(2)
         shards = orders.run("show", "orders", "--json").objects
-        assert {one["owner"] for one in shards} == {"host-1"}
-        assert {one["shard"]: one["token"] for one in shards} == {one.shard: one.token for one in held}
+        assert {shard["owner"] for shard in shards} == {"host-1"}
+        assert {shard["shard"]: shard["token"] for shard in shards} == {
+            shard.shard: shard.token for shard in held
+        }
         assert "host-1" in orders.run("show", "orders").out
         listed = orders.run("list", "--json").one
         assert (listed["owned"], listed["members"]) == (2, ["host-1"])
@@ -169,7 +171,7 @@ def test_checkpoint_is_set_to_its_position_in_the_log(
 ) -> None:
     logged = kept.logged
     server_key = ""
-    for words, place in [
+    for words, position in [
         (("--earliest",), daemon.get("/v1/instances/shop/earliest")["position"]),
         (("--position", f"0/{logged[70].start}".replace("0/0/", "0/")), logged[70].start),
         (("--gtid-set", kept.set_upto(logged[29].gtid)), logged[30].start),
@@ -182,11 +184,11 @@ def test_checkpoint_is_set_to_its_position_in_the_log(
         assert orders.checkpoint(1) == checkpoint
         server_key = server_key or checkpoint.server_key
         assert checkpoint.server_key == server_key != ""
-        if place is not None:
-            assert checkpoint.position == str(place)
+        if position is not None:
+            assert checkpoint.position == str(position)
         else:
             # The server logs whole seconds; what was committed at or after this one lies in the second file.
-            assert checkpoint.position in {str(one.start) for one in logged[60:62]}
+            assert checkpoint.position in {str(transaction.start) for transaction in logged[60:62]}
     last = orders.checkpoint(0)
     assert last is not None
     assert last.gtid_set
@@ -195,8 +197,8 @@ def test_checkpoint_is_set_to_its_position_in_the_log(
 def test_impossible_position_is_refused_and_nothing_changes(orders: Kept, kept: KeptLog) -> None:
     inside = replace(kept.logged[70].start, offset=kept.logged[70].start.offset + 19)
     beyond = replace(kept.head, offset=kept.head.offset + (1 << 30))
-    for place, error in [(inside, "no transaction begins"), (beyond, "the log goes to")]:
-        refused = orders.run("reset", "orders", "--position", place, "--yes")
+    for position, error in [(inside, "no transaction begins"), (beyond, "the log goes to")]:
+        refused = orders.run("reset", "orders", "--position", position, "--yes")
         assert refused.code != 0
         assert error in refused.err
     assert orders.run("reset", "orders", "--earliest", "--latest").code == 2
@@ -226,8 +228,8 @@ def test_active_shard_is_set_only_by_force_and_its_owner_is_fenced(orders: Kept,
         assert orders.run("reset", "orders", "--latest", "--yes", "--force").code == 0
         # What the owner had under way counts no more: it is given both shards anew, under later tokens.
         after = orders.wait_gained(4)[2:]
-        assert {one.shard for one in after} == {0, 1}
-        assert min(one.token for one in after) > max(one.token for one in held)
+        assert {shard.shard for shard in after} == {0, 1}
+        assert min(shard.token for shard in after) > max(shard.token for shard in held)
         assert orders.checkpoint(0) == orders.checkpoint(1) != consumed(kept, 1)
         with pytest.raises(LeaseLost):
             held[0].note(consumed(kept, 1))
@@ -259,7 +261,7 @@ def test_shard_moved_to_a_member_stays_there(orders: Kept) -> None:
         for shard in ("0", "1"):
             assert orders.run("move", "orders", shard, "host-2").code == 0
         wait_until(lambda: set(second.shards) == {0, 1})
-        assert {one["owner"] for one in orders.run("show", "orders", "--json").objects} == {"host-2"}
+        assert {line["owner"] for line in orders.run("show", "orders", "--json").objects} == {"host-2"}
 
 
 def test_running_subscription_is_resized(orders: Kept, kept: KeptLog) -> None:
@@ -271,11 +273,11 @@ def test_running_subscription_is_resized(orders: Kept, kept: KeptLog) -> None:
         assert orders.run("resize", "orders", "5", "--dry-run").code == 0
         assert orders.subscription.shard_count == 2
         assert orders.run("resize", "orders", "5", "--yes", "--json").one["new"] == 5
-        assert {one.shard for one in orders.wait_gained(7)[2:]} == {0, 1, 2, 3, 4}
+        assert {shard.shard for shard in orders.wait_gained(7)[2:]} == {0, 1, 2, 3, 4}
         shards = orders.run("show", "orders", "--json").objects
-        assert [one["owner"] for one in shards] == ["host-1"] * 5
+        assert [shard["owner"] for shard in shards] == ["host-1"] * 5
         # No shard begins behind the least of those whose slots it has.
-        assert {one["checkpoint"]["position"] for one in shards} == {str(kept.logged[19].end)}
+        assert {shard["checkpoint"]["position"] for shard in shards} == {str(kept.logged[19].end)}
 
 
 def test_subscription_is_deleted_unless_it_is_active(orders: Kept) -> None:

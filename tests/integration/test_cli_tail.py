@@ -56,18 +56,18 @@ class Shop:
         return str(head)
 
     def gtid_set(self) -> str:
-        found: str = self.server.sql("SELECT @@gtid_executed")[0][0]
-        return found.replace("\n", "")
+        actual_rows: str = self.server.sql("SELECT @@gtid_executed")[0][0]
+        return actual_rows.replace("\n", "")
 
     def words(self, *words: str) -> list[str]:
         return ["tail", "shop", *words, "--url", f"penstock://127.0.0.1:{self.daemon.port}"]
 
     def tail(self, *words: str) -> Result:
         """Run it over all that there is since the test began, and return what became of it."""
-        given = [*words] if "--from" in words else ["--from", self.begin, *words]
+        arguments = [*words] if "--from" in words else ["--from", self.begin, *words]
         self.here()
-        until = [] if "--until" in given or "--count" in given else ["--until", "latest"]
-        return CliRunner().invoke(make_app(), self.words(f"{self.database}.*", *given, *until))
+        until = [] if "--until" in arguments or "--count" in arguments else ["--until", "latest"]
+        return CliRunner().invoke(make_app(), self.words(f"{self.database}.*", *arguments, *until))
 
     def lines(self, *words: str) -> list[str]:
         """Return the lines that it prints; it ends well."""
@@ -94,10 +94,10 @@ class Shop:
 
 @pytest.fixture
 def shop(server: Server, daemon: DaemonProcess, fresh_database: FreshDatabase) -> Shop:
-    found = Shop(server, daemon, fresh_database(server))
-    found.sql("CREATE TABLE orders (id INT PRIMARY KEY, customer VARCHAR(20), amount DECIMAL(8, 2))")
-    found.begin = found.here()
-    return found
+    opened = Shop(server, daemon, fresh_database(server))
+    opened.sql("CREATE TABLE orders (id INT PRIMARY KEY, customer VARCHAR(20), amount DECIMAL(8, 2))")
+    opened.begin = opened.here()
+    return opened
 
 
 def wait_for_line(following: "subprocess.Popen[str]", text: str) -> str:
@@ -185,7 +185,7 @@ def test_only_selected_changes_are_shown(shop: Shop) -> None:
         "id=2, amount=50.00",
         "id=3, amount=500.00",
     ]
-    assert [one["op"] for one in shop.objects("debezium", "--changes", "delete")] == ["d"]
+    assert [line["op"] for line in shop.objects("debezium", "--changes", "delete")] == ["d"]
     assert len(shop.lines("--count", "2")) == 1 + 2
     assert len(shop.lines("--count", "2", "--format", "maxwell")) == 2
 
@@ -200,7 +200,7 @@ def test_all_shards_together_are_complete(shop: Shop) -> None:
     assert two == parts[0] | parts[2]
     chosen = ("--shard-columns", f"{shop.database}.orders=customer")
     by_customer = [shop.objects("maxwell", "--shard", f"{part}/2", *chosen) for part in range(2)]
-    customers = [{one["data"]["customer"] for one in part} for part in by_customer]
+    customers = [{message["data"]["customer"] for message in part} for part in by_customer]
     assert customers[0] | customers[1] == {f"c{at}" for at in range(5)}
     assert not customers[0] & customers[1]
 
@@ -273,7 +273,7 @@ def test_tail_resumes_when_the_daemon_returns(shop: Shop, server: Server, tmp_pa
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         (["--shard", "3/3"], "counted from 0"),
         (["--shard", "one"], "no shard"),
@@ -285,10 +285,10 @@ def test_tail_resumes_when_the_daemon_returns(shop: Shop, server: Server, tmp_pa
         (["--from", "yesterday"], "yesterday"),
     ],
 )
-def test_unusable_source_is_refused_by_name(shop: Shop, words: list[str], told: str) -> None:
+def test_unusable_source_is_refused_by_name(shop: Shop, words: list[str], message: str) -> None:
     result = shop.tail(*words)
     assert result.exit_code == 2, result.output
-    assert told in result.stderr
+    assert message in result.stderr
 
 
 def test_missing_instance_or_daemon_is_reported_at_once(shop: Shop) -> None:

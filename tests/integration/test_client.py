@@ -70,7 +70,7 @@ def test_every_change_reaches_the_callback_of_its_shard_in_order(orders: Orders)
         shards[key].add(shard)
     assert steps[1] == [0, 0]
     assert all(steps[key] == [0, 1, 2, 3, 4] for key in range(0, 40, 2))
-    assert all(len(found) == 1 for found in shards.values())
+    assert all(len(shard) == 1 for shard in shards.values())
     assert {shard for shard, _, _ in running.rows} == {0, 1, 2, 3}
 
 
@@ -180,13 +180,13 @@ def test_oversized_transaction_is_delivered_before_its_end(
             )
         )
     for shard in range(2):
-        assert [key for one, key, _ in running.rows if one == shard] == sorted(
-            key for one, key, _ in running.rows if one == shard
+        assert [key for shard_of_row, key, _ in running.rows if shard_of_row == shard] == sorted(
+            key for shard_of_row, key, _ in running.rows if shard_of_row == shard
         )
-    begun = running.batches[0].position
+    start = running.batches[0].position
     ends = [batch.position for batch in running.batches if batch.shard == running.batches[0].shard]
     # Reading on from anywhere before the transaction's end begins with it.
-    assert ends.count(begun) > 3
+    assert ends.count(start) > 3
     assert ends == sorted(ends)
 
 

@@ -51,7 +51,7 @@ def test_members_share_the_shards_evenly_and_take_over_without_a_gap_or_a_duplic
             first.wait_owning(3)
             orders.insert(*range(50, 100))
             wait_until(lambda: len(first.rows) + len(second.rows) == 100)
-            assert {one[0] for one in first.rows[50:]}.isdisjoint(one[0] for one in second.rows)
+            assert {row[0] for row in first.rows[50:]}.isdisjoint(row[0] for row in second.rows)
         first.wait_owning(5)
         orders.insert(*range(100, 150))
         wait_until(lambda: len(first.rows) + len(second.rows) >= 150)
@@ -68,8 +68,8 @@ def test_shards_at_different_positions_each_continue_from_their_own(orders: Orde
     try:
         registry = Subscriptions(store)
         registry.create(Subscription("shop", "cache", (orders.table,), shard_count=3))
-        for shard, place in enumerate(places):
-            registry.reset("shop", "cache", place, shard)
+        for shard, position in enumerate(places):
+            registry.reset("shop", "cache", position, shard)
         with Running(orders.subscriber(shards=3)) as running:
             running.wait_owning(3)
             orders.insert(60, 61, 62, step=3)
@@ -77,7 +77,7 @@ def test_shards_at_different_positions_each_continue_from_their_own(orders: Orde
     finally:
         store.close()
     for shard in range(3):
-        steps = [step for one, _, step in running.rows if one == shard]
+        steps = [step for shard_of_row, _, step in running.rows if shard_of_row == shard]
         assert steps == sorted(steps)
         assert steps[0] == shard
     keys = [key for _, key, _ in running.rows]
@@ -182,25 +182,25 @@ def test_subscriber_moves_to_another_daemon_and_keeps_its_epoch_numbers(
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
     with (
-        DaemonProcess(tmp_path / "one", source) as one,
+        DaemonProcess(tmp_path / "one", source) as first,
         DaemonProcess(tmp_path / "two", source) as two,
         ExitStack() as stack,
     ):
-        for daemon in (one, two):
+        for daemon in (first, two):
             daemon.wait_for(lambda status: status["state"] == "running")
-        orders = Orders(mariadb_server, database, one, tmp_path)
+        orders = Orders(mariadb_server, database, first, tmp_path)
         head = head_of(mariadb_server)
         two.wait_for_head(head.file, head.offset)
         nobody = stack.enter_context(socket.socket())
         nobody.bind(("127.0.0.1", 0))
-        ports = (one.port, two.port, nobody.getsockname()[1])
+        ports = (first.port, two.port, nobody.getsockname()[1])
         orders.url = f"penstock://{','.join(f'127.0.0.1:{port}' for port in ports)}/shop"
         with Running(orders.subscriber(shards=2)) as running:
             running.wait_owning(2)
             orders.insert(*range(10))
             running.wait_for(10)
             read_from = running.subscriber.status().daemon
-            (one if str(one.port) in str(read_from) else two).kill()
+            (first if str(first.port) in str(read_from) else two).kill()
             orders.insert(*range(10, 20))
             running.wait_for(20)
             assert running.subscriber.status().daemon != read_from
@@ -224,16 +224,16 @@ def test_subscriber_continues_by_gtid_set_on_a_daemon_of_another_server(
         for server in (primary, replica)
     ]
     with (
-        DaemonProcess(tmp_path / "one", sources[0]) as one,
+        DaemonProcess(tmp_path / "one", sources[0]) as first,
         DaemonProcess(tmp_path / "two", sources[1]) as two,
     ):
-        orders = Orders(primary, "d", one, tmp_path)
-        orders.url = f"penstock://127.0.0.1:{one.port},127.0.0.1:{two.port}/shop"
+        orders = Orders(primary, "d", first, tmp_path)
+        orders.url = f"penstock://127.0.0.1:{first.port},127.0.0.1:{two.port}/shop"
         with Running(orders.subscriber(shards=2, begin=str(head_of(primary)))) as running:
             running.wait_owning(2)
             orders.insert(*range(10))
             running.wait_for(10)
-            one.kill()
+            first.kill()
             orders.insert(*range(10, 20))
             running.wait_for(20)
         assert sorted(key for _, key, _ in running.rows) == list(range(20))

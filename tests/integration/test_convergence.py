@@ -16,8 +16,8 @@ from tools.servers import PartMissing
 
 CASES = [
     (flavor, target, mode)
-    for target, made in TARGETS.items()
-    for mode in made.MODES
+    for target, target_class in TARGETS.items()
+    for mode in target_class.MODES
     for flavor in ("mysql", "mariadb")
 ]
 # Seeds that once diverged, by flavor, target and mode.

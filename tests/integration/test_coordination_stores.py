@@ -160,11 +160,11 @@ def test_expired_session_blocks_no_waiter(zookeeper: ZooKeeper) -> None:
         store = backend.open()
         session = store.session(SESSION_SECONDS_SHORT)
         with backend.cut_off(store):
-            begun = time.monotonic()
+            started = time.monotonic()
             with pytest.raises(CoordinationLost):
                 session.put_ephemeral(LEASE, b"mine")
             # The store's own time for an operation is twice that, and the session's is over soon.
-            assert time.monotonic() - begun < WAIT_SECONDS_MAX / 2
+            assert time.monotonic() - started < WAIT_SECONDS_MAX / 2
             assert not session.alive
 
 
@@ -176,8 +176,8 @@ def test_sessions_and_records_survive_an_outage_of_the_ensemble(zookeeper: ZooKe
         lease = Lease.acquire(store, session, LEASE, "one")
         assert lease is not None
         store.put("/shop/orders", b"1")
-        told = threading.Event()
-        store.watch("/shop/orders", told.set)
+        notified = threading.Event()
+        store.watch("/shop/orders", notified.set)
         zookeeper.kill()
         try:
             wait_until(lambda: not lease.held)
@@ -186,9 +186,9 @@ def test_sessions_and_records_survive_an_outage_of_the_ensemble(zookeeper: ZooKe
         wait_until(lambda: lease.held)
         record = store.get("/shop/orders")
         assert record is not None
-        told.clear()
+        notified.clear()
         store.put("/shop/orders", b"2", record.version)
-        assert told.wait(WAIT_SECONDS_MAX)
+        assert notified.wait(WAIT_SECONDS_MAX)
         assert store.get(LEASE) is not None
 
 

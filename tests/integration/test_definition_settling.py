@@ -116,8 +116,10 @@ def test_table_that_cannot_be_settled_stops_its_readers_by_name(
         command = stopped["command"].replace("--url penstock://HOST:7070/INSTANCE", here)
         assert str(unknown.value.hint).endswith(command)
         definition = TableSchema(database, "lost", (Column("a", "int"), Column("b", "mediumtext", "latin1")))
-        told = TableDefinition(definition, "latin1").to_json()
-        give_definition(capture.log(), TableName(database, "lost"), Position.parse(stopped["since"]), told)
+        definition_json = TableDefinition(definition, "latin1").to_json()
+        give_definition(
+            capture.log(), TableName(database, "lost"), Position.parse(stopped["since"]), definition_json
+        )
         with pytest.raises(SchemaMismatch, match="mediumtext"):
             rows_of(settings, name)
     # The log is another process's to write now, and the definition by hand was wrong.

@@ -53,35 +53,35 @@ def read_by_peer(server: Server, database: str, start: Position) -> list[Change]
         is_mariadb=server.family == "mariadb",
         enable_logging=False,
     )
-    found: list[Change] = []
+    changes: list[Change] = []
     try:
         for event in stream:
-            place = event.packet.log_pos
+            position = event.packet.log_pos
             for row in event.rows:
                 if isinstance(event, UpdateRowsEvent):
-                    found.append(
-                        ("update_preimage", event.table, place, tuple(row["before_values"].values()))
+                    changes.append(
+                        ("update_preimage", event.table, position, tuple(row["before_values"].values()))
                     )
-                    found.append(
-                        ("update_postimage", event.table, place, tuple(row["after_values"].values()))
+                    changes.append(
+                        ("update_postimage", event.table, position, tuple(row["after_values"].values()))
                     )
                 else:
                     kind = "insert" if isinstance(event, WriteRowsEvent) else "delete"
-                    found.append((kind, event.table, place, tuple(row["values"].values())))
+                    changes.append((kind, event.table, position, tuple(row["values"].values())))
     finally:
         stream.close()
-    return found
+    return changes
 
 
 def read_by_us(source: Any, database: str, start: str | None = None) -> list[Change]:
-    found = []
+    changes = []
     for batch in penstock.read_binlog(source, f"{database}.*", start=start):
         for row in batch.to_arrow().to_pylist():
-            place, version = row["_metadata"], row["_commit_version"]
+            metadata, version = row["_metadata"], row["_commit_version"]
             values = tuple(value for name, value in row.items() if not name.startswith("_"))
-            found.append(((version, place["row"]), (row["_change_type"], place["table"], values)))
-    found.sort(key=lambda pair: pair[0])
-    return [(kind, table, 0, values) for _, (kind, table, values) in found]
+            changes.append(((version, metadata["row"]), (row["_change_type"], metadata["table"], values)))
+    changes.sort(key=lambda pair: pair[0])
+    return [(kind, table, 0, values) for _, (kind, table, values) in changes]
 
 
 def plain(change: Change) -> tuple[str, str, tuple[Any, ...]]:
@@ -113,11 +113,11 @@ def test_other_readers_return_the_same_changes_in_the_same_order(
         "DELETE FROM wide",
         database=database,
     )
-    theirs = read_by_peer(server, database, Position(0, path.name, 4))
-    ours = read_by_us([str(path)], database)
-    assert len(ours) > 40
-    for mine, other in zip(map(plain, ours), map(plain, theirs), strict=True):
+    peer_changes = read_by_peer(server, database, Position(0, path.name, 4))
+    own_changes = read_by_us([str(path)], database)
+    assert len(own_changes) > 40
+    for mine, other in zip(map(plain, own_changes), map(plain, peer_changes), strict=True):
         assert mine[:2] == other[:2]
         differing = [pair for pair in zip(mine[2], other[2], strict=True) if pair[0] != pair[1]]
         assert not differing, mine
-    assert read_by_us(server.url(), database, f"{path.name}:4") == ours
+    assert read_by_us(server.url(), database, f"{path.name}:4") == own_changes

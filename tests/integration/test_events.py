@@ -168,8 +168,8 @@ def test_mariadb_compressed_events_equal_plain_ones(
     assert not set(codes(plain.read_bytes())).intersection(MARIADB_ROWS_COMPRESSED)
     table = f"{database}.t"
     assert decode_file(packed).values(table) == decode_file(plain).values(table)
-    assert [one.text for one in decode_file(packed).statements] == [
-        one.text for one in decode_file(plain).statements
+    assert [statement.text for statement in decode_file(packed).statements] == [
+        statement.text for statement in decode_file(plain).statements
     ]
 
 
@@ -201,13 +201,13 @@ def test_every_row_carries_the_gtid_of_its_transaction(
     )
     assert codes(path.read_bytes()).count(TAGGED_GTID) == 4
     decoded = decode_file(path)
-    found = [row["_metadata"]["gtid"] for row in decoded.rows()]
-    assert found[0] == f"{uuid}:blue:1"
-    assert found[1] == f"{uuid}:blue:2"
-    assert found[2] == f"{uuid}:a_tag_of_thirty_two_characters_:1"
-    assert re.fullmatch(re.escape(uuid) + r":\d+", found[3])
-    assert found[4] == "11111111-2222-3333-4444-555555555555:77"
-    assert found[5] == "11111111-2222-3333-4444-555555555555:red:9223372036854775806"
+    actual_rows = [row["_metadata"]["gtid"] for row in decoded.rows()]
+    assert actual_rows[0] == f"{uuid}:blue:1"
+    assert actual_rows[1] == f"{uuid}:blue:2"
+    assert actual_rows[2] == f"{uuid}:a_tag_of_thirty_two_characters_:1"
+    assert re.fullmatch(re.escape(uuid) + r":\d+", actual_rows[3])
+    assert actual_rows[4] == "11111111-2222-3333-4444-555555555555:77"
+    assert actual_rows[5] == "11111111-2222-3333-4444-555555555555:red:9223372036854775806"
     after = mysql_server.sql("SELECT @@global.gtid_executed")[0][0].replace("\n", "")
     # What the file says came before it, and the transactions in it, are all that the server has executed.
     assert decoded.gtid_set == after != before
@@ -388,16 +388,16 @@ def test_statements_are_distinguished_from_rows(mysql_server: Server, fresh_data
         database=database,
     )
     decoded = decode_file(path)
-    changes = [one.text for one in decoded.statements if one.is_change]
+    changes = [statement.text for statement in decoded.statements if statement.is_change]
     assert changes == ["INSERT INTO t VALUES (1, @name, 0.5)"]
     assert [row["_change_type"] for row in decoded.rows()] == [
         "update_preimage",
         "update_postimage",
         "delete",
     ]
-    definitions = [one for one in decoded.statements if not one.is_change]
-    assert [one.text.split()[0] for one in definitions] == ["CREATE", "DROP"]
-    assert {one.database for one in definitions} == {database}
+    definitions = [statement for statement in decoded.statements if not statement.is_change]
+    assert [definition.text.split()[0] for definition in definitions] == ["CREATE", "DROP"]
+    assert {definition.database for definition in definitions} == {database}
 
 
 def test_incident_is_refused_by_name(mysql_server: Server, fresh_database: FreshDatabase) -> None:
@@ -405,14 +405,14 @@ def test_incident_is_refused_by_name(mysql_server: Server, fresh_database: Fresh
     path = run_logged(
         mysql_server, "CREATE TABLE t (id INT PRIMARY KEY)", "INSERT INTO t VALUES (1)", database=database
     )
-    found = list(events(path.read_bytes()))
+    log_events = list(events(path.read_bytes()))
     text = b"lost a part of the log"
     incident = Event(
-        found[-1].timestamp, INCIDENT, 1, 0, 0, (1).to_bytes(2, "little") + bytes([len(text)]) + text
+        log_events[-1].timestamp, INCIDENT, 1, 0, 0, (1).to_bytes(2, "little") + bytes([len(text)]) + text
     )
     with pytest.raises(IncidentLogged, match="lost a part of the log") as raised:
-        decode(assemble([*found[:-1], incident, found[-1]]), path.name)
-    assert raised.value.position == f"{path.name}:{found[-1].offset}"
+        decode(assemble([*log_events[:-1], incident, log_events[-1]]), path.name)
+    assert raised.value.position == f"{path.name}:{log_events[-1].offset}"
 
 
 # --- Row images -----------------------------------------------------------------------------
@@ -434,13 +434,17 @@ def test_columns_absent_from_an_image_are_marked_absent(
         database=database,
     )
     rows = decode_file(path).rows()
-    found = [(row["_change_type"], tuple(row["_metadata"]["absent"] or ())) for row in rows]
+    absent_columns = [(row["_change_type"], tuple(row["_metadata"]["absent"] or ())) for row in rows]
     minimal = image == "MINIMAL"
     before = ("number", "text", "big") if minimal else ("big",)
     after = ("id", "text", "big") if minimal else ("big",)
-    assert found[0] == ("insert", ())
-    assert found[1][0] == "insert"
-    assert found[2:] == [("update_preimage", before), ("update_postimage", after), ("delete", before)]
+    assert absent_columns[0] == ("insert", ())
+    assert absent_columns[1][0] == "insert"
+    assert absent_columns[2:] == [
+        ("update_preimage", before),
+        ("update_postimage", after),
+        ("delete", before),
+    ]
     for row in rows:
         absent = row["_metadata"]["absent"] or []
         assert all(row[name] is None for name in absent)
@@ -562,9 +566,11 @@ def test_log_without_checksums_reads_the_same(server: Server, fresh_database: Fr
         server.sql("SET GLOBAL binlog_checksum = CRC32")
     table = f"{database}.t"
     assert decode_file(without).values(table) == decode_file(with_checksums).values(table)
-    found = list(events(without.read_bytes(), checksum=False))
-    assert all(event.end_position in (0, event.offset + event.size) for event in found)
-    assert {TABLE_MAP, QUERY if server.family == "mysql" else MARIADB_GTID} <= {event.code for event in found}
+    log_events = list(events(without.read_bytes(), checksum=False))
+    assert all(event.end_position in (0, event.offset + event.size) for event in log_events)
+    assert {TABLE_MAP, QUERY if server.family == "mysql" else MARIADB_GTID} <= {
+        event.code for event in log_events
+    }
 
 
 def test_rows_events_that_only_end_a_statement_are_skipped(
@@ -579,10 +585,10 @@ def test_rows_events_that_only_end_a_statement_are_skipped(
         "DELETE FROM t",
         database=database,
     )
-    found = list(events(path.read_bytes()))
-    at = next(index for index, event in enumerate(found) if event.code == WRITE_ROWS)
+    log_events = list(events(path.read_bytes()))
+    at = next(index for index, event in enumerate(log_events) if event.code == WRITE_ROWS)
     dummy = (0xFFFFFF).to_bytes(6, "little") + b"\x01\x00\x02\x00\x00"
-    empty = replace(found[at], body=dummy)
-    decoded = decode(assemble([*found[: at + 1], empty, *found[at + 1 :]]), path.name)
+    empty = replace(log_events[at], body=dummy)
+    decoded = decode(assemble([*log_events[: at + 1], empty, *log_events[at + 1 :]]), path.name)
     assert [values[0] for values in decoded.values(f"{database}.t")] == ["insert", "delete"]
     assert DELETE_ROWS in codes(path.read_bytes())

@@ -91,7 +91,7 @@ def test_restarted_log_is_detected_at_every_position(
     with pytest.raises(PositionInvalid, match="was begun at"):
         list(TransactionWalk(source, byte_range))
     with capturing(settings) as capture:
-        wait_for(capture, lambda one: one.error is not None)
+        wait_for(capture, lambda status: status.error is not None)
         wait_for_state(capture, State.STOPPED)
     if flavor == "mariadb":
         return
@@ -104,7 +104,9 @@ def test_restarted_log_is_detected_at_every_position(
     begin = StreamLog(settings_for(server)).first()
     reset(server, keep_gtids=True)
     with capturing(settings) as capture:
-        status = wait_for(capture, lambda one: one.epoch == 1 and one.position == f"1/{head_of(server)}")
+        status = wait_for(
+            capture, lambda status: status.epoch == 1 and status.position == f"1/{head_of(server)}"
+        )
         assert status.note is not None
         assert "was begun at" in status.note
     here = StreamLog(settings_for(server)).resume(begin)

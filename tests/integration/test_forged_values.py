@@ -70,9 +70,9 @@ def test_stream_returns_no_row_from_inside_a_value(
     forged: Forged,
     tmp_path: Path,
 ) -> None:
-    for number, place in enumerate((forged.file, forged.log)):
+    for number, source in enumerate((forged.file, forged.log)):
         found: list[dict[str, int]] = []
-        options = {"path": str(place), "mode": "envelope", "minPartitions": 2}
+        options = {"path": str(source), "mode": "envelope", "minPartitions": 2}
         frame = spark.readStream.format("penstock").options(**options).load()
         run_to_head(frame, lambda rows, _, found=found: found.append(tables_of(rows)), tmp_path / str(number))
         assert found == [GENUINE]
@@ -99,10 +99,10 @@ def test_pipeline_writes_no_row_from_inside_a_value(
     forged: Forged,
     tmp_path: Path,
 ) -> None:
-    for name, place in (("file", forged.file), ("log", forged.log)):
+    for name, source in (("file", forged.file), ("log", forged.log)):
         values = {
             "name": name,
-            "source": {"path": str(place), "name": "shop", "tables": "shop.*"},
+            "source": {"path": str(source), "name": "shop", "tables": "shop.*"},
             "sink": {"files": {"path": str(tmp_path / name)}},
             "load": "none",
             "batch": {"interval": 0},

@@ -153,17 +153,17 @@ def test_positions_gtids_and_times_bound_every_view(shop: Server) -> None:
     files = shop.binlog_files()
     whole = penstock("inspect", *files, "--transactions", "--json").objects
     third = whole[3]
-    place = f"{third['file']}:{third['offset']}"
+    position = f"{third['file']}:{third['offset']}"
     gtid = third["gtid"]
-    for start in (place, third["commit_timestamp"]):
+    for start in (position, third["commit_timestamp"]):
         assert penstock("inspect", *files, "--transactions", "--json", "--start", start).objects == whole[3:]
-    for end in (place, third["commit_timestamp"]):
+    for end in (position, third["commit_timestamp"]):
         assert penstock("inspect", *files, "--transactions", "--json", "--end", end).objects == whole[:3]
     upto = f"{gtid.split(':')[0]}:1-{gtid.split(':')[1]}"
     after = penstock("inspect", *files, "--transactions", "--json", "--start", upto).objects
     assert after == whole[4:]
     assert penstock("inspect", *files, "--transactions", "--json", "--end", upto).objects == whole[:4]
-    events = penstock("inspect", *files, "--json", "--start", place).objects
+    events = penstock("inspect", *files, "--json", "--start", position).objects
     assert all(row["offset"] >= third["offset"] or row["file"] > third["file"] for row in events)
 
 
@@ -255,12 +255,12 @@ def test_check_reports_statement_format_and_prints_the_fixing_statement(start_se
     ran = penstock("check", server.url())
     assert ran.code == 1, ran
     assert ran.lines[0].startswith("ERROR")
-    found = {row["check"]: row for row in penstock("check", server.url(), "--json").objects}
-    assert found["binlog_format"]["severity"] == "error"
-    assert found["row_metadata"]["severity"] == "warning"
+    checks = {row["check"]: row for row in penstock("check", server.url(), "--json").objects}
+    assert checks["binlog_format"]["severity"] == "error"
+    assert checks["row_metadata"]["severity"] == "warning"
     # Each statement is one that mends it when it is run as it is.
     for name in ("binlog_format", "row_metadata"):
-        server.sql(found[name]["statement"])
+        server.sql(checks[name]["statement"])
     assert penstock("check", server.url()).code == 0
 
 

@@ -107,8 +107,8 @@ def test_documents_equal_the_clients_text(server: Server, fresh_database: FreshD
     texts += [json.dumps(random_value(chance)) for _ in range(RANDOM_DOCUMENTS)]
     with closing(server.connect()) as connection, connection.cursor() as cursor:
         cursor.executemany(f"INSERT INTO {table} (document) VALUES (%s)", [[text] for text in texts])
-    found = documents_of(penstock.read_binlog(last_file(server), table), "insert")
-    assert found == shown_by_client(server, table)
+    documents = documents_of(penstock.read_binlog(last_file(server), table), "insert")
+    assert documents == shown_by_client(server, table)
 
 
 def test_values_without_a_json_type_equal_the_clients_text(
@@ -119,8 +119,8 @@ def test_values_without_a_json_type_equal_the_clients_text(
         mysql_server.sql(
             f"INSERT INTO {table} (document) VALUES (json_array({value})), (json_object('k', {value}))"
         )
-    found = documents_of(penstock.read_binlog(last_file(mysql_server), table), "insert")
-    assert found == shown_by_client(mysql_server, table)
+    documents = documents_of(penstock.read_binlog(last_file(mysql_server), table), "insert")
+    assert documents == shown_by_client(mysql_server, table)
 
 
 def random_path(chance: random.Random, value: Any) -> str:

@@ -57,14 +57,14 @@ def test_values_equal_under_a_collation_are_in_one_group(
         for first in range(0, len(rows), 2000):
             cursor.executemany("INSERT INTO mysql.letters VALUES (%s, %s)", rows[first : first + 2000])
         parted = {}
-        for collation in [one for one in COLLATIONS[flavor] if one in known]:
+        for collation in [name for name in COLLATIONS[flavor] if name in known]:
             cursor.execute(f"SELECT number, WEIGHT_STRING(text COLLATE {collation}) FROM mysql.letters")
             same: dict[bytes, list[str]] = defaultdict(list)
             for number, weight in cursor.fetchall():
                 same[weight].append(written[number])
-            found = [texts for texts in same.values() if len(texts) > 1 and apart(texts)]
-            if found:
-                parted[collation] = (len(found), found[:5])
+            split_groups = [texts for texts in same.values() if len(texts) > 1 and apart(texts)]
+            if split_groups:
+                parted[collation] = (len(split_groups), split_groups[:5])
         assert not parted
 
 

@@ -70,20 +70,20 @@ def slow(daemon: DaemonProcess) -> Iterator["dict[str, Future[float]]"]:
     """Connections that say a request a byte at a time, beside all else; how long each was let do so."""
 
     def trickle(name: str) -> float:
-        begun = time.monotonic()
+        started = time.monotonic()
         with closing(connect(daemon, name)) as peer:
             peer.settimeout(0.25)
             with suppress(ConnectionError):
                 # For Canal the length of a frame that never comes; for HTTP a head without an end.
                 for byte in b"\0\0" if name == "canal" else b"GET / HTTP/1.1\r\nHost: localhost\r\nX: ":
                     peer.sendall(bytes([byte]))
-                while time.monotonic() - begun < WAIT_SECONDS_MAX:
+                while time.monotonic() - started < WAIT_SECONDS_MAX:
                     with suppress(TimeoutError):
                         if not peer.recv(4096):
                             break
                     if name != "canal":
                         peer.sendall(b"x")
-        return time.monotonic() - begun
+        return time.monotonic() - started
 
     with ThreadPoolExecutor(len(LISTENERS)) as pool:
         yield {name: pool.submit(trickle, name) for name in LISTENERS}
@@ -97,9 +97,9 @@ def connect(daemon: DaemonProcess, name: str, source: str = ATTACKER) -> socket.
 
 def is_closed(peer: socket.socket) -> bool:
     """Read until the daemon closes; tell whether it does."""
-    begun = time.monotonic()
+    started = time.monotonic()
     try:
-        while time.monotonic() < begun + WAIT_SECONDS_MAX:
+        while time.monotonic() < started + WAIT_SECONDS_MAX:
             if not peer.recv(65_536):
                 return True
     except TimeoutError:
@@ -128,10 +128,10 @@ def seconds_until_answered(daemon: DaemonProcess, server: Server) -> float:
     head = head_of(server)
     daemon.wait_for_head(head.file, head.offset)
     server.sql("INSERT INTO listeners.t VALUES ()")
-    begun = time.monotonic()
-    found = daemon.get("/v1/instances/shop/head", after=str(head), timeout=COMMIT_SECONDS_MAX)["position"]
-    assert found != str(head)
-    return time.monotonic() - begun
+    started = time.monotonic()
+    position = daemon.get("/v1/instances/shop/head", after=str(head), timeout=COMMIT_SECONDS_MAX)["position"]
+    assert position != str(head)
+    return time.monotonic() - started
 
 
 def assert_answers(daemon: DaemonProcess, server: Server) -> None:
@@ -140,15 +140,15 @@ def assert_answers(daemon: DaemonProcess, server: Server) -> None:
 
 
 def test_every_listener_reports_its_address(daemon: DaemonProcess) -> None:
-    told = daemon.get("/v1/listeners")["listeners"]
-    assert told == {name: f"127.0.0.1:{daemon.ports[name]}" for name in LISTENERS}
+    listeners = daemon.get("/v1/listeners")["listeners"]
+    assert listeners == {name: f"127.0.0.1:{daemon.ports[name]}" for name in LISTENERS}
     assert len(set(daemon.ports.values())) == len(LISTENERS)
 
 
 def test_command_line_reports_the_address(daemon: DaemonProcess) -> None:
     shown = penstock("status", "--config", daemon.config)
-    told = ", ".join(f"{name} at 127.0.0.1:{daemon.ports[name]}" for name in LISTENERS)
-    assert f"listens: {told}" in shown.out
+    addresses = ", ".join(f"{name} at 127.0.0.1:{daemon.ports[name]}" for name in LISTENERS)
+    assert f"listens: {addresses}" in shown.out
     checked = penstock("serve", "--check", daemon.config)
     assert checked.code == 0
     for name in LISTENERS:
@@ -236,7 +236,7 @@ def test_connections_over_the_limit_of_a_peer_are_refused(
 
     def are_connected_in_time() -> bool:
         """Connect too many at once; tell whether none of them was silent for too long meanwhile."""
-        source, begun = f"127.0.0.{next(hosts)}", time.monotonic()
+        source, started = f"127.0.0.{next(hosts)}", time.monotonic()
         with ExitStack() as held:
             peers = [
                 held.enter_context(closing(connect(daemon, LISTENERS[number % 4], source)))
@@ -246,7 +246,7 @@ def test_connections_over_the_limit_of_a_peer_are_refused(
             wait_until(lambda: closed_of(peers) >= 40)
             seconds_until_answered(daemon, mariadb_server)
             closed = closed_of(peers)
-            in_time = time.monotonic() - begun < GREETING_SECONDS_MAX
+            in_time = time.monotonic() - started < GREETING_SECONDS_MAX
             assert closed == 40 or not in_time
         # They are gone, so their places are free again.
         wait_until(lambda: is_greeted(source))
@@ -287,7 +287,7 @@ def test_account_sees_its_tables_and_has_its_quota(daemon: DaemonProcess, mariad
     daemon.wait_for_head(head.file, head.offset)
     shop = "/v1/instances/shop"
     schema = daemon.get(f"{shop}/schema", reader, position=str(head))["schema"]
-    assert {one["name"] for one in schema["tables"]} == {"listeners.t"}
+    assert {table["name"] for table in schema["tables"]} == {"listeners.t"}
     with pytest.raises(Refused) as refused:
         daemon.get(f"{shop}/schema", reader, position=str(head), table="mysql.user")
     assert refused.value.problem["type"] == "AccessDenied"
@@ -309,8 +309,8 @@ def test_account_sees_its_tables_and_has_its_quota(daemon: DaemonProcess, mariad
         waiting = [pool.submit(ask, after=str(head), timeout=COMMIT_SECONDS_MAX) for _ in "ab"]
         wait_until(lambda: ask() is None)
         mariadb_server.sql("INSERT INTO listeners.t VALUES ()")
-        assert all(one.result()["position"] != str(head) for one in waiting)
-    assert {one.problem["type"] for one in used_up} == {"QuotaReached"}
+        assert all(response.result()["position"] != str(head) for response in waiting)
+    assert {response.problem["type"] for response in used_up} == {"QuotaReached"}
     assert daemon.get(f"{shop}/head", reader)["position"]
 
 
@@ -374,10 +374,10 @@ def test_daemon_with_sessions_on_every_port_shuts_down_in_order(daemon: DaemonPr
         client = held.enter_context(CanalClient(daemon.ports["canal"]))
         client.log_in("canal", "canal").subscribe()
         client.ask(timeout=0)
-        begun = time.monotonic()
+        started = time.monotonic()
         assert daemon.terminate() == 0
         # None of them would have to say anything for longer.
-        assert time.monotonic() - begun < HTTP_IDLE_SECONDS_MAX - 10
+        assert time.monotonic() - started < HTTP_IDLE_SECONDS_MAX - 10
         daemon.start()
 
 

@@ -137,13 +137,13 @@ def test_chunks_hold_each_row_once_and_are_about_equal_in_size(
     assert asked() < 50 + 10 * len(chunks)
     assert chunks[0].low is None
     assert chunks[-1].high is None
-    assert all(one.high == other.low for one, other in itertools.pairwise(chunks))
-    found = numbers_of(address, chunks)
-    assert sorted(itertools.chain(*found)) == list(range(1, ROWS + 1))
-    sizes = [len(numbers) for numbers in found]
+    assert all(chunk.high == other.low for chunk, other in itertools.pairwise(chunks))
+    actual = numbers_of(address, chunks)
+    assert sorted(itertools.chain(*actual)) == list(range(1, ROWS + 1))
+    sizes = [len(numbers) for numbers in actual]
     assert max(sizes) <= WISH * 2
     assert len(chunks) <= ROWS / WISH * 2
-    for chunk, numbers in zip(chunks, found, strict=True):
+    for chunk, numbers in zip(chunks, actual, strict=True):
         low, high = bound_values(target, chunk)
         assert (low is None, high is None) == (chunk.low is None, chunk.high is None)
         assert Chunk.from_json(chunk.to_json()) == chunk
@@ -173,9 +173,9 @@ def test_rows_before_the_first_and_after_the_last_key_are_in_a_chunk(
     (target,) = targets_of(address, TablePatterns(f"{database}.t"))
     chunks = plan_chunks(address, target, rows=WISH)
     mysql_server.sql(f"INSERT INTO {database}.t VALUES (-100000, -1), (100000, -2)")
-    found = numbers_of(address, chunks)
-    assert -1 in found[0]
-    assert -2 in found[-1]
+    numbers = numbers_of(address, chunks)
+    assert -1 in numbers[0]
+    assert -2 in numbers[-1]
 
 
 def test_plan_tolerates_wrong_statistics(server: Server, fresh_database: FreshDatabase) -> None:
@@ -187,9 +187,9 @@ def test_plan_tolerates_wrong_statistics(server: Server, fresh_database: FreshDa
     server.sql(f"INSERT INTO {database}.t VALUES {rows}")
     address = ServerAddress.parse(server.url())
     (target,) = targets_of(address, TablePatterns(f"{database}.t"))
-    found = numbers_of(address, plan_chunks(address, target, rows=WISH))
-    assert sorted(itertools.chain(*found)) == list(range(1, ROWS + 1))
-    assert max(map(len, found)) <= WISH * 4
+    numbers = numbers_of(address, plan_chunks(address, target, rows=WISH))
+    assert sorted(itertools.chain(*numbers)) == list(range(1, ROWS + 1))
+    assert max(map(len, numbers)) <= WISH * 4
 
 
 @pytest.mark.parametrize("rows", [0, 3])
@@ -228,12 +228,12 @@ def test_targets_have_their_keys(server: Server, fresh_database: FreshDatabase) 
     server.sql(f"CREATE VIEW {database}.v AS SELECT 1 AS x")
     if server.flavor != "mysql":
         server.sql(f"CREATE SEQUENCE {database}.s")
-    found = targets_of(ServerAddress.parse(server.url()), TablePatterns(f"{database}.*"))
-    assert [target.name.table for target in found] == ["a", "b c"]
-    assert found[0].primary_key == ("y", "x")
-    assert found[0].unique_keys == (("z",), ("w", "z"))
-    assert found[0].mariadb == (server.flavor != "mysql")
-    assert (found[1].primary_key, found[1].unique_keys) == ((), ())
+    targets = targets_of(ServerAddress.parse(server.url()), TablePatterns(f"{database}.*"))
+    assert [target.name.table for target in targets] == ["a", "b c"]
+    assert targets[0].primary_key == ("y", "x")
+    assert targets[0].unique_keys == (("z",), ("w", "z"))
+    assert targets[0].mariadb == (server.flavor != "mysql")
+    assert (targets[1].primary_key, targets[1].unique_keys) == ((), ())
 
 
 def test_random_composite_keys_are_cut_without_a_gap(
@@ -265,5 +265,5 @@ def test_random_composite_keys_are_cut_without_a_gap(
             rows = int(cursor.rowcount)
             connection.commit()
         (target,) = targets_of(address, TablePatterns(f"{database}.{table}"))
-        found = numbers_of(address, plan_chunks(address, target, rows=chance.choice([1, 7, 50])))
-        assert sorted(itertools.chain(*found)) == list(range(1, rows + 1))
+        numbers = numbers_of(address, plan_chunks(address, target, rows=chance.choice([1, 7, 50])))
+        assert sorted(itertools.chain(*numbers)) == list(range(1, rows + 1))

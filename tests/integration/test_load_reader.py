@@ -42,13 +42,13 @@ def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(random, "uniform", lambda low, high: 0.001)
 
 
-def made(server: Server, database: str, key: str | None, columns: str = "", values: str = "") -> None:
+def create_table(server: Server, database: str, key: str | None, columns: str = "", values: str = "") -> None:
     """Write a table of ROWS rows that are numbered from 1; without a key where there is none."""
     keyed, names, expressions = KEYS[key] if key else ("id INT", "", "n")
     primary = f", PRIMARY KEY ({names})" if names else ""
     server.sql(f"CREATE TABLE {database}.t ({keyed}{columns}, number INT{primary}) CHARACTER SET utf8mb4")
     ones = " UNION ALL ".join(["SELECT 0 AS d"] + [f"SELECT {digit}" for digit in range(1, 10)])
-    places = ", ".join(f"({ones}) AS d{place}" for place in range(4))
+    places = ", ".join(f"({ones}) AS d{digit}" for digit in range(4))
     number = "1 + d0.d + d1.d * 10 + d2.d * 100 + d3.d * 1000"
     numbers = f"(SELECT {number} AS n FROM {places}) AS numbers WHERE n <= {ROWS}"
     server.sql(f"INSERT INTO {database}.t SELECT {expressions}{values}, n FROM {numbers}")
@@ -74,20 +74,22 @@ def test_connection_lost_anywhere_loses_and_duplicates_no_row(
 ) -> None:
     server = mariadb_server if key in ("text", "moment") else mysql_server
     database = fresh_database(server)
-    made(server, database, key)
+    create_table(server, database, key)
     with Proxy(server.port) as proxy:
         url = proxy.through(server.url()) + "?ssl_mode=disabled"
         address, target, chunk = planned(url, database)
-        whole = [one.rows for one in read_chunk(address, target, chunk, instance="test")]
+        whole = [changes.rows for changes in read_chunk(address, target, chunk, instance="test")]
         size = sum(rows.nbytes for rows in whole)
         for cut, in_packet in itertools.product((3_000, size // 12, size // 8), (False, True)):
             proxy.cut_after(cut, "reset" if in_packet else "close", in_packet=in_packet, times=2)
-            found = list(read_chunk(address, target, chunk, instance="test"))
+            actual = list(read_chunk(address, target, chunk, instance="test"))
             proxy.disarm()
-            read = [number for one in found for number in one.rows.column("number").to_pylist()]
+            read = [number for changes in actual for number in changes.rows.column("number").to_pylist()]
             assert sorted(read) == list(range(1, ROWS + 1))
             assert read == [number for rows in whole for number in rows.column("number").to_pylist()]
-            places = [row["row"] for one in found for row in one.rows.column("_metadata").to_pylist()]
+            places = [
+                row["row"] for changes in actual for row in changes.rows.column("_metadata").to_pylist()
+            ]
             assert places == list(range(ROWS))
 
 
@@ -96,7 +98,7 @@ def test_read_that_cannot_continue_is_returned(
     mysql_server: Server, fresh_database: FreshDatabase, key: str | None
 ) -> None:
     database = fresh_database(mysql_server)
-    made(mysql_server, database, None, ", e ENUM('b', 'a')", ", 1 + n MOD 2")
+    create_table(mysql_server, database, None, ", e ENUM('b', 'a')", ", 1 + n MOD 2")
     if key == "enum":
         mysql_server.sql(f"ALTER TABLE {database}.t ADD PRIMARY KEY (e, id)")
     with Proxy(mysql_server.port) as proxy:
@@ -107,13 +109,13 @@ def test_read_that_cannot_continue_is_returned(
             list(read_chunk(address, target, chunk, instance="test"))
         proxy.disarm()
         proxy.cut_after(1_000)
-        found = list(read_chunk(address, target, chunk, instance="test"))
-        assert sum(map(len, found)) == ROWS
+        changes = list(read_chunk(address, target, chunk, instance="test"))
+        assert sum(map(len, changes)) == ROWS
 
 
 def test_server_that_stays_away_is_reported(mysql_server: Server, fresh_database: FreshDatabase) -> None:
     database = fresh_database(mysql_server)
-    made(mysql_server, database, "number")
+    create_table(mysql_server, database, "number")
     with Proxy(mysql_server.port) as proxy:
         url = proxy.through(mysql_server.url())
         address, target, chunk = planned(url, database)
@@ -124,7 +126,7 @@ def test_server_that_stays_away_is_reported(mysql_server: Server, fresh_database
 
 def test_killed_query_continues(server: Server, fresh_database: FreshDatabase) -> None:
     database = fresh_database(server)
-    made(server, database, "number", ", filler TEXT", ", REPEAT('x', 4000)")
+    create_table(server, database, "number", ", filler TEXT", ", REPEAT('x', 4000)")
     address, target, chunk = planned(server.url(), database)
     read = []
     for changes in read_chunk(address, target, chunk, instance="test"):
@@ -143,7 +145,7 @@ def test_rate_limit_is_kept(
     mariadb_server: Server, fresh_database: FreshDatabase, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     database = fresh_database(mariadb_server)
-    made(mariadb_server, database, "number")
+    create_table(mariadb_server, database, "number")
     now = 0.0
 
     def sleep(seconds: float) -> None:
@@ -164,9 +166,9 @@ def test_rate_limit_is_kept(
 
 def test_condition_is_evaluated_by_the_server(server: Server, fresh_database: FreshDatabase) -> None:
     database = fresh_database(server)
-    made(server, database, "number")
-    found = numbers(server.url(), database, where="number < 3 OR `id` = 7")
-    assert list(itertools.chain(*found)) == [1, 2, 7]
+    create_table(server, database, "number")
+    actual = numbers(server.url(), database, where="number < 3 OR `id` = 7")
+    assert list(itertools.chain(*actual)) == [1, 2, 7]
     with pytest.raises(ServerUnsupported):
         list(numbers(server.url(), database, where="number <"))
     with pytest.raises(OptionInvalid):
@@ -181,17 +183,19 @@ def test_rows_longer_than_a_packet_are_read_whole(server: Server, fresh_database
         f"INSERT INTO {database}.t VALUES (1, REPEAT('a', {half}), REPEAT('b', {half}), 1), (2, '', '', 2)"
     )
     address, target, chunk = planned(server.url(), database)
-    found = [
-        row for one in read_chunk(address, target, chunk, instance="test") for row in one.rows.to_pylist()
+    actual_rows = [
+        row
+        for changes in read_chunk(address, target, chunk, instance="test")
+        for row in changes.rows.to_pylist()
     ]
-    assert [(row["a"], row["b"]) for row in found] == [(b"a" * half, b"b" * half), (b"", b"")]
+    assert [(row["a"], row["b"]) for row in actual_rows] == [(b"a" * half, b"b" * half), (b"", b"")]
 
 
 def test_rows_of_another_server_do_not_pass_for_those_of_the_watermark(
     mysql_server: Server, fresh_database: FreshDatabase
 ) -> None:
     database = fresh_database(mysql_server)
-    made(mysql_server, database, "number")
+    create_table(mysql_server, database, "number")
     address, target, chunk = planned(mysql_server.url(), database)
     mark = take_watermark(address)
     other = replace(mark, server_id=mark.server_id + 1)
@@ -202,7 +206,7 @@ def test_rows_of_another_server_do_not_pass_for_those_of_the_watermark(
 
 def test_account_without_select_is_reported(mysql_server: Server, fresh_database: FreshDatabase) -> None:
     database = fresh_database(mysql_server)
-    made(mysql_server, database, "number")
+    create_table(mysql_server, database, "number")
     _, target, chunk = planned(mysql_server.url(), database)
     mysql_server.sql("DROP USER IF EXISTS nobody; CREATE USER nobody IDENTIFIED BY ''")
     mysql_server.sql("GRANT REPLICATION CLIENT ON *.* TO nobody@'%'")
@@ -233,9 +237,9 @@ print(json.dumps({"rows": sum(counts), "growth": resident() - start}))
 
 def test_64_concurrent_reads_use_little_memory(mariadb_server: Server, fresh_database: FreshDatabase) -> None:
     database = fresh_database(mariadb_server)
-    made(mariadb_server, database, "number", ", filler TEXT", ", REPEAT('x', 5000)")
+    create_table(mariadb_server, database, "number", ", filler TEXT", ", REPEAT('x', 5000)")
     command = [sys.executable, "-c", MEMORY, mariadb_server.url(), f"{database}.t"]
-    found = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
-    assert found["rows"] == 64 * ROWS
+    usage = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    assert usage["rows"] == 64 * ROWS
     # All of the table in each of them would be far more than twice as much.
-    assert found["growth"] < 64 * (10 << 20), found
+    assert usage["growth"] < 64 * (10 << 20), usage

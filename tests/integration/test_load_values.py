@@ -77,12 +77,12 @@ def differences(read: pyarrow.Table, logged: pyarrow.Table) -> Iterator[str]:
     assert read.num_rows == logged.num_rows > 0
     assert read.schema.equals(logged.schema, check_metadata=False)
     for name in own:
-        left, right = (bits(one.column(name).chunk(0)) for one in (read, logged))
+        left, right = (bits(left.column(name).chunk(0)) for left in (read, logged))
         if not left.equals(right):
             yield f"{name}: {left.to_pylist()} is read, {right.to_pylist()} logged"
-    for one, other in zip(read["_metadata"].to_pylist(), logged["_metadata"].to_pylist(), strict=True):
-        if one["unrepresentable"] != other["unrepresentable"]:
-            yield f"{one['unrepresentable']} is told, {other['unrepresentable']} logged"
+    for table, other in zip(read["_metadata"].to_pylist(), logged["_metadata"].to_pylist(), strict=True):
+        if table["unrepresentable"] != other["unrepresentable"]:
+            yield f"{table['unrepresentable']} is told, {other['unrepresentable']} logged"
 
 
 @on_each({**CASES, **ROUNDED})
@@ -93,9 +93,9 @@ def test_loaded_value_equals_the_logged_value(
     table, file = write(server, fresh_database(server), case)
     target, changes = load(server, table)
     described = penstock.read_binlog(str(file), table, schemas=_described(target))
-    read = by_id([one.rows for one in changes])
-    found = list(differences(read, by_id([batch.to_arrow() for batch in described])))
-    assert not found, "\n".join(found)
+    read = by_id([change.rows for change in changes])
+    differing = list(differences(read, by_id([batch.to_arrow() for batch in described])))
+    assert not differing, "\n".join(differing)
 
 
 def _described(target: Target) -> Mapping[str, Any]:
@@ -126,7 +126,7 @@ def test_loaded_text_equals_the_logged_text_in_every_charset(
     for group in _groups(charsets, 10):
         texts = {charset: _letters(server, charset) for charset in group}
         case = Case(
-            [one for charset in group for one in _types(charset, texts[charset])],
+            [type_ for charset in group for type_ in _types(charset, texts[charset])],
             [
                 [value for text in texts.values() for value in _values(text, text.split()[0])],
                 [value for text in texts.values() for value in _values(f"{text} ", "x")],
@@ -136,16 +136,16 @@ def test_loaded_text_equals_the_logged_text_in_every_charset(
         table, file = write(server, database, case)
         target, changes = load(server, table)
         logged = penstock.read_binlog(str(file), table, schemas=_described(target))
-        read = by_id([one.rows for one in changes])
-        found = list(differences(read, by_id([one.to_arrow() for one in logged])))
-        assert not found, "\n".join(found)
+        read = by_id([change.rows for change in changes])
+        differing = list(differences(read, by_id([batch.to_arrow() for batch in logged])))
+        assert not differing, "\n".join(differing)
         assert [read[f"c{at * 5 + 1}"][0].as_py() for at in range(len(group))] == list(texts.values())
 
 
 def _types(charset: str, text: str) -> list[str]:
     first = text.split()[0]
     types = ["char(60)", "varchar(60)", "text", f"enum('{first}','x')", f"set('{first}','x')"]
-    return [f"{one} character set {charset}" for one in types]
+    return [f"{type_} character set {charset}" for type_ in types]
 
 
 def _values(text: str, member: str) -> list[str]:
@@ -166,7 +166,7 @@ def test_rows_are_marked_as_loaded_and_have_the_log_position(
     start = f"{server.binlog_files()[-1].name}:4"
     server.sql(f"INSERT INTO {database}.t VALUES (1, 10), (2, NULL)")
     target, changes = load(server, f"{database}.t")
-    (rows,) = [one.rows.to_pylist() for one in changes]
+    (rows,) = [change.rows.to_pylist() for change in changes]
     assert [(row["id"], row["v"], row["_change_type"], row["_metadata"]["row"]) for row in rows] == [
         (1, 10, "insert", 0),
         (2, None, "insert", 1),
@@ -174,8 +174,8 @@ def test_rows_are_marked_as_loaded_and_have_the_log_position(
     assert changes[0].origin is Origin.LOAD
     assert changes[0].source == changes[0].target.name == target.name
     ((server_id,),) = server.sql("SELECT @@server_id")
-    told = rows[0]["_metadata"]
-    assert (told["instance"], told["table"], told["server_id"]) == ("test", "t", server_id)
+    metadata = rows[0]["_metadata"]
+    assert (metadata["instance"], metadata["table"], metadata["server_id"]) == ("test", "t", server_id)
     logged = list(penstock.read_binlog(server.url(), f"{database}.t", start=start))
     versions = [row["_commit_version"] for batch in logged for row in batch.to_arrow().to_pylist()]
     assert max(versions) < rows[0]["_commit_version"]

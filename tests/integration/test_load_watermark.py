@@ -89,8 +89,8 @@ def logged(server: Server, table: str, start: Position) -> list[Row]:
     """Return the changes of a table from a place to the log's end."""
     with connect(ServerAddress.parse(server.url())) as connection:
         head = connection.head()
-    found = penstock.read_binlog(server.url(), table, start=start, end=Position(0, head.file, head.offset))
-    rows = [row for batch in found for row in batch.to_arrow().to_pylist()]
+    batches = penstock.read_binlog(server.url(), table, start=start, end=Position(0, head.file, head.offset))
+    rows = [row for batch in batches for row in batch.to_arrow().to_pylist()]
     return sorted(rows, key=lambda row: (row["_commit_version"], row["_metadata"]["row"]))
 
 
@@ -118,7 +118,7 @@ def test_rows_and_the_log_after_their_watermark_make_the_table(
                 wait_for_changes(2 * WRITERS)
                 low = take_watermark(address)
                 read = read_chunk(address, target, chunk, instance="test", watermark=low)
-                loads.append((low, [row for one in read for row in one.rows.to_pylist()]))
+                loads.append((low, [row for changes in read for row in changes.rows.to_pylist()]))
         wait_for_changes(2 * WRITERS)
     final = dict(server.sql(f"SELECT id, v FROM {database}.t"))
     changes = logged(server, f"{database}.t", loads[0][0].position)
@@ -137,9 +137,9 @@ def held(rows: list[Row], news: list[Row]) -> dict[int, int]:
     images: dict[int, tuple[int, int, int | None]] = {}
     for at, row in enumerate([*rows, *news]):
         gone = row["_change_type"] in ("delete", "update_preimage")
-        place = (row["_commit_version"], at)
-        if row["id"] not in images or images[row["id"]][:2] <= place:
-            images[row["id"]] = (*place, None if gone else row["v"])
+        order = (row["_commit_version"], at)
+        if row["id"] not in images or images[row["id"]][:2] <= order:
+            images[row["id"]] = (*order, None if gone else row["v"])
     return {key: value for key, (_, _, value) in images.items() if value is not None}
 
 
@@ -167,7 +167,7 @@ def test_exact_snapshot_of_keyless_rows_joins_the_log_without_a_gap_or_a_duplica
                 wait_for_changes(20)
                 chunk = Chunk(target.name)
                 read = read_rows(snapshot.session, target, chunk, snapshot.watermark, instance="test")
-                rows = [row["v"] for one in read for row in one.rows.to_pylist()]
+                rows = [row["v"] for changes in read for row in changes.rows.to_pylist()]
                 assert snapshot.watermark.exact
                 taken.append((snapshot.floor, snapshot.watermark.position, rows))
     final = collections.Counter(v for (v,) in server.sql(f"SELECT v FROM {database}.t"))
@@ -201,7 +201,7 @@ def test_nontransactional_table_is_locked_during_its_read(
             )
         )
         read = read_rows(snapshot.session, target, Chunk(target.name), snapshot.watermark, instance="test")
-        assert [row["v"] for one in read for row in one.rows.to_pylist()] == [1, 2]
+        assert [row["v"] for changes in read for row in changes.rows.to_pylist()] == [1, 2]
     writer.join()
     assert [row["v"] for row in logged(server, f"{database}.t", snapshot.watermark.position)] == [3]
 

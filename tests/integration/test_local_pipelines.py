@@ -65,11 +65,11 @@ def penstock(*words: str) -> Iterator[subprocess.Popen[str]]:
 def lines(process: subprocess.Popen[str], batches: int) -> list[dict[str, Any]]:
     """Return the progress of the next batches of a process."""
     assert process.stdout is not None
-    found: list[dict[str, Any]] = []
-    while len(found) < batches:
+    batch_lines: list[dict[str, Any]] = []
+    while len(batch_lines) < batches:
         line = json.loads(process.stdout.readline())
-        found += [line] if "batch" in line else []
-    return found
+        batch_lines += [line] if "batch" in line else []
+    return batch_lines
 
 
 @pytest.mark.deep(keep=("mysql",))
@@ -93,23 +93,23 @@ def test_killed_and_restarted_pipeline_ends_equal_to_its_source(
             lines(killed, 2)
             killed.send_signal(signal.SIGKILL)
         with penstock(*words) as stopped:
-            told = lines(stopped, 2)
+            whole_lines = lines(stopped, 2)
             stopped.send_signal(signal.SIGTERM)
             assert stopped.wait(WAIT_SECONDS_MAX) == 0
-    assert told[-1].keys() >= {"pipeline", "state", "rows", "written", "seconds", "rows_per_second"}
+    assert whole_lines[-1].keys() >= {"pipeline", "state", "rows", "written", "seconds", "rows_per_second"}
     run_to_end(LocalDriver(2), load_pipeline(file))
     for table in each(workload.tables):
         wanted = source_rows(mysql_server, database, table)
         if mirrors:
-            found = mysql_rows(mariadb_server, database, table)
+            actual_rows = mysql_rows(mariadb_server, database, table)
         else:
             changes = parquet_rows(str(feed / database / table / "[!_]*.parquet"))
             places = [
                 (row["_commit_version"], row["_metadata"]["row"], row["_change_type"]) for row in changes
             ]
             assert len(set(places)) == len(places), f"a change of {table} is there twice"
-            found = net_rows(changes, wanted)
-        assert_same(wanted, found, key=workload.keys(table))
+            actual_rows = net_rows(changes, wanted)
+        assert_same(wanted, actual_rows, key=workload.keys(table))
 
 
 @pytest.mark.deep(
@@ -138,16 +138,16 @@ def test_targets_are_equal_with_spark_and_without(
         (tmp_path / name).mkdir()
         settings[name] = pipeline_of(mysql_server, database, sink, tmp_path / name, **route)
     for _ in range(3):
-        for name, place in places.items():
-            run_to_end(place, settings[name])
+        for name, engine in places.items():
+            run_to_end(engine, settings[name])
         workload.run(60)
-    for name, place in places.items():
-        run_to_end(place, settings[name])
+    for name, engine in places.items():
+        run_to_end(engine, settings[name])
     for table in each(workload.tables):
         wanted = source_rows(mysql_server, database, table)
         for name in places:
             if kind == "mysql":
-                found = mysql_rows(mariadb_server, f"{database}_{name}", table)
+                actual_rows = mysql_rows(mariadb_server, f"{database}_{name}", table)
             else:
-                found = delta_rows(str(tmp_path / name / database / table))
-            assert_same(wanted, found, key=workload.keys(table))
+                actual_rows = delta_rows(str(tmp_path / name / database / table))
+            assert_same(wanted, actual_rows, key=workload.keys(table))

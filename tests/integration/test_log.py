@@ -134,8 +134,8 @@ def test_times_and_sets_are_located(log: Log) -> None:
     for position, gtid_set in boundaries().items():
         if position.epoch == 0 and position >= log.extents()[0].first:
             # A set names the place behind its last transaction, and every place up to the next one.
-            found = boundaries()[log.locate_gtid_set(gtid_set).position]
-            assert GtidSet.parse(gtid_set).contains(GtidSet.parse(found))
+            located = boundaries()[log.locate_gtid_set(gtid_set).position]
+            assert GtidSet.parse(gtid_set).contains(GtidSet.parse(located))
             assert log.locate_position(position).position >= position
     assert log.locate_time(0).position == log.extents()[0].first
 
@@ -256,7 +256,7 @@ def test_lost_connection_drops_the_unfinished_transaction(log: Log) -> None:
 def test_bytes_that_do_not_continue_the_log_are_refused(log: Log) -> None:
     file = server_files()[0]
 
-    def place(offset: int, epoch: int = 0) -> None:
+    def put_at(offset: int, epoch: int = 0) -> None:
         log.begin_file(
             file.name,
             offset,
@@ -268,10 +268,10 @@ def test_bytes_that_do_not_continue_the_log_are_refused(log: Log) -> None:
         )
 
     with pytest.raises(PositionInvalid, match="has not begun"):
-        place(127)
+        put_at(127)
     Captured(log, 5000).run()
     with pytest.raises(PositionInvalid, match="passed"):
-        place(127)
+        put_at(127)
     with pytest.raises(SequenceGap, match="do not follow"):
         log.append(b"x" * 100, 4, 104, 104)
     with pytest.raises(PositionInvalid, match="follow"):
@@ -297,15 +297,15 @@ def test_gap_between_transactions_is_reported_to_readers() -> None:
     visible = log.head()
     after = min(position for position in boundaries() if position.offset > visible.offset + 300)
     gtid_set = boundaries()[after]
-    for place, before in ((visible, boundaries()[visible]), (after, gtid_set)):
+    for log_position, before in ((visible, boundaries()[visible]), (after, gtid_set)):
         log.begin_file(
-            file.name, place.offset, file.content[4:127], before, epoch=0, server_id=7, flavor="mysql"
+            file.name, log_position.offset, file.content[4:127], before, epoch=0, server_id=7, flavor="mysql"
         )
     cutter = file.cutter(after.offset, gtid_set)
     cutter.feed(file.content[after.offset :])
     log.append(cutter.take_data(), after.offset, len(file.content), cutter.boundary, gtid_set=cutter.gtid_set)
     extents = log.extents()
-    assert [(one.start, one.end) for one in extents] == [
+    assert [(extent.start, extent.end) for extent in extents] == [
         (127, visible.offset),
         (after.offset, len(file.content)),
     ]
@@ -335,11 +335,11 @@ def test_full_disk_pauses_the_capture_and_loses_nothing() -> None:
     full = 0
 
     def patient(step: Callable[..., Any]) -> Callable[..., Any]:
-        def tried(*given: Any, **named: Any) -> Any:
+        def tried(*arguments: Any, **named: Any) -> Any:
             nonlocal full
             while True:
                 try:
-                    return step(*given, **named)
+                    return step(*arguments, **named)
                 except LogFull:
                     full += 1
                     check_log(log)
@@ -414,7 +414,7 @@ def test_after_a_failed_sync_nothing_more_is_durable() -> None:
     disk.failing_syncs = False
     with pytest.raises(DiskFailed, match="failed before"):
         log.sync()
-    with pytest.raises(DiskFailed, match="Open the log anew"):
+    with pytest.raises(DiskFailed, match="Reopen the log"):
         Captured(log).run()
     with pytest.raises(DiskFailed):
         log.wait_durable(log.durable, 0.1)
@@ -422,9 +422,9 @@ def test_after_a_failed_sync_nothing_more_is_durable() -> None:
     # The system believes that the bytes are on the disk; the log, opened anew, makes sure of it.
     again = open_log(disk)
     assert again.durable == log.visible
-    found = open_log(disk.after_power_failure(Loss.DROP))
-    assert found.visible == again.durable
-    check_log(found)
+    recovered = open_log(disk.after_power_failure(Loss.DROP))
+    assert recovered.visible == again.durable
+    check_log(recovered)
 
 
 def test_segment_that_cannot_be_made_durable_ends_the_writing() -> None:

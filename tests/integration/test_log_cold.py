@@ -180,20 +180,20 @@ def test_block_with_a_huge_event_becomes_frames_of_bounded_size(tmp_path: Path) 
 def test_bit_flipped_anywhere_is_detected(cold: Path, segment: bytes) -> None:
     raw = cold.read_bytes()
     numbers = random.Random(11)
-    found: list[str | None] = []
+    positions: list[str | None] = []
     for _ in range(60):
         damaged = bytearray(raw)
-        place = numbers.randrange(len(raw))
-        damaged[place] ^= 1 << numbers.randrange(8)
+        log_position = numbers.randrange(len(raw))
+        damaged[log_position] ^= 1 << numbers.randrange(8)
         cold.write_bytes(damaged)
         try:
             with SeekableFile(LocalDisk().open_read(cold), cold.name) as file:
                 # zstd leaves bits that mean nothing: then the bytes must be right.
                 assert file.read(0, len(segment)) == segment
         except (ChecksumMismatch, EventMalformed, FileTruncated) as error:
-            found.append(error.position)
-    assert len(found) > 50
-    assert all(position is not None and position.startswith(cold.name) for position in found)
+            positions.append(error.position)
+    assert len(positions) > 50
+    assert all(position is not None and position.startswith(cold.name) for position in positions)
 
 
 @pytest.mark.parametrize("kept", [0, 5, 1000, -1])
@@ -250,7 +250,7 @@ def test_log_of_cold_segments_reads_the_same() -> None:
     disk = captured()
     with open_log(disk) as log:
         freeze(disk, log)
-        states = [one.state for one in log.segments]
+        states = [segment.state for segment in log.segments]
         assert states[:-1] == [COLD] * (len(states) - 1)
         check_log(log, whole=True)
         for record in log.segments:
@@ -258,7 +258,7 @@ def test_log_of_cold_segments_reads_the_same() -> None:
                 assert not blocks.rebuilt
     with open_log(disk) as log:
         check_log(log, whole=True)
-        assert [one.state for one in log.segments][:-1] == states[:-1]
+        assert [segment.state for segment in log.segments][:-1] == states[:-1]
 
 
 def test_each_block_of_a_cold_segment_is_one_frame(tmp_path: Path) -> None:
@@ -266,7 +266,7 @@ def test_each_block_of_a_cold_segment_is_one_frame(tmp_path: Path) -> None:
     with open_log(disk) as log:
         first = log.segments[0]
         with log.open_blocks(first) as (_, blocks):
-            ends = [one["source_end"] - first.base + first.head_bytes for one in blocks.records()]
+            ends = [record["source_end"] - first.base + first.head_bytes for record in blocks.records()]
         freeze(disk, log)
         path = log.layout.segment(first.hour, first.version, cold=True)
         with SeekableFile(disk.open_read(path), path.name) as file:
@@ -277,22 +277,22 @@ def test_positions_are_located_in_cold_segments() -> None:
     disk = captured()
     with open_log(disk) as log:
         asked = list(log.segments)
-        before = [log.locate_time(one.time_first_us).position for one in asked]
-        sets = [log.segment_head(one).gtid_set for one in asked]
-        found = [log.locate_gtid_set(one).position for one in sets[1:]]
+        before = [log.locate_time(segment.time_first_us).position for segment in asked]
+        sets = [log.segment_head(segment).gtid_set for segment in asked]
+        located = [log.locate_gtid_set(gtid_set).position for gtid_set in sets[1:]]
         freeze(disk, log)
     with open_log(disk) as log:
-        assert [log.locate_time(one.time_first_us).position for one in asked] == before
-        assert [log.locate_gtid_set(one).position for one in sets[1:]] == found
+        assert [log.locate_time(segment.time_first_us).position for segment in asked] == before
+        assert [log.locate_gtid_set(gtid_set).position for gtid_set in sets[1:]] == located
 
 
 def test_power_lost_at_any_step_of_compressing_loses_nothing() -> None:
     disk = captured()
     whole = disk.copy()
     with open_log(whole) as log:
-        begun = len(whole.steps)
+        first_step = len(whole.steps)
         make_cold(whole, log.layout, log, log.segments[0])
-        steps = len(whole.steps) - begun
+        steps = len(whole.steps) - first_step
     assert steps > 8
     for stop in range(steps):
         stopped = disk.copy()
@@ -301,11 +301,11 @@ def test_power_lost_at_any_step_of_compressing_loses_nothing() -> None:
         with pytest.raises(PowerLost):
             make_cold(stopped, log.layout, log, log.segments[0])
         for loss in Loss:
-            found = stopped.after_power_failure(loss, seed=stop)
-            with open_log(found) as after:
+            recovered = stopped.after_power_failure(loss, seed=stop)
+            with open_log(recovered) as after:
                 check_log(after, whole=True)
-                freeze(found, after)
+                freeze(recovered, after)
                 check_log(after, whole=True)
-            names = [path.name for path in found.files()]
+            names = [path.name for path in recovered.files()]
             assert not [name for name in names if name.endswith(".tmp")]
             assert len([name for name in names if ".binlog" in name]) == len(after.segments)

@@ -31,7 +31,7 @@ TOOLS = {"mysql": "mysqlbinlog", "mariadb": "mariadb-binlog"}
 
 
 @cache
-def made() -> SimulatedDisk:
+def recorded_disk() -> SimulatedDisk:
     """A disk with a log of two epochs and a dozen segments."""
     disk = SimulatedDisk()
     with open_log(disk) as log:
@@ -41,7 +41,7 @@ def made() -> SimulatedDisk:
 
 @pytest.fixture
 def log() -> Log:
-    return open_log(made().copy())
+    return open_log(recorded_disk().copy())
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def of_flavor(flavor: str) -> list[SourceFile]:
 
 def places(text: str) -> list[int]:
     """The source offsets at which the tool says that events end."""
-    return [int(found) for found in re.findall(r"end_log_pos (\d+)", text) if int(found)]
+    return [int(matches) for matches in re.findall(r"end_log_pos (\d+)", text) if int(matches)]
 
 
 def rows(text: str) -> list[str]:
@@ -84,13 +84,15 @@ def body(path: Path) -> bytes:
 
 def test_whole_log_exports_as_one_file_per_source_file(log: Log, tmp_path: Path) -> None:
     written = export(log, tmp_path / "out")
-    assert [one.path.name for one in written] == [f"epoch{file.epoch}-{file.name}" for file in server_files()]
-    for one, file in zip(written, server_files(), strict=True):
+    assert [exported.path.name for exported in written] == [
+        f"epoch{file.epoch}-{file.name}" for file in server_files()
+    ]
+    for this_exported, file in zip(written, server_files(), strict=True):
         first = 4 + int.from_bytes(file.content[13:17], "little")
-        assert one.path.read_bytes()[:first] == file.content[:first]
-        assert body(one.path) == file.content[first:]
-        assert one.path.stat().st_size == one.bytes_written
-        assert (one.start.offset, one.end.offset) == (first, len(file.content))
+        assert this_exported.path.read_bytes()[:first] == file.content[:first]
+        assert body(this_exported.path) == file.content[first:]
+        assert this_exported.path.stat().st_size == this_exported.bytes_written
+        assert (this_exported.start.offset, this_exported.end.offset) == (first, len(file.content))
     assert not [*(tmp_path / "out").glob("*.tmp")]
 
 
@@ -108,8 +110,8 @@ def test_flavors_own_tool_shows_the_same_rows_at_the_same_positions(
         assert rows(shown) == rows(expected)
         assert rows(shown)
         first = written.start.offset
-        assert [place for place in places(shown) if place > first] == [
-            place for place in places(expected) if place > first
+        assert [position for position in places(shown) if position > first] == [
+            position for position in places(expected) if position > first
         ]
 
 
@@ -117,9 +119,11 @@ def test_flavors_own_tool_shows_the_same_rows_at_the_same_positions(
 def test_range_between_any_two_boundaries_is_a_file_that_the_tool_reads(
     log: Log, tmp_path: Path, tool: Callable[[str, Path], str], flavor: str
 ) -> None:
-    file = max(of_flavor(flavor), key=lambda one: len(one.content))
-    inside = [one for one in boundaries() if (one.epoch, one.file) == (file.epoch, file.name)]
-    inside = [one for one in inside if one.offset > 600]
+    file = max(of_flavor(flavor), key=lambda server_file: len(server_file.content))
+    inside = [
+        boundary for boundary in boundaries() if (boundary.epoch, boundary.file) == (file.epoch, file.name)
+    ]
+    inside = [server_file for server_file in inside if server_file.offset > 600]
     start, end = inside[1], inside[-2]
     (written,) = export(log, tmp_path, start, end)
     assert written.path.name == f"{file.name.split('.')[0]}-{start.offset}.{file.name.split('.')[1]}"
@@ -128,18 +132,20 @@ def test_range_between_any_two_boundaries_is_a_file_that_the_tool_reads(
     assert (name, base, gtid_set) == (file.name, start.offset, boundaries()[start])
     source = tmp_path / file.name
     source.write_bytes(file.content)
-    found = [place for place in places(tool(flavor, written.path)) if place > start.offset]
-    assert found == [place for place in places(tool(flavor, source)) if start.offset < place <= end.offset]
-    assert found[-1] == end.offset
+    positions = [position for position in places(tool(flavor, written.path)) if position > start.offset]
+    assert positions == [
+        position for position in places(tool(flavor, source)) if start.offset < position <= end.offset
+    ]
+    assert positions[-1] == end.offset
 
 
 def test_range_over_several_files_is_cut_at_their_ends(log: Log, tmp_path: Path) -> None:
-    one, two, three = of_flavor("mysql")[:3]
-    start = [place for place in boundaries() if place.file == one.name and place.epoch == 0][-3]
-    end = [place for place in boundaries() if place.file == three.name and place.epoch == 0][4]
+    first, two, three = of_flavor("mysql")[:3]
+    start = [position for position in boundaries() if position.file == first.name and position.epoch == 0][-3]
+    end = [position for position in boundaries() if position.file == three.name and position.epoch == 0][4]
     written = export(log, tmp_path, start, end)
     assert [body(each.path) for each in written] == [
-        one.content[start.offset :],
+        first.content[start.offset :],
         two.content[4 + int.from_bytes(two.content[13:17], "little") :],
         three.content[4 + int.from_bytes(three.content[13:17], "little") : end.offset],
     ]
@@ -147,23 +153,23 @@ def test_range_over_several_files_is_cut_at_their_ends(log: Log, tmp_path: Path)
 
 
 def test_compressed_log_gives_the_same_files(log: Log, tmp_path: Path) -> None:
-    before = {one.path.name: one.path.read_bytes() for one in export(log, tmp_path / "plain")}
+    before = {exported.path.name: exported.path.read_bytes() for exported in export(log, tmp_path / "plain")}
     for segment in list(log.segments):
         if segment.state == CLOSED:
             make_cold(log.disk, log.layout, log, segment)
     after = export(log, tmp_path / "cold")
     # The made-up events carry the time of the export; all else is equal.
-    assert {one.path.name: body(one.path) for one in after} == {
+    assert {exported.path.name: body(exported.path) for exported in after} == {
         name: content[read_segment_head(content)[0] :] for name, content in before.items()
     }
 
 
 def test_progress_is_reported(log: Log, tmp_path: Path) -> None:
-    told: list[tuple[int, int]] = []
-    written = export(log, tmp_path, progress=lambda done, of: told.append((done, of)))
-    total = sum(one.end.offset - one.start.offset for one in written)
-    assert told == sorted(told)
-    assert told[-1] == (total, total)
+    reports: list[tuple[int, int]] = []
+    written = export(log, tmp_path, progress=lambda done, of: reports.append((done, of)))
+    total = sum(exported.end.offset - exported.start.offset for exported in written)
+    assert reports == sorted(reports)
+    assert reports[-1] == (total, total)
 
 
 # --- What is refused ----------------------------------------------------------------------------

@@ -63,7 +63,7 @@ def capture(log: Log, clock: Clock) -> None:
 
 
 @cache
-def made() -> tuple[SimulatedDisk, float]:
+def recorded_disk() -> tuple[SimulatedDisk, float]:
     """A disk with such a log, and the time when it was captured."""
     disk, clock = SimulatedDisk(), Clock()
     with open_log(disk, clock) as log:
@@ -73,13 +73,13 @@ def made() -> tuple[SimulatedDisk, float]:
 
 @pytest.fixture
 def clock() -> Clock:
-    return Clock(made()[1])
+    return Clock(recorded_disk()[1])
 
 
 @pytest.fixture
 def log(clock: Clock) -> Log:
     """The log, open, on a disk of its own."""
-    return open_log(made()[0].copy(), clock)
+    return open_log(recorded_disk()[0].copy(), clock)
 
 
 def retention(log: LogReader, policy: RetentionPolicy, clock: Clock | None = None) -> Retention:
@@ -97,16 +97,18 @@ def data_files(log: Log) -> list[str]:
 
 def test_segments_older_than_their_age_are_removed_by_hour(log: Log, clock: Clock) -> None:
     before = list(log.segments)
-    hours = sorted({one.hour for one in before})
+    hours = sorted({segment.hour for segment in before})
     assert len(hours) > 3
     # Two hours and a half after the newest began: whatever ended two hours ago or longer is due.
     clock.now += 1.5 * HOUR_S
     plan = retention(log, RetentionPolicy(age_seconds=2 * HOUR_S), clock).run(log)
-    gone = [one.segment.version for one in plan.departures]
-    assert gone == [one.version for one in before if one.hour <= hours[-3]]
+    gone = [departure.segment.version for departure in plan.departures]
+    assert gone == [segment.version for segment in before if segment.hour <= hours[-3]]
     assert gone
-    assert {one.reason for one in plan.departures} == {Reason.AGE}
-    assert [one.version for one in log.segments] == [one.version for one in before if one.hour > hours[-3]]
+    assert {departure.reason for departure in plan.departures} == {Reason.AGE}
+    assert [segment.version for segment in log.segments] == [
+        segment.version for segment in before if segment.hour > hours[-3]
+    ]
     check_log(log, whole=True)
 
 
@@ -121,11 +123,11 @@ def test_default_retention_is_a_day(log: Log, clock: Clock) -> None:
 
 def test_segments_over_the_byte_limit_are_removed_oldest_first(log: Log) -> None:
     before = list(log.segments)
-    allowed = sum(one.stored_bytes for one in before[4:])
+    allowed = sum(segment.stored_bytes for segment in before[4:])
     plan = retention(log, RetentionPolicy(age_seconds=None, bytes_max=allowed)).run(log)
-    assert [one.segment for one in plan.departures] == before[:4]
-    assert {one.reason for one in plan.departures} == {Reason.BYTES}
-    assert plan.bytes_freed == sum(one.stored_bytes for one in before[:4])
+    assert [departure.segment for departure in plan.departures] == before[:4]
+    assert {departure.reason for departure in plan.departures} == {Reason.BYTES}
+    assert plan.bytes_freed == sum(segment.stored_bytes for segment in before[:4])
     check_log(log, whole=True)
 
 
@@ -134,8 +136,8 @@ def test_low_disk_space_removes_the_oldest_segments(log: Log) -> None:
     disk_of(log).room = disk_of(log).used + 100_000
     policy = RetentionPolicy(age_seconds=None, free_bytes=100_000 + before[0].stored_bytes + 1)
     plan = retention(log, policy).run(log)
-    assert [one.segment for one in plan.departures] == before[:2]
-    assert {one.reason for one in plan.departures} == {Reason.FREE_BYTES}
+    assert [departure.segment for departure in plan.departures] == before[:2]
+    assert {departure.reason for departure in plan.departures} == {Reason.FREE_BYTES}
 
 
 def test_completely_full_disk_is_freed(log: Log) -> None:
@@ -145,9 +147,9 @@ def test_completely_full_disk_is_freed(log: Log) -> None:
     retention(log, RetentionPolicy(age_seconds=None, free_bytes=before[0].stored_bytes + 1)).run(log)
     assert disk.free_bytes(log.folder) > 0
     assert list(log.segments) == before[2:]
-    found = disk.copy()
-    found.room = None
-    with open_log(found) as again:
+    disk_copy = disk.copy()
+    disk_copy.room = None
+    with open_log(disk_copy) as again:
         check_log(again, whole=True)
 
 
@@ -156,7 +158,7 @@ def test_newest_segment_is_never_removed(log: Log, clock: Clock) -> None:
     newest = log.segments[len(log.segments) - 1]
     everything = RetentionPolicy(age_seconds=0, bytes_max=0, free_bytes=1 << 60)
     retention(log, everything, clock).run(log)
-    assert [one.version for one in log.segments] == [newest.version]
+    assert [segment.version for segment in log.segments] == [newest.version]
     check_log(log, whole=True)
 
 
@@ -172,12 +174,14 @@ def test_plan_changes_nothing(log: Log) -> None:
 
 
 def test_removed_segments_are_renamed_first_and_deleted_by_the_next_pass(log: Log) -> None:
-    allowed = sum(one.stored_bytes for one in list(log.segments)[2:])
+    allowed = sum(segment.stored_bytes for segment in list(log.segments)[2:])
     kept = retention(log, RetentionPolicy(age_seconds=None, bytes_max=allowed))
     plan = kept.run(log)
     moved = log.disk.list(log.folder / "expired")
-    versions = [f"{one.segment.version:019d}" for one in plan.departures]
-    assert moved == sorted([f"{one}.binlog" for one in versions] + [f"{one}.index" for one in versions])
+    versions = [f"{departure.segment.version:019d}" for departure in plan.departures]
+    assert moved == sorted(
+        [f"{version}.binlog" for version in versions] + [f"{version}.index" for version in versions]
+    )
     assert not kept.run(log).departures
     assert log.disk.list(log.folder / "expired") == []
 
@@ -196,7 +200,7 @@ def test_reader_of_an_open_segment_continues(log: Log) -> None:
 def test_late_reader_gets_the_start_of_the_log(log: Log) -> None:
     start = log.earliest()
     assert start is not None
-    allowed = sum(one.stored_bytes for one in list(log.segments)[3:])
+    allowed = sum(segment.stored_bytes for segment in list(log.segments)[3:])
     retention(log, RetentionPolicy(age_seconds=None, bytes_max=allowed)).run(log)
     with pytest.raises(PositionPurged) as purged:
         list(log.read(start.epoch, start.file, start.offset, start.offset + 10))
@@ -217,7 +221,7 @@ def test_log_without_a_writer_is_trimmed_by_its_folder(tmp_path: Path, clock: Cl
     newest = list(catalog.segments)[-1]
     Retention(disk, layout, RetentionPolicy(age_seconds=None, bytes_max=0)).run(catalog)
     log = Log.open(tmp_path / "log", SETTINGS)
-    assert [one.version for one in log.segments] == [newest.version]
+    assert [segment.version for segment in log.segments] == [newest.version]
     check_log(log, whole=True)
 
 
@@ -232,12 +236,12 @@ def test_held_segments_are_not_removed(log: Log) -> None:
     holds.put(Hold("job", inside))
     kept = retention(log, RetentionPolicy(age_seconds=None, bytes_max=0))
     plan = kept.run(log)
-    assert [one.segment for one in plan.departures] == before[:5]
+    assert [departure.segment for departure in plan.departures] == before[:5]
     assert plan.held_by == Hold("job", inside)
-    assert [one.segment for one in plan.held] == before[5:-1]
+    assert [departure.segment for departure in plan.held] == before[5:-1]
     assert next(iter(log.read(inside.epoch, inside.file, inside.offset, inside.offset + 1)))
     holds.remove("job")
-    assert [one.segment for one in kept.run(log).departures] == before[5:-1]
+    assert [departure.segment for departure in kept.run(log).departures] == before[5:-1]
 
 
 def test_oldest_hold_counts(log: Log) -> None:
@@ -247,7 +251,7 @@ def test_oldest_hold_counts(log: Log) -> None:
         segment = before[at]
         holds.put(Hold(name, Position(segment.epoch, log.segment_head(segment).file, segment.base)))
     plan = retention(log, RetentionPolicy(age_seconds=None, bytes_max=0)).plan(log.segments)
-    assert [one.segment for one in plan.departures] == before[:2]
+    assert [departure.segment for departure in plan.departures] == before[:2]
     assert plan.held_by is not None
     assert plan.held_by.name == "early"
 
@@ -304,7 +308,7 @@ def test_hold_beyond_its_byte_limit_holds_nothing(log: Log) -> None:
     for name, at in (("far", 1), ("near", 6)):
         segment = before[at]
         holds.put(Hold(name, Position(segment.epoch, log.segment_head(segment).file, segment.base)))
-    within = sum(one.stored_bytes for one in before[6:])
+    within = sum(segment.stored_bytes for segment in before[6:])
     for bound, left in ((None, 1), (within, 6), (within - 1, len(before) - 1)):
         policy = RetentionPolicy(age_seconds=None, bytes_max=0, hold_bytes=bound)
         assert len(retention(log, policy).plan(log.segments).departures) == left
@@ -314,12 +318,12 @@ def put_holds(log: Log, **holds: int) -> None:
     """Set holds at the beginnings of segments, by number."""
     for name, at in holds.items():
         segment = log.segments[at]
-        place = Position(segment.epoch, log.segment_head(segment).file, segment.base)
-        Holds(log.disk, log.layout).put(Hold(name, place))
+        position = Position(segment.epoch, log.segment_head(segment).file, segment.base)
+        Holds(log.disk, log.layout).put(Hold(name, position))
 
 
 def broken_by(kept: Retention) -> dict[str, str]:
-    return {one.hold.name: one.why.split(":")[0] for one in kept.broken}
+    return {broken_hold.hold.name: broken_hold.why.split(":")[0] for broken_hold in kept.broken}
 
 
 def test_hold_is_broken_before_the_disk_is_full(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -328,16 +332,16 @@ def test_hold_is_broken_before_the_disk_is_full(log: Log, monkeypatch: pytest.Mo
     free = [10_000_000]
     monkeypatch.setattr(log.disk, "free_bytes", lambda _: free[0])
     # What is missing are the third and the fourth segment.
-    bound = free[0] + sum(one.stored_bytes for one in before[:4])
+    bound = free[0] + sum(segment.stored_bytes for segment in before[:4])
     kept = retention(log, RetentionPolicy(age_seconds=0, hold_free_bytes=free[0]))
     assert len(kept.run(log).departures) == 2
     assert kept.broken == ()
     kept = retention(log, RetentionPolicy(age_seconds=0, hold_free_bytes=bound))
-    free[0] += sum(one.stored_bytes for one in before[:2])
+    free[0] += sum(segment.stored_bytes for segment in before[:2])
     # In the pass that breaks it the hold counts still, so that what others need is looked for first.
     assert kept.run(log).departures == []
     assert broken_by(kept) == {"far": "the disk has less than hold_free_bytes free"}
-    assert [one.segment for one in kept.run(log).departures] == before[2:4]
+    assert [departure.segment for departure in kept.run(log).departures] == before[2:4]
     # The disk has room again, and what the hold was to keep is gone.
     free[0] = bound
     assert not kept.run(log).departures
@@ -353,8 +357,8 @@ def test_hold_is_broken_before_the_disk_is_full(log: Log, monkeypatch: pytest.Mo
 def test_hold_at_the_start_of_the_first_file_of_a_log_is_whole(log: Log) -> None:
     first = log.segments[0]
     assert first.base > 4
-    place = Position(first.epoch, log.segment_head(first).file, 4)
-    Holds(log.disk, log.layout).put(Hold("reader", place), prove=log.locate_position)
+    position = Position(first.epoch, log.segment_head(first).file, 4)
+    Holds(log.disk, log.layout).put(Hold("reader", position), prove=log.locate_position)
     kept = retention(log, RetentionPolicy(age_seconds=0))
     assert not kept.run(log).departures
     assert kept.broken == ()
@@ -369,9 +373,12 @@ def test_free_disk_limit_does_not_break_a_hold_on_tiered_segments(
     policy = RetentionPolicy(age_seconds=0, hold_free_bytes=1)
     # The first segment of this host is the one that makes room; without one no hold makes any.
     for first_here, broken in ((1, set()), (6, {"far"}), (8, {"far", "near"}), (len(before), set())):
-        segments = [replace(one, state=TIERED) if at < first_here else one for at, one in enumerate(before)]
+        segments = [
+            replace(segment, state=TIERED) if at < first_here else segment
+            for at, segment in enumerate(before)
+        ]
         plan = retention(log, policy).plan(segments)
-        assert {one.hold.name for one in plan.broken} == broken
+        assert {segment.hold.name for segment in plan.broken} == broken
 
 
 def test_broken_hold_is_reported_once_and_when_it_holds_again(log: Log) -> None:
@@ -383,8 +390,11 @@ def test_broken_hold_is_reported_once_and_when_it_holds_again(log: Log) -> None:
         put_holds(log, far=len(log.segments) - 1)
         kept.policy = RetentionPolicy(age_seconds=None)
         kept.run(log)
-    told = [(line["event"], line["hold"]) for line in lines if "hold" in line]
-    assert told == [("a hold is broken and holds nothing", "far"), ("a hold is no longer broken", "far")]
+    hold_events = [(line["event"], line["hold"]) for line in lines if "hold" in line]
+    assert hold_events == [
+        ("a hold is broken and holds nothing", "far"),
+        ("a hold is no longer broken", "far"),
+    ]
 
 
 def test_hold_of_0_1_0_is_read(log: Log) -> None:
@@ -410,20 +420,20 @@ def test_damaged_hold_is_named_in_each_pass_and_holds_nothing(log: Log, clock: C
     before = list(log.segments)
     kept = retention(log, RetentionPolicy(age_seconds=None, bytes_max=0), clock)
     for name, at, expires_us in (("spoilt", 1, None), ("sound", 4, None), ("over", 2, clock.now_us)):
-        place = Position(before[at].epoch, log.segment_head(before[at]).file, before[at].base)
-        kept.holds.put(Hold(name, place, expires_us))
+        position = Position(before[at].epoch, log.segment_head(before[at]).file, before[at].base)
+        kept.holds.put(Hold(name, position, expires_us))
     path = log.folder / "holds" / "spoilt.json"
     content = json.loads(log.disk.read(path))
     content["position"] = "mysql-bin.000999:4"
     disk_of(log).put(path, json.dumps(content).encode())
     disk_of(log).put(log.folder / "holds" / "no name.json", b"{}")
     for departed in (4, 0):
-        with capture_logs() as told:
+        with capture_logs() as log_lines:
             plan = kept.run(log)
         assert len(plan.departures) == departed
         assert plan.held_by is not None
         assert plan.held_by.name == "sound"
-        errors = {line["hold"]: line["reason"] for line in told if line["log_level"] == "error"}
+        errors = {line["hold"]: line["reason"] for line in log_lines if line["log_level"] == "error"}
         assert errors.keys() == {"spoilt", "no name"}
         assert f"rm {path}" in errors["spoilt"]
     # It stays, for somebody to look at, and who lets go by hand is told.
@@ -440,7 +450,7 @@ def test_many_threads_set_one_hold(tmp_path: Path) -> None:
         for offset in range(4, 24):
             holds = Holds(LocalDisk(), layout)
             holds.put(Hold("job", Position(0, "mysql-bin.000001", offset)))
-            assert [one.name for one in holds.all()] == ["job"]
+            assert [hold.name for hold in holds.all()] == ["job"]
 
     with ThreadPoolExecutor(6) as threads:
         list(threads.map(set_often, range(6)))
@@ -477,7 +487,7 @@ class Interrupted(SimulatedDisk):
 
 def interrupted(clock: Clock) -> tuple[Log, Interrupted]:
     disk = Interrupted()
-    for path, content in made()[0].files().items():
+    for path, content in recorded_disk()[0].files().items():
         disk.make_folder(path.parent)
         disk.put(path, content)
     return open_log(disk, clock), disk
@@ -538,9 +548,9 @@ def swept(work: Callable[[SimulatedDisk, Log], None], disk: SimulatedDisk) -> in
     """Lose power at every step of some work on a log; return how many steps it has."""
     whole = disk.copy()
     log = open_log(whole)
-    begun = len(whole.steps)
+    first_step = len(whole.steps)
     work(whole, log)
-    steps = len(whole.steps) - begun
+    steps = len(whole.steps) - first_step
     for stop in range(steps):
         stopped = disk.copy()
         log = open_log(stopped)
@@ -548,10 +558,10 @@ def swept(work: Callable[[SimulatedDisk, Log], None], disk: SimulatedDisk) -> in
         with pytest.raises(PowerLost):
             work(stopped, log)
         for loss in Loss:
-            found = stopped.after_power_failure(loss, seed=stop)
-            with open_log(found) as after:
+            recovered = stopped.after_power_failure(loss, seed=stop)
+            with open_log(recovered) as after:
                 check_log(after, whole=True)
-                work(found, after)
+                work(recovered, after)
                 check_log(after, whole=True)
     return steps
 
@@ -561,11 +571,11 @@ def test_power_loss_at_any_step_of_a_pass_loses_no_kept_segment() -> None:
     with open_log(disk) as log:
         Captured(log).run()
     assert swept(everything, disk) > 20
-    found = disk.copy()
-    with open_log(found) as log:
-        everything(found, log)
-        assert sum(one.stored_bytes for one in list(log.segments)[:-1]) <= 3000
-    assert not [path for path in found.files() if path.is_relative_to(FOLDER / "expired")]
+    disk_copy = disk.copy()
+    with open_log(disk_copy) as log:
+        everything(disk_copy, log)
+        assert sum(segment.stored_bytes for segment in list(log.segments)[:-1]) <= 3000
+    assert not [path for path in disk_copy.files() if path.is_relative_to(FOLDER / "expired")]
 
 
 def test_folder_without_an_index_is_not_trimmed(tmp_path: Path) -> None:

@@ -75,7 +75,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 
 @cache
-def made() -> SimulatedDisk:
+def recorded_disk() -> SimulatedDisk:
     """A disk with a log of a dozen segments."""
     disk = SimulatedDisk()
     with open_log(disk) as log:
@@ -85,7 +85,7 @@ def made() -> SimulatedDisk:
 
 def captured() -> Log:
     """That log, open, on a disk of its own."""
-    return open_log(made().copy())
+    return open_log(recorded_disk().copy())
 
 
 def content_of(log: Log) -> dict[Path, bytes]:
@@ -121,16 +121,16 @@ def data_files(log: Log) -> list[str]:
 def test_log_mostly_in_a_store_reads_the_same(url: str, cold: bool) -> None:
     log = captured()
     segments = len(log.segments)
-    bytes_before = sum(one.stored_bytes for one in log.segments)
+    bytes_before = sum(segment.stored_bytes for segment in log.segments)
     move_all(log, Tier(url, log.disk, log.layout), cold=cold)
-    assert [one.state for one in log.segments][:-1] == [TIERED] * (segments - 1)
+    assert [segment.state for segment in log.segments][:-1] == [TIERED] * (segments - 1)
     assert len(data_files(log)) == 1
     if not cold:
-        assert sum(one.stored_bytes for one in log.segments) == bytes_before
+        assert sum(segment.stored_bytes for segment in log.segments) == bytes_before
     check_log(log, whole=True)
     again = reopened(log)
     again.tier = Tier(url, again.disk, again.layout)
-    assert [one.state for one in again.segments][:-1] == [TIERED] * (segments - 1)
+    assert [segment.state for segment in again.segments][:-1] == [TIERED] * (segments - 1)
     check_log(again, whole=True)
 
 
@@ -157,30 +157,32 @@ def test_object_is_a_file_for_standard_tools(tmp_path: Path) -> None:
 def test_positions_are_located_without_the_data() -> None:
     log = captured()
     asked = list(log.segments)
-    sets = [log.segment_head(one).gtid_set for one in asked]
-    times = [log.locate_time(one.time_first_us).position for one in asked]
-    places = [log.locate_gtid_set(one).position for one in sets[1:]]
+    sets = [log.segment_head(segment).gtid_set for segment in asked]
+    times = [log.locate_time(segment.time_first_us).position for segment in asked]
+    places = [log.locate_gtid_set(gtid_set).position for gtid_set in sets[1:]]
     move_all(log, Tier("counted://bucket", log.disk, log.layout))
     log = reopened(log)
     log.tier = Tier("counted://bucket", log.disk, log.layout)
     Counted.requests.clear()
-    assert [log.locate_time(one.time_first_us).position for one in asked] == times
-    assert [log.locate_gtid_set(one).position for one in sets[1:]] == places
+    assert [log.locate_time(segment.time_first_us).position for segment in asked] == times
+    assert [log.locate_gtid_set(gtid_set).position for gtid_set in sets[1:]] == places
     assert not Counted.requests
 
 
 def test_range_is_read_by_its_own_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.logstore.tier._REQUEST_BYTES", 512)
     log = captured()
-    largest = max((one for one in log.segments if one.source_end), key=lambda one: one.stored_bytes)
+    largest = max(
+        (segment for segment in log.segments if segment.source_end), key=lambda segment: segment.stored_bytes
+    )
     move_all(log, Tier("counted://bucket", log.disk, log.layout), cold=False)
     record = log.segments.get(largest.version)
     assert record is not None
     assert record.stored_bytes > 2048
     with log.open_segment(record) as reader:
         Counted.requests.clear()
-        place = record.source_end - 300
-        assert len(reader.read_bytes(place, place + 20)) == 20
+        position = record.source_end - 300
+        assert len(reader.read_bytes(position, position + 20)) == 20
     asked = [(start, end) for _, start, end in Counted.requests]
     assert all(start is not None and end is not None and end - start <= 512 for start, end in asked)
     assert 1 <= len(asked) <= 2
@@ -191,8 +193,8 @@ def test_neighboring_reads_share_a_request() -> None:
     move_all(log, Tier("counted://bucket", log.disk, log.layout))
     record = log.segments[0]
     with log.open_segment(record) as reader:
-        for place in range(record.base, record.source_end - 10, 10):
-            reader.read_bytes(place, place + 10)
+        for position in range(record.base, record.source_end - 10, 10):
+            reader.read_bytes(position, position + 10)
         Counted.requests.clear()
         reader.read_bytes(record.base, record.source_end)
     assert not Counted.requests
@@ -208,7 +210,7 @@ def test_logs_that_share_a_tier_keep_their_own_objects(url: str) -> None:
     for log in (first, second):
         check_log(log, whole=True)
     assert first.tier is not None
-    for segment in each(one for one in first.segments if one.state == TIERED):
+    for segment in each(segment for segment in first.segments if segment.state == TIERED):
         first.tier.remove(TieredNote.load(first.disk, first.tier.note_path(segment)))
     check_log(second, whole=True)
 
@@ -221,7 +223,7 @@ def named_by_hour(log: Log, tier: Tier, index: int = 0) -> tuple[SegmentRecord, 
     tier._files.makedirs(tier._path(old.name).rpartition("/")[0], exist_ok=True)
     tier._files.mv(tier._path(note.name), tier._path(old.name))
     assert isinstance(log.disk, SimulatedDisk)
-    log.disk.put(tier.note_path(record), old.encode())
+    log.disk.write_atomic(tier.note_path(record), old.encode())
     log._heads.clear()
     return record, old
 
@@ -274,7 +276,7 @@ def test_object_of_another_position_is_refused_despite_its_crc() -> None:
     move_all(log, tier, cold=False)
     record, note = named_by_hour(log, tier)
     elsewhere = replace(note, record=replace(note.record, base=note.record.base + 1))
-    log.disk.put(tier.note_path(record), elsewhere.encode())
+    log.disk.write_atomic(tier.note_path(record), elsewhere.encode())
     with pytest.raises(LogDamaged, match="not what this log moved there"):
         tier.reader(record)
     tier.remove(elsewhere)
@@ -294,7 +296,9 @@ def test_copied_folder_reads_the_objects_of_the_original_and_never_removes_them(
         tier.move(log, first)
     copied = tmp_path / "copy"
     shutil.copytree(original, copied)
-    tiers = {place.name: Tier(url, LocalDisk(), Layout(place), writes=True) for place in (original, copied)}
+    tiers = {
+        folder.name: Tier(url, LocalDisk(), Layout(folder), writes=True) for folder in (original, copied)
+    }
     order = sorted(tiers, key=lambda name: name != first_to_write)
     notes = {}
     for name in order:
@@ -408,7 +412,7 @@ def test_damaged_note_is_named() -> None:
     move_all(log, tier)
     path = tier.note_path(log.segments[0])
     assert isinstance(log.disk, SimulatedDisk)
-    log.disk.put(path, log.disk.read(path).replace(b"binlog", b"binlag"))
+    log.disk.write_atomic(path, log.disk.read(path).replace(b"binlog", b"binlag"))
     with pytest.raises(LogDamaged):
         tier.head(log.segments[0])
 
@@ -461,10 +465,10 @@ def test_missing_fsspec_error_names_the_install_command() -> None:
 def test_lost_segment_index_is_rebuilt_with_tiered_segments() -> None:
     log = captured()
     move_all(log, Tier("memory://bucket", log.disk, log.layout))
-    before = [one for one in log.segments if one.state == TIERED]
+    before = [segment for segment in log.segments if segment.state == TIERED]
     again = reopened(log, lost=log.layout.segments_index)
     again.tier = Tier("memory://bucket", again.disk, again.layout)
-    assert [one for one in again.segments if one.state == TIERED] == before
+    assert [segment for segment in again.segments if segment.state == TIERED] == before
     check_log(again, whole=True)
 
 
@@ -490,15 +494,15 @@ def test_unavailable_store_does_not_prevent_freeing_the_disk() -> None:
         tier.move(log, segment)
     kept = Retention(log.disk, log.layout, RetentionPolicy(age_seconds=None, bytes_max=0), tier=tier)
     newest = log.segments[len(log.segments) - 1]
-    place = Position(log.segments[4].epoch, log.segment_head(log.segments[4]).file, log.segments[4].base)
-    kept.holds.put(Hold("job", place))
+    position = Position(log.segments[4].epoch, log.segment_head(log.segments[4]).file, log.segments[4].base)
+    kept.holds.put(Hold("job", position))
     kept.run(log)
     kept.holds.remove("job")
     Counted.away = True
     for _ in range(2):
         with pytest.raises(ConnectionLost):
             kept.run(log)
-        assert [one.version for one in log.segments] == [newest.version]
+        assert [segment.version for segment in log.segments] == [newest.version]
     # What lay here has left, what lies in the store waits for it.
     assert [name[-5:] for name in log.disk.list(log.folder / "expired")] == ["iered"] * 2
     log.disk.remove(log.folder / "expired" / log.disk.list(log.folder / "expired")[0])
@@ -517,7 +521,7 @@ def test_unreadable_note_does_not_block_the_others() -> None:
     expired = log.folder / "expired"
     notes = [name for name in log.disk.list(expired) if name.endswith(".tiered")]
     assert isinstance(log.disk, SimulatedDisk)
-    log.disk.put(expired / notes[0], b"{}")
+    log.disk.write_atomic(expired / notes[0], b"{}")
     with pytest.raises(LogDamaged):
         kept.run(log)
     assert log.disk.list(expired) == notes[:1]
@@ -525,7 +529,7 @@ def test_unreadable_note_does_not_block_the_others() -> None:
 
 
 def test_power_loss_at_any_step_of_a_move_loses_nothing() -> None:
-    disk = made()
+    disk = recorded_disk()
 
     def move(on: SimulatedDisk, log: Log) -> None:
         log.tier = Tier("memory://bucket", on, log.layout)
@@ -537,9 +541,9 @@ def test_power_loss_at_any_step_of_a_move_loses_nothing() -> None:
 
     whole = disk.copy()
     log = open_log(whole)
-    begun = len(whole.steps)
+    first_step = len(whole.steps)
     move(whole, log)
-    steps = len(whole.steps) - begun
+    steps = len(whole.steps) - first_step
     assert steps > 12
     for stop in range(steps):
         MemoryFileSystem.store.clear()
@@ -549,10 +553,10 @@ def test_power_loss_at_any_step_of_a_move_loses_nothing() -> None:
         with pytest.raises(PowerLost):
             move(stopped, log)
         for loss in Loss:
-            found = stopped.after_power_failure(loss, seed=stop)
-            with open_log(found) as after:
-                after.tier = Tier("memory://bucket", found, after.layout)
+            recovered = stopped.after_power_failure(loss, seed=stop)
+            with open_log(recovered) as after:
+                after.tier = Tier("memory://bucket", recovered, after.layout)
                 check_log(after, whole=True)
-                move(found, after)
+                move(recovered, after)
                 assert after.segments[0].state == TIERED
                 check_log(after, whole=True)

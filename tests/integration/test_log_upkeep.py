@@ -39,7 +39,7 @@ def test_segment_that_cannot_be_compressed_is_skipped_by_later_passes() -> None:
         upkeep.run(log)
     for _ in range(3):
         upkeep.run(log)
-    assert [one.state for one in log.segments][:6] == [COLD, CLOSED, COLD, COLD, COLD, CLOSED]
+    assert [segment.state for segment in log.segments][:6] == [COLD, CLOSED, COLD, COLD, COLD, CLOSED]
 
 
 def test_failure_in_a_pass_blocks_no_other_work(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ from tests.support.logstore.source import BLOCK_BYTES, Captured, check_log, open
 
 
 @cache
-def made() -> SimulatedDisk:
+def recorded_disk() -> SimulatedDisk:
     """A disk with a log of a dozen segments, closed."""
     disk = SimulatedDisk()
     with open_log(disk) as log:
@@ -33,7 +33,7 @@ def made() -> SimulatedDisk:
 
 @pytest.fixture
 def disk() -> SimulatedDisk:
-    return made().copy()
+    return recorded_disk().copy()
 
 
 def findings(disk: SimulatedDisk, **options: object) -> list[Finding]:
@@ -53,13 +53,13 @@ def change(disk: SimulatedDisk, path: Path, change: Callable[[bytearray], None])
 
 
 def test_sound_log_has_no_findings(disk: SimulatedDisk) -> None:
-    told: list[tuple[int, int]] = []
+    reports: list[tuple[int, int]] = []
     before = disk.files()
-    assert findings(disk, progress=lambda done, of: told.append((done, of))) == []
-    assert told == sorted(told)
+    assert findings(disk, progress=lambda done, of: reports.append((done, of))) == []
+    assert reports == sorted(reports)
     total = sum(len(disk.read(path)) for path in files(disk, SEGMENT_SUFFIX))
-    assert {of for _, of in told} == {total}
-    assert told[-1][0] > 0.8 * total
+    assert {of for _, of in reports} == {total}
+    assert reports[-1][0] > 0.8 * total
     assert disk.files() == before
 
 
@@ -67,9 +67,9 @@ def test_sound_log_with_compressed_trimmed_and_tiered_segments_has_no_findings(d
     MemoryFileSystem.store.clear()
     with open_log(disk) as log:
         tier = log.tier = Tier("memory://bucket", disk, log.layout)
-        bound = sum(one.stored_bytes for one in list(log.segments)[2:])
+        bound = sum(segment.stored_bytes for segment in list(log.segments)[2:])
         Retention(disk, log.layout, RetentionPolicy(age_seconds=None, bytes_max=bound)).run(log)
-        for segment in [one for one in log.segments if one.state == CLOSED][:5]:
+        for segment in [segment for segment in log.segments if segment.state == CLOSED][:5]:
             make_cold(disk, log.layout, log, segment)
         for segment in list(log.segments)[:3]:
             tier.move(log, segment)
@@ -79,15 +79,15 @@ def test_sound_log_with_compressed_trimmed_and_tiered_segments_has_no_findings(d
 
 def test_log_being_written_has_no_findings(disk: SimulatedDisk) -> None:
     empty = SimulatedDisk()
-    found: list[Finding] = []
+    problems: list[Finding] = []
     with open_log(empty) as log:
 
         def scan(_captured: Captured, count: int) -> None:
             if count % 4 == 0:
-                found.extend(one for one in findings_of(empty, log) if not one.harmless)
+                problems.extend(finding for finding in findings_of(empty, log) if not finding.harmless)
 
         Captured(log, each=scan).run()
-    assert found == []
+    assert problems == []
 
 
 def findings_of(disk: SimulatedDisk, log: Log) -> list[Finding]:
@@ -105,7 +105,9 @@ def test_bit_flipped_anywhere_in_the_data_is_reported_with_its_segment(
         content[numbers.randrange(4, len(content))] ^= 1 << numbers.randrange(8)
 
     change(disk, path, flip)
-    with_name = [one for one in list(verify_folder(disk)) if one.name == path.name and not one.harmless]
+    with_name = [
+        finding for finding in list(verify_folder(disk)) if finding.name == path.name and not finding.harmless
+    ]
     assert with_name
     assert with_name[0].kind in (FindingKind.DATA, FindingKind.ORDER)
     assert ":" in with_name[0].position
@@ -113,7 +115,7 @@ def test_bit_flipped_anywhere_in_the_data_is_reported_with_its_segment(
 
 def verify_folder(disk: SimulatedDisk, **options: object) -> list[Finding]:
     """Scan as it is, without opening the log, which may be past opening."""
-    with open_log(made().copy()) as log:
+    with open_log(recorded_disk().copy()) as log:
         layout = log.layout
     return list(verify(disk, layout, block_bytes=BLOCK_BYTES, **options))  # type: ignore[arg-type]
 
@@ -124,16 +126,16 @@ def test_flipped_event_is_named_by_its_source_position(disk: SimulatedDisk) -> N
         with log.open_blocks(record) as (reader, blocks):
             start = blocks.record(1).source_start
             name = reader.head.file
-    path = next(one for one in files(disk, SEGMENT_SUFFIX) if f"{record.version:019d}" in one.name)
-    place = record.head_bytes + start - record.base
+    path = next(file for file in files(disk, SEGMENT_SUFFIX) if f"{record.version:019d}" in file.name)
+    position = record.head_bytes + start - record.base
 
     def flip(content: bytearray) -> None:
-        content[place + 25] ^= 1
+        content[position + 25] ^= 1
 
     change(disk, path, flip)
-    (found, *_) = verify_folder(disk)
-    assert (found.kind, found.position) == (FindingKind.DATA, f"{name}:{start}")
-    assert "CRC32" in found.message
+    (finding, *_) = verify_folder(disk)
+    assert (finding.kind, finding.position) == (FindingKind.DATA, f"{name}:{start}")
+    assert "CRC32" in finding.message
 
 
 def test_bit_flipped_in_a_block_index_is_reported_and_healed(disk: SimulatedDisk) -> None:
@@ -145,8 +147,8 @@ def test_bit_flipped_in_a_block_index_is_reported_and_healed(disk: SimulatedDisk
             content[numbers.randrange(len(content))] ^= 1 << numbers.randrange(8)
 
         change(disk, path, flip)
-        (found,) = verify_folder(disk)
-        assert (found.kind, found.name, found.healed) == (FindingKind.BLOCKS, path.name, False)
+        (findings,) = verify_folder(disk)
+        assert (findings.kind, findings.name, findings.healed) == (FindingKind.BLOCKS, path.name, False)
         (healed,) = verify_folder(disk, heal=True)
         assert healed.healed
         assert verify_folder(disk) == []
@@ -165,8 +167,8 @@ def test_well_formed_but_wrong_index_is_reported(disk: SimulatedDisk) -> None:
         content[RECORD_BYTES : 2 * RECORD_BYTES] = seal(bytes(record[:124]))
 
     change(disk, path, lie)
-    found = [one for one in verify_folder(disk) if one.kind is FindingKind.BLOCKS]
-    assert [one.name for one in found] == [path.name]
+    findings = [finding for finding in verify_folder(disk) if finding.kind is FindingKind.BLOCKS]
+    assert [finding.name for finding in findings] == [path.name]
     verify_folder(disk, heal=True)
     assert verify_folder(disk) == []
 
@@ -184,9 +186,9 @@ def test_inconsistent_segment_index_is_reported_and_healed(disk: SimulatedDisk, 
         stale = SegmentIndex.load(disk, path)
         assert stale is not None
         stale.drop(stale[3].version).write(disk, path)
-    found = verify_folder(disk)
-    assert {one.kind for one in found} == {FindingKind.SEGMENTS}
-    assert all(one.healed for one in verify_folder(disk, heal=True))
+    findings = verify_folder(disk)
+    assert {finding.kind for finding in findings} == {FindingKind.SEGMENTS}
+    assert all(finding.healed for finding in verify_folder(disk, heal=True))
     assert disk.read(path) == whole
     assert verify_folder(disk) == []
 
@@ -195,8 +197,8 @@ def test_missing_segment_is_reported_by_its_neighbor_and_by_the_index(disk: Simu
     gone = files(disk, SEGMENT_SUFFIX)[4]
     following = files(disk, SEGMENT_SUFFIX)[5]
     disk.remove(gone)
-    found = verify_folder(disk)
-    assert {(one.kind, one.name) for one in found if not one.harmless} == {
+    findings = verify_folder(disk)
+    assert {(finding.kind, finding.name) for finding in findings if not finding.harmless} == {
         (FindingKind.ORDER, following.name),
         (FindingKind.SEGMENTS, gone.name),
     }
@@ -209,14 +211,14 @@ def test_truncated_segment_is_reported(disk: SimulatedDisk) -> None:
         del content[-10:]
 
     change(disk, path, shorten)
-    found = verify_folder(disk)
-    assert (found[0].kind, found[0].name) == (FindingKind.DATA, path.name)
+    findings = verify_folder(disk)
+    assert (findings[0].kind, findings[0].name) == (FindingKind.DATA, path.name)
 
 
 def test_missing_or_damaged_epochs_are_reported(disk: SimulatedDisk) -> None:
     path = next(path for path in disk.files() if path.name == "epochs.json")
     change(disk, path, lambda content: content.__setitem__(slice(40, 41), b"~"))
-    assert {one.kind for one in verify_folder(disk)} == {FindingKind.EPOCHS}
+    assert {finding.kind for finding in verify_folder(disk)} == {FindingKind.EPOCHS}
 
 
 def test_changed_object_in_the_store_is_reported_if_the_store_is_checked(disk: SimulatedDisk) -> None:
@@ -229,9 +231,9 @@ def test_changed_object_in_the_store_is_reported_if_the_store_is_checked(disk: S
     content[-20] ^= 1
     tier._files.pipe_file(path, bytes(content))
     assert verify_folder(disk) == []
-    found = verify_folder(disk, tier=tier)
-    assert [one.kind for one in found] == [FindingKind.TIER]
-    assert f"{moved.version:019d}" in found[0].position
+    findings = verify_folder(disk, tier=tier)
+    assert [finding.kind for finding in findings] == [FindingKind.TIER]
+    assert f"{moved.version:019d}" in findings[0].position
 
 
 def test_open_log_is_not_healed(disk: SimulatedDisk) -> None:
@@ -242,8 +244,11 @@ def test_open_log_is_not_healed(disk: SimulatedDisk) -> None:
 
 
 def test_healed_log_opens_and_is_whole(disk: SimulatedDisk) -> None:
-    for path in [*files(disk, INDEX_SUFFIX), *[one for one in disk.files() if one.name == "segments.index"]]:
+    for path in [
+        *files(disk, INDEX_SUFFIX),
+        *[file for file in disk.files() if file.name == "segments.index"],
+    ]:
         disk.remove(path)
-    assert all(one.healed for one in verify_folder(disk, heal=True))
+    assert all(finding.healed for finding in verify_folder(disk, heal=True))
     with open_log(disk) as log:
         check_log(log, whole=True)

@@ -45,7 +45,7 @@ def test_lost_transactions_are_named_and_accepted_by_a_command(
         promoted.sql(f"RESET BINARY LOGS AND GTIDS; SET GLOBAL gtid_purged = '{shared}'")
         promoted.sql("INSERT INTO d.t VALUES (3)")
         primary.stop()
-        status = wait_for(capture, lambda one: one.state is State.BEHIND)
+        status = wait_for(capture, lambda status: status.state is State.BEHIND)
         lost = f"{shared.partition(':')[0]}:{int(shared.rpartition('-')[2]) + 1}"
         assert status.missing_gtids == lost
         assert status.epoch == 0
@@ -61,6 +61,6 @@ def test_lost_transactions_are_named_and_accepted_by_a_command(
     assert "penstock verify" in penstock(*command, "--yes").out
     with capturing(settings) as capture:
         promoted.sql("INSERT INTO d.t VALUES (4)")
-        status = wait_for(capture, lambda one: one.position == f"1/{head_of(promoted)}")
+        status = wait_for(capture, lambda status: status.position == f"1/{head_of(promoted)}")
         assert status.missing_gtids is None
     assert_equal_to_server(tmp_path / "shop", promoted)

@@ -238,7 +238,7 @@ def test_member_that_lost_its_session_stops_and_rejoins(crowd: Crowd) -> None:
     assert isinstance(store, MemoryStore)
     assert isinstance(session, MemorySession)
     tokens = {held.shard: held.token for held in one.gained}
-    store.count_lost(session)
+    store.lose(session)
     wait_until(lambda: len(one.gained) == 2 * SHARDS)
     assert one.lost.count((0, LOST)) == 1
     assert len(one.lost) == SHARDS

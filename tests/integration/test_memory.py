@@ -73,15 +73,15 @@ def test_one_large_transaction_is_decoded_in_bounded_memory(
         assert path.stat().st_size > TRANSACTION_BYTES // 5
     else:
         assert path.stat().st_size > TRANSACTION_BYTES
-    found = read_apart(path)
-    assert found["rows"] == rows
-    assert found["bytes"] > rows * ROW_BYTES
-    assert found["growth"] < MEMORY_BYTES_MAX, found
+    usage = read_apart(path)
+    assert usage["rows"] == rows
+    assert usage["bytes"] > rows * ROW_BYTES
+    assert usage["growth"] < MEMORY_BYTES_MAX, usage
 
 
 def read_apart(path: Path) -> dict[str, int]:
     """Read a log in another process and return what it counted."""
     command = [sys.executable, "-c", READER, str(path), "d.t"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1200, check=True)
-    found: dict[str, int] = json.loads(done.stdout)
-    return found
+    usage: dict[str, int] = json.loads(done.stdout)
+    return usage

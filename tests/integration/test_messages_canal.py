@@ -62,7 +62,7 @@ def entries(*arguments: Any, **options: Any) -> list[Entry]:
     return [Entry(message) for message in read(arguments[0], "canal", *arguments[1:], **options)]
 
 
-def told(columns: Any) -> dict[str, str | None]:
+def column_texts(columns: Any) -> dict[str, str | None]:
     return {column.name: None if column.isNull else column.value for column in columns}
 
 
@@ -71,8 +71,8 @@ def updated(columns: Any) -> set[str]:
 
 
 def check(differ: Iterator[str]) -> None:
-    found = list(differ)
-    assert not found, "\n".join([f"{len(found)} differ", *found[:DIFFERENCES_SHOWN_MAX]])
+    lines = list(differ)
+    assert not lines, "\n".join([f"{len(lines)} differ", *lines[:DIFFERENCES_SHOWN_MAX]])
 
 
 # --- Every type ------------------------------------------------------------------------------
@@ -109,7 +109,7 @@ def test_every_value_equals_canals_and_ptubes_form_of_the_clients_text(
     check(canal_differences(case.types, types, columns, texts))
 
     flat = [json.loads(message.value) for message in rows_of(read(file, "canal_flat", table, schemas))]
-    assert [row for message in flat for row in message["data"]] == [told(row) for row in columns]
+    assert [row for message in flat for row in message["data"]] == [column_texts(row) for row in columns]
     for message, entry in zip(flat, rows, strict=True):
         last = entry.store.rowDatas[-1].afterColumns
         assert message["sqlType"] == {column.name: column.sqlType for column in last}
@@ -132,9 +132,9 @@ def canal_differences(
         assert [column.mysqlType for column in row] == list(shown)
         for column, type_text, text in zip(row[1:], types, wanted, strict=True):
             value = None if text is None else expected.canal(text, type_text)
-            found = (None if column.isNull else column.value, column.sqlType)
-            if found != (value, expected.canal_type(text, type_text)):
-                yield f"{type_text}: {found!r}, expected {value!r} of {text!r}"
+            actual = (None if column.isNull else column.value, column.sqlType)
+            if actual != (value, expected.canal_type(text, type_text)):
+                yield f"{type_text}: {actual!r}, expected {value!r} of {text!r}"
             if value in (None, ""):
                 assert not column.HasField("value")
 
@@ -163,16 +163,16 @@ def ptubes_differences(
             assert (column.name, column.index, column.updated) == (f"c{number}", number + 1, False)
             assert column.HasField("isNull")
             props = {pair.key: pair.value for pair in column.props}
-            found = (None if column.isNull else column.value, props)
+            actual = (None if column.isNull else column.value, props)
             if text is None:
                 correct: tuple[str | None, dict[str, str]] = (None, {})
             elif number in spatial:
                 correct = (plain_wkt(text), {})
-                found = (plain_wkt(column.value), props)
+                actual = (plain_wkt(column.value), props)
             else:
                 correct = expected.ptubes(text, type_text)
-            if found != correct or column.sqlType != expected.ptubes_type(type_text):
-                yield f"{type_text}: {found!r} ({column.sqlType}), expected {correct!r} of {text!r}"
+            if actual != correct or column.sqlType != expected.ptubes_type(type_text):
+                yield f"{type_text}: {actual!r} ({column.sqlType}), expected {correct!r} of {text!r}"
 
 
 def plain_wkt(text: str) -> str:
@@ -195,19 +195,22 @@ def test_transaction_starts_ends_and_names_its_events(server: Server, fresh_data
         "COMMIT",
         database=database,
     )
-    found = entries(file, f"{database}.t", schemas, executed="")
-    rows = [entry for entry in found if entry.message.kind in (INSERT, UPDATE, DELETE)]
+    messages = entries(file, f"{database}.t", schemas, executed="")
+    rows = [entry for entry in messages if entry.message.kind in (INSERT, UPDATE, DELETE)]
     logged = {
-        place: (kind, end)
-        for _, place, kind, _, end, *_ in server.sql(f"SHOW BINLOG EVENTS IN '{file.name}'")
+        start: (kind, end)
+        for _, start, kind, _, end, *_ in server.sql(f"SHOW BINLOG EVENTS IN '{file.name}'")
     }
 
-    assert [entry.entry.entryType for entry in (found[0], found[-1])] == [TRANSACTIONBEGIN, TRANSACTIONEND]
+    assert [entry.entry.entryType for entry in (messages[0], messages[-1])] == [
+        TRANSACTIONBEGIN,
+        TRANSACTIONEND,
+    ]
     assert [entry.event for entry in rows] == ["INSERT", "UPDATE", "DELETE"]
     assert [entry.props["rowsCount"] for entry in rows] == ["2", "1", "1"]
     assert [entry.message.rows for entry in rows] == [2, 1, 1]
     assert [entry.message.slot for entry in rows] == [-1, 962, 963]
-    for entry in found:
+    for entry in messages:
         header = entry.header
         kind, end = logged[header.logfileOffset]
         assert (header.version, header.serverenCode, header.sourceType) == (1, "UTF-8", 2)
@@ -229,22 +232,24 @@ def test_transaction_starts_ends_and_names_its_events(server: Server, fresh_data
             assert not header.HasField("schemaName")
             assert not header.HasField("tableName")
     # MariaDB's BEGIN is its GTID event, which names the thread from 11.5 on where it is asked to.
-    assert found[0].store.threadId > 0 or server.flavor != "mysql"
-    assert found[-1].store.transactionId.isdigit()
-    assert found[-1].message.end_offset == found[-1].header.logfileOffset + found[-1].header.eventLength
-    assert [entry.message.end_offset for entry in found[:-1]] == [None] * (len(found) - 1)
+    assert messages[0].store.threadId > 0 or server.flavor != "mysql"
+    assert messages[-1].store.transactionId.isdigit()
+    assert (
+        messages[-1].message.end_offset == messages[-1].header.logfileOffset + messages[-1].header.eventLength
+    )
+    assert [entry.message.end_offset for entry in messages[:-1]] == [None] * (len(messages) - 1)
 
     inserted, changed, deleted = (entry.store.rowDatas for entry in rows)
-    assert [told(row.afterColumns) for row in inserted] == [
+    assert [column_texts(row.afterColumns) for row in inserted] == [
         {"id": "1", "name": "a", "n": "2147483648"},
         {"id": "2", "name": None, "n": "5"},
     ]
     assert [[column.sqlType for column in row.afterColumns] for row in inserted] == [[4, 12, -5], [4, 12, 4]]
     assert not inserted[0].beforeColumns
-    assert told(changed[0].beforeColumns) == {"id": "1", "name": "a", "n": "2147483648"}
-    assert told(changed[0].afterColumns) == {"id": "1", "name": "b", "n": "2147483648"}
+    assert column_texts(changed[0].beforeColumns) == {"id": "1", "name": "a", "n": "2147483648"}
+    assert column_texts(changed[0].afterColumns) == {"id": "1", "name": "b", "n": "2147483648"}
     assert (updated(changed[0].beforeColumns), updated(changed[0].afterColumns)) == (set(), {"name"})
-    assert told(deleted[0].beforeColumns) == {"id": "2", "name": None, "n": "5"}
+    assert column_texts(deleted[0].beforeColumns) == {"id": "2", "name": None, "n": "5"}
     assert not deleted[0].afterColumns
     assert not updated(deleted[0].beforeColumns)
 

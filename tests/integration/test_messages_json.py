@@ -44,7 +44,7 @@ class Message(NamedTuple):
     end_offset: int | None
 
     @property
-    def told(self) -> dict[str, Any]:
+    def content(self) -> dict[str, Any]:
         assert self.value.endswith(b"}\n")
         assert self.value.count(b"\n") == 1
         told: dict[str, Any] = json.loads(self.value)
@@ -98,17 +98,17 @@ MATRIX = {**CASES, "documents": DOCUMENTS}
 PAIRS = [(flavor, name) for name, case in MATRIX.items() for flavor in case.flavors if flavor != "mariadb"]
 
 
-def is_same(found: Any, wanted: Any, type_text: str) -> bool:
+def is_same(actual: Any, wanted: Any, type_text: str) -> bool:
     name = expected.name_of(type_text)
-    if found is None or wanted is None:
-        return found is wanted
+    if actual is None or wanted is None:
+        return actual is wanted
     if name == "float":
-        return struct.pack("<f", found) == struct.pack("<f", wanted)
+        return struct.pack("<f", actual) == struct.pack("<f", wanted)
     if name == "double":
-        return struct.pack("<d", found) == struct.pack("<d", wanted)
+        return struct.pack("<d", actual) == struct.pack("<d", wanted)
     if name == "vector":
-        return struct.pack(f"<{len(found)}f", *found) == struct.pack(f"<{len(wanted)}f", *wanted)
-    return type(found) is type(wanted) and bool(found == wanted)
+        return struct.pack(f"<{len(actual)}f", *actual) == struct.pack(f"<{len(wanted)}f", *wanted)
+    return type(actual) is type(wanted) and bool(actual == wanted)
 
 
 def differences(
@@ -126,8 +126,8 @@ def differences(
 
 
 def check(differ: Iterator[str]) -> None:
-    found = list(differ)
-    assert not found, "\n".join([f"{len(found)} differ", *found[:DIFFERENCES_SHOWN_MAX]])
+    lines = list(differ)
+    assert not lines, "\n".join([f"{len(lines)} differ", *lines[:DIFFERENCES_SHOWN_MAX]])
 
 
 @pytest.mark.parametrize(("flavor", "name"), PAIRS)
@@ -139,8 +139,8 @@ def test_every_value_equals_its_dialects_form_of_the_clients_text(
     schemas = definition(server, table)
     texts = shown_by_client(server, table, case.types)
 
-    debezium = [message.told for message in rows_of(read(file, "debezium", table, schemas))]
-    check(differences(case, [told["after"] for told in debezium], texts, expected.debezium))
+    debezium = [message.content for message in rows_of(read(file, "debezium", table, schemas))]
+    check(differences(case, [message["after"] for message in debezium], texts, expected.debezium))
 
     spatial = [number for number, kind in enumerate(case.types) if kind in expected.GEOMETRIES]
     # MySQL shows latitudes first where it knows the reference system; the log holds them as they are kept.
@@ -153,17 +153,17 @@ def test_every_value_equals_its_dialects_form_of_the_clients_text(
         json.loads(message.value, parse_float=number_of(case))
         for message in rows_of(read(file, "maxwell", table, schemas))
     ]
-    for told in rows:
+    for whole_row in rows:
         for number in spatial:
-            if told["data"][f"c{number}"] is not None:
-                told["data"][f"c{number}"] = expected.plain_wkt(told["data"][f"c{number}"])
-    check(differences(case, [told["data"] for told in rows], texts, expected.maxwell))
+            if whole_row["data"][f"c{number}"] is not None:
+                whole_row["data"][f"c{number}"] = expected.plain_wkt(whole_row["data"][f"c{number}"])
+    check(differences(case, [row["data"] for row in rows], texts, expected.maxwell))
 
     with_schema = rows_of(read(file, "debezium_schema", table, schemas))
     if name not in OF_MARIADB:
         # With full metadata the log alone tells everything, the kind of a geometry too.
         assert rows_of(read(file, "debezium_schema", table)) == with_schema
-    wrapped = [message.told for message in with_schema]
+    wrapped = [message.content for message in with_schema]
     assert [message["payload"] for message in wrapped] == debezium
     check_schema(case, wrapped[0]["schema"])
     check_slots(case, server, table, file)
@@ -193,11 +193,11 @@ def check_slots(case: Case, server: Server, table: str, file: Path) -> None:
         if expected.name_of(type_text) in (*SLOTS_DIFFER, "vector"):
             continue
         key = [f"c{number}"]
-        found = [message.slot for message in rows_of(read(file, "debezium", table, schemas, key))]
+        actual_rows = [message.slot for message in rows_of(read(file, "debezium", table, schemas, key))]
         slots = [
             slot for batch in batches for slot in pyarrow.array(shard_slots(batch, key, table)).to_pylist()
         ]
-        assert found == slots, type_text
+        assert actual_rows == slots, type_text
 
 
 # --- The messages around the values ----------------------------------------------------------
@@ -223,12 +223,14 @@ def test_debezium_reports_each_change_with_its_position(changed: tuple[str, Path
     database, file = changed
     messages = read(file, "debezium", f"{database}.*")
     rows = rows_of(messages)
-    one, two = {"id": 1, "name": "a", "n": 1}, {"id": 2, "name": "b", "n": None}
+    first, two = {"id": 1, "name": "a", "n": 1}, {"id": 2, "name": "b", "n": None}
     moved = {**two, "id": 9}
-    assert [(told["op"], told["before"], told["after"]) for told in (message.told for message in rows)] == [
-        ("c", None, one),
+    assert [
+        (told["op"], told["before"], told["after"]) for told in (message.content for message in rows)
+    ] == [
+        ("c", None, first),
         ("c", None, two),
-        ("u", one, {**one, "name": "c"}),
+        ("u", first, {**first, "name": "c"}),
         # A row with another key is another row.
         ("d", two, None),
         ("c", None, moved),
@@ -237,25 +239,25 @@ def test_debezium_reports_each_change_with_its_position(changed: tuple[str, Path
     assert [message.rows for message in rows] == [1, 1, 1, 0, 1, 1]
     assert [message.slot for message in rows] == [962, 963, 962, 963, 970, 970]
     assert {message.table for message in rows} == {f"{database}.t"}
-    source = rows[1].told["source"]
+    source = rows[1].content["source"]
     assert (source["name"], source["db"], source["table"], source["row"]) == ("shop", database, "t", 1)
     assert (source["file"], source["snapshot"], source["connector"]) == (file.name, "false", "mysql")
     ((server_id,),) = server.sql("SELECT @@server_id")
     assert source["server_id"] == server_id
     assert source["ts_ms"] * 1_000_000 == source["ts_ns"] // 1_000_000 * 1_000_000
     assert file.stat().st_size > source["pos"] > 4
-    assert all(message.told["transaction"] is None for message in rows)
+    assert all(message.content["transaction"] is None for message in rows)
     ends = [message for message in messages if message.kind == END]
     assert [(message.value, message.slot) for message in ends] == [(b"", -1)] * 2
     assert all(message.end_offset for message in ends)
 
 
-def shape(told: Any) -> Any:
+def shape(fields: Any) -> Any:
     """The names in a message, in their order; those of a row are its table's."""
-    if not isinstance(told, dict):
+    if not isinstance(fields, dict):
         return None
     of_table = ("before", "after", "data", "old", "mysqlType", "sqlType")
-    return {name: name in of_table or shape(value) for name, value in told.items()}
+    return {name: name in of_table or shape(value) for name, value in fields.items()}
 
 
 @pytest.mark.parametrize("dialect", ["debezium", "maxwell", "canal_flat"])
@@ -264,64 +266,64 @@ def test_page_shows_the_messages_as_produced(changed: tuple[str, Path], dialect:
     blocks = [block for block in page.split("\n\n") if block.startswith('    {"')]
     database, file = changed
     (update, *_) = [message for message in read(file, dialect, f"{database}.t") if message.kind == UPDATE]
-    found = update.told
+    actual = update.content
     examples = [json.loads(block) for block in blocks]
-    first = next(iter(found))
+    first = next(iter(actual))
     # Our own dialect begins as Maxwell's does.
     alike = [example for example in examples if next(iter(example)) == first]
-    example = max(alike, key=lambda one: len(one.keys() & found.keys()))
+    example = max(alike, key=lambda candidate: len(candidate.keys() & actual.keys()))
     optional = {"gtid", "thread_id"} if dialect == "maxwell" else set()
     wanted = {
-        name: inside for name, inside in shape(example).items() if name in found or name not in optional
+        name: inside for name, inside in shape(example).items() if name in actual or name not in optional
     }
-    assert list(shape(found).items()) == list(wanted.items())
+    assert list(shape(actual).items()) == list(wanted.items())
 
 
 def test_debezium_reports_definitions(changed: tuple[str, Path]) -> None:
     database, file = changed
     (created,) = [message for message in read(file, "debezium", f"{database}.*") if message.kind == STATEMENT]
-    assert created.told["ddl"].startswith("CREATE TABLE t")
-    assert (created.told["databaseName"], created.slot) == (database, -1)
+    assert created.content["ddl"].startswith("CREATE TABLE t")
+    assert (created.content["databaseName"], created.slot) == (database, -1)
     assert created.end_offset is not None
     wrapped = [
         message for message in read(file, "debezium_schema", f"{database}.*") if message.kind == STATEMENT
     ]
-    assert [message.told["payload"] for message in wrapped] == [created.told]
+    assert [message.content["payload"] for message in wrapped] == [created.content]
 
 
 def test_maxwell_reports_each_change_with_its_transaction(changed: tuple[str, Path], server: Server) -> None:
     database, file = changed
-    rows = [message.told for message in rows_of(read(file, "maxwell", f"{database}.*"))]
-    one, two = {"id": 1, "name": "a", "n": 1}, {"id": 2, "name": "b", "n": None}
+    rows = [message.content for message in rows_of(read(file, "maxwell", f"{database}.*"))]
+    this_first, two = {"id": 1, "name": "a", "n": 1}, {"id": 2, "name": "b", "n": None}
     moved = {**two, "id": 9}
-    assert [(told["type"], told["data"], told.get("old")) for told in rows] == [
-        ("insert", one, None),
+    assert [(row["type"], row["data"], row.get("old")) for row in rows] == [
+        ("insert", this_first, None),
         ("insert", two, None),
-        ("update", {**one, "name": "c"}, {"name": "a"}),
+        ("update", {**this_first, "name": "c"}, {"name": "a"}),
         ("update", moved, {"id": 2}),
         ("delete", moved, None),
     ]
-    assert [told.get("commit") for told in rows] == [None, True, None, None, True]
-    assert [told.get("xoffset") for told in rows] == [0, None, 0, 1, None]
-    first, second = {told["xid"] for told in rows[:2]}, {told["xid"] for told in rows[2:]}
+    assert [row.get("commit") for row in rows] == [None, True, None, None, True]
+    assert [row.get("xoffset") for row in rows] == [0, None, 0, 1, None]
+    first, second = {row["xid"] for row in rows[:2]}, {row["xid"] for row in rows[2:]}
     assert len(first) == len(second) == 1
     assert first != second
-    assert {(told["database"], told["table"]) for told in rows} == {(database, "t")}
+    assert {(row["database"], row["table"]) for row in rows} == {(database, "t")}
     events = [
         row
         for batch in penstock.read_binlog(str(file), emit="events")
         for row in batch.to_arrow().to_pylist()
     ]
     places = {f"{row['file']}:{row['offset']}": row for row in events if row["table"] == "t" and row["rows"]}
-    assert {told["position"] for told in rows} == set(places)
-    assert all(told["ts"] == places[told["position"]]["timestamp"].timestamp() for told in rows)
-    assert all(told["gtid"] == places[told["position"]]["gtid"] for told in rows if "gtid" in told)
+    assert {row["position"] for row in rows} == set(places)
+    assert all(row["ts"] == places[row["position"]]["timestamp"].timestamp() for row in rows)
+    assert all(row["gtid"] == places[row["position"]]["gtid"] for row in rows if "gtid" in row)
 
 
 def test_maxwell_reports_table_definitions(changed: tuple[str, Path]) -> None:
     database, file = changed
     (created,) = [
-        message.told for message in read(file, "maxwell", f"{database}.*") if message.kind == STATEMENT
+        message.content for message in read(file, "maxwell", f"{database}.*") if message.kind == STATEMENT
     ]
     assert (created["type"], created["database"], created["table"]) == ("table-create", database, "t")
     assert created["sql"].startswith("CREATE TABLE t")
@@ -334,14 +336,16 @@ def test_transaction_larger_than_memory_leaves_maxwells_first_rows_without_a_num
     mysql_server.sql(f"CREATE TABLE {database}.t (id INT PRIMARY KEY, pad VARCHAR(200))")
     inserts = [f"INSERT INTO t VALUES ({number}, repeat('x', 200))" for number in range(10)]
     file = run_logged(mysql_server, "BEGIN", *inserts, "COMMIT", database=database)
-    rows = [message.told for message in rows_of(read(file, "maxwell", f"{database}.t", held_bytes_max=700))]
-    assert [told["data"]["id"] for told in rows] == list(range(10))
-    numbered = [told for told in rows if "xid" in told]
+    rows = [
+        message.content for message in rows_of(read(file, "maxwell", f"{database}.t", held_bytes_max=700))
+    ]
+    assert [row["data"]["id"] for row in rows] == list(range(10))
+    numbered = [row for row in rows if "xid" in row]
     # The last row stays until the end of the transaction is known, however little memory there is.
     assert 0 < len(numbered) < 10
     assert rows[-len(numbered) :] == numbered
-    assert [told.get("xoffset") for told in numbered] == [*range(10 - len(numbered), 9), None]
-    assert [told for told in rows if told.get("commit")] == [rows[-1]]
+    assert [message.get("xoffset") for message in numbered] == [*range(10 - len(numbered), 9), None]
+    assert [row for row in rows if row.get("commit")] == [rows[-1]]
 
 
 def test_partially_logged_rows_include_only_their_columns(
@@ -356,9 +360,9 @@ def test_partially_logged_rows_include_only_their_columns(
         "UPDATE t SET a = 5 WHERE id = 1",
         database=database,
     )
-    _, updated = [message.told for message in rows_of(read(file, "debezium", f"{database}.t"))]
+    _, updated = [message.content for message in rows_of(read(file, "debezium", f"{database}.t"))]
     assert (updated["before"], updated["after"]) == ({"id": 1}, {"a": 5})
-    _, updated = [message.told for message in rows_of(read(file, "maxwell", f"{database}.t"))]
+    _, updated = [message.content for message in rows_of(read(file, "maxwell", f"{database}.t"))]
     assert updated["data"] == {"a": 5, "id": 1}
     assert "old" not in updated
 
@@ -379,9 +383,9 @@ def test_invalid_text_and_dates_do_not_stop_the_stream(
     file = mysql_server.binlog_files()[-1]
     # Bytes that are taken for text, as when a column's character set was set wrong.
     schemas = {table: {"id": "int", "d": "date", "t": "datetime", "s": "timestamp(3)", "x": "varchar(9)"}}
-    (debezium,) = [message.told["after"] for message in rows_of(read(file, "debezium", table))]
+    (debezium,) = [message.content["after"] for message in rows_of(read(file, "debezium", table))]
     assert debezium == {"id": 1, "d": 0, "t": 0, "s": "1970-01-01T00:00:00Z", "x": "YeRiw6Q="}
-    (maxwell,) = [message.told["data"] for message in rows_of(read(file, "maxwell", table, schemas))]
+    (maxwell,) = [message.content["data"] for message in rows_of(read(file, "maxwell", table, schemas))]
     assert (maxwell["d"], maxwell["t"]) == (zero, f"{zero} 00:00:00")
     assert maxwell["s"] == f"{zero} 00:00:00.000"
 
@@ -405,9 +409,9 @@ def test_composite_keys_have_the_same_slots_everywhere(server: Server, fresh_dat
     key = list("ihgfedcba")
     rows = penstock.read_binlog(str(file), table, changes=["insert", "update_postimage", "delete"])
     slots = [slot for batch in rows for slot in pyarrow.array(shard_slots(batch, key, table)).to_pylist()]
-    found = [message.slot for message in rows_of(read(file, "maxwell", table, shard_columns=key))]
-    assert found == slots
-    assert len(set(found)) == 3
+    actual_rows = [message.slot for message in rows_of(read(file, "maxwell", table, shard_columns=key))]
+    assert actual_rows == slots
+    assert len(set(actual_rows)) == 3
 
 
 def test_invalid_key_of_arrow_rows_is_refused() -> None:

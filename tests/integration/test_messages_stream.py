@@ -18,9 +18,9 @@ from tests.integration.test_messages_canal import (
     STATEMENT,
     UPDATE,
     Entry,
+    column_texts,
     entries,
     event_of,
-    told,
     updated,
 )
 from tests.integration.test_messages_json import messages_of, read, rows_of
@@ -56,24 +56,30 @@ def test_definitions_are_named_by_the_objects_they_define(
 ) -> None:
     database = fresh_database(server)
     file = run_logged(server, *(text for text, _, _ in DEFINITIONS), database=database)
-    found = entries(file, f"{database}.*", None)
+    messages = entries(file, f"{database}.*", None)
     # A view is no table, so of the tables of one database only those definitions are told.
-    wanted = [one for one in DEFINITIONS if "VIEW" not in one[0]]
-    assert [(entry.event, entry.header.tableName) for entry in found] == [one[1:] for one in wanted]
+    wanted = [definition for definition in DEFINITIONS if "VIEW" not in definition[0]]
+    assert [(entry.event, entry.header.tableName) for entry in messages] == [
+        definition[1:] for definition in wanted
+    ]
     everything = [entry for entry in entries(file) if entry.header.schemaName == database]
-    assert [(entry.event, entry.header.tableName) for entry in everything] == [one[1:] for one in DEFINITIONS]
-    for entry in found:
+    assert [(entry.event, entry.header.tableName) for entry in everything] == [
+        definition[1:] for definition in DEFINITIONS
+    ]
+    for entry in messages:
         assert entry.header.schemaName == entry.store.ddlSchemaName == database
         assert entry.store.isDdl
         assert entry.message.kind == STATEMENT
         assert entry.message.slot == -1
         # It commits by itself, so it says where.
         assert entry.message.end_offset == entry.header.logfileOffset + entry.header.eventLength
-    assert [entry.store.sql for entry in found[:2]] == [text for text, _, _ in wanted[:2]]
+    assert [entry.store.sql for entry in messages[:2]] == [text for text, _, _ in wanted[:2]]
 
     flat = [json.loads(message.value) for message in read(file, "canal_flat", f"{database}.*")]
-    assert [(one["type"], one["table"]) for one in flat] == [one[1:] for one in wanted]
-    assert all(one["isDdl"] and one["data"] is None and one["old"] is None for one in flat)
+    assert [(message["type"], message["table"]) for message in flat] == [
+        definition[1:] for definition in wanted
+    ]
+    assert all(message["isDdl"] and message["data"] is None and message["old"] is None for message in flat)
     events = [event_of(message.value) for message in read(file, "ptubes", f"{database}.*")]
     # Ptubes tells it by the name that the statement begins with.
     before = {"RENAME TABLE a TO b": "a", "ALTER TABLE b RENAME TO c": "b"}
@@ -98,13 +104,16 @@ def test_each_table_of_a_statement_has_a_message(mysql_server: Server, fresh_dat
         dialect: [json.loads(message.value) for message in read(file, dialect, f"{database}.*")][2:]
         for dialect in ("maxwell", "debezium")
     }
-    assert [(one["type"], one["database"], one["table"]) for one in told_by["maxwell"]] == [
+    assert [(message["type"], message["database"], message["table"]) for message in told_by["maxwell"]] == [
         ("table-alter", database, "a"),
         ("table-alter", database, "b"),
         ("table-drop", database, "a"),
         ("table-drop", database, "c"),
     ]
-    assert [(one["databaseName"], one["source"]["table"], one["ddl"]) for one in told_by["debezium"]] == [
+    assert [
+        (message["databaseName"], message["source"]["table"], message["ddl"])
+        for message in told_by["debezium"]
+    ] == [
         (database, "c", f"RENAME TABLE `{database}`.`a` TO `{database}`.`c`"),
         (database, "a", f"RENAME TABLE `{database}`.`b` TO `{database}`.`a`"),
         (database, "a", f"DROP TABLE `{database}`.`a`"),
@@ -130,8 +139,8 @@ def test_only_selected_tables_are_reported(mysql_server: Server, fresh_database:
         "DROP USER somebody@localhost",
         database=database,
     )
-    found = entries(file, f"{database}.t", schemas)
-    assert [entry.message.kind for entry in found] == [4, INSERT, END]
+    messages = entries(file, f"{database}.t", schemas)
+    assert [entry.message.kind for entry in messages] == [4, INSERT, END]
 
 
 def test_unwanted_columns_are_absent(mysql_server: Server, fresh_database: FreshDatabase) -> None:
@@ -141,7 +150,7 @@ def test_unwanted_columns_are_absent(mysql_server: Server, fresh_database: Fresh
     answer = {"columns": [("id", "int", None, False), ("a", "int", None, True), ("b", "int", None, True)]}
     messages = decoded(file.read_bytes(), {**answer, "wanted": ["b"], "primary_key": ["id"]}, database)
     rows = [Entry(message) for message in rows_of(messages)]
-    assert told(rows[0].store.rowDatas[0].afterColumns) == {"b": "9"}
+    assert column_texts(rows[0].store.rowDatas[0].afterColumns) == {"b": "9"}
     assert [column.index for column in rows[0].store.rowDatas[0].afterColumns] == [2]
     assert updated(rows[1].store.rowDatas[0].afterColumns) == set()
     # The key still tells the slot.
@@ -160,20 +169,20 @@ def decoded(
         statements=False,
         **options,
     )
-    view, found = memoryview(data), list[Any]()
+    view, messages = memoryview(data), list[Any]()
     while decoder.state != "done":
         view = view[decoder.feed(view) :]
         if decoder.state == "table":
             matches = decoder.table_request().database == database
             decoder.answer_table(**answer) if matches else decoder.answer_table(None)
         elif decoder.state == "batch":
-            found += messages_of(pyarrow.record_batch(decoder.take_batch()))
+            messages += messages_of(pyarrow.record_batch(decoder.take_batch()))
         else:
             decoder.finish(len(view))
             while decoder.state == "batch":
-                found += messages_of(pyarrow.record_batch(decoder.take_batch()))
+                messages += messages_of(pyarrow.record_batch(decoder.take_batch()))
             break
-    return found
+    return messages
 
 
 def test_create_table_as_select_is_one_transaction(server: Server, fresh_database: FreshDatabase) -> None:
@@ -184,12 +193,12 @@ def test_create_table_as_select_is_one_transaction(server: Server, fresh_databas
         "DROP TABLE t",
         database=database,
     )
-    found = [entry for entry in entries(file, f"{database}.*") if entry.header.eventType != QUERY]
+    messages = [entry for entry in entries(file, f"{database}.*") if entry.header.eventType != QUERY]
     # MySQL logs it as one transaction, MariaDB the definition before the one of its rows.
     order = [BEGIN, STATEMENT, INSERT, END] if server.flavor == "mysql" else [STATEMENT, BEGIN, INSERT, END]
-    kinds = [entry.message.kind for entry in found]
+    kinds = [entry.message.kind for entry in messages]
     assert kinds in ([*order, STATEMENT], [BEGIN, STATEMENT, INSERT, END, STATEMENT])
-    ends = [entry.message.end_offset is not None for entry in found]
+    ends = [entry.message.end_offset is not None for entry in messages]
     assert ends == [(kinds[0] == STATEMENT and number == 0) or number > 2 for number in range(5)]
 
 
@@ -228,12 +237,12 @@ def test_minimal_images_hold_only_their_columns(server: Server, fresh_database: 
     inserted, changed, deleted = (
         entry.store.rowDatas[0] for entry in entries(file, f"{database}.t", schemas) if entry.event_rows
     )
-    assert told(inserted.afterColumns) == {"id": "1", "a": "2"}
-    assert told(changed.beforeColumns) == told(deleted.beforeColumns) == {"id": "1"}
-    assert told(changed.afterColumns) == {"b": "x"}
+    assert column_texts(inserted.afterColumns) == {"id": "1", "a": "2"}
+    assert column_texts(changed.beforeColumns) == column_texts(deleted.beforeColumns) == {"id": "1"}
+    assert column_texts(changed.afterColumns) == {"b": "x"}
     assert [column.index for column in changed.afterColumns] == [2]
     assert updated(changed.afterColumns) == {"b"}
-    flat = [json.loads(one.value) for one in rows_of(read(file, "canal_flat", f"{database}.t", schemas))]
+    flat = [json.loads(row.value) for row in rows_of(read(file, "canal_flat", f"{database}.t", schemas))]
     assert flat[1]["data"] == [{"b": "x"}]
     assert flat[1]["old"] == [{}]
     # The key is in the image before, and tells the slot.
@@ -270,9 +279,9 @@ def test_documents_look_as_in_canal_and_diffs_are_applied(
         '{"a": "2024-02-29 00:00:00.000000", "b": "2024-02-29 01:02:03.500000", "c": "-100:00:01.250000",'
         ' "d": 1.50}'
     )
-    assert told(inserted.afterColumns) == {"id": "1", "j": SHOWN, "k": moments}
-    assert told(changed.beforeColumns) == told(inserted.afterColumns)
-    assert told(changed.afterColumns) == {
+    assert column_texts(inserted.afterColumns) == {"id": "1", "j": SHOWN, "k": moments}
+    assert column_texts(changed.beforeColumns) == column_texts(inserted.afterColumns)
+    assert column_texts(changed.afterColumns) == {
         "id": "1",
         "j": SHOWN.replace("-2", "2.5"),
         "k": "{" + moments.partition(", ")[2],
@@ -292,11 +301,13 @@ def test_compressed_transaction_is_reported_like_any_other(
         "INSERT INTO t VALUES (1), (2)",
         database=database,
     )
-    found = entries(file, f"{database}.t", schemas)
-    assert [entry.message.kind for entry in found] == [4, INSERT, END]
+    messages = entries(file, f"{database}.t", schemas)
+    assert [entry.message.kind for entry in messages] == [4, INSERT, END]
     # All of it lies at one place of the log, that of its payload.
-    assert len({(entry.header.logfileOffset, entry.header.eventLength) for entry in found}) == 1
-    assert found[-1].message.end_offset == found[0].header.logfileOffset + found[0].header.eventLength
+    assert len({(entry.header.logfileOffset, entry.header.eventLength) for entry in messages}) == 1
+    assert (
+        messages[-1].message.end_offset == messages[0].header.logfileOffset + messages[0].header.eventLength
+    )
 
 
 # --- XA --------------------------------------------------------------------------------------
@@ -321,9 +332,9 @@ def test_prepared_transaction_is_reported_when_it_commits(
     ]
     file = run_logged(server, *statements, database=database)
     # MariaDB logs the text of statements with their rows.
-    found = [entry for entry in entries(file, f"{database}.t", schemas) if entry.header.eventType != QUERY]
-    assert [entry.message.kind for entry in found] == [4, INSERT, END, STATEMENT]
-    begin, row, end, known = found
+    messages = [entry for entry in entries(file, f"{database}.t", schemas) if entry.header.eventType != QUERY]
+    assert [entry.message.kind for entry in messages] == [4, INSERT, END, STATEMENT]
+    begin, row, end, known = messages
     xid = f"X'{b'a'.hex()}',X'',1"
     for entry, kind in ((begin, "XA START"), (end, "XA END"), (known, "XA COMMIT")):
         assert [(pair.key, pair.value) for pair in entry.store.props] == [
@@ -333,8 +344,8 @@ def test_prepared_transaction_is_reported_when_it_commits(
     assert end.store.transactionId == "0"
     assert known.event == "XACOMMIT"
     assert known.store.sql == f"XA COMMIT {xid}"
-    assert [entry.message.end_offset is None for entry in found] == [True, True, True, False]
-    assert {entry.header.logfileOffset for entry in found} == {row.header.logfileOffset}
+    assert [entry.message.end_offset is None for entry in messages] == [True, True, True, False]
+    assert {entry.header.logfileOffset for entry in messages} == {row.header.logfileOffset}
     for dialect in ("ptubes", "debezium", "maxwell", "canal_flat"):
         kinds = [message.kind for message in read(file, dialect, f"{database}.t", schemas)]
         assert kinds.count(INSERT) == 1, dialect
@@ -370,10 +381,10 @@ def test_events_have_a_position_and_heartbeats_are_distinguished(
     events = [event_of(message.value) for message in messages if message.value]
     assert [event.eventType for event in events] == [1, 1, 16, 17, 2, 16]
     places = [event.header.checkpoint for event in events]
-    assert [place.eventIndex for place in places] == [0, 1, 2, 0, 0, 1]
+    assert [position.eventIndex for position in places] == [0, 1, 2, 0, 0, 1]
     assert places[0].binlogOffset == places[2].binlogOffset < places[3].binlogOffset
-    assert {place.binlogFile for place in places} == {int(file.name.rpartition(".")[2])}
-    assert [place.transactionId for place in places][0:3] == [places[0].transactionId] * 3
+    assert {position.binlogFile for position in places} == {int(file.name.rpartition(".")[2])}
+    assert [position.transactionId for position in places][0:3] == [places[0].transactionId] * 3
     assert places[0].uuid == mysql_server.sql("SELECT @@server_uuid")[0][0]
     head = events[0].header
     assert (head.encode, head.tableName, head.partitionKey, head.primaryKey) == (
@@ -421,7 +432,7 @@ def test_messages_do_not_depend_on_how_the_log_is_cut_and_closed(
     decoder = Decoder(
         instance="test", file="mysql-bin.000001", emit="messages", dialect=dialect, statements=False
     )
-    found, taken = list[Any](), 0
+    messages, taken = list[Any](), 0
     for end in range(len(MAGIC), len(data) + 997, 997):
         view = memoryview(data)[taken : min(end, len(data))]
         while decoder.state != "done":
@@ -435,10 +446,10 @@ def test_messages_do_not_depend_on_how_the_log_is_cut_and_closed(
             decoder.close_batches()
             while decoder.state == "batch":
                 batch = messages_of(pyarrow.record_batch(decoder.take_batch()))
-                found += batch
-                assert found[-1].end_offset is not None
+                messages += batch
+                assert messages[-1].end_offset is not None
             break
-    assert found == whole
+    assert messages == whole
     # The first event alone makes no message.
     assert first_event_end(data) < taken
 

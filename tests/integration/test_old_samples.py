@@ -102,14 +102,18 @@ def test_lookups_by_time_position_gtid_set_and_gtid_agree(sample: Sample, phase:
         "--gtid-set": ended["gtid_set"],
         "--time": moment.isoformat(),
     }
-    later = [one for one in sample.shop["transactions"] if Position.parse(one["start"]) >= position]
+    later = [
+        transaction
+        for transaction in sample.shop["transactions"]
+        if Position.parse(transaction["start"]) >= position
+    ]
     last = Position.parse(later[0]["start"]) if later else sample.position(CAPTURED)
     if later:
         lookups["--gtid"] = later[0]["gtid"]
     for option, value in lookups.items():
-        place = penstock("log", "locate", sample.log, option, value, "--json").one["position"]
+        log_position = penstock("log", "locate", sample.log, option, value, "--json").one["position"]
         # Between two transactions there may be events of no transaction.
-        assert position <= Position.parse(place) <= last, (option, value)
+        assert position <= Position.parse(log_position) <= last, (option, value)
     assert LogReader.open(sample.log).gtid_set(position) == ended["gtid_set"]
 
 
@@ -308,9 +312,9 @@ def test_floors_of_a_resized_subscription_are_read(sample: Sample) -> None:
 
 
 def standing_of(state: PipelineState) -> Standing:
-    standing = state.standing()
-    assert standing is not None
-    return standing
+    progress = state.standing()
+    assert progress is not None
+    return progress
 
 
 def test_pipeline_continues_at_its_position(sample: Sample) -> None:
@@ -334,10 +338,10 @@ def test_pipeline_continues_at_its_position(sample: Sample) -> None:
 def test_started_batch_has_the_same_rows(sample: Sample) -> None:
     settings = sample.pipeline("shop-feed")
     with closing(PipelineState.open(settings.state, settings.name)) as state:
-        standing = state.take()
-        record = state.begun(standing)
+        progress = state.take()
+        record = state.begun(progress)
     assert record is not None
-    assert record.begin == standing.offsets
+    assert record.begin == progress.offsets
     assert Offset.from_json(record.end["shop"]).position == sample.position(CAPTURED)
     rows: list[dict[str, Any]] = []
     source = open_source(SourceOptions.parse(sample.log))
@@ -419,15 +423,15 @@ def test_feed_of_files_recognizes_its_batches(sample: Sample) -> None:
 def test_dead_letters_have_their_rows_and_reasons(sample: Sample) -> None:
     settings = sample.pipeline("shop-lake")
     letters = dead_letters(settings)
-    rows = [row for one in letters for row in rows_of_letter(settings, one.name).rows.to_pylist()]
+    rows = [row for letter in letters for row in rows_of_letter(settings, letter.name).rows.to_pylist()]
     bad = {row["id"] for _, row in sample.changes(ORDERS, None, STREAMED) if row["code"] == BAD_CODE}
     assert bad
     assert {row["id"] for row in rows} == bad
     assert {row["code"] for row in rows} == {BAD_CODE}
-    assert {(one.pipeline, str(one.table), one.instance, one.step) for one in letters} == {
+    assert {(letter.pipeline, str(letter.table), letter.instance, letter.step) for letter in letters} == {
         ("shop-lake", ORDERS, "shop", "map")
     }
-    assert sum(one.rows for one in letters) == len(rows)
+    assert sum(letter.rows for letter in letters) == len(rows)
 
 
 # --- Settings -------------------------------------------------------------------------------
@@ -462,6 +466,6 @@ def test_accounts_and_passwords_of_a_settings_file_are_those_of_the_environment(
     assert token is not None
     assert cache is not None
     assert (token.reveal(), cache.reveal()) == (SECRETS["TOKEN"], SECRETS["CACHE_TOKEN"])
-    servers = [(one.host, one.port) for one in settings.instances["shop"].addresses()]
+    servers = [(address.host, address.port) for address in settings.instances["shop"].addresses()]
     assert servers == [("db1", 3307), ("db2", 3307), ("db3", 3308)]
     assert settings.log_of("shop").folder == Path("/fast/shop")

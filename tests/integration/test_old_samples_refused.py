@@ -200,7 +200,7 @@ def test_settings_file_with_an_unknown_section_is_refused(
     environment = {"TOKEN": "t", "PASSWORD": "p", "CACHE_TOKEN": "c", "FOLDER": str(path.parent)}
     with pytest.raises(OptionInvalid) as refused:
         load(path, environment)
-    told = f"{refused.value.message} {refused.value.hint}"
-    assert f"{known}s" in told
-    assert "unknown" in told
-    assert path.name in told
+    whole_text = f"{refused.value.message} {refused.value.hint}"
+    assert f"{known}s" in whole_text
+    assert "unknown" in whole_text
+    assert path.name in whole_text

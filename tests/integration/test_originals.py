@@ -22,14 +22,14 @@ from tools.servers import PartMissing
 DIFFERENCES_SHOWN_MAX = 20
 
 
-def check(system: str, found: Sequence[Difference]) -> None:
+def check(system: str, differences_read: Sequence[Difference]) -> None:
     """Assert that every difference is listed, and that every listed one is still there."""
     rules = rules_of(system)
-    new = unlisted(rules, found)
+    new = unlisted(rules, differences_read)
     assert not new, "\n".join(
         [f"{len(new)} differences are not listed", *map(str, new[:DIFFERENCES_SHOWN_MAX])]
     )
-    assert not (gone := not_seen(rules, found)), f"listed, and not seen any more: {gone}"
+    assert not (gone := not_seen(rules, differences_read)), f"listed, and not seen any more: {gone}"
 
 
 @pytest.mark.deep(
@@ -44,14 +44,14 @@ def test_messages_equal_those_of_the_original_systems_except_for_listed_differen
     except PartMissing as problem:
         missing_part("Debezium and Canal", str(problem))
 
-    theirs = debezium_events([value for _, value in written.debezium], OF_DEBEZIUM)
-    messages = differences(theirs, debezium_events(written.our_debezium, OF_DEBEZIUM))
+    original_events = debezium_events([value for _, value in written.debezium], OF_DEBEZIUM)
+    messages = differences(original_events, debezium_events(written.our_debezium, OF_DEBEZIUM))
     keyed = rows_by_table(written.debezium)
     tables = steady_tables(keyed) & {table for table, _, _ in written.our_keyed}
     assert len(tables) > 70
     of_sinks = differences(
-        keyed_events([one for one in keyed if one[0] in tables]),
-        keyed_events([one for one in written.our_keyed if one[0] in tables]),
+        keyed_events([record for record in keyed if record[0] in tables]),
+        keyed_events([record for record in written.our_keyed if record[0] in tables]),
     )
     check("debezium", [*messages, *of_sinks])
 

@@ -72,9 +72,9 @@ def test_pipeline_continues_without_a_table_until_it_is_reloaded(
     assert mariadb_server.sql(f"SELECT COUNT(*) FROM {database}.bad") == [(3,)]
     state = PipelineState.open(settings.state, settings.name)
     try:
-        standing = state.standing()
-        assert standing is not None
-        assert "logged without id, b" in standing.stopped[f"shop/{database}.bad"]
+        progress = state.standing()
+        assert progress is not None
+        assert "logged without id, b" in progress.stopped[f"shop/{database}.bad"]
         mysql_server.sql("ALTER TABLE bad ADD COLUMN c INT DEFAULT 5", database=database)
         number = state.request_resnapshot("shop", TableName(database, "bad"))
         run_to_end(LocalDriver(2), settings)

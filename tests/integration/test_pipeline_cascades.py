@@ -38,7 +38,7 @@ def settings_of(
 
 
 @pytest.mark.parametrize(
-    ("made", "cascades"),
+    ("changes", "cascades"),
     [
         (insert(1, id=1, code=1), False),
         (delete(1, id=1, code=1), True),
@@ -47,9 +47,9 @@ def settings_of(
         (update(1, {"id": 1, "code": 1}, {"id": 1, "code": None}), True),
     ],
 )
-def test_changes_of_referenced_columns_may_cascade(made: Any, cascades: bool) -> None:
+def test_changes_of_referenced_columns_may_cascade(changes: Any, cascades: bool) -> None:
     parent = target_of({"id": "int", "code": "int", "name": "varchar(9)"})
-    assert may_cascade(changes_of(parent, made).rows, {"ID", "code"}) == cascades
+    assert may_cascade(changes_of(parent, changes).rows, {"ID", "code"}) == cascades
 
 
 def test_unlogged_foreign_key_is_refused_by_name(
@@ -61,10 +61,10 @@ def test_unlogged_foreign_key_is_refused_by_name(
     fatal = [finding["what"] for finding in preview(settings)["findings"] if finding["fatal"]]
     assert len(fatal) == 2
     assert f"{database}.child: foreign key of_parent (ON DELETE CASCADE ON UPDATE CASCADE)" in fatal[0]
-    with pytest.raises(OptionInvalid, match=r"of_parent.*of_child") as told:
+    with pytest.raises(OptionInvalid, match=r"of_parent.*of_child") as raised:
         CascadeWatch(settings, settings.make_sink()).look("binlog.000001:4")
-    assert "DROP FOREIGN KEY `of_parent`" in str(told.value)
-    assert told.value.position == "binlog.000001:4"
+    assert "DROP FOREIGN KEY `of_parent`" in str(raised.value)
+    assert raised.value.position == "binlog.000001:4"
 
 
 def test_children_and_grandchildren_are_reloaded_if_configured(
@@ -77,8 +77,8 @@ def test_children_and_grandchildren_are_reloaded_if_configured(
     watch = CascadeWatch(settings, settings.make_sink())
     watch.look()
     assert watch.parents == {f"shop/{database}.parent": {"id"}, f"shop/{database}.child": {"id"}}
-    found = watch.children("shop", [f"shop/{database}.parent"])
-    assert found == [TableName(database, "child"), TableName(database, "grandchild")]
+    children = watch.children("shop", [f"shop/{database}.parent"])
+    assert children == [TableName(database, "child"), TableName(database, "grandchild")]
     # A feed cannot be compared, and changes of a parent that is not read cannot be seen.
     feed = settings_of(
         mariadb_server, database, tmp_path, {"files": {"path": str(tmp_path)}}, on_cascade="reread"

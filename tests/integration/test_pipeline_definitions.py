@@ -165,7 +165,7 @@ def test_changed_definitions_are_followed(
     )
     run_to_end(LocalDriver(2), settings)
     tables = [str(row[0]) for row in mysql_server.sql("SHOW TABLES", database=database)]
-    found = {
+    actual_rows = {
         table: differences(
             source_rows(mysql_server, database, table),
             mysql_rows(mariadb_server, database, table),
@@ -174,10 +174,12 @@ def test_changed_definitions_are_followed(
         for table in tables
         if not table.startswith("_")
     }
-    assert not any(found.values()), {table: told for table, told in found.items() if told}
+    assert not any(actual_rows.values()), {
+        table: differing for table, differing in actual_rows.items() if differing
+    }
     state = PipelineState.open(settings.state, settings.name)
-    reread = {one.table.table for one in state.requests()}
-    assert {one.state for one in state.requests()} == {"done"}
+    reread = {request.table.table for request in state.requests()}
+    assert {request.state for request in state.requests()} == {"done"}
     state.close()
     # Of `replaced` the two whose names were new are read as well.
     assert {name for name in reread if name in CASES} == {name for name, (_, again) in CASES.items() if again}
@@ -279,8 +281,8 @@ def test_recreated_column_has_none_of_its_old_values(
         run_to_end(LocalDriver(2), settings)
     if sink == "delta":
         rows = deltalake.DeltaTable(str(tmp_path / "lake" / database / "t")).to_pyarrow_table().to_pylist()
-        found = sorted((row["id"], row["name"]) for row in rows)
+        actual = sorted((row["id"], row["name"]) for row in rows)
     else:
-        found = mariadb_server.sql(f"SELECT id, name FROM {database}.t ORDER BY id")
+        actual = mariadb_server.sql(f"SELECT id, name FROM {database}.t ORDER BY id")
         mariadb_server.sql(f"DROP DATABASE {database}")
-    assert found == [(1, None), (2, None), (3, None), (4, "d")]
+    assert actual == [(1, None), (2, None), (3, None), (4, "d")]

@@ -60,9 +60,9 @@ Read = Callable[[str], list[dict[str, Any]]]
 def _files(folder: Path, database: str, _: Server) -> tuple[dict[str, Any], Read]:
     def read(table: str) -> list[dict[str, Any]]:
         # A reader that joins the columns of all files, as Spark's mergeSchema does.
-        place = folder / "feed" / database / table
-        schema = pyarrow.parquet.read_schema(place / "_schema.parquet")
-        return _rows(pyarrow.dataset.dataset(place, format="parquet", schema=schema).to_table())
+        folder_of_table = folder / "feed" / database / table
+        schema = pyarrow.parquet.read_schema(folder_of_table / "_schema.parquet")
+        return _rows(pyarrow.dataset.dataset(folder_of_table, format="parquet", schema=schema).to_table())
 
     return {"files": {"path": str(folder / "feed")}}, read
 
@@ -92,10 +92,11 @@ def _delta(mode: str) -> Callable[[Path, str, Server], tuple[dict[str, Any], Rea
 
 def _mysql(_: Path, database: str, server: Server) -> tuple[dict[str, Any], Read]:
     def read(table: str) -> list[dict[str, Any]]:
-        place = f"{database}_feed.{table}"
-        names = [str(row[0]) for row in server.sql(f"SHOW COLUMNS FROM {place}")]
+        folder_of_table = f"{database}_feed.{table}"
+        names = [str(row[0]) for row in server.sql(f"SHOW COLUMNS FROM {folder_of_table}")]
         return [
-            dict(zip(names, row, strict=True)) for row in server.sql(f"SELECT * FROM {place} ORDER BY id")
+            dict(zip(names, row, strict=True))
+            for row in server.sql(f"SELECT * FROM {folder_of_table} ORDER BY id")
         ]
 
     return {"mysql": {"url": server.url("root"), "mode": "feed"}}, read
@@ -152,9 +153,9 @@ def test_feeds_and_histories_hold_every_change_of_tables_altered_within_a_batch(
     for name, (settings, read) in pipelines.items():
         run_to_end(LocalDriver(2), settings)
         for table, (_, expected) in TABLES.items():
-            found = [{key: row.get(key) for key in expected[0]} for row in read(table)]
-            if found != expected:
-                differences[name, table] = found
+            actual_rows = [{key: row.get(key) for key in expected[0]} for row in read(table)]
+            if actual_rows != expected:
+                differences[name, table] = actual_rows
     assert not differences
     renamed = _lake_table(tmp_path / "delta_history", database, "renamed").to_pylist()
     now = [(row["id"], row["y"]) for row in renamed if row["_valid_to_version"] is None]

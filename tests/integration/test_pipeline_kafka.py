@@ -43,5 +43,5 @@ def test_topics_converge_with_a_busy_source(
     run_to_end(spark, settings)
     for table in each(workload.tables):
         wanted = source_rows(mysql_server, database, table)
-        found = rows_held(broker, f"{database}.{table}", BINARY.get(table, []))
-        assert_same(wanted, found, key=workload.keys(table))
+        actual_rows = rows_held(broker, f"{database}.{table}", BINARY.get(table, []))
+        assert_same(wanted, actual_rows, key=workload.keys(table))

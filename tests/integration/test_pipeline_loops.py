@@ -72,47 +72,47 @@ class OneWay:
 @pytest.fixture(scope="module")
 def pair(server_of: Callable[[str], Server]) -> Iterator[Pair]:
     """Return two servers of a flavor, the same ones each time."""
-    others: dict[str, Server] = {}
+    second_servers: dict[str, Server] = {}
 
     def get(flavor: str) -> tuple[Server, Server]:
-        one = server_of(flavor)
-        if flavor not in others:
-            others[flavor] = Server(flavor).start()
-        return one, others[flavor]
+        first = server_of(flavor)
+        if flavor not in second_servers:
+            second_servers[flavor] = Server(flavor).start()
+        return first, second_servers[flavor]
 
     yield get
-    for server in others.values():
+    for server in second_servers.values():
         server.close()
 
 
 @pytest.mark.deep(keep=("mysql-told0", "mariadb-told2"))
-@pytest.mark.parametrize(("flavor", "told", "loops"), MANNERS)
+@pytest.mark.parametrize(("flavor", "sink_settings", "loops"), MANNERS)
 def test_two_pipelines_between_two_servers_do_not_loop(
-    flavor: str, told: dict[str, Any], loops: dict[str, Any], pair: Pair
+    flavor: str, sink_settings: dict[str, Any], loops: dict[str, Any], pair: Pair
 ) -> None:
-    one, other = pair(flavor)
-    for server in (one, other):
+    first, other = pair(flavor)
+    for server in (first, other):
         server.sql(f"DROP DATABASE IF EXISTS {DATABASE}; DROP DATABASE IF EXISTS penstock")
     ways = []
-    for source, target in ((one, other), (other, one)):
+    for source, target in ((first, other), (other, first)):
         source.sql(f"CREATE DATABASE {DATABASE}")
         for name, columns in TABLES.items():
             source.sql(f"CREATE TABLE {DATABASE}.{name} ({columns})")
-        sink = make_sink("mysql", settings_of("mysql")(url=target.url("root"), **told))
+        sink = make_sink("mysql", settings_of("mysql")(url=target.url("root"), **sink_settings))
         ways.append(OneWay(source, sink, LoopSettings(**loops)))
-    for server, way in ((one, ways[1]), (other, ways[0])):
+    for server, way in ((first, ways[1]), (other, ways[0])):
         for target in targets_in(server, DATABASE).values():
             way.sink.prepare(target, Evolution.EVOLVE)
-    fill(one, 0)
+    fill(first, 0)
     fill(other, 1000)
     # Each server's own changes cross once, then there is nothing left to copy.
     assert [way.run() for way in ways] == [1502, 1502]
     assert [way.run() for way in ways] == [0, 0]
-    one.sql(f"UPDATE {DATABASE}.seats SET told = 'again' WHERE id = 10001")
+    first.sql(f"UPDATE {DATABASE}.seats SET told = 'again' WHERE id = 10001")
     assert [way.run() for way in ways] == [2, 0]
     assert [way.run() for way in ways] == [0, 0]
     for table in TABLES:
-        rows = [sorted(server.sql(f"SELECT * FROM {DATABASE}.{table}")) for server in (one, other)]
+        rows = [sorted(server.sql(f"SELECT * FROM {DATABASE}.{table}")) for server in (first, other)]
         assert rows[0] == rows[1]
         assert len(rows[0]) == (2 if table == "visits" else 2998)
     for way in ways:

@@ -37,7 +37,7 @@ class Shards:
             )
         route = {"tables": f"{database}.orders_*", "to": f"{database}.orders", "shard_column": shard_column}
         steps: list[dict[str, Any]] = [{"map": {"add": {"n": "cast(n AS int)"}}}, {"route": route}]
-        told = {
+        written = {
             "source": {"url": server.url("root"), "name": "shop", "tables": f"{database}.*"},
             "sink": {"delta": {"path": str(self._lake)}},
             "batch": {"interval": 0},
@@ -45,7 +45,7 @@ class Shards:
             "errors": {"table": "skip_table"},
         }
         self.file = folder / "shop.yaml"
-        self.file.write_text(json.dumps(told), encoding="utf-8")
+        self.file.write_text(json.dumps(written), encoding="utf-8")
         self.settings = load_pipeline(self.file)
 
     def keys(self) -> list[int]:
@@ -53,9 +53,9 @@ class Shards:
 
     def stopped(self) -> list[str]:
         with opened(self.settings) as state:
-            standing = state.standing()
-        assert standing is not None
-        return sorted(standing.stopped)
+            progress = state.standing()
+        assert progress is not None
+        return sorted(progress.stopped)
 
     def table(self, name: str) -> TableName:
         return TableName(self.database, f"orders_{name}")
@@ -98,8 +98,10 @@ def test_truncated_shard_loses_only_its_own_rows(
     assert shards.stopped() == [f"shop/{shards.table('b')}"]
     # The rows of `b` are not compared; those of `c` no source has.
     (result,) = verify(shards.settings, mend=True).results
-    assert {(one.row["id"], one.kind) for one in result.found} == {(key, Kind.EXTRA) for key in (21, 22, 23)}
-    assert [one.name for one in result.table.left_out] == [str(shards.table("b"))]
+    assert {(difference.row["id"], difference.kind) for difference in result.found} == {
+        (key, Kind.EXTRA) for key in (21, 22, 23)
+    }
+    assert [table.name for table in result.table.left_out] == [str(shards.table("b"))]
     assert shards.keys() == [4, 11, 12, 13]
     ran = penstock("verify", shards.file)
     assert ran.code == EXIT_INCOMPLETE, ran
@@ -128,8 +130,8 @@ def test_rows_stay_if_they_may_belong_to_an_abandoned_shard(
     (result,) = verify(shards.settings, mend=True).results
     assert not result.found
     assert "the pipeline goes on without it" in result.open
-    (told,) = map(json.loads, penstock("verify", shards.file, "--json").out.splitlines())
-    assert (told["equal"], told["complete"], told["open"]) == (False, False, result.open)
+    (line,) = map(json.loads, penstock("verify", shards.file, "--json").out.splitlines())
+    assert (line["equal"], line["complete"], line["open"]) == (False, False, result.open)
     # Both are read again at once; a table that is gone meanwhile keeps no row and stops nothing.
     shards.server.sql(
         "UPDATE orders_b SET n = 14 WHERE id = 14; DROP TABLE orders_c", database=shards.database

@@ -140,14 +140,14 @@ def test_target_has_a_unique_key_while_the_source_has_it_in_the_log(
 
 def test_changes_before_a_reload_are_still_delivered(driver: Driver, mysql_server: Server) -> None:
     """A delete that the pipeline has not come to yet is of a row that the target has."""
-    standing = driver.loading.planned(driver.standing, driver.tables)
-    first = standing.loads[driver.key]
+    progress = driver.loading.planned(driver.standing, driver.tables)
+    first = progress.loads[driver.key]
     assert first.floor, "a first load has what was logged before it"
     done = replace(first, done=first.chunks)
-    standing = driver.state.write(replace(standing, loads={driver.key: done}))
+    progress = driver.state.write(replace(progress, loads={driver.key: done}))
     mysql_server.sql("DELETE FROM t WHERE id = 2", database=driver.database)
     driver.loading.reread("shop", driver.table, "a column was added")
-    again = driver.loading.planned(standing, driver.tables).loads[driver.key]
+    again = driver.loading.planned(progress, driver.tables).loads[driver.key]
     assert (again.done, again.floor) == (0, first.floor)
 
 
@@ -155,8 +155,8 @@ def test_changes_before_a_reload_are_still_delivered(driver: Driver, mysql_serve
 def test_first_load_deletes_rows_missing_from_the_source_if_an_earlier_run_wrote_them(
     driver: Driver, earlier: dict[str, Any] | None
 ) -> None:
-    standing = driver.loading.planned(replace(driver.standing, earlier=earlier), driver.tables)
-    assert standing.loads[driver.key].remove == (earlier is not None)
+    progress = driver.loading.planned(replace(driver.standing, earlier=earlier), driver.tables)
+    assert progress.loads[driver.key].remove == (earlier is not None)
 
 
 def test_tables_are_reloaded_in_their_current_state_if_the_log_is_lost(
@@ -177,16 +177,16 @@ def test_tables_are_reloaded_in_their_current_state_if_the_log_is_lost(
 
 
 def test_request_whose_runner_died_after_its_last_batch_ends(driver: Driver) -> None:
-    standing = driver.loading.planned(driver.standing, driver.tables)
+    progress = driver.loading.planned(driver.standing, driver.tables)
     driver.loading.reread("shop", driver.table, "somebody asked")
-    standing = driver.loading.planned(standing, driver.tables)
-    assert [one.state for one in driver.state.requests()] == ["running"]
-    load = standing.loads[driver.key]
-    standing = driver.state.write(replace(standing, loads={driver.key: replace(load, done=load.chunks)}))
+    progress = driver.loading.planned(progress, driver.tables)
+    assert [request.state for request in driver.state.requests()] == ["running"]
+    load = progress.loads[driver.key]
+    progress = driver.state.write(replace(progress, loads={driver.key: replace(load, done=load.chunks)}))
     driver.begin()
-    standing = driver.loading.planned(standing, driver.tables)
-    assert not driver.loading.is_asked(standing), "a run until caught up would never end"
-    assert [one.state for one in driver.state.requests()] == ["done"]
+    progress = driver.loading.planned(progress, driver.tables)
+    assert not driver.loading.is_asked(progress), "a run until caught up would never end"
+    assert [request.state for request in driver.state.requests()] == ["done"]
 
 
 @pytest.mark.deep(
@@ -283,9 +283,9 @@ def test_feed_loses_nothing_if_another_server_cuts_the_log_differently(
         nonlocal failed
         if failed:
             return run_job(driver, plan)
-        found = run_job(driver, replace(plan, record=replace(plan.record, ranges=plan.record.ranges[:1])))
-        if found.surprises:
-            return found
+        outcome = run_job(driver, replace(plan, record=replace(plan.record, ranges=plan.record.ranges[:1])))
+        if outcome.surprises:
+            return outcome
         failed = True
         raise PositionInvalid("there is no such place")
 
@@ -299,8 +299,8 @@ def test_feed_loses_nothing_if_another_server_cuts_the_log_differently(
         patch.setattr(PipelineRun, "_planned_again", in_other_parts)
         run_to_end(spark, settings)
     assert failed
-    found = mariadb_server.sql(f"SELECT DISTINCT id FROM {database}.t ORDER BY id")
-    assert found == [(number,) for number in range(3)]
+    actual_rows = mariadb_server.sql(f"SELECT DISTINCT id FROM {database}.t ORDER BY id")
+    assert actual_rows == [(number,) for number in range(3)]
     mariadb_server.sql(f"DROP DATABASE {database}")
 
 
@@ -310,7 +310,7 @@ def test_recreated_column_has_its_table_reloaded_despite_a_driver_restart(driver
     assert not driver.state.requests(), "a column that is new has null in older rows"
     driver.begin()
     driver.meet("ALTER TABLE t ADD COLUMN v VARCHAR(9)", 3000)
-    assert [one.table for one in driver.state.requests()] == [driver.table]
+    assert [request.table for request in driver.state.requests()] == [driver.table]
 
 
 def test_swap_for_a_unique_key_deletes_the_rows_that_the_copy_omitted(
@@ -324,7 +324,7 @@ def test_swap_for_a_unique_key_deletes_the_rows_that_the_copy_omitted(
     # Its server has the new key before the log comes to the swap.
     driver.begin()
     driver.meet(swap, 2000)
-    assert [one.remove for one in driver.state.requests()] == [True]
+    assert [request.remove for request in driver.state.requests()] == [True]
 
 
 def test_keyless_table_is_loaded_exactly_in_a_batch_of_its_own(
@@ -335,14 +335,14 @@ def test_keyless_table_is_loaded_exactly_in_a_batch_of_its_own(
     settings = pipeline_of(mysql_server, driver.database, feed, tmp_path / "feeds", load="full", name="feed")
     state = PipelineState.open(settings.state, settings.name)
     feeding = Driver(settings, state, driver.database)
-    standing = feeding.loading.planned(feeding.standing, feeding.tables)
-    works, _, _ = feeding.loading.next(standing)
+    progress = feeding.loading.planned(feeding.standing, feeding.tables)
+    works, _, _ = feeding.loading.next(progress)
     assert [(work.table.table, work.exact) for work in works] == [("keyless", True)]
     done = {
         key: replace(load, done=load.chunks if "keyless" in key else 0)
-        for key, load in standing.loads.items()
+        for key, load in progress.loads.items()
     }
-    works, _, _ = feeding.loading.next(replace(standing, loads=done))
+    works, _, _ = feeding.loading.next(replace(progress, loads=done))
     assert [(work.table.table, work.exact) for work in works] == [("t", False)]
     state.close()
 
@@ -361,8 +361,8 @@ def test_keyless_table_is_not_loaded_into_a_target_with_foreign_rows(
         )
         with closing(PipelineState.open(settings.state, settings.name)) as state:
             driver = Driver(settings, state, database)
-            standing = replace(driver.standing, earlier=earlier)
-            return list(driver.loading.planned(standing, driver.tables).loads)
+            progress = replace(driver.standing, earlier=earlier)
+            return list(driver.loading.planned(progress, driver.tables).loads)
 
     with pytest.raises(OptionInvalid, match="may have rows of others"):
         plan("shards", {"shard": {"of": 2, "keep": 0, "columns": ["n"]}})
@@ -396,26 +396,26 @@ def test_tables_that_share_a_target_without_shards_of_their_own_are_merged_by_ke
 
 
 def test_condition_without_a_column_is_refused_before_anything_is_read(driver: Driver) -> None:
-    standing = driver.loading.planned(driver.standing, driver.tables)
-    done = replace(standing.loads[driver.key], done=standing.loads[driver.key].chunks)
-    standing = replace(standing, loads={driver.key: done})
+    progress = driver.loading.planned(driver.standing, driver.tables)
+    done = replace(progress.loads[driver.key], done=progress.loads[driver.key].chunks)
+    progress = replace(progress, loads={driver.key: done})
     number = driver.state.request_resnapshot("shop", driver.table, "idd < 2")
-    standing = driver.loading.planned(standing, driver.tables)
+    progress = driver.loading.planned(progress, driver.tables)
     wish = driver.state.request(number)
     assert wish is not None
-    assert (wish.state, standing.loads[driver.key]) == ("failed", done)
+    assert (wish.state, progress.loads[driver.key]) == ("failed", done)
     assert "idd" in wish.what
     driver.state.request_resnapshot("shop", driver.table, "id < 2 OR id LIKE '%3'")
-    standing = driver.loading.planned(standing, driver.tables)
-    assert standing.loads[driver.key].where == "id < 2 OR id LIKE '%3'"
+    progress = driver.loading.planned(progress, driver.tables)
+    assert progress.loads[driver.key].where == "id < 2 OR id LIKE '%3'"
 
 
 def test_dropped_target_is_recreated_for_its_resnapshot(driver: Driver, tmp_path: Path) -> None:
-    standing = driver.loading.planned(driver.standing, driver.tables)
-    done = replace(standing.loads[driver.key], done=standing.loads[driver.key].chunks)
+    progress = driver.loading.planned(driver.standing, driver.tables)
+    done = replace(progress.loads[driver.key], done=progress.loads[driver.key].chunks)
     folder = tmp_path / "lake" / driver.database / "t"
     shutil.rmtree(folder)
     driver.state.request_resnapshot("shop", driver.table)
-    standing = driver.loading.planned(replace(standing, loads={driver.key: done}), driver.tables)
-    assert not standing.loads[driver.key].finished
+    progress = driver.loading.planned(replace(progress, loads={driver.key: done}), driver.tables)
+    assert not progress.loads[driver.key].finished
     assert (folder / "_delta_log").exists()

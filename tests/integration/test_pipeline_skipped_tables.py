@@ -41,9 +41,9 @@ def state_of(settings: PipelineSettings) -> Iterator[PipelineState]:
 def stopped(settings: PipelineSettings) -> dict[str, str]:
     """Return the tables that a pipeline goes on without, without their source's name, and why."""
     with state_of(settings) as state:
-        standing = state.standing()
-    assert standing is not None
-    return {key.removeprefix("shop/"): why for key, why in standing.stopped.items()}
+        progress = state.standing()
+    assert progress is not None
+    return {key.removeprefix("shop/"): why for key, why in progress.stopped.items()}
 
 
 def read_again(settings: PipelineSettings, *tables: TableName) -> list[str]:
@@ -69,13 +69,13 @@ def test_target_table_that_refuses_rows_stops_no_other(
             f"CREATE TABLE {table} (id INT PRIMARY KEY, a INT); INSERT INTO {table} VALUES (1, 1), (2, 2)"
         )
     file = tmp_path / "shop.yaml"
-    told = {
+    written = {
         "source": {"url": mysql_server.url("root"), "name": "shop", "tables": f"{database}.*"},
         "sink": {"mysql": {"url": mariadb_server.url("root"), "mode": mode}},
         "batch": {"interval": 0},
         "errors": {"table": "skip_table"},
     }
-    file.write_text(json.dumps(told), encoding="utf-8")
+    file.write_text(json.dumps(written), encoding="utf-8")
     settings = load_pipeline(file)
     run_to_end(spark, settings)
     mariadb_server.sql(
@@ -88,10 +88,10 @@ def test_target_table_that_refuses_rows_stops_no_other(
     for table in (refused, dropped, good):
         mysql_server.sql(f"INSERT INTO {table} VALUES (3, 3), (4, 4); DELETE FROM {table} WHERE id = 2")
     run_to_end(spark, settings)
-    found = stopped(settings)
-    assert sorted(found) == [str(dropped), str(refused)]
-    assert "not today" in found[str(refused)]
-    assert "no table" in found[str(dropped)]
+    tables = stopped(settings)
+    assert sorted(tables) == [str(dropped), str(refused)]
+    assert "not today" in tables[str(refused)]
+    assert "no table" in tables[str(dropped)]
     assert rows_of(mariadb_server, good, mode) == source_rows(mysql_server, database, "good")
     shown = CliRunner().invoke(make_app(), ["pipelines", "show", str(file)]).stdout
     assert "not today" in shown
@@ -153,15 +153,15 @@ def test_key_that_a_lake_cannot_hold_stops_only_its_table(
         )
 
     # Loaded rows are refused where they are read, those of the log where the table is committed.
-    for place in ("load", "log"):
-        if place == "log":
+    for origin in ("load", "log"):
+        if origin == "log":
             mysql_server.sql(odd, database=database)
         mysql_server.sql("UPDATE good SET a = a + 1", database=database)
         run_to_end(spark, settings)
         assert_followed("good")
-        found = stopped(settings)
-        assert list(found) == [f"{database}.bad"], place
-        assert "2026-02-30" in found[f"{database}.bad"]
+        tables = stopped(settings)
+        assert list(tables) == [f"{database}.bad"], origin
+        assert "2026-02-30" in tables[f"{database}.bad"]
         mysql_server.sql("DELETE FROM bad WHERE a = 1 AND day > '2026-02-01'", database=database)
         read_again(settings, TableName(database, "bad"))
         run_to_end(spark, settings)
@@ -177,16 +177,16 @@ def test_error_of_all_tables_stops_none_of_them(
         "CREATE TABLE t (id INT PRIMARY KEY); CREATE TABLE u (id INT PRIMARY KEY)", database=database
     )
     settings = pipeline_of(mysql_server, database, {"delta": {"path": str(tmp_path / "lake")}}, tmp_path)
-    one, other = f"shop/{database}.t", f"shop/{database}.u"
+    first, other = f"shop/{database}.t", f"shop/{database}.u"
     with state_of(settings) as state:
         tables = PipelineTables(settings, state, settings.make_sink(), [], lambda *_, **__: None)
         tables.open()
-        assert not tables.stop([Failure(DiskFailed("no room"), one), Failure(ValueMalformed("odd"), other)])
-        assert not tables.stop([Failure(ConnectionLost("away"), one)])
+        assert not tables.stop([Failure(DiskFailed("no room"), first), Failure(ValueMalformed("odd"), other)])
+        assert not tables.stop([Failure(ConnectionLost("away"), first)])
         assert not tables.stop([Failure(ValueMalformed("odd"))])
         assert not tables.stopped
         # What passes by itself is seen again without the table.
-        assert tables.stop([Failure(ConnectionLost("away"), one), Failure(PrivilegeMissing("no"), other)])
+        assert tables.stop([Failure(ConnectionLost("away"), first), Failure(PrivilegeMissing("no"), other)])
         assert list(tables.stopped) == [other]
         assert not tables.stop([Failure(PrivilegeMissing("no"), other)]), "it was left out already"
 
@@ -199,7 +199,7 @@ def test_mask_for_no_table_is_refused_before_anything_is_created(
     mask = {"mask": {"tables": f"{database}.custmers", "columns": {"email": "hash"}}}
     sink = {"delta": {"path": str(tmp_path / "lake")}}
     settings = pipeline_of(mysql_server, database, sink, tmp_path, steps=[mask])
-    (finding,) = [one for one in preview(settings)["findings"] if one["fatal"]]
+    (finding,) = [finding for finding in preview(settings)["findings"] if finding["fatal"]]
     assert finding["mend"] == f"Did you mean {database}.customers?"
     with state_of(settings) as state:
         tables = PipelineTables(
@@ -228,11 +228,11 @@ def test_missing_target_stops_the_pipeline_and_none_of_its_tables(
     sink = {"delta": {"path": str(lake)}}
     settings = pipeline_of(mysql_server, database, sink, tmp_path, errors={"table": "skip_table"})
 
-    def told(_: Mapping[str, Any]) -> None:
+    def drop_target(_: Mapping[str, Any]) -> None:
         if (lake / database).exists():
             shutil.rmtree(lake)
             mysql_server.sql("INSERT INTO t VALUES (2); INSERT INTO u VALUES (2)", database=database)
 
     with pytest.raises(OptionInvalid, match="is gone"):
-        PipelineRun(settings, SparkDriver(spark), told=told).run()
+        PipelineRun(settings, SparkDriver(spark), told=drop_target).run()
     assert stopped(settings) == {}

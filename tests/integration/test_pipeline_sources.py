@@ -58,23 +58,23 @@ def test_shards_on_two_servers_become_one_table(
         tmp_path,
     )
     run_to_end(spark, settings)
-    (first, one), (second, two) = shards.values()
+    (first, first_database), (second, two) = shards.values()
     # The shards are altered one after the other, with writes before, between and after.
     first.sql(
         "INSERT INTO orders_0 VALUES (3, 0); ALTER TABLE orders_0 ADD COLUMN x INT;"
         "INSERT INTO orders_0 VALUES (4, 0, 4)",
-        database=one,
+        database=first_database,
     )
     second.sql("INSERT INTO orders_1 VALUES (3, 1); DELETE FROM orders_1 WHERE id = 1", database=two)
     run_to_end(spark, settings)
     second.sql("ALTER TABLE orders_1 ADD COLUMN x INT; INSERT INTO orders_1 VALUES (4, 1, 5)", database=two)
     # Emptying one shard leaves the rows of the other.
-    first.sql("TRUNCATE TABLE orders_0; INSERT INTO orders_0 VALUES (9, 0, 9)", database=one)
+    first.sql("TRUNCATE TABLE orders_0; INSERT INTO orders_0 VALUES (9, 0, 9)", database=first_database)
     run_to_end(spark, settings)
-    found = mariadb11_server.sql("SELECT shard, id, n, x FROM fleet_all.orders ORDER BY shard, id")
-    of_two = [row[1:] for row in found if row[0] == "two"]
+    actual_rows = mariadb11_server.sql("SELECT shard, id, n, x FROM fleet_all.orders ORDER BY shard, id")
+    of_two = [row[1:] for row in actual_rows if row[0] == "two"]
     assert of_two == [(2, 1, None), (3, 1, None), (4, 1, 5)]
-    assert [row for row in found if row[0] == "one"] == [("one", 9, 0, 9)]
+    assert [row for row in actual_rows if row[0] == "one"] == [("one", 9, 0, 9)]
     mariadb11_server.sql("DROP DATABASE fleet_all")
 
 

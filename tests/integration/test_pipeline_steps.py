@@ -84,7 +84,7 @@ class Fleet:
         )
 
     def expected(self, left_out: set[tuple[int, int]] = frozenset()) -> set[tuple[Any, ...]]:  # type: ignore[assignment]
-        found = set()
+        masked_rows = set()
         for shard in range(4):
             statement = (
                 f"SELECT id, email, status, price * quantity FROM {self.database}.orders_{shard}"
@@ -92,14 +92,14 @@ class Fleet:
             )
             for key, email, status, total in rows(self.source, statement):
                 if (shard, key) not in left_out:
-                    found.add((key, hashlib.sha256(email.encode()).hexdigest(), status, total, shard))
-        return found
+                    masked_rows.add((key, hashlib.sha256(email.encode()).hexdigest(), status, total, shard))
+        return masked_rows
 
     def merged(self) -> set[tuple[Any, ...]]:
         statement = f"SELECT order_id, email, status, total, shard FROM {self.database}.orders"
-        found = rows(self.target, statement)
-        assert len(found) == len(set(found))
-        return set(found)
+        actual_rows = rows(self.target, statement)
+        assert len(actual_rows) == len(set(actual_rows))
+        return set(actual_rows)
 
 
 @pytest.fixture
@@ -113,9 +113,9 @@ def test_merged_filtered_masked_table_equals_its_shards(
     spark: SparkSession,  # noqa: F811
     fleet: Fleet,
 ) -> None:
-    told: list[Any] = []
+    reports: list[Any] = []
     pipeline = fleet.pipeline()
-    pipeline.run(spark, until="caught-up", told=told.append)
+    pipeline.run(spark, until="caught-up", told=reports.append)
     assert fleet.merged() == fleet.expected()
     assert len(fleet.merged()) == 4 * 32
     for statement in (
@@ -149,8 +149,8 @@ def test_poison_row_is_rejected_and_delivered_once_it_is_fixed(
     )
     pipeline.run(spark, until="caught-up")
     assert fleet.merged() == fleet.expected({(1, 7), (2, 91)})
-    loaded, followed = sorted(dead_letters(pipeline.settings), key=lambda one: one.noted_us)
-    assert [(str(one.table), one.rows, one.error) for one in (loaded, followed)] == [
+    loaded, followed = sorted(dead_letters(pipeline.settings), key=lambda batch: batch.noted_us)
+    assert [(str(status.table), status.rows, status.error) for status in (loaded, followed)] == [
         (f"{fleet.database}.orders_1", 1, "StepFailed"),
         (f"{fleet.database}.orders_2", 1, "StepFailed"),
     ]
@@ -161,8 +161,11 @@ def test_poison_row_is_rejected_and_delivered_once_it_is_fixed(
     pipeline.run(spark, until="caught-up")
     assert fleet.merged() == fleet.expected()
     # The updates that mended them have the poison in the image before.
-    again = [rows_of_letter(pipeline.settings, one.name).rows for one in dead_letters(pipeline.settings)]
-    assert [one.column("note").to_pylist() for one in again] == [["poison", "fine"]] * 2
+    again = [
+        rows_of_letter(pipeline.settings, dead_letter.name).rows
+        for dead_letter in dead_letters(pipeline.settings)
+    ]
+    assert [batch.column("note").to_pylist() for batch in again] == [["poison", "fine"]] * 2
 
 
 @pytest.mark.deep(
@@ -199,11 +202,13 @@ def test_rows_that_name_their_table_arrive_in_tables_created_for_them(
     source.sql(f"DELETE FROM {database}.orders_0 WHERE status = 'draft'")
     pipeline.run(spark, until="caught-up")
     target.sql(f"INSERT INTO {database}.of_draft SELECT * FROM {database}.of_paid LIMIT 1")
-    found = {one.table.target.name.table: one for one in verify(pipeline.settings).results}
-    assert sorted(found) == ["of_draft", "of_paid", "of_sent"]
-    assert [one.kind for one in found["of_draft"].found] == [Kind.EXTRA]
-    assert found["of_paid"].equal
-    assert found["of_sent"].equal
+    results = {
+        comparison.table.target.name.table: comparison for comparison in verify(pipeline.settings).results
+    }
+    assert sorted(results) == ["of_draft", "of_paid", "of_sent"]
+    assert [difference.kind for difference in results["of_draft"].found] == [Kind.EXTRA]
+    assert results["of_paid"].equal
+    assert results["of_sent"].equal
 
 
 def test_poison_row_stops_the_pipeline_by_default(

@@ -41,7 +41,7 @@ class Pair:
             assert_same(wanted, mysql_rows(self.target, self.database, table), key=self.workload.keys(table))
 
     def verify(self, *tables: str, **options: object) -> Verification:
-        return verify(self.pipeline.settings, [f"{self.database}.{one}" for one in tables], **options)  # type: ignore[arg-type]
+        return verify(self.pipeline.settings, [f"{self.database}.{table}" for table in tables], **options)  # type: ignore[arg-type]
 
     def spoil(self, statement: str) -> None:
         self.target.sql(statement, database=self.database)
@@ -52,11 +52,11 @@ def pair(mysql_server: Server, mariadb_server: Server, fresh_database: FreshData
     return Pair(mysql_server, mariadb_server, fresh_database(mysql_server), tmp_path)
 
 
-def kinds(found: Verification) -> dict[str, list[str]]:
+def kinds(verification: Verification) -> dict[str, list[str]]:
     return {
-        one.table.target.name.table: sorted(str(difference.kind) for difference in one.found)
-        for one in found.results
-        if one.found
+        comparison.table.target.name.table: sorted(str(difference.kind) for difference in comparison.found)
+        for comparison in verification.results
+        if comparison.found
     }
 
 
@@ -65,18 +65,18 @@ def test_target_that_equals_its_source_is_reported_equal(pair: Pair) -> None:
     pair.workload.run(60)
     pair.pipeline.follow()
     pair.prove()
-    found = pair.verify()
-    assert found.equal, kinds(found)
-    assert len(found.results) == len(pair.workload.tables)
-    for one in found.results:
-        assert one.source_rows == one.target_rows > 0
+    verification = pair.verify()
+    assert verification.equal, kinds(verification)
+    assert len(verification.results) == len(pair.workload.tables)
+    for comparison in verification.results:
+        assert comparison.source_rows == comparison.target_rows > 0
 
 
 def test_advancing_source_is_compared_at_its_earlier_state(pair: Pair) -> None:
     pair.pipeline.load()
     pair.workload.run(120)
-    found = pair.verify()
-    assert found.equal, kinds(found)
+    verification = pair.verify()
+    assert verification.equal, kinds(verification)
 
 
 def test_differences_are_reported_despite_an_advancing_source(pair: Pair) -> None:
@@ -96,14 +96,14 @@ def test_differences_are_reported_despite_an_advancing_source(pair: Pair) -> Non
     pair.source.sql(
         "INSERT INTO accounts (id, owner, balance) VALUES (9009, 'besides', 0)", database=pair.database
     )
-    found = pair.verify("accounts")
-    (result,) = found.results
-    assert {(one.row["id"], one.kind) for one in result.found} == {
+    verification = pair.verify("accounts")
+    (result,) = verification.results
+    assert {(difference.row["id"], difference.kind) for difference in result.found} == {
         (9001, Kind.CHANGED),
         (9002, Kind.MISSING),
         (9009, Kind.EXTRA),
     }
-    (changed,) = [one for one in result.found if one.kind is Kind.CHANGED]
+    (changed,) = [difference for difference in result.found if difference.kind is Kind.CHANGED]
     assert changed.columns == ("owner",)
 
 
@@ -116,9 +116,9 @@ def test_repair_corrects_the_target_and_the_stream_continues_from_it(pair: Pair)
     pair.spoil("INSERT INTO tokens VALUES (x'0102', 1, NULL), (x'0103', 1, NULL)")
     pair.spoil("UPDATE accounts SET id = id + 100000 ORDER BY id LIMIT 3")
     pair.workload.run(30)
-    found = pair.verify(mend=True)
-    assert not found.equal
-    assert found.repaired == sum(len(one.found) for one in found.results)
+    verification = pair.verify(mend=True)
+    assert not verification.equal
+    assert verification.repaired == sum(len(comparison.found) for comparison in verification.results)
     assert pair.verify().equal
     pair.pipeline.follow()
     pair.prove()
@@ -136,9 +136,9 @@ def test_large_tables_are_compared_range_by_range(pair: Pair) -> None:
     pair.spoil("DELETE FROM accounts WHERE id IN (100001, 100450, 100900)")
     pair.spoil("INSERT INTO accounts (id, owner, balance) VALUES (-5, 'first', 0), (500000, 'last', 0)")
     pair.source.sql("UPDATE accounts SET id = id + 1000 WHERE id = 100460", database=pair.database)
-    found = pair.verify("accounts", share_rows=100)
-    (result,) = found.results
-    assert {(one.row["id"], one.kind) for one in result.found} == {
+    verification = pair.verify("accounts", share_rows=100)
+    (result,) = verification.results
+    assert {(difference.row["id"], difference.kind) for difference in result.found} == {
         *((number, Kind.MISSING) for number in (100001, 100450, 100900)),
         *((number, Kind.EXTRA) for number in (-5, 500000)),
     }
@@ -175,24 +175,24 @@ def test_rows_are_compared_as_the_steps_leave_them(
     mysql_server.sql(
         "UPDATE orders_2 SET total = 50 WHERE id < 3; DELETE FROM orders_2 WHERE id = 20", database=database
     )
-    found = verify(pipeline.settings)
-    (result,) = found.results
-    assert found.equal
+    verification = verify(pipeline.settings)
+    (result,) = verification.results
+    assert verification.equal
     assert result.source_rows == result.target_rows == 2 * 35
     mariadb_server.sql(
         "UPDATE orders SET code = 'c30' WHERE id = 30; DELETE FROM orders WHERE id = 31", database=database
     )
     (result,) = verify(pipeline.settings, mend=True).results
-    assert sorted((one.row["id"], str(one.kind)) for one in result.found) == [
+    assert sorted((difference.row["id"], str(difference.kind)) for difference in result.found) == [
         (30, "changed"),
         (30, "changed"),
         (31, "missing"),
         (31, "missing"),
     ]
     pipeline.follow()
-    found = verify(pipeline.settings)
-    assert found.equal
-    assert found.results[0].source_rows == 2 * 35 - 2 + 3 - 1
+    verification = verify(pipeline.settings)
+    assert verification.equal
+    assert verification.results[0].source_rows == 2 * 35 - 2 + 3 - 1
 
 
 @pytest.mark.deep(
@@ -212,15 +212,15 @@ def test_repair_leaves_rows_with_a_change_rejected_by_a_step(
     mysql_server.sql("UPDATE orders SET code = 'none' WHERE id IN (5, 6)", database=database)
     pipeline.follow()
     mariadb_server.sql(f"INSERT INTO {database}.orders VALUES (900, 'C', 1, NULL)")
-    found = verify(pipeline.settings, mend=True)
-    (result,) = found.results
-    assert {(one.row["id"], one.kind) for one in result.found} == {
+    verification = verify(pipeline.settings, mend=True)
+    (result,) = verification.results
+    assert {(difference.row["id"], difference.kind) for difference in result.found} == {
         (5, Kind.UNSETTLED),
         (6, Kind.UNSETTLED),
         (900, Kind.EXTRA),
     }
     assert result.rejected == 2
-    assert found.repaired == 1
+    assert verification.repaired == 1
     assert mariadb_server.sql(f"SELECT * FROM {database}.orders WHERE id IN (5, 6) ORDER BY id") == before
     assert mariadb_server.sql(f"SELECT * FROM {database}.orders WHERE id = 900") == []
 
@@ -241,7 +241,10 @@ def test_rows_that_no_load_read_may_be_present_or_absent(
         "DELETE FROM orders WHERE id = 25; UPDATE orders SET total = 2 WHERE id = 3", database=database
     )
     (result,) = verify(pipeline.settings).results
-    assert sorted((one.row["id"], str(one.kind)) for one in result.found) == [(3, "changed"), (25, "missing")]
+    assert sorted((difference.row["id"], str(difference.kind)) for difference in result.found) == [
+        (3, "changed"),
+        (25, "missing"),
+    ]
 
 
 def test_table_without_a_reconstructable_state_is_reported_and_the_others_are_compared(
@@ -257,23 +260,27 @@ def test_table_without_a_reconstructable_state_is_reported_and_the_others_are_co
     assert verify(pipeline.settings).equal
     mariadb_server.sql("DELETE FROM keyless WHERE n = 1 LIMIT 1", database=database)
     (result,) = verify(pipeline.settings, [f"{database}.keyless"]).results
-    assert [(one.row, str(one.kind)) for one in result.found] == [({"n": 1}, "missing")]
+    assert [(difference.row, str(difference.kind)) for difference in result.found] == [({"n": 1}, "missing")]
     mysql_server.sql(
         "TRUNCATE TABLE emptied; ALTER TABLE altered ADD COLUMN more INT;"
         " INSERT INTO altered VALUES (99, 'x', 1, NULL, 5); INSERT INTO keyless VALUES (3)",
         database=database,
     )
-    found = {one.table.target.name.table: one for one in verify(pipeline.settings).results}
-    assert found["kept"].equal
-    assert "emptied or defined anew" in found["emptied"].open
-    assert "emptied or defined anew" in found["altered"].open
-    assert "no primary key" in found["keyless"].open
+    results = {
+        comparison.table.target.name.table: comparison for comparison in verify(pipeline.settings).results
+    }
+    assert results["kept"].equal
+    assert "emptied or defined anew" in results["emptied"].open
+    assert "emptied or defined anew" in results["altered"].open
+    assert "no primary key" in results["keyless"].open
     # A table that the target has lost keeps no other from being compared, unless there is no other.
     mariadb_server.sql(f"DROP TABLE {database}.kept")
     mysql_server.sql("CREATE TABLE later (id INT PRIMARY KEY)", database=database)
-    found = {one.table.target.name.table: one for one in verify(pipeline.settings).results}
-    assert "has no table" in found["kept"].open
-    assert "emptied or defined anew" in found["later"].open
+    results = {
+        comparison.table.target.name.table: comparison for comparison in verify(pipeline.settings).results
+    }
+    assert "has no table" in results["kept"].open
+    assert "emptied or defined anew" in results["later"].open
     with pytest.raises(SchemaChanged, match="has no table"):
         verify(pipeline.settings, [f"{database}.kept"])
 
@@ -303,22 +310,22 @@ def test_invalid_dates_are_compared_and_repaired_by_their_text(pair: Pair, tmp_p
         pair.spoil(f"{lenient} INSERT INTO {name} VALUES ('2026-02-31', 1)")
     # A row that is there twice loses one of the two.
     pair.spoil("INSERT INTO keyless VALUES ('2026-01-01', 2)")
-    found = pair.verify("keyed", "keyless", mend=True)
-    assert [len(result.found) for result in found.results] == [1, 2]
-    assert {one.kind for result in found.results for one in result.found} == {Kind.EXTRA}
+    verification = pair.verify("keyed", "keyless", mend=True)
+    assert [len(result.found) for result in verification.results] == [1, 2]
+    assert {difference.kind for result in verification.results for difference in result.found} == {Kind.EXTRA}
     assert pair.verify("odd", "keyed", "keyless").equal
     pair.spoil("UPDATE odd SET day = NULL WHERE id = 1")
     pair.spoil(lenient + "UPDATE odd SET day = '2026-02-31' WHERE id = 2")
     pair.spoil(lenient + "UPDATE odd SET day = '0000-00-00' WHERE id = 4")
-    found = pair.verify("odd", mend=True)
-    (result,) = found.results
-    assert {(one.row["id"], one.columns) for one in result.found} == {
+    verification = pair.verify("odd", mend=True)
+    (result,) = verification.results
+    assert {(difference.row["id"], difference.columns) for difference in result.found} == {
         (1, ("day",)),
         (2, ("day",)),
         (4, ("day",)),
     }
     assert "day is None, not '0000-00-00'" in "\n".join(lines(result, 10))
-    assert found.repaired == 3
+    assert verification.repaired == 3
     assert pair.verify("odd").equal
     # A column that is left out is not compared by its text either.
     pair.spoil("UPDATE odd SET day = NULL WHERE id = 1")
@@ -334,7 +341,10 @@ def test_started_batch_leaves_its_keys_undecided(pair: Pair) -> None:
     # A part of the batch is in the target: a key of it, and one that is wrong by itself.
     pair.spoil("INSERT INTO accounts (id, owner, balance) VALUES (9001, 'new', 0), (9003, 'besides', 0)")
     (result,) = pair.verify("accounts").results
-    assert {(one.row["id"], str(one.kind)) for one in result.found} == {(9001, "unsettled"), (9003, "extra")}
+    assert {(difference.row["id"], str(difference.kind)) for difference in result.found} == {
+        (9001, "unsettled"),
+        (9003, "extra"),
+    }
 
 
 def test_kept_log_reconstructs_a_position(
@@ -353,6 +363,8 @@ def test_kept_log_reconstructs_a_position(
         assert verify(pipeline.settings).equal
         mariadb_server.sql("UPDATE orders SET total = -1 WHERE id = 7", database=database)
         (result,) = verify(pipeline.settings).results
-        assert [(one.row["id"], str(one.kind)) for one in result.found] == [(7, "changed")]
+        assert [(difference.row["id"], str(difference.kind)) for difference in result.found] == [
+            (7, "changed")
+        ]
         pipeline.follow()
         assert verify(pipeline.settings).equal

@@ -29,7 +29,7 @@ def wait_for_requests(settings: PipelineSettings, numbers: list[str]) -> None:
     with opened(settings) as state:
 
         def states() -> set[str]:
-            return {one.state for one in state.requests() if one.number in numbers}
+            return {request.state for request in state.requests() if request.number in numbers}
 
         wait_until(lambda: not states() & {"asked", "running"}, BATCH_SECONDS_MAX)
         assert states() == {"done"}, state.requests()
@@ -61,23 +61,26 @@ def test_running_pipeline_is_compared_and_repaired(
     settings = pipeline_of(mysql_server, database, sink, tmp_path, batch={"interval": "200ms"})
     run_to_end(spark, settings)
     with running(spark, settings), workload.busy(0.01):
-        found = verify(settings)
-        assert found.running
+        verification = verify(settings)
+        assert verification.running
         assert not any(
-            one.count(kind) for one in found.results for kind in Kind if kind is not Kind.UNSETTLED
+            comparison.count(kind)
+            for comparison in verification.results
+            for kind in Kind
+            if kind is not Kind.UNSETTLED
         )
         spoil(mariadb_server, database)
-        found = verify(settings)
+        verification = verify(settings)
         certain = {
-            (one.row["id"], str(one.kind))
-            for each in found.results
-            for one in each.found
-            if one.kind is not Kind.UNSETTLED
+            (difference.row["id"], str(difference.kind))
+            for each in verification.results
+            for difference in each.found
+            if difference.kind is not Kind.UNSETTLED
         }
         assert certain == {(1, "missing"), (2, "changed"), (7, "extra")}
-        found = verify(settings, mend=True)
-        assert len(found.requests) == 1
-        wait_for_requests(settings, found.requests)
+        verification = verify(settings, mend=True)
+        assert len(verification.requests) == 1
+        wait_for_requests(settings, verification.requests)
     run_to_end(spark, settings)
     for table in (*workload.tables, "quiet"):
         assert_same(
@@ -110,9 +113,9 @@ def test_many_shares_are_compared_by_tasks(
         " INSERT INTO wide VALUES (1, 1), (9999, 1)",
         database=database,
     )
-    found = verify(settings, spreading=SparkSpreading(spark), share_rows=200)
-    (result,) = found.results
-    assert {(one.row["id"], str(one.kind)) for one in result.found} == {
+    verification = verify(settings, spreading=SparkSpreading(spark), share_rows=200)
+    (result,) = verification.results
+    assert {(difference.row["id"], str(difference.kind)) for difference in result.found} == {
         (0, "missing"),
         (4500, "missing"),
         (8997, "changed"),
@@ -158,9 +161,9 @@ def test_some_rows_are_reread_from_the_command_line(
         database=database,
     )
     kept = tmp_path / "differences.jsonl"
-    found = penstock("verify", file, "--json", "--output", kept)
-    assert found.code == 1
-    (counted,) = found.objects
+    output = penstock("verify", file, "--json", "--output", kept)
+    assert output.code == 1
+    (counted,) = output.objects
     assert {kind: counted[kind] for kind in ("missing", "extra", "changed")} == {
         "missing": 1,
         "extra": 1,
@@ -176,9 +179,9 @@ def test_some_rows_are_reread_from_the_command_line(
     asked = penstock("resnapshot", file, f"{database}.notes", "--where", "n >= 30", "--json").one
     run_to_end(spark, settings)
     wait_for_requests(settings, [asked["request"]])
-    found = penstock("verify", file)
-    assert "1 changed; 60 rows in the source, 60 in the target" in found.out
-    assert "changed: code='code 3': n is -1, not 3" in found.out
+    output = penstock("verify", file)
+    assert "1 changed; 60 rows in the source, 60 in the target" in output.out
+    assert "changed: code='code 3': n is -1, not 3" in output.out
     assert penstock("verify", file, "--repair").code == 0
     assert penstock("verify", file).code == 0
     assert penstock("verify", file, "nothing.*").code == 2
@@ -209,14 +212,14 @@ def test_reread_rows_are_ahead_of_a_stopped_stream(
         run = PipelineRun(
             settings, SparkDriver(spark), told=lambda shown: run.stop() if "chunks" in shown else None
         )
-        standing = run.run()
+        progress = run.run()
         asked = state.request(number)
     assert asked is not None
     assert asked.state == "done"
-    assert standing.loads[f"shop/{database}.t"].read_to > 0
+    assert progress.loads[f"shop/{database}.t"].read_to > 0
     (result,) = verify(settings).results
     assert "has not come to where its rows were read" in result.open
     assert not result.found
     run_to_end(spark, settings)
-    found = verify(settings)
-    assert found.equal, found.results
+    verification = verify(settings)
+    assert verification.equal, verification.results

@@ -48,8 +48,8 @@ def test_rows_prepared_on_the_old_primary_arrive_once_when_the_new_one_commits(
         follower.sql("XA ROLLBACK 'x2'")
         follower.sql("INSERT INTO d.t VALUES (4)")
         wait_for(capture, lambda status: status.position == f"1/{head_of(follower)}")
-        begun = capture.snapshot()
-    assert begun.epoch == 1
+        first_status = capture.snapshot()
+    assert first_status.epoch == 1
     rows = [
         row
         for batch in read_binlog(tmp_path / "shop", ["d.t"])

@@ -81,7 +81,7 @@ def test_every_byte_passes_unchanged_in_both_directions(mariadb_server: Server) 
     ):
         cursor.execute("SELECT REPEAT('x', %s), LENGTH(%s)", (PAYLOAD_BYTES, "y" * PAYLOAD_BYTES))
         assert cursor.fetchall() == (("x" * PAYLOAD_BYTES, PAYLOAD_BYTES),)
-        proxy.wait_for(lambda it: it.bytes_down > PAYLOAD_BYTES)
+        proxy.wait_for(lambda counters: counters.bytes_down > PAYLOAD_BYTES)
         assert proxy.accepted_count == 1
         assert proxy.through(mariadb_server.url()).endswith(f"@127.0.0.1:{proxy.port}")
 
@@ -107,7 +107,7 @@ def test_slow_client_has_every_byte_before_a_planned_cut(how: str) -> None:
         with _connect(proxy) as client:
             speaking = threading.Thread(target=_speak, args=(talker, 2 * LATE_BYTES))
             speaking.start()
-            proxy.wait_for(lambda it: it.bytes_down == LATE_BYTES)
+            proxy.wait_for(lambda counters: counters.bytes_down == LATE_BYTES)
             assert _read_all(client) == (LATE_BYTES, how)
         speaking.join()
 
@@ -134,14 +134,14 @@ def test_client_of_a_real_server_sees_a_packet_end_in_its_middle(mariadb_server:
             proxy.cut_after(proxy.bytes_down, in_packet=True)
             with pytest.raises(pymysql.err.OperationalError):
                 cursor.execute("SELECT REPEAT('x', 1000000)")
-        proxy.wait_for(lambda it: it.cut_count == 1)
+        proxy.wait_for(lambda counters: counters.cut_count == 1)
 
 
 def test_requested_cut_reaches_every_live_connection(chatter: int) -> None:
-    with Proxy(chatter) as proxy, _connect(proxy) as one, _connect(proxy) as two:
+    with Proxy(chatter) as proxy, _connect(proxy) as first, _connect(proxy) as two:
         # Whoever is connected is reached, though the proxy may not have looked at it yet.
         assert proxy.cut() == 2
-        assert _read_all(one) == (0, "reset")
+        assert _read_all(first) == (0, "reset")
         assert _read_all(two) == (0, "reset")
         assert proxy.cut() == 0
 
@@ -187,7 +187,7 @@ def test_a_hole_swallows_what_live_and_new_connections_send_until_it_closes(chat
 
 def test_proxy_that_refuses_resets_new_connections_only(chatter: int) -> None:
     with Proxy(chatter) as proxy, _connect(proxy) as live:
-        proxy.wait_for(lambda it: it.accepted_count == 1)
+        proxy.wait_for(lambda counters: counters.accepted_count == 1)
         proxy.refuse()
         assert _outcome(proxy) == (0, "reset")
         live.sendall(b"live")
@@ -219,4 +219,4 @@ def test_planned_cuts_can_be_repeated_and_forgotten(chatter: int) -> None:
 
 def test_wait_for_missing_events_ends_with_the_counts(chatter: int) -> None:
     with Proxy(chatter) as proxy, pytest.raises(TimeoutError, match="0 cuts"):
-        proxy.wait_for(lambda it: it.cut_count > 0, seconds_max=0.1)
+        proxy.wait_for(lambda counters: counters.cut_count > 0, seconds_max=0.1)

@@ -71,7 +71,7 @@ def one_shop(shop_of: Callable[[str], Shop]) -> Shop:
     return shop_of("mariadb")
 
 
-def place(event: Any) -> tuple[int, int, int]:
+def event_order(event: Any) -> tuple[int, int, int]:
     at = event.header.checkpoint
     return at.binlogFile, at.binlogOffset, at.eventIndex
 
@@ -114,23 +114,23 @@ def test_all_shards_together_are_the_table(shop: Shop) -> None:
     for at in range(1, 100, 10):
         shop.sql(f"UPDATE orders SET amount = amount + 1000 WHERE id BETWEEN {at} AND {at + 4}")
     shop.sql("DELETE FROM orders WHERE id > 250")
-    found: list[Any] = []
+    received: list[Any] = []
     for client in clients:
         shop.read_all(client, batch=40)
         client.close()
         for shard, events in client.events.items():
             assert shard in client.config["partitionClusterInfo"]["partitionSet"]
-            assert [place(event) for event in events] == sorted(place(event) for event in events)
+            assert [event_order(event) for event in events] == sorted(event_order(event) for event in events)
             for event in of_kind(events, *ROWS):
                 image = event.rowData.afterColumns or event.rowData.beforeColumns
                 assert slot(int(image["id"].value)) % 5 == shard
-                found.append(event)
+                received.append(event)
         # Every shard is told of every commit that is not followed by another at once.
         assert len({len(of_kind(events, END)) for events in client.events.values()}) == 1
-    found.sort(key=place)
-    assert len({place(event) for event in found}) == len(found) == 300 + 50 + 50
+    received.sort(key=event_order)
+    assert len({event_order(event) for event in received}) == len(received) == 300 + 50 + 50
     rows = shop.server.sql(f"SELECT id, customer, amount FROM {shop.table}")
-    assert replay(found) == {
+    assert replay(received) == {
         str(key): {"id": str(key), "customer": customer, "amount": str(amount)}
         for key, customer, amount in rows
     }
@@ -140,7 +140,7 @@ def test_event_has_the_fields_of_ptubes(one_shop: Shop) -> None:
     shop = one_shop
     with shop.client() as client:
         client.subscribe(LATEST)
-        begun = time.time()
+        started = time.time()
         shop.sql("INSERT INTO orders VALUES (7, 'ann', NULL)")
         shop.read_all(client)
     row, end = client.events[0]
@@ -149,7 +149,8 @@ def test_event_has_the_fields_of_ptubes(one_shop: Shop) -> None:
     assert row.header.encode == "PROTOCOL_BUFFER"
     columns = row.rowData.afterColumns
     assert {
-        name: (one.index, one.mysqlType, one.isKey, one.isNull, one.value) for name, one in columns.items()
+        name: (column.index, column.mysqlType, column.isKey, column.isNull, column.value)
+        for name, column in columns.items()
     } == {
         "id": (0, "BIGINT", True, False, "7"),
         "customer": (1, "VARCHAR", False, False, "ann"),
@@ -159,7 +160,7 @@ def test_event_has_the_fields_of_ptubes(one_shop: Shop) -> None:
     (server_id,) = shop.server.sql("SELECT @@server_id")[0]
     assert at.serverId == server_id
     # Whole seconds.
-    assert int(begun) <= at.timestamp / 1000 <= time.time()
+    assert int(started) <= at.timestamp / 1000 <= time.time()
     assert (at.eventIndex, end.header.checkpoint.eventIndex) == (0, 1)
     assert at.binlogOffset == end.header.checkpoint.binlogOffset
 
@@ -189,10 +190,10 @@ def test_shard_columns_can_be_configured(one_shop: Shop) -> None:
         shop.sql("INSERT INTO by_customer VALUES (1, 'abc'), (2, 'order-10001'), (3, 'abc')")
         shop.read_all(client)
     ids = {
-        shard: [one.rowData.afterColumns["id"].value for one in of_kind(events, INSERT)]
+        shard: [event.rowData.afterColumns["id"].value for event in of_kind(events, INSERT)]
         for shard, events in client.events.items()
     }
-    assert {shard: found for shard, found in ids.items() if found} == {0: ["1", "3"], 7: ["2"]}
+    assert {shard: shard_ids for shard, shard_ids in ids.items() if shard_ids} == {0: ["1", "3"], 7: ["2"]}
     assert of_kind(client.events[0], INSERT)[0].header.partitionKey == "customer"
 
 
@@ -200,11 +201,11 @@ def test_definition_goes_to_all_subscribers_of_its_table(one_shop: Shop) -> None
     shop = one_shop
     shop.sql("CREATE TABLE other (id INT PRIMARY KEY)")
     shop.caught_up()
-    one = shop.client(shards=[0], shard_count=3)
+    first = shop.client(shards=[0], shard_count=3)
     two = shop.client(shards=[1, 2], shard_count=3)
     none = shop.client(shards=[0], shard_count=3, needDDL=False)
     other = shop.client(f"{shop.database}.other", shards=[0], shard_count=3)
-    clients = (one, two, none, other)
+    clients = (first, two, none, other)
     for client in clients:
         client.subscribe(LATEST)
     shop.sql("ALTER TABLE orders ADD COLUMN note TEXT")
@@ -212,12 +213,12 @@ def test_definition_goes_to_all_subscribers_of_its_table(one_shop: Shop) -> None
     for client in clients:
         shop.read_all(client)
         client.close()
-    for client, shard in ((one, 0), (two, 1), (two, 2)):
-        (told,) = of_kind(client.events[shard], QUERY)
-        assert told.isDdl
-        assert told.ddlSchemaName == shop.table
-        assert "ALTER TABLE orders ADD COLUMN note TEXT" in told.sql
-        assert client.events[shard][0] == told
+    for client, shard in ((first, 0), (two, 1), (two, 2)):
+        (query,) = of_kind(client.events[shard], QUERY)
+        assert query.isDdl
+        assert query.ddlSchemaName == shop.table
+        assert "ALTER TABLE orders ADD COLUMN note TEXT" in query.sql
+        assert client.events[shard][0] == query
         (row,) = of_kind(client.events[shard], INSERT)
         assert "note" in row.rowData.afterColumns
     assert not of_kind(none.events[0], QUERY)

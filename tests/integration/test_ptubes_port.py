@@ -60,10 +60,10 @@ def test_fetch_without_events_waits_for_its_timeout(shop: Shop) -> None:
     with shop.client() as client:
         client.subscribe(LATEST)
         client.fetch(timeout_ms=1)
-        begun = time.monotonic()
+        started = time.monotonic()
         # In any larger unit the answer would come after the connection's own timeout.
         assert client.fetch(timeout_ms=400).totalEventCount == 0
-        assert time.monotonic() - begun > 0.3
+        assert time.monotonic() - started > 0.3
 
 
 def test_waiting_fetch_is_answered_when_a_row_arrives(shop: Shop) -> None:
@@ -160,7 +160,7 @@ def test_client_gets_the_reason_why_the_log_cannot_be_read_further(shop: Shop) -
         shop.sql("INSERT INTO orders VALUES (1, 'a', 1)")
         shop.sql("SET SESSION binlog_format = STATEMENT; INSERT INTO orders VALUES (2, 'b', 2)")
         shop.caught_up()
-        client.fetch_until(lambda one: len(one.events.get(0, [])) == 2)
+        client.fetch_until(lambda reading: len(reading.events.get(0, [])) == 2)
         request = {"batchSize": 10, "timeoutMs": 50, "maxByteSize": 1000}
         envelope = RdsEnvelope.FromString(client.call("/v1/fetchMessages", request))
         assert (envelope.messageType, envelope.error_code) == (ERROR, 3)
@@ -223,7 +223,7 @@ def test_known_account_is_accepted_by_a_header_or_by_the_token_of_a_subscription
         shop = Shop(daemon, server, port, 0, database)
         server.sql(f"INSERT INTO {database}.mine VALUES (1); INSERT INTO {database}.theirs VALUES (2)")
         shop.caught_up()
-        mine, theirs = f"{database}.mine", f"{database}.theirs"
+        mine, hidden_table = f"{database}.mine", f"{database}.theirs"
 
         def subscribes(table: str, **more: Any) -> bool:
             with shop.client(table, **more) as client:
@@ -237,8 +237,8 @@ def test_known_account_is_accepted_by_a_header_or_by_the_token_of_a_subscription
 
         assert subscribes(mine, token="a-token", task="cache")
         assert not subscribes(mine, token="a-token", task="search")
-        assert not subscribes(theirs, token="a-token", task="cache")
-        assert subscribes(theirs, token="whole")
+        assert not subscribes(hidden_table, token="a-token", task="cache")
+        assert subscribes(hidden_table, token="whole")
         assert not subscribes(mine, token="wrong", task="cache")
         assert not subscribes(mine)
         with shop.client(mine, task="cache") as client:
@@ -282,7 +282,9 @@ def test_account_sees_no_instance_that_it_may_not_read(
                 ("/v1/readerTaskRuntimeConf?taskName=bank&taskName=shop", "readerTaskName"),
                 ("/v1/clientSessionInfo", "writerTaskName"),
             ):
-                whole, some = ({one[key] for one in ask(path, token)} for token in ("whole", "a-token"))
+                whole, some = (
+                    {session[key] for session in ask(path, token)} for token in ("whole", "a-token")
+                )
                 assert whole - some in ({"bank"}, {"payroll"}), path
             for token, tasks in (("whole", ["payroll"]), ("a-token", [])):
                 with shop.client(token=token) as other:
@@ -322,7 +324,7 @@ def test_monitors_see_the_status_and_no_password(shop: Shop) -> None:
         shop.sql("INSERT INTO orders VALUES (1, 'a', 1)")
         shop.read_all(client)
         port = client.local_port
-        (session,) = [one for one in ask("/v1/clientSessionInfo") if one["port"] == port]
+        (session,) = [session for session in ask("/v1/clientSessionInfo") if session["port"] == port]
         assert session["writerTaskName"] == "cache"
         assert (session["freqSubCalls"], session["freqErrorSubs"]) == (1, 0)
         assert session["freqBinlogGetCalls"] >= 1

@@ -184,13 +184,13 @@ def check(server: Server, database: str, made: list[Table], read: Callable[[str]
             for row in server.sql(f"SELECT * FROM {identifier(database)}.{identifier(name)} ORDER BY id")
         ]
         rows = sorted(read(name), key=place_in_log)
-        found = [
+        actual_rows = [
             tuple(comparable(value, kind) for value, kind in zip(row, kinds, strict=True))
             for row in replay(rows, ["id"])
         ]
-        assert len(found) == len(held), table
-        for mine, theirs in zip(found, held, strict=True):
-            for value, wanted, kind in zip(mine, theirs, kinds, strict=True):
+        assert len(actual_rows) == len(held), table
+        for mine, stored in zip(actual_rows, held, strict=True):
+            for value, wanted, kind in zip(mine, stored, kinds, strict=True):
                 assert value == wanted, (
                     f"{kind} of {name!r}, id {mine[0]}: {value!r} is {wanted!r} on the server"
                 )

@@ -68,12 +68,12 @@ def texts(decoded: Decoded) -> list[tuple[str, str]]:
 
 def in_order(decoded: Decoded) -> dict[str, list[pyarrow.Table]]:
     """Return the rows of each table in the order in which they came, one Arrow table for each definition."""
-    found: dict[str, list[pyarrow.Table]] = {}
+    merged_tables: dict[str, list[pyarrow.Table]] = {}
     for table, batches in decoded.batches.items():
         for schema, group in groupby(batches, key=lambda batch: batch.schema):
             merged = pyarrow.Table.from_batches(list(group), schema).combine_chunks()
-            found.setdefault(table, []).append(merged)
-    return found
+            merged_tables.setdefault(table, []).append(merged)
+    return merged_tables
 
 
 def check_every_cut(data: bytes, cuts: list[list[int]], **options: object) -> None:
@@ -96,8 +96,8 @@ def all_single_cuts(data: bytes) -> list[list[int]]:
             for step in (-20, -1, 0, 1, 18, 19, 20, event.size // 2)
         }
         sample = random.Random(SEED).sample(places, EVERY_BYTE_MAX // 8)
-        places = sorted(place for place in near.union(sample) if 0 < place < len(data))  # type: ignore[assignment]
-    return [[place] for place in places]
+        places = sorted(cut for cut in near.union(sample) if 0 < cut < len(data))  # type: ignore[assignment]
+    return [[position] for position in places]
 
 
 def random_cuts(data: bytes, count: int = RANDOM_CUTS) -> list[list[int]]:
@@ -134,7 +134,7 @@ def test_log_without_checksums_is_cut_at_every_byte(
     finally:
         server.sql("SET GLOBAL binlog_checksum = CRC32")
     places = random.Random(SEED).sample(range(1, len(data)), 700)
-    check_every_cut(data, [[place] for place in places] + random_cuts(data), tables=database)
+    check_every_cut(data, [[position] for position in places] + random_cuts(data), tables=database)
 
 
 def test_compressed_transactions_belong_to_the_range_of_their_start(
@@ -209,5 +209,5 @@ def test_event_like_bytes_inside_a_value_start_no_range(
     )
     data = path.read_bytes()
     at = data.index(inner[len(MAGIC) : 200])
-    cuts = [[place] for place in range(at, at + len(inner), 37)]
+    cuts = [[cut] for cut in range(at, at + len(inner), 37)]
     check_every_cut(data, cuts, tables=database)

@@ -90,15 +90,15 @@ def rows_of(batches: Iterator[penstock.Batch], *, instance: bool = False) -> lis
 
 @pytest.fixture(scope="module")
 def written_on(server_of: Callable[[str], Server]) -> Callable[[str], Written]:
-    made: dict[str, Written] = {}
+    logs: dict[str, Written] = {}
 
     def get(flavor: str) -> Written:
-        if flavor not in made:
+        if flavor not in logs:
             server = server_of(flavor)
             database = f"read_binlog_{flavor}"
             server.sql(f"CREATE DATABASE {database}")
-            made[flavor] = Written(server, database)
-        return made[flavor]
+            logs[flavor] = Written(server, database)
+        return logs[flavor]
 
     return get
 
@@ -252,9 +252,9 @@ def test_start_and_an_end_by_gtid_set_cut_between_transactions(written: Written)
     source = open_source(SourceOptions.parse([str(path) for path in written.files]))
     gtids = source.gtid_set(written.middle)
     whole = written.read()
-    for place in (None, written.server.url()):
-        assert written.read(place, end=gtids) == [row for row in whole if row in whole[:40]]
-        assert written.read(place, start=gtids, end=gtids_of(written.server)) == whole[40:]
+    for log_position in (None, written.server.url()):
+        assert written.read(log_position, end=gtids) == [row for row in whole if row in whole[:40]]
+        assert written.read(log_position, start=gtids, end=gtids_of(written.server)) == whole[40:]
 
 
 def test_start_and_an_end_by_time_cut_between_transactions(written: Written) -> None:
@@ -272,7 +272,7 @@ def test_start_and_an_end_by_time_cut_between_transactions(written: Written) -> 
 
 def test_gtid_sets_before_a_position_equal_the_servers(written: Written) -> None:
     paths = [str(path) for path in written.files]
-    files, live = (open_source(SourceOptions.parse(one)) for one in (paths, written.server.url()))
+    files, live = (open_source(SourceOptions.parse(source)) for source in (paths, written.server.url()))
     assert files.gtid_set(written.middle) == live.gtid_set(written.middle)
     assert live.gtid_set(live.head()) == gtids_of(written.server)
     live.close()
@@ -294,11 +294,13 @@ def test_missing_position_is_refused_by_name(written: Written) -> None:
 
 def ranges_at(file: Path, cuts: list[int]) -> list[ByteRange]:
     places = [4, *cuts, None]
-    return [ByteRange(0, file.name, one or 4, other, aligned=one == 4) for one, other in pairwise(places)]
+    return [
+        ByteRange(0, file.name, start or 4, other, aligned=start == 4) for start, other in pairwise(places)
+    ]
 
 
 def rows_of_ranges(source: Source, ranges: list[ByteRange], selection: Selection) -> list[Row]:
-    return [row for one in ranges for row in rows_of(read_range(source, one, selection))]
+    return [row for range_ in ranges for row in rows_of(read_range(source, range_, selection))]
 
 
 @pytest.mark.slow
@@ -325,8 +327,8 @@ def test_many_cuts_at_once_return_every_row_once(written: Written) -> None:
 
 def test_walk_ends_at_the_last_transaction_within_the_limit(written: Written) -> None:
     paths = [str(path) for path in written.files]
-    for place in (paths, written.server.url()):
-        source = open_source(SourceOptions.parse(place))
+    for log_position in (paths, written.server.url()):
+        source = open_source(SourceOptions.parse(log_position))
         at = source.walk(written.start, written.end, rows_max=40)
         assert at == written.middle
         assert source.walk(written.start, written.end, bytes_max=10**9) == written.end
@@ -357,7 +359,11 @@ def test_file_in_use_ends_at_its_last_whole_transaction(mysql_written: Written, 
     assert content[4 + 17] & 1, "the server has its last file in use"
     expected = mysql_written.read(last)
     source = open_source(SourceOptions.parse(last))
-    (whole,) = (batch for one in source.split() for batch in read_range(source, one, emit="transactions"))
+    (whole,) = (
+        batch
+        for byte_range in source.split()
+        for batch in read_range(source, byte_range, emit="transactions")
+    )
     ends = whole.to_arrow()["end_offset"].to_pylist()
     growing = tmp_path / last.name
     for size in range(len(source.head_bytes(last.name)), len(content), 7):
@@ -482,8 +488,8 @@ def read_live(url: str, database: str, start: Position, **options: Any) -> list[
         selection = Selection(penstock.TablePatterns(f"{database}.t"))
         return [
             row
-            for one in source.split(start)
-            for batch in read_range(source, one, selection, **options)
+            for byte_range in source.split(start)
+            for batch in read_range(source, byte_range, selection, **options)
             for row in batch.to_arrow().drop_columns(["_metadata"]).to_pylist()
         ]
     finally:

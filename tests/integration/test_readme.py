@@ -55,8 +55,8 @@ def here(start_server: StartServer, tmp_path: Path) -> Words:
 
     def replace(text: str) -> str:
         real = {BACKUP: str(log), SERVER: server.url(), SECRET: str(secret), LAKE: f"{tmp_path}/"}
-        for named, found in real.items():
-            text = text.replace(named, found)
+        for named, replacement in real.items():
+            text = text.replace(named, replacement)
         return text
 
     return replace

@@ -71,9 +71,9 @@ class Shop:
 
     def cached(self) -> dict[int, Any]:
         """Return what the cache has, by id."""
-        found = {key: self.cache.get(key) for key in self.cache.keys(f"{self.database}:*")}
+        values_by_key = {key: self.cache.get(key) for key in self.cache.keys(f"{self.database}:*")}
         # A key may go between the two questions.
-        return {int(key.rpartition(":")[2]): json.loads(text) for key, text in found.items() if text}
+        return {int(key.rpartition(":")[2]): json.loads(text) for key, text in values_by_key.items() if text}
 
     def wait_for(self, wanted: Callable[[dict[int, Any]], bool]) -> None:
         try:
@@ -121,12 +121,12 @@ class Running:
 
 
 def test_cache_follows_a_table_through_the_steps(shop: Shop) -> None:
-    told: list[dict[str, Any]] = []
+    reports: list[dict[str, Any]] = []
     steps = [
         {"filter": "status <> 'draft'"},
         {"map": {"add": {"total": "total * 2"}, "drop": []}},
     ]
-    with Running(shop.settings(steps=steps), told.append) as running:
+    with Running(shop.settings(steps=steps), reports.append) as running:
         shop.server.sql(
             f"INSERT INTO {shop.table} VALUES (1, 'paid', 1.25), (2, 'draft', 2.00), (3, 'paid', 3.00)"
         )
@@ -139,8 +139,8 @@ def test_cache_follows_a_table_through_the_steps(shop: Shop) -> None:
         shop.server.sql(f"DELETE FROM {shop.table} WHERE id = 3")
         shop.wait_for(lambda cached: set(cached) == {2})
     assert running.failure is None
-    assert running.relay.counts.rows == sum(line["rows"] for line in told) > 0
-    assert all(0 <= line["delay"] < WAIT_SECONDS_MAX for line in told)
+    assert running.relay.counts.rows == sum(line["rows"] for line in reports) > 0
+    assert all(0 <= line["delay"] < WAIT_SECONDS_MAX for line in reports)
 
 
 @pytest.mark.timing
@@ -179,9 +179,9 @@ def test_relay_continues_where_it_stopped_and_follows_new_columns(shop: Shop) ->
     with Running(shop.settings()) as running:
         shop.wait_for(lambda cached: set(cached) == {2, 3})
     assert running.failure is None
-    found = shop.cached()
-    assert found[3]["note"] == "new"
-    assert "note" not in found[2]
+    cached_rows = shop.cached()
+    assert cached_rows[3]["note"] == "new"
+    assert "note" not in cached_rows[2]
 
 
 def test_rows_that_a_step_rejects_are_stored_or_end_the_relay(shop: Shop) -> None:
@@ -201,10 +201,10 @@ def test_rows_that_a_step_rejects_are_stored_or_end_the_relay(shop: Shop) -> Non
 
 def test_changes_from_a_named_server_are_not_relayed(shop: Shop) -> None:
     number = int(shop.server.sql("SELECT @@server_id")[0][0])
-    told: list[dict[str, Any]] = []
-    with Running(shop.settings(loops={"server_ids": [number]}), told.append) as running:
+    reports: list[dict[str, Any]] = []
+    with Running(shop.settings(loops={"server_ids": [number]}), reports.append) as running:
         shop.server.sql(f"INSERT INTO {shop.table} VALUES (1, 'a', 1)")
-        wait_until(lambda: told)
+        wait_until(lambda: reports)
     assert (running.failure, shop.cached(), running.relay.counts.rows) == (None, {}, 0)
 
 

@@ -79,7 +79,7 @@ def test_ranges_equal_the_servers_bytes(
     assert (extents[0]["file"], extents[0]["start"]) == (start.file, start.offset)
     assert (extents[-1]["file"], extents[-1]["end"]) == (head.file, head.offset)
     for path in mariadb_server.binlog_files():
-        for one in (one for one in extents if one["file"] == path.name):
+        for one in (extent for extent in extents if extent["file"] == path.name):
             own = path.read_bytes()
             assert shop(daemon, "bytes", **{**one, "stop": one["end"]}) == own[one["start"] : one["end"]]
             middle = (one["start"] + one["end"]) // 2
@@ -122,8 +122,8 @@ def test_waiting_request_for_the_head_returns_with_the_commit(
     came: list[tuple[Position, float]] = []
 
     def wait() -> None:
-        found = Position.parse(shop(daemon, "head", after=str(head), timeout=LONGEST_WAIT)["position"])
-        came.append((found, time.monotonic()))
+        position = Position.parse(shop(daemon, "head", after=str(head), timeout=LONGEST_WAIT)["position"])
+        came.append((position, time.monotonic()))
 
     waiting = [threading.Thread(target=wait) for _ in range(5)]
     for thread in waiting:
@@ -139,17 +139,17 @@ def test_waiting_request_for_the_head_returns_with_the_commit(
     assert all(found > head for found, _ in came)
     # The commit woke them, and not the end of their time.
     assert max(at for _, at in came) - committed < LONGEST_WAIT / 2
-    begun = time.monotonic()
+    started = time.monotonic()
     head = head_of(mariadb_server)
     assert shop(daemon, "head", after=str(head), timeout=0.3) == {"position": str(head)}
-    assert 0.2 < time.monotonic() - begun < LONGEST_WAIT / 2
+    assert 0.2 < time.monotonic() - started < LONGEST_WAIT / 2
 
 
 def share_of_a_processor(daemon: DaemonProcess) -> float:
     """Return how much of a processor a daemon takes, over a second."""
-    begun, cpu = time.monotonic(), daemon.cpu_seconds()
+    started, cpu = time.monotonic(), daemon.cpu_seconds()
     time.sleep(1.0)
-    return (daemon.cpu_seconds() - cpu) / (time.monotonic() - begun)
+    return (daemon.cpu_seconds() - cpu) / (time.monotonic() - started)
 
 
 @pytest.mark.parametrize(
@@ -357,7 +357,7 @@ def test_eight_idle_instances_stay_small_and_one_failure_leaves_the_others_runni
 
 
 def states_of(daemon: DaemonProcess) -> dict[str, str]:
-    return {one["instance"]: one["state"] for one in daemon.get("/v1/instances")["instances"]}
+    return {instance["instance"]: instance["state"] for instance in daemon.get("/v1/instances")["instances"]}
 
 
 @pytest.mark.timing
@@ -377,7 +377,7 @@ def test_memory_log_throttles_the_server_for_its_readers(
         call = "/v1/instances/shop/position"
         daemon.post(call, reader="cache", position=str(first))
         head = insert(mariadb_server, f"{database}.t", 80, width=100_000)
-        status = daemon.wait_for(lambda one: one["state"] == "held")
+        status = daemon.wait_for(lambda status: status["state"] == "held")
         assert "cache" in status["why"]
         # It stays where it is, whatever the server still sends.
         for _ in range(20):

@@ -259,11 +259,11 @@ def test_update_that_moves_a_row_is_a_delete_and_an_insert_for_its_two_shards(sh
     asked: dict[str, Any] = {"tables": ["shop.moves"], "subscriber": "moves"}
     columns = {"shop.moves": ["customer"]}
 
-    def told(of: list[int], **more: Any) -> list[tuple[str, int, int]]:
+    def moved_rows(of: list[int], **more: Any) -> list[tuple[str, int, int]]:
         part = changes(shop.daemon, **asked, shards={"count": 2, "of": of, "columns": columns}, **more)
         return [(row["_change_type"], row["id"], row["customer"]) for row in part.rows]
 
-    one, other = sorted((told([0]), told([1])), key=lambda rows: rows[0][1])
+    one, other = sorted((moved_rows([0]), moved_rows([1])), key=lambda rows: rows[0][1])
     assert one == [
         ("insert", 1, 1),
         ("delete", 1, 1),
@@ -280,11 +280,11 @@ def test_update_that_moves_a_row_is_a_delete_and_an_insert_for_its_two_shards(sh
         ("update_preimage", 2, 2),
         ("update_postimage", 2, 2),
     ]
-    assert sorted(told([0, 1])) == sorted(one + other)
+    assert sorted(moved_rows([0, 1])) == sorted(one + other)
     # A condition looks at each of the two by itself, and for `changes` they are still an update.
-    entered = [row for shard in (0, 1) for row in told([shard], where="customer = 2 AND id = 1")]
+    entered = [row for shard in (0, 1) for row in moved_rows([shard], where="customer = 2 AND id = 1")]
     assert sorted(entered) == [("delete", 1, 2), ("insert", 1, 2)]
-    inserts = [row for shard in (0, 1) for row in told([shard], changes=["insert"])]
+    inserts = [row for shard in (0, 1) for row in moved_rows([shard], changes=["insert"])]
     assert sorted(inserts) == [("insert", 1, 1), ("insert", 2, 2)]
     moved = {
         shown["shards"]: shown["moved"]
@@ -431,9 +431,9 @@ def test_waiting_call_is_answered_when_a_row_arrives(shop: Shop) -> None:
 
 
 def test_waiting_call_without_rows_times_out(shop: Shop) -> None:
-    begun = time.monotonic()
+    started = time.monotonic()
     assert changes(shop.daemon, start="latest", wait_seconds=0.3).why == "wait"
-    assert 0.3 <= time.monotonic() - begun < WAIT_SECONDS_DEFAULT
+    assert 0.3 <= time.monotonic() - started < WAIT_SECONDS_DEFAULT
 
 
 @pytest.mark.timing
@@ -529,14 +529,14 @@ def requests_of(daemon: DaemonProcess, subscriber: str) -> int:
 
 def test_openapi_description_lists_exactly_the_routes(shop: Shop) -> None:
     described = shop.daemon.get("/v1/openapi.json")
-    told = {(method.upper(), path) for path, calls in described["paths"].items() for method in calls}
+    moved_rows = {(method.upper(), path) for path, calls in described["paths"].items() for method in calls}
     routes = make_app(Served({}, Arrivals()), {}).routes
     there = {
         (method, route.path)  # type: ignore[attr-defined]
         for route in routes
         for method in route.methods - {"HEAD"}  # type: ignore[attr-defined]
     }
-    assert told == there
+    assert moved_rows == there
     body = described["components"]["schemas"]["ChangesRequest"]
     assert set(body["properties"]) >= {"tables", "where", "shards", "start", "until", "credit_bytes"}
 

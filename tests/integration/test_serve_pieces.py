@@ -71,7 +71,7 @@ class Instance:
 
 
 @dataclass
-class Made:
+class Recording:
     """A server's two files: small transactions, definitions between them, and a large transaction."""
 
     server: Server
@@ -82,7 +82,7 @@ class Made:
 
 
 @pytest.fixture(scope="module")
-def made(server_of: Callable[[str], Server]) -> Iterator[Made]:
+def recording(server_of: Callable[[str], Server]) -> Iterator[Recording]:
     server = server_of("mysql")
     server.sql("FLUSH BINARY LOGS")
     name = server.sql("SHOW BINARY LOG STATUS")[0][0]
@@ -116,16 +116,16 @@ def made(server_of: Callable[[str], Server]) -> Iterator[Made]:
             cursor.execute(statement)
     files = binlogs(server)
     extents = files.extents()
-    first = next(Position(0, one.file, one.start) for one in extents if one.file == name)
+    first = next(Position(0, extent.file, extent.start) for extent in extents if extent.file == name)
     last = Position(0, extents[-1].file, extents[-1].bytes)
-    yield Made(server, files, first, Position(0, middle[0], middle[1]), last)
+    yield Recording(server, files, first, Position(0, middle[0], middle[1]), last)
     server.sql("DROP DATABASE shop")
 
 
 @pytest.fixture
-def log(made: Made, tmp_path: Path) -> Iterator[Log]:
+def log(recording: Recording, tmp_path: Path) -> Iterator[Log]:
     with open_log(tmp_path / "log") as log:
-        keep(log, made.server, made.files, start=made.first)
+        keep(log, recording.server, recording.files, start=recording.first)
         yield log
 
 
@@ -193,50 +193,54 @@ def rows_of_log(folder: Path, **bounds: Any) -> list[Row]:
 
 def test_chain_holds_the_bytes_of_a_log_reader_and_reports_its_position(log: Log) -> None:
     pieces = pieces_of(log)
-    found = run(chain(pieces, first_of(log)))
-    assert len(found) > 10
-    assert rows_of(found) == rows_of_log(log.folder)
-    assert found[-1].end == log.visible
-    for before, piece in itertools.pairwise(found):
+    output = run(chain(pieces, first_of(log)))
+    assert len(output) > 10
+    assert rows_of(output) == rows_of_log(log.folder)
+    assert output[-1].end == log.visible
+    for before, piece in itertools.pairwise(output):
         assert piece.start == before.end
         assert piece.gtid_set == log.gtid_set(piece.end)
-    assert [one.time_us for one in found] == sorted(one.time_us for one in found)
-    assert pieces.decodes == len(found)
+    assert [follow_to_end.time_us for follow_to_end in output] == sorted(
+        follow_to_end.time_us for follow_to_end in output
+    )
+    assert pieces.decodes == len(output)
 
 
-def test_reader_of_a_growing_log_receives_the_same(made: Made, tmp_path: Path) -> None:
-    ends = transaction_ends(made)
+def test_reader_of_a_growing_log_receives_the_same(recording: Recording, tmp_path: Path) -> None:
+    ends = transaction_ends(recording)
 
     async def follow(log: Log) -> list[Piece]:
         pieces = pieces_of(log)
-        found: list[Piece] = []
-        place = made.first
-        for end in [*ends[::9], made.end]:
-            await asyncio.to_thread(keep, log, made.server, made.files, start=place, end=end)
-            place = end
-            found += await chain(pieces, found[-1].end if found else first_of(log))
-        return found
+        received: list[Piece] = []
+        position = recording.first
+        for end in [*ends[::9], recording.end]:
+            await asyncio.to_thread(keep, log, recording.server, recording.files, start=position, end=end)
+            position = end
+            received += await chain(pieces, received[-1].end if received else first_of(log))
+        return received
 
     with open_log(tmp_path / "log") as log:
-        found = run(follow(log))
-        assert rows_of(found) == rows_of_log(log.folder)
-        assert [one.gtid_set for one in found] == [log.gtid_set(one.end) for one in found]
+        output = run(follow(log))
+        assert rows_of(output) == rows_of_log(log.folder)
+        assert [status.gtid_set for status in output] == [
+            log.gtid_set(follow_to_end.end) for follow_to_end in output
+        ]
 
 
-def transaction_ends(made: Made) -> list[Position]:
+def transaction_ends(recording: Recording) -> list[Position]:
     """Return where transactions of the first file end."""
     return [
-        Position(0, made.first.file, end)
-        for _, _, kind, _, end, _ in made.server.sql(f"SHOW BINLOG EVENTS IN '{made.first.file}'")
+        Position(0, recording.first.file, end)
+        for _, _, kind, _, end, _ in recording.server.sql(f"SHOW BINLOG EVENTS IN '{recording.first.file}'")
         if kind == "Xid"
     ]
 
 
-def test_reader_that_joins_between_two_pieces_soon_shares_the_chain(made: Made, log: Log) -> None:
+def test_reader_that_joins_between_two_pieces_soon_shares_the_chain(recording: Recording, log: Log) -> None:
     async def join() -> None:
         pieces = pieces_of(log)
         known = {piece.start for piece in await chain(pieces, first_of(log))}
-        inside = [end for end in transaction_ends(made) if end not in known]
+        inside = [end for end in transaction_ends(recording) if end not in known]
         assert len(inside) > 100
         for place in inside[:: len(inside) // 10]:
             decoded = pieces.decodes
@@ -252,7 +256,7 @@ def test_fifty_followers_cost_one_decoding(log: Log) -> None:
     async def follow() -> tuple[Pieces, list[list[Position]]]:
         pieces = pieces_of(log)
 
-        async def one() -> list[Position]:
+        async def follow_to_end() -> list[Position]:
             cursor = Cursor(pieces, VIEW, Started(first_of(log)))
             ends = []
             while (piece := await cursor.next(0)) is not None:
@@ -261,10 +265,10 @@ def test_fifty_followers_cost_one_decoding(log: Log) -> None:
                 await asyncio.sleep(0)
             return ends
 
-        return pieces, await asyncio.gather(*(one() for _ in range(50)))
+        return pieces, await asyncio.gather(*(follow_to_end() for _ in range(50)))
 
     pieces, ends = run(follow())
-    assert all(one == ends[0] for one in ends)
+    assert all(end == ends[0] for end in ends)
     assert pieces.decodes == len(ends[0])
 
 
@@ -275,9 +279,9 @@ def test_memory_stays_within_its_bound(log: Log) -> None:
         pieces = pieces_of(log, memory)
         cursors = [Cursor(pieces, VIEW, Started(first_of(log))) for _ in range(2)]
         while True:
-            found = [await cursor.next(0) for cursor in cursors]
+            received = [await cursor.next(0) for cursor in cursors]
             assert memory.bytes <= memory.bytes_max
-            if found == [None, None]:
+            if received == [None, None]:
                 return
 
     run(follow())
@@ -306,8 +310,8 @@ def test_memory_counts_the_copies_for_each_number_of_shards(log: Log) -> None:
 def test_large_transaction_is_one_piece_and_an_oversized_one_is_refused_after_whole_pieces(
     log: Log, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = run(chain(pieces_of(log), first_of(log)))
-    large = max(found, key=lambda one: one.rows)
+    output = run(chain(pieces_of(log), first_of(log)))
+    large = max(output, key=lambda changes: changes.rows)
     assert large.rows >= 900
     assert large.end.offset - large.start.offset > 5 * GRID
 
@@ -327,21 +331,21 @@ def test_large_transaction_is_delivered_in_parts_to_readers_that_accept_them(
     async def follow(started: Position, count: int) -> tuple[Pieces, list[list[Piece]]]:
         pieces = pieces_of(log)
         cursors = [Cursor(pieces, VIEW, Started(started), in_parts=True) for _ in range(count)]
-        found: list[list[Piece]] = [[] for _ in cursors]
+        received: list[list[Piece]] = [[] for _ in cursors]
         for at, cursor in enumerate(cursors):
             # One after the other, so that whoever comes later finds neither decoder nor memory.
             while (piece := await cursor.next(0)) is not None:
-                found[at].append(piece)
-        return pieces, found
+                received[at].append(piece)
+        return pieces, received
 
     _, (alone,) = run(follow(first_of(log), 1))
-    parts = [one for one in alone if not one.is_whole]
+    parts = [piece for piece in alone if not piece.is_whole]
     assert len(parts) > 3
-    assert [one.part for one in parts] == list(range(len(parts)))
-    assert all(one.end == one.start and one.bytes < 100 * 1024 for one in parts)
+    assert [part.part for part in parts] == list(range(len(parts)))
+    assert all(part.end == part.start and part.bytes < 100 * 1024 for part in parts)
     assert rows_of(alone) == rows_of_log(log.folder)
     _, both = run(follow(first_of(log), 2))
-    assert [rows_of(one) for one in both] == [rows_of(alone)] * 2
+    assert [rows_of(piece) for piece in both] == [rows_of(alone)] * 2
 
     async def from_a_part() -> Piece | None:
         return await pieces_of(log).at(VIEW, parts[2].start, part=2)
@@ -352,24 +356,24 @@ def test_large_transaction_is_delivered_in_parts_to_readers_that_accept_them(
 
 
 def test_parts_stay_the_same_while_their_piece_grows(
-    made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    recording: Recording, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(piece_module, "PIECE_BYTES", 1 << 20)
     monkeypatch.setattr(piece_module, "PIECE_PART_BYTES", 24 * 1024)
 
     async def parts(log: Log) -> list[list[Row]]:
-        cursor, found = Cursor(pieces_of(log), VIEW, Started(first_of(log)), in_parts=True), []
+        cursor, part_rows = Cursor(pieces_of(log), VIEW, Started(first_of(log)), in_parts=True), []
         while (piece := await cursor.next(0)) is not None and not piece.is_whole:
-            found.append(rows_of([piece]))
-        return found
+            part_rows.append(rows_of([piece]))
+        return part_rows
 
     grown = []
     with open_log(tmp_path / "log") as log:
-        for start, end in itertools.pairwise([made.first, *transaction_ends(made)[40:300:5]]):
-            keep(log, made.server, made.files, start=start, end=end)
+        for start, end in itertools.pairwise([recording.first, *transaction_ends(recording)[40:300:5]]):
+            keep(log, recording.server, recording.files, start=start, end=end)
             grown.append(run(parts(log)))
     assert len(grown[-1]) > 1
-    assert all(one == grown[-1][: len(one)] for one in grown)
+    assert all(part == grown[-1][: len(part)] for part in grown)
 
 
 def test_ptubes_session_reads_a_large_transaction_in_parts(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -378,15 +382,15 @@ def test_ptubes_session_reads_a_large_transaction_in_parts(log: Log, monkeypatch
         shown = Subscriber("ptubes", "shop", "t", "", "", 0)
         pieces = pieces_of(log)
         session = await Session.open(pieces, wanted, WHOLE, View("ptubes", VIEW.tables), shown)
-        found: list[Any] = []
+        shards: list[Any] = []
         while True:
             content = await session.fetch(FetchRequest(100, 1 << 20, 0.1), asyncio.Event())
             answer = RdsEnvelope.FromString(content)
-            assert not found or answer.HasField("latestCheckpoint")
+            assert not shards or answer.HasField("latestCheckpoint")
             # Where the time is up before there are events, the next answer goes on.
             if not answer.totalEventCount and shown.position == log.visible:
-                return found
-            found += shards_of(answer).get(0, [])
+                return shards
+            shards += shards_of(answer).get(0, [])
 
     def behind(event: Any) -> PtubesCheckpoint:
         return PtubesCheckpoint.decode(event.header.checkpoint.SerializeToString())
@@ -400,22 +404,22 @@ def test_ptubes_session_reads_a_large_transaction_in_parts(log: Log, monkeypatch
         assert run(events_from(behind(whole[at]))) == whole[at + 1 :], at
 
 
-def test_missing_positions_are_reported(made: Made, tmp_path: Path) -> None:
-    names = [one.file for one in made.files.extents(made.first)]
+def test_missing_positions_are_reported(recording: Recording, tmp_path: Path) -> None:
+    names = [extent.file for extent in recording.files.extents(recording.first)]
     assert len(names) >= 2
-    made.server.sql("FLUSH BINARY LOGS")
-    made.server.sql("INSERT INTO shop.orders (paid) VALUES (1)")
-    files = binlogs(made.server)
+    recording.server.sql("FLUSH BINARY LOGS")
+    recording.server.sql("INSERT INTO shop.orders (paid) VALUES (1)")
+    files = binlogs(recording.server)
     with open_log(tmp_path / "log") as log:
-        keep(log, made.server, files, start=made.first, names=[names[0]])
+        keep(log, recording.server, files, start=recording.first, names=[names[0]])
         last = files.extents()[-1]
-        keep(log, made.server, files, start=Position(0, last.file, last.start), names=[last.file])
+        keep(log, recording.server, files, start=Position(0, last.file, last.start), names=[last.file])
 
         async def follow() -> None:
             pieces = pieces_of(log)
             with pytest.raises(SequenceGap):
                 await chain(pieces, first_of(log))
-            whole = Position(0, names[0], files.extents(made.first)[0].bytes)
+            whole = Position(0, names[0], files.extents(recording.first)[0].bytes)
             with pytest.raises(SequenceGap):
                 await pieces.at(VIEW, whole)
             with pytest.raises(PositionPurged):
@@ -426,8 +430,8 @@ def test_missing_positions_are_reported(made: Made, tmp_path: Path) -> None:
         run(follow())
 
 
-def test_whole_transactions_come_before_an_error(made: Made, log: Log, tmp_path: Path) -> None:
-    server = made.server
+def test_whole_transactions_come_before_an_error(recording: Recording, log: Log, tmp_path: Path) -> None:
+    server = recording.server
     server.sql("FLUSH BINARY LOGS")
     start = Position(0, server.sql("SHOW BINARY LOG STATUS")[0][0], 4)
     with server.connect() as connection, connection.cursor() as cursor:
@@ -438,53 +442,55 @@ def test_whole_transactions_come_before_an_error(made: Made, log: Log, tmp_path:
         cursor.execute("INSERT INTO shop.orders (paid) VALUES (7)")
         connection.commit()
     files = binlogs(server)
-    first = next(Position(0, one.file, one.start) for one in files.extents() if one.file == start.file)
+    first = next(
+        Position(0, extent.file, extent.start) for extent in files.extents() if extent.file == start.file
+    )
     with open_log(tmp_path / "other") as other:
         keep(other, server, files, start=first)
 
-        found, stopped = run(until_it_fails(pieces_of(other), first_of(other), StatementLogged))
-    assert sum(one.rows for one in found) == 2
+        received, stopped = run(until_it_fails(pieces_of(other), first_of(other), StatementLogged))
+    assert sum(changes.rows for changes in received) == 2
     assert stopped.position is not None
-    assert Position.parse(stopped.position) > found[-1].end
+    assert Position.parse(stopped.position) > received[-1].end
 
 
-def test_log_of_two_epochs_is_one_chain(made: Made, tmp_path: Path) -> None:
+def test_log_of_two_epochs_is_one_chain(recording: Recording, tmp_path: Path) -> None:
     with open_log(tmp_path / "log") as log:
-        keep(log, made.server, made.files, start=made.first, end=made.middle)
-        keep(log, made.server, made.files, epoch=1, start=made.middle)
+        keep(log, recording.server, recording.files, start=recording.first, end=recording.middle)
+        keep(log, recording.server, recording.files, epoch=1, start=recording.middle)
         pieces = pieces_of(log)
-        found = run(chain(pieces, first_of(log)))
-        assert {one.end.epoch for one in found} == {0, 1}
-        assert rows_of(found) == rows_of_log(log.folder)
+        output = run(chain(pieces, first_of(log)))
+        assert {row.end.epoch for row in output} == {0, 1}
+        assert rows_of(output) == rows_of_log(log.folder)
 
         async def starts() -> None:
             key = pieces.source.server_key(1)
             # As another daemon numbers the epoch of the same server.
-            for place, epoch in ((transaction_ends(made)[5], 0), (made.end, 1)):
-                told = Position(7, place.file, place.offset)
-                started = await resolve_start(pieces, Start(position=told, server_key=key))
-                assert started.position == Position(epoch, place.file, place.offset)
+            for position, epoch in ((transaction_ends(recording)[5], 0), (recording.end, 1)):
+                position_of_reader = Position(7, position.file, position.offset)
+                started = await resolve_start(pieces, Start(position=position_of_reader, server_key=key))
+                assert started.position == Position(epoch, position.file, position.offset)
             with pytest.raises(ServerChanged):
-                await resolve_start(pieces, Start(position=made.first, server_key="mysql:nobody"))
+                await resolve_start(pieces, Start(position=recording.first, server_key="mysql:nobody"))
 
         run(starts())
 
 
-def test_start_is_the_first_requested_transaction(made: Made, log: Log) -> None:
-    ends = transaction_ends(made)
+def test_start_is_the_first_requested_transaction(recording: Recording, log: Log) -> None:
+    ends = transaction_ends(recording)
     whole = rows_of_log(log.folder)
 
     async def starts() -> None:
         pieces = pieces_of(log)
-        for place in ends[20:200:45]:
-            by_set = await resolve_start(pieces, Start(gtid_set=log.gtid_set(place)))
-            assert (by_set.position, by_set.gtid_after) == (place, "")
-            first = (await chain(pieces, place))[0]
+        for end in ends[20:200:45]:
+            by_set = await resolve_start(pieces, Start(gtid_set=log.gtid_set(end)))
+            assert (by_set.position, by_set.gtid_after) == (end, "")
+            first = (await chain(pieces, end))[0]
             time_us = first.batches[0].to_arrow()["_commit_timestamp"][0].value
             by_time = await resolve_start(pieces, Start(time_us=time_us))
-            assert by_time.position <= place
+            assert by_time.position <= end
             after = await chain(pieces, by_time.position)
-            times = [one for piece in after for one in commit_times(piece)]
+            times = [commit_time for piece in after for commit_time in commit_times(piece)]
             assert min(times) == time_us
         latest = await resolve_start(pieces, Start(edge="latest"))
         assert latest.position == log.visible
@@ -495,34 +501,36 @@ def test_start_is_the_first_requested_transaction(made: Made, log: Log) -> None:
 
 
 def commit_times(piece: Piece) -> list[int]:
-    return [one.value for arrow in piece.arrow() for one in arrow["_commit_timestamp"]]
+    return [commit_time.value for arrow in piece.arrow() for commit_time in arrow["_commit_timestamp"]]
 
 
-def test_gtid_set_logged_in_another_order_excludes_its_transactions(made: Made, log: Log) -> None:
+def test_gtid_set_logged_in_another_order_excludes_its_transactions(recording: Recording, log: Log) -> None:
     whole = rows_of_log(log.folder)
     # Tests before this one gave the shared server transactions of other servers, and with tags.
-    sets = dict(one.strip().split(":", 1) for one in log.gtid_set(log.head()).split(","))
-    numbers, *tagged = sets[uuid := made.server.sql("SELECT @@server_uuid")[0][0]].split(":")
+    sets = dict(gtid_range.strip().split(":", 1) for gtid_range in log.gtid_set(log.head()).split(","))
+    numbers, *tagged = sets[uuid := recording.server.sql("SELECT @@server_uuid")[0][0]].split(":")
     last = int(numbers.rpartition("-")[2])
     sets[uuid] = ":".join([f"1-{last - 100}", f"{last - 50}-{last - 40}", *tagged])
     start = Start(gtid_set=",".join(f"{source}:{intervals}" for source, intervals in sets.items()))
 
     async def follow() -> list[Piece]:
         cursor = Cursor(pieces := pieces_of(log), VIEW, await resolve_start(pieces, start))
-        found = []
+        received = []
         while (piece := await cursor.next(0)) is not None:
-            found.append(piece)
+            received.append(piece)
         assert cursor.view == VIEW, "it shares with others again"
-        return found
+        return received
 
     wanted = {number for number in range(last - 99, last + 1) if not last - 50 <= number <= last - 40}
-    text = [one for one in whole if any(f"{uuid}:{number}'" in str(one) for number in wanted)]
+    text = [
+        gtid_range for gtid_range in whole if any(f"{uuid}:{number}'" in str(gtid_range) for number in wanted)
+    ]
     assert rows_of(run(follow())) == sorted(text)
 
 
 @pytest.mark.parametrize("kind", ["position", "gtid_set", "time"])
-def test_cursor_ends_at_its_bound(made: Made, log: Log, kind: str) -> None:
-    end = transaction_ends(made)[77]
+def test_cursor_ends_at_its_bound(recording: Recording, log: Log, kind: str) -> None:
+    end = transaction_ends(recording)[77]
     following = run(chain(pieces_of(log), end))[0]
     until = {
         "position": Start(position=end),
@@ -532,34 +540,34 @@ def test_cursor_ends_at_its_bound(made: Made, log: Log, kind: str) -> None:
 
     async def follow(start: Position) -> list[Piece]:
         cursor = Cursor(pieces_of(log), VIEW, Started(start), until)
-        found = []
+        received = []
         while (piece := await cursor.next(5)) is not None:
-            found.append(piece)
+            received.append(piece)
         assert cursor.ended
-        return found
+        return received
 
     assert rows_of(run(follow(first_of(log)))) == rows_of_log(log.folder, end=end)
-    assert run(follow(transaction_ends(made)[90])) == run(follow(made.end)) == []
+    assert run(follow(transaction_ends(recording)[90])) == run(follow(recording.end)) == []
 
 
 def test_shards_of_any_number_hold_every_row_once(log: Log) -> None:
     async def sharded(count: int) -> list[Row]:
         pieces = pieces_of(log)
-        found: list[Row] = []
+        actual_rows: list[Row] = []
         for shard in range(count):
             sieve = sieve_of(VIEW, shards=ShardSet(count, frozenset({shard})))
             for piece in await chain(pieces, first_of(log), sieve.view):
-                for one in sieve.sift(piece, await sieve.passing(pieces, piece)):
-                    assert set((one.arrow["_shard_slot"].to_numpy() % count).tolist()) == {shard}
-                    kinds = one.arrow["_change_type"].to_pylist()
+                for sifted in sieve.sift(piece, await sieve.passing(pieces, piece)):
+                    assert set((sifted.arrow["_shard_slot"].to_numpy() % count).tolist()) == {shard}
+                    kinds = sifted.arrow["_change_type"].to_pylist()
                     assert kinds.count("update_preimage") == kinds.count("update_postimage")
-                    arrow = one.arrow.drop_columns(["_shard_slot"])
-                    found += [
-                        (row["_commit_version"], one.batch.table, *map(str, row.values()))
+                    arrow = sifted.arrow.drop_columns(["_shard_slot"])
+                    actual_rows += [
+                        (row["_commit_version"], sifted.batch.table, *map(str, row.values()))
                         for row in arrow.to_pylist()
                     ]
         assert pieces.decodes == len(await chain(pieces, first_of(log), sieve.view)), "once for all shards"
-        return sorted(found)
+        return sorted(actual_rows)
 
     assert run(sharded(3)) == rows_of_log(log.folder)
 
@@ -567,20 +575,20 @@ def test_shards_of_any_number_hold_every_row_once(log: Log) -> None:
 def test_disconnecting_reader_affects_no_other(log: Log) -> None:
     async def follow() -> None:
         pieces = pieces_of(log)
-        begun = [asyncio.create_task(pieces.at(VIEW, first_of(log))) for _ in range(3)]
+        start = [asyncio.create_task(pieces.at(VIEW, first_of(log))) for _ in range(3)]
         await asyncio.sleep(0)
-        begun[0].cancel()
-        begun[1].cancel()
-        piece = await begun[2]
+        start[0].cancel()
+        start[1].cancel()
+        piece = await start[2]
         assert piece is not None
         # Where nobody waits any longer, it ends too, and whoever comes later gets it all the same.
-        place = piece.end
-        alone = asyncio.create_task(pieces.at(VIEW, place))
+        position = piece.end
+        alone = asyncio.create_task(pieces.at(VIEW, position))
         await asyncio.sleep(0)
         alone.cancel()
         await asyncio.sleep(0)
-        again = await pieces.at(VIEW, place)
+        again = await pieces.at(VIEW, position)
         assert again is not None
-        assert again.start == place
+        assert again.start == position
 
     run(follow())

@@ -142,11 +142,11 @@ def test_options_accept_values_flags_and_booleans(start_server: StartServer) -> 
 
 
 def test_two_servers_have_their_own_port_identity_and_directory(start_server: StartServer) -> None:
-    one, two = start_server("mariadb"), start_server("mariadb")
+    first, two = start_server("mariadb"), start_server("mariadb")
 
-    assert one.port != two.port
-    assert one.directory != two.directory
-    assert one.sql("SELECT @@server_id") != two.sql("SELECT @@server_id")
+    assert first.port != two.port
+    assert first.directory != two.directory
+    assert first.sql("SELECT @@server_id") != two.sql("SELECT @@server_id")
 
 
 def test_mysql_server_copied_from_the_template_has_its_own_uuid(

@@ -59,10 +59,10 @@ def written(sink: Sink, *changes: Changes, number: int = 1) -> list[Receipt]:
     """Write each of some changes in a task of its own, one batch."""
     mark = BatchMark("pipe", "g", number)
     receipts = []
-    for part, one in enumerate(changes):
-        sink.prepare(one.target, Evolution.EVOLVE)
+    for part, change in enumerate(changes):
+        sink.prepare(change.target, Evolution.EVOLVE)
         writer = sink.open(mark, part)
-        writer.write(one)
+        writer.write(change)
         receipts.append(writer.finish())
     sink.commit(mark, receipts)
     return receipts

@@ -50,22 +50,22 @@ def orders(request: pytest.FixtureRequest) -> Target:
 
 def documents(server: Elasticsearch, target: Target, **query: Any) -> dict[str, Any]:
     with elasticsearch.Elasticsearch(server.url, request_timeout=WAIT_SECONDS_MAX) as client:
-        found = client.search(index=str(target.name).lower(), query=query or None, size=100)
-        return {hit["_id"]: hit["_source"] for hit in found["hits"]["hits"]}
+        answer = client.search(index=str(target.name).lower(), query=query or None, size=100)
+        return {hit["_id"]: hit["_source"] for hit in answer["hits"]["hits"]}
 
 
-def write(sink: Sink, target: Target, *made: Any) -> Receipt:
+def write(sink: Sink, target: Target, *changes: Any) -> Receipt:
     sink.prepare(target, Evolution.EVOLVE)
     writer = sink.open(MARK, 0)
-    writer.write(changes_of(target, *made))
+    writer.write(changes_of(target, *changes))
     receipt = writer.finish()
     sink.commit(MARK, [receipt])
     return receipt
 
 
 def rows(sink: Sink, target: Target, **bounds: Any) -> list[dict[str, Any]]:
-    found = [row for batch in sink.read(target, **bounds) for row in batch.to_pylist()]
-    return sorted(found, key=lambda row: tuple(row[name] for name in target.primary_key))
+    actual_rows = [row for batch in sink.read(target, **bounds) for row in batch.to_pylist()]
+    return sorted(actual_rows, key=lambda row: tuple(row[name] for name in target.primary_key))
 
 
 @pytest.mark.deep(guard="tests/conformance/test_sinks.py::test_keys_change_and_swap")

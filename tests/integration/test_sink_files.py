@@ -35,11 +35,11 @@ def mark(number: int) -> BatchMark:
 
 
 def stage(sink: Sink, number: int, part: int, *changes: Changes) -> Receipt:
-    for one in changes:
-        sink.prepare(one.target, Evolution.EVOLVE)
+    for change in changes:
+        sink.prepare(change.target, Evolution.EVOLVE)
     writer = sink.open(mark(number), part)
-    for one in changes:
-        writer.write(one)
+    for change in changes:
+        writer.write(change)
     return writer.finish()
 
 
@@ -48,8 +48,8 @@ def rows(tmp_path: Path, table: str = "shop/orders") -> list[dict[str, Any]]:
     folder = tmp_path / "feed" / table
     if not list(folder.glob("[!_]*")):
         return []
-    found = pyarrow.dataset.dataset(folder, format="parquet").to_table()
-    return sorted(found.to_pylist(), key=lambda row: (row["_commit_version"], row["_metadata"]["row"]))
+    lake_table = pyarrow.dataset.dataset(folder, format="parquet").to_table()
+    return sorted(lake_table.to_pylist(), key=lambda row: (row["_commit_version"], row["_metadata"]["row"]))
 
 
 def ids(tmp_path: Path) -> list[int]:
@@ -75,7 +75,7 @@ def test_every_change_is_a_row_with_all_its_columns(sink: Sink, tmp_path: Path) 
 def test_batch_is_visible_once_and_only_after_its_commit(sink: Sink, tmp_path: Path) -> None:
     batch(sink, 1, [changes_of(ORDERS, insert(1, id=1))])
     changes = [changes_of(ORDERS, insert(2, id=2))], [changes_of(ORDERS, insert(3, id=3))]
-    receipts = [stage(sink, 2, part, *one) for part, one in enumerate(changes)]
+    receipts = [stage(sink, 2, part, *change) for part, change in enumerate(changes)]
     assert ids(tmp_path) == [1]
     for _ in range(2):
         sink.commit(mark(2), receipts)
@@ -120,9 +120,9 @@ def test_interrupted_commit_is_completed_by_the_retried_batch(
 def test_manifest_lists_the_files_of_a_batch(sink: Sink, tmp_path: Path) -> None:
     batch(sink, 7, [changes_of(ORDERS, insert(1, id=1), insert(1, 1, id=2))])
     [manifest] = (tmp_path / "feed/_penstock").rglob("*.json")
-    told = json.loads(manifest.read_text())
-    assert told["batch"] == 7
-    [file] = told["files"]
+    content = json.loads(manifest.read_text())
+    assert content["batch"] == 7
+    [file] = content["files"]
     assert (tmp_path / "feed" / file["path"]).stat().st_size == file["bytes"]
     assert file["rows"] == 2
 
@@ -145,8 +145,10 @@ def test_columns_follow_the_source_as_far_as_permitted(sink: Sink, tmp_path: Pat
     batch(sink, 2, [changes_of(WIDER, insert(2, id=2**40, note="b", paid=-1))])
     assert not sink.plan(WIDER, Evolution.EVOLVE)
     pattern = str(tmp_path / "feed/shop/orders/*-*.parquet")
-    found = duckdb.sql(f"select id, paid from read_parquet('{pattern}', union_by_name=true) order by id")
-    assert found.fetchall() == [(1, None), (2**40, -1)]
+    actual_rows = duckdb.sql(
+        f"select id, paid from read_parquet('{pattern}', union_by_name=true) order by id"
+    )
+    assert actual_rows.fetchall() == [(1, None), (2**40, -1)]
     with pytest.raises(SchemaChanged):
         sink.prepare(target_of({"id": "varchar(9)"}), Evolution.ADD_ONLY)
 
@@ -157,9 +159,11 @@ def digest(number: int) -> str:
 
 def test_many_rows_become_files_of_the_configured_size(tmp_path: Path) -> None:
     sink = make_sink("files", settings_of("files")(path=str(tmp_path / "feed"), file_bytes=1 << 16))
-    made = changes_of(ORDERS, *(insert(1, number, id=number, note=digest(number)) for number in range(1000)))
+    change = changes_of(
+        ORDERS, *(insert(1, number, id=number, note=digest(number)) for number in range(1000))
+    )
     # A file has at least one row group.
-    parts = [made] * (ROW_GROUP_ROWS // 1000 + 5)
+    parts = [change] * (ROW_GROUP_ROWS // 1000 + 5)
     receipt = stage(sink, 1, 0, *parts)
     sink.commit(mark(1), [receipt])
     assert len(receipt.staged) > 1
@@ -173,7 +177,7 @@ def test_unwritable_target_is_reported_before_the_start(tmp_path: Path) -> None:
     assert not sink.check()
     assert not (tmp_path / "new").exists()
     missing = make_sink("files", settings_of("files")(path="s4://nowhere/feed"))
-    assert [one.fatal for one in missing.check()] == [True]
+    assert [finding.fatal for finding in missing.check()] == [True]
 
 
 def test_missing_folder_is_reported_with_its_table(sink: Sink, tmp_path: Path) -> None:

@@ -48,12 +48,12 @@ def some(rows: int = 3) -> Changes:
 
 def write(sink: Sink, *changes: Changes, mark: BatchMark = MARK) -> Receipt:
     writer = sink.open(mark, 0)
-    for one in changes:
-        writer.write(one)
+    for change in changes:
+        writer.write(change)
     return writer.finish()
 
 
-def told(request: Received) -> list[Any]:
+def messages_of(request: Received) -> list[Any]:
     """The messages of a request with lines."""
     assert request.headers["Content-Type"] == "application/x-ndjson"
     return [json.loads(line) for line in request.body.splitlines()]
@@ -61,22 +61,22 @@ def told(request: Received) -> list[Any]:
 
 def test_messages_arrive_in_order_and_within_bounds(endpoint: HttpEndpoint) -> None:
     receipt = write(sink_of(endpoint, rows=4), some(10))
-    assert [len(told(one)) for one in endpoint.received] == [4, 4, 4]
-    messages = [message for one in endpoint.received for message in told(one)]
-    assert [one["change"] for one in messages] == [*["insert"] * 10, "update", "delete"]
-    assert [one["after"]["id"] for one in messages[:10]] == list(range(10))
-    assert (receipt.rows, receipt.bytes) == (13, sum(len(one.body) for one in endpoint.received))
-    assert {(one.method, one.path) for one in endpoint.received} == {("POST", "/hook")}
+    assert [len(messages_of(request)) for request in endpoint.received] == [4, 4, 4]
+    messages = [message for request in endpoint.received for message in messages_of(request)]
+    assert [message["change"] for message in messages] == [*["insert"] * 10, "update", "delete"]
+    assert [message["after"]["id"] for message in messages[:10]] == list(range(10))
+    assert (receipt.rows, receipt.bytes) == (13, sum(len(request.body) for request in endpoint.received))
+    assert {(request.method, request.path) for request in endpoint.received} == {("POST", "/hook")}
 
 
 def test_requests_are_bounded_in_bytes(endpoint: HttpEndpoint) -> None:
     write(sink_of(endpoint, bytes=700), some(20))
     assert len(endpoint.received) > 3
-    assert all(len(one.body) <= 700 for one in endpoint.received)
+    assert all(len(request.body) <= 700 for request in endpoint.received)
     endpoint.received.clear()
     # A message that is larger goes alone.
     write(sink_of(endpoint, bytes=1), some(2))
-    assert [len(told(one)) for one in endpoint.received] == [1] * 4
+    assert [len(messages_of(request)) for request in endpoint.received] == [1] * 4
 
 
 def test_bodies_have_the_configured_format(endpoint: HttpEndpoint) -> None:
@@ -84,9 +84,9 @@ def test_bodies_have_the_configured_format(endpoint: HttpEndpoint) -> None:
     write(sink_of(endpoint, body="each", format="debezium"), some())
     array, *each = endpoint.received
     assert array.method == "PUT"
-    assert [one["type"] for one in json.loads(array.body)] == ["insert"] * 3 + ["update", "delete"]
-    assert [json.loads(one.body)["op"] for one in each] == ["c", "c", "c", "u", "d"]
-    assert {one.headers["Content-Type"] for one in endpoint.received} == {"application/json"}
+    assert [load["type"] for load in json.loads(array.body)] == ["insert"] * 3 + ["update", "delete"]
+    assert [json.loads(request.body)["op"] for request in each] == ["c", "c", "c", "u", "d"]
+    assert {request.headers["Content-Type"] for request in endpoint.received} == {"application/json"}
     endpoint.received.clear()
     write(sink_of(endpoint, compression="gzip"), some())
     (packed,) = endpoint.received
@@ -96,7 +96,7 @@ def test_bodies_have_the_configured_format(endpoint: HttpEndpoint) -> None:
 
 def test_urls_are_rendered_from_names_and_columns(endpoint: HttpEndpoint) -> None:
     write(sink_of(endpoint, "/{database}/{table}/{status}"), some())
-    assert [(one.path, len(told(one))) for one in endpoint.received] == [
+    assert [(request.path, len(messages_of(request))) for request in endpoint.received] == [
         ("/shop/orders/new", 3),
         ("/shop/orders/paid", 1),
         ("/shop/orders/new", 1),
@@ -107,16 +107,16 @@ def test_request_is_retried_under_the_same_idempotency_key(endpoint: HttpEndpoin
     endpoint.answer(503, 0, 429)
     sink = sink_of(endpoint, rows=3)
     write(sink, some())
-    keys = [one.headers["Idempotency-Key"] for one in endpoint.received]
+    keys = [request.headers["Idempotency-Key"] for request in endpoint.received]
     assert len(endpoint.received) == 5
     assert len(set(keys[:4])) == 1
     assert keys[4] != keys[0]
     # The batch comes again with the same keys, another batch with others.
     endpoint.received.clear()
     write(sink, some())
-    assert [one.headers["Idempotency-Key"] for one in endpoint.received] == keys[3:]
+    assert [request.headers["Idempotency-Key"] for request in endpoint.received] == keys[3:]
     write(sink, some(), mark=BatchMark("hooks", "1", 8))
-    assert not set(keys) & {one.headers["Idempotency-Key"] for one in endpoint.received[2:]}
+    assert not set(keys) & {request.headers["Idempotency-Key"] for request in endpoint.received[2:]}
 
 
 def test_retried_batch_without_a_table_keeps_the_idempotency_keys_of_the_others(
@@ -132,10 +132,10 @@ def test_retried_batch_without_a_table_keeps_the_idempotency_keys_of_the_others(
     assert writer.at == left_out.target.name
     endpoint.received.clear()
     write(sink_of(endpoint, "/{table}"), left_out, kept)
-    keys = {one.path: one.headers["Idempotency-Key"] for one in endpoint.received}
+    keys = {request.path: request.headers["Idempotency-Key"] for request in endpoint.received}
     endpoint.received.clear()
     write(sink_of(endpoint, "/{table}"), kept)
-    assert [one.headers["Idempotency-Key"] for one in endpoint.received] == [keys["/orders"]]
+    assert [request.headers["Idempotency-Key"] for request in endpoint.received] == [keys["/orders"]]
 
 
 def test_retry_after_header_is_honored(endpoint: HttpEndpoint) -> None:

@@ -57,11 +57,11 @@ def mark(number: int, pipeline: str) -> BatchMark:
 
 
 def write(sink: Sink, at: BatchMark, *changes: Changes, part: int = 0) -> None:
-    for one in changes:
-        sink.prepare(one.target, Evolution.EVOLVE)
+    for change in changes:
+        sink.prepare(change.target, Evolution.EVOLVE)
     writer = sink.open(at, part)
-    for one in changes:
-        writer.write(one)
+    for change in changes:
+        writer.write(change)
     sink.commit(at, [writer.finish()])
 
 
@@ -89,7 +89,7 @@ def test_changes_become_messages_with_their_keys_and_tombstones(broker: Kafka, t
     write(sink_of(broker), mark(1, table), some(table))
     by_key: dict[bytes | None, list[Any]] = defaultdict(list)
     for record in records(broker, table):
-        by_key[record.key].append(record.told and record.told["op"])
+        by_key[record.key].append(record.message and record.message["op"])
     # The old key of a row that moved is deleted, as Debezium has it.
     assert by_key == {b'{"id":1}': ["c", "u", "d", None], b'{"id":2}': ["c", "d", None]}
 
@@ -105,8 +105,8 @@ def test_changes_become_messages_with_their_keys_and_tombstones(broker: Kafka, t
 )
 def test_other_dialects_omit_the_tombstones(broker: Kafka, table: str, form: str, kinds: list[str]) -> None:
     write(sink_of(broker, format=form, partitions=1), mark(1, table), some(table))
-    told = [record.told for record in records(broker, table)]
-    assert [one.get("change", one.get("type")) for one in told] == kinds
+    messages = [record.message for record in records(broker, table)]
+    assert [message.get("change", message.get("type")) for message in messages] == kinds
 
 
 @pytest.mark.deep(guard="tests/unit/test_sink_messages.py::test_loaded_row_is_marked_as_a_snapshot")
@@ -114,7 +114,7 @@ def test_loaded_rows_are_marked_as_such(broker: Kafka, table: str) -> None:
     loaded = changes_of(target_of(ORDERS, name=table), insert(1, id=1), origin=Origin.LOAD)
     write(sink_of(broker), mark(1, table), loaded)
     (record,) = records(broker, table)
-    assert (record.told["op"], record.told["source"]["snapshot"]) == ("r", "true")
+    assert (record.message["op"], record.message["source"]["snapshot"]) == ("r", "true")
 
 
 @pytest.mark.deep(
@@ -127,11 +127,11 @@ def test_partition_of_a_key_equals_that_of_another_producer(broker: Kafka, table
         mark(1, table),
         changes_of(target, *(insert(n, id=n) for n in range(1, 60))),
     )
-    ours = {record.key: record.partition for record in records(broker, table)}
-    assert len(set(ours.values())) == 7
+    partitions = {record.key: record.partition for record in records(broker, table)}
+    assert len(set(partitions.values())) == 7
     other = confluent_kafka.Producer({"bootstrap.servers": broker.servers, "partitioner": "murmur2_random"})
     placed: dict[bytes | None, int | None] = {}
-    for key in ours:
+    for key in partitions:
         other.produce(
             table,
             b"",
@@ -139,7 +139,7 @@ def test_partition_of_a_key_equals_that_of_another_producer(broker: Kafka, table
             on_delivery=lambda _, message: placed.update({message.key(): message.partition()}),
         )
     assert other.flush(WAIT_SECONDS_MAX) == 0
-    assert placed == ours
+    assert placed == partitions
 
 
 @pytest.mark.deep(
@@ -147,18 +147,18 @@ def test_partition_of_a_key_equals_that_of_another_producer(broker: Kafka, table
 )
 def test_each_key_keeps_its_order(broker: Kafka, table: str) -> None:
     target = target_of({"id": "int", "n": "int"}, name=table)
-    made: list[list[Made]] = [insert(1, row=key, id=key, n=0) for key in range(50)]
+    change: list[list[Made]] = [insert(1, row=key, id=key, n=0) for key in range(50)]
     for number in range(1, 40):
-        made += [
+        change += [
             update(2, {"id": k, "n": number - 1}, {"id": k, "n": number}, number * 50 + k) for k in range(50)
         ]
     sink = sink_of(broker, partitions=5, format="json")
-    write(sink, mark(1, table), changes_of(target, *made[:700]), changes_of(target, *made[700:]))
+    write(sink, mark(1, table), changes_of(target, *change[:700]), changes_of(target, *change[700:]))
     by_key = defaultdict(list)
     for record in records(broker, table):
-        by_key[record.key].append(record.told["after"]["n"])
+        by_key[record.key].append(record.message["after"]["n"])
     assert len(by_key) == 50
-    assert all(found == list(range(40)) for found in by_key.values())
+    assert all(versions == list(range(40)) for versions in by_key.values())
 
 
 @pytest.mark.deep(guard="tests/integration/test_sink_http.py::test_urls_are_rendered_from_names_and_columns")
@@ -171,12 +171,12 @@ def test_topics_and_partitions_follow_columns(broker: Kafka, table: str) -> None
     )
     assert sink.spread is Spread.TABLES
     write(sink, mark(1, table), changes_of(target, *rows))
-    found = records(broker, f"{topic}.new", f"{topic}.paid")
-    assert sorted(one.told["after"]["id"] for one in found) == list(range(1, 40))
-    assert all(one.topic.endswith(one.told["after"]["status"]) for one in found)
-    places = {(one.told["after"]["shop"], one.partition) for one in found}
+    received = records(broker, f"{topic}.new", f"{topic}.paid")
+    assert sorted(record.message["after"]["id"] for record in received) == list(range(1, 40))
+    assert all(record.topic.endswith(record.message["after"]["status"]) for record in received)
+    places = {(record.message["after"]["shop"], record.partition) for record in received}
     assert len(places) == 3
-    assert {one.key for one in found} == {None}
+    assert {record.key for record in received} == {None}
 
 
 @pytest.mark.deep(
@@ -187,20 +187,20 @@ def test_update_between_two_topics_or_partitions_is_a_delete_and_an_insert(broke
     new, paid = {"id": 1, "shop": 1, "status": "new"}, {"id": 1, "shop": 1, "status": "paid"}
     rows = changes_of(target, insert(1, **new), update(2, new, paid), update(3, paid, paid | {"shop": 2}))
     write(sink_of(broker, topic=f"{table}.{{status}}", partitions=1), mark(1, f"{table}.topics"), rows)
-    told = {
-        status: [one.told and one.told["op"] for one in records(broker, f"{table}.{status}")]
+    operations = {
+        status: [record.message and record.message["op"] for record in records(broker, f"{table}.{status}")]
         for status in ("new", "paid")
     }
-    assert told == {"new": ["c", "d", None], "paid": ["c", "u"]}
+    assert operations == {"new": ["c", "d", None], "paid": ["c", "u"]}
     topic = f"{table}.partitions"
     write(sink_of(broker, topic=topic, partition_by="shop", partitions=4), mark(1, topic), rows)
     by_partition: dict[int, list[Any]] = defaultdict(list)
-    for one in records(broker, topic):
-        by_partition[one.partition].append(one.told and one.told["op"])
+    for this_record in records(broker, topic):
+        by_partition[this_record.partition].append(this_record.message and this_record.message["op"])
     assert sorted(by_partition.values(), key=len) == [["c"], ["c", "u", "d", None]]
     kinds = f"{table}.{{_change_type}}"
     write(sink_of(broker, topic=kinds, partitions=1), mark(1, f"{table}.kinds"), rows)
-    assert [one.told["op"] for one in records(broker, f"{table}.update_postimage")] == ["u", "u"]
+    assert [record.message["op"] for record in records(broker, f"{table}.update_postimage")] == ["u", "u"]
 
 
 @pytest.mark.deep(
@@ -213,9 +213,9 @@ def test_keyless_rows_stay_in_one_partition_in_order(broker: Kafka, table: str) 
         mark(1, table),
         changes_of(target, *(insert(n, n=n) for n in range(1, 30))),
     )
-    found = records(broker, table)
-    assert [one.told["after"]["n"] for one in found] == list(range(1, 30))
-    assert len({one.partition for one in found}) == 1
+    received = records(broker, table)
+    assert [record.message["after"]["n"] for record in received] == list(range(1, 30))
+    assert len({record.partition for record in received}) == 1
 
 
 def grow(broker: Kafka, topic: str, partitions: int) -> None:
@@ -262,9 +262,9 @@ def test_parts_of_a_batch_share_the_partition_count_that_the_driver_read(broker:
         writer.finish()
         # The second part is opened by another process, when the topic has grown.
         grow(broker, table, 7)
-    found = records(broker, table)
-    assert len(found) == 2 * 59
-    assert len({(record.key, record.partition) for record in found}) == 59
+    received = records(broker, table)
+    assert len(received) == 2 * 59
+    assert len({(record.key, record.partition) for record in received}) == 59
     assert sink.begin([target]) == {"partitions": {table: 7}}
 
 
@@ -353,7 +353,7 @@ def test_parts_know_their_own_numbers(broker: Kafka, table: str) -> None:
     again = pickle.loads(pickle.dumps(sink))
     write(again, mark(1, table), changes_of(target, insert(1, id=17)), part=17)
     write(again, mark(1, table), changes_of(target, insert(1, id=3)), part=3)
-    assert sorted(one.told["after"]["id"] for one in records(broker, table)) == [0, 3, 17]
+    assert sorted(record.message["after"]["id"] for record in records(broker, table)) == [0, 3, 17]
 
 
 @pytest.mark.deep(guard="tests/integration/test_sink_redis.py::test_list_has_every_change_in_order")
@@ -442,8 +442,8 @@ def test_settings_that_do_not_fit_a_table_are_refused(settings: dict[str, Any], 
 
 def test_single_column_needs_no_list_and_secrets_are_hidden() -> None:
     kafka = settings_of("kafka")
-    one = kafka(**{"servers": NO_BROKER, "key": "status", "partition_by": "id"})
-    assert (one.key, one.partition_by) == (("status",), ("id",))  # type: ignore[attr-defined]
+    this_sink = kafka(**{"servers": NO_BROKER, "key": "status", "partition_by": "id"})
+    assert (this_sink.key, this_sink.partition_by) == (("status",), ("id",))  # type: ignore[attr-defined]
     with pytest.raises(ValidationError, match="show in logs"):
         kafka(**{"servers": NO_BROKER, "options": {"sasl.password": "hidden"}})
     sink = make_sink("kafka", kafka(**{"servers": NO_BROKER, "user": "penstock", "password": "hidden"}))
@@ -490,7 +490,7 @@ def test_topics_hold_the_source_rows_under_their_keys(
         versions: dict[bytes | None, list[Any]] = defaultdict(list)
         for record in records(broker, str(target.name)):
             if record.value is not None:
-                versions[record.key].append((record.told["commit_version"], record.told["row"]))
+                versions[record.key].append((record.message["commit_version"], record.message["row"]))
         assert all(places == sorted(places) for places in each(versions.values()))
         binary = [column.name for column in target.columns if "binary" in column.type_text]
         held = rows_held(broker, str(target.name), binary)

@@ -48,10 +48,10 @@ def documents(server: Mongo, sink: Any, target: Target = ORDERS) -> list[dict[st
         return list(client[database][collection].find(sort=[("_id", 1)]))
 
 
-def write(sink: Sink, target: Target, *made: Any, mark: BatchMark = MARK) -> Any:
+def write(sink: Sink, target: Target, *changes: Any, mark: BatchMark = MARK) -> Any:
     sink.prepare(target, Evolution.EVOLVE)
     writer = sink.open(mark, 0)
-    writer.write(changes_of(target, *made))
+    writer.write(changes_of(target, *changes))
     receipt = writer.finish()
     sink.commit(mark, [receipt])
     return receipt
@@ -86,9 +86,9 @@ def test_composite_key_is_a_document(server: Mongo, sink: Sink) -> None:
     moment = datetime(2026, 3, 1, 1, 2, 3, 4)
     write(sink, target, insert(5, shop=1, at=moment, note="a"), insert(5, 1, shop=2, at=moment, note="b"))
     write(sink, target, delete(6, shop=1, at=moment, note="a"))
-    [found] = documents(server, sink, target)
-    assert found["_id"] == {"shop": 2, "at": "2026-03-01 01:02:03.000004"}
-    assert found["note"] == "b"
+    [document] = documents(server, sink, target)
+    assert document["_id"] == {"shop": 2, "at": "2026-03-01 01:02:03.000004"}
+    assert document["note"] == "b"
 
 
 @pytest.mark.deep(guard="tests/conformance/test_sinks.py::test_every_type_is_read_back_unchanged")
@@ -125,14 +125,14 @@ def test_values_are_read_back_unchanged(server: Mongo, sink: Sink) -> None:
         "real": 0.10000000149011612,
         "doc": '{"a": 1}',
     }
-    made = changes_of(target, insert(5, id=Decimal(1)), insert(5, 1, **values))
+    change = changes_of(target, insert(5, id=Decimal(1)), insert(5, 1, **values))
     write(sink, target, insert(5, id=Decimal(1)), insert(5, 1, **values))
     stored = documents(server, sink, target)[1]
     assert stored["price"] == Decimal128("-1.50")
     assert stored["at"] == values["at"]
     assert stored["took"] == values["took"]
     read = [row for batch in sink.read(target) for row in batch.to_pylist()]
-    assert read == made.rows.select(target.column_names).to_pylist()
+    assert read == change.rows.select(target.column_names).to_pylist()
     upper = [row["id"] for batch in sink.read(target, low={"id": Decimal(2)}) for row in batch.to_pylist()]
     assert upper == [Decimal(2**64 - 1)]
 

@@ -59,13 +59,13 @@ def test_deadlock_victim_is_retried(backend: PostgresBackend, schema: str) -> No
         with ThreadPoolExecutor(2) as pool:
             written = pool.submit(write_batch, sink, [changes_of(seats, *changed)], 2)
             wait_until(lambda: is_waited_for(backend, third) or written.done())
-            theirs = pool.submit(
+            other_update = pool.submit(
                 other.execute, f"UPDATE {seats.name} SET label = 'theirs' WHERE id = 0".encode()
             )
             wait_until(lambda: is_waiting(backend, other))
             # Now the sink continues with a row of the session that waits for it.
             third.rollback()
-            theirs.result(WAIT_SECONDS_MAX)
+            other_update.result(WAIT_SECONDS_MAX)
             other.commit()
             written.result(WAIT_SECONDS_MAX)
     assert backend.stored(seats) == [(row, row, "ours") for row in range(3)]

@@ -62,9 +62,9 @@ def sink_of(server: Redis, **more: Any) -> Sink:
 
 def write(sink: Sink, *changes: Changes) -> Receipt:
     writer = sink.open(MARK, 0)
-    for one in changes:
-        sink.prepare(one.target, Evolution.EVOLVE)
-        writer.write(one)
+    for change in changes:
+        sink.prepare(change.target, Evolution.EVOLVE)
+        writer.write(change)
     return writer.finish()
 
 
@@ -148,8 +148,8 @@ def test_list_has_every_change_in_order(server: Redis, client: Any) -> None:
         ORDERS, insert(5, id=1), update(6, {"id": 1}, {"id": 1, "name": "a"}), delete(7, id=1, name="a")
     )
     write(sink, changes)
-    found = [json.loads(one) for one in everything(client)["shop:orders"]]
-    assert [(one["change"], one["commit_version"], one["row"]["name"]) for one in found] == [
+    actual = [json.loads(text) for text in everything(client)["shop:orders"]]
+    assert [(text["change"], text["commit_version"], text["row"]["name"]) for text in actual] == [
         ("insert", 5, None),
         ("update_postimage", 6, "a"),
         ("delete", 7, "a"),

@@ -88,14 +88,14 @@ def rows_of(
     **options: int,
 ) -> list[Row]:
     """Return the rows of ranges, by default of all there is, in commit order."""
-    found: list[Row] = []
-    for one in source.split() if ranges is None else ranges:
-        for batch in read_range(source, one, None, LoggedTables(schemas or source), **options):
+    read_rows: list[Row] = []
+    for byte_range in source.split() if ranges is None else ranges:
+        for batch in read_range(source, byte_range, None, LoggedTables(schemas or source), **options):
             for row in pyarrow.record_batch(batch).to_pylist():
                 metadata = row.pop("_metadata")
                 key = row["_commit_version"], metadata["row"], row["_change_type"] != "update_preimage"
-                found.append((*key, batch.table, metadata["gtid"], *map(str, row.items())))
-    return sorted(found)
+                read_rows.append((*key, batch.table, metadata["gtid"], *map(str, row.items())))
+    return sorted(read_rows)
 
 
 def head_of(server: Server) -> tuple[str, int]:
@@ -137,8 +137,8 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
                 server.sql(many.replace("note", "remark").format(200))
                 server.sql("UPDATE shop.orders SET total = 5 WHERE id < 4")
                 server.sql("DROP TABLE shop.orders")
-                for one in (whole, later):
-                    one.wait_for_head(*head_of(server))
+                for daemon in (whole, later):
+                    daemon.wait_for_head(*head_of(server))
                 yield Served(server, whole, later)
 
 
@@ -153,7 +153,7 @@ def test_daemon_returns_the_rows_of_the_servers_files(served: Served) -> None:
     assert rows == rows_of(files, None, source)
     assert len(rows) == 4 * 500 + 6 + 300 + 200 + 6
     assert source.instance == "shop"
-    assert [extent.file for extent in source.extents()][:2] == [one.file for one in files.extents()][:2]
+    assert [extent.file for extent in source.extents()][:2] == [extent.file for extent in files.extents()][:2]
     assert source.gtid_set(head) == files.gtid_set(head)
 
 
@@ -166,12 +166,12 @@ def test_ranges_may_be_fetched_concurrently(served: Served) -> None:
         step = max((extent.bytes - extent.start) // 5, 1)
         cuts = [*range(extent.start, extent.bytes - step, step), extent.bytes]
         ranges += [
-            ByteRange(0, extent.file, one, other, one == extent.start) for one, other in pairwise(cuts)
+            ByteRange(0, extent.file, start, other, start == extent.start) for start, other in pairwise(cuts)
         ]
     assert len(ranges) >= 10
     options = pickle.loads(pickle.dumps(source.options))
     with ThreadPoolExecutor(8) as threads:
-        parts = list(threads.map(lambda one: rows_of(open_source(options), [one]), ranges))
+        parts = list(threads.map(lambda start: rows_of(open_source(options), [start]), ranges))
     assert sorted(row for part in parts for row in part) == whole
 
 
@@ -202,8 +202,8 @@ def penstock(*words: str) -> subprocess.CompletedProcess[str]:
 def test_start_by_gtid_set_or_time_is_located_by_the_daemon(served: Served) -> None:
     source = opened(served.url)
     second = source.extents()[1].position
-    found = source.find_gtid_set(source.gtid_set(second))
-    assert found <= second
+    located = source.find_gtid_set(source.gtid_set(second))
+    assert located <= second
     assert source.find_gtid_set(source.gtid_set(source.head())) <= source.head()
     assert source.find_time(0) == source.earliest()
     assert source.find_time(int(time.time() * 1e6) + 10**9) <= source.head()
@@ -217,8 +217,8 @@ def test_definitions_are_requested_from_the_daemon(served: Served) -> None:
     assert early is not None
     assert [column.name for column in early.columns] == ["id", "note"]
     assert source.schema_history(source.head(), orders).schema("shop", "orders") is None
-    place = f"{second.file}:{second.start}"
-    done = penstock("schema", "show", "shop.orders", "--url", served.url, "--at", place, "--json")
+    position = f"{second.file}:{second.start}"
+    done = penstock("schema", "show", "shop.orders", "--url", served.url, "--at", position, "--json")
     assert done.returncode == 0, done.stderr
     assert [column["name"] for column in json.loads(done.stdout)["columns"]] == ["id", "note"]
 
@@ -232,9 +232,9 @@ def test_supplied_definition_applies_from_its_position(served: Served, tmp_path:
     words = ("schema", "set", "shop.ghost", "--url", served.url, "--ddl", str(ddl), "--at")
     done = penstock(*words, str(second))
     assert done.returncode == 0, done.stderr
-    given = source.schema_history(source.head(), ghost).schema("shop", "ghost")
-    assert given is not None
-    assert [column.type_text for column in given.columns] == ["int unsigned", "char(3)"]
+    supplied = source.schema_history(source.head(), ghost).schema("shop", "ghost")
+    assert supplied is not None
+    assert [column.type_text for column in supplied.columns] == ["int unsigned", "char(3)"]
     assert source.schema_history(source.earliest(), ghost).schema("shop", "ghost") is None
     late = penstock(*words, f"{source.head().file}:99999999")
     assert late.returncode != 0
@@ -248,9 +248,9 @@ def test_supplied_definition_applies_from_its_position(served: Served, tmp_path:
 def test_error_of_the_daemon_is_raised_unchanged(served: Served) -> None:
     later = opened(url_of(served.later))
     earliest = opened(served.url).earliest()
-    with pytest.raises(PositionPurged, match=r"begins with .*:\d+") as told:
+    with pytest.raises(PositionPurged, match=r"begins with .*:\d+") as raised:
         later.split(earliest)
-    assert told.value.hint
+    assert raised.value.hint
     with pytest.raises(PositionPurged):
         later.find_gtid_set("")
     with pytest.raises(SourceMissing, match="no instance 'nothing'"):
@@ -267,9 +267,9 @@ def test_error_of_the_daemon_is_raised_unchanged(served: Served) -> None:
 
 @on_one
 def test_port_without_a_daemon_is_reported(served: Served) -> None:
-    with pytest.raises(ConnectionLost, match="does not answer") as told:
+    with pytest.raises(ConnectionLost, match="does not answer") as raised:
         opened("penstock://127.0.0.1:1/shop").head()
-    assert "penstock serve" in str(told.value)
+    assert "penstock serve" in str(raised.value)
     with pytest.raises((StreamError, ConnectionLost)):
         # The database server greets first, and not in HTTP.
         opened(f"penstock://127.0.0.1:{served.server.port}/shop").head()
@@ -281,12 +281,12 @@ def test_token_authorizes_a_reader_and_is_never_shown(served: Served, tmp_path: 
     with daemon_of(tmp_path, served.server, listen=listen) as daemon:
         daemon.token = listen["token"]
         daemon.wait_for_head(*head_of(served.server))
-        with pytest.raises(AuthenticationFailed) as told:
+        with pytest.raises(AuthenticationFailed) as raised:
             opened(url_of(daemon)).head()
-        assert "PENSTOCK" in str(told.value) or "token" in str(told.value)
-        with pytest.raises(AuthenticationFailed) as told:
+        assert "PENSTOCK" in str(raised.value) or "token" in str(raised.value)
+        with pytest.raises(AuthenticationFailed) as raised:
             opened(url_of(daemon).replace("//", "//wr0ng@")).head()
-        assert "wr0ng" not in str(told.value)
+        assert "wr0ng" not in str(raised.value)
         file = tmp_path / "token"
         file.write_text("s3cret/token\n")
         good = [
@@ -340,11 +340,11 @@ def test_tls_authenticates_the_daemon(served: Served, tmp_path: Path) -> None:
     ],
 )
 def test_address_is_parsed(url: str, hosts: tuple[tuple[str, int], ...], instance: str) -> None:
-    found = DaemonAddress.parse(url)
-    assert found.hosts == hosts
-    assert found.instance == instance
-    assert (found.tls is not None) == url.startswith("penstocks")
-    assert DaemonAddress.parse(str(found)) == replace(found, token=Secret(""))
+    address = DaemonAddress.parse(url)
+    assert address.hosts == hosts
+    assert address.instance == instance
+    assert (address.tls is not None) == url.startswith("penstocks")
+    assert DaemonAddress.parse(str(address)) == replace(address, token=Secret(""))
 
 
 @pytest.mark.parametrize(
@@ -359,9 +359,9 @@ def test_address_is_parsed(url: str, hosts: tuple[tuple[str, int], ...], instanc
     ],
 )
 def test_invalid_address_is_refused(url: str) -> None:
-    with pytest.raises(OptionInvalid) as told:
+    with pytest.raises(OptionInvalid) as raised:
         SourceOptions.parse(url)
-    assert "t0k3n" not in str(told.value)
+    assert "t0k3n" not in str(raised.value)
 
 
 def test_secret_for_another_service_is_refused(tmp_path: Path) -> None:
@@ -411,12 +411,12 @@ def test_another_daemon_takes_over_in_the_middle_of_a_range(served: Served) -> N
         switching = opened(hosts)
         ranges = switching.split(begin)
         reading = read_range(switching, ranges[0], None, LoggedTables(switching), batch_rows_max=20)
-        found = [next(reading)]
+        batches = [next(reading)]
         # The first daemon dies with an answer on its way, and stays away.
         assert first.cut() >= 1
         first.refuse()
-        found += list(reading)
-        assert sum(batch.rows for batch in found) == len(expected)
+        batches += list(reading)
+        assert sum(batch.rows for batch in batches) == len(expected)
         assert rows_of(switching, ranges) == expected
         # What the other one does not have is refused by name, not left out.
         with pytest.raises(PositionPurged):
@@ -463,8 +463,8 @@ def test_daemons_with_different_epoch_numbers_are_interchangeable(served: Served
         daemon.wait_for(lambda status: bool(status["state"] == "running"))
         served.server.sql("CREATE TABLE shop.fresh (id INT PRIMARY KEY)")
         served.server.sql("INSERT INTO shop.fresh VALUES (1), (2), (3)")
-        for one in (served.whole, served.later, daemon):
-            one.wait_for_head(*head_of(served.server))
+        for running in (served.whole, served.later, daemon):
+            running.wait_for_head(*head_of(served.server))
         first, other = opened(served.url), opened(url_of(daemon))
         assert first.epochs()[0][1] == other.epochs()[1][1]
         assert (first.head().epoch, other.head().epoch) == (0, 1)

@@ -114,17 +114,17 @@ def rows_of(
 
     `schemas` is the log that tells definitions, by default the source itself.
     """
-    found: list[Row] = []
-    for one in ranges:
+    read_rows: list[Row] = []
+    for range_ in ranges:
         selection = Selection(bounds=bounds or Bounds())
-        for batch in read_range(source, one, selection, LoggedTables(schemas or source)):
+        for batch in read_range(source, range_, selection, LoggedTables(schemas or source)):
             for row in pyarrow.record_batch(batch).to_pylist():
                 metadata = row.pop("_metadata")
                 kind = row["_change_type"]
                 key = row["_commit_version"], metadata["row"], kind != "update_preimage"
-                place = metadata["gtid"], metadata["file"], metadata["offset"]
-                found.append((*key, batch.table, kind, *place, *map(str, row.items())))
-    return sorted(found)
+                position = metadata["gtid"], metadata["file"], metadata["offset"]
+                read_rows.append((*key, batch.table, kind, *position, *map(str, row.items())))
+    return sorted(read_rows)
 
 
 def all_rows(source: Source) -> list[Row]:
@@ -133,14 +133,14 @@ def all_rows(source: Source) -> list[Row]:
 
 def boundaries(files: FileSource) -> list[tuple[Position, str]]:
     """Return each end of a transaction, with the GTIDs before it as the files tell them."""
-    found = []
-    for one in files.split():
-        for batch in TransactionWalk(files, one):
-            found += [
+    actual_rows = []
+    for byte_range in files.split():
+        for batch in TransactionWalk(files, byte_range):
+            actual_rows += [
                 Position(0, file, end)
                 for file, end in zip(batch["file"].to_pylist(), batch["end_offset"].to_pylist(), strict=True)
             ]
-    chosen = [*random.Random(SEED).sample(found, 12), found[0], found[-1]]
+    chosen = [*random.Random(SEED).sample(actual_rows, 12), actual_rows[0], actual_rows[-1]]
     return [(position, files.gtid_set(position)) for position in chosen]
 
 
@@ -188,7 +188,7 @@ def test_positions_equal_those_of_the_server(kept: Kept) -> None:
         assert log.gtid_set(position) == gtid_set
         ranges = log.split(position)
         assert rows_of(log, ranges) == rows_in_files(kept, position)
-        assert all(one.stop is not None for one in ranges)
+        assert all(range_.stop is not None for range_ in ranges)
 
 
 def test_gtid_set_is_located_through_the_indexes(kept: Kept) -> None:
@@ -221,9 +221,9 @@ def test_limits_end_at_the_same_position_as_in_the_files(kept: Kept) -> None:
     log = kept.log()
     start, end = log.earliest(), log.head()
     for limits in ({"rows_max": 1}, {"rows_max": 500}, {"bytes_max": 1}, {"bytes_max": 300_000}):
-        found = log.walk(start, end, **limits)
-        assert found == kept.files.walk(replace(start, offset=4), end, **limits)
-        assert start < found <= end
+        actual = log.walk(start, end, **limits)
+        assert actual == kept.files.walk(replace(start, offset=4), end, **limits)
+        assert start < actual <= end
 
 
 def test_first_position_of_a_file_is_accepted_despite_a_separate_head(kept: Kept) -> None:
@@ -306,7 +306,7 @@ def test_missing_file_is_named_as_a_gap(kept: Kept, tmp_path: Path) -> None:
     assert (
         rows_of(source, source.split(None, source.extents(None, Position(0, first, 500))[-1].position)) == []
     )
-    assert second not in {one.file for one in LogReader.open(tmp_path / "shop").extents()}
+    assert second not in {extent.file for extent in LogReader.open(tmp_path / "shop").extents()}
 
 
 def test_gap_inside_a_file_is_refused(kept: Kept, tmp_path: Path) -> None:
@@ -325,12 +325,12 @@ def test_gap_inside_a_file_is_refused(kept: Kept, tmp_path: Path) -> None:
 
 def test_missing_end_of_a_file_is_detected_by_gtids(kept: Kept, tmp_path: Path) -> None:
     first, second = (extent.file for extent in kept.files.extents()[:2])
-    place = boundaries_in(kept.files, first)[-3]
+    boundary = boundaries_in(kept.files, first)[-3]
     with open_log(tmp_path / "shop") as log:
-        keep(log, kept.server, kept.files, end=place)
+        keep(log, kept.server, kept.files, end=boundary)
         keep(log, kept.server, kept.files, start=Position(0, second, 4))
     source = open_source(SourceOptions.parse(tmp_path / "shop"))
-    with pytest.raises(SequenceGap, match=f"between {place} and {second}"):
+    with pytest.raises(SequenceGap, match=f"between {boundary} and {second}"):
         source.split()
 
 
@@ -377,8 +377,8 @@ def test_reader_beside_the_writer_sees_whole_transactions_as_they_arrive(kept: K
 
 
 def kept_bytes(kept: Kept, file: str, start: int, stop: int) -> bytes:
-    found = b"".join(map(bytes, kept.files.open(ByteRange(0, file, start, stop, aligned=True))))
-    return found[: stop - start]
+    content = b"".join(map(bytes, kept.files.open(ByteRange(0, file, start, stop, aligned=True))))
+    return content[: stop - start]
 
 
 # --- Epochs ---------------------------------------------------------------------------------
@@ -406,13 +406,13 @@ def failed_over(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixtur
             run_as(second, uuid, number, f"INSERT INTO shop.t VALUES ({number - 2}, 'first')")
         second.sql("INSERT INTO shop.t VALUES (100, 'second'), (101, 'second')")
         second.sql("UPDATE shop.t SET who = 'second' WHERE id = 1")
-        files, others = binlogs(first), binlogs(second)
+        files, second_log = binlogs(first), binlogs(second)
         with open_log(folder) as log:
             keep(log, first, files, end=boundaries_in(files, files.extents()[0].file)[7])
             # The log has 1 to 8; on the second server 8 comes before 6, so what follows 5 begins with 8.
-            begin = boundaries_in(others, others.extents()[0].file)[4]
-            keep(log, second, others, epoch=1, start=begin)
-        for name, server, whole in (("first", first, files), ("second", second, others)):
+            begin = boundaries_in(second_log, second_log.extents()[0].file)[4]
+            keep(log, second, second_log, epoch=1, start=begin)
+        for name, server, whole in (("first", first, files), ("second", second, second_log)):
             with open_log(folder.parent / name) as log:
                 keep(log, server, whole)
         yield folder
@@ -444,14 +444,14 @@ def test_batch_may_start_and_end_in_different_epochs(failed_over: Path) -> None:
     source = open_source(SourceOptions.parse(failed_over))
     whole = all_rows(source)
     first, second = source.extents()
-    assert [one.epoch for one in (first, second)] == [0, 1]
+    assert [extent.epoch for extent in (first, second)] == [0, 1]
     middle = Position(1, second.file, second.start)
     parts = rows_of(source, source.split(None, middle)) + rows_of(source, source.split(middle))
     assert sorted(parts) == whole
     assert source.walk(source.earliest(), source.head(), bytes_max=10**9) == source.head()
-    step, place = 0, source.earliest()
-    while place != source.head():
-        place, step = source.walk(place, source.head(), rows_max=1), step + 1
+    step, position = 0, source.earliest()
+    while position != source.head():
+        position, step = source.walk(position, source.head(), rows_max=1), step + 1
         assert step < 50
     assert step > 8
 
@@ -502,7 +502,7 @@ def test_stream_locates_its_batches_in_the_log_of_another_server(failed_over: Pa
 
 
 @pytest.mark.parametrize(
-    ("wanted", "found", "shift"),
+    ("wanted", "actual", "shift"),
     [
         ([(0, "a")], [(0, "a"), (1, "b")], 0),
         ([(3, "b")], [(0, "a"), (1, "b")], 2),
@@ -515,13 +515,13 @@ def test_stream_locates_its_batches_in_the_log_of_another_server(failed_over: Pa
     ],
 )
 def test_epochs_of_two_logs_are_matched_by_their_servers(
-    wanted: list[tuple[int, str]], found: list[tuple[int, str]], shift: int | None
+    wanted: list[tuple[int, str]], actual: list[tuple[int, str]], shift: int | None
 ) -> None:
     if shift is None:
         with pytest.raises(ServerChanged):
-            epoch_shift(wanted, found, "the log")
+            epoch_shift(wanted, actual, "the log")
     else:
-        assert epoch_shift(wanted, found, "the log") == epoch_base(shift)
+        assert epoch_shift(wanted, actual, "the log") == epoch_base(shift)
 
 
 # --- Definitions ----------------------------------------------------------------------------
@@ -533,8 +533,8 @@ def test_definitions_are_those_in_force(kept: Kept) -> None:
     orders = TableName("shop", "orders")
 
     def columns(position: Position, name: TableName) -> list[str]:
-        found = log.schema_history(position, name).schema(name.database, name.table)
-        return [] if found is None else [column.name for column in found.columns]
+        schema = log.schema_history(position, name).schema(name.database, name.table)
+        return [] if schema is None else [column.name for column in schema.columns]
 
     assert columns(first.position, orders) == []
     assert columns(Position(0, first.file, first.bytes), orders) == ["id", "note"]
@@ -557,14 +557,14 @@ def test_inspect_accepts_a_log_folder(kept: Kept) -> None:
 
 def test_schema_shows_the_definition_of_a_position(kept: Kept) -> None:
     second = kept.files.extents()[1]
-    place = f"{second.file}:{second.bytes}"
+    position = f"{second.file}:{second.bytes}"
     words = ["schema", "show", "shop.orders", "--log", str(kept.folder)]
-    done = penstock(*words, "--at", place, "--json")
+    done = penstock(*words, "--at", position, "--json")
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
-    assert [column["name"] for column in found["columns"]] == ["id", "total", "remark"]
-    assert found["primary_key"] == ["id"]
-    assert found["position"] == place
+    definition = json.loads(done.stdout)
+    assert [column["name"] for column in definition["columns"]] == ["id", "total", "remark"]
+    assert definition["primary_key"] == ["id"]
+    assert definition["position"] == position
     shown = penstock(*words)
     assert shown.returncode == 0, shown.stderr
     assert "remark" in shown.stdout
@@ -580,7 +580,7 @@ def test_every_error_of_a_log_has_a_hint(kept: Kept) -> None:
         lambda: source.split(Position(7, "mysql-bin.000001", 4)),
         lambda: source.split(Position(0, "mysql-bin.900000", 4)),
     ):
-        with pytest.raises(PenstockError) as told:
+        with pytest.raises(PenstockError) as raised:
             ask()
-        assert told.value.hint
-        assert told.value.position
+        assert raised.value.hint
+        assert raised.value.position

@@ -64,10 +64,10 @@ def test_two_workers_whose_python_has_only_pyarrow_read_with_a_packed_archive(
         # A file each, so that there are as many ranges to read at once.
         mysql_server.sql(f"INSERT INTO {database}.t VALUES ({number}); FLUSH BINARY LOGS")
     python = bare_python(tmp_path / "python")
-    found = subprocess.run(
+    output = subprocess.run(
         [python, "-c", "import penstock"], capture_output=True, check=False, cwd=tmp_path, env={}
     )
-    assert found.returncode != 0, "the workers' Python must not have the package"
+    assert output.returncode != 0, "the workers' Python must not have the package"
     archive = pack(tmp_path / "penstock_packed.zip")
     settings = session_settings() | {
         "spark.archives": f"{archive}#penstock_packed",

@@ -32,8 +32,8 @@ class Captured:
 
     def catch_up(self) -> None:
         """Wait until both daemons have what the server has logged."""
-        for one in (self.daemon, self.later):
-            catch_up(one, self.server)
+        for daemon in (self.daemon, self.later):
+            catch_up(daemon, self.server)
 
 
 def catch_up(daemon: DaemonProcess, server: Server) -> None:
@@ -65,9 +65,9 @@ def captured(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
             server.sql("ALTER TABLE shop.orders ADD COLUMN total INT FIRST")
             server.sql("INSERT INTO shop.orders VALUES (7, 100, 'middle')")
             server.sql("UPDATE shop.orders SET total = id WHERE id <= 3")
-            found = Captured(server, daemon, later)
-            found.catch_up()
-            yield found
+            opened = Captured(server, daemon, later)
+            opened.catch_up()
+            yield opened
 
 
 def frame_of(session: SparkSession, source: str, **options: object) -> DataFrame:
@@ -76,8 +76,8 @@ def frame_of(session: SparkSession, source: str, **options: object) -> DataFrame
 
 
 def stream_of(session: SparkSession, source: str, table: str, **options: object) -> DataFrame:
-    given = {"source": source, "tables": table, **options}
-    return session.readStream.format("penstock").options(**given).load()
+    all_options = {"source": source, "tables": table, **options}
+    return session.readStream.format("penstock").options(**all_options).load()
 
 
 def test_batch_reads_old_rows_with_the_definition_of_their_time(
@@ -128,14 +128,14 @@ def test_stream_continues_at_another_daemon_of_the_same_server(
     start = head_of(server)
     collected = Collected("id")
     checkpoint = tmp_path / "checkpoint"
-    one, two = captured.daemon.port, captured.later.port
+    first_port, two = captured.daemon.port, captured.later.port
 
     def run(*ports: int, **options: object) -> None:
         hosts = ",".join(f"127.0.0.1:{port}" for port in ports)
         frame = stream_of(spark, f"penstock://{hosts}/shop", table, startingOffsets=start, **options)
         run_to_head(frame, collected, checkpoint)
 
-    for number, ports in enumerate([(one, two), (1, two), (one,)]):
+    for number, ports in enumerate([(first_port, two), (1, two), (first_port,)]):
         server.sql(
             f"INSERT INTO {table} VALUES ({10 * number}); INSERT INTO {table} VALUES ({10 * number + 1})"
         )

@@ -23,8 +23,8 @@ from tools.servers import Server
 def test_stream_worker_timeout_comes_from_the_test_configuration(
     spark: SparkSession,  # noqa: F811
 ) -> None:
-    found = spark._jvm.java.lang.ClassLoader.getSystemResource(WORKERS).toString()
-    assert found == f"file:{os.environ['SPARK_CONF_DIR']}/{WORKERS}"
+    resource = spark._jvm.java.lang.ClassLoader.getSystemResource(WORKERS).toString()
+    assert resource == f"file:{os.environ['SPARK_CONF_DIR']}/{WORKERS}"
 
 
 @pytest.mark.deep(keep=("mysql",))

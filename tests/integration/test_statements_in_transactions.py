@@ -21,8 +21,8 @@ def logged(server: Server, database: str) -> Path:
         f"CREATE TABLE origin (id INT, filler VARCHAR(200)); INSERT INTO origin VALUES {numbers}",
         database=database,
     )
-    made = "CREATE TABLE t (PRIMARY KEY (id)) AS SELECT * FROM origin"
-    return run_logged(server, made, "DROP TABLE t", made, database=database)
+    create = "CREATE TABLE t (PRIMARY KEY (id)) AS SELECT * FROM origin"
+    return run_logged(server, create, "DROP TABLE t", create, database=database)
 
 
 def parts_of(source: CutSource, file: Path) -> list[tuple[str, int] | tuple[str, int, int]]:
@@ -45,11 +45,11 @@ def test_rows_of_the_statements_own_transaction_are_kept(
     database = fresh_database(server)
     file = logged(server, database)
     parts = parts_of(CutSource(file, ()), file)
-    statements = [place for place, part in enumerate(parts) if part[0] == "CREATE TABLE"]
+    statements = [index for index, part in enumerate(parts) if part[0] == "CREATE TABLE"]
     assert len(statements) == 2
-    for place in statements:
-        assert parts[place + 1][0] == "rows"
-        assert parts[place][1] < parts[place + 1][1]
+    for statement in statements:
+        assert parts[statement + 1][0] == "rows"
+        assert parts[statement][1] < parts[statement + 1][1]
     # Rows that were there before the table was dropped have lower versions.
     assert parts[statements[0] + 1][1] <= parts[statements[1]][1]
     assert sum(part[2] for part in parts if len(part) == 3) == 2 * ROWS

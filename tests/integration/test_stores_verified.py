@@ -42,8 +42,8 @@ def _spoil_elasticsearch(url: str, database: str) -> None:
     with elasticsearch.Elasticsearch(url, request_timeout=WAIT_SECONDS_MAX) as client:
         index = f"{database}.accounts"
         client.delete(index=index, id="9001")
-        found = client.get(index=index, id="9002")["_source"]
-        client.index(index=index, id="9002", document=found | {"owner": "spoilt"})
+        document = client.get(index=index, id="9002")["_source"]
+        client.index(index=index, id="9002", document=document | {"owner": "spoilt"})
 
 
 SPOILERS: dict[str, Callable[[str, str], None]] = {
@@ -79,11 +79,15 @@ def test_differences_are_reported_and_repaired(
         database=database,
     )
     pipeline.follow()
-    found = verify(pipeline.settings)
-    assert found.equal, [one.found for one in found.results if one.found]
+    verification = verify(pipeline.settings)
+    assert verification.equal, [comparison.found for comparison in verification.results if comparison.found]
     SPOILERS[store.NAME](store.server.url, database)
-    found = verify(pipeline.settings, mend=True)
-    differing = {(one.row["id"], one.kind) for result in found.results for one in result.found}
+    verification = verify(pipeline.settings, mend=True)
+    differing = {
+        (difference.row["id"], difference.kind)
+        for result in verification.results
+        for difference in result.found
+    }
     assert differing == {(9001, Kind.MISSING), (9002, Kind.CHANGED)}
     assert verify(pipeline.settings).equal
 
@@ -118,12 +122,12 @@ def test_values_that_a_target_cannot_hold_are_distinguished_from_differences(
     )
     pipeline = HandDriven(mysql_server, f"{database}.*", {kind: {"url": target.server.url}}, tmp_path)
     pipeline.load()
-    for mend in (False, True):
-        found = verify(pipeline.settings, mend=mend)
-        (result,) = found.results
-        assert found.equal, result.found
+    for repair in (False, True):
+        verification = verify(pipeline.settings, mend=repair)
+        (result,) = verification.results
+        assert verification.equal, result.found
         assert result.not_held == not_held
-        assert found.repaired == 0
+        assert verification.repaired == 0
     # A difference in another column of such a row is found, and mended.
     mysql_server.sql("UPDATE t SET id = 3 WHERE id = 1", database=database)
     pipeline.follow()

@@ -299,9 +299,9 @@ def decoded(batches: Iterator[penstock.Batch]) -> Decoded:
     return Decoded(sorted(rows, key=lambda row: row["id"]), types)
 
 
-def differences(case: Case, found: Decoded, wanted: list[list[str | None]]) -> Iterator[str]:
-    assert len(found.rows) == len(wanted)
-    for row, texts in zip(found.rows, wanted, strict=True):
+def differences(case: Case, decoded: Decoded, wanted: list[list[str | None]]) -> Iterator[str]:
+    assert len(decoded.rows) == len(wanted)
+    for row, texts in zip(decoded.rows, wanted, strict=True):
         refused: Mapping[str, str] = dict(row["_metadata"]["unrepresentable"] or ())
         for number, (type_text, text) in enumerate(zip(case.types, texts, strict=True)):
             name = f"c{number}"
@@ -309,7 +309,7 @@ def differences(case: Case, found: Decoded, wanted: list[list[str | None]]) -> I
                 assert row[name] is None
                 if refused[name] != text:
                     yield f"{type_text}: {refused[name]!r} is refused, the client shows {text!r}"
-            elif not is_same(row[name], text, found.types[name], type_text):
+            elif not is_same(row[name], text, decoded.types[name], type_text):
                 yield f"{type_text}: {row[name]!r}, the client shows {text!r}"
 
 
@@ -338,8 +338,8 @@ def write(server: Server, database: str, case: Case) -> Written:
 
 
 def check(server: Server, table: str, case: Case, batches: Iterator[penstock.Batch]) -> None:
-    found = list(differences(case, decoded(batches), shown_by_client(server, table, case.types)))
-    assert not found, "\n".join([f"{len(found)} differ", *found[:DIFFERENCES_SHOWN_MAX]])
+    differing = list(differences(case, decoded(batches), shown_by_client(server, table, case.types)))
+    assert not differing, "\n".join([f"{len(differing)} differ", *differing[:DIFFERENCES_SHOWN_MAX]])
 
 
 def on_each(cases: Mapping[str, Case]) -> pytest.MarkDecorator:

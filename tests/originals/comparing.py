@@ -68,14 +68,18 @@ def rules_of(system: str) -> list[Rule]:
     return [Rule(**rule) for rule in listed[system]]
 
 
-def unlisted(rules: Sequence[Rule], found: Sequence[Difference]) -> list[Difference]:
+def unlisted(rules: Sequence[Rule], differing: Sequence[Difference]) -> list[Difference]:
     """Return the differences that no rule names."""
-    return [one for one in found if not any(rule.covers(one) for rule in rules)]
+    return [difference for difference in differing if not any(rule.covers(difference) for rule in rules)]
 
 
-def not_seen(rules: Sequence[Rule], found: Sequence[Difference]) -> list[Rule]:
+def not_seen(rules: Sequence[Rule], differing: Sequence[Difference]) -> list[Rule]:
     """Return the rules that name none of the differences, though the statements should show one."""
-    return [rule for rule in rules if not rule.unseen and not any(rule.covers(one) for one in found)]
+    return [
+        rule
+        for rule in rules
+        if not rule.unseen and not any(rule.covers(difference) for difference in differing)
+    ]
 
 
 def differences(original: Sequence[Event], ours: Sequence[Event]) -> Iterator[Difference]:
@@ -86,8 +90,8 @@ def differences(original: Sequence[Event], ours: Sequence[Event]) -> Iterator[Di
     for tag, first, last, our_first, our_last in pairing.get_opcodes():
         if tag == "equal":
             for left, right in zip(original[first:last], ours[our_first:our_last], strict=True):
-                for path, one, other in _unequal("", left.fields, right.fields):
-                    yield Difference(left.table, " ".join(left.identity), path, one, other)
+                for path, expected, other in _unequal("", left.fields, right.fields):
+                    yield Difference(left.table, " ".join(left.identity), path, expected, other)
             continue
         for event in original[first:last]:
             yield Difference(event.table, " ".join(event.identity), "", _text(event.fields), ABSENT)
@@ -95,26 +99,26 @@ def differences(original: Sequence[Event], ours: Sequence[Event]) -> Iterator[Di
             yield Difference(event.table, " ".join(event.identity), "", ABSENT, _text(event.fields))
 
 
-def _unequal(path: str, one: Any, other: Any) -> Iterator[tuple[str, str, str]]:
-    if isinstance(one, dict) and isinstance(other, dict):
-        for name in [*one, *(name for name in other if name not in one)]:
+def _unequal(path: str, original: Any, other: Any) -> Iterator[tuple[str, str, str]]:
+    if isinstance(original, dict) and isinstance(other, dict):
+        for name in [*original, *(name for name in other if name not in original)]:
             within = f"{path}.{name}" if path else name
-            if name not in one or name not in other:
+            if name not in original or name not in other:
                 # A field of null and none at all are two things.
                 yield (
                     within,
-                    _text(one[name]) if name in one else ABSENT,
+                    _text(original[name]) if name in original else ABSENT,
                     _text(other[name]) if name in other else ABSENT,
                 )
             else:
-                yield from _unequal(within, one[name], other[name])
-        if one.keys() == other.keys() and list(one) != list(other):
-            yield f"{path}()", " ".join(one), " ".join(other)
-    elif isinstance(one, list) and isinstance(other, list) and len(one) == len(other):
-        for number, (left, right) in enumerate(zip(one, other, strict=True)):
+                yield from _unequal(within, original[name], other[name])
+        if original.keys() == other.keys() and list(original) != list(other):
+            yield f"{path}()", " ".join(original), " ".join(other)
+    elif isinstance(original, list) and isinstance(other, list) and len(original) == len(other):
+        for number, (left, right) in enumerate(zip(original, other, strict=True)):
             yield from _unequal(f"{path}[{number}]", left, right)
-    elif type(one) is not type(other) or one != other:
-        yield path, _text(one), _text(other)
+    elif type(original) is not type(other) or original != other:
+        yield path, _text(original), _text(other)
 
 
 def _text(value: Any) -> str:

@@ -70,7 +70,7 @@ def steady_tables(messages: Sequence[tuple[str, Any, Any]]) -> set[str]:
     for table, key, value in messages:
         row = value["payload"]["after"] or value["payload"]["before"]
         columns[table].add((*row, "key", *(key["payload"] if key else ())))
-    return {table for table, found in columns.items() if len(found) == 1}
+    return {table for table, names in columns.items() if len(names) == 1}
 
 
 def rows_by_table(events: Sequence[tuple[Any, Any]]) -> list[tuple[str, Any, Any]]:
@@ -86,16 +86,16 @@ def rows_by_table(events: Sequence[tuple[Any, Any]]) -> list[tuple[str, Any, Any
 def _by_name(schema: Any) -> Any:
     """Return a schema of Kafka Connect with its fields under their names."""
     if isinstance(schema, list):
-        return [_by_name(one) for one in schema]
+        return [_by_name(field) for field in schema]
     if not isinstance(schema, dict):
         return schema
-    made = {
+    attributes = {
         name: _by_name(value) for name, value in sorted(schema.items()) if name not in ("fields", "field")
     }
     return (
-        made | {"fields": {one["field"]: _by_name(one) for one in schema["fields"]}}
+        attributes | {"fields": {field["field"]: _by_name(field) for field in schema["fields"]}}
         if "fields" in schema
-        else made
+        else attributes
     )
 
 
@@ -144,16 +144,16 @@ def _of_its_tables(transaction: Sequence[Event]) -> Iterator[Event]:
 
 def _plain(message: Any) -> Any:
     """Return a message as plain JSON, every field with the value of its getter."""
-    made: dict[str, Any] = {}
+    plain_value: dict[str, Any] = {}
     for field in message.DESCRIPTOR.fields:
         value = getattr(message, field.name)
         if field.name == "props":
-            made[field.name] = {pair.key: pair.value for pair in value}
+            plain_value[field.name] = {pair.key: pair.value for pair in value}
         elif field.is_repeated:
-            made[field.name] = [_plain(one) for one in value]
+            plain_value[field.name] = [_plain(element) for element in value]
         else:
-            made[field.name] = value
-    return made
+            plain_value[field.name] = value
+    return plain_value
 
 
 def flat_events(messages: Sequence[Any]) -> list[Event]:

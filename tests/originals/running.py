@@ -58,17 +58,17 @@ class Written:
 
 def statements(file: str) -> list[str]:
     """Return the statements of a file, each as it is sent."""
-    found: list[str] = []
+    complete: list[str] = []
     lines: list[str] = []
     for line in (HERE / file).read_text().splitlines():
         if not lines and (not line.strip() or line.startswith("--")):
             continue
         lines.append(line)
         if line.endswith(";"):
-            found.append("\n".join(lines).removesuffix(";"))
+            complete.append("\n".join(lines).removesuffix(";"))
             lines = []
     assert not lines, f"a statement without an end: {lines[0]}"
-    return found
+    return complete
 
 
 class Original:
@@ -251,12 +251,12 @@ def _keyed(server: Server, start: Position) -> Iterator[tuple[str, Any, Any]]:
 
 def _entries(daemon: DaemonProcess, pattern: str) -> list[bytes]:
     """Return what a daemon's Canal port gives."""
-    found: list[bytes] = []
+    received: list[bytes] = []
     with CanalClient(daemon.ports["canal"]) as client:
         client.log_in().subscribe(pattern)
         while True:
             batch, entries = client.get()
             if batch == -1:
-                return found
-            found += entries
+                return received
+            received += entries
             client.ack(batch)

@@ -66,7 +66,7 @@ def always_holds(condition: ast.expr) -> bool:
         case ast.Constant(value=value):
             return bool(value)
         case ast.Tuple(elts=items) | ast.List(elts=items) | ast.Set(elts=items):
-            return any(not isinstance(one, ast.Starred) for one in items)
+            return any(not isinstance(element, ast.Starred) for element in items)
         case ast.GeneratorExp() | ast.Lambda():
             return True
         case ast.BoolOp(op=ast.Or(), values=values):
@@ -93,9 +93,9 @@ def swallows_assertions(node: ast.AST) -> bool:
 def _catches_assertions(kind: ast.expr | None) -> bool:
     kinds = kind.elts if isinstance(kind, ast.Tuple) else [kind]
     return any(
-        one is None
-        or (isinstance(one, ast.Name) and one.id in ("Exception", "BaseException", "AssertionError"))
-        for one in kinds
+        kind is None
+        or (isinstance(kind, ast.Name) and kind.id in ("Exception", "BaseException", "AssertionError"))
+        for kind in kinds
     )
 
 
@@ -210,7 +210,9 @@ class _Walk:
     def _reached_nodes(self, part: ast.AST, runs: bool = True) -> Iterator[tuple[ast.AST, bool]]:
         yield part, runs
         if isinstance(part, _COMPREHENSIONS):
-            runs = runs and all(self.is_never_empty(one.iter) and not one.ifs for one in part.generators)
+            runs = runs and all(
+                self.is_never_empty(generator.iter) and not generator.ifs for generator in part.generators
+            )
         for child in ast.iter_child_nodes(part):
             yield from self._reached_nodes(child, runs)
 
@@ -231,7 +233,7 @@ class _Walk:
 
     def _may_be_empty(self, comprehension: ast.expr) -> bool:
         if isinstance(comprehension, _COMPREHENSIONS):
-            return not all(self.is_never_empty(one.iter) for one in comprehension.generators)
+            return not all(self.is_never_empty(generator.iter) for generator in comprehension.generators)
         return not self.is_never_empty(comprehension)
 
     # --- Collections ------------------------------------------------------------------------
@@ -241,7 +243,8 @@ class _Walk:
         match collection:
             case ast.List(elts=items) | ast.Tuple(elts=items) | ast.Set(elts=items):
                 return any(
-                    not isinstance(one, ast.Starred) or self.is_never_empty(one.value) for one in items
+                    not isinstance(element, ast.Starred) or self.is_never_empty(element.value)
+                    for element in items
                 )
             case ast.Dict(keys=keys, values=values):
                 pairs = zip(keys, values, strict=True)
@@ -263,7 +266,10 @@ class _Walk:
             case ast.Call():
                 return self._is_call_never_empty(collection)
         if isinstance(collection, (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)):
-            return all(self.is_never_empty(one.iter) and not one.ifs for one in collection.generators)
+            return all(
+                self.is_never_empty(generator.iter) and not generator.ifs
+                for generator in collection.generators
+            )
         return False
 
     def _is_name_never_empty(self, name: str) -> bool:
@@ -334,7 +340,7 @@ def _parameters(function: Function) -> set[str]:
                 case ast.Constant(value=str(text)):
                     names |= {name.strip() for name in text.split(",")}
                 case ast.Tuple(elts=items) | ast.List(elts=items):
-                    names |= {str(one.value) for one in items if isinstance(one, ast.Constant)}
+                    names |= {str(element.value) for element in items if isinstance(element, ast.Constant)}
         if isinstance(decorator, ast.Call) and _name_called(decorator) == "given":
             # Its own generators choose the sizes.
             names |= {argument.arg for argument in function.args.args}

@@ -73,13 +73,13 @@ def test_crate_requires_exactly_its_imports() -> None:
 
 def distributions(*folders: str) -> set[str]:
     """Return the distributions of what the Python files of some folders import."""
-    found = {
+    modules = {
         name for folder in folders for path in files(".py", below=folder) for name in outside_imports(path)
     }
-    found -= set(sys.stdlib_module_names) | OURS | ELSEWHERE
-    return {DISTRIBUTIONS.get(name, name) for name in found}
+    modules -= set(sys.stdlib_module_names) | OURS | ELSEWHERE
+    return {DISTRIBUTIONS.get(name, name) for name in modules}
 
 
 def names(requirements: list[str]) -> set[str]:
     """Return what requirements are called, without versions and extras."""
-    return {re.split(r"[\[<>=! ]", one, maxsplit=1)[0].lower() for one in requirements}
+    return {re.split(r"[\[<>=! ]", requirement, maxsplit=1)[0].lower() for requirement in requirements}

@@ -27,7 +27,7 @@ def test_document_has_one_title(path: Path) -> None:
 @pytest.mark.parametrize("path", MARKDOWN, ids=name_of)
 def test_document_references_exist(path: Path) -> None:
     text = path.read_text()
-    cited = [(ROOT / found[0], found[1]) for found in CITATION.findall(text)]
+    cited = [(ROOT / citation[0], citation[1]) for citation in CITATION.findall(text)]
     missing = [f"{name_of(where)}::{symbol}" for where, symbol in cited if not defines(where, symbol)]
     missing += [word for word in PATH_WORD.findall(text) if not (ROOT / word).exists()]
     linked = [word for word in LINK.findall(text) if "://" not in word and not word.startswith("mailto:")]

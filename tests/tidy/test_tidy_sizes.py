@@ -17,22 +17,22 @@ def test_source_files_stay_under_six_hundred_lines() -> None:
 
 
 def test_python_functions_stay_under_seventy_lines() -> None:
-    found = [(path, node) for path in files(".py") for node in python_functions(path)]
-    assert found, "no function was found"
+    functions = [(path, node) for path in files(".py") for node in python_functions(path)]
+    assert functions, "no function was found"
     long = [
         f"{name_of(path)}::{node.name}: {node.end_lineno - node.lineno + 1}"
-        for path, node in found
+        for path, node in functions
         if node.end_lineno is not None and node.end_lineno - node.lineno + 1 >= FUNCTION_LINES_MAX
     ]
     assert not long, long
 
 
 def test_rust_functions_stay_under_seventy_lines() -> None:
-    found = [(path, function) for path in files(".rs") for function in rust_functions(path)]
-    assert len(found) > 100, "the scan finds hardly any function"
+    functions = [(path, function) for path in files(".rs") for function in rust_functions(path)]
+    assert len(functions) > 100, "the scan finds hardly any function"
     long = [
         f"{name_of(path)}::{function.name}: {function.last - function.first + 1}"
-        for path, function in found
+        for path, function in functions
         if function.last - function.first + 1 >= FUNCTION_LINES_MAX
     ]
     assert not long, long

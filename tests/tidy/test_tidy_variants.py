@@ -43,10 +43,10 @@ def test_every_listed_command_exists() -> None:
     }
     named = re.compile(rf"\bpenstock ({'|'.join(groups)}) ([a-z]+(?:-[a-z]+)*)")
     missing = [
-        f"{name_of(path)}: {found[0]}"
+        f"{name_of(path)}: {match[0]}"
         for path in files(".py", ".rs", ".md")
-        for found in named.finditer(path.read_text())
-        if found[2] not in groups[found[1]]
+        for match in named.finditer(path.read_text())
+        if match[2] not in groups[match[1]]
     ]
     assert not missing, missing
 
@@ -73,7 +73,7 @@ def is_declared(path: Path) -> bool:
     inside = path.name == "mod.rs"
     folder, module = (path.parent.parent, path.parent.name) if inside else (path.parent, path.stem)
     above = [folder / "mod.rs", folder / "lib.rs", folder.with_suffix(".rs")]
-    return any(found.exists() and declares(found, module) for found in above)
+    return any(path.exists() and declares(path, module) for path in above)
 
 
 def declares(above: Path, module: str) -> bool:

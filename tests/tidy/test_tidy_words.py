@@ -50,13 +50,13 @@ def test_specific_name_is_accepted(name: str) -> None:
 
 
 def test_no_code_is_unfinished() -> None:
-    found = lines_with(UNFINISHED, files(".py", ".pyi", ".rs", ".sh", ".md", ".toml", ".c"))
-    assert not found, found
+    lines = lines_with(UNFINISHED, files(".py", ".pyi", ".rs", ".sh", ".md", ".toml", ".c"))
+    assert not lines, lines
 
 
 def test_no_file_mentions_its_own_making() -> None:
-    found = lines_with(ABOUT_THE_MAKING, files())
-    assert not found, found
+    lines = lines_with(ABOUT_THE_MAKING, files())
+    assert not lines, lines
 
 
 def test_every_source_file_starts_with_its_purpose() -> None:
@@ -90,7 +90,7 @@ def names_defined(path: Path) -> Iterator[str]:
 
 def lines_with(pattern: re.Pattern[str], paths: list[Path]) -> list[str]:
     """Return the lines in which a pattern occurs, each with its place."""
-    found = []
+    matches = []
     for path in paths:
         if path == HERE:
             continue
@@ -100,5 +100,5 @@ def lines_with(pattern: re.Pattern[str], paths: list[Path]) -> list[str]:
             continue
         for number, line in enumerate(text.splitlines(), 1):
             if pattern.search(line):
-                found.append(f"{name_of(path)}:{number}: {line.strip()}")
-    return found
+                matches.append(f"{name_of(path)}:{number}: {line.strip()}")
+    return matches

@@ -26,8 +26,8 @@ class RustFunction(NamedTuple):
 
 def files(*suffixes: str, below: str = "") -> list[Path]:
     """Return the project's files with these suffixes, sorted; without suffixes all."""
-    found = [path for path in _walk(ROOT / below) if not suffixes or path.suffix in suffixes]
-    return sorted(found)
+    paths = [path for path in _walk(ROOT / below) if not suffixes or path.suffix in suffixes]
+    return sorted(paths)
 
 
 def name_of(path: Path) -> str:
@@ -63,13 +63,13 @@ def rust_code(path: Path) -> str:
 def rust_functions(path: Path) -> tuple[RustFunction, ...]:
     """Return every function of a Rust file that has a body."""
     code = rust_code(path)
-    found = []
+    functions = []
     for match in re.finditer(r"\bfn\s+(\w+)", code):
         end = _end_of_body(code, match.end())
         if end is not None:
             first = code.count("\n", 0, match.start()) + 1
-            found.append(RustFunction(match[1], first, code.count("\n", 0, end) + 1))
-    return tuple(found)
+            functions.append(RustFunction(match[1], first, code.count("\n", 0, end) + 1))
+    return tuple(functions)
 
 
 @functools.cache
@@ -122,8 +122,8 @@ def _end_of_body(code: str, start: int) -> int | None:
     """Return where the braces of a function close; None for a declaration without a body."""
     depth = 0
     round_depth = 0
-    for place in range(start, len(code)):
-        match code[place]:
+    for index in range(start, len(code)):
+        match code[index]:
             case "(" | "[":
                 round_depth += 1
             case ")" | "]":
@@ -135,5 +135,5 @@ def _end_of_body(code: str, start: int) -> int | None:
             case "}" if depth:
                 depth -= 1
                 if depth == 0:
-                    return place
+                    return index
     raise AssertionError("a function's braces do not close")

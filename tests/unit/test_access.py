@@ -23,7 +23,7 @@ SEED = bytes(range(1, 9))
 def access_of(listen: dict[str, Any] | None = None, *accounts: dict[str, Any]) -> Access:
     return Access.of_settings(
         ListenSettings.model_validate(listen or {}),
-        [AccountSettings.model_validate(one) for one in accounts],
+        [AccountSettings.model_validate(account) for account in accounts],
     )
 
 
@@ -67,8 +67,8 @@ def test_token_identifies_exactly_one_account() -> None:
     ],
 )
 def test_authorization_header_identifies_its_account(header: str, name: str | None) -> None:
-    found = access_of({"token": "whole-token"}, CACHE, SEARCH).of_authorization(header)
-    assert (found and found.name) == name
+    account = access_of({"token": "whole-token"}, CACHE, SEARCH).of_authorization(header)
+    assert (account and account.name) == name
 
 
 def test_scramble_equals_that_of_the_mysql_protocol() -> None:
@@ -82,7 +82,7 @@ def test_scramble_equals_that_of_the_mysql_protocol() -> None:
 def test_canal_password_proof_is_valid_for_one_seed_only() -> None:
     access = access_of({"token": "whole-token"}, CACHE, SEARCH)
     answer = scramble411(b"canal", SEED).hex().encode()
-    for given, user, name in [
+    for proof, user, name in [
         (answer, "canal", "search"),
         (answer.upper(), "canal", "search"),
         (scramble411(b"whole-token", SEED).hex().encode(), "anyone", "everything"),
@@ -95,14 +95,14 @@ def test_canal_password_proof_is_valid_for_one_seed_only() -> None:
         (b"\xff" * 40, "canal", None),
         (answer[:39], "canal", None),
     ]:
-        found = access.of_canal(user, given, SEED)
-        assert (found and found.name) == name, (user, given)
+        account = access.of_canal(user, proof, SEED)
+        assert (account and account.name) == name, (user, proof)
 
 
 def test_plain_password_is_accepted_only_if_enabled() -> None:
     access = access_of({"canal_accept_plain": True}, SEARCH)
-    for given in (b"canal", scramble411(b"canal", SEED).hex().encode()):
-        assert access.of_canal("canal", given, SEED) is not None
+    for proof in (b"canal", scramble411(b"canal", SEED).hex().encode()):
+        assert access.of_canal("canal", proof, SEED) is not None
     assert access.of_canal("canal", b"", SEED) is None
     assert access.of_canal("other", b"canal", SEED) is None
 
@@ -123,9 +123,9 @@ def test_accounts_print_no_secret() -> None:
 
 
 def account(**settings: Any) -> Account:
-    found = access_of(None, {"name": "cache", "token": "t", **settings}).of_token("t")
-    assert found is not None
-    return found
+    account_of_token = access_of(None, {"name": "cache", "token": "t", **settings}).of_token("t")
+    assert account_of_token is not None
+    return account_of_token
 
 
 def test_account_sees_only_its_instances_subscriptions_and_tables() -> None:

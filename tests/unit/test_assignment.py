@@ -27,16 +27,16 @@ def placed(draw: st.DrawFn) -> tuple[int, list[str], dict[int, str]]:
     return shards, draw(members_of.filter(bool)), current
 
 
-def loads(found: Mapping[int, str], members: Sequence[str]) -> list[int]:
+def loads(assignment: Mapping[int, str], members: Sequence[str]) -> list[int]:
     """Return how many shards each member has."""
-    counted = Counter(found.values())
+    counted = Counter(assignment.values())
     assert set(counted) <= set(members)
     return [counted[name] for name in members]
 
 
-def kept(found: Mapping[int, str], current: Mapping[int, str]) -> int:
+def kept(assignment: Mapping[int, str], current: Mapping[int, str]) -> int:
     """Return how many shards stay where they were."""
-    return sum(current.get(shard) == member for shard, member in found.items())
+    return sum(current.get(shard) == member for shard, member in assignment.items())
 
 
 @whenever
@@ -45,9 +45,9 @@ def test_every_shard_has_one_member_and_shards_are_spread_evenly(
     drawn: tuple[int, list[str], dict[int, str]],
 ) -> None:
     shards, members, current = drawn
-    found = assign(shards, members, current)
-    assert list(found) == list(range(shards))
-    assert max(loads(found, members)) - min(loads(found, members)) <= 1
+    assignment = assign(shards, members, current)
+    assert list(assignment) == list(range(shards))
+    assert max(loads(assignment, members)) - min(loads(assignment, members)) <= 1
 
 
 @whenever
@@ -82,13 +82,13 @@ def test_pinned_shard_stays_with_its_member(
     drawn: tuple[int, list[str], dict[int, str]], pins: dict[int, str]
 ) -> None:
     shards, members, current = drawn
-    found = assign(shards, members, current, pins)
-    assert list(found) == list(range(shards))
+    assignment = assign(shards, members, current, pins)
+    assert list(assignment) == list(range(shards))
     valid = {shard: name for shard, name in pins.items() if shard < shards and name in members}
-    assert all(found[shard] == name for shard, name in valid.items())
+    assert all(assignment[shard] == name for shard, name in valid.items())
     # Whoever has two more than another has them by pins alone.
-    free = Counter(found[shard] for shard in range(shards) if shard not in valid)
-    counts = dict(zip(members, loads(found, members), strict=True))
+    free = Counter(assignment[shard] for shard in range(shards) if shard not in valid)
+    counts = dict(zip(members, loads(assignment, members), strict=True))
     assert all(counts[name] <= min(counts.values()) + 1 for name in members if free[name])
 
 

@@ -162,14 +162,14 @@ def test_consecutive_gtid_numbers_are_marked_and_tagged_gtids_are_not() -> None:
     assert (plain.number, plain.flags & CONSECUTIVE) == (numbers[0], CONSECUTIVE)
     (tagged,) = cut(log_named("mysql-9.7-6")).parts[0].records
     assert not tagged.flags & CONSECUTIVE
-    gap = with_events(content, lambda found: without_transaction(found, 3))
+    gap = with_events(content, lambda log_events: without_transaction(log_events, 3))
     (record,) = cut(gap).parts[0].records
     assert not record.flags & CONSECUTIVE
 
 
-def without_transaction(found: list[Event], number: int) -> list[Event]:
-    starts = [index for index, event in enumerate(found) if event.code == GTID]
-    return found[: starts[number]] + found[starts[number + 1] :]
+def without_transaction(log_events: list[Event], number: int) -> list[Event]:
+    starts = [index for index, event in enumerate(log_events) if event.code == GTID]
+    return log_events[: starts[number]] + log_events[starts[number + 1] :]
 
 
 def test_transaction_is_counted_only_when_it_is_complete() -> None:
@@ -244,13 +244,13 @@ def test_statements_are_returned_with_their_positions(log: Path) -> None:
     decoded = decode(content, FILE)
     expected = [
         (
-            one.text,
-            one.database,
-            int(one.position.rpartition(":")[2]),
-            int(one.end_position.rpartition(":")[2]),
-            one.session,
+            statement.text,
+            statement.database,
+            int(statement.position.rpartition(":")[2]),
+            int(statement.end_position.rpartition(":")[2]),
+            statement.session,
         )
-        for one in decoded.statements
+        for statement in decoded.statements
     ]
     assert part.statements == expected
     assert not cut(content, statements=False).parts[0].statements
@@ -265,14 +265,14 @@ def test_unknown_statement_kinds_are_returned_and_row_changes_are_not() -> None:
 
 
 def test_rows_of_an_unknown_type_are_kept_and_marked_as_uncounted() -> None:
-    def strange(found: list[Event]) -> list[Event]:
-        at = next(index for index, event in enumerate(found) if event.code == TABLE_MAP)
-        body = bytearray(found[at].body)
+    def strange(log_events: list[Event]) -> list[Event]:
+        at = next(index for index, event in enumerate(log_events) if event.code == TABLE_MAP)
+        body = bytearray(log_events[at].body)
         types = 8 + 1 + body[8] + 1
         types += 1 + body[types] + 1 + 1
         body[types] = 99
-        found[at] = replace(found[at], body=bytes(body))
-        return found
+        log_events[at] = replace(log_events[at], body=bytes(body))
+        return log_events
 
     content = with_events(log_named("mysql-9.7-2"), strange)
     (part,) = cut(content).parts
@@ -286,11 +286,11 @@ def test_rows_of_an_unknown_type_are_kept_and_marked_as_uncounted() -> None:
 def test_payload_that_does_not_decompress_is_kept_as_the_rest_of_its_transaction() -> None:
     whole = log_named("mysql-9.7-4")
 
-    def spoiled(found: list[Event]) -> list[Event]:
-        at = next(index for index, event in enumerate(found) if event.code == TRANSACTION_PAYLOAD)
-        body = found[at].body
-        found[at] = replace(found[at], body=body[:-9] + bytes(9))
-        return found
+    def spoiled(log_events: list[Event]) -> list[Event]:
+        at = next(index for index, event in enumerate(log_events) if event.code == TRANSACTION_PAYLOAD)
+        body = log_events[at].body
+        log_events[at] = replace(log_events[at], body=body[:-9] + bytes(9))
+        return log_events
 
     content = with_events(whole, spoiled)
     cutting = cut(content)
@@ -333,7 +333,7 @@ def test_chunk_is_read_only_and_outlives_its_cutter() -> None:
     del chunk, view
     again = [chunk_of(content) for _ in range(3)]
     assert part == content[first_event_end(content) :][10:20]
-    assert len({bytes(one) for one in again}) == 1
+    assert len({bytes(chunk) for chunk in again}) == 1
 
 
 def test_empty_read_is_an_empty_chunk() -> None:
@@ -373,15 +373,15 @@ def test_chunks_keep_their_bytes_while_the_cutter_reuses_its_buffers() -> None:
 def test_block_positions_continue_past_four_gibibytes() -> None:
     content = log_named("mysql-9.7-2")
     head = content[: first_event_end(content)]
-    found = list(events(content))
-    first = next(index for index, event in enumerate(found) if event.code == GTID)
+    log_events = list(events(content))
+    first = next(index for index, event in enumerate(log_events) if event.code == GTID)
     start = LINE - 1000
-    tail = assemble(found[first:], start)
+    tail = assemble(log_events[first:], start)
     (part,) = cut(tail, 100, offset=start, head=head, block_bytes=200).parts
     assert part.content == tail
     assert (part.offset, part.end, part.boundary) == (start, start + len(tail), start + len(tail))
     assert part.records[0].start == start
-    assert all(one.end == other.start for one, other in pairwise(part.records))
+    assert all(record.end == other.start for record, other in pairwise(part.records))
 
 
 def test_body_from_the_middle_of_a_file_needs_its_head() -> None:
@@ -430,23 +430,25 @@ def failure(content: bytes, **options: Any) -> StreamError:
 
 def test_inconsistent_structure_is_refused_by_name_and_position() -> None:
     content = log_named("mysql-9.7-2")
-    found = list(events(content))
-    gtids = [index for index, event in enumerate(found) if event.code == GTID]
-    map_at = next(index for index, event in enumerate(found) if event.code == TABLE_MAP)
-    doubled = assemble([*found[: gtids[1]], found[gtids[1]], *found[gtids[1] :]])
-    unannounced = assemble([event for event in found if event.code != TABLE_MAP])
-    unknown = assemble([*found[:map_at], replace(found[map_at], code=99), *found[map_at + 1 :]])
+    log_events = list(events(content))
+    gtids = [index for index, event in enumerate(log_events) if event.code == GTID]
+    map_at = next(index for index, event in enumerate(log_events) if event.code == TABLE_MAP)
+    doubled = assemble([*log_events[: gtids[1]], log_events[gtids[1]], *log_events[gtids[1] :]])
+    unannounced = assemble([event for event in log_events if event.code != TABLE_MAP])
+    unknown = assemble(
+        [*log_events[:map_at], replace(log_events[map_at], code=99), *log_events[map_at + 1 :]]
+    )
     short = bytearray(content)
-    struct.pack_into("<I", short, found[gtids[1]].offset + 9, 5)
-    missing = content[: found[2].offset] + content[found[2].offset + found[2].size :]
-    rows = next(event for event in found if event.code == WRITE_ROWS)
-    headless = assemble([found[0], rows])
+    struct.pack_into("<I", short, log_events[gtids[1]].offset + 9, 5)
+    missing = content[: log_events[2].offset] + content[log_events[2].offset + log_events[2].size :]
+    rows = next(event for event in log_events if event.code == WRITE_ROWS)
+    headless = assemble([log_events[0], rows])
     for damaged, kind, offset in (
-        (doubled, EventMalformed, found[gtids[1]].offset + found[gtids[1]].size),
+        (doubled, EventMalformed, log_events[gtids[1]].offset + log_events[gtids[1]].size),
         (unannounced, TableMapMissing, None),
-        (unknown, EventUnknown, found[map_at].offset),
-        (bytes(short), EventMalformed, found[gtids[1]].offset),
-        (missing, SequenceGap, found[2].offset),
+        (unknown, EventUnknown, log_events[map_at].offset),
+        (bytes(short), EventMalformed, log_events[gtids[1]].offset),
+        (missing, SequenceGap, log_events[2].offset),
         (headless, EventMalformed, first_event_end(content)),
         (b"\xfexin" + content[4:], MagicInvalid, 0),
         (b"\xfdbin" + content[4:], LogEncrypted, 0),
@@ -459,20 +461,20 @@ def test_inconsistent_structure_is_refused_by_name_and_position() -> None:
 
 def test_encrypted_rest_of_a_file_stops_the_cutter() -> None:
     content = log_named("mariadb-10.11-2")
-    found = list(events(content))
-    encrypted = assemble([found[0], replace(found[1], code=START_ENCRYPTION), *found[1:]])
+    log_events = list(events(content))
+    encrypted = assemble([log_events[0], replace(log_events[1], code=START_ENCRYPTION), *log_events[1:]])
     assert type(failure(encrypted, flavor="mariadb")) is LogEncrypted
 
 
 def test_encryption_mark_sent_by_a_server_is_ignored() -> None:
     content = log_named("mariadb-10.11-2")
-    found = list(events(content))
-    sent = replace(found[1], code=START_ENCRYPTION, flags=FLAG_IGNORABLE, body=b"\x01" + bytes(16))
-    kept = assemble([found[0], sent, *found[1:]])
-    counted = cut(assemble(found), flavor="mariadb").cutter.transactions
+    log_events = list(events(content))
+    sent = replace(log_events[1], code=START_ENCRYPTION, flags=FLAG_IGNORABLE, body=b"\x01" + bytes(16))
+    kept = assemble([log_events[0], sent, *log_events[1:]])
+    counted = cut(assemble(log_events), flavor="mariadb").cutter.transactions
     assert counted > 0
     assert cut(kept, flavor="mariadb").cutter.transactions == counted
-    ids = [row["id"] for row in decode(assemble(found), file=FILE).rows("fuzzed.t")]
+    ids = [row["id"] for row in decode(assemble(log_events), file=FILE).rows("fuzzed.t")]
     assert ids
     assert [row["id"] for row in decode(kept, file=FILE).rows("fuzzed.t")] == ids
 

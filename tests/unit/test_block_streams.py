@@ -53,12 +53,14 @@ def rotate(file: str, offset: int) -> bytes:
 
 def as_sent(content: bytes, file: str = FILE, offset: int = 4) -> list[bytes]:
     """Return the events in which a server sends a file, from an offset on."""
-    found = list(events(content))
+    log_events = list(events(content))
     description = content[4 : first_event_end(content)]
     if offset > 4:
-        description = replace(found[0], end_position=0).encode()
+        description = replace(log_events[0], end_position=0).encode()
     rest = [
-        content[event.offset : event.offset + event.size] for event in found[1:] if event.offset >= offset
+        content[event.offset : event.offset + event.size]
+        for event in log_events[1:]
+        if event.offset >= offset
     ]
     return [rotate(file, offset), description, *rest]
 
@@ -129,16 +131,16 @@ def test_next_file_waits_until_the_previous_one_was_consumed() -> None:
 
 def test_transaction_left_open_by_a_dead_server_ends_with_its_file() -> None:
     content = log_named("mysql-9.7-2")
-    found = list(events(content))
-    last = max(index for index, event in enumerate(found) if event.code == XID)
+    log_events = list(events(content))
+    last = max(index for index, event in enumerate(log_events) if event.code == XID)
     torn = as_sent(content)[: last + 1]
     cutting = live().packets(framed([*torn, *as_sent(content, "binlog.000002")])).close()
-    one, other = cutting.parts
-    start = max(event.offset for event in found[:last] if event.code == GTID)
-    assert one.boundary == start < one.end == found[last].offset
-    assert not one.records[-1].flags & ENDS
+    first, other = cutting.parts
+    start = max(event.offset for event in log_events[:last] if event.code == GTID)
+    assert first.boundary == start < first.end == log_events[last].offset
+    assert not first.records[-1].flags & ENDS
     assert other.content == content[other.offset :]
-    assert [record.file_number for record in one.records + other.records] == [1, 2]
+    assert [record.file_number for record in first.records + other.records] == [1, 2]
 
 
 # --- What is no event of the file ------------------------------------------------------------
@@ -163,10 +165,10 @@ def test_heartbeats_are_reported_and_move_no_position(log: Path) -> None:
 def test_events_omitted_by_a_server_leave_a_gap() -> None:
     content = log_named("mariadb-10.11-2")
     sent = as_sent(content)
-    found = list(events(content))
-    left_out = [event for event in found if event.code == ANNOTATE]
+    log_events = list(events(content))
+    left_out = [event for event in log_events if event.code == ANNOTATE]
     assert left_out
-    kept = [one for one in sent if one[4] != ANNOTATE]
+    kept = [packet for packet in sent if packet[4] != ANNOTATE]
     options = {"flavor": "mariadb", "block_bytes": 1 << 20}
     for size in (1, 77, MEBIBYTE):
         cutting = live(**options).packets(in_pieces(b"".join(framed(kept)), size)).close()
@@ -176,10 +178,10 @@ def test_events_omitted_by_a_server_leave_a_gap() -> None:
         # No block spans a hole; inside a transaction the next one goes on with it.
         ends = {start for start, _ in cutting.holes}
         assert ends <= {record.end for record in part.records}
-        begun = {record.start: record for record in part.records}
+        records = {record.start: record for record in part.records}
         for _, end in cutting.holes:
-            assert not begun[end].flags & BEGINS
-            assert begun[end].event_index > 0
+            assert not records[end].flags & BEGINS
+            assert records[end].event_index > 0
         assert part.boundary == len(content)
         assert cutting.cutter.gtid_set == cut(content, flavor="mariadb").cutter.gtid_set
 
@@ -213,15 +215,15 @@ def test_flipped_bit_in_a_packet_is_detected() -> None:
 
 def with_long_event(content: bytes, sizes: list[int]) -> list[bytes]:
     """Return a dump in which statements of such sizes, in bytes of the event, stand before the first GTID."""
-    found = list(events(content))
-    first = next(index for index, event in enumerate(found) if event.code == GTID)
-    sent, end = as_sent(content)[: first + 1], found[first].offset
+    log_events = list(events(content))
+    first = next(index for index, event in enumerate(log_events) if event.code == GTID)
+    sent, end = as_sent(content)[: first + 1], log_events[first].offset
     chance = random.Random(5)
     for size in sizes:
         end += size
         body = chance.randbytes(1000) * (size // 1000 + 1)
         sent.append(Event(9, 29, 1, end, 0, body[: size - 23]).encode())
-    for event in found[first:]:
+    for event in log_events[first:]:
         end += event.size
         sent.append(replace(event, end_position=end).encode())
     return sent
@@ -316,37 +318,37 @@ def test_missing_packet_is_reported_as_a_lost_connection() -> None:
 
 def test_dump_positions_continue_past_four_gibibytes() -> None:
     content = log_named("mariadb-11.8-2")
-    found = list(events(content))
-    first = next(index for index, event in enumerate(found) if event.code == 162)
+    log_events = list(events(content))
+    first = next(index for index, event in enumerate(log_events) if event.code == 162)
     start = (1 << 32) - 700
-    shift = start - found[first].offset
-    head = replace(found[0], end_position=0).encode()
+    shift = start - log_events[first].offset
+    head = replace(log_events[0], end_position=0).encode()
     moved = [
         replace(event, end_position=event.end_position and event.end_position + shift).encode()
-        for event in found[first:]
+        for event in log_events[first:]
     ]
-    assert any(event.end_position == 0 and event.code == TABLE_MAP for event in found)
+    assert any(event.end_position == 0 and event.code == TABLE_MAP for event in log_events)
     options = {"offset": start, "flavor": "mariadb", "block_bytes": 100}
     cutting = live(**options).packets(framed([rotate(FILE, start), head, *moved])).close()
     (part,) = cutting.parts
     assert (part.offset, part.end) == (start, start + len(b"".join(moved)))
     assert part.end > 1 << 32
     assert bytes(part.content) == b"".join(moved)
-    assert all(one.end == other.start for one, other in pairwise(part.records))
+    assert all(record.end == other.start for record, other in pairwise(part.records))
 
 
 def test_log_without_checksums_is_accepted() -> None:
     content = log_named("mysql-9.7-2")
-    found = list(events(content))
-    description = bytearray(found[0].body)
+    log_events = list(events(content))
+    description = bytearray(log_events[0].body)
     description[-1] = 0
-    bare = [replace(event, checksum=False) for event in found[1:]]
-    end = 4 + found[0].size
-    sent = [rotate(FILE, 4), replace(found[0], body=bytes(description)).encode()]
+    bare = [replace(event, checksum=False) for event in log_events[1:]]
+    end = 4 + log_events[0].size
+    sent = [rotate(FILE, 4), replace(log_events[0], body=bytes(description)).encode()]
     for event in bare:
         end += event.size
         sent.append(replace(event, end_position=end).encode())
     (part,) = live().packets(framed(sent)).close().parts
     assert bytes(part.content) == b"".join(sent[2:])
     assert part.records[0].transactions == cut(content).parts[0].records[0].transactions
-    assert {FORMAT_DESCRIPTION, WRITE_ROWS} <= {event.code for event in found}
+    assert {FORMAT_DESCRIPTION, WRITE_ROWS} <= {event.code for event in log_events}

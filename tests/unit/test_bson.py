@@ -18,9 +18,9 @@ from penstock.errors import OptionInvalid
 
 
 def documents(batch: pyarrow.RecordBatch) -> list[dict[str, Any]]:
-    made = pyarrow.array(_native.bson_documents(batch))
+    array = pyarrow.array(_native.bson_documents(batch))
     options: Any = bson.CodecOptions(tz_aware=True)
-    return [bson.decode(one.as_py(), options) for one in made]
+    return [bson.decode(document.as_py(), options) for document in array]
 
 
 def test_field_type_follows_its_column_type() -> None:
@@ -70,14 +70,14 @@ def test_field_type_follows_its_column_type() -> None:
         lambda scale: st.tuples(st.just(scale), st.lists(st.integers(-(10**34) + 1, 10**34 - 1), min_size=1))
     )
 )
-def test_decimals_keep_every_digit_and_their_scale(made: tuple[int, list[int]]) -> None:
-    scale, numbers = made
+def test_decimals_keep_every_digit_and_their_scale(scaled: tuple[int, list[int]]) -> None:
+    scale, numbers = scaled
     values = [Decimal((number < 0, tuple(map(int, str(abs(number)))), -scale)) for number in numbers]
     batch = pyarrow.record_batch({"d": pyarrow.array(values, pyarrow.decimal128(34, scale))})
     for document, value in zip(documents(batch), values, strict=True):
-        found = document["d"].to_decimal()
-        assert found == value
-        assert found.as_tuple().exponent == -scale
+        decimal = document["d"].to_decimal()
+        assert decimal == value
+        assert decimal.as_tuple().exponent == -scale
 
 
 def test_value_without_a_bson_type_is_refused_by_name() -> None:

@@ -50,10 +50,10 @@ def test_frames_of_the_official_client_are_parsed() -> None:
         )
     )
     assert packet.type == frames.PacketType.CLIENTAUTHENTICATION
-    given = frames.read_client_auth(packet.body)
-    assert (given.username, given.password) == ("canal", token.hex().encode())
-    assert (given.read_timeout_ms, given.write_timeout_ms) == (3_600_000, 3_600_000)
-    assert (given.destination, given.client_id, given.filter) == ("", "", "")
+    credentials = frames.read_client_auth(packet.body)
+    assert (credentials.username, credentials.password) == ("canal", token.hex().encode())
+    assert (credentials.read_timeout_ms, credentials.write_timeout_ms) == (3_600_000, 3_600_000)
+    assert (credentials.destination, credentials.client_id, credentials.filter) == ("", "", "")
 
     packet = frames.read_packet(
         content(
@@ -95,7 +95,7 @@ def test_messages_equal_those_of_the_protobuf_library() -> None:
 @pytest.mark.parametrize("batch_id", [1, 127, 128, 1 << 31, (1 << 63) - 1])
 @pytest.mark.parametrize("entries", [[b""], [b"x" * 127], [b"x" * 128, b"y"], [b"x" * 70_000]])
 def test_protobuf_library_reads_a_batch(batch_id: int, entries: list[bytes]) -> None:
-    body = b"".join(b"\x12" + frames.encode_varint(len(one)) + one for one in entries)
+    body = b"".join(b"\x12" + frames.encode_varint(len(entry)) + entry for entry in entries)
     packet = PROTO["Packet"].FromString(content(frames.messages_head(batch_id, len(body)) + body))
     assert (packet.type, packet.HasField("version")) == (frames.PacketType.MESSAGES, False)
     batch = PROTO["Messages"].FromString(packet.body)
@@ -214,9 +214,9 @@ def test_invalid_or_slow_filter_is_refused(text: str) -> None:
 def test_filter_is_tried_in_bounded_time(text: str) -> None:
     tables = CanalTables(text, TablePatterns())
     # Of this thread's own time: a machine that stands still gives it none. Unbounded, it would be years.
-    begun = time.thread_time()
+    started = time.thread_time()
     assert not tables.matches("a" * 64, "a" * 64)
-    assert time.thread_time() - begun < 1.0
+    assert time.thread_time() - started < 1.0
 
 
 def test_zone_setting_is_an_offset_in_seconds_east_of_utc() -> None:

@@ -45,8 +45,8 @@ def written() -> bytes:
         (WRITE_ROWS, TABLE_ID + b"\1\0\2\0\2\xff\0\1\0\0\0\1a\2\xfe\xff\xff\xff"),
         (XID, (300).to_bytes(8, "little")),
     ]
-    made = [Event(1_700_000_000, code, 7, 0, 0, body) for code, body in bodies]
-    return assemble([next(events(LOG.read_bytes())), *made])
+    log_events = [Event(1_700_000_000, code, 7, 0, 0, body) for code, body in bodies]
+    return assemble([next(events(LOG.read_bytes())), *log_events])
 
 
 def test_insert_equals_the_recorded_bytes() -> None:

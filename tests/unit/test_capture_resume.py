@@ -43,9 +43,9 @@ FILE = FILES[1]
 # The ends of its transactions; the events between two transactions are left out.
 BOUNDARIES = list(
     {
-        gtid_set: place
-        for place, gtid_set in reversed(boundaries().items())
-        if (place.epoch, place.file) == (0, FILE.name)
+        gtid_set: position
+        for position, gtid_set in reversed(boundaries().items())
+        if (position.epoch, position.file) == (0, FILE.name)
     }.values()
 )[::-1]
 
@@ -124,7 +124,7 @@ def begin_epoch_as_0_1(log: Log, key: str, position: Position, gtid_set: LoggedS
         offset=position.offset,
         gtid_set=gtid_set,
     )
-    old = EpochFile(tuple(replace(one, is_logged_set=False) for one in log.epochs.epochs))
+    old = EpochFile(tuple(replace(epoch, is_logged_set=False) for epoch in log.epochs.epochs))
     old.write(log.disk, Layout(log.folder))
 
 
@@ -170,7 +170,7 @@ def test_gtid_set_with_a_gap_starts_at_the_gap_and_names_repeated_transactions(
     places: FileSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     logged = boundaries()[BOUNDARIES[-1]]
-    first, second = (GtidSet.parse(boundaries()[place]) for place in BOUNDARIES[2:4])
+    first, second = (GtidSet.parse(boundaries()[position]) for position in BOUNDARIES[2:4])
     gap = second.subtract(first)
     known = str(GtidSet.parse(logged).subtract(gap))
     monkeypatch.setattr(start, "_first_outside", lambda connection, gtid_set, epoch: BOUNDARIES[2])
@@ -201,12 +201,12 @@ def begun_later(file: SourceFile) -> bytes:
     return file.content[:4] + bytes(described) + file.content[4 + length :]
 
 
-def captured(begun: Position, upto: Position) -> Log:
+def captured(start: Position, upto: Position) -> Log:
     """Return a log that holds what lies between two positions of its first server."""
     log = open_log(SimulatedDisk())
-    begin_epoch_as_0_1(log, "mysql:first", begun, LoggedSet(boundaries()[begun]))
+    begin_epoch_as_0_1(log, "mysql:first", start, LoggedSet(boundaries()[start]))
     log = reopened(log, log.disk)
-    append(log, FILE, begun.offset, upto.offset)
+    append(log, FILE, start.offset, upto.offset)
     return log
 
 
@@ -286,10 +286,10 @@ def test_incomplete_gtid_set_of_an_older_epoch_is_completed_for_every_later_posi
 ) -> None:
     disk = SimulatedDisk()
     log = open_log(disk)
-    begun = BOUNDARIES[3]
-    begin_epoch_as_0_1(log, "mysql:first", begun, LoggedSet(boundaries()[BOUNDARIES[1]]))
+    start = BOUNDARIES[3]
+    begin_epoch_as_0_1(log, "mysql:first", start, LoggedSet(boundaries()[BOUNDARIES[1]]))
     log = reopened(log, disk)
-    append(log, FILE, begun.offset, BOUNDARIES[-2].offset)
+    append(log, FILE, start.offset, BOUNDARIES[-2].offset)
     log = reopened(log, disk)
     assert log.gtid_set(BOUNDARIES[-2]) != boundaries()[BOUNDARIES[-2]], "nothing is missing"
     server = Server(executed_text=boundaries()[BOUNDARIES[-1]])
@@ -335,7 +335,7 @@ def test_log_of_an_older_version_continues_in_an_epoch_with_higher_commit_versio
         log.close()
     with Log.open(tmp_path / "log", SETTINGS) as log:
         append(log, FILE, BOUNDARIES[0].offset, BOUNDARIES[4].offset)
-        epochs = [one.epoch for one in log.epochs.epochs]
+        epochs = [epoch.epoch for epoch in log.epochs.epochs]
     assert epochs[0] == last
     assert len(epochs) == 3
     source = open_source(SourceOptions(paths=(str(tmp_path / "log"),)))
@@ -350,14 +350,14 @@ def test_log_of_an_older_version_continues_in_an_epoch_with_higher_commit_versio
     assert len(versions) >= 3 * 4
     assert versions == sorted(set(versions))
     reader = LogReader.open(tmp_path / "log")
-    found = [reader.epochs.decode_version(version) for version in versions]
-    assert found == sorted(found)
-    assert {epoch for epoch, _ in found} == set(epochs)
-    assert {number for _, number in found} == {BOUNDARIES[0].file_number}
+    positions = [reader.epochs.decode_version(version) for version in versions]
+    assert positions == sorted(positions)
+    assert {epoch for epoch, _ in positions} == set(epochs)
+    assert {number for _, number in positions} == {BOUNDARIES[0].file_number}
     assert [segment.epoch for segment in reader.segments] == epochs
     assert not list(verify(LocalDisk(), Layout(tmp_path / "log"), block_bytes=BLOCK_BYTES))
 
 
 def test_union_of_logged_sets_contains_both() -> None:
-    first, second = (LoggedSet(boundaries()[place]) for place in (BOUNDARIES[0], BOUNDARIES[-1]))
+    first, second = (LoggedSet(boundaries()[position]) for position in (BOUNDARIES[0], BOUNDARIES[-1]))
     assert union(first, second) == second == union(second, NO_GTIDS)

@@ -147,13 +147,13 @@ counts = st.integers(1, 12)
 @given(st.lists(st.integers(1, 60), min_size=1, max_size=12), counts, st.data())
 def test_resize_loses_and_duplicates_no_row(offsets: list[int], count: int, data: st.DataObject) -> None:
     ended = [ShardState(at(16 * offset), token=5, fence=TOKEN_MAX) for offset in offsets]
-    begun = reshaped(ended, count)
-    assert len(begun) == count
+    resized = reshaped(ended, count)
+    assert len(resized) == count
     for offset in range(1, 62):
         slot = data.draw(st.integers(0, SLOTS - 1))
         version = Position(0, "mysql-bin.000001", 16 * offset).commit_version
         before = offset < offsets[slot % len(offsets)]
-        state = begun[slot % count]
+        state = resized[slot % count]
         assert state.checkpoint is not None
         after = (
             16 * offset >= Position.parse(state.checkpoint.position).offset
@@ -181,20 +181,20 @@ def test_floors_do_not_apply_to_another_server_or_epoch(server_key: str, epoch: 
 
 def test_floors_end_once_the_shard_has_passed_them(checkpoints: Checkpoints) -> None:
     ended = [ShardState(at(160)), ShardState(at(320))]
-    (begun,) = reshaped(ended, 1)
-    checkpoints.begin(0, begun)
-    assert checkpoints.take(0, 7).floors == begun.floors
-    assert begun.floors
+    (resized,) = reshaped(ended, 1)
+    checkpoints.begin(0, resized)
+    assert checkpoints.take(0, 7).floors == resized.floors
+    assert resized.floors
     checkpoints.write(0, 7, at(304))
-    assert checkpoints.state(0).floors == begun.floors
+    assert checkpoints.state(0).floors == resized.floors
     checkpoints.write(0, 7, at(320))
     assert not checkpoints.state(0).floors
 
 
 def test_doubling_the_shards_needs_no_floors() -> None:
-    begun = reshaped([ShardState(at(160)), ShardState(at(320))], 4)
-    assert [state.checkpoint for state in begun] == [at(160), at(320), at(160), at(320)]
-    assert not any(state.floors for state in begun)
+    resized = reshaped([ShardState(at(160)), ShardState(at(320))], 4)
+    assert [state.checkpoint for state in resized] == [at(160), at(320), at(160), at(320)]
+    assert not any(state.floors for state in resized)
 
 
 @pytest.mark.parametrize(
@@ -232,13 +232,13 @@ ODD = Subscription(
 
 def test_subscription_round_trips_through_its_record(store: MemoryStore) -> None:
     subscriptions = Subscriptions(store)
-    made = subscriptions.create(ODD)
-    assert subscriptions.get("shop/1", "cache ü") == made
-    assert subscriptions.create(ODD) == made
+    created = subscriptions.create(ODD)
+    assert subscriptions.get("shop/1", "cache ü") == created
+    assert subscriptions.create(ODD) == created
     subscriptions.create(Subscription("shop", "other"))
-    assert [one.name for one in subscriptions.list()] == ["other", "cache ü"]
-    assert subscriptions.list("shop/1") == [made]
-    resizing = replace(made, resizing=Resizing(3, 9))
+    assert [subscription.name for subscription in subscriptions.list()] == ["other", "cache ü"]
+    assert subscriptions.list("shop/1") == [created]
+    resizing = replace(created, resizing=Resizing(3, 9))
     assert Subscription.decode(resizing.encode()) == resizing
 
 
@@ -313,13 +313,15 @@ def test_interrupted_resize_is_completed_by_the_next_member(store: MemoryStore) 
     subscriptions = Subscriptions(store)
     subscription = subscriptions.create(Subscription("shop", "cache", shard_count=2))
     subscriptions.reset("shop", "cache", at(160))
-    begun = subscriptions.change(
-        "shop", "cache", lambda found: replace(found, resizing=Resizing(3, subscriptions.next_generation()))
+    resized = subscriptions.change(
+        "shop",
+        "cache",
+        lambda subscription: replace(subscription, resizing=Resizing(3, subscriptions.next_generation())),
     )
     subscription.checkpoints(store).close(0)
     with pytest.raises(OptionInvalid, match="3 shards"):
         subscriptions.resize("shop", "cache", 4)
-    first, second = subscriptions.finish_resize(begun), subscriptions.finish_resize(begun)
+    first, second = subscriptions.finish_resize(resized), subscriptions.finish_resize(resized)
     assert first == second == subscriptions.get("shop", "cache")
     assert first.shard_count == 3
     assert [view.state.checkpoint for view in subscriptions.shards(first)] == [at(160)] * 3
@@ -338,14 +340,14 @@ def test_newest_checkpoint_is_written_once_per_interval(
     store: MemoryStore, checkpoints: Checkpoints, writer: CheckpointWriter
 ) -> None:
     checkpoints.take(0, 7)
-    one = writer.open(checkpoints, 0, 7)
-    begun = time.monotonic()
+    shard = writer.open(checkpoints, 0, 7)
+    started = time.monotonic()
     for offset in range(1, 200):
-        one.note(at(offset))
+        shard.note(at(offset))
         time.sleep(0.002)
-    took = time.monotonic() - begun
+    took = time.monotonic() - started
     wait_until(lambda: checkpoints.read(0) == at(199))
-    wait_until(lambda: one.written == at(199))
+    wait_until(lambda: shard.written == at(199))
     record = store.get("/subscriptions/shop/cache/generations/1/shards/0/checkpoint")
     assert record is not None
     assert record.version <= took / 0.2 + 3
@@ -353,62 +355,62 @@ def test_newest_checkpoint_is_written_once_per_interval(
 
 def test_flush_writes_the_checkpoint_at_once(checkpoints: Checkpoints, writer: CheckpointWriter) -> None:
     checkpoints.take(0, 7)
-    one = writer.open(checkpoints, 0, 7)
+    shard = writer.open(checkpoints, 0, 7)
     for offset in (16, 32):
-        one.note(at(offset))
-        assert one.flush(WAIT_SECONDS_MAX)
+        shard.note(at(offset))
+        assert shard.flush(WAIT_SECONDS_MAX)
         assert checkpoints.read(0) == at(offset)
-    assert one.flush(WAIT_SECONDS_MAX)
+    assert shard.flush(WAIT_SECONDS_MAX)
 
 
 def test_unavailable_store_is_retried_until_it_returns(
     store: MemoryStore, checkpoints: Checkpoints, writer: CheckpointWriter
 ) -> None:
     checkpoints.take(0, 7)
-    one = writer.open(checkpoints, 0, 7)
+    shard = writer.open(checkpoints, 0, 7)
     store.away(True)
-    one.note(at(16))
-    assert not one.flush(0.3)
-    one.note(at(32))
+    shard.note(at(16))
+    assert not shard.flush(0.3)
+    shard.note(at(32))
     store.away(False)
     wait_until(lambda: checkpoints.read(0) == at(32))
-    assert one.lost is None
+    assert shard.lost is None
 
 
 def test_lost_shard_is_reported_once_and_accepts_no_more(
     store: MemoryStore, checkpoints: Checkpoints, writer: CheckpointWriter
 ) -> None:
-    told: list[PenstockError] = []
+    errors: list[PenstockError] = []
     said = threading.Event()
 
     def lost(error: PenstockError) -> None:
-        told.append(error)
+        errors.append(error)
         said.set()
 
     checkpoints.take(0, 7)
     checkpoints.take(1, 7)
-    one, other = writer.open(checkpoints, 0, 7, lost), writer.open(checkpoints, 1, 7, lost)
+    shard, other = writer.open(checkpoints, 0, 7, lost), writer.open(checkpoints, 1, 7, lost)
     Checkpoints(store, checkpoints.subscription).take(0, 8)
-    one.note(at(16))
+    shard.note(at(16))
     assert said.wait(WAIT_SECONDS_MAX)
-    for refused in (lambda: one.note(at(32)), lambda: one.flush(1.0)):
+    for refused in (lambda: shard.note(at(32)), lambda: shard.flush(1.0)):
         with pytest.raises(LeaseLost):
             refused()
     other.note(at(16))
     assert other.flush(WAIT_SECONDS_MAX)
-    assert len(told) == 1
-    assert isinstance(told[0], LeaseLost)
+    assert len(errors) == 1
+    assert isinstance(errors[0], LeaseLost)
 
 
 def test_released_checkpoint_is_not_written(checkpoints: Checkpoints, writer: CheckpointWriter) -> None:
     checkpoints.take(0, 7)
-    one = writer.open(checkpoints, 0, 7)
-    one.note(at(16))
-    assert one.flush(WAIT_SECONDS_MAX)
-    one.note(at(32))
-    one.close()
+    shard = writer.open(checkpoints, 0, 7)
+    shard.note(at(16))
+    assert shard.flush(WAIT_SECONDS_MAX)
+    shard.note(at(32))
+    shard.close()
     with pytest.raises(LeaseLost):
-        one.note(at(48))
+        shard.note(at(48))
     # The writer goes round over everything that is noted: what it wrote of another shard came later.
     checkpoints.take(1, 7)
     other = writer.open(checkpoints, 1, 7)
@@ -421,9 +423,9 @@ def test_released_checkpoint_is_not_written(checkpoints: Checkpoints, writer: Ch
 def test_pending_checkpoint_is_written_on_close(checkpoints: Checkpoints) -> None:
     checkpoints.take(0, 7)
     with CheckpointWriter(WAIT_SECONDS_MAX) as writer:
-        one = writer.open(checkpoints, 0, 7)
+        shard = writer.open(checkpoints, 0, 7)
         for offset in (16, 32):
-            one.note(at(offset))
-            wait_until(lambda: one.written is not None)
+            shard.note(at(offset))
+            wait_until(lambda: shard.written is not None)
         writer.close(WAIT_SECONDS_MAX)
     assert checkpoints.read(0) == at(32)

@@ -53,15 +53,15 @@ def test_update_between_two_shards_is_a_delete_and_an_insert() -> None:
     fed.insert("shop.orders", {"id": 7})
     fed.update("shop.orders", {"id": 7}, {"id": 8})
     fed.update("shop.orders", {"id": 8}, {"id": 10})
-    told: dict[int, list[tuple[str, int]]] = defaultdict(list)
+    rows_by_shard: dict[int, list[tuple[str, int]]] = defaultdict(list)
     lock = threading.Lock()
 
     def keep(batch: ChangeBatch) -> None:
         with lock:
-            told[batch.shard] += [(row.change_type, row["id"]) for row in batch.rows()]
+            rows_by_shard[batch.shard] += [(row.change_type, row["id"]) for row in batch.rows()]
 
     FakeSubscriber(fed, shards=2).run(keep)
-    assert sorted(told.values()) == [
+    assert sorted(rows_by_shard.values()) == [
         [("insert", 7), ("delete", 7)],
         [("insert", 8), ("update", 10)],
     ]
@@ -87,7 +87,7 @@ def test_shards_are_consumed_concurrently_and_each_in_order() -> None:
     assert len(shard_of) == 20
     for rows in got.values():
         for number in {number for number, _ in rows}:
-            assert [step for one, step in rows if one == number] == [0, 1, 2, 3, 4]
+            assert [step for shard, step in rows if shard == number] == [0, 1, 2, 3, 4]
 
 
 def test_arrow_rows_are_passed_on_unchanged() -> None:
@@ -98,11 +98,11 @@ def test_arrow_rows_are_passed_on_unchanged() -> None:
 
 
 @pytest.mark.parametrize(
-    ("on_failure", "retries", "given", "raised"),
+    ("on_failure", "retries", "delivered", "raised"),
     [("retry", 2, 4, None), ("retry", 1, 3, ValueError), ("skip", 0, 2, None), ("stop", None, 2, ValueError)],
 )
 def test_failing_callback_is_handled_by_the_error_policy(
-    on_failure: str, retries: int | None, given: int, raised: type[Exception] | None
+    on_failure: str, retries: int | None, delivered: int, raised: type[Exception] | None
 ) -> None:
     fed, tries = changes(3), []
 
@@ -115,11 +115,11 @@ def test_failing_callback_is_handled_by_the_error_policy(
     if raised is not None:
         with pytest.raises(raised, match="no room"):
             subscriber.run(fail)
-        assert tries == [0, *[1] * (given - 1)]
+        assert tries == [0, *[1] * (delivered - 1)]
         assert fed.consumed == 1
     else:
         subscriber.run(fail)
-        assert tries == [0, *[1] * (given - 1), 2]
+        assert tries == [0, *[1] * (delivered - 1), 2]
         assert fed.consumed == 3
         assert subscriber.skipped == (on_failure == "skip")
 
@@ -215,8 +215,8 @@ def test_leaving_the_block_ends_a_loop_that_is_still_referenced(monkeypatch: pyt
     with FakeSubscriber(fed) as subscriber:
         loop = iter(subscriber)
         batch = next(loop)
-        begun = time.monotonic()
-    assert time.monotonic() - begun < WAIT_SECONDS_MAX / 2
+        started = time.monotonic()
+    assert time.monotonic() - started < WAIT_SECONDS_MAX / 2
     with pytest.raises(LeaseLost):
         batch.ack()
     assert list(loop) == []

@@ -185,13 +185,13 @@ def test_truncated_tls_response_is_never_read_as_plain_bytes(server: ChunkServer
 def test_problem_during_a_response_is_raised_as_the_daemon_sent_it(
     server: ChunkServer, client: DaemonClient
 ) -> None:
-    told = {
+    whole_problem = {
         "type": "PositionPurged",
         "detail": "gone",
         "position": "mysql-bin.000001:4",
         "hint": "begin anew",
     }
-    server.answer(POSITION + frame(kind="problem", **told), 50)
+    server.answer(POSITION + frame(kind="problem", **whole_problem), 50)
     with pytest.raises(PositionPurged) as problem:
         read(client)
     assert (problem.value.position, problem.value.hint) == ("mysql-bin.000001:4", "begin anew")

@@ -30,7 +30,7 @@ from penstock.model import Position
 from penstock.retry import RECONNECT
 
 
-def place(offset: int, epoch: int = 0, key: str = "x", gtid_set: str = "") -> Place:
+def place_at(offset: int, epoch: int = 0, key: str = "x", gtid_set: str = "") -> Place:
     return Place(Position(epoch, "mysql-bin.000001", offset), gtid_set, key)
 
 
@@ -45,10 +45,10 @@ def survey(
 
 
 def test_checkpoint_moves_only_over_contiguous_acks() -> None:
-    flow: ShardFlow[str] = ShardFlow(place(4))
+    flow: ShardFlow[str] = ShardFlow(place_at(4))
     for number, end in enumerate((10, 20, 30)):
         flow.add(str(number), 1)
-        flow.advance(place(end))
+        flow.advance(place_at(end))
     first, second, third = flow.take(), flow.take(), flow.take()
     assert first is not None
     assert second is not None
@@ -56,40 +56,40 @@ def test_checkpoint_moves_only_over_contiguous_acks() -> None:
     assert flow.take() is None
     assert not flow.ack(third.number, third.round)
     assert not flow.ack(second.number, second.round)
-    assert flow.done == place(4)
+    assert flow.done == place_at(4)
     assert flow.ack(first.number, first.round)
-    assert (flow.done, flow.unacked, flow.held_bytes) == (place(30), 0, 0)
+    assert (flow.done, flow.unacked, flow.held_bytes) == (place_at(30), 0, 0)
 
 
 def test_batch_inside_a_transaction_does_not_move_the_checkpoint() -> None:
-    flow: ShardFlow[str] = ShardFlow(place(4))
+    flow: ShardFlow[str] = ShardFlow(place_at(4))
     flow.add("a", 1)
     flow.add("b", 1)
-    flow.advance(place(50))
+    flow.advance(place_at(50))
     first = flow.take()
     assert first is not None
-    assert first.place == place(4)
+    assert first.place == place_at(4)
     flow.ack(first.number, 0)
-    assert flow.done == place(4)
+    assert flow.done == place_at(4)
 
 
 def test_range_without_rows_moves_the_checkpoint_once_all_earlier_batches_are_acked() -> None:
-    flow: ShardFlow[str] = ShardFlow(place(4))
-    assert flow.advance(place(10))
-    assert flow.done == place(10)
+    flow: ShardFlow[str] = ShardFlow(place_at(4))
+    assert flow.advance(place_at(10))
+    assert flow.done == place_at(10)
     flow.add("a", 1)
-    assert not flow.advance(place(20))
-    assert not flow.advance(place(30))
+    assert not flow.advance(place_at(20))
+    assert not flow.advance(place_at(30))
     delivery = flow.take()
     assert delivery is not None
     assert flow.ack(delivery.number, delivery.round)
-    assert flow.done == place(30)
+    assert flow.done == place_at(30)
 
 
 def test_duplicate_ack_changes_nothing() -> None:
-    flow: ShardFlow[str] = ShardFlow(place(4))
+    flow: ShardFlow[str] = ShardFlow(place_at(4))
     flow.add("a", 1)
-    flow.advance(place(10))
+    flow.advance(place_at(10))
     delivery = flow.take()
     assert delivery is not None
     assert flow.ack(delivery.number, 0)
@@ -97,9 +97,9 @@ def test_duplicate_ack_changes_nothing() -> None:
 
 
 def test_ack_of_a_rolled_back_batch_is_refused() -> None:
-    flow: ShardFlow[str] = ShardFlow(place(4))
+    flow: ShardFlow[str] = ShardFlow(place_at(4))
     flow.add("a", 1)
-    flow.advance(place(10))
+    flow.advance(place_at(10))
     before = flow.take()
     assert before is not None
     round_ = before.round
@@ -116,7 +116,7 @@ def test_ack_of_a_rolled_back_batch_is_refused() -> None:
 @given(st.integers(0, 2**32), st.integers(1, 60))
 def test_any_mix_of_acks_and_rollbacks_redelivers_exactly_the_unacked_tail(seed: int, steps: int) -> None:
     dice = random.Random(seed)
-    flow: ShardFlow[int] = ShardFlow(place(0))
+    flow: ShardFlow[int] = ShardFlow(place_at(0))
     added, end = 0, 0
     # What was consumed: every content up to it took effect. `out` are deliveries that are not acked.
     consumed = 0
@@ -131,11 +131,11 @@ def test_any_mix_of_acks_and_rollbacks_redelivers_exactly_the_unacked_tail(seed:
                     flow.add(added, 1)
                     added += 1
                 end += 10
-                flow.advance(place(end))
+                flow.advance(place_at(end))
                 ends[added] = end
             case "empty":
                 end += 10
-                flow.advance(place(end))
+                flow.advance(place_at(end))
                 ends[added] = end
             case "take":
                 delivery = flow.take()
@@ -153,7 +153,7 @@ def test_any_mix_of_acks_and_rollbacks_redelivers_exactly_the_unacked_tail(seed:
             case "rollback":
                 assert flow.rollback() == expected - consumed
                 expected = consumed
-                acked = {one for one in acked if one < consumed}
+                acked = {batch for batch in acked if batch < consumed}
                 out = []
         # Behind the last whole stretch of which everything is consumed, and nowhere further.
         assert flow.done.position.offset == max(
@@ -195,24 +195,24 @@ def test_invalid_policy_is_refused(wrong: dict[str, Any]) -> None:
 
 
 def test_position_is_translated_to_the_daemons_epoch_number() -> None:
-    assert fit(survey(epochs=((3, "x"),), epoch=3), place(500)) == Fit(-epoch_base(3))
-    assert fit(survey(epochs=((0, "w"), (1, "x")), epoch=1), place(500, epoch=4)) == Fit(epoch_base(3))
+    assert fit(survey(epochs=((3, "x"),), epoch=3), place_at(500)) == Fit(-epoch_base(3))
+    assert fit(survey(epochs=((0, "w"), (1, "x")), epoch=1), place_at(500, epoch=4)) == Fit(epoch_base(3))
 
 
 def test_position_of_another_server_is_located_by_gtid_set_with_rising_commit_versions() -> None:
-    found = fit(survey(epochs=((2, "y"), (3, "z")), epoch=3), place(500, epoch=7, gtid_set="0-1-9"))
-    assert found == Fit(epoch_base(6), by_gtid_set=True)
-    assert epoch_base(2) + found.shift > epoch_base(7)
+    translated = fit(survey(epochs=((2, "y"), (3, "z")), epoch=3), place_at(500, epoch=7, gtid_set="0-1-9"))
+    assert translated == Fit(epoch_base(6), by_gtid_set=True)
+    assert epoch_base(2) + translated.shift > epoch_base(7)
 
 
 @pytest.mark.parametrize(
     ("asked", "at", "problem"),
     [
-        (survey(head=400), place(500), ServerBehind),
-        (survey(earliest=600), place(500), PositionPurged),
-        (survey(epochs=((0, "y"),)), place(500), ServerChanged),
-        (Survey(problem=ConnectionLost("away")), place(500), ConnectionLost),
-        (Survey(), place(500), ServerBehind),
+        (survey(head=400), place_at(500), ServerBehind),
+        (survey(earliest=600), place_at(500), PositionPurged),
+        (survey(epochs=((0, "y"),)), place_at(500), ServerChanged),
+        (Survey(problem=ConnectionLost("away")), place_at(500), ConnectionLost),
+        (Survey(), place_at(500), ServerBehind),
     ],
 )
 def test_daemon_without_the_position_gives_the_reason(
@@ -224,18 +224,18 @@ def test_daemon_without_the_position_gives_the_reason(
 
 def test_least_loaded_daemon_with_every_position_is_chosen() -> None:
     asked = {0: survey(load=5), 1: survey(load=1, head=400), 2: survey(load=3)}
-    assert choose(asked, {0: place(300), 1: place(500)}, None).daemon == 2
-    assert choose(asked, {0: place(300)}, None).daemon == 1
+    assert choose(asked, {0: place_at(300), 1: place_at(500)}, None).daemon == 2
+    assert choose(asked, {0: place_at(300)}, None).daemon == 1
 
 
 def test_subscriber_moves_only_to_a_daemon_that_would_stay_less_loaded() -> None:
-    places = {0: place(500)}
+    places = {0: place_at(500)}
     assert choose({0: survey(load=3), 1: survey(load=2)}, places, 0).daemon == 0
     assert choose({0: survey(load=4), 1: survey(load=2)}, places, 0).daemon == 1
 
 
 def test_daemon_of_the_same_server_is_preferred_to_an_idle_daemon_of_another() -> None:
-    at = {0: place(500, gtid_set="0-1-9")}
+    at = {0: place_at(500, gtid_set="0-1-9")}
     chosen = choose({0: survey(load=9), 1: survey(epochs=((0, "y"),))}, at, None)
     assert (chosen.daemon, chosen.fits) == (0, {0: Fit(0)})
 
@@ -248,9 +248,9 @@ def test_equal_daemons_are_spread_by_preference() -> None:
 def test_subscriber_keeps_waiting_while_an_unreachable_daemon_may_have_the_position() -> None:
     asked = {0: survey(earliest=600), 1: Survey(problem=ConnectionLost("away"))}
     with pytest.raises(ConnectionLost):
-        choose(asked, {0: place(500)}, None)
+        choose(asked, {0: place_at(500)}, None)
     with pytest.raises(PositionPurged):
-        choose({0: asked[0]}, {0: place(500)}, None)
+        choose({0: asked[0]}, {0: place_at(500)}, None)
 
 
 def test_failed_daemon_is_retried_with_backoff_until_it_delivers(

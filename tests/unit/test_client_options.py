@@ -15,16 +15,16 @@ URL = "penstock://h1:7070,h2/shop"
 
 
 def test_omitted_options_have_their_defaults() -> None:
-    found = read_options(URL, name="cache")
-    assert found.address.hosts == (("h1", 7070), ("h2", 7070))
-    assert (found.instance, found.start, found.begin) == ("shop", None, Start(end="latest"))
-    assert (found.shards, found.ack, found.policy.on_failure) == (None, "auto", "retry")
-    assert found.member != read_options(URL, name="cache").member
-    assert found.request()["subscriber"] == f"cache/{found.member}"
+    options = read_options(URL, name="cache")
+    assert options.address.hosts == (("h1", 7070), ("h2", 7070))
+    assert (options.instance, options.start, options.begin) == ("shop", None, Start(end="latest"))
+    assert (options.shards, options.ack, options.policy.on_failure) == (None, "auto", "retry")
+    assert options.member != read_options(URL, name="cache").member
+    assert options.request()["subscriber"] == f"cache/{options.member}"
 
 
 @pytest.mark.parametrize(
-    ("given", "start"),
+    ("option", "start"),
     [
         ("earliest", Start(end="earliest")),
         ("mysql-bin.000003:1542", Start(bound=Bound(position=Position(0, "mysql-bin.000003", 1542)))),
@@ -33,9 +33,9 @@ def test_omitted_options_have_their_defaults() -> None:
         (datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC), Start(bound=Bound(time_us=1_000_000))),
     ],
 )
-def test_start_option_is_parsed(given: Any, start: Start) -> None:
-    assert read_options(URL, name="cache", start=given).start == start
-    assert read_options(URL, name="cache", begin=given).begin == start
+def test_start_option_is_parsed(option: Any, start: Start) -> None:
+    assert read_options(URL, name="cache", start=option).start == start
+    assert read_options(URL, name="cache", begin=option).begin == start
 
 
 @pytest.mark.parametrize(
@@ -77,7 +77,7 @@ def test_programs_of_one_user_share_the_state_folder(monkeypatch: pytest.MonkeyP
 
 
 def test_options_print_no_secret() -> None:
-    found = read_options(
+    options = read_options(
         "penstock://hidden@h1/shop", name="cache", coordination="zookeeper://me:hidden@z1:2181/root"
     )
-    assert "hidden" not in repr(found)
+    assert "hidden" not in repr(options)

@@ -27,9 +27,9 @@ def ids(batch: pyarrow.RecordBatch) -> list[int]:
 
 
 def test_rows_are_routed_in_order_by_slot_and_lose_the_slot() -> None:
-    found = split(rows([0, 1, 5, 4, 32766, 1]), 4, {0: Cut(0), 1: Cut(0), 2: Cut(0)})
-    assert {shard: ids(batch) for shard, batch in found} == {0: [0, 3], 1: [1, 2, 5], 2: [4]}
-    assert all(batch.schema.names == ["id", "_commit_version"] for _, batch in found)
+    actual_rows = split(rows([0, 1, 5, 4, 32766, 1]), 4, {0: Cut(0), 1: Cut(0), 2: Cut(0)})
+    assert {shard: ids(batch) for shard, batch in actual_rows} == {0: [0, 3], 1: [1, 2, 5], 2: [4]}
+    assert all(batch.schema.names == ["id", "_commit_version"] for _, batch in actual_rows)
 
 
 @pytest.mark.parametrize("slots", [[3, 7, 3], [3, 4]])
@@ -39,15 +39,15 @@ def test_rows_of_unowned_shards_are_dropped(slots: list[int]) -> None:
 
 def test_shard_that_is_ahead_drops_rows_it_already_has() -> None:
     batch = rows([0, 1, 0, 1, 0, 1], [10, 10, 20, 20, 30, 30])
-    found = dict(split(batch, 2, {0: Cut(20), 1: Cut(31)}))
-    assert {shard: ids(part) for shard, part in found.items()} == {0: [2, 4]}
+    options = dict(split(batch, 2, {0: Cut(20), 1: Cut(31)}))
+    assert {shard: ids(part) for shard, part in options.items()} == {0: [2, 4]}
 
 
 def test_rows_below_their_slot_floor_are_dropped() -> None:
     floors = Floors((20, 10), "x", 0)
     batch = rows([0, 1, 2, 3, 0], [10, 10, 20, 5, 30])
-    found = dict(split(batch, 4, {one: Cut(0, 0, floors.table("x", 0)) for one in range(4)}))
-    assert {shard: ids(part) for shard, part in found.items()} == {0: [4], 1: [1], 2: [2]}
+    options = dict(split(batch, 4, {shard: Cut(0, 0, floors.table("x", 0)) for shard in range(4)}))
+    assert {shard: ids(part) for shard, part in options.items()} == {0: [4], 1: [1], 2: [2]}
 
 
 def test_commit_versions_are_renumbered_for_their_epoch() -> None:
@@ -62,19 +62,21 @@ def test_commit_versions_are_renumbered_for_their_epoch() -> None:
 
 
 def test_slice_of_a_batch_is_read_at_its_own_offset() -> None:
-    found = dict(split(rows([0, 1, 0, 1], [1, 2, 3, 4]).slice(1), 2, {0: Cut(3), 1: Cut(4)}))
-    assert {shard: ids(part) for shard, part in found.items()} == {0: [2], 1: [3]}
+    actual_rows = dict(split(rows([0, 1, 0, 1], [1, 2, 3, 4]).slice(1), 2, {0: Cut(3), 1: Cut(4)}))
+    assert {shard: ids(part) for shard, part in actual_rows.items()} == {0: [2], 1: [3]}
 
 
 def test_without_slots_every_row_belongs_to_one_shard() -> None:
     batch = rows([5, 6]).select(["id", "_commit_version"])
-    ((shard, found),) = split(batch, 1, {0: Cut(0)})
-    assert (shard, ids(found)) == (0, [0, 1])
+    ((shard, rows_of_shard),) = split(batch, 1, {0: Cut(0)})
+    assert (shard, ids(rows_of_shard)) == (0, [0, 1])
 
 
-@pytest.mark.parametrize(("first", "second", "told"), [(400, 600, ("delete", 1)), (600, 400, ("insert", 2))])
+@pytest.mark.parametrize(
+    ("first", "second", "expected"), [(400, 600, ("delete", 1)), (600, 400, ("insert", 2))]
+)
 def test_resize_between_the_halves_of_a_move_reports_the_remaining_half(
-    first: int, second: int, told: tuple[str, int]
+    first: int, second: int, expected: tuple[str, int]
 ) -> None:
     changes = pyarrow.record_batch(
         {
@@ -97,4 +99,4 @@ def test_resize_between_the_halves_of_a_move_reports_the_remaining_half(
     dealt = sharded(changes, slots, preimages, 1)
     arrow = dealt.rows.append_column("_shard_slot", pyarrow.array(dealt.slots))
     ((_, rows),) = split(arrow, 1, {0: cut})
-    assert [(row["_change_type"], row["id"]) for row in rows.to_pylist()] == [told]
+    assert [(row["_change_type"], row["id"]) for row in rows.to_pylist()] == [expected]

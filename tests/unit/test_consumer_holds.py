@@ -199,15 +199,15 @@ def test_pipeline_holds_the_log_of_a_daemon_at_its_batches(
     settings = load_pipeline(file)
     log = SourceLog(settings.sources[0], settings, 1)
     first, second, *_ = places(daemon.log)
-    begun = Offset(first, "", "mysql:0")
-    log.hold(begun)
+    start = Offset(first, "", "mysql:0")
+    log.hold(start)
     assert holds(daemon) == {"pipeline.lake.shop": first}
     # Not at every batch.
-    log.hold(replace(begun, position=second))
+    log.hold(replace(start, position=second))
     assert holds(daemon) == {"pipeline.lake.shop": first}
     monkeypatch.setattr(source_log, "PIPELINE_HOLD_PAUSE_SECONDS", 0.0)
     log = SourceLog(settings.sources[0], settings, 1)
-    log.hold(replace(begun, position=second))
+    log.hold(replace(start, position=second))
     assert holds(daemon) == {"pipeline.lake.shop": second}
     # A place that the log has not is a line in the pipeline's log, and nothing more.
     log.hold(Offset(replace(daemon.log.head(), offset=1 << 30), "", "mariadb:1"))
@@ -246,7 +246,7 @@ def test_consumer_does_not_hold_a_memory_log() -> None:
     [("orders-cache", "orders-cache"), ("a.b", "a.2e.b"), ("a/ä", "a.2f..e4."), ("x" * 200, "x" * 40)],
 )
 def test_hold_names_its_owner(consumer: str, name: str) -> None:
-    found = consumer_hold_name(consumer).removeprefix("penstock.consumer.")
-    assert found.startswith(name)
+    hold_name = consumer_hold_name(consumer).removeprefix("penstock.consumer.")
+    assert hold_name.startswith(name)
     assert len(consumer_hold_name(consumer)) <= 128
     assert consumer_hold_name(consumer + "y") != consumer_hold_name(consumer)

@@ -42,9 +42,9 @@ def test_plan_is_cut_at_transaction_boundaries_reported_by_the_daemon(
 ) -> None:
     ranges = source_of(monkeypatch, tells_boundaries=True).split(ranges_min=4)
     assert len(ranges) == 4
-    assert all(one.aligned and (one.start - 157) % 1000 == 0 for one in ranges)
-    assert [one.stop for one in ranges] == [*(one.start for one in ranges[1:]), END]
-    assert [one.is_cut for one in ranges] == [True, True, True, False]
+    assert all(range_.aligned and (range_.start - 157) % 1000 == 0 for range_ in ranges)
+    assert [range_.stop for range_ in ranges] == [*(range_.start for range_ in ranges[1:]), END]
+    assert [range_.is_cut for range_ in ranges] == [True, True, True, False]
 
 
 def test_files_of_a_0_1_0_daemon_are_read_in_one_range(monkeypatch: pytest.MonkeyPatch) -> None:

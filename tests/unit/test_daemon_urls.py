@@ -60,11 +60,11 @@ def test_plain_http_to_a_tls_port_is_reported(log: Log, tmp_path: Path) -> None:
     certificate.make(tmp_path / "tls")
     names = certificate.server_options(tmp_path / "tls")
     with serving(log, {"tls": {"cert": names["ssl-cert"], "key": names["ssl-key"]}}) as daemon:
-        place = f"127.0.0.1:{daemon.port()}"
+        address = f"127.0.0.1:{daemon.port()}"
         for words in (("status",), ("holds", "list", INSTANCE)):
-            plain = penstock(*words, "--url", place)
+            plain = penstock(*words, "--url", address)
             assert (plain.code, "Does it speak TLS?" in plain.err) == (4, True), plain.err
-        trusted = f"https://{place}?ssl_ca={names['ssl-ca']}&ssl_mode=verify_ca"
+        trusted = f"https://{address}?ssl_ca={names['ssl-ca']}&ssl_mode=verify_ca"
         assert penstock("holds", "list", INSTANCE, "--url", trusted).code == 0
 
 

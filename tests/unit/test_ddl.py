@@ -28,20 +28,20 @@ MARIADB = ServerSpelling(mariadb=True, version=(11, 8, 6))
 
 def names(text: str, spelling: ServerSpelling = MYSQL) -> list[str]:
     """Return the tables and databases that a statement's effects name, each with its effect."""
-    found = []
+    lines = []
     for effect in effects_of(text, "shop", spelling):
         match effect:
             case CreateTable(name=name) | AlterTable(name=name) | DropTable(name=name):
-                found.append(f"{type(effect).__name__} {name}")
+                lines.append(f"{type(effect).__name__} {name}")
             case RenameTable(name=name, to=to):
-                found.append(f"RenameTable {name} {to}")
+                lines.append(f"RenameTable {name} {to}")
             case DropDatabase(database=database) | SetDatabaseCharset(database=database):
-                found.append(f"{type(effect).__name__} {database}")
+                lines.append(f"{type(effect).__name__} {database}")
             case Unread(tables=tables):
-                found.append("Unread " + ("*" if tables is None else " ".join(map(str, sorted(tables)))))
+                lines.append("Unread " + ("*" if tables is None else " ".join(map(str, sorted(tables)))))
             case _:
-                found.append(type(effect).__name__)
-    return found
+                lines.append(type(effect).__name__)
+    return lines
 
 
 @pytest.mark.parametrize(
@@ -238,8 +238,8 @@ def test_keyword_in_backticks_is_a_name() -> None:
     ],
 )
 def test_quotes_depend_on_the_sql_mode(sql_mode: str, text: str, expected: list[tuple[Kind, str]]) -> None:
-    found = tokens_of(text, MYSQL.under(frozenset({sql_mode})))
-    assert [(token.kind, token.text) for token in found] == expected
+    tokens = tokens_of(text, MYSQL.under(frozenset({sql_mode})))
+    assert [(token.kind, token.text) for token in tokens] == expected
 
 
 def test_types_that_depend_on_the_sql_mode_are_followed_or_read_from_the_server() -> None:

@@ -86,9 +86,9 @@ def test_commit_number_of_a_skipped_commit_is_not_reused() -> None:
     start = next(event.offset for event in events(content) if event.body == second[0].body)
     options = {"emit": "messages", "dialect": "maxwell"}
     for passed in (0, start):
-        found = decode(content, FILE, start=(1, passed), **options)
+        decoded = decode(content, FILE, start=(1, passed), **options)
         messages = [
-            row for batches in found.batches.values() for batch in batches for row in batch.to_pylist()
+            row for batches in decoded.batches.values() for batch in batches for row in batch.to_pylist()
         ]
         assert messages
         assert ('"xid"' in str(messages)) == (passed == 0)

@@ -27,8 +27,8 @@ def ids(*names: str) -> list[str]:
 
 def test_empty_key_has_a_document_id_of_its_own() -> None:
     names = ["", "%", "%%", "a", "a%", "%a", "\n", ":", "%25"]
-    found = ids(*names)
-    assert found == ["%", "%%", "%%%", "a", "a%", "%a", "\n", ":", "%25"]
+    document_ids = ids(*names)
+    assert document_ids == ["%", "%%", "%%%", "a", "a%", "%a", "\n", ":", "%25"]
 
 
 def test_unreadable_geometry_is_omitted_by_name() -> None:
@@ -43,6 +43,6 @@ def test_unreadable_geometry_is_omitted_by_name() -> None:
 def test_value_of_another_type_than_its_column_is_refused_by_name() -> None:
     counted = Target(NOTES.name, (NOTES.columns[0], Column("n", "int")), ("name",))
     for rows_of in (rows_of_sources, rows_of_documents):
-        with pytest.raises(ValueMalformed, match=r"column n of shop\.notes that is no int") as told:
+        with pytest.raises(ValueMalformed, match=r"column n of shop\.notes that is no int") as raised:
             rows_of(counted, [{"name": "a", "n": "7 o'clock"}])
-        assert told.value.hint == "Run penstock resnapshot for shop.notes"
+        assert raised.value.hint == "Run penstock resnapshot for shop.notes"

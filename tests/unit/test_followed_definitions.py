@@ -20,7 +20,7 @@ def columns_after(statements: str, spelling: ServerSpelling) -> list[str] | None
     schema = history.schema("shop", "t")
     if schema is None or history.needs_reread(TableName("shop", "t")):
         return None
-    return [f"{one.name} {one.type_text} {one.charset or ''}".rstrip() for one in schema.columns]
+    return [f"{column.name} {column.type_text} {column.charset or ''}".rstrip() for column in schema.columns]
 
 
 @pytest.mark.parametrize(
@@ -160,7 +160,7 @@ def test_key_is_dropped_before_columns_change_and_added_after() -> None:
         history.apply(statement, "shop", Position(0, "bin.000001", 100 * (number + 1)))
     schema = history.schema("shop", "t")
     assert schema is not None
-    assert [(one.name, one.nullable) for one in schema.columns] == [("a", True), ("c", False)]
+    assert [(column.name, column.nullable) for column in schema.columns] == [("a", True), ("c", False)]
     assert schema.primary_key == ("c",)
 
 

@@ -86,9 +86,9 @@ def test_forged_copies_are_valid_at_their_positions(spacing: int) -> None:
     assert blob.offset < start < blob.offset + blob.size
     last = content.rindex(insert(999, ACCOUNTS, 1, b"forged")[0].body) - HEADER.size
     options = {"offset": start, "head": content[: first_event_end(content)]}
-    found = decode(content[start:last], NAME, **options).rows(ACCOUNTS)
-    assert len(found) > 5
-    assert {(row["id"], row["note"]) for row in found} == {(1, b"forged")}
+    actual_rows = decode(content[start:last], NAME, **options).rows(ACCOUNTS)
+    assert len(actual_rows) > 5
+    assert {(row["id"], row["note"]) for row in actual_rows} == {(1, b"forged")}
 
 
 def test_any_cut_of_a_file_returns_no_row_from_inside_a_value(tmp_path: Path) -> None:
@@ -125,8 +125,8 @@ def test_plan_over_a_kept_log_is_cut_between_transactions(large_kept: Path) -> N
     ranges = source.split(ranges_min=3)
     boundaries = set(transaction_ends(source, ranges))
     assert len(ranges) > 1
-    assert all(one.aligned and one.start in boundaries for one in ranges[1:])
-    assert [one.is_cut for one in ranges] == [True] * (len(ranges) - 1) + [False]
+    assert all(range_.aligned and range_.start in boundaries for range_ in ranges[1:])
+    assert [range_.is_cut for range_ in ranges] == [True] * (len(ranges) - 1) + [False]
     assert rows_of(source, ranges) == GENUINE
 
 
@@ -135,11 +135,11 @@ def transaction_ends(source: Source, ranges: Sequence[ByteRange]) -> list[int]:
     return [end for batch in TransactionWalk(source, whole) for end in batch["end_offset"].to_pylist()]
 
 
-@pytest.mark.parametrize("place", ["large", "large_kept"])
+@pytest.mark.parametrize("fixture", ["large", "large_kept"])
 def test_byte_limit_ends_at_a_transaction_and_never_inside_a_value(
-    place: str, request: pytest.FixtureRequest
+    fixture: str, request: pytest.FixtureRequest
 ) -> None:
-    source = source_of(request.getfixturevalue(place))
+    source = source_of(request.getfixturevalue(fixture))
     start, head = source.earliest(), source.head()
     ends = transaction_ends(source, source.split(ranges_min=1))
     for bytes_max in each(range(100, LARGE_BYTES + 8000, LARGE_BYTES // 20), least=20):
@@ -154,14 +154,14 @@ def test_tail_of_a_file_in_use_ends_at_no_transaction_from_inside_a_value(tmp_pa
     # The server has written all of the BLOB but its last bytes.
     end = next(event.offset + event.size for event in events(content) if event.size > MIB)
     path.write_bytes(content[: end - 100])
-    begun = [event.offset for event in events(content) if event.offset < end][-4:]
-    assert source_of(path).head().offset == begun[0]
+    start = [event.offset for event in events(content) if event.offset < end][-4:]
+    assert source_of(path).head().offset == start[0]
     assert rows_of(source_of(path), source_of(path).split()) == GENUINE[: NOTE_IDS.index(40)]
 
 
 def test_read_binlog_returns_no_row_from_inside_a_value(large: Path, large_kept: Path) -> None:
-    for place in (large, large_kept):
-        tables = [batch.table for batch in read_binlog(str(place))]
+    for source in (large, large_kept):
+        tables = [batch.table for batch in read_binlog(str(source))]
         assert NOTES in tables
         assert ACCOUNTS not in tables
 
@@ -203,18 +203,18 @@ def test_cut_range_of_a_damaged_file_returns_whole_transactions_before_the_damag
     damaged = list(events(bytes(content)))[-4].offset
     content[damaged + 9 : damaged + 13] = bytes(4)
     path.write_bytes(content)
-    found: list[list[int]] = []
+    batches: list[list[int]] = []
     for is_cut in (False, True):
-        found.append([])
+        batches.append([])
         byte_range = ByteRange(0, NAME, 4, len(content) - 1, aligned=True, is_cut=is_cut)
         with pytest.raises(EventMalformed):
-            found[-1].extend(
+            batches[-1].extend(
                 number
                 for batch in read_range(source_of(path), byte_range)
                 for number in pyarrow.record_batch(batch).column("id").to_pylist()
             )
-    assert found[0] == found[1]
-    assert found[1]
+    assert batches[0] == batches[1]
+    assert batches[1]
 
 
 def test_every_range_of_an_encrypted_file_is_refused_by_name(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ def hold(daemon: ServedLog, reader: str, account: str, seconds: int = 3600) -> A
 def readers(daemon: ServedLog, account: str | None = None) -> list[str]:
     answer = daemon.ask("GET", HOLDS, token=f"{account}-token" if account else TOKEN)
     assert answer.status == 200
-    return [one["reader"] for one in answer.json["holds"]]
+    return [hold["reader"] for hold in answer.json["holds"]]
 
 
 def remove(daemon: ServedLog, reader: str, account: str | None = None) -> Answered:
@@ -65,7 +65,7 @@ def test_holds_are_listed_for_their_account_and_for_admins(daemon: ServedLog) ->
     assert shown["account"] == "orders"
     assert shown["position"] == str(daemon.log.earliest())
     assert shown["expires_us"] is not None
-    assert shown["behind_bytes"] == sum(one.end - one.start for one in daemon.log.extents())
+    assert shown["behind_bytes"] == sum(extent.end - extent.start for extent in daemon.log.extents())
 
 
 def test_holds_are_measured_off_the_event_loop_with_one_read_of_the_log(
@@ -109,8 +109,8 @@ def test_broken_hold_is_shown_to_its_account_and_to_admins(
     start = daemon.log.earliest()
     assert start is not None
     daemon.log.broken_holds = (BrokenHold(Hold("cache", start, account="orders"), "it is too far back"),)
-    told = {"reader": "cache", "position": str(start), "why": "it is too far back"}
-    for account, broken in (("orders", [told]), ("search", []), (None, [told])):
+    broken_hold = {"reader": "cache", "position": str(start), "why": "it is too far back"}
+    for account, broken in (("orders", [broken_hold]), ("search", []), (None, [broken_hold])):
         token = f"{account}-token" if account else TOKEN
         (status,) = daemon.ask("GET", "/v1/status", token=token).json["instances"]
         assert status["broken_holds"] == broken
@@ -160,9 +160,9 @@ def test_memory_log_writer_continues_during_a_hold_lookup(
         position, locate, rooms = log.earliest(), log.locate_position, []
         assert position is not None
 
-        def watched(place: Position) -> Located:
+        def watched(position: Position) -> Located:
             rooms.append(not log._writing.locked())
-            return locate(place)
+            return locate(position)
 
         monkeypatch.setattr(log, "locate_position", watched)
         monkeypatch.setattr(log, "_writing", threading.Lock())

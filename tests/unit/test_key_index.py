@@ -39,8 +39,8 @@ def test_each_row_is_located_only_by_its_own_key(names: tuple[str, ...]) -> None
     index = KeyIndex(
         pyarrow.table({name: column(name, [key[at] for key in keys]) for at, name in enumerate(names)})
     )
-    found = index.find([column(name, [row[at] for row in rows]) for at, name in enumerate(names)])
-    assert found.tolist() == [keys.index(row) if row in keys else -1 for row in rows]
+    indexes = index.find([column(name, [row[at] for row in rows]) for at, name in enumerate(names)])
+    assert indexes.tolist() == [keys.index(row) if row in keys else -1 for row in rows]
 
 
 def test_positive_and_negative_zero_are_one_key() -> None:

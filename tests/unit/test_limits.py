@@ -12,8 +12,8 @@ KERNEL = Path(__file__).resolve().parents[2] / "native/kernel/src/limits.rs"
 
 
 def test_bounds_shared_by_python_and_rust_are_equal() -> None:
-    found = dict(re.findall(r"pub const (\w+): \w+ = ([\d_<() *+]+);", KERNEL.read_text()))
-    shared = {name: text for name, text in found.items() if hasattr(limits, name)}
+    matches = dict(re.findall(r"pub const (\w+): \w+ = ([\d_<() *+]+);", KERNEL.read_text()))
+    shared = {name: text for name, text in matches.items() if hasattr(limits, name)}
     assert "EVENT_BYTES_MAX" in shared
     for name, text in shared.items():
         assert eval(text) == getattr(limits, name), name

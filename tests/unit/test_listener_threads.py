@@ -106,5 +106,5 @@ def test_number_of_listed_idle_subscribers_is_bounded(monkeypatch: pytest.Monkey
         for number in range(10):
             with subscribers.following("changes", INSTANCE, f"passing-{number}"):
                 """It asks once."""
-        names = {one.name for one in subscribers.all()}
+        names = {subscriber.name for subscriber in subscribers.all()}
     assert names == {"constant", "passing-7", "passing-8", "passing-9"}

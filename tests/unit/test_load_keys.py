@@ -50,8 +50,8 @@ BETWEEN: list[tuple[str, str | None, str, str]] = [
 def test_literal_represents_its_value_exactly(
     type_text: str, charset: str | None, literal: str, value: Any
 ) -> None:
-    found = KeyColumn(Column("k", type_text, charset)).value(literal)
-    assert (found, type(found)) == (value, type(value))
+    actual = KeyColumn(Column("k", type_text, charset)).value(literal)
+    assert (actual, type(actual)) == (value, type(value))
 
 
 @pytest.mark.parametrize(("type_text", "charset", "low", "high"), BETWEEN)
@@ -60,14 +60,16 @@ def test_literal_between_two_keys_is_above_the_first_and_not_above_the_last(
     type_text: str, charset: str | None, low: str, high: str, share: float
 ) -> None:
     column = KeyColumn(Column("k", type_text, charset))
-    found = column.between(low, high, share)
-    assert found is not None
+    literal = column.between(low, high, share)
+    assert literal is not None
     if column.word == "inet4":
-        assert found.startswith("'1.2.3.")
+        assert literal.startswith("'1.2.3.")
         return
     # What is found of a text is in UTF-8, whatever the column's charset.
     middle = (
-        KeyColumn(Column("k", type_text, "utf8mb4")).value(found) if column.is_text else column.value(found)
+        KeyColumn(Column("k", type_text, "utf8mb4")).value(literal)
+        if column.is_text
+        else column.value(literal)
     )
     assert column.value(low) < middle <= column.value(high)
 

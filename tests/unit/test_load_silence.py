@@ -29,9 +29,9 @@ class Silent:
 @pytest.fixture
 def ends(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[socket.socket, socket.socket]]:
     monkeypatch.setattr(session_module, "SILENCE_SECONDS_MAX", 0.01)
-    ours, servers = socket.socketpair()
-    with ours, servers:
-        yield ours, servers
+    client, servers = socket.socketpair()
+    with client, servers:
+        yield client, servers
 
 
 def read(stream: socket.socket) -> None:

@@ -56,8 +56,8 @@ def ids_in(feed: PipelineSettings) -> list[int]:
 
 
 def test_feed_receives_each_change_of_a_log_once(feed: PipelineSettings) -> None:
-    standing = run_here(feed)
-    assert (ids_in(feed), standing.number) == (list(NOTE_IDS), 2)
+    progress = run_here(feed)
+    assert (ids_in(feed), progress.number) == (list(NOTE_IDS), 2)
     assert run_here(feed).number == 2, "there is nothing more"
 
 
@@ -66,8 +66,8 @@ def test_feed_receives_each_change_of_a_log_once(feed: PipelineSettings) -> None
 def test_crash_around_any_step_of_a_batch_loses_and_repeats_nothing(
     feed: PipelineSettings, step: str, when: str
 ) -> None:
-    place, name = STEPS[step]
-    does: Callable[..., Any] = getattr(place, name)
+    owner, name = STEPS[step]
+    does: Callable[..., Any] = getattr(owner, name)
     calls = 0
 
     def die(*words: Any, **options: Any) -> Any:
@@ -75,13 +75,13 @@ def test_crash_around_any_step_of_a_batch_loses_and_repeats_nothing(
         calls += 1
         if calls == 2 and when == "before":
             raise Death
-        found = does(*words, **options)
+        returned = does(*words, **options)
         if calls == 2:
             raise Death
-        return found
+        return returned
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(place, name, die)
+        patch.setattr(owner, name, die)
         with pytest.raises(Death):
             run_here(feed)
     run_here(feed)
@@ -144,16 +144,16 @@ def test_stopped_run_cancels_a_batch_that_hangs_and_the_next_run_replays_it(
     monkeypatch.setattr(run_module, "_STOP_SECONDS_MAX", 0.0)
     monkeypatch.setattr("penstock.local.driver._POLL_SECONDS", 0.01)
     monkeypatch.setattr("penstock.local.driver._CANCEL_SECONDS_MAX", 0.1)
-    begun, never = threading.Event(), threading.Event()
+    started, never = threading.Event(), threading.Event()
 
     def hang(writing: object, part: int, source: str, changes: Changes) -> None:
-        begun.set()
+        started.set()
         never.wait(WAIT_SECONDS_MAX)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("penstock.engine.part_writing.PartWriting.write", hang)
         run = run_module.PipelineRun(feed, LocalDriver(2))
-        stopping = threading.Thread(target=lambda: begun.wait(WAIT_SECONDS_MAX) and run.stop())
+        stopping = threading.Thread(target=lambda: started.wait(WAIT_SECONDS_MAX) and run.stop())
         stopping.start()
         assert run.run().number == 0
         stopping.join()

@@ -105,12 +105,12 @@ def time_of(transaction: int) -> int:
 
 def block_array(number: int, first_offset: int = BASE, count: int = BLOCKS) -> np.ndarray:
     records = np.zeros(count, BLOCK_DTYPE)
-    place = np.arange(count, dtype="u8")
-    records["source_start"] = first_offset + place * BLOCK_BYTES
+    index = np.arange(count, dtype="u8")
+    records["source_start"] = first_offset + index * BLOCK_BYTES
     records["source_end"] = records["source_start"] + BLOCK_BYTES
     records["file_number"] = number
     records["server_id"] = 7
-    first = transactions_before(number) + place * TRANSACTIONS_OF_A_BLOCK
+    first = transactions_before(number) + index * TRANSACTIONS_OF_A_BLOCK
     records["time_us"] = FIRST_TIME_US + first * 1000
     records["time_max_us"] = FIRST_TIME_US + (first + TRANSACTIONS_OF_A_BLOCK - 1) * 1000
     records["gtid_source"] = np.void(SOURCE.bytes)
@@ -192,40 +192,40 @@ PAGES_OF_A_HEAD = 1
 def test_position_is_located_in_a_few_pages(large: MadeLog) -> None:
     for number, block in ((1, 0), (500, 7777), (SEGMENTS, BLOCKS - 1)):
         offset = BASE + block * BLOCK_BYTES + 17
-        found = large.locator().position(Position(0, name(number), offset))
-        assert found.position == Position(0, name(number), offset)
-        assert found.segment.file_number == number
-        assert found.record is not None
-        assert found.record.source_start == BASE + block * BLOCK_BYTES
-        assert found.pages_read <= PAGES_L1 + PAGES_L2
-        assert found.bytes_read <= (PAGES_L1 + PAGES_L2 + 20) * 128
+        located = large.locator().position(Position(0, name(number), offset))
+        assert located.position == Position(0, name(number), offset)
+        assert located.segment.file_number == number
+        assert located.record is not None
+        assert located.record.source_start == BASE + block * BLOCK_BYTES
+        assert located.pages_read <= PAGES_L1 + PAGES_L2
+        assert located.bytes_read <= (PAGES_L1 + PAGES_L2 + 20) * 128
 
 
 def test_time_is_located_in_a_few_pages(large: MadeLog) -> None:
     for number, block in ((1, 0), (500, 7777), (SEGMENTS, BLOCKS - 1)):
         wanted = transactions_before(number, block) + 4
-        found = large.locator().time(time_of(wanted))
-        assert found.position == Position(0, name(number), BASE + block * BLOCK_BYTES)
-        assert found.pages_read <= PAGES_L1 + PAGES_L2 + PAGES_OF_A_HEAD
+        located = large.locator().time(time_of(wanted))
+        assert located.position == Position(0, name(number), BASE + block * BLOCK_BYTES)
+        assert located.pages_read <= PAGES_L1 + PAGES_L2 + PAGES_OF_A_HEAD
 
 
 def test_gtid_set_is_located_in_a_few_pages_and_a_few_heads(large: MadeLog) -> None:
     for number, block in ((1, 3), (500, 7777), (SEGMENTS, BLOCKS - 2)):
         consumed = transactions_before(number, block) + 5
         large.opened.clear()
-        found = large.locator().gtid_set(f"{SOURCE}:1-{consumed}")
-        assert found.position == Position(0, name(number), BASE + block * BLOCK_BYTES)
-        assert found.segment.file_number == number
-        assert found.pages_read <= PAGES_L1 * (1 + PAGES_OF_A_HEAD) + PAGES_L2
+        located = large.locator().gtid_set(f"{SOURCE}:1-{consumed}")
+        assert located.position == Position(0, name(number), BASE + block * BLOCK_BYTES)
+        assert located.segment.file_number == number
+        assert located.pages_read <= PAGES_L1 * (1 + PAGES_OF_A_HEAD) + PAGES_L2
         assert len(large.opened) <= PAGES_L1 + 2
 
 
 def test_single_transaction_is_located_in_a_few_pages(large: MadeLog) -> None:
     for number, block in ((1, 0), (500, 7777), (SEGMENTS, BLOCKS - 1)):
         wanted = transactions_before(number, block) + 3
-        found = large.locator().gtid(f"{SOURCE}:{wanted}")
-        assert found.position == Position(0, name(number), BASE + block * BLOCK_BYTES)
-        assert found.pages_read <= PAGES_L1 * (1 + PAGES_OF_A_HEAD) + PAGES_L2
+        located = large.locator().gtid(f"{SOURCE}:{wanted}")
+        assert located.position == Position(0, name(number), BASE + block * BLOCK_BYTES)
+        assert located.pages_read <= PAGES_L1 * (1 + PAGES_OF_A_HEAD) + PAGES_L2
 
 
 def test_log_ten_times_as_long_costs_a_few_pages_more(tmp_path: Path, large: MadeLog) -> None:
@@ -272,9 +272,9 @@ def test_times_outside_the_log_give_its_start_or_end(small: MadeLog) -> None:
 
 
 def test_complete_gtid_set_gives_the_end_of_the_log(small: MadeLog) -> None:
-    found = small.locator().gtid_set(f"{SOURCE}:1-{transactions_before(5)}")
-    assert found.position == Position(0, name(4), BASE + BLOCKS * BLOCK_BYTES)
-    assert found.record is None
+    located = small.locator().gtid_set(f"{SOURCE}:1-{transactions_before(5)}")
+    assert located.position == Position(0, name(4), BASE + BLOCKS * BLOCK_BYTES)
+    assert located.record is None
 
 
 def test_gtid_set_missing_transactions_before_the_log_is_refused(tmp_path: Path) -> None:
@@ -334,11 +334,11 @@ def test_position_inside_a_large_transaction_gives_its_start(tmp_path: Path) -> 
     records["last_boundary"][2001:9000] = 0
     records["last_boundary"][2000] = begins
     log = with_blocks(tmp_path, records)
-    found = log.locator().time(int(records["time_max_us"][9000]))
-    assert found.record is not None
-    assert found.record.source_start == BASE + 9000 * BLOCK_BYTES
-    assert found.position == Position(0, name(2), begins)
-    assert found.pages_read <= PAGES_L1 + PAGES_L2 + PAGES_OF_A_HEAD
+    located = log.locator().time(int(records["time_max_us"][9000]))
+    assert located.record is not None
+    assert located.record.source_start == BASE + 9000 * BLOCK_BYTES
+    assert located.position == Position(0, name(2), begins)
+    assert located.pages_read <= PAGES_L1 + PAGES_L2 + PAGES_OF_A_HEAD
 
 
 def test_gtid_search_stops_where_the_sequence_is_not_proved(tmp_path: Path) -> None:
@@ -399,15 +399,15 @@ def test_two_segments_of_one_file_share_a_number(tmp_path: Path) -> None:
     second = SegmentRecord(
         **{**vars(first), "version": commit_version(0, 2, middle), "base": middle, "head_bytes": len(head)}
     )
-    one = SegmentRecord(**{**vars(first), "source_end": middle})
-    split = MadeLog(log.layout, SegmentIndex([log.segments[0], one, second]), [], {2})
+    front = SegmentRecord(**{**vars(first), "source_end": middle})
+    split = MadeLog(log.layout, SegmentIndex([log.segments[0], front, second]), [], {2})
     split.stored(second).path.write_bytes(head)
-    write_blocks(split, one, block_array(2, count=1000))
+    write_blocks(split, front, block_array(2, count=1000))
     write_blocks(split, second, block_array(2, first_offset=middle, count=BLOCKS - 1000))
     for offset in (middle - 1, middle, middle + 1):
-        found = split.locator().position(Position(0, name(2), offset))
-        assert found.position.offset == offset
-        assert found.segment.base == (middle if offset >= middle else BASE)
+        located = split.locator().position(Position(0, name(2), offset))
+        assert located.position.offset == offset
+        assert located.segment.base == (middle if offset >= middle else BASE)
 
 
 def test_open_segment_ends_at_its_readable_end(tmp_path: Path) -> None:
@@ -431,36 +431,38 @@ def with_epochs(folder: Path, sets: dict[int, str]) -> MadeLog:
     """Four segments, the last two of which are of another server: epoch 1, and its own file numbers."""
     log = make_log(folder, range(1, 5), sets)
     moved = [
-        SegmentRecord(**{**vars(one), "epoch": 1, "version": commit_version(1, one.file_number, BASE)})
-        for one in list(log.segments)[2:]
+        SegmentRecord(
+            **{**vars(segment), "epoch": 1, "version": commit_version(1, segment.file_number, BASE)}
+        )
+        for segment in list(log.segments)[2:]
     ]
     split = MadeLog(log.layout, SegmentIndex([*list(log.segments)[:2], *moved]), [], set())
-    for one in moved:
-        plain = log.layout.segment(one.hour, commit_version(0, one.file_number, BASE))
-        split.stored(one).path.write_bytes(plain.read_bytes())
+    for this_segment in moved:
+        plain = log.layout.segment(this_segment.hour, commit_version(0, this_segment.file_number, BASE))
+        split.stored(this_segment).path.write_bytes(plain.read_bytes())
     return split
 
 
 def test_search_continues_on_a_new_server_of_the_same_history(tmp_path: Path) -> None:
     log = with_epochs(tmp_path, {})
     for number, block in ((1, 5), (2, 900), (3, 0), (3, 77), (4, 15_000)):
-        found = log.locator().gtid_set(f"{SOURCE}:1-{transactions_before(number, block)}")
-        assert found.position == Position(int(number > 2), name(number), BASE + block * BLOCK_BYTES)
+        located = log.locator().gtid_set(f"{SOURCE}:1-{transactions_before(number, block)}")
+        assert located.position == Position(int(number > 2), name(number), BASE + block * BLOCK_BYTES)
 
 
-@pytest.mark.parametrize("begun", ["", f"{OTHER_SOURCE}:1-10"])
-def test_unconsumed_transactions_of_the_old_server_are_not_skipped(tmp_path: Path, begun: str) -> None:
+@pytest.mark.parametrize("first_set", ["", f"{OTHER_SOURCE}:1-10"])
+def test_unconsumed_transactions_of_the_old_server_are_not_skipped(tmp_path: Path, first_set: str) -> None:
     """The new server knows nothing of the old one's transactions, so its own set says nothing about them."""
-    log = with_epochs(tmp_path, {3: begun, 4: f"{OTHER_SOURCE}:1-20"})
+    log = with_epochs(tmp_path, {3: first_set, 4: f"{OTHER_SOURCE}:1-20"})
     consumed = f"{SOURCE}:1-{transactions_before(2, 900)},{OTHER_SOURCE}:1-10"
-    found = log.locator().gtid_set(consumed)
-    assert found.position == Position(0, name(2), BASE + 900 * BLOCK_BYTES)
-    assert log.locator().gtid(f"{SOURCE}:{transactions_before(2, 900) + 1}").position == found.position
+    located = log.locator().gtid_set(consumed)
+    assert located.position == Position(0, name(2), BASE + 900 * BLOCK_BYTES)
+    assert log.locator().gtid(f"{SOURCE}:{transactions_before(2, 900) + 1}").position == located.position
 
 
 def test_search_with_all_of_the_old_server_continues_on_the_new_one(tmp_path: Path) -> None:
     log = with_epochs(tmp_path, {3: "", 4: f"{OTHER_SOURCE}:1-20"})
     everything = f"{SOURCE}:1-{transactions_before(3)}"
     assert log.locator().gtid_set(everything).segment.epoch == 1
-    found = log.locator().gtid_set(f"{everything},{OTHER_SOURCE}:1-20")
-    assert found.segment.file_number == 4
+    located = log.locator().gtid_set(f"{everything},{OTHER_SOURCE}:1-20")
+    assert located.segment.file_number == 4

@@ -79,13 +79,13 @@ class KeptXaLog:
     @property
     def prepared(self) -> PreparedFile:
         """What the last survey noted."""
-        found = PreparedFile.load(self.log.disk, self.log.layout)
-        assert found is not None
-        return found
+        prepared_file = PreparedFile.load(self.log.disk, self.log.layout)
+        assert prepared_file is not None
+        return prepared_file
 
     def held(self) -> list[Hold]:
         """The hold of what is prepared."""
-        return [one for one in self.retention.holds.all(self.now_us) if one.name == HOLD_NAME]
+        return [hold for hold in self.retention.holds.all(self.now_us) if hold.name == HOLD_NAME]
 
 
 @pytest.fixture(params=SAMPLES)
@@ -105,14 +105,14 @@ def test_prepared_transaction_is_kept_until_it_commits(kept: KeptXaLog) -> None:
         assert kept.files == [f"mysql-bin.{number:06}" for number in (1, 2, 3)]
     (transaction,) = kept.prepared.transactions
     assert transaction.xid == XID
-    assert [one.position for one in kept.held()] == [transaction.position]
+    assert [status.position for status in kept.held()] == [transaction.position]
     kept.add(4, kept.xa.commit)
     committed = kept.log.extents()[-1].first
-    found = [
+    batches = [
         pyarrow.record_batch(batch)
         for batch in read_binlog(kept.log.folder, start=str(committed), emit="envelope")
     ]
-    assert sum(batch.num_rows for batch in found) > 0
+    assert sum(batch.num_rows for batch in batches) > 0
     kept.upkeep()
     assert (kept.prepared.transactions, kept.held()) == ((), [])
     assert kept.files == ["mysql-bin.000004"]
@@ -139,14 +139,14 @@ def test_rows_prepared_before_a_failover_arrive_once_with_the_commit_on_the_new_
     # Of a server's transactions MariaDB knows the newest one of each domain alone.
     kept.add(2, kept.xa.commit_numbered(99), epoch=1)
     committed = kept.log.extents()[-1]
-    found = read(str(committed.first))
-    [version] = {row["_commit_version"] for row in found}
+    actual_rows = read(str(committed.first))
+    [version] = {row["_commit_version"] for row in actual_rows}
     assert (
         committed.first.commit_version
         <= version
         < replace(committed.first, offset=committed.end).commit_version
     )
-    assert read() == [*before, *found]
+    assert read() == [*before, *actual_rows]
     kept.upkeep()
     assert (kept.prepared.transactions, kept.held()) == ((), [])
 
@@ -198,7 +198,7 @@ def test_transactions_prepared_after_a_broken_hold_are_held(kept: KeptXaLog) -> 
     assert kept.held() == [], "the reader comes to it by itself"
     kept.log.broken_holds = (BrokenHold(stuck, "it is too far back"),)
     kept.survey.run(kept.log)
-    assert [one.position for one in kept.held()] == [kept.prepared.transactions[0].position]
+    assert [status.position for status in kept.held()] == [kept.prepared.transactions[0].position]
 
 
 def test_abandoned_prepared_transaction_is_shown_and_finally_dropped(kept: KeptXaLog) -> None:
@@ -226,7 +226,7 @@ def test_unreadable_segment_is_skipped(kept: KeptXaLog) -> None:
     kept.log.layout.segment(second.hour, second.version).unlink()
     kept.survey.run(kept.log)
     assert kept.prepared.upto == kept.log.visible
-    assert [one.file for one in kept.prepared.transactions] == ["mysql-bin.000001"]
+    assert [transaction.file for transaction in kept.prepared.transactions] == ["mysql-bin.000001"]
 
 
 @pytest.fixture
@@ -242,10 +242,10 @@ def test_prepared_notes_are_located_under_the_readers_epoch(noted: KeptXaLog) ->
     options = SourceOptions.parse(str(noted.log.folder))
     for epochs in ((), ((3, "a"),)):
         source = LogSource(replace(options, epochs=epochs))
-        found = source.find_prepared(XID, source.head())
-        assert found is not None
-        assert found.position == replace(transaction.position, epoch=3 if epochs else 0)
-        assert source.extents(found.position)
+        prepared = source.find_prepared(XID, source.head())
+        assert prepared is not None
+        assert prepared.position == replace(transaction.position, epoch=3 if epochs else 0)
+        assert source.extents(prepared.position)
 
 
 def test_earlier_statement_does_not_commit_a_prepared_transaction(noted: KeptXaLog) -> None:
@@ -271,4 +271,4 @@ def test_survey_continues_after_an_incident(kept: KeptXaLog) -> None:
     incident = Event(0, INCIDENT, 1, 0, 0, b"\1\0\4lost")
     kept.add(4, kept.xa.rollback(), [incident], kept.xa.prepare)
     kept.survey.run(kept.log)
-    assert [one.file for one in kept.prepared.transactions] == ["mysql-bin.000004"]
+    assert [transaction.file for transaction in kept.prepared.transactions] == ["mysql-bin.000004"]

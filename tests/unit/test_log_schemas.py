@@ -35,8 +35,8 @@ def opened(folder: Path) -> SchemaLog[SchemaHistory]:
 
 
 def columns(log: SchemaLog[SchemaHistory], position: Position | None, table: str = "orders") -> list[str]:
-    found = log.at(position).schema("shop", table)
-    return [] if found is None else [column.name for column in found.columns]
+    schema = log.at(position).schema("shop", table)
+    return [] if schema is None else [column.name for column in schema.columns]
 
 
 @pytest.fixture
@@ -150,9 +150,9 @@ def test_lines_that_outgrow_their_snapshot_start_a_generation(
     # A generation is bounded by its own snapshot, so no position costs more than two of it.
     assert max(path.stat().st_size for path in files) < 2 * (2000 + 100 * 60)
     for number in (1, 29, 30, 31, 77, 100):
-        place = at(100 + 100 * number, file=1 + number // 30)
-        assert columns(opened(tmp_path), place)[-1] == f"c{number}"
-        assert len(columns(log, place)) == 2 + number
+        position = at(100 + 100 * number, file=1 + number // 30)
+        assert columns(opened(tmp_path), position)[-1] == f"c{number}"
+        assert len(columns(log, position)) == 2 + number
 
 
 def test_generations_are_removed_with_the_part_of_the_log_that_needed_them(
@@ -380,7 +380,7 @@ def test_power_failure_at_any_step_keeps_the_definitions(loss: Loss, monkeypatch
     whole = SimulatedDisk()
     whole.make_folder(FOLDER)
     log = followed(whole)
-    truth = {offset: columns(log, at(offset)) for offset in (4, *(place for place, _ in STATEMENTS))}
+    truth = {offset: columns(log, at(offset)) for offset in (4, *(position for position, _ in STATEMENTS))}
     assert truth[400] == ["id", "note", "b"]
     assert len(whole.list(FOLDER / "schemas")) > 1
     steps = 0
@@ -391,11 +391,13 @@ def test_power_failure_at_any_step_keeps_the_definitions(loss: Loss, monkeypatch
             followed(disk, done)
             break
         except PowerLost:
-            found = disk.after_power_failure(loss, seed=steps)
-        kept = SchemaLog(FOLDER, SchemaHistory.from_json, found)
-        assert {offset: columns(kept, at(offset)) for offset in done} == {one: truth[one] for one in done}
-        found.make_folder(FOLDER)
-        again = followed(found)
+            recovered = disk.after_power_failure(loss, seed=steps)
+        kept = SchemaLog(FOLDER, SchemaHistory.from_json, recovered)
+        assert {offset: columns(kept, at(offset)) for offset in done} == {
+            offset: truth[offset] for offset in done
+        }
+        recovered.make_folder(FOLDER)
+        again = followed(recovered)
         assert {offset: columns(again, at(offset)) for offset in truth} == truth, f"stopped at step {steps}"
         steps += 1
     assert steps > 20

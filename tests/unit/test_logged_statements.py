@@ -15,12 +15,12 @@ CORPUS = json.loads(FILE.read_text())
 def test_logged_statements_have_the_same_effects_as_on_servers(server: str) -> None:
     expected = [(text, effects) for _, text, effects in CORPUS[server]]
     spelling = spelling_of(server)
-    found = [
+    actual = [
         (text, [summary(effect) for effect in effects_of(text, database, spelling)])
         for database, text, _ in CORPUS[server]
     ]
     assert len(expected) > 100
-    assert found == expected
+    assert actual == expected
 
 
 @pytest.mark.parametrize("server", CORPUS)

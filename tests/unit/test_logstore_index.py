@@ -53,7 +53,9 @@ def disk() -> SimulatedDisk:
 @pytest.fixture
 def stored(disk: SimulatedDisk) -> StoredSegment:
     """Its segment with the most blocks."""
-    return max(stored_segments(disk, open_log(disk.copy()).layout), key=lambda one: disk.size(one.index_path))
+    return max(
+        stored_segments(disk, open_log(disk.copy()).layout), key=lambda segment: disk.size(segment.index_path)
+    )
 
 
 def index_of(disk: SimulatedDisk, stored: StoredSegment) -> BlockIndex:
@@ -123,14 +125,14 @@ def test_every_offset_and_time_is_located_in_its_block(disk: SimulatedDisk, stor
     assert len(blocks) > 3
     records = [BlockRecord.of(record) for record in blocks.records()]
     for offset in range(records[0].source_start, records[-1].source_end):
-        found = records[blocks.find_offset(offset)]
-        assert found.source_start <= offset < found.source_end
+        actual = records[blocks.find_offset(offset)]
+        assert actual.source_start <= offset < actual.source_end
     assert blocks.find_offset(records[0].source_start - 1) == -1
     assert blocks.find_offset(records[-1].source_end) == len(records)
     for number, record in enumerate(records):
-        found = blocks.find_time(record.time_max_us)
-        assert records[found].time_max_us == record.time_max_us
-        assert found <= number
+        actual = blocks.find_time(record.time_max_us)
+        assert records[actual].time_max_us == record.time_max_us
+        assert actual <= number
     assert blocks.find_time(0) == 0
     assert blocks.find_time(records[-1].time_max_us + 1) == len(records)
     assert blocks.boundary_before(records[2].source_end) == records[2].source_end

@@ -258,9 +258,9 @@ def test_acknowledgement_wakes_the_writer_and_a_chunk_wakes_the_reader() -> None
     writer = threading.Thread(target=write, daemon=True)
     writer.start()
     while sum(map(len, got)) < chunks * CHUNK:
-        begun = time.monotonic()
+        started = time.monotonic()
         run = cursor.get(timeout=WAIT_SECONDS_MAX)
-        seconds.append(time.monotonic() - begun)
+        seconds.append(time.monotonic() - started)
         assert run is not None
         got.append(b"".join(run.data))
         cursor.acknowledge(run.end)

@@ -34,12 +34,12 @@ def test_position_round_trips_through_text(position: Position) -> None:
 
 
 @given(positions, positions)
-def test_commit_versions_increase_with_positions(one: Position, other: Position) -> None:
-    # The epochs of one log do not overlap: one with a base begins above all files of those before it.
-    if one < other and epoch_base(other.epoch) - epoch_base(one.epoch) not in range(1, FILE_NUMBER_MAX):
-        assert one.commit_version <= other.commit_version
-        if one.file_number != other.file_number or other.offset - one.offset >= 16:
-            assert one.commit_version < other.commit_version
+def test_commit_versions_increase_with_positions(left: Position, right: Position) -> None:
+    # The epochs of left log do not overlap: left with a base begins above all files of those before it.
+    if left < right and epoch_base(right.epoch) - epoch_base(left.epoch) not in range(1, FILE_NUMBER_MAX):
+        assert left.commit_version <= right.commit_version
+        if left.file_number != right.file_number or right.offset - left.offset >= 16:
+            assert left.commit_version < right.commit_version
 
 
 def test_positions_are_ordered_by_number_and_not_by_text() -> None:
@@ -51,7 +51,7 @@ def test_positions_are_ordered_by_number_and_not_by_text() -> None:
 def test_commit_version_is_a_positive_int64_at_every_bound() -> None:
     assert commit_version(EPOCH_COUNTED_MAX, FILE_NUMBER_MAX, OFFSET_MAX) == (1 << 63) - 1
     assert commit_version(EPOCH_MAX + 256 - 7, 7, OFFSET_MAX) == (1 << 63) - 1
-    for place in [
+    for parts in [
         (EPOCH_MAX + 256, 1, 0),
         (-1, 0, 0),
         (0, FILE_NUMBER_MAX + 1, 0),
@@ -59,7 +59,7 @@ def test_commit_version_is_a_positive_int64_at_every_bound() -> None:
         (0, 0, -1),
     ]:
         with pytest.raises(PositionInvalid):
-            commit_version(*place)
+            commit_version(*parts)
 
 
 @given(
@@ -68,20 +68,20 @@ def test_commit_version_is_a_positive_int64_at_every_bound() -> None:
     st.integers(-(1 << 31), 1 << 31),
 )
 def test_commit_versions_increase_over_any_number_of_epochs_and_map_back_to_their_files(
-    begun: int, files: list[tuple[int, int]], shift: int
+    first_epoch: int, files: list[tuple[int, int]], shift: int
 ) -> None:
-    epochs, versions, places = [begun], [], []
+    epochs, versions, places = [first_epoch], [], []
     for first, count in files:
         for number in (first, first + count):
             versions.append(commit_version(epochs[-1], number, 4))
             places.append((epochs[-1], number))
         epochs.append(next_epoch(epochs[-1], first + count))
     assert versions == sorted(versions)
-    records = EpochFile(tuple(EpochRecord(one, "", 1, "", "", "", 4, NO_GTIDS, 0) for one in epochs))
+    records = EpochFile(tuple(EpochRecord(epoch, "", 1, "", "", "", 4, NO_GTIDS, 0) for epoch in epochs))
     assert [records.decode_version(version) for version in versions] == places
-    bases = [epoch_base(shifted_epoch(one, shift)) for one in epochs]
-    assert bases == [epoch_base(one) + shift for one in epochs]
-    assert [shifted_epoch(shifted_epoch(one, shift), -shift) for one in epochs] == epochs
+    bases = [epoch_base(shifted_epoch(epoch, shift)) for epoch in epochs]
+    assert bases == [epoch_base(epoch) + shift for epoch in epochs]
+    assert [shifted_epoch(shifted_epoch(epoch, shift), -shift) for epoch in epochs] == epochs
 
 
 def test_epochs_are_validated_first_and_end_with_the_last_commit_version() -> None:

@@ -41,10 +41,10 @@ def state(settings: PipelineSettings) -> Iterator[PipelineState]:
     state.close()
 
 
-def compared(settings: PipelineSettings, *found: Difference, **more: Any) -> TableResult:
+def compared(settings: PipelineSettings, *differing: Difference, **more: Any) -> TableResult:
     source = SourceTable(settings.source("here"), ORDERS)
     table = ComparedTable(ORDERS, (source,), (), settings.sink, ("id", "note"))
-    return TableResult(table, found=list(found), **more)
+    return TableResult(table, found=list(differing), **more)
 
 
 def waiting(state: PipelineState) -> list[tuple[str | None, bool]]:
@@ -52,7 +52,7 @@ def waiting(state: PipelineState) -> list[tuple[str | None, bool]]:
 
 
 @pytest.mark.parametrize(
-    ("found", "more", "wanted"),
+    ("differing", "more", "wanted"),
     [
         ([], {}, []),
         ([CHANGED], {}, [("(`id`=7)", False)]),
@@ -66,11 +66,11 @@ def test_differing_rows_are_read_again_instead_of_their_table(
     settings: PipelineSettings,
     state: PipelineState,
     monkeypatch: pytest.MonkeyPatch,
-    found: list[Difference],
+    differing: list[Difference],
     more: dict[str, Any],
     wanted: list[tuple[str | None, bool]],
 ) -> None:
-    results = [compared(settings, *found, **more)]
+    results = [compared(settings, *differing, **more)]
     monkeypatch.setattr(narrowing, "verify", lambda *_, **__: Verification(results, {}, running=True))
     narrow_rereads(settings, state, in_this_process)
     assert waiting(state) == wanted

@@ -11,30 +11,33 @@ def event(name: str, **fields: Any) -> Event:
     return Event((name,), "shop.t", fields)
 
 
-def found(original: list[Event], ours: list[Event]) -> list[tuple[str, str, str, str]]:
-    return [(one.event, one.path, one.original, one.ours) for one in differences(original, ours)]
+def compare(original: list[Event], penstock_events: list[Event]) -> list[tuple[str, str, str, str]]:
+    return [
+        (difference.event, difference.path, difference.original, difference.ours)
+        for difference in differences(original, penstock_events)
+    ]
 
 
 def test_differing_fields_are_identified_by_their_path() -> None:
-    one = event("a", row={"id": 1, "t": ["x", None]}, kind=1)
-    assert found([one], [event("a", row={"id": 1, "t": ["x", None]}, kind=1)]) == []
-    assert found([one], [event("a", row={"id": 1, "t": ["x", 0]}, kind=True)]) == [
+    original = event("a", row={"id": 1, "t": ["x", None]}, kind=1)
+    assert compare([original], [event("a", row={"id": 1, "t": ["x", None]}, kind=1)]) == []
+    assert compare([original], [event("a", row={"id": 1, "t": ["x", 0]}, kind=True)]) == [
         ("a", "row.t[1]", "null", "0"),
         ("a", "kind", "1", "true"),
     ]
-    assert found([one], [event("a", row={"t": ["x", None], "id": 1}, kind=1)]) == [
+    assert compare([original], [event("a", row={"t": ["x", None], "id": 1}, kind=1)]) == [
         ("a", "row()", "id t", "t id")
     ]
-    assert found([event("a", n=None)], [event("a")]) == [("a", "n", "null", ABSENT)]
+    assert compare([event("a", n=None)], [event("a")]) == [("a", "n", "null", ABSENT)]
 
 
 def test_event_of_only_one_system_does_not_shift_other_pairs() -> None:
-    ours = [event("a", n=1), event("c", n=4)]
-    assert found([event("a", n=1), event("b", n=2), event("c", n=3)], ours) == [
+    penstock_events = [event("a", n=1), event("c", n=4)]
+    assert compare([event("a", n=1), event("b", n=2), event("c", n=3)], penstock_events) == [
         ("b", "", '{"n": 2}', ABSENT),
         ("c", "n", "3", "4"),
     ]
-    assert found([event("c", n=4)], ours) == [("a", "", ABSENT, '{"n": 1}')]
+    assert compare([event("c", n=4)], penstock_events) == [("a", "", ABSENT, '{"n": 1}')]
 
 
 def test_rules_name_whole_differences_and_must_occur() -> None:
@@ -50,6 +53,6 @@ def test_rules_name_whole_differences_and_must_occur() -> None:
 
 def test_files_hold_whole_statements() -> None:
     for file in ("statements.sql", "without_canal.sql", "without_debezium.sql"):
-        found = statements(file)
-        assert len(found) > 5
-        assert not any(one.endswith(";") or "\nCREATE" in one for one in found)
+        texts = statements(file)
+        assert len(texts) > 5
+        assert not any(text.endswith(";") or "\nCREATE" in text for text in texts)

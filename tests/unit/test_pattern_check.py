@@ -30,41 +30,44 @@ def settings(folder: Path, tables: str = "shop.*", **more: Any) -> PipelineSetti
     return pipeline_of_values({"name": "one", "source": source, "sink": "stdout", **more}, folder)
 
 
-def findings(made: PipelineSettings) -> list[tuple[str, str, bool, str]]:
-    return [(one.subject, one.what, one.fatal, one.mend) for one in pattern_findings(made, THERE, TABLES)]
+def findings(pipeline_settings: PipelineSettings) -> list[tuple[str, str, bool, str]]:
+    return [
+        (pattern_finding.subject, pattern_finding.what, pattern_finding.fatal, pattern_finding.mend)
+        for pattern_finding in pattern_findings(pipeline_settings, THERE, TABLES)
+    ]
 
 
 def test_mask_for_no_table_stops_the_pipeline(tmp_path: Path) -> None:
     mask = {"tables": "shop.custmers", "columns": {"email": "hash"}}
-    made = settings(tmp_path, "shop.customers,shop.orders", steps=[{"mask": mask}])
+    pipeline_settings = settings(tmp_path, "shop.customers,shop.orders", steps=[{"mask": mask}])
     wanted = ("steps[0].mask.tables", "no table matches shop.custmers", True, "Did you mean shop.customers?")
-    assert findings(made) == [wanted]
+    assert findings(pipeline_settings) == [wanted]
     with pytest.raises(
         OptionInvalid, match=r"steps\[0\].mask.tables: no table matches shop.custmers"
-    ) as told:
-        refuse_fatal(pattern_findings(made, THERE, TABLES))
-    assert told.value.hint == "Did you mean shop.customers?"
+    ) as raised:
+        refuse_fatal(pattern_findings(pipeline_settings, THERE, TABLES))
+    assert raised.value.hint == "Did you mean shop.customers?"
 
 
 def test_patterns_are_not_checked_for_a_source_with_unknown_tables(tmp_path: Path) -> None:
     mask = {"tables": "shop.custmers", "columns": {"email": "hash"}}
-    made = settings(tmp_path, "shop.nothere", steps=[{"mask": mask}])
-    assert pattern_findings(made, {}, TABLES) == []
+    pipeline_settings = settings(tmp_path, "shop.nothere", steps=[{"mask": mask}])
+    assert pattern_findings(pipeline_settings, {}, TABLES) == []
 
 
 def test_other_patterns_for_no_table_are_reported(tmp_path: Path) -> None:
-    made = settings(
+    pipeline_settings = settings(
         tmp_path,
         "shop.customers,shop.oders,shop.orders",
         steps=[{"filter": {"tables": ["shop.order*", "shop.items"], "where": "id > 0"}}],
         load={"where": {"shop.custoomers": "id > 0", "shop.orders": "id > 0"}},
     )
-    assert findings(made) == [
+    assert findings(pipeline_settings) == [
         ("source here: tables", "no table matches shop.oders", False, "Did you mean shop.orders?"),
         ("load.where", "no table matches shop.custoomers", False, "Did you mean shop.customers?"),
-        ("steps[0].filter.tables", "no table matches shop.items", False, findings(made)[-1][3]),
+        ("steps[0].filter.tables", "no table matches shop.items", False, findings(pipeline_settings)[-1][3]),
     ]
-    refuse_fatal(pattern_findings(made, THERE, TABLES))
+    refuse_fatal(pattern_findings(pipeline_settings, THERE, TABLES))
 
 
 def test_steps_match_the_table_names_that_reach_them(tmp_path: Path) -> None:
@@ -72,8 +75,8 @@ def test_steps_match_the_table_names_that_reach_them(tmp_path: Path) -> None:
     mask: dict[str, Any] = {"tables": "lake.people", "columns": {"email": "hash"}}
     tables = "shop.customers,shop.orders"
     assert findings(settings(tmp_path, tables, steps=[{"route": route}, {"mask": mask}])) == []
-    (found,) = findings(settings(tmp_path, tables, steps=[{"mask": mask}, {"route": route}]))
-    assert found[0] == "steps[0].mask.tables"
+    (actual,) = findings(settings(tmp_path, tables, steps=[{"mask": mask}, {"route": route}]))
+    assert actual[0] == "steps[0].mask.tables"
     # Rows name the table, so it may be any that fits.
     by_rows = route | {"to": "lake.of_{email}"}
     fits, fails = mask | {"tables": "lake.of_me"}, mask | {"tables": "lake.for_me"}
@@ -82,8 +85,8 @@ def test_steps_match_the_table_names_that_reach_them(tmp_path: Path) -> None:
 
 
 def test_table_taken_for_a_copy_is_reported_and_read_if_named(tmp_path: Path) -> None:
-    ((place, what, fatal, _),) = findings(settings(tmp_path))
-    assert (place, fatal) == ("source here: tables", False)
+    ((subject, what, fatal, _),) = findings(settings(tmp_path))
+    assert (subject, fatal) == ("source here: tables", False)
     assert what.startswith("shop._orders_old is taken for the copy")
     assert findings(settings(tmp_path, "shop._orders_old,shop.customers,shop.orders")) == []
     named = PipelinePatterns(TablePatterns(["shop._orders_old", "shop.*"]))

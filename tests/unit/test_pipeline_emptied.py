@@ -74,9 +74,9 @@ def met(
         at = Position(0, "binlog.000001", 1000)
         name = frozenset({ORDERS.name})
         emptied = frozenset[TableName]() if statement.upper().startswith(("RENAME", "ALTER")) else name
-        found = LoggedStatement(statement, "shop", at, at, name, frozenset(), emptied)
+        logged_statement = LoggedStatement(statement, "shop", at, at, name, frozenset(), emptied)
         learned = Learned()
-        tables.learn([Surprise(OF_STATEMENT, 0, 0, "here", found)], learned, {})
+        tables.learn([Surprise(OF_STATEMENT, 0, 0, "here", logged_statement)], learned, {})
         names = learned.statements[place_key("here", at)].values()
         return [str(name) for name in names], list(asked.values())
     finally:

@@ -65,7 +65,7 @@ def test_policy_without_changes_stops_a_feed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "common"),
+    ("left", "right", "common"),
     [
         ("int", "bigint", "bigint"),
         ("int", "int(11)", "int"),
@@ -88,8 +88,8 @@ def test_policy_without_changes_stops_a_feed() -> None:
         ("decimal(65,0)", "decimal(40,30)", "longtext"),
     ],
 )
-def test_common_type_holds_both_types_and_is_stable(one: str, other: str, common: str) -> None:
-    columns = [_column(one), _column(other)]
+def test_common_type_holds_both_types_and_is_stable(left: str, right: str, common: str) -> None:
+    columns = [_column(left), _column(right)]
     for known, met in itertools.permutations(columns):
         joined = common_column(known, met)
         assert keeps_values(joined.type_text, common)
@@ -143,12 +143,12 @@ def test_batch_that_requests_the_same_change_again_stops_by_name_and_position() 
     assert "batch 7 makes no progress" in str(error)
     assert "shop.orders (id int, v int, x int)" in str(error)
     assert error.position == "b.000001:154"
-    place = Position(0, "b.000001", 300)
+    position = Position(0, "b.000001", 300)
     statement = LoggedStatement(
         "ALTER TABLE t ADD a INT",
         "shop",
-        place,
-        place,
+        position,
+        position,
         frozenset(),
         frozenset(),
         frozenset(),
@@ -156,7 +156,7 @@ def test_batch_that_requests_the_same_change_again_stops_by_name_and_position() 
         frozenset(),
     )
     error = no_progress(record, Surprise(OF_STATEMENT, 0, 1, "shop", statement))
-    assert error.position == str(place)
+    assert error.position == str(position)
     assert "penstock pipelines reset" in str(error)
 
 

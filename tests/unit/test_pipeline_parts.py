@@ -50,33 +50,33 @@ def changes(table: str, places: list[tuple[int, int, str]]) -> Changes:
 )
 def test_texts_equal_under_a_collation_are_in_one_part(same: list[str]) -> None:
     rows = keys_of(same, pyarrow.string())
-    found = parts_of(target_of("varchar(40)", charset="utf8mb4"), rows, Spread.KEYS, 97, divided=True)
-    assert len(set(numpy.atleast_1d(found).tolist())) == 1
+    parts = parts_of(target_of("varchar(40)", charset="utf8mb4"), rows, Spread.KEYS, 97, divided=True)
+    assert len(set(numpy.atleast_1d(parts).tolist())) == 1
 
 
 @pytest.mark.parametrize(
     ("kind", "arrow", "values"),
     [
         ("bigint", pyarrow.int64(), list(range(4000))),
-        ("bigint unsigned", pyarrow.decimal128(20, 0), [Decimal(2**63 + one) for one in range(4000)]),
-        ("varchar(20)", pyarrow.string(), [f"user-{one}" for one in range(4000)]),
-        ("char(36)", pyarrow.string(), [f"{one * 7919:032x}" for one in range(4000)]),
-        ("binary(16)", pyarrow.binary(), [(one * 7919).to_bytes(16) for one in range(4000)]),
+        ("bigint unsigned", pyarrow.decimal128(20, 0), [Decimal(2**63 + number) for number in range(4000)]),
+        ("varchar(20)", pyarrow.string(), [f"user-{number}" for number in range(4000)]),
+        ("char(36)", pyarrow.string(), [f"{number * 7919:032x}" for number in range(4000)]),
+        ("binary(16)", pyarrow.binary(), [(number * 7919).to_bytes(16) for number in range(4000)]),
         (
             "datetime",
             pyarrow.timestamp("us"),
-            [datetime.datetime(2026, 1, 1) + datetime.timedelta(seconds=one) for one in range(4000)],
+            [datetime.datetime(2026, 1, 1) + datetime.timedelta(seconds=number) for number in range(4000)],
         ),
-        ("date", pyarrow.date32(), [datetime.date.fromordinal(700000 + one) for one in range(4000)]),
+        ("date", pyarrow.date32(), [datetime.date.fromordinal(700000 + number) for number in range(4000)]),
     ],
 )
 def test_keys_of_every_type_spread_evenly(kind: str, arrow: pyarrow.DataType, values: list[Any]) -> None:
-    found = parts_of(target_of(kind), keys_of(values, arrow), Spread.KEYS, 8, divided=True)
-    counts = numpy.bincount(found, minlength=8)
+    parts = parts_of(target_of(kind), keys_of(values, arrow), Spread.KEYS, 8, divided=True)
+    counts = numpy.bincount(parts, minlength=8)
     assert counts.min() > 250, counts
     # A slice of a column has the parts that its rows have in the whole.
     sliced = parts_of(target_of(kind), keys_of(values, arrow).slice(100, 50), Spread.KEYS, 8, divided=True)
-    assert sliced.tolist() == found[100:150].tolist()
+    assert sliced.tolist() == parts[100:150].tolist()
 
 
 def test_rows_that_may_share_another_key_stay_together() -> None:
@@ -87,20 +87,20 @@ def test_rows_that_may_share_another_key_stay_together() -> None:
 
 
 def test_blob_round_trips() -> None:
-    one = changes("a", [(1, 0, "insert"), (2, 1, "insert"), (4, 0, "delete")])
+    comparison = changes("a", [(1, 0, "insert"), (2, 1, "insert"), (4, 0, "delete")])
     two = changes("b", [(2, 0, "insert"), (3, 0, "insert")])
-    runs = in_log_order([one, two])
+    runs = in_log_order([comparison, two])
     assert runs == [Run(0, 0, 1), Run(1, 0, 1), Run(0, 1, 1), Run(1, 1, 1), Run(0, 2, 1)]
-    found = list(changes_of(blob_of([one, two], runs)))
-    assert [(part.source.table, part.rows.column("_commit_version").to_pylist()) for part in found] == [
+    parts = list(changes_of(blob_of([comparison, two], runs)))
+    assert [(part.source.table, part.rows.column("_commit_version").to_pylist()) for part in parts] == [
         ("a", [1]),
         ("b", [2]),
         ("a", [2]),
         ("b", [3]),
         ("a", [4]),
     ]
-    assert found[0].target == one.target
-    assert next(changes_of(blob_of([one]))).rows.equals(one.rows)
+    assert parts[0].target == comparison.target
+    assert next(changes_of(blob_of([comparison]))).rows.equals(comparison.rows)
 
 
 def test_large_batch_is_cut_only_between_changes(monkeypatch: pytest.MonkeyPatch) -> None:

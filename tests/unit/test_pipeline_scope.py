@@ -43,7 +43,7 @@ def settings(*steps: dict[str, Any]) -> tuple[StepSettings, ...]:
 
 
 def made_by(steps: tuple[StepSettings, ...]) -> Target:
-    target = target_through([one.make() for one in steps], ORDERS)
+    target = target_through([step.make() for step in steps], ORDERS)
     assert target is not None
     return target
 
@@ -90,22 +90,24 @@ def removed(
 
     monkeypatch.setattr(SourceChunk, "rows", rows)
     monkeypatch.setattr(removal, "take_watermark", watermark)
-    told = pipeline(*steps)
-    target = made_by(told.steps)
+    pipeline_settings = pipeline(*steps)
+    target = made_by(pipeline_settings.steps)
     there = rows_of(target, range(100))
     there = there if types else there.select(target.primary_key)
     sink = cast(SinkSettings, RowsThere(there, keeps_types=types))
-    own = SourceTable(told.sources[0], ORDERS)
-    return list(removal.removals([own], Chunk(ORDERS.name), target=target, steps=told.steps, sink=sink))
+    own = SourceTable(pipeline_settings.sources[0], ORDERS)
+    return list(
+        removal.removals([own], Chunk(ORDERS.name), target=target, steps=pipeline_settings.steps, sink=sink)
+    )
 
 
 def ids_of(changes: list[Changes]) -> list[int]:
-    return [number for one in changes for number in one.rows.column("id").to_pylist()]
+    return [number for change in changes for number in change.rows.column("id").to_pylist()]
 
 
 def ids_of_shard(number: int, ids: range) -> list[int]:
     slots = pyarrow.array(shard_slots(rows_of(ORDERS, ids), ["id"])).to_numpy()
-    return [one for one, slot in zip(ids, slots, strict=True) if slot % 2 == number]
+    return [id_ for id_, slot in zip(ids, slots, strict=True) if slot % 2 == number]
 
 
 def test_removal_deletes_rows_missing_from_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,8 +133,8 @@ def test_removal_skips_a_target_that_keeps_deleted_rows(
 
 
 def test_removal_marks_rows_where_deletes_are_soft(monkeypatch: pytest.MonkeyPatch) -> None:
-    (made,) = removed(monkeypatch, {"soft_delete": {"at": "gone_at"}}, source=range(98))
-    rows = made.rows
+    (changes,) = removed(monkeypatch, {"soft_delete": {"at": "gone_at"}}, source=range(98))
+    rows = changes.rows
     assert rows.column("_change_type").to_pylist() == ["update_preimage", "update_postimage"] * 2
     assert rows.column("id").to_pylist() == [98, 98, 99, 99]
     assert rows.column("_deleted").to_pylist() == [0, 1, 0, 1]
@@ -148,7 +150,7 @@ def test_comparison_skips_the_rows_of_other_shards() -> None:
     source = SourceTable(pipeline().sources[0], ORDERS)
     table = ComparedTable(ORDERS, (source,), steps, sink, ("id",), slots=joint_slots(scopes))
     there = list(target_rows(Share(table, ())))
-    assert numpy.concatenate([one.column("id").to_numpy() for one in there]).tolist() == ids_of_shard(
+    assert numpy.concatenate([batch.column("id").to_numpy() for batch in there]).tolist() == ids_of_shard(
         0, range(100)
     )
 
@@ -169,8 +171,8 @@ def test_rows_without_a_distinguishing_column_are_not_removed(
         removed(monkeypatch, *steps)
     assert caught.value.hint is not None
     merge = _Merge(ORDERS)
-    told = settings(*steps)
-    merge.take_scope([one.make() for one in told], told, ORDERS)
+    pipeline_settings = settings(*steps)
+    merge.take_scope([step.make() for step in pipeline_settings], pipeline_settings, ORDERS)
     assert "cannot be told" in merge.why_open()
 
 
@@ -187,6 +189,6 @@ def test_rows_are_deleted_by_key_if_stored_values_may_have_another_type(
     changes = removed(monkeypatch, source=range(10, 100), types=False)
     assert ids_of(changes) == list(range(10))
     [deletes] = changes
-    others = [name for name in deletes.target.column_names if name not in deletes.target.primary_key]
-    assert others
-    assert all(deletes.rows.column(name).null_count == 10 for name in others)
+    other_columns = [name for name in deletes.target.column_names if name not in deletes.target.primary_key]
+    assert other_columns
+    assert all(deletes.rows.column(name).null_count == 10 for name in other_columns)

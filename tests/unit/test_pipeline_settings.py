@@ -97,9 +97,9 @@ def test_complete_file_is_parsed_as_written(tmp_path: Path) -> None:
     assert not source.tables.matches("shop", "tmp_1")
     assert settings.load.where_of("shop", "orders") == "created > '2026-01-01'"
     assert settings.load.where_of("shop", "others") is None
-    assert [one.verb for one in settings.steps] == ["filter", "mask", "dedupe", "python"]
+    assert [step.verb for step in settings.steps] == ["filter", "mask", "dedupe", "python"]
     # What a step does not say of rows that fail, the pipeline says.
-    assert [getattr(one.settings, "on_error", "-") for one in settings.steps] == [
+    assert [getattr(step.settings, "on_error", "-") for step in settings.steps] == [
         "dead_letter",
         "-",
         "-",
@@ -134,8 +134,8 @@ def test_servers_of_a_fleet_share_the_settings_of_source(tmp_path: Path) -> None
 
 
 def test_daemon_or_files_may_name_the_server_of_their_log(tmp_path: Path) -> None:
-    told = "{url: 'penstock://h:7070/shop', token: t, server: 'mysql://db1', user: u, password: p}"
-    (source,) = load(tmp_path, f"source: {told}\nsink: stdout").sources
+    source_text = "{url: 'penstock://h:7070/shop', token: t, server: 'mysql://db1', user: u, password: p}"
+    (source,) = load(tmp_path, f"source: {source_text}\nsink: stdout").sources
     assert source.name == "shop"
     assert source.options.daemon is not None
     assert source.options.daemon.token.reveal() == "t"
@@ -163,7 +163,7 @@ ${WHAT}: 1
 password: ${NOPE}
 """,
     )
-    for told in (
+    for problem in (
         "FILE:1: source.tabels: unknown; did you mean tables?",
         "FILE:3: steps[0].filtr: there is no step 'filtr'. Did you mean filter?",
         "FILE:4: steps[1].filter.where: filter: 'total >' is no SQL expression",
@@ -176,7 +176,7 @@ password: ${NOPE}
         "FILE:12: batch.bytes",
         "FILE:14: password: the environment has no variable NOPE",
     ):
-        assert told in message, f"{told}\n{message}"
+        assert problem in message, f"{problem}\n{message}"
 
 
 @pytest.mark.parametrize(
@@ -220,10 +220,10 @@ def test_secrets_are_resolved_where_the_pipeline_starts(
     steps: [{{mask: {{columns: {{email: hash}}, key_env: MASK_KEY}}}}]
     sink: {{mysql: {{url: "mysql://writer@db2", password_file: {tmp_path}/password}}}}
     """
-    told = pickle.dumps(load(tmp_path, text))
+    pickled = pickle.dumps(load(tmp_path, text))
     monkeypatch.delenv("MASK_KEY")
     (tmp_path / "password").unlink()
-    settings = pickle.loads(told)
+    settings = pickle.loads(pickled)
     assert len(settings.make_steps()) == 1
     assert settings.sink.settings.secret().reveal() == "sesame"
     assert settings.make_sink().kind == "mysql"
@@ -233,7 +233,7 @@ def test_pipeline_of_a_program_equals_that_of_a_file(tmp_path: Path) -> None:
     def enrich(batch: Any) -> Any:
         return batch
 
-    made = penstock.Pipeline(
+    pipeline = penstock.Pipeline(
         source=["mysql://repl@db1", {"url": "mysql://repl@db2", "name": "two"}],
         tables="shop.*",
         steps=["dedupe", {"filter": "id > 1"}, enrich],
@@ -241,13 +241,13 @@ def test_pipeline_of_a_program_equals_that_of_a_file(tmp_path: Path) -> None:
         load="none",
         folder=tmp_path,
     )
-    assert [one.name for one in made.settings.sources] == ["db1:3306", "two"]
-    assert [one.verb for one in made.settings.steps] == ["dedupe", "filter", "python"]
-    assert made.settings.state == f"sqlite://{tmp_path}/penstock-pipelines.db"
+    assert [source.name for source in pipeline.settings.sources] == ["db1:3306", "two"]
+    assert [step.verb for step in pipeline.settings.steps] == ["dedupe", "filter", "python"]
+    assert pipeline.settings.state == f"sqlite://{tmp_path}/penstock-pipelines.db"
     again = penstock.Pipeline(source="mysql://repl@db1", sink="stdout")
     other = penstock.Pipeline(source="mysql://repl@db3", sink="stdout")
     assert again.settings.name == penstock.Pipeline(source="mysql://repl@db1", sink="stdout").settings.name
-    assert len({made.settings.name, again.settings.name, other.settings.name}) == 3
+    assert len({pipeline.settings.name, again.settings.name, other.settings.name}) == 3
     with pytest.raises(OptionInvalid, match="2 problems"):
         penstock.Pipeline(source="mysql://repl@db1", sink="stdotu", laod="none")
     file = tmp_path / "shop.yaml"
@@ -270,8 +270,10 @@ def test_schema_contains_every_step_and_every_sink() -> None:
 def _references(value: Any) -> list[str]:
     if isinstance(value, dict):
         own = [value["$ref"]] if isinstance(value.get("$ref"), str) else []
-        return own + [found for inner in value.values() for found in _references(inner)]
-    return [found for inner in value for found in _references(inner)] if isinstance(value, list) else []
+        return own + [reference for inner in value.values() for reference in _references(inner)]
+    return (
+        [reference for inner in value for reference in _references(inner)] if isinstance(value, list) else []
+    )
 
 
 EXAMPLES = sorted((ROOT / "examples/pipelines").glob("*.yaml"))

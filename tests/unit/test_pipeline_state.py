@@ -50,14 +50,14 @@ def url(tmp_path: Path) -> str:
 
 def test_started_batch_is_visible_to_the_next_runner_until_it_completes(url: str) -> None:
     first = PipelineState.open(url, "lake")
-    standing = first.take()
-    standing = first.write(replace(standing, loads={"shop/d.t": TableLoad(chunks=2)}, planned=True))
+    progress = first.take()
+    progress = first.write(replace(progress, loads={"shop/d.t": TableLoad(chunks=2)}, planned=True))
     first.begin(RECORD)
     first.close()
     second = PipelineState.open(url, "lake")
-    standing = second.take()
-    assert second.begun(standing) == RECORD
-    done = second.write(standing.after(RECORD))
+    progress = second.take()
+    assert second.begun(progress) == RECORD
+    done = second.write(progress.after(RECORD))
     assert (done.number, done.offsets, done.loads["shop/d.t"].done) == (1, RECORD.end, 1)
     assert done.loading
     assert second.begun(done) is None
@@ -66,7 +66,7 @@ def test_started_batch_is_visible_to_the_next_runner_until_it_completes(url: str
 
 def test_only_the_lease_holder_writes_pipeline_state(url: str) -> None:
     first, other = PipelineState.open(url, "lake"), PipelineState.open(url, "lake")
-    standing = first.take()
+    progress = first.take()
     with pytest.raises(LeaseLost, match="run by"):
         other.take()
     with pytest.raises(LeaseLost):
@@ -76,7 +76,7 @@ def test_only_the_lease_holder_writes_pipeline_state(url: str) -> None:
     first.store.delete(first._lease.path)
     other.take()
     with pytest.raises(LeaseLost, match="taken"):
-        first.write(standing)
+        first.write(progress)
     other.begin(RECORD)
     with pytest.raises(LeaseLost, match="taken"):
         first.begin(replace(RECORD, parts=9))
@@ -88,10 +88,10 @@ def test_runner_notices_a_takeover_before_it_writes(url: str) -> None:
     first, other = PipelineState.open(url, "lake"), PipelineState.open(url, "lake")
     with pytest.raises(LeaseLost):
         first.confirm()
-    standing = first.take()
+    progress = first.take()
     first.confirm()
     first.begin(RECORD)
-    first.write(replace(standing, number=1))
+    first.write(replace(progress, number=1))
     first.confirm()
     assert not other.lost
     # It was paused for so long that its lease ran out.
@@ -120,15 +120,15 @@ def test_paused_runner_continues_unless_another_took_over(url: str) -> None:
         with closing(sqlite3.connect(url.removeprefix("sqlite://"))) as connection, connection:
             return connection.execute(statement).fetchall()
 
-    standing = first.take()
+    progress = first.take()
     # For twice as long as its lease lasts it gives no sign of life.
     ask("UPDATE sessions SET expires = expires - 2 * seconds")
-    standing = first.write(replace(standing, number=1))
+    progress = first.write(replace(progress, number=1))
     first.confirm()
     assert ask("SELECT count(*) FROM records WHERE session IS NOT NULL") == [(1,)], "it holds its lease"
     assert other.take().number == 1
     with pytest.raises(LeaseLost, match="taken"):
-        first.write(replace(standing, number=2))
+        first.write(replace(progress, number=2))
     other.close()
     first.store.close()
 
@@ -152,7 +152,7 @@ def test_completed_requests_do_not_accumulate(url: str, monkeypatch: pytest.Monk
     waiting = state.request_resnapshot("shop", TableName("d", "waiting"))
     for number in range(5):
         asked = state.request_resnapshot("shop", TableName("d", f"t{number}"), number=f"{9 - number}")
-        (wish,) = (one for one in state.requests() if one.number == asked)
+        (wish,) = (request for request in state.requests() if request.number == asked)
         state.note_request(wish, "done")
     kept = {wish.number: wish.table.table for wish in state.requests()}
     assert kept == {"5": "t4", "6": "t3", "7": "t2", waiting: "waiting"}
@@ -195,7 +195,7 @@ def test_resnapshots_are_requested_once_and_a_reset_forgets_them(url: str) -> No
         state.request_resnapshot("shop", TableName("d", "t"), "a > 1", number="ddl-1")
     (wish,) = state.requests()
     state.note_request(wish, "done")
-    assert [(one.where, one.state) for one in state.requests()] == [("a > 1", "done")]
+    assert [(request.where, request.state) for request in state.requests()] == [("a > 1", "done")]
     state.pause("upkeep")
     assert state.paused
     state.close()
@@ -248,9 +248,9 @@ def test_replayed_statement_requests_its_table_again(url: str) -> None:
         assert (known["shop/d.t"].logged, known["shop/d.t"].keys) == (None, None)
         assert known["other/d.t"].logged == known["other/d.t"].current.columns
         assert known["other/d.t"].keys is not None
-        standing = state.standing()
-        assert standing is not None
-        assert standing.offsets == {"shop": PLACE, "other": REACHED}
+        progress = state.standing()
+        assert progress is not None
+        assert progress.offsets == {"shop": PLACE, "other": REACHED}
 
 
 def test_keyless_tables_are_reloaded_by_a_mirror_that_rewinds(url: str) -> None:
@@ -270,9 +270,9 @@ def test_keyless_tables_are_reloaded_by_a_mirror_that_rewinds(url: str) -> None:
     ):
         state.rewind("shop", PLACE, seen, refuse)
     with closing(PipelineState.open(url, "lake")) as state:
-        standing = state.standing()
-        assert standing is not None
-        assert standing.offsets == {"shop": REACHED}
+        progress = state.standing()
+        assert progress is not None
+        assert progress.offsets == {"shop": REACHED}
         assert not state.requests()
         state.rewind("shop", PLACE, seen, lambda name: None)
         (wish,) = state.requests()
@@ -310,9 +310,9 @@ def test_second_reset_keeps_the_highest_versions_and_stays_paused(
             with pytest.raises(KeyboardInterrupt):
                 state.reset()
     with closing(PipelineState.open(url, "lake")) as state:
-        standing = state.take()
-        assert standing.earlier == {"shop": REACHED}
-        assert state.begun(standing) is None, "a batch of another generation is not run again"
+        progress = state.take()
+        assert progress.earlier == {"shop": REACHED}
+        assert state.begun(progress) is None, "a batch of another generation is not run again"
     with closing(PipelineState.open(url, "lake")) as state:
         state.reset()
         assert state.pause_message() == "the pipeline lake is paused: work on the source"

@@ -15,9 +15,9 @@ PORTS = 50
 
 
 def test_ports_are_assigned_once_and_only_from_the_server_range() -> None:
-    given = [ports.free_port() for _ in range(PORTS)]
-    assert len(set(given)) == PORTS
-    assert set(given) <= set(ports.candidates())
+    assigned = [ports.free_port() for _ in range(PORTS)]
+    assert len(set(assigned)) == PORTS
+    assert set(assigned) <= set(ports.candidates())
 
 
 def test_port_leaves_room_for_the_bus_port_of_a_redis_node() -> None:
@@ -31,9 +31,9 @@ def test_port_leaves_room_for_the_bus_port_of_a_redis_node() -> None:
 def test_ports_are_below_the_ephemeral_range_if_there_is_room(
     lower: int, first: int, last: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told = tmp_path / "range"
-    told.write_text(f"{lower}\t60999\n")
-    monkeypatch.setattr(ports, "EPHEMERAL_RANGE", told)
+    range_file = tmp_path / "range"
+    range_file.write_text(f"{lower}\t60999\n")
+    monkeypatch.setattr(ports, "EPHEMERAL_RANGE", range_file)
     assert (ports.candidates()[0], ports.candidates()[-1]) == (first, last)
 
 

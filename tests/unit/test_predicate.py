@@ -94,7 +94,7 @@ ROWS = pyarrow.record_batch(
 )
 def test_predicate_selects_the_matching_rows(text: str, rows: list[int]) -> None:
     passes = Predicate.compile(text).passes(ROWS)
-    assert [row for row, one in enumerate(passes, 1) if one] == rows
+    assert [row for row, selected in enumerate(passes, 1) if selected] == rows
 
 
 @pytest.mark.parametrize(

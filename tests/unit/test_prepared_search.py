@@ -69,13 +69,13 @@ def rows_from(source: FileSource, path: Path, start: int | None = None, **option
 def test_repeated_search_after_an_error_gives_the_same_positions(log: XaLog, tmp_path: Path) -> None:
     path = log.write(tmp_path / "mysql-bin.000001", [*log.before, log.prepare, *log.after[:2]])
     source, end = source_of(path), Position(0, path.name, path.stat().st_size)
-    found = source.find_prepared(XID, Position(0, path.name, group_start(path, log.after[1])))
-    assert found is not None
+    prepared = source.find_prepared(XID, Position(0, path.name, group_start(path, log.after[1])))
+    assert prepared is not None
     source.error = ConnectionLost("the connection was lost")
     with pytest.raises(ConnectionLost):
         source.find_prepared(XID, end)
     source.error = None
-    assert source.find_prepared(XID, end) == found
+    assert source.find_prepared(XID, end) == prepared
 
 
 @pytest.mark.parametrize("outcome", ["commit", "rollback"])
@@ -94,10 +94,10 @@ def test_rows_already_committed_or_rolled_back_are_not_committed_again(
 def test_repeated_search_at_one_position_reads_nothing(log: XaLog, tmp_path: Path) -> None:
     path = log.write(tmp_path / "mysql-bin.000001", [*log.before, log.prepare])
     source, end = source_of(path), Position(0, path.name, path.stat().st_size)
-    found = source.find_prepared(XID, end)
-    assert found is not None
+    prepared = source.find_prepared(XID, end)
+    assert prepared is not None
     for _ in range(2):
-        assert source.find_prepared(XID, end) == found
+        assert source.find_prepared(XID, end) == prepared
     assert source.opened == 1
 
 
@@ -122,10 +122,10 @@ def test_old_damage_does_not_stop_a_reader_that_starts_after_it(
     groups = [*log.before, [damage], log.prepare, log.commit, *log.after[:1]]
     path = log.write(tmp_path / "mysql-bin.000001", groups)
     whole = log.write(tmp_path / "whole.000001", [group for group in groups if group != [damage]])
-    found = rows_from(source_of(path), path, group_start(path, log.commit))
+    actual_rows = rows_from(source_of(path), path, group_start(path, log.commit))
     expected = rows_from(source_of(whole), whole, group_start(whole, log.commit))
-    assert [row["after"] for row in found] == [row["after"] for row in expected]
-    assert found
+    assert [row["after"] for row in actual_rows] == [row["after"] for row in expected]
+    assert actual_rows
 
 
 def test_whole_transactions_come_before_an_error_in_prepared_bytes(log: XaLog, tmp_path: Path) -> None:
@@ -136,12 +136,12 @@ def test_whole_transactions_come_before_an_error_in_prepared_bytes(log: XaLog, t
     source.error, source.opens_before_error = PositionPurged("the file was purged"), 1
     byte_range = ByteRange(0, path.name, start, None, True)
     batches = read_range(source, byte_range, emit="envelope", prepared_bytes_max=0)
-    found: list[Any] = []
+    actual_rows: list[Any] = []
     with pytest.raises(PositionPurged):
-        found.extend(row for batch in batches for row in pyarrow.record_batch(batch).to_pylist())
+        actual_rows.extend(row for batch in batches for row in pyarrow.record_batch(batch).to_pylist())
     expected = rows_from(source_of(whole), whole)
-    assert [row["_commit_version"] for row in found] == [row["_commit_version"] for row in expected]
-    assert found
+    assert [row["_commit_version"] for row in actual_rows] == [row["_commit_version"] for row in expected]
+    assert actual_rows
 
 
 @pytest.mark.parametrize("log", ["mysql-9.7-2"], indirect=True)
@@ -163,11 +163,11 @@ def test_compressed_transaction_at_the_end_of_its_file_is_read_in_large_pieces(
         tmp_path / "mysql-bin.000001", [*log.before, [gtid, compressed([begin, padding, *rows])]]
     )
     last = log.write(tmp_path / "mysql-bin.000002", [log.commit])
-    found = rows_from(source_of(first, last), last)
+    actual_rows = rows_from(source_of(first, last), last)
     plain = log.write(tmp_path / "plain.000001", [*log.before, log.prepare])
     expected = rows_from(
         source_of(plain, renamed := log.write(tmp_path / "plain.000002", [log.commit])), renamed
     )
-    assert [row["after"] for row in found] == [row["after"] for row in expected]
-    assert found
+    assert [row["after"] for row in actual_rows] == [row["after"] for row in expected]
+    assert actual_rows
     assert pieces[0] < 10

@@ -57,13 +57,13 @@ def subscription(**changes: Any) -> bytes:
     }
     for path, value in changes.items():
         *parents, last = path.split("__")
-        place = whole
+        parent_object = whole
         for parent in parents:
-            place = place[parent]
+            parent_object = parent_object[parent]
         if value is None:
-            place.pop(last)
+            parent_object.pop(last)
         else:
-            place[last] = value
+            parent_object[last] = value
     return json.dumps(whole).encode()
 
 
@@ -83,13 +83,13 @@ def framed(*events: bytes) -> pyarrow.LargeBinaryArray:
 
 
 def test_subscription_is_parsed_as_the_sdk_writes_it() -> None:
-    found = PtubesSubscription.parse(subscription())
-    assert (found.instance, found.task) == ("shop", "cache")
-    assert found.tables == (TableName("shop", "orders"), TableName("shop", "odd.name"))
-    assert (found.shard_count, found.shards) == (11, (0, 3))
-    assert (found.need_end, found.need_ddl) == (False, True)
-    assert found.codec == "PROTOCOL_BUFFER"
-    assert found.checkpoint == PtubesCheckpoint(
+    actual = PtubesSubscription.parse(subscription())
+    assert (actual.instance, actual.task) == ("shop", "cache")
+    assert actual.tables == (TableName("shop", "orders"), TableName("shop", "odd.name"))
+    assert (actual.shard_count, actual.shards) == (11, (0, 3))
+    assert (actual.need_end, actual.need_ddl) == (False, True)
+    assert actual.codec == "PROTOCOL_BUFFER"
+    assert actual.checkpoint == PtubesCheckpoint(
         CheckpointMode.NORMAL,
         "5c8e94a1-63a8-11ef-9f4e-0242ac110002",
         transaction_id=12,
@@ -103,8 +103,8 @@ def test_subscription_is_parsed_as_the_sdk_writes_it() -> None:
 
 
 def test_omitted_subscription_fields_have_the_servers_defaults() -> None:
-    found = PtubesSubscription.parse(subscription(needEndTransaction=None, needDDL=None))
-    assert (found.need_end, found.need_ddl) == (True, True)
+    actual = PtubesSubscription.parse(subscription(needEndTransaction=None, needDDL=None))
+    assert (actual.need_end, actual.need_ddl) == (True, True)
 
 
 @pytest.mark.parametrize(
@@ -159,10 +159,10 @@ def test_empty_envelope_is_its_message_type() -> None:
 
 
 def test_envelope_of_two_shards_is_encoded() -> None:
-    one, both = ShardMessages(), ShardMessages()
-    one.add(framed(b"AB"))
+    single, both = ShardMessages(), ShardMessages()
+    single.add(framed(b"AB"))
     both.add(framed(b"AB", b"C"))
-    assert envelope([(0, one), (300, both)], b"\x28\x03") == bytes.fromhex(
+    assert envelope([(0, single), (300, both)], b"\x28\x03") == bytes.fromhex(
         "1001"  # messageType PARTITIONEDMESSAGE
         "1a20"  # message: 32 bytes
         "0a0c 0800 1208"  # map entry of 12 bytes: key 0, an RdsMessage of 8 bytes
@@ -178,23 +178,23 @@ def test_sizes_are_computed_without_encoding_for_any_length() -> None:
     lengths = [0, 1, 127, 128, 129, 16_383, 16_384, 16_385, 2_097_151, 2_097_152]
     messages = ShardMessages()
     messages.add(framed(*(b"x" * length for length in lengths)))
-    found = RdsEnvelope.FromString(envelope([(4, messages)], None))
-    (message,) = RdsPartitionedMessage.FromString(found.message).partitionMessages.values()
+    actual = RdsEnvelope.FromString(envelope([(4, messages)], None))
+    (message,) = RdsPartitionedMessage.FromString(actual.message).partitionMessages.values()
     assert message.messageSize == sum(lengths)
-    assert [len(one) for one in message.messages] == lengths
+    assert [len(this_message) for this_message in message.messages] == lengths
 
 
 def test_slice_of_a_column_sends_only_its_rows() -> None:
     values = framed(b"first", b"second", b"third", b"fourth").slice(1, 2)
     messages = ShardMessages()
     messages.add(values)
-    found = RdsEnvelope.FromString(envelope([(1, messages)], None))
-    (message,) = RdsPartitionedMessage.FromString(found.message).partitionMessages.values()
+    actual = RdsEnvelope.FromString(envelope([(1, messages)], None))
+    (message,) = RdsPartitionedMessage.FromString(actual.message).partitionMessages.values()
     assert list(message.messages) == [b"second", b"third"]
 
 
 def test_checkpoint_round_trips_through_the_protobuf_library() -> None:
-    ours = PtubesCheckpoint(
+    checkpoint = PtubesCheckpoint(
         uuid="5c8e94a1-63a8-11ef-9f4e-0242ac110002",
         transaction_id=1 << 40,
         event_index=-1,
@@ -204,8 +204,8 @@ def test_checkpoint_round_trips_through_the_protobuf_library() -> None:
         timestamp=1_700_000_000_123,
         version_ts=7,
     )
-    theirs = Checkpoint(
-        uuid=ours.uuid,
+    message = Checkpoint(
+        uuid=checkpoint.uuid,
         transactionId=1 << 40,
         eventIndex=-1,
         serverId=-5,
@@ -214,8 +214,8 @@ def test_checkpoint_round_trips_through_the_protobuf_library() -> None:
         timestamp=1_700_000_000_123,
         versionTs=7,
     )
-    assert ours.encode() == theirs.SerializeToString(deterministic=True)
-    assert PtubesCheckpoint.decode(theirs.SerializeToString()) == ours
+    assert checkpoint.encode() == message.SerializeToString(deterministic=True)
+    assert PtubesCheckpoint.decode(message.SerializeToString()) == checkpoint
 
 
 def test_checkpoint_of_an_event_is_parsed_at_any_field_position() -> None:
@@ -231,9 +231,9 @@ def test_checkpoint_of_an_event_is_parsed_at_any_field_position() -> None:
 
 
 def test_error_is_an_envelope_with_a_code() -> None:
-    found = RdsEnvelope.FromString(error_envelope(3, "purged"))
-    assert (found.messageType, found.error_code, found.error_message) == (ERROR, 3, "purged")
-    assert found.messageType != PARTITIONED
+    envelope = RdsEnvelope.FromString(error_envelope(3, "purged"))
+    assert (envelope.messageType, envelope.error_code, envelope.error_message) == (ERROR, 3, "purged")
+    assert envelope.messageType != PARTITIONED
 
 
 # --- Shards ---------------------------------------------------------------------------------
@@ -260,8 +260,8 @@ def test_error_is_an_envelope_with_a_code() -> None:
 )
 def test_shard_of_a_single_column_key_is_computed(key: object, kind: Any, slot: int, shard: int) -> None:
     batch = pyarrow.record_batch({"id": pyarrow.array([key], kind)})
-    (found,) = pyarrow.array(shard_slots(batch, ["id"])).to_pylist()
-    assert (found, found % 11) == (slot, shard)
+    (actual_rows,) = pyarrow.array(shard_slots(batch, ["id"])).to_pylist()
+    assert (actual_rows, actual_rows % 11) == (slot, shard)
 
 
 def test_shard_of_a_two_column_key_is_computed() -> None:

@@ -99,16 +99,16 @@ def test_loss_before_the_first_transaction_of_a_cut_range_locates_it_again(large
     data = large.read_bytes()
     expected = rows_of(CutSource(large, ()), large)
     transactions = rows_of(CutSource(large, ()), large, emit="transactions")
-    middle = next(one["offset"] for one in transactions if one["rows"] > 1) + 70
-    later = {one["commit_version"] for one in transactions if one["offset"] > middle}
+    middle = next(transaction["offset"] for transaction in transactions if transaction["rows"] > 1) + 70
+    later = {transaction["commit_version"] for transaction in transactions if transaction["offset"] > middle}
     byte_range = ByteRange(0, large.name, middle, None, False)
     for cut in each(range(middle, min(middle + 900, len(data)), 37), least=10):
-        found = [
+        actual_rows = [
             row
             for batch in read_range(CutSource(large, (cut,)), byte_range, **EAGER)
             for row in pyarrow.record_batch(batch).to_pylist()
         ]
-        assert found == [row for row in expected if row["_commit_version"] in later], cut
+        assert actual_rows == [row for row in expected if row["_commit_version"] in later], cut
 
 
 @pytest.mark.parametrize("large", ["mysql-9.7-4"], indirect=True)
@@ -121,11 +121,11 @@ def test_live_range_ends_after_a_payload(
     path = tmp_path / "mysql-bin.000002"
     path.write_bytes(assemble(parts[: last + 1]))
     byte_range = ByteRange(0, path.name, 4, path.stat().st_size, True)
-    found, expected = (
+    actual_rows, expected = (
         [pyarrow.record_batch(batch).to_pylist() for batch in read_range(source, byte_range, emit="envelope")]
         for source in (LiveSource(path), FileSource(SourceOptions.parse(str(path))))
     )
-    assert [len(rows) for rows in found] == [len(rows) for rows in expected] != []
+    assert [len(rows) for rows in actual_rows] == [len(rows) for rows in expected] != []
 
 
 class DeadSource(CutSource):
@@ -153,7 +153,7 @@ def test_whole_transactions_precede_the_error_of_their_source(large: Path, again
         batches = read_range(DeadSource(large, cuts), byte_range)
         with pytest.raises(ConnectionLost):
             read.extend(row for batch in batches for row in pyarrow.record_batch(batch).to_pylist())
-        before = {one["commit_version"] for one in transactions[:number]}
+        before = {transaction["commit_version"] for transaction in transactions[:number]}
         wanted = [row["_commit_version"] for row in whole if row["_commit_version"] in before]
         assert sorted(row["_commit_version"] for row in read) == sorted(wanted), number
 
@@ -176,13 +176,17 @@ class RewrittenSource(CutSource):
 @pytest.mark.parametrize("large", ["mysql-9.7-2", "mariadb-10.11-2"], indirect=True)
 def test_partly_read_transaction_lost_by_its_server_is_reported(large: Path) -> None:
     transactions = rows_of(CutSource(large, ()), large, emit="transactions")
-    number, lost = next((at, one) for at, one in enumerate(transactions) if one["rows"] > 10)
+    number, lost = next(
+        (at, transaction) for at, transaction in enumerate(transactions) if transaction["rows"] > 10
+    )
     later = transactions[number + 1 :]
     ignorable = Event(0, 28, 1, 0, 0x80, b"padding")
-    rest = [ignorable, *(one for one in events(large.read_bytes()) if one.offset >= later[0]["offset"])]
+    rest = [ignorable, *(event for event in events(large.read_bytes()) if event.offset >= later[0]["offset"])]
     with pytest.raises(TransactionRolledBack, match="no longer in the log") as caught:
         rows_of(RewrittenSource(large, lost["end_offset"] - 40, rest), large)
     assert caught.value.position == f"{large.name}:{lost['offset'] + ignorable.size}"
     # What ends before any of it was handed out is no loss.
     rows = rows_of(RewrittenSource(large, lost["offset"], rest), large, emit="transactions")
-    assert [one["gtid"] for one in rows] == [one["gtid"] for one in (*transactions[:number], *later)]
+    assert [row["gtid"] for row in rows] == [
+        transaction["gtid"] for transaction in (*transactions[:number], *later)
+    ]

@@ -20,9 +20,9 @@ ORDERS = target_of({"id": "bigint"})
 
 
 def batch_of(number: int, *ids: int, token: int = 1) -> ChangeBatch:
-    rows = changes_of(ORDERS, *(insert(one, id=one) for one in ids)).rows
-    place = Place(Position(0, "binlog.000001", 4 + max(ids)))
-    return ChangeBatch(str(ORDERS.name), rows, place, lambda: None, token=token, number=number)
+    rows = changes_of(ORDERS, *(insert(id_, id=id_) for id_ in ids)).rows
+    position = Place(Position(0, "binlog.000001", 4 + max(ids)))
+    return ChangeBatch(str(ORDERS.name), rows, position, lambda: None, token=token, number=number)
 
 
 @pytest.mark.parametrize(
@@ -68,9 +68,9 @@ def test_changes_after_a_lost_write_are_written_too(
     for batch in later:
         line._handle_batch(batch)
         left.pop(0)
-    found = [
-        one
+    actual_rows = [
+        row
         for file in sorted((tmp_path / "feed").rglob("*.parquet"))
-        for one in parquet.read_table(file).column("id").to_pylist()
+        for row in parquet.read_table(file).column("id").to_pylist()
     ]
-    assert set(found) == {1, 2}
+    assert set(actual_rows) == {1, 2}

@@ -125,7 +125,7 @@ def test_statements_of_other_tables_hide_nothing() -> None:
     )
 
 
-def told(name: TableName, logged: Sequence[LoggedStatement]) -> object:
+def rewound(name: TableName, logged: Sequence[LoggedStatement]) -> object:
     """Return all that a settler asks of statements about a table."""
     names = names_after(name, logged, SPELLING)
     touched = [statement for statement in logged if touches(statement, names, SPELLING)]
@@ -160,7 +160,7 @@ def test_filtered_statements_rewind_a_table_as_all_statements_do(texts: list[str
     of_table = statements_by_table(logged, SPELLING)
     for table in ("t", "u", "v", "w", "x"):
         name = TableName("shop", table)
-        assert told(name, of_table(name)) == told(name, logged)
+        assert rewound(name, of_table(name)) == rewound(name, logged)
 
 
 def test_statements_about_other_tables_do_not_concern_the_table() -> None:

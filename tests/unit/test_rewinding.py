@@ -20,9 +20,11 @@ LOG = Path(__file__).parents[2] / "native/kernel/tests/logs/mysql-9.7-2.binlog"
 
 @pytest.fixture(scope="module")
 def transactions() -> list[dict[str, Any]]:
-    found = [row for batch in read_binlog(LOG, emit="transactions") for row in batch.to_arrow().to_pylist()]
-    assert len(found) > 4
-    return found
+    actual_rows = [
+        row for batch in read_binlog(LOG, emit="transactions") for row in batch.to_arrow().to_pylist()
+    ]
+    assert len(actual_rows) > 4
+    return actual_rows
 
 
 @pytest.fixture
@@ -39,12 +41,12 @@ def test_pipeline_rewinds_to_the_start_or_end_of_a_transaction(
 ) -> None:
     stands = reached(transactions[-1])
     for row in transactions:
-        for place in (row["offset"], row["end_offset"]):
-            found = earlier_offset(source, stands, parse_bound(f"{row['file']}:{place}"))
-            offset = Offset.from_json(found.offset)
-            assert offset.position.offset == place
+        for position in (row["offset"], row["end_offset"]):
+            actual = earlier_offset(source, stands, parse_bound(f"{row['file']}:{position}"))
+            offset = Offset.from_json(actual.offset)
+            assert offset.position.offset == position
             assert offset.fingerprint
-            assert found.bytes == stands["offset"] - place
+            assert actual.bytes == stands["offset"] - position
     with pytest.raises(PositionInvalid, match="no transaction begins at"):
         earlier_offset(source, stands, parse_bound(f"{stands['file']}:{transactions[1]['offset'] + 1}"))
 
@@ -58,8 +60,8 @@ def test_position_that_the_pipeline_has_not_reached_is_refused(
         with pytest.raises(OptionInvalid, match="has not reached"):
             earlier_offset(source, stands, wanted)
     # A time to come is where it is now.
-    found = earlier_offset(source, stands, parse_bound("2999-01-01"))
-    assert found.position.offset == stands["offset"]
+    offset = earlier_offset(source, stands, parse_bound("2999-01-01"))
+    assert offset.position.offset == stands["offset"]
 
 
 def test_pipeline_rewinds_by_gtid_set_and_by_time(
@@ -68,8 +70,8 @@ def test_pipeline_rewinds_by_gtid_set_and_by_time(
     first, last = (row["gtid"].rpartition(":") for row in (transactions[0], transactions[-1]))
     stands = reached(transactions[-1], f"{last[0]}:1-{last[2]}")
     wanted = f"{first[0]}:1-{first[2]}"
-    found = Offset.from_json(earlier_offset(source, stands, Bound(gtid_set=wanted)).offset)
-    assert (found.by_set, found.gtid_set) == (True, wanted)
-    assert found.position.offset <= transactions[0]["end_offset"]
+    offset = Offset.from_json(earlier_offset(source, stands, Bound(gtid_set=wanted)).offset)
+    assert (offset.by_set, offset.gtid_set) == (True, wanted)
+    assert offset.position.offset <= transactions[0]["end_offset"]
     begin = earlier_offset(source, stands, parse_bound("2001-01-01"))
     assert begin.position.offset == transactions[0]["offset"]

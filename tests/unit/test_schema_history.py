@@ -20,7 +20,7 @@ def at(offset: int) -> Position:
 
 def columns(history: SchemaHistory, table: str, position: Position | None = None) -> list[str] | None:
     schema = history.schema("shop", table, position)
-    return [f"{one.name} {one.type_text}" for one in schema.columns] if schema else None
+    return [f"{column.name} {column.type_text}" for column in schema.columns] if schema else None
 
 
 def followed(*statements: str) -> SchemaHistory:

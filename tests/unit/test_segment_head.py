@@ -67,8 +67,8 @@ def test_head_round_trips_its_fields(log: Path) -> None:
 
 
 def test_head_of_a_log_without_checksums_has_no_checksum() -> None:
-    found = next(events(SMALL_LOGS[-1].read_bytes()))
-    description = replace(found, body=found.body[:-1] + b"\x00").encode()
+    log_events = next(events(SMALL_LOGS[-1].read_bytes()))
+    description = replace(log_events, body=log_events.body[:-1] + b"\x00").encode()
     head = segment_head(description, FILE, 4, "", "mysql", 1, 2)
     assert read_segment_head(head)[:4] == (len(head), FILE, 4, "")
     assert len(head) == 4 + len(description) + (19 + 8 + len(FILE)) + (19 + 8)
@@ -110,12 +110,12 @@ def test_decoder_reads_a_segment_as_a_file(log: Path) -> None:
 def test_segment_is_not_split_because_no_event_can_be_located_from_its_middle(tmp_path: Path) -> None:
     content = SMALL_LOGS[-1].read_bytes()
     part = cut(content).parts[0]
-    found = list(events(content))
-    long = replace(found[1], code=ROWS_QUERY, body=bytes(20 << 20))
+    log_events = list(events(content))
+    long = replace(log_events[1], code=ROWS_QUERY, body=bytes(20 << 20))
     head = segment_head(part.format_description, FILE, part.offset, "", "mysql", 1, 2)
     for name, start, splits in (("plain-bin.000001", content[: part.offset], True), (FILE, head, False)):
         path = tmp_path / name
-        path.write_bytes(start + assemble([long, *found[1:]], part.offset))
+        path.write_bytes(start + assemble([long, *log_events[1:]], part.offset))
         source = open_source(SourceOptions.parse(path))
         assert (len(source.split(ranges_min=2)) > 1) == splits
         # One that is too short to be split is not looked at.

@@ -25,7 +25,7 @@ def refusal(tmp_path: Path, text: str, **environment: str) -> str:
 def test_smallest_file_is_an_instance_and_its_source(tmp_path: Path) -> None:
     settings = load(tmp_path, SMALLEST)
     assert (settings.listen.host, settings.listen.port) == ("127.0.0.1", 7070)
-    assert [str(one) for one in settings.instances["shop"].addresses()] == ["mysql://repl@db1:3306"]
+    assert [str(address) for address in settings.instances["shop"].addresses()] == ["mysql://repl@db1:3306"]
     assert settings.log_of("shop").folder == Path("penstock-log/shop")
     assert settings.log_of("shop").retention.age == 24 * 3600
 
@@ -63,16 +63,16 @@ def test_further_servers_share_account_password_and_tls(tmp_path: Path, shop_pas
         server_id: 4242
     """
     servers = load(tmp_path, text).instances["shop"].addresses()
-    assert [(one.host, one.port, one.user) for one in servers] == [
+    assert [(server.host, server.port, server.user) for server in servers] == [
         ("db1", 3307, "repl"),
         ("db2", 3307, "repl"),
         ("db3", 3309, "repl"),
         ("::1", 3310, "repl"),
         ("db4", 3306, "other"),
     ]
-    assert {one.password.reveal() for one in servers} == {shop_password}
-    assert {one.server_id for one in servers} == {4242}
-    assert [one.tls.mode for one in servers[:4]] == ["required"] * 4
+    assert {server.password.reveal() for server in servers} == {shop_password}
+    assert {server.server_id for server in servers} == {4242}
+    assert [server.tls.mode for server in servers[:4]] == ["required"] * 4
 
 
 def test_every_problem_is_reported_at_once_with_its_line_and_a_suggestion(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_every_problem_is_reported_at_once_with_its_line_and_a_suggestion(tmp_pa
             ]
         ),
     )
-    for line, place, what in [
+    for line, key, what in [
         (1, "listen.insecure", "token"),
         (1, "listen.tls.cert", "cannot be read"),
         (2, "log.fsync", "'never'"),
@@ -104,9 +104,9 @@ def test_every_problem_is_reported_at_once_with_its_line_and_a_suggestion(tmp_pa
         (9, "instances.stock.tables", "'orders'"),
         (10, "instances.../up", "is no name"),
     ]:
-        told = [text for text in message.splitlines() if f"penstock.yaml:{line}: {place}: " in text]
-        assert len(told) == 1, (place, message)
-        assert what in told[0]
+        problem_lines = [text for text in message.splitlines() if f"penstock.yaml:{line}: {key}: " in text]
+        assert len(problem_lines) == 1, (key, message)
+        assert what in problem_lines[0]
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,9 @@ def test_settings_print_no_secret(tmp_path: Path, shop_password: str) -> None:
       store: {{source: mysql://repl@db1, password_env: SHOP_PASSWORD}}
     """
     settings = load(tmp_path, text)
-    assert {one.addresses()[0].password.reveal() for one in settings.instances.values()} == {shop_password}
+    assert {instance.addresses()[0].password.reveal() for instance in settings.instances.values()} == {
+        shop_password
+    }
     assert shop_password not in f"{settings!r} {settings}"
     for broken in ("server_id: none", "source: 'mysql://a:sesame-42@db1/database'", "password: [sesame-42]"):
         message = refusal(tmp_path, f"instances: {{shop: {{source: mysql://repl@db1, {broken}}}}}")
@@ -275,7 +277,7 @@ def test_every_problem_of_an_account_is_reported(tmp_path: Path) -> None:
             ]
         ),
     )
-    for line, place, what in [
+    for line, key, what in [
         (2, "access[0].password_env", "nothing tells who this is"),
         (3, "access[1].password_env", "go together"),
         (4, "access[2].token_env", "is enough"),
@@ -283,9 +285,9 @@ def test_every_problem_of_an_account_is_reported(tmp_path: Path) -> None:
         (5, "access[3].requests_max", "1"),
         (6, "access[4].tables", "'orders'"),
     ]:
-        told = [text for text in message.splitlines() if f"penstock.yaml:{line}: {place}: " in text]
-        assert len(told) == 1, (place, message)
-        assert what in told[0]
+        problem_lines = [text for text in message.splitlines() if f"penstock.yaml:{line}: {key}: " in text]
+        assert len(problem_lines) == 1, (key, message)
+        assert what in problem_lines[0]
 
 
 @pytest.mark.parametrize("what", ["name: a, token: b", "name: b, token: a", "name: c, user: u, password: x"])
@@ -295,7 +297,7 @@ def test_two_accounts_are_distinguished(tmp_path: Path, what: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("written", "meant"),
+    ("written", "expected_url"),
     [
         (None, "sqlite://{logs}/coordination.db"),
         ("sqlite:///var/lib/own.db", "sqlite:///var/lib/own.db"),
@@ -308,14 +310,14 @@ def test_two_accounts_are_distinguished(tmp_path: Path, what: str) -> None:
     ],
 )
 def test_coordination_store_has_a_default_location(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str | None, meant: str | None
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str | None, expected_url: str | None
 ) -> None:
     monkeypatch.chdir(tmp_path)
     text = f"log: {{folder: logs}}\n{SMALLEST}\ncoordination: {written or 'null'}"
-    if meant is None:
+    if expected_url is None:
         assert "coordination: write sqlite:///" in refusal(tmp_path, text)
     else:
-        expected = meant.format(logs=tmp_path / "logs", here=tmp_path)
+        expected = expected_url.format(logs=tmp_path / "logs", here=tmp_path)
         assert load(tmp_path, text).coordination_url() == expected
 
 

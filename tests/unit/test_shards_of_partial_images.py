@@ -43,8 +43,8 @@ def messages(folder: Path, code: int, body: bytes, **selected: Any) -> list[dict
     whole = ByteRange(0, file.name, 4, None, aligned=True)
     selection = Selection(TablePatterns(NOTES, None), **selected)
     batches = read_range(source, whole, selection, load_schemas(None), emit="messages", dialect="debezium")
-    found = [row for batch in batches for row in batch.to_arrow().to_pylist()]
-    return [row for row in found if row["kind"] <= 2]
+    actual_rows = [row for batch in batches for row in batch.to_arrow().to_pylist()]
+    return [row for row in actual_rows if row["kind"] <= 2]
 
 
 def test_row_without_its_shard_column_is_refused_by_name(tmp_path: Path) -> None:
@@ -60,9 +60,9 @@ def test_null_in_the_shard_column_is_a_value(tmp_path: Path) -> None:
 
 def test_delete_half_of_a_move_has_the_slot_of_an_absent_shard_column(tmp_path: Path) -> None:
     by_note: dict[str, Any] = {"shard_columns": (("*.*", ("note",)),), "columns": ("id",)}
-    one, two = (b"\x00" + bytes([number, 0, 0, 0]) + note(text) for number, text in ((1, b"a"), (2, b"b")))
-    inserts = [messages(tmp_path, WRITE_ROWS, BOTH + image, **by_note)[0] for image in (one, two)]
-    update = messages(tmp_path, UPDATE_ROWS, BOTH + BOTH + one + two, **by_note)
+    first, two = (b"\x00" + bytes([number, 0, 0, 0]) + note(text) for number, text in ((1, b"a"), (2, b"b")))
+    inserts = [messages(tmp_path, WRITE_ROWS, BOTH + image, **by_note)[0] for image in (first, two)]
+    update = messages(tmp_path, UPDATE_ROWS, BOTH + BOTH + first + two, **by_note)
     assert [row["slot"] for row in update] == [row["slot"] for row in inserts]
     assert len({row["slot"] for row in update}) == 2
 

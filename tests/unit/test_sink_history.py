@@ -24,22 +24,22 @@ class Lake:
     """Batches into a folder, and what stands in a table of it afterwards."""
 
     def __init__(self, path: Path, mode: str = "history") -> None:
-        told = {"path": str(path), "mode": mode}
-        self.sink: Sink = make_sink("delta", settings_of("delta").model_validate(told))
+        options = {"path": str(path), "mode": mode}
+        self.sink: Sink = make_sink("delta", settings_of("delta").model_validate(options))
         self.path = path
 
     def batch(self, number: int, *steps: Step, generation: str = "g", loads: bool = False) -> Receipt:
         """Write changes in one part; a target and a version tell that the table was emptied there."""
         mark = BatchMark("shop", generation, number, loads)
-        for one in steps:
-            self.sink.prepare(one[0] if isinstance(one, tuple) else one.target, Evolution.EVOLVE)
+        for step in steps:
+            self.sink.prepare(step[0] if isinstance(step, tuple) else step.target, Evolution.EVOLVE)
         writer = self.sink.open(mark, 0)
         try:
-            for one in steps:
-                if isinstance(one, tuple):
-                    writer.empty(*one)
+            for step in steps:
+                if isinstance(step, tuple):
+                    writer.empty(*step)
                 else:
-                    writer.write(one)
+                    writer.write(step)
             receipt = writer.finish()
         except BaseException:
             writer.abort()
@@ -51,8 +51,10 @@ class Lake:
         return list(deltalake.DeltaTable(str(self.path / "shop/orders")).to_pyarrow_table().to_pylist())
 
     def periods(self) -> list[Period]:
-        found = [(row["note"], row["_valid_from_version"], row["_valid_to_version"]) for row in self.rows()]
-        return sorted(found, key=lambda one: (one[1], str(one[0])))
+        actual_rows = [
+            (row["note"], row["_valid_from_version"], row["_valid_to_version"]) for row in self.rows()
+        ]
+        return sorted(actual_rows, key=lambda period: (period[1], str(period[0])))
 
 
 @pytest.fixture
@@ -60,12 +62,12 @@ def lake(tmp_path: Path) -> Lake:
     return Lake(tmp_path)
 
 
-def log(*made: list[Made]) -> Changes:
-    return changes_of(ORDERS, *made)
+def log(*groups: list[Made]) -> Changes:
+    return changes_of(ORDERS, *groups)
 
 
-def load(*made: list[Made]) -> Changes:
-    return changes_of(ORDERS, *made, origin=Origin.LOAD)
+def load(*groups: list[Made]) -> Changes:
+    return changes_of(ORDERS, *groups, origin=Origin.LOAD)
 
 
 def change(version: int, before: str, after: str, key: int = 1) -> list[Made]:
@@ -169,8 +171,8 @@ def test_added_columns_are_null_in_earlier_rows(lake: Lake) -> None:
     wider = target_of({"id": "bigint", "note": "varchar(40)", "more": "int"})
     lake.batch(1, log(insert(1, id=1, note="a"), insert(1, 1, id=2, note="b")))
     lake.batch(2, changes_of(wider, update(2, {"id": 1, "note": "a"}, {"id": 1, "note": "a", "more": 7})))
-    found = [(row["id"], row["more"], row["_valid_to_version"]) for row in lake.rows()]
-    assert sorted(found, key=str) == [(1, 7, None), (1, None, 2), (2, None, None)]
+    actual_rows = [(row["id"], row["more"], row["_valid_to_version"]) for row in lake.rows()]
+    assert sorted(actual_rows, key=str) == [(1, 7, None), (1, None, 2), (2, None, None)]
 
 
 @pytest.mark.parametrize(
@@ -219,8 +221,8 @@ def test_feed_keeps_each_change_of_each_batch_once(tmp_path: Path) -> None:
     for number, steps in enumerate(batches, 1):
         receipts = [lake.batch(number, *steps) for _ in range(2)]
         lake.sink.commit(BatchMark("shop", "g", number), receipts[:1])
-    found = [(row["_commit_version"], row["_change_type"], row["note"]) for row in lake.rows()]
-    assert sorted(found) == [
+    actual_rows = [(row["_commit_version"], row["_change_type"], row["note"]) for row in lake.rows()]
+    assert sorted(actual_rows) == [
         (1, "insert", "a"),
         (2, "update_postimage", "b"),
         (2, "update_preimage", "a"),
@@ -255,9 +257,9 @@ def test_unresponsive_catalog_is_retried_and_its_password_is_hidden(
     catalog: dict[str, str], tmp_path: Path
 ) -> None:
     sink = make_sink("iceberg", settings_of("iceberg").model_validate({"catalog": catalog}))
-    found = sink.check()
-    assert [one.fatal for one in found] == [True]
-    assert "sEcReT" not in repr(found)
+    findings = sink.check()
+    assert [finding.fatal for finding in findings] == [True]
+    assert "sEcReT" not in repr(findings)
     with pytest.raises(ConnectionLost):
         sink.prepare(ORDERS, Evolution.EVOLVE)
 
@@ -268,8 +270,8 @@ def test_added_column_may_belong_to_the_key(mode: str, tmp_path: Path) -> None:
     lake = Lake(tmp_path, mode)
     lake.batch(1, log(insert(1, id=1, note="a")))
     lake.batch(2, changes_of(wider, insert(2, id=1, shard=1, note="b")))
-    found = [(row["id"], row["shard"], row["note"]) for row in lake.rows()]
-    assert sorted(found, key=str) == [(1, 1, "b"), (1, None, "a")]
+    actual_rows = [(row["id"], row["shard"], row["note"]) for row in lake.rows()]
+    assert sorted(actual_rows, key=str) == [(1, 1, "b"), (1, None, "a")]
 
 
 def test_time_of_day_without_a_date_is_not_a_key(tmp_path: Path) -> None:

@@ -131,15 +131,15 @@ def test_compaction_equals_applying_each_change(seed: int) -> None:
             images.empty(version)
             continue
         if key not in state:
-            made = insert(version, id=key, note=note)
+            change = insert(version, id=key, note=note)
             state[key] = note
         elif chance.random() < 0.3:
-            made = delete(version, id=key, note=state.pop(key))
+            change = delete(version, id=key, note=state.pop(key))
         else:
             moved = chance.choice([key, *(set(range(40)) - set(state))])
-            made = update(version, {"id": key, "note": state.pop(key)}, {"id": moved, "note": note})
+            change = update(version, {"id": key, "note": state.pop(key)}, {"id": moved, "note": note})
             state[moved] = note
-        images.add(changes_of(ORDERS, made))
+        images.add(changes_of(ORDERS, change))
     rows = images.rows()
     left = {row["id"]: row["note"] for row in rows.to_pylist() if row["_change_type"] in PUTS}
     assert left == state

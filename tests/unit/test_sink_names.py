@@ -18,8 +18,8 @@ def table(name: str, database: str = "shop") -> Target:
     return Target(TableName(database, name), (Column("id", "int", None, False),), ("id",))
 
 
-def redis(**told: Any) -> Sink:
-    return make_sink("redis", settings_of("redis").model_validate(told))
+def redis(**options: Any) -> Sink:
+    return make_sink("redis", settings_of("redis").model_validate(options))
 
 
 def test_keys_that_two_tables_could_share_are_refused() -> None:

@@ -47,10 +47,10 @@ def texts(template: str) -> list[str | None]:
     schema = pyarrow.schema(_native.arrow_schema(TARGET.declared))
     system = {"_change_type": "insert", "_commit_version": 9, "_commit_timestamp": 0, "_metadata": METADATA}
     rows = pyarrow.RecordBatch.from_pylist([row | system for row in ROWS], schema=schema)
-    found: list[str | None] = (
+    actual_rows: list[str | None] = (
         Template(template, TARGET).texts(Changes(TARGET, rows, TableName("log", "orders_1"))).to_pylist()
     )
-    return found
+    return actual_rows
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_pattern_covers_every_rendered_text() -> None:
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "meet"),
+    ("left", "right", "meet"),
     [
         ("order:{id}", "order:{id}", True),
         ("order:{id}", "order:lines:{id}", True),
@@ -118,8 +118,8 @@ def test_pattern_covers_every_rendered_text() -> None:
         ("fixed", "fixe", False),
     ],
 )
-def test_templates_overlap_if_both_can_render_the_same_text(one: str, other: str, meet: bool) -> None:
-    first, second = Template(one, TARGET), Template(other, TARGET)
+def test_templates_overlap_if_both_can_render_the_same_text(left: str, right: str, meet: bool) -> None:
+    first, second = Template(left, TARGET), Template(right, TARGET)
     assert first.may_equal(second) is meet
     assert second.may_equal(first) is meet
 
@@ -129,9 +129,9 @@ def test_vector_is_a_list_of_numbers() -> None:
     for mariadb in (False, True):
         schema = pyarrow.schema(_native.arrow_schema([column], mariadb=mariadb))
         values = pyarrow.array([[1.0, -0.5, 1e10], None], schema.field("v").type)
-        made = pyarrow.array(
+        array = pyarrow.array(
             _native.column_texts(pyarrow.record_batch({"v": values}), column, mariadb=mariadb, path=[])
         )
-        first, second = made.to_pylist()
+        first, second = array.to_pylist()
         assert json.loads(first) == [1.0, -0.5, 1e10]
         assert second is None

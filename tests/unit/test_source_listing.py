@@ -34,7 +34,7 @@ def test_index_files_and_files_without_a_number_are_skipped(tmp_path: Path) -> N
 def test_compressed_files_are_recognized_by_their_original_name(tmp_path: Path) -> None:
     _make(tmp_path, "bin.000001.gz", "bin.000002.zst", "bin.000003")
     located = list_files((str(tmp_path),))
-    assert [(one.file, one.compression) for one in located] == [
+    assert [(extent.file, extent.compression) for extent in located] == [
         ("bin.000001", "gz"),
         ("bin.000002", "zst"),
         ("bin.000003", None),
@@ -43,7 +43,7 @@ def test_compressed_files_are_recognized_by_their_original_name(tmp_path: Path) 
 
 def test_plain_file_is_preferred_to_its_compressed_copy(tmp_path: Path) -> None:
     _make(tmp_path, "bin.000001", "bin.000001.gz")
-    assert [one.compression for one in list_files((str(tmp_path),))] == [None]
+    assert [list_file.compression for list_file in list_files((str(tmp_path),))] == [None]
 
 
 def test_folder_with_two_logs_is_refused_and_both_are_named(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_repeated_file_is_read_once(tmp_path: Path) -> None:
 def test_single_file_needs_no_number(tmp_path: Path) -> None:
     _make(tmp_path, "orders.binlog")
     located = list_files((str(tmp_path / "orders.binlog"),))
-    assert [(one.file, one.number) for one in located] == [("orders.binlog", 0)]
+    assert [(extent.file, extent.number) for extent in located] == [("orders.binlog", 0)]
     _make(tmp_path, "items.binlog")
     with pytest.raises(OptionInvalid):
         list_files((str(tmp_path / "*.binlog"),))

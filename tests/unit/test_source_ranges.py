@@ -37,15 +37,15 @@ def test_ranges_are_contiguous(
     last = Position(0, _file(len(sizes)), end) if end is not None else None
     ranges = cut(extents, first, last, ranges_min, range_bytes)
     by_file: dict[str, list[ByteRange]] = {}
-    for one in ranges:
-        by_file.setdefault(one.file, []).append(one)
+    for range_ in ranges:
+        by_file.setdefault(range_.file, []).append(range_)
     assert list(by_file) == sorted(by_file)
     for file, parts in by_file.items():
         assert parts[0].start == (start if file == _file(1) else 4)
         assert parts[0].aligned
         assert not any(part.aligned for part in parts[1:])
         assert parts[-1].stop == (end if file == _file(len(sizes)) else None)
-        assert all(one.stop == other.start for one, other in pairwise(parts))
+        assert all(part.stop == other.start for part, other in pairwise(parts))
         assert splittable or len(parts) == 1
         assert [part.is_cut for part in parts] == [True] * (len(parts) - 1) + [False]
     empty = {extent.file for extent in extents} - by_file.keys()
@@ -55,7 +55,7 @@ def test_ranges_are_contiguous(
 def test_no_range_is_too_small_to_pay_for_locating_its_first_transaction() -> None:
     extents = [Extent(_file(1), 100 * MIB, splittable=True)]
     ranges = cut(extents, Position(0, _file(1), 4), None, ranges_min=1000)
-    assert all((one.stop or 100 * MIB) - one.start >= RANGE_BYTES_MIN // 2 for one in ranges)
+    assert all((range_.stop or 100 * MIB) - range_.start >= RANGE_BYTES_MIN // 2 for range_ in ranges)
     assert len(ranges) > 8
 
 
@@ -67,15 +67,15 @@ def test_boundaries_make_every_range_aligned_and_nonempty() -> None:
         Position(0, _file(1), 4),
         None,
         ranges_min=10,
-        boundary=lambda position: max(one for one in boundaries if one <= position.offset),
+        boundary=lambda position: max(boundary for boundary in boundaries if boundary <= position.offset),
     )
-    assert [(one.start, one.stop) for one in ranges] == [
+    assert [(range_.start, range_.stop) for range_ in ranges] == [
         (4, 30 * MIB),
         (30 * MIB, 70 * MIB),
         (70 * MIB, None),
     ]
-    assert all(one.aligned for one in ranges)
-    assert [one.is_cut for one in ranges] == [True, True, False]
+    assert all(range_.aligned for range_ in ranges)
+    assert [range_.is_cut for range_ in ranges] == [True, True, False]
 
 
 def test_joined_ranges_end_at_no_cut() -> None:
@@ -92,8 +92,8 @@ def test_number_of_ranges_equals_that_of_executors_if_there_are_enough_bytes() -
 
 def test_empty_interval_has_no_range() -> None:
     extents = [Extent(_file(1), 1000, splittable=True)]
-    place = Position(0, _file(1), 500)
-    assert cut(extents, place, place) == []
+    position = Position(0, _file(1), 500)
+    assert cut(extents, position, position) == []
 
 
 def test_ranges_and_options_pickle_for_executors() -> None:

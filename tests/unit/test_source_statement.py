@@ -145,8 +145,8 @@ def test_accessed_databases_reveal_changes_of_a_statement(
 ) -> None:
     change = change_of(text, "shop", MYSQL)
     assert change is not None
-    assert doubt in (found := change.doubt(accessed, TablePatterns("shop.orders")))
-    assert bool(found) == bool(doubt)
+    assert doubt in (reason := change.doubt(accessed, TablePatterns("shop.orders")))
+    assert bool(reason) == bool(doubt)
 
 
 @pytest.mark.parametrize(
@@ -230,20 +230,20 @@ def test_truncate_drop_and_replace_empty_their_tables(text: str, tables: list[st
     ids=["rows", "long text", "open"],
 )
 def test_long_insert_is_read_in_linear_time(text: str) -> None:
-    begun = time.process_time()
+    started = time.process_time()
     change = change_of(text, "shop", MYSQL)
     assert change is not None
     assert change.tables == _names("shop.orders")
-    assert time.process_time() - begun < CPU_SECONDS_MAX
+    assert time.process_time() - started < CPU_SECONDS_MAX
 
 
 def test_backslashes_are_read_as_the_sql_mode_says() -> None:
     plain = MYSQL.under(frozenset({"NO_BACKSLASH_ESCAPES"}))
     text = "UPDATE orders SET note = 'c:\\' WHERE f(1) -- '"
     assert change_of(text, "shop", MYSQL) != change_of(text, "shop", plain)
-    found = change_of(text, "shop", plain)
-    assert found is not None
-    assert found.unknown == "it calls f(), which can change any"
+    change = change_of(text, "shop", plain)
+    assert change is not None
+    assert change.unknown == "it calls f(), which can change any"
     # A list of literals ends where its last string does.
     listed = change_of("INSERT INTO orders VALUES ('\\'), (f('\\'))", "shop", plain)
     assert listed is not None

@@ -17,10 +17,10 @@ def _batch(rows: int, text_bytes: int) -> pa.RecordBatch:
 @pytest.mark.parametrize(("rows", "text_bytes"), [(20_003, 600), (9, 4_000_000), (2, 6_000_000)])
 def test_slices_of_a_large_batch_hold_its_rows_in_order(rows: int, text_bytes: int) -> None:
     batch = _batch(rows, text_bytes)
-    found = list(pieces(batch))
-    assert pa.Table.from_batches(found).equals(pa.Table.from_batches([batch]))
+    slices = list(pieces(batch))
+    assert pa.Table.from_batches(slices).equals(pa.Table.from_batches([batch]))
     row_bytes = batch.nbytes / rows
-    assert max(piece.num_rows for piece in found) * row_bytes <= 2 * SPARK_BATCH_BYTES_MAX + 8 * row_bytes
+    assert max(piece.num_rows for piece in slices) * row_bytes <= 2 * SPARK_BATCH_BYTES_MAX + 8 * row_bytes
 
 
 @pytest.mark.parametrize("rows", [0, 1, 1000])

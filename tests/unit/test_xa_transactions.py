@@ -73,7 +73,7 @@ def versions(rows: Sequence[Any]) -> list[int]:
 
 def group_start(path: Path, group: Group) -> int:
     """Return where a group of events lies in a file, by the body of its first event."""
-    return next(one.offset for one in events(path.read_bytes()) if one.body == group[0].body)
+    return next(event.offset for event in events(path.read_bytes()) if event.body == group[0].body)
 
 
 def pass_prepared(decoder: Decoder, data: bytes) -> None:
@@ -97,7 +97,7 @@ def test_rows_have_the_version_and_the_order_of_their_commit(
     assert versions(rows) == sorted(versions(rows))
     places = {(row["_metadata"]["file"], row["_metadata"]["offset"]) for row in committed}
     assert places == {
-        (path.name, next(one.offset for one in events(path.read_bytes()) if COMMIT in one.body))
+        (path.name, next(event.offset for event in events(path.read_bytes()) if COMMIT in event.body))
     }
     assert [row["_metadata"]["row"] for row in committed] == list(range(len(committed)))
 
@@ -125,12 +125,12 @@ def test_every_cut_between_prepare_and_commit_returns_each_row_once(log: XaLog, 
     expected = rows_of(source, path.name, start, emit="envelope")
     first, last = group_start(path, log.prepare), path.stat().st_size
     for cut in each(range(first - 50, min(last, group_start(path, log.commit) + 250), 7), least=50):
-        found = [
+        actual_rows = [
             row
             for begin, end in ((start, cut), (cut, None))
             for row in rows_of(source, path.name, begin, end, emit="envelope")
         ]
-        assert found == expected, cut
+        assert actual_rows == expected, cut
 
 
 @pytest.mark.parametrize("files_between", [0, 2])
@@ -154,23 +154,25 @@ def test_commit_in_a_later_file_locates_the_prepared_rows(
 def test_whole_transactions_before_a_missing_prepare_are_returned(log: XaLog, tmp_path: Path) -> None:
     path = log.write(tmp_path / "mysql-bin.000001", [*log.before, *log.after, log.commit])
     expected = all_rows(log.write(tmp_path / "whole.000001", [*log.before, *log.after]), emit="envelope")
-    found: list[Any] = []
+    actual_rows: list[Any] = []
     start = first_event_end(path.read_bytes())
     batches = read_range(source_of(path), ByteRange(0, path.name, start, None, True), emit="envelope")
     with pytest.raises(PreparedMissing):
-        found.extend(row for batch in batches for row in pyarrow.record_batch(batch).to_pylist())
-    assert versions(found) == versions(expected)
+        actual_rows.extend(row for batch in batches for row in pyarrow.record_batch(batch).to_pylist())
+    assert versions(actual_rows) == versions(expected)
 
 
 def test_reused_id_commits_the_newer_rows(log: XaLog, tmp_path: Path) -> None:
     """A server that crashed may have lost the older one, and its log has no outcome of it."""
-    rows = [one for one in log.prepare if one.code not in (GTID, MARIADB_GTID, QUERY, XA_PREPARE, ANNOTATE)]
-    older = [one for one in log.prepare if one not in rows]
+    rows = [
+        group for group in log.prepare if group.code not in (GTID, MARIADB_GTID, QUERY, XA_PREPARE, ANNOTATE)
+    ]
+    older = [group for group in log.prepare if group not in rows]
     path = log.write(tmp_path / "mysql-bin.000001", [*log.before, older, log.prepare, *log.after, log.commit])
     usual = log.write(tmp_path / "usual.000001", [*log.before, log.prepare, *log.after, log.commit])
     for options in ({}, FORGETFUL):
-        found = all_rows(path, emit="envelope", **options)
-        assert len(found) == len(all_rows(usual, emit="envelope"))
+        actual_rows = all_rows(path, emit="envelope", **options)
+        assert len(actual_rows) == len(all_rows(usual, emit="envelope"))
 
 
 def test_events_of_another_transaction_are_refused(log: XaLog, tmp_path: Path) -> None:
@@ -183,9 +185,9 @@ def test_events_of_another_transaction_are_refused(log: XaLog, tmp_path: Path) -
     )
     decoder.feed(data[commit:])
     assert decoder.state == "prepared"
-    wrong = next(one for one in log.after if one[-1].code != QUERY)
+    wrong = next(group for group in log.after if group[-1].code != QUERY)
     start = group_start(path, wrong)
-    decoder.answer_prepared(path.name, start, start + sum(one.size for one in wrong), head)
+    decoder.answer_prepared(path.name, start, start + sum(group.size for group in wrong), head)
     with pytest.raises(EventMalformed):
         pass_prepared(decoder, data[start:])
 
@@ -222,12 +224,12 @@ def test_lost_connections_lose_and_duplicate_no_row(
 def test_files_and_ranges_return_the_same_rows(log: XaLog, tmp_path: Path) -> None:
     log.write(tmp_path / "mysql-bin.000001", [*log.before, log.prepare])
     log.write(tmp_path / "mysql-bin.000002", [log.after[0], log.commit, *log.after[1:]])
-    one = log.write(
+    single = log.write(
         tmp_path / "one.000001", [*log.before, log.prepare, log.after[0], log.commit, *log.after[1:]]
     )
     split = [str(path) for path in sorted(tmp_path.glob("mysql-bin.*"))]
     read: Callable[..., Any] = read_binlog
-    counts = [sum(batch.rows for batch in read(paths, emit="envelope")) for paths in (split, [str(one)])]
+    counts = [sum(batch.rows for batch in read(paths, emit="envelope")) for paths in (split, [str(single)])]
     assert counts[0] == counts[1] > 0
 
 
@@ -254,13 +256,13 @@ def test_cut_is_proved_only_against_events_of_its_own_file(log: XaLog, tmp_path:
             ByteRange(0, last.name, start, cut, True, is_cut=True),
             ByteRange(0, last.name, cut, None, False),
         )
-        found = [
+        actual_rows = [
             row
             for byte_range in ranges
             for batch in read_range(source, byte_range, emit="envelope")
             for row in pyarrow.record_batch(batch).to_pylist()
         ]
-        assert found == expected, cut
+        assert actual_rows == expected, cut
 
 
 def test_transaction_inside_an_xa_transaction_is_refused(log: XaLog, tmp_path: Path) -> None:
@@ -295,8 +297,8 @@ def test_statement_of_an_xa_transaction_is_reported_at_its_commit(log: XaLog, tm
     last = log.write(tmp_path / "mysql-bin.000002", [log.commit])
     with pytest.raises(StatementLogged) as caught:
         rows_of(source_of(first, last), last.name, first_event_end(last.read_bytes()), emit="envelope")
-    place = next(event.offset for event in events(last.read_bytes()) if COMMIT in event.body)
-    assert caught.value.position == f"{last.name}:{place}"
+    position = next(event.offset for event in events(last.read_bytes()) if COMMIT in event.body)
+    assert caught.value.position == f"{last.name}:{position}"
 
 
 def test_returned_rows_are_counted_when_prepared_bytes_start_again(log: XaLog, tmp_path: Path) -> None:
@@ -317,7 +319,7 @@ def test_returned_rows_are_counted_when_prepared_bytes_start_again(log: XaLog, t
             held_bytes_max=held_bytes_max,
         )
         decoder.feed(data[commit:])
-        found = 0
+        row_count = 0
         # What is read is lost after two thirds of the bytes, and begins again.
         for end in (start + (commit - start) * 2 // 3, commit):
             decoder.answer_prepared(path.name, start, commit, head)
@@ -327,7 +329,7 @@ def test_returned_rows_are_counted_when_prepared_bytes_start_again(log: XaLog, t
                 if decoder.state == "table":
                     decoder.answer_table(from_log=True)
                 elif decoder.state == "batch":
-                    found += decoder.take_batch().rows
-                    assert decoder.handed_out()[0] == found, held_bytes_max
+                    row_count += decoder.take_batch().rows
+                    assert decoder.handed_out()[0] == row_count, held_bytes_max
                 elif decoder.state == "prepared":
                     break

@@ -170,7 +170,7 @@ class Proxy:
             for connection in self._connections:
                 connection.silent = True
 
-        self._do(order)
+        self._run_in_thread(order)
 
     def resume(self) -> None:
         """Resume silenced connections, without loss of bytes."""

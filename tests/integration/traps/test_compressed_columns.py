@@ -30,7 +30,7 @@ def test_compressed_columns_are_decompressed(
         database=database,
     )
     decoded = decode_file(path)
-    found = [row[1:] for row in decoded.values(f"{database}.t") if row[0] == "update_postimage"]
-    assert found == select(server, f"{database}.t WHERE id < 50")
+    actual_rows = [row[1:] for row in decoded.values(f"{database}.t") if row[0] == "update_postimage"]
+    assert actual_rows == select(server, f"{database}.t WHERE id < 50")
     (large,) = (row for row in decoded.values(f"{database}.t") if row[1] == 99)
     assert large[3] == "m" * 16_000_000

@@ -34,11 +34,11 @@ def test_positions_are_right_even_if_events_omit_them(server: Server, fresh_data
         database=database,
     )
     data = path.read_bytes()
-    found = list(events(data))
-    silent = [event for event in found if event.end_position == 0]
+    log_events = list(events(data))
+    silent = [event for event in log_events if event.end_position == 0]
     assert TABLE_MAP in {event.code for event in silent}
     rows = decode_file(path).rows(f"{database}.t")
-    offsets = [event.offset for event in found if event.code == WRITE_ROWS_V1]
+    offsets = [event.offset for event in log_events if event.code == WRITE_ROWS_V1]
     assert [row["_metadata"]["offset"] for row in rows] == offsets
     assert len({row["_commit_version"] for row in rows}) == 2
     assert decode(data, path.name).position == (path.name, len(data))

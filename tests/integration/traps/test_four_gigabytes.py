@@ -26,9 +26,9 @@ def shifted_log(server: Server, database: str, start: int) -> tuple[bytes, bytes
         database=database,
     )
     data = path.read_bytes()
-    found = list(events(data))
-    first = next(index for index, event in enumerate(found) if event.code in (33, 162))
-    return data[: first_event_end(data)], assemble(found[first:], start), path.name
+    log_events = list(events(data))
+    first = next(index for index, event in enumerate(log_events) if event.code in (33, 162))
+    return data[: first_event_end(data)], assemble(log_events[first:], start), path.name
 
 
 @pytest.mark.parametrize("flavor", ["mysql", "mariadb", "mariadb11"])
@@ -48,7 +48,7 @@ def test_positions_continue_past_four_gibibytes(
     assert offsets == sorted(offsets)
     assert offsets[0] < LINE < offsets[-1] < LINE + len(tail)
     versions = [row["_commit_version"] for row in rows]
-    assert all(one < other for one, other in pairwise(versions))
+    assert all(earlier < other for earlier, other in pairwise(versions))
     assert decoded.position[1] > LINE
 
 
@@ -92,7 +92,7 @@ def test_real_transaction_of_over_four_gibibytes_is_read(start_server: StartServ
             cursor.execute("INSERT INTO t VALUES (%s, REPEAT('x', 10000000))", (number,))
         cursor.execute("COMMIT")
         cursor.execute("INSERT INTO t VALUES (1000, 'after')")
-    path = max(server.binlog_files(), key=lambda one: one.stat().st_size)
+    path = max(server.binlog_files(), key=lambda file: file.stat().st_size)
     assert path.stat().st_size > LINE
     check_large_file(path)
 

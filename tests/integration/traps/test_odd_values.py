@@ -49,8 +49,8 @@ def test_sets_and_enums_wider_than_one_byte_are_right(server: Server, fresh_data
         f"INSERT INTO t VALUES (4, '{','.join(members)}', NULL, 'e256')",
         database=database,
     )
-    found = [row[1:] for row in decode_file(path).values(f"{database}.t")]
-    assert found == select(server, f"{database}.t")
+    actual_rows = [row[1:] for row in decode_file(path).values(f"{database}.t")]
+    assert actual_rows == select(server, f"{database}.t")
 
 
 def test_years_and_floats_equal_the_servers(server: Server, fresh_database: FreshDatabase) -> None:
@@ -88,8 +88,8 @@ def test_geometries_equal_the_servers_bytes(server: Server, fresh_database: Fres
         "INSERT INTO t VALUES (9, NULL, ST_GeomFromText('POINT(-1 1e300)'))",
         database=database,
     )
-    found = [row[1:] for row in decode_file(path).values(f"{database}.t")]
-    assert found == select(server, f"{database}.t")
+    actual_rows = [row[1:] for row in decode_file(path).values(f"{database}.t")]
+    assert actual_rows == select(server, f"{database}.t")
 
 
 @pytest.mark.parametrize(
@@ -105,9 +105,9 @@ def test_texts_decode_as_the_server_converts_them(
     server.sql(f"CREATE TABLE {database}.t (id INT PRIMARY KEY, text VARCHAR(10) CHARACTER SET {charset})")
     rows = ", ".join(f"({number}, x'{text.hex()}')" for number, text in enumerate(singles + pairs))
     path = run_logged(server, "SET sql_mode = ''", f"INSERT IGNORE INTO t VALUES {rows}", database=database)
-    found = {row["id"]: row["text"] for row in decode_file(path).rows(f"{database}.t")}
+    actual_rows = {row["id"]: row["text"] for row in decode_file(path).rows(f"{database}.t")}
     # Where the server's own conversion has no character it prints a question mark; there it is null.
     wanted = dict(server.sql(f"SELECT id, CONVERT(text USING utf8mb4) FROM {database}.t"))
-    differing = {key for key in wanted if found[key] is not None and found[key] != wanted[key]}
+    differing = {key for key in wanted if actual_rows[key] is not None and actual_rows[key] != wanted[key]}
     assert not differing
-    assert sum(text is not None for text in found.values()) > len(found) // 2
+    assert sum(text is not None for text in actual_rows.values()) > len(actual_rows) // 2

@@ -43,10 +43,10 @@ def test_old_fractions_need_the_definition_and_are_exact_with_it(
     finally:
         mariadb_server.sql("SET GLOBAL mysql56_temporal_format = ON")
     table = f"{database}.t"
-    found = decode_file(path, schemas={table: COLUMNS}).values(table)
+    actual_rows = decode_file(path, schemas={table: COLUMNS}).values(table)
     naive = [
         tuple(value.replace(tzinfo=None) if hasattr(value, "tzinfo") else value for value in row[1:])
-        for row in found
+        for row in actual_rows
     ]
     assert naive == mariadb_server.sql(f"SET time_zone = '+00:00'; SELECT * FROM {table} ORDER BY id")
     assert naive[0][2] == -timedelta(milliseconds=1)

@@ -19,8 +19,8 @@ def test_binary_values_are_padded_and_char_values_are_as_selected(
         " (5, x'00000001', ' a', x'00000001', x'00000001', x'0001')",
         database=database,
     )
-    found = [row[1:] for row in decode_file(path).values(f"{database}.t")]
-    assert found == select(server, f"{database}.t")
-    assert found[0][1:4] == (b"a\0\0\0", "a", b"a\0\0\0")
-    assert found[1][1:5] == (b"\0\0\0\0", "", b"\0\0\0\0", b"\0\0")
-    assert all(len(row[5]) == 255 for row in found)
+    actual_rows = [row[1:] for row in decode_file(path).values(f"{database}.t")]
+    assert actual_rows == select(server, f"{database}.t")
+    assert actual_rows[0][1:4] == (b"a\0\0\0", "a", b"a\0\0\0")
+    assert actual_rows[1][1:5] == (b"\0\0\0\0", "", b"\0\0\0\0", b"\0\0")
+    assert all(len(row[5]) == 255 for row in actual_rows)

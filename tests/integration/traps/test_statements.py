@@ -79,8 +79,8 @@ def test_tables_of_one_statement_are_announced_before_any_of_their_rows(
     assert written[first - 3 : first] == [TABLE_MAP] * 3
     decoded = decode_file(path)
     for table in ("a", "b", "log"):
-        found = replay(decoded.rows(f"{database}.{table}"), ["id"])
-        assert found == select(server, f"{database}.{table}")
+        actual_rows = replay(decoded.rows(f"{database}.{table}"), ["id"])
+        assert actual_rows == select(server, f"{database}.{table}")
     last = max(row["_commit_version"] for row in decoded.rows())
     ordinals = [row["_metadata"]["row"] for row in decoded.rows() if row["_commit_version"] == last]
     assert sorted(set(ordinals)) == list(range(6))

@@ -30,14 +30,14 @@ def test_events_over_sixteen_mebibytes_return_their_rows(flavor: str, start_serv
     for number, size in enumerate(sizes):
         server.sql(f"INSERT INTO d.t SELECT {number}, REPEAT('z', {size})")
     for source in ([str(path) for path in server.binlog_files()], server.url()):
-        found = [
+        actual_rows = [
             (number, text.as_buffer().size)
             for batch in penstock.read_binlog(source, "d.t")
             for number, text in zip(
                 batch.to_arrow().column("id").to_pylist(), batch.to_arrow().column("text"), strict=True
             )
         ]
-        assert found == list(enumerate(sizes))
+        assert actual_rows == list(enumerate(sizes))
 
 
 def test_packet_of_any_length_around_the_limit_returns_its_event() -> None:

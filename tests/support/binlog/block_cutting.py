@@ -48,15 +48,15 @@ class Record:
 
 def records_of(packed: bytes) -> list[Record]:
     """Return records after their checksums were proved."""
-    found = []
+    unpacked = []
     for at in range(0, len(packed), RECORD.size):
-        one = packed[at : at + RECORD.size]
-        *values, checksum = RECORD.unpack(one)
-        assert checksum == zlib.crc32(one[:-4])
-        assert one[93:96] == bytes(3)
-        assert one[120:124] == bytes(4)
-        found.append(Record(**dict(zip((field.name for field in fields(Record)), values, strict=True))))
-    return found
+        record_bytes = packed[at : at + RECORD.size]
+        *values, checksum = RECORD.unpack(record_bytes)
+        assert checksum == zlib.crc32(record_bytes[:-4])
+        assert record_bytes[93:96] == bytes(3)
+        assert record_bytes[120:124] == bytes(4)
+        unpacked.append(Record(**dict(zip((field.name for field in fields(Record)), values, strict=True))))
+    return unpacked
 
 
 @dataclass

@@ -31,8 +31,8 @@ class Decoded:
     def rows(self, table: str | None = None) -> list[Row]:
         """Return the rows of one table, or of all, in commit order."""
         chosen = self.batches if table is None else {table: self.batches.get(table, [])}
-        found = [row for batches in chosen.values() for batch in batches for row in batch.to_pylist()]
-        return sorted(found, key=place_in_log)
+        actual_rows = [row for batches in chosen.values() for batch in batches for row in batch.to_pylist()]
+        return sorted(actual_rows, key=place_in_log)
 
     def values(self, table: str) -> list[tuple[Any, ...]]:
         """Return change type and column values of each row of a table, in commit order."""
@@ -131,13 +131,13 @@ def read_prepared(
     """Give the decoder the bytes of the prepared transaction that it asks for."""
     request = decoder.prepared_request()
     assert request is not None
-    xid, (file, before), place = request
-    if place is None:
+    xid, (file, before), position = request
+    if position is None:
         passing = Decoder(instance="test", file=file, statements=False, passing=True)
         passing.feed(memoryview(whole)[:before])
-        place = passing.prepared_place(xid)
-    assert place is not None, f"{xid} was not prepared before {before}"
-    file, start, end = place
+        position = passing.prepared_place(xid)
+    assert position is not None, f"{xid} was not prepared before {before}"
+    file, start, end = position
     decoder.answer_prepared(file, start, end, whole[: first_event_end(bytes(whole[:200]))])
     while decoder.reads_prepared:
         start += decoder.feed_prepared(memoryview(whole)[start:end])
@@ -208,13 +208,13 @@ def replay(rows: Sequence[Row], key: Sequence[str]) -> list[tuple[Any, ...]]:
     held: dict[tuple[Any, ...], tuple[Any, ...]] = {}
     for row in rows:
         values = tuple(value for name, value in row.items() if not name.startswith("_"))
-        place = tuple(row[name] for name in key)
+        key_values = tuple(row[name] for name in key)
         if row["_change_type"] in ("insert", "update_postimage"):
-            assert place not in held, f"a row twice: {row}"
-            held[place] = values
+            assert key_values not in held, f"a row twice: {row}"
+            held[key_values] = values
         else:
-            assert held.pop(place) == values, f"the row before a change is another: {row}"
-    return [held[place] for place in sorted(held)]
+            assert held.pop(key_values) == values, f"the row before a change is another: {row}"
+    return [held[log_position] for log_position in sorted(held)]
 
 
 def decode_in_pieces(data: bytes, file: str, buffer_bytes: int) -> Decoded:

@@ -82,10 +82,10 @@ def insert(gno: int, table: str, number: int, note: bytes) -> list[Event]:
 @cache
 def _frame() -> Sequence[Event]:
     """Return a GTID event, a BEGIN and a commit that a server wrote."""
-    found = list(events(_TEMPLATE.read_bytes()))
-    at = next(number for number, event in enumerate(found) if event.code == XID)
-    begin = max(number for number in range(at) if b"BEGIN" in found[number].body)
-    return found[begin - 1], found[begin], found[at]
+    log_events = list(events(_TEMPLATE.read_bytes()))
+    at = next(number for number, event in enumerate(log_events) if event.code == XID)
+    begin = max(number for number in range(at) if b"BEGIN" in log_events[number].body)
+    return log_events[begin - 1], log_events[begin], log_events[at]
 
 
 def _table_map(database: str, table: str) -> bytes:
@@ -119,8 +119,8 @@ def keep_forged_log(folder: Path, content: bytes) -> None:
         block_bytes=BLOCK_BYTES,
         head=content[:start],
     )
-    told = {"epoch": 0, "server_id": 1, "flavor": "mysql", "file": NAME, "offset": start}
-    log.begin_epoch(**told, server_key="mysql:1", version="9.7.4", gtid_set="")
+    epoch_fields = {"epoch": 0, "server_id": 1, "flavor": "mysql", "file": NAME, "offset": start}
+    log.begin_epoch(**epoch_fields, server_key="mysql:1", version="9.7.4", gtid_set="")
     log.begin_file(NAME, start, content[len(MAGIC) : start], "", epoch=0, server_id=1, flavor="mysql")
     schemas = SchemaLog(folder, SchemaHistory.from_json)
     defaults = ServerDefaults(ServerSpelling(), "utf8mb4", {}, False)

@@ -37,7 +37,7 @@ class XaLog:
                 group = []
                 self.others.append(group)
             group.append(event)
-        prepared = next(at for at, one in enumerate(self.others) if one[-1].code == XA_PREPARE)
+        prepared = next(at for at, group in enumerate(self.others) if group[-1].code == XA_PREPARE)
         self.commit = self.others.pop(prepared + 1)
         self.prepare = self.others.pop(prepared)
         assert COMMIT in self.commit[-1].body
@@ -59,7 +59,7 @@ class XaLog:
 
     def many_rows(self, count: int) -> Group:
         """Return the prepared transaction with its rows so many times."""
-        rows = [one for one in self.prepare if one.code not in (GTID, MARIADB_GTID, QUERY, XA_PREPARE)]
+        rows = [event for event in self.prepare if event.code not in (GTID, MARIADB_GTID, QUERY, XA_PREPARE)]
         first = self.prepare.index(rows[0])
         return [*self.prepare[:first], *rows * count, *self.prepare[first + len(rows) :]]
 

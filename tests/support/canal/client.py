@@ -49,7 +49,7 @@ _MESSAGES = {
 }
 
 
-def _made() -> dict[str, Any]:
+def _protobuf_classes() -> dict[str, Any]:
     """Return the class of each message. Every scalar has presence, as Canal's own have where it matters."""
     field_type = descriptor_pb2.FieldDescriptorProto
     scalars = {
@@ -80,7 +80,7 @@ def _made() -> dict[str, Any]:
     }
 
 
-PROTO = _made()
+PROTO = _protobuf_classes()
 
 
 class Refused(Exception):
@@ -224,10 +224,10 @@ class CanalClient:
         """
         waits = timeout is None or timeout >= 0
         while True:
-            begun = time.monotonic()
+            started = time.monotonic()
             self.ask(size, timeout, unit)
             batch_id, entries = self.receive_batch()
-            if batch_id != -1 or waits or time.monotonic() - begun < SEARCH_SECONDS:
+            if batch_id != -1 or waits or time.monotonic() - started < SEARCH_SECONDS:
                 return batch_id, entries
 
     def ack(self, batch_id: int) -> None:
@@ -260,23 +260,23 @@ def event_name(number: int) -> str:
 
 def values_of(columns: Any) -> dict[str, str | None]:
     """Return a row as column to text."""
-    return {one.name: None if one.isNull else one.value for one in columns}
+    return {column.name: None if column.isNull else column.value for column in columns}
 
 
-def told(entries: list[bytes]) -> list[tuple[Any, ...]]:
+def describe_entries(entries: list[bytes]) -> list[tuple[Any, ...]]:
     """Return what entries say: ("BEGIN",), (event, table, before, after) for each row, ("END",)."""
-    found: list[tuple[Any, ...]] = []
+    lines: list[tuple[Any, ...]] = []
     for content in entries:
         entry = entry_of(content)
         if entry.entryType != ROWDATA:
-            found.append(("BEGIN",) if entry.entryType == TRANSACTIONBEGIN else ("END",))
+            lines.append(("BEGIN",) if entry.entryType == TRANSACTIONBEGIN else ("END",))
             continue
         change = row_change_of(entry)
         name = event_name(change.eventType)
         if not change.rowDatas:
-            found.append((name, entry.header.tableName, change.sql))
-        found += [
+            lines.append((name, entry.header.tableName, change.sql))
+        lines += [
             (name, entry.header.tableName, values_of(row.beforeColumns), values_of(row.afterColumns))
             for row in change.rowDatas
         ]
-    return found
+    return lines

@@ -86,11 +86,11 @@ def members(type_text: str) -> list[str]:
     """The members of an ENUM or SET as the server took them."""
     if "character set gbk" in type_text:
         type_text = type_text.encode("gbk", "replace").decode("gbk")
-    found = re.findall(r"'((?:[^'\\]|''|\\.)*)'", type_text, re.DOTALL)
+    matches = re.findall(r"'((?:[^'\\]|''|\\.)*)'", type_text, re.DOTALL)
     names = {"\\\\": "\\", "\\n": "\n"}
     return [
         re.sub(r"\\.", lambda match: names.get(match[0], match[0][1:]), text).replace("''", "'")
-        for text in found
+        for text in matches
     ]
 
 
@@ -154,22 +154,22 @@ def ptubes(text: str, type_text: str) -> tuple[str, dict[str, str]]:
 def ptubes_moment(text: str, name: str) -> tuple[str, dict[str, str]]:
     if name == "time":
         micros = micros_of_time(f"{text}.0" if "." not in text else text)
-        return told(micros, shown_fully(text))
-    found = moment(text)
-    if name == "timestamp" and found is None:
-        return told(0, "0000-00-00 00:00:00.000000")
-    exact = found is not None and found.year >= 1000
+        return milliseconds_and_props(micros, shown_fully(text))
+    instant = moment(text)
+    if name == "timestamp" and instant is None:
+        return milliseconds_and_props(0, "0000-00-00 00:00:00.000000")
+    exact = instant is not None and instant.year >= 1000
     micros = java_calendar(text)
-    if found is not None and exact:
-        micros = (found - EPOCH) // timedelta(microseconds=1)
+    if instant is not None and exact:
+        micros = (instant - EPOCH) // timedelta(microseconds=1)
     if name == "date":
-        value, props = told(micros, None if exact else text)
+        value, props = milliseconds_and_props(micros, None if exact else text)
         del props["nanos"]
         return value, props
-    return told(micros, None if exact else shown_fully(text))
+    return milliseconds_and_props(micros, None if exact else shown_fully(text))
 
 
-def told(micros: int, shown: str | None) -> tuple[str, dict[str, str]]:
+def milliseconds_and_props(micros: int, shown: str | None) -> tuple[str, dict[str, str]]:
     props = {"nanos": str(micros % 1_000_000 * 1000)}
     if shown is not None:
         props["fmtDate"] = shown

@@ -12,7 +12,7 @@ from penstock.coordinate.checkpoint import Checkpoint
 from penstock.coordinate.store import CoordinationStore, open_store
 from penstock.coordinate.subscription_record import Subscriptions
 from penstock.model import Position
-from tests.support.canal.client import TRANSACTIONEND, CanalClient, entry_of, told
+from tests.support.canal.client import TRANSACTIONEND, CanalClient, describe_entries, entry_of
 from tests.support.capture.captured_log import head_of
 from tests.support.daemon.process import DaemonProcess
 from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
@@ -35,9 +35,9 @@ def write(
 ) -> list[str]:
     """Commit so many rows, each in a transaction of its own; return their ids once the daemon has them."""
     ids = list(itertools.islice(_row_ids, count))
-    server.sql(";".join(f"INSERT INTO {table} VALUES ({one}, REPEAT('x', {width}))" for one in ids))
+    server.sql(";".join(f"INSERT INTO {table} VALUES ({id_}, REPEAT('x', {width}))" for id_ in ids))
     arrived(server, daemon)
-    return [str(one) for one in ids]
+    return [str(id_) for id_ in ids]
 
 
 def arrived(server: Server, daemon: DaemonProcess) -> None:
@@ -54,17 +54,17 @@ def connect(daemon: DaemonProcess, client_id: int | None = None) -> CanalClient:
 
 def ids_of(entries: list[bytes]) -> list[str]:
     """Return the ids of the rows that entries insert."""
-    return [one[3]["id"] for one in told(entries) if one[0] == "INSERT"]
+    return [entry[3]["id"] for entry in describe_entries(entries) if entry[0] == "INSERT"]
 
 
 def drain(client: CanalClient, size: int = 1000) -> list[str]:
     """Take and acknowledge whatever there is, and return the ids of the rows."""
-    found: list[str] = []
+    ids: list[str] = []
     while True:
         batch_id, entries = client.get(size)
         if batch_id == -1:
-            return found
-        found += ids_of(entries)
+            return ids
+        ids += ids_of(entries)
         client.ack(batch_id)
 
 
@@ -79,8 +79,8 @@ def checkpoint_of(daemon: DaemonProcess, client: CanalClient) -> Checkpoint:
 
 def until_durable(daemon: DaemonProcess, client: CanalClient, acknowledged: list[bytes]) -> None:
     """Wait until a store holds what a client has acknowledged, to the end of the last whole transaction."""
-    headers = [one.header for one in map(entry_of, acknowledged) if one.entryType == TRANSACTIONEND]
-    ends = [Position(0, one.logfileName, one.logfileOffset + one.eventLength) for one in headers]
+    headers = [entry.header for entry in map(entry_of, acknowledged) if entry.entryType == TRANSACTIONEND]
+    ends = [Position(0, header.logfileName, header.logfileOffset + header.eventLength) for header in headers]
     with store_of(daemon) as store:
 
         def holds() -> bool:
@@ -104,14 +104,14 @@ def store_of(daemon: DaemonProcess) -> Iterator[CoordinationStore]:
 
 def stored(store: CoordinationStore, client: CanalClient) -> Checkpoint | None:
     """Return what a store holds of a client now."""
-    found = Subscriptions(store).get("shop", f"canal-{client.client_id}")
-    return None if found is None else found.checkpoints(store).read(0)
+    subscription = Subscriptions(store).get("shop", f"canal-{client.client_id}")
+    return None if subscription is None else subscription.checkpoints(store).read(0)
 
 
 def followed(daemon: DaemonProcess) -> list[str]:
     """Return the ids of clients that are connected."""
     shown = daemon.get("/v1/subscribers")["subscribers"]
-    return [one["subscriber"].removeprefix("canal-") for one in shown if one["requests"]]
+    return [subscriber["subscriber"].removeprefix("canal-") for subscriber in shown if subscriber["requests"]]
 
 
 def until_gone(daemon: DaemonProcess, client: CanalClient) -> None:
@@ -136,8 +136,8 @@ def assert_refused(client: CanalClient) -> None:
         go_on()
 
 
-def without_repeats(found: list[str], more: list[str]) -> list[str]:
+def without_repeats(ids: list[str], more: list[str]) -> list[str]:
     """Return rows with those that follow, which may begin with the last of them again."""
-    begin = found.index(more[0]) if more and more[0] in found else len(found)
-    assert found[begin:] == more[: len(found) - begin] or found[begin : begin + len(more)] == more
-    return found[:begin] + more if len(more) > len(found) - begin else found
+    begin = ids.index(more[0]) if more and more[0] in ids else len(ids)
+    assert ids[begin:] == more[: len(ids) - begin] or ids[begin : begin + len(more)] == more
+    return ids[:begin] + more if len(more) > len(ids) - begin else ids

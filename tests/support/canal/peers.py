@@ -69,7 +69,7 @@ def entries_of(process: "subprocess.Popen[str]") -> list[dict[str, Any]]:
 def peer(name: str) -> Peer:
     """Return a client, built where it is missing. Raises PartMissing."""
     build, sources = _BUILDS[name]
-    content = b"".join((CLIENTS / one).read_bytes() for one in sources)
+    content = b"".join((CLIENTS / source).read_bytes() for source in sources)
     folder = cached(f"canal-{name}-{hashlib.sha256(content).hexdigest()[:12]}", build)
     return _READY[name](folder)
 

@@ -117,15 +117,17 @@ def assert_equal_to_server(folder: Path, server: Server, start: Position | None 
     log = LogReader.open(folder)
     epoch = log.epochs.latest
     assert epoch is not None
-    extents = [one for one in log.extents() if one.epoch == epoch.epoch]
+    extents = [extent for extent in log.extents() if extent.epoch == epoch.epoch]
     files = {path.name: path for path in server.binlog_files()}
     compared = 0
-    for before, one in zip([None, *extents], extents, strict=False):
+    for before, this_extent in zip([None, *extents], extents, strict=False):
         if before is not None:
-            assert before.file != one.file, f"a hole between {before} and {one}"
+            assert before.file != this_extent.file, f"a hole between {before} and {this_extent}"
             assert before.end == files[before.file].stat().st_size, f"{before} lacks the end of its file"
-        own = files[one.file].read_bytes()[one.start : one.end]
-        assert b"".join(log.read(one.epoch, one.file, one.start, one.end)) == own, one
+        own = files[this_extent.file].read_bytes()[this_extent.start : this_extent.end]
+        assert (
+            b"".join(log.read(this_extent.epoch, this_extent.file, this_extent.start, this_extent.end)) == own
+        ), this_extent
         compared += len(own)
     if start is not None:
         assert (extents[0].file, extents[0].start) == (start.file, start.offset)

@@ -8,10 +8,10 @@ from tools.servers import Server
 
 SEMI_SYNC = {
     "mysql": ["INSTALL PLUGIN rpl_semi_sync_source SONAME 'semisync_source.so'"]
-    + [f"SET GLOBAL rpl_semi_sync_source_{one}" for one in ("timeout = 600000", "enabled = 1")],
+    + [f"SET GLOBAL rpl_semi_sync_source_{setting}" for setting in ("timeout = 600000", "enabled = 1")],
     "mariadb": [
-        f"SET GLOBAL rpl_semi_sync_master_{one}"
-        for one in ("timeout = 600000", "wait_point = AFTER_SYNC", "enabled = 1")
+        f"SET GLOBAL rpl_semi_sync_master_{setting}"
+        for setting in ("timeout = 600000", "wait_point = AFTER_SYNC", "enabled = 1")
     ],
 }
 

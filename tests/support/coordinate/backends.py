@@ -94,7 +94,7 @@ class MemoryBackend:
         """End a session as its expiry does."""
         assert isinstance(store, MemoryStore)
         assert isinstance(session, MemorySession)
-        store.count_lost(session)
+        store.lose(session)
 
     @contextmanager
     def cut_off(self, store: CoordinationStore) -> Iterator[None]:
@@ -198,7 +198,7 @@ class ZooKeeperBackend:
     @contextmanager
     def cut_off(self, store: CoordinationStore) -> Iterator[None]:
         """Have what a store sends and is sent lost, new connections refused."""
-        proxy = next(one for one in self.proxies if f":{one.port}/" in store.url)
+        proxy = next(proxy for proxy in self.proxies if f":{proxy.port}/" in store.url)
         proxy.refuse()
         proxy.cut("silence")
         try:

@@ -107,8 +107,8 @@ def member(
         stopped.set()
 
     signal.signal(signal.SIGTERM, stop)
-    found = Subscriptions(store).get(instance, subscription)
-    assert found is not None
+    actual = Subscriptions(store).get(instance, subscription)
+    assert actual is not None
     output = os.open(file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     consumers: dict[int, threading.Thread] = {}
 
@@ -135,17 +135,17 @@ def member(
 
     with Member(
         store,
-        found,
+        actual,
         name,
         gained,
         lost,
         session_seconds=seconds,
         checkpoint_seconds=0.1,
         grace_seconds=WAIT_SECONDS_MAX,
-    ) as one:
+    ) as joined:
         print("joined", flush=True)
         while not stopped.wait(0.05):
-            one.wait(0)
+            joined.wait(0)
 
 
 def main(words: list[str]) -> None:

@@ -73,7 +73,7 @@ async def attack(
     left: deque[asyncio.StreamWriter] = deque()
     gate = asyncio.Semaphore(AT_ONCE)
 
-    async def one(number: int) -> None:
+    async def attack_once(number: int) -> None:
         kind = chance.choice(sorted(_SAID))
         content = _SAID[kind](listener, chance)
         secure = tls if tls is not None and number % 2 else None
@@ -94,7 +94,7 @@ async def attack(
             while len(left) > LEFT_OPEN:
                 _drop(left.popleft())
 
-    await asyncio.gather(*(one(number) for number in range(count)))
+    await asyncio.gather(*(attack_once(number) for number in range(count)))
     for writer in left:
         _drop(writer)
     return done

@@ -96,8 +96,8 @@ class DaemonProcess:
         while time.monotonic() < deadline and self._process.poll() is None:
             for line in self.said(begins).splitlines(keepends=True):
                 if " serving " in line and "address=" in line and line.endswith("\n"):
-                    found = re.findall(r"(address|canal|ptubes|ptubes_monitor)=\S+:(\d+)", line)
-                    self.ports = {name: int(port) for name, port in found}
+                    matches = re.findall(r"(address|canal|ptubes|ptubes_monitor)=\S+:(\d+)", line)
+                    self.ports = {name: int(port) for name, port in matches}
                     self.port = self.ports["http"] = self.ports.pop("address")
                     return self
             time.sleep(0.02)
@@ -177,8 +177,8 @@ class DaemonProcess:
 
     def status(self, instance: str = "shop") -> dict[str, Any]:
         """Return the status of an instance."""
-        found: dict[str, Any] = self.get(f"/v1/instances/{instance}/status")
-        return found
+        instance_status: dict[str, Any] = self.get(f"/v1/instances/{instance}/status")
+        return instance_status
 
     def wait_for(
         self,

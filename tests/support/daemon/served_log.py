@@ -104,8 +104,8 @@ class ServedLog:
         """Call something in the event loop of the listeners, and return what it returns."""
 
         async def called() -> Any:
-            found = call()
-            return await found if asyncio.iscoroutine(found) else found
+            returned = call()
+            return await returned if asyncio.iscoroutine(returned) else returned
 
         loop = self.listener.servers[0].get_loop()
         return asyncio.run_coroutine_threadsafe(called(), loop).result(WAIT_SECONDS_MAX)

@@ -30,13 +30,13 @@ class Orders:
 
     def insert(self, *ids: int, step: int = 0) -> None:
         """Insert orders in one transaction; an order's customer is its id modulo ten."""
-        values = ", ".join(f"({one}, {one % 10}, {step})" for one in ids)
+        values = ", ".join(f"({id_}, {id_ % 10}, {step})" for id_ in ids)
         self.server.sql(f"INSERT INTO {self.table} VALUES {values}")
 
     def server_key(self) -> str:
         """Return what tells this server from others."""
-        found: str = self.daemon.get("/v1/instances/shop/epochs")["epochs"][0]["server_key"]
-        return found
+        key: str = self.daemon.get("/v1/instances/shop/epochs")["epochs"][0]["server_key"]
+        return key
 
     def settle(self) -> None:
         """Wait until the daemon has all that the server has."""
@@ -99,7 +99,7 @@ class Running:
             self._callback(batch)
         self.batches.append(batch)
         image = [row.after if row.after is not None else row.before for row in batch.rows()]
-        self.rows += [(batch.shard, one["id"], one["step"]) for one in image if one is not None]
+        self.rows += [(batch.shard, row["id"], row["step"]) for row in image if row is not None]
 
     def wait_for(self, count: int) -> None:
         """Wait for so many rows, and for no more."""

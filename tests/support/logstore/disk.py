@@ -50,25 +50,25 @@ class Content:
         # size.
         size = chance.choice([len(self.synced), len(self.now), chance.randint(0, len(self.now))])
         size = max(size, min(len(self.synced), len(self.now)))
-        found = bytearray(size)
+        content = bytearray(size)
         for start in range(0, size, PAGE_BYTES):
             stop = min(start + PAGE_BYTES, size)
             new, old = bytes(self.now[start:stop]), self.synced[start:stop]
             if new == old:
-                found[start:stop] = old
+                content[start:stop] = old
                 continue
             kept = min(_same_bytes(new, old), stop - start)
             kinds = [new.ljust(stop - start, b"\0"), old.ljust(stop - start, b"\0")]
             kinds.append(new[:kept] + chance.randbytes(stop - start - kept))
-            found[start:stop] = chance.choice(kinds)
-        return bytes(found)
+            content[start:stop] = chance.choice(kinds)
+        return bytes(content)
 
 
-def _same_bytes(one: bytes, other: bytes) -> int:
-    for at, (left, right) in enumerate(zip(one, other, strict=False)):
+def _same_bytes(first: bytes, other: bytes) -> int:
+    for at, (left, right) in enumerate(zip(first, other, strict=False)):
         if left != right:
             return at
-    return min(len(one), len(other))
+    return min(len(first), len(other))
 
 
 class SimulatedDisk(Disk):
@@ -105,13 +105,13 @@ class SimulatedDisk(Disk):
             done = chance.randint(0, len(self._pending))
         for change in self._pending[:done]:
             _apply(names, change)
-        found = SimulatedDisk(room=self.room)
-        found._folders = set(self._folders)
+        recovered = SimulatedDisk(room=self.room)
+        recovered._folders = set(self._folders)
         for path, content in names.items():
             after = content.after_loss(loss, chance)
-            found._names[path] = Content(bytearray(after), after)
-        found._synced_names = dict(found._names)
-        return found
+            recovered._names[path] = Content(bytearray(after), after)
+        recovered._synced_names = dict(recovered._names)
+        return recovered
 
     def after_kill(self) -> "SimulatedDisk":
         """Return the same disk as the next process finds it: nothing is lost, and nothing more is synced."""
@@ -148,16 +148,16 @@ class SimulatedDisk(Disk):
         return SimulatedFile(self, path, self._names[path])
 
     def open_read(self, path: Path) -> "SimulatedFile":
-        return SimulatedFile(self, path, self._found(path))
+        return SimulatedFile(self, path, self._content_of(path))
 
     def rename(self, old: Path, new: Path) -> None:
-        content = self._found(old)
+        content = self._content_of(old)
         self._parent_of(new)
         self.step(f"rename {old.name} {new.name}")
         self._rename({old: None, new: content})
 
     def remove(self, path: Path) -> None:
-        self._found(path)
+        self._content_of(path)
         self.step(f"remove {path.name}")
         self._rename({path: None})
 
@@ -201,7 +201,7 @@ class SimulatedDisk(Disk):
         return path in self._names or path in self._folders
 
     def size(self, path: Path) -> int:
-        return len(self._found(path).now)
+        return len(self._content_of(path).now)
 
     def free_bytes(self, folder: Path) -> int:
         return 1 << 40 if self.room is None else self.room - self.used
@@ -218,7 +218,7 @@ class SimulatedDisk(Disk):
         """The bytes of all files."""
         return sum(len(content.now) for content in self._names.values())
 
-    def _found(self, path: Path) -> Content:
+    def _content_of(self, path: Path) -> Content:
         if path not in self._names:
             raise SourceMissing(f"there is no {path}")
         return self._names[path]
@@ -256,7 +256,7 @@ class SimulatedFile:
         return bytes(self._content.now[start:stop])
 
     def write(self, buffers: Sequence[Buffer]) -> None:
-        written = b"".join(bytes(memoryview(one).cast("B")) for one in buffers)
+        written = b"".join(bytes(memoryview(buffer).cast("B")) for buffer in buffers)
         if self._disk.room is not None and self._disk.used + len(written) > self._disk.room:
             raise LogFull(f"there is no room left for {self.path}")
         try:

@@ -108,9 +108,9 @@ def keep(
 
 def append(log: Log, schemas: SchemaLog[SchemaHistory], cutter: BlockCutter, epoch: int) -> None:
     """Add what a cutter has gathered, its statements first, as capture does."""
-    for text, database, _, place, session in cutter.take_statements():
+    for text, database, _, position, session in cutter.take_statements():
         known = StatementSession.of_event(*session)
-        schemas.apply(text, database, Position(epoch, cutter.file, place), known)
+        schemas.apply(text, database, Position(epoch, cutter.file, position), known)
     if cutter.gathered:
         begin, until, boundary = cutter.data_start, cutter.data_end, cutter.boundary
         log.append(

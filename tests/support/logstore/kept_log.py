@@ -47,8 +47,8 @@ class Ran:
     def one(self) -> dict[str, Any]:
         """The only object that it printed, where all went well."""
         assert self.code == 0, self
-        (found,) = self.objects
-        return found
+        (line,) = self.objects
+        return line
 
 
 def penstock(*words: object) -> Ran:
@@ -102,7 +102,11 @@ class KeptLog:
             # An hour ended meanwhile, and a segment with it; what is tested counts on one for each file.
             shutil.rmtree(kept.folder)
             kept.run_capture()
-        kept.logged = [one for one in transactions(server, list(kept.files)) if one.end <= kept.head]
+        kept.logged = [
+            transaction
+            for transaction in transactions(server, list(kept.files))
+            if transaction.end <= kept.head
+        ]
         return kept
 
     def copy(self, root: Path) -> Self:
@@ -117,13 +121,15 @@ class KeptLog:
         log = LogReader.open(self.folder)
         first = log.earliest()
         assert first is not None, "the log has something"
-        before = [one.strip() for one in log.gtid_set(first).split(",") if one.strip()]
+        before = [gtid_range.strip() for gtid_range in log.gtid_set(first).split(",") if gtid_range.strip()]
         source, colon, number = gtid.partition(":")
         if colon:
             return ",".join([*before, f"{source}:1-{number}"])
         # MariaDB's has one transaction of each domain.
         domain = gtid.partition("-")[0]
-        return ",".join([*(one for one in before if one.partition("-")[0] != domain), gtid])
+        return ",".join(
+            [*(gtid_range for gtid_range in before if gtid_range.partition("-")[0] != domain), gtid]
+        )
 
     @property
     def folder(self) -> Path:
@@ -151,8 +157,8 @@ class KeptLog:
 
     def run_capture(self) -> None:
         """Capture up to the server's head, in the newest epoch, and end in order."""
-        begun = EpochFile.load(LocalDisk(), Layout(self.folder)).latest
-        head = replace(head_of(self.server), epoch=0 if begun is None else begun.epoch)
+        start = EpochFile.load(LocalDisk(), Layout(self.folder)).latest
+        head = replace(head_of(self.server), epoch=0 if start is None else start.epoch)
         with capturing(self.settings) as capture:
             wait_for(
                 capture, lambda status: bool(status.position) and Position.parse(status.position) >= head
@@ -161,7 +167,7 @@ class KeptLog:
 
 def transactions(server: Server, files: list[str]) -> list[Transaction]:
     """Return every transaction of some files, as SHOW BINLOG EVENTS tells."""
-    found = []
+    logged = []
     for file in files:
         opened: tuple[str, int] | None = None
         for _, start, kind, _, end, text in server.sql(f"SHOW BINLOG EVENTS IN '{file}'"):
@@ -170,9 +176,9 @@ def transactions(server: Server, files: list[str]) -> list[Transaction]:
                 opened = _gtid_of(text), start
             elif opened is not None and (kind == "Xid" or (kind == "Query" and "BEGIN" not in text)):
                 gtid, begin = opened
-                found.append(Transaction(gtid, Position(0, file, begin), Position(0, file, end)))
+                logged.append(Transaction(gtid, Position(0, file, begin), Position(0, file, end)))
                 opened = None
-    return found
+    return logged
 
 
 def insert(server: Server, database: str, transactions: int) -> None:

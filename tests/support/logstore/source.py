@@ -83,7 +83,7 @@ def server_files() -> tuple[SourceFile, ...]:
 @cache
 def boundaries() -> dict[Position, str]:
     """Return every transaction boundary of the source, with the GTID set before it."""
-    found: dict[Position, str] = {}
+    sets: dict[Position, str] = {}
     for file in server_files():
         cutter = file.cutter()
         at = 0
@@ -95,8 +95,8 @@ def boundaries() -> dict[Position, str]:
                 cutter.take_file()
             at += size
             if not cutter.in_transaction and at > 4:
-                found[Position(file.epoch, file.name, at)] = cutter.gtid_set
-    return found
+                sets[Position(file.epoch, file.name, at)] = cutter.gtid_set
+    return sets
 
 
 def _feed_whole(cutter: BlockCutter, content: bytes) -> None:
@@ -222,16 +222,19 @@ def check_log(log: LogReader, *, whole: bool = False) -> None:
     assert boundaries()[visible] == log.gtid_set(visible)
     files = [(file.epoch, file.name) for file in server_files()]
     content = {(file.epoch, file.name): file.content for file in server_files()}
-    assert [(one.epoch, one.file) for one in extents] == [
-        one for one in files if (extents[0].epoch, extents[0].file) <= one <= (visible.epoch, visible.file)
+    assert [(extent.epoch, extent.file) for extent in extents] == [
+        file for file in files if (extents[0].epoch, extents[0].file) <= file <= (visible.epoch, visible.file)
     ]
-    for one in extents:
-        source = content[one.epoch, one.file]
-        assert b"".join(log.read(one.epoch, one.file, one.start, one.end)) == source[one.start : one.end]
+    for this_extent in extents:
+        source = content[this_extent.epoch, this_extent.file]
+        assert (
+            b"".join(log.read(this_extent.epoch, this_extent.file, this_extent.start, this_extent.end))
+            == source[this_extent.start : this_extent.end]
+        )
         first = 4 + int.from_bytes(source[13:17], "little")
-        assert log.head_bytes(one.epoch, one.file) == source[:first]
-        assert one is extents[0] or one.start == first
-        assert one.last == visible or one.end == len(source)
+        assert log.head_bytes(this_extent.epoch, this_extent.file) == source[:first]
+        assert this_extent is extents[0] or this_extent.start == first
+        assert this_extent.last == visible or this_extent.end == len(source)
     if whole:
         assert (visible.file, visible.offset) == (server_files()[-1].name, len(server_files()[-1].content))
     check_indexes(log)
@@ -250,26 +253,26 @@ def check_indexes(log: LogReader) -> None:
             before = file.time_max_us if time_max_us is None else time_max_us
             # One that closes no block by itself.
             cutter = file.cutter(record.base, reader.head.gtid_set, time_max_us, block_bytes=1 << 30)
-            place = record.base
+            position = record.base
             for index in range(len(blocks)):
                 stop = blocks.record(index).source_end
-                assert cutter.feed(file.content[place:stop]) == stop - place
+                assert cutter.feed(file.content[position:stop]) == stop - position
                 cutter.close_block()
-                place = stop
-            made = cutter.take_records()
+                position = stop
+            rebuilt = cutter.take_records()
             # Without what came before it, the first segment left by retention cannot tell the latest time.
             if time_max_us is not None or record.base == len(reader.head.file_head):
-                assert_same_blocks(made, stored, record.base)
+                assert_same_blocks(rebuilt, stored, record.base)
             if record.source_end and record.state != TIERED and time_max_us is not None:
                 assert segment_record(log.disk, reader.segment, BLOCK_BYTES, before) == record
             time_max_us = cutter.time_max_us
 
 
-def assert_same_blocks(made: bytes, stored: bytes, base: int) -> None:
+def assert_same_blocks(rebuilt: bytes, stored: bytes, base: int) -> None:
     """The records are the same, but for how far back each knows its run of GTIDs."""
-    assert len(made) == len(stored)
-    for one, other in zip(block_records(made), block_records(stored), strict=True):
-        left, right = BlockRecord.of(one), BlockRecord.of(other)
+    assert len(rebuilt) == len(stored)
+    for first, other in zip(block_records(rebuilt), block_records(stored), strict=True):
+        left, right = BlockRecord.of(first), BlockRecord.of(other)
         assert replace(left, sequence_start=0) == replace(right, sequence_start=0)
         if left.sequence_start and right.sequence_start:
             assert max(right.sequence_start, base) >= left.sequence_start

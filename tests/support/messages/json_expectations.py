@@ -104,11 +104,11 @@ def floats(data: bytes) -> list[float]:
 
 def geometry(data: bytes, name: str) -> dict[str, Any]:
     (srid,) = struct.unpack_from("<I", data)
-    told = {"wkb": encoded(data[4:]), "srid": srid or None}
+    fields = {"wkb": encoded(data[4:]), "srid": srid or None}
     if name == "point":
         x, y = struct.unpack_from("<dd", data, 9)
-        told = {"x": x, "y": y, **told}
-    return told
+        fields = {"x": x, "y": y, **fields}
+    return fields
 
 
 def debezium(text: str | None, type_text: str) -> Any:
@@ -123,16 +123,16 @@ def debezium(text: str | None, type_text: str) -> Any:
         data = raw(text)
         return bool(data[0]) if type_text == "bit(1)" else encoded(data[::-1])
     if name in ("datetime", "timestamp"):
-        found = moment(text)
-        if found is None:
+        instant = moment(text)
+        if instant is None:
             return None
         if name == "timestamp":
             return text.replace(" ", "T") + "Z"
-        micros = (found - EPOCH) // MICROSECOND
+        micros = (instant - EPOCH) // MICROSECOND
         return micros if number_in(type_text) > 3 else micros // 1000
     if name == "date":
-        found = moment(text)
-        return None if found is None else (found - EPOCH).days
+        instant = moment(text)
+        return None if instant is None else (instant - EPOCH).days
     if is_bytes(type_text):
         return encoded(raw(text))
     plain: dict[str, Any] = {"year": int, "float": float, "double": float, "time": micros_of_time}

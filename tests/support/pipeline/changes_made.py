@@ -25,14 +25,16 @@ def target_of(
     mariadb: bool = False,
 ) -> Target:
     """Return a target; columns by name with their SQL types, texts in utf8mb4."""
-    made = []
+    columns_of_target = []
     for column, declared in columns.items():
         if isinstance(declared, Column):
-            made.append(declared)
+            columns_of_target.append(declared)
         else:
             charset = "utf8mb4" if declared.startswith(("char", "varchar", "text", "enum", "set")) else None
-            made.append(Column(column, declared, charset, column not in key))
-    return Target(TableName.parse(name), tuple(made), tuple(key), tuple(map(tuple, unique)), mariadb)
+            columns_of_target.append(Column(column, declared, charset, column not in key))
+    return Target(
+        TableName.parse(name), tuple(columns_of_target), tuple(key), tuple(map(tuple, unique)), mariadb
+    )
 
 
 @dataclass(frozen=True)
@@ -62,44 +64,44 @@ def update(version: int, before: Mapping[str, Any], after: Mapping[str, Any], ro
     return [Made("update_preimage", version, before, row), Made("update_postimage", version, after, row)]
 
 
-def changes_of(target: Target, *made: Sequence[Made], origin: Origin = Origin.LOG) -> Changes:
+def changes_of(target: Target, *groups: Sequence[Made], origin: Origin = Origin.LOG) -> Changes:
     """Return rows as changes, in the order given."""
-    rows = [one for group in made for one in group]
+    rows = [change for group in groups for change in group]
     schema = rows_schema(target)
     columns: list[pyarrow.Array] = [
-        pyarrow.array([one.values.get(name) for one in rows], schema.field(name).type)
+        pyarrow.array([row.values.get(name) for row in rows], schema.field(name).type)
         for name in target.column_names
     ]
     columns += [
-        pyarrow.array([one.change for one in rows], pyarrow.string()),
-        pyarrow.array([one.version for one in rows], pyarrow.int64()),
+        pyarrow.array([row.change for row in rows], pyarrow.string()),
+        pyarrow.array([row.version for row in rows], pyarrow.int64()),
         pyarrow.array(
-            [EPOCH + timedelta(seconds=one.version) for one in rows], schema.field("_commit_timestamp").type
+            [EPOCH + timedelta(seconds=row.version) for row in rows], schema.field("_commit_timestamp").type
         ),
-        pyarrow.array([_metadata(target, one) for one in rows], schema.field("_metadata").type),
+        pyarrow.array([_metadata(target, row) for row in rows], schema.field("_metadata").type),
     ]
     return Changes(target, pyarrow.RecordBatch.from_arrays(columns, schema=schema), target.name, origin)
 
 
 def rows_schema(target: Target) -> pyarrow.Schema:
     """Return the schema of a target's changes, as the kernel emits them."""
-    declared = [(one.name, one.type_text, one.charset, one.nullable) for one in target.columns]
+    declared = [(column.name, column.type_text, column.charset, column.nullable) for column in target.columns]
     schema = pyarrow.schema(_native.arrow_schema(declared, mariadb=target.mariadb))
     return pyarrow.schema([schema.field(name) for name in (*target.column_names, *SYSTEM_COLUMNS)])
 
 
-def _metadata(target: Target, one: Made) -> dict[str, Any]:
+def _metadata(target: Target, segment: Made) -> dict[str, Any]:
     return {
         "instance": "test",
         "database": target.name.database,
         "table": target.name.table,
         "gtid": None,
         "file": "mysql-bin.000001",
-        "offset": one.version * 16,
-        "row": one.row,
+        "offset": segment.version * 16,
+        "row": segment.row,
         "server_id": 1,
         "thread_id": None,
         "schema_version": 1,
-        "absent": list(one.absent) if one.absent else None,
-        "unrepresentable": list(one.unrepresentable.items()) if one.unrepresentable else None,
+        "absent": list(segment.absent) if segment.absent else None,
+        "unrepresentable": list(segment.unrepresentable.items()) if segment.unrepresentable else None,
     }

@@ -64,7 +64,7 @@ def source_rows(
         shown = ", ".join(_shown(name, kind) for name, kind in types.items())
         cursor.execute(f"SELECT {shown} FROM `{database}`.`{table}` WHERE {where}")
         rows = [
-            {name: value_of(types[name], one) for name, one in zip(types, row, strict=True)}
+            {name: value_of(types[name], value) for name, value in zip(types, row, strict=True)}
             for row in cursor.fetchall()
         ]
     return Source(rows, types)
@@ -94,7 +94,9 @@ def delta_rows(path: str) -> list[Row]:
 def parquet_rows(pattern: str) -> list[Row]:
     """Return the rows of Parquet files: those of a glob pattern, sorted by name."""
     files = sorted(glob.glob(str(pattern), recursive=True))
-    return list(itertools.chain.from_iterable(_arrow_rows(pyarrow.parquet.read_table(one)) for one in files))
+    return list(
+        itertools.chain.from_iterable(_arrow_rows(pyarrow.parquet.read_table(file)) for file in files)
+    )
 
 
 def iceberg_rows(table: Any) -> list[Row]:
@@ -114,13 +116,15 @@ def postgres_rows(address: str, table: str) -> list[Row]:
 
 def clickhouse_rows(client: Any, table: str, *, final: bool = True) -> list[Row]:
     """Return the rows of a ClickHouse table by clickhouse-connect; `final` merges versions on the way."""
-    found = client.query(f"SELECT * FROM {table}{' FINAL' if final else ''}")
-    return [dict(zip(found.column_names, row, strict=True)) for row in found.result_rows]
+    answer = client.query(f"SELECT * FROM {table}{' FINAL' if final else ''}")
+    return [dict(zip(answer.column_names, row, strict=True)) for row in answer.result_rows]
 
 
 def mongodb_rows(collection: Any) -> list[Row]:
     """Return the documents of a collection, by pymongo."""
-    return [{name: value for name, value in one.items() if name != "_id"} for one in collection.find()]
+    return [
+        {name: value for name, value in document.items() if name != "_id"} for document in collection.find()
+    ]
 
 
 def elasticsearch_rows(client: Any, index: str) -> list[Row]:
@@ -128,7 +132,7 @@ def elasticsearch_rows(client: Any, index: str) -> list[Row]:
     from elasticsearch.helpers import scan
 
     client.indices.refresh(index=index)
-    return [dict(one["_source"]) for one in scan(client, index=index)]
+    return [dict(hit["_source"]) for hit in scan(client, index=index)]
 
 
 def redis_rows(client: Any, pattern: str, *, kind: str = "hash") -> list[Row]:
@@ -172,7 +176,7 @@ def net_rows(feed: Iterable[Row], source: Source) -> list[Row]:
     for row in feed:
         values = tuple(_hashable(value_of(kind, row[name])) for name, kind in source.types.items())
         counts[values] += -1 if row["_change_type"] in ("delete", "update_preimage") else 1
-    removed = [_told(list(source.types), values) for values, count in counts.items() if count < 0]
+    removed = [_describe_row(list(source.types), values) for values, count in counts.items() if count < 0]
     assert not removed, f"{len(removed)} rows were removed that were never added:\n" + "\n".join(
         removed[:SHOWN_MAX]
     )
@@ -182,57 +186,57 @@ def net_rows(feed: Iterable[Row], source: Source) -> list[Row]:
 # --- comparison -------------------------------------------------------------------------------------
 
 
-def assert_same(wanted: Source, found: Sequence[Row], *, key: Sequence[str] = ()) -> None:
+def assert_same(wanted: Source, actual: Sequence[Row], *, key: Sequence[str] = ()) -> None:
     """Assert that a target's rows are the source's, as multisets. `key` is by what differences are told."""
-    told = differences(wanted, found, key=key)
-    assert not told, f"{len(told)} rows differ, of {len(wanted)} and {len(found)}:\n" + "\n".join(
-        told[:SHOWN_MAX]
+    differing = differences(wanted, actual, key=key)
+    assert not differing, f"{len(differing)} rows differ, of {len(wanted)} and {len(actual)}:\n" + "\n".join(
+        differing[:SHOWN_MAX]
     )
 
 
-def differences(wanted: Source, found: Sequence[Row], *, key: Sequence[str] = ()) -> list[str]:
+def differences(wanted: Source, actual: Sequence[Row], *, key: Sequence[str] = ()) -> list[str]:
     """Return what differs, a line for each row: what is missing, what is there besides, what has changed."""
     names = list(wanted.types)
-    if found and (lost := [name for name in names if name not in found[0]]):
-        return [f"the target has no column {', '.join(lost)}: it has {', '.join(found[0])}"]
+    if actual and (lost := [name for name in names if name not in actual[0]]):
+        return [f"the target has no column {', '.join(lost)}: it has {', '.join(actual[0])}"]
     mine = Counter(tuple(_hashable(row[name]) for name in names) for row in wanted)
-    theirs = Counter(
-        tuple(_hashable(value_of(wanted.types[name], row[name])) for name in names) for row in found
+    actual_counts = Counter(
+        tuple(_hashable(value_of(wanted.types[name], row[name])) for name in names) for row in actual
     )
-    missing, besides = list((mine - theirs).elements()), list((theirs - mine).elements())
+    missing, besides = list((mine - actual_counts).elements()), list((actual_counts - mine).elements())
     places = [names.index(name) for name in key]
     if not places:
-        return [f"missing: {_told(names, row)}" for row in missing] + [
-            f"not in the source: {_told(names, row)}" for row in besides
+        return [f"missing: {_describe_row(names, row)}" for row in missing] + [
+            f"not in the source: {_describe_row(names, row)}" for row in besides
         ]
-    by_key = {tuple(row[place] for place in places): row for row in besides}
+    by_key = {tuple(row[position] for position in places): row for row in besides}
     lines = []
     for row in missing:
-        other = by_key.pop(tuple(row[place] for place in places), None)
+        other = by_key.pop(tuple(row[position] for position in places), None)
         if other is None:
-            lines.append(f"missing: {_told(names, row)}")
+            lines.append(f"missing: {_describe_row(names, row)}")
         else:
             changed = [
-                f"{name} {one!r} is {two!r}"
-                for name, one, two in zip(names, row, other, strict=True)
-                if one != two
+                f"{name} {left!r} is {two!r}"
+                for name, left, two in zip(names, row, other, strict=True)
+                if left != two
             ]
-            where = ", ".join(f"{names[place]}={row[place]!r}" for place in places)
+            where = ", ".join(f"{names[position]}={row[position]!r}" for position in places)
             lines.append(f"changed: {where}: {'; '.join(changed)}")
     # Two rows of one key in the target are told each.
     left = Counter(besides) - Counter(row for row in besides if row not in by_key.values())
-    return lines + [f"not in the source: {_told(names, row)}" for row in left.elements()]
+    return lines + [f"not in the source: {_describe_row(names, row)}" for row in left.elements()]
 
 
-def _told(names: Sequence[str], row: Sequence[Any]) -> str:
+def _describe_row(names: Sequence[str], row: Sequence[Any]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in zip(names, row, strict=True))[:400]
 
 
 def _hashable(value: Any) -> Any:
     if isinstance(value, list):
-        return tuple(_hashable(one) for one in value)
+        return tuple(_hashable(part) for part in value)
     if isinstance(value, dict):
-        return tuple(sorted((name, _hashable(one)) for name, one in value.items()))
+        return tuple(sorted((name, _hashable(part)) for name, part in value.items()))
     return value
 
 
@@ -336,7 +340,7 @@ def _floats(value: Any) -> tuple[float, ...]:
         return struct.unpack(f"<{len(value) // 4}f", value)
     if isinstance(value, str):
         value = json.loads(value)
-    return tuple(_single(one) for one in value)
+    return tuple(_single(number) for number in value)
 
 
 def _uuid(value: Any) -> str:

@@ -37,20 +37,20 @@ def pipeline_of(
     return pipeline_of_values(values | more, folder)
 
 
-def driver_of(place: "SparkSession | LocalDriver") -> Driver:
+def driver_of(engine: "SparkSession | LocalDriver") -> Driver:
     """Return the driver of a Spark session, or the one that was given."""
-    if isinstance(place, LocalDriver):
-        return place
+    if isinstance(engine, LocalDriver):
+        return engine
     from penstock.spark.driver import SparkDriver
 
-    return SparkDriver(place)
+    return SparkDriver(engine)
 
 
-def run_to_end(place: "SparkSession | LocalDriver", settings: PipelineSettings) -> list[dict[str, Any]]:
+def run_to_end(engine: "SparkSession | LocalDriver", settings: PipelineSettings) -> list[dict[str, Any]]:
     """Run until all there is now is in the target; return what was shown of each batch."""
     shown: list[dict[str, Any]] = []
     run = PipelineRun(
-        settings, driver_of(place), until_caught_up=True, told=lambda one: shown.append(dict(one))
+        settings, driver_of(engine), until_caught_up=True, told=lambda report: shown.append(dict(report))
     )
     with patient_leases():
         run.run()
@@ -59,7 +59,7 @@ def run_to_end(place: "SparkSession | LocalDriver", settings: PipelineSettings) 
 
 @contextmanager
 def running(
-    place: "SparkSession | LocalDriver",
+    engine: "SparkSession | LocalDriver",
     settings: PipelineSettings,
     told: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> Iterator[PipelineRun]:
@@ -67,7 +67,7 @@ def running(
 
     What ended the pipeline is raised.
     """
-    run = PipelineRun(settings, driver_of(place), told=told)
+    run = PipelineRun(settings, driver_of(engine), told=told)
     failed: list[BaseException] = []
 
     def go() -> None:
@@ -102,23 +102,23 @@ def patient_leases() -> Iterator[None]:
 
 def wait_until_loaded(settings: PipelineSettings) -> int:
     """Wait until a pipeline that runs has loaded its tables; return how many batches are done."""
-    return _wait(settings, lambda standing: not standing.loading)
+    return _wait(settings, lambda progress: not progress.loading)
 
 
 def wait_for_batches(settings: PipelineSettings, number: int) -> int:
     """Wait until a pipeline that runs has done so many batches in all; return how many are done."""
-    return _wait(settings, lambda standing: standing.number >= number)
+    return _wait(settings, lambda progress: progress.number >= number)
 
 
 def _wait(settings: PipelineSettings, reached: Callable[[Standing], bool]) -> int:
     with opened(settings) as state:
 
-        def standing() -> Standing:
+        def progress() -> Standing:
             return state.standing() or Standing.new()
 
-        wait_until(lambda: reached(standing()) or state.runner() is None, BATCH_SECONDS_MAX)
+        wait_until(lambda: reached(progress()) or state.runner() is None, BATCH_SECONDS_MAX)
         assert state.runner() is not None, "the pipeline runs"
-        return standing().number
+        return progress().number
 
 
 @contextmanager

@@ -326,8 +326,8 @@ class Workload:
     def _some_key(self, table: str) -> tuple[Any, ...] | None:
         """Return the key of a row that is there, None where there is none."""
         names = ", ".join(f"`{name}`" for name in self.keys(table))
-        found = self._sql(f"SELECT {names} FROM {table} ORDER BY {names} LIMIT {self._rows}")
-        return self._random.choice(found) if found else None
+        actual_rows = self._sql(f"SELECT {names} FROM {table} ORDER BY {names} LIMIT {self._rows}")
+        return self._random.choice(actual_rows) if actual_rows else None
 
     def _where(self, table: str) -> str:
         return " AND ".join(f"`{name}` = %s" for name in self.keys(table))
@@ -382,8 +382,8 @@ class Workload:
                     self._sql(f"DELETE FROM {table} WHERE {self._where(table)}", *key)
 
     def _two_seats(self) -> list[tuple[Any, ...]]:
-        found = self._sql("SELECT id, seat, label FROM seats ORDER BY id LIMIT 200 FOR UPDATE")
-        return self._random.sample(found, min(len(found), self._random.randint(2, 5)))
+        actual_rows = self._sql("SELECT id, seat, label FROM seats ORDER BY id LIMIT 200 FOR UPDATE")
+        return self._random.sample(actual_rows, min(len(actual_rows), self._random.randint(2, 5)))
 
     def _swap_keys(self) -> None:
         """Two rows take each other's primary key, by way of one that no row has."""
@@ -391,8 +391,8 @@ class Workload:
             seats = self._two_seats()
             if len(seats) < 2:
                 return
-            (one, *_), (other, *_) = seats[:2]
-            for new, old in ((-1, one), (one, other), (other, -1)):
+            (first, *_), (other, *_) = seats[:2]
+            for new, old in ((-1, first), (first, other), (other, -1)):
                 self._sql("UPDATE seats SET id = %s WHERE id = %s", new, old)
 
     def _shuffle_unique(self) -> None:

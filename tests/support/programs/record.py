@@ -40,9 +40,9 @@ def main() -> None:
     def end(*_: object) -> None:
         nonlocal ending
         ending = True
-        for one in running:
+        for subscriber in running:
             # A signal comes between any two instructions, with any lock held: a thread of its own can wait.
-            threading.Thread(target=one.stop).start()
+            threading.Thread(target=subscriber.stop).start()
 
     def keep(batch: ChangeBatch) -> None:
         began = time.monotonic_ns()

@@ -75,13 +75,13 @@ def _die_before(session: Any, count: int) -> None:
     done = 0
 
     def counted(run: Any) -> Any:
-        def call(*given: Any, **named: Any) -> Any:
+        def call(*arguments: Any, **named: Any) -> Any:
             nonlocal done
             with lock:
                 done += 1
                 if done >= count:
                     os.kill(os.getpid(), signal.SIGKILL)
-            return run(*given, **named)
+            return run(*arguments, **named)
 
         return call
 

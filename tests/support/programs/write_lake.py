@@ -36,14 +36,14 @@ STEPS = {
 
 def batch(number: int) -> list[list[Changes]]:
     """Return the parts of a batch: a row comes, the one before it changes, the one before that goes."""
-    made = [insert(10 * number, id=number, note="new")]
+    change = [insert(10 * number, id=number, note="new")]
     if number > 1:
-        made.append(
+        change.append(
             update(10 * number + 1, {"id": number - 1, "note": "new"}, {"id": number - 1, "note": "old"})
         )
     if number > 2:
-        made.append(delete(10 * number + 2, id=number - 2, note="old"))
-    return [[changes_of(target, *made)] for target in (ORDERS, VISITS)]
+        change.append(delete(10 * number + 2, id=number - 2, note="old"))
+    return [[changes_of(target, *change)] for target in (ORDERS, VISITS)]
 
 
 def write(sink: Sink, number: int) -> None:
@@ -51,11 +51,11 @@ def write(sink: Sink, number: int) -> None:
     mark = BatchMark("shop", "g", number)
     receipts = []
     for part, changes in enumerate(batch(number)):
-        for one in changes:
-            sink.prepare(one.target, Evolution.EVOLVE)
+        for change in changes:
+            sink.prepare(change.target, Evolution.EVOLVE)
         writer = sink.open(mark, part)
-        for one in changes:
-            writer.write(one)
+        for change in changes:
+            writer.write(change)
         receipts.append(writer.finish())
     sink.commit(mark, receipts)
 
@@ -89,9 +89,9 @@ def _die_at(kind: str, last_step: int) -> None:
         steps += 1
 
     def around(work: Callable[..., Any]) -> Callable[..., Any]:
-        def stepped(*told: Any, **named: Any) -> Any:
+        def stepped(*arguments: Any, **named: Any) -> Any:
             step()
-            result = work(*told, **named)
+            result = work(*arguments, **named)
             step()
             return result
 
@@ -99,9 +99,9 @@ def _die_at(kind: str, last_step: int) -> None:
 
     PartFiles.finish = around(PartFiles.finish)  # type: ignore[method-assign]
     for module, name, method in STEPS[kind]:
-        place: Any = import_module(module)
-        place = place if name is None else getattr(place, name)
-        setattr(place, method, around(getattr(place, method)))
+        owner: Any = import_module(module)
+        owner = owner if name is None else getattr(owner, name)
+        setattr(owner, method, around(getattr(owner, method)))
 
 
 if __name__ == "__main__":

@@ -51,7 +51,7 @@ class PtubesClient:
                 "taskName": task,
                 "serviceGroupName": instance,
                 "databaseInfoSet": [
-                    {"databaseName": database, "tableNames": found} for database, found in databases.items()
+                    {"databaseName": database, "tableNames": tables} for database, tables in databases.items()
                 ],
             },
             "buffaloCheckpoint": EARLIEST,
@@ -77,8 +77,8 @@ class PtubesClient:
     @property
     def local_port(self) -> int:
         """The port of this end of the connection."""
-        found: int = self._connection.sock.getsockname()[1]
-        return found
+        port: int = self._connection.sock.getsockname()[1]
+        return port
 
     def call(self, path: str, body: Any, headers: dict[str, str] | None = None) -> bytes:
         """Return what a call answers; a status other than 200 is a failure."""
@@ -94,8 +94,8 @@ class PtubesClient:
 
     def server_info(self, **changes: Any) -> dict[str, Any]:
         """Return what getServerInfo answers."""
-        found: dict[str, Any] = json.loads(self.call("/v1/getServerInfo", {**self.config, **changes}))
-        return found
+        actual: dict[str, Any] = json.loads(self.call("/v1/getServerInfo", {**self.config, **changes}))
+        return actual
 
     def subscribe(self, checkpoint: Any = None, **changes: Any) -> str:
         """Subscribe, and return the answer."""

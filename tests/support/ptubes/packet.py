@@ -109,10 +109,10 @@ PARTITIONED, ERROR = 1, 3
 def shards_of(envelope: Any) -> dict[int, list[Any]]:
     """Return the decoded events of each shard of an envelope; proves the counts that it tells."""
     packet = RdsPartitionedMessage.FromString(envelope.message)
-    found = {}
+    events_by_shard = {}
     for shard, message in packet.partitionMessages.items():
         assert message.messageCount == len(message.messages)
-        assert message.messageSize == sum(len(one) for one in message.messages)
-        found[shard] = [RdsEvent.FromString(one) for one in message.messages]
-    assert envelope.totalEventCount == sum(len(events) for events in found.values())
-    return found
+        assert message.messageSize == sum(len(this_message) for this_message in message.messages)
+        events_by_shard[shard] = [RdsEvent.FromString(this_message) for this_message in message.messages]
+    assert envelope.totalEventCount == sum(len(events) for events in events_by_shard.values())
+    return events_by_shard

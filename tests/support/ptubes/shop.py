@@ -44,8 +44,8 @@ class Shop:
         head = head_of(self.server)
         end = head.file_number, head.offset
 
-        def is_there(one: PtubesClient) -> bool:
-            at = one.latest
+        def is_there(client: PtubesClient) -> bool:
+            at = client.latest
             return at is not None and (at.binlogFile, at.binlogOffset) >= end
 
         client.fetch_until(is_there, batch)

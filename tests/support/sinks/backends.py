@@ -150,8 +150,8 @@ class _ServerBackend(SinkBackend):
         self.server.close()
 
     def sink(self, **settings: Any) -> Sink:
-        given = {"url": self.server.url, **self.SETTINGS, **settings}
-        return make_sink(self.NAME, settings_of(self.NAME)(**given))
+        options = {"url": self.server.url, **self.SETTINGS, **settings}
+        return make_sink(self.NAME, settings_of(self.NAME)(**options))
 
 
 class ClickHouseBackend(_ServerBackend):
@@ -218,8 +218,8 @@ class RedisBackend(_ServerBackend):
             keys = list(client.scan_iter(f"{target.name.database}:{target.name.table}:*", 1000))
             values = client.mget(keys) if keys else []
         sources = [json.loads(value, parse_float=Number) for value in values]
-        found = rows_of_sources(target, sources).to_pylist()
-        return sorted(found, key=lambda row: tuple(row[name] for name in target.primary_key))
+        actual_rows = rows_of_sources(target, sources).to_pylist()
+        return sorted(actual_rows, key=lambda row: tuple(row[name] for name in target.primary_key))
 
 
 class SqlBackend(SinkBackend):
@@ -320,13 +320,13 @@ class MysqlBackend(SqlBackend):
 
     def sink(self, **settings: Any) -> Sink:
         # Batches of different tests have the same numbers.
-        given = {
+        options = {
             "url": self.server.url(self.ACCOUNT),
             "positions": f"penstock.positions_{next(_places)}",
             "statement_bytes": 2048,
             **settings,
         }
-        return make_sink("mysql", settings_of("mysql")(**given))
+        return make_sink("mysql", settings_of("mysql")(**options))
 
     def sink_to_nowhere(self) -> Sink:
         return make_sink("mysql", settings_of("mysql")(url=self.NOWHERE))
@@ -406,8 +406,8 @@ class _FolderBackend(SinkBackend):
         shutil.rmtree(self.folder)
 
     def sink(self, **settings: Any) -> Sink:
-        given = {"path": str(self.folder), **self.SETTINGS, **settings}
-        return make_sink(self.NAME, settings_of(self.NAME)(**given))
+        options = {"path": str(self.folder), **self.SETTINGS, **settings}
+        return make_sink(self.NAME, settings_of(self.NAME)(**options))
 
 
 class DeltaBackend(_FolderBackend):

@@ -28,19 +28,19 @@ class Record(NamedTuple):
     value: bytes | None
 
     @property
-    def told(self) -> Any:
+    def message(self) -> Any:
         return None if self.value is None else json.loads(self.value)
 
 
 def consumer(broker: Kafka, isolation: str) -> confluent_kafka.Consumer:
-    given = {
+    options = {
         "bootstrap.servers": broker.servers,
         "group.id": "tests",
         "enable.auto.commit": False,
         "enable.partition.eof": True,
         "isolation.level": isolation,
     }
-    return confluent_kafka.Consumer(given)
+    return confluent_kafka.Consumer(options)
 
 
 def records(broker: Kafka, *topics: str, committed: bool = True, settled: bool = True) -> list[Record]:
@@ -51,23 +51,25 @@ def records(broker: Kafka, *topics: str, committed: bool = True, settled: bool =
     """
     everything = consumer(broker, "read_uncommitted")
     chosen = consumer(broker, "read_committed" if committed else "read_uncommitted")
-    found: list[Record] = []
+    received: list[Record] = []
     try:
         places = []
         for topic in topics:
             there = chosen.list_topics(topic, timeout=WAIT_SECONDS_MAX).topics[topic].partitions
             assert there, f"{topic} has no partitions"
-            places += [confluent_kafka.TopicPartition(topic, one, 0) for one in there]
+            places += [confluent_kafka.TopicPartition(topic, partition, 0) for partition in there]
         if settled:
-            wait_until(lambda: all(ends(everything, one) == ends(chosen, one) for one in places))
+            wait_until(
+                lambda: all(ends(everything, position) == ends(chosen, position) for position in places)
+            )
         chosen.assign(places)
-        left = {(one.topic, one.partition) for one in places}
+        left = {(position.topic, position.partition) for position in places}
         while left:
             message = chosen.poll(WAIT_SECONDS_MAX)
             assert message is not None, "the broker does not answer"
             problem = message.error()
             if problem is None:
-                found.append(Record(*read_from(message)))
+                received.append(Record(*read_from(message)))
             elif problem.code() == confluent_kafka.KafkaError._PARTITION_EOF:
                 left.discard((message.topic(), message.partition()))
             else:
@@ -76,11 +78,11 @@ def records(broker: Kafka, *topics: str, committed: bool = True, settled: bool =
     finally:
         chosen.close()
         everything.close()
-    return found
+    return received
 
 
-def ends(reader: confluent_kafka.Consumer, place: confluent_kafka.TopicPartition) -> Any:
-    return reader.get_watermark_offsets(place, timeout=WAIT_SECONDS_MAX)
+def ends(reader: confluent_kafka.Consumer, partition: confluent_kafka.TopicPartition) -> Any:
+    return reader.get_watermark_offsets(partition, timeout=WAIT_SECONDS_MAX)
 
 
 def read_from(message: Any) -> tuple[str, int, bytes | None, bytes | None]:

@@ -32,10 +32,10 @@ def write_configuration(folder: Path) -> None:
 
 
 def _class_of_spark(name: str) -> bytes:
-    found = importlib.util.find_spec("pyspark")
-    assert found is not None, "pyspark is a requirement of the tests"
-    assert found.origin is not None, "pyspark is a package"
-    [archive] = (Path(found.origin).parent / "jars").glob("spark-core_*.jar")
+    spec = importlib.util.find_spec("pyspark")
+    assert spec is not None, "pyspark is a requirement of the tests"
+    assert spec.origin is not None, "pyspark is a package"
+    [archive] = (Path(spec.origin).parent / "jars").glob("spark-core_*.jar")
     with zipfile.ZipFile(archive) as opened:
         return opened.read(name)
 

@@ -82,8 +82,8 @@ class Collected:
 
 def stream_of(session: SparkSession, server: Server, table: str, **options: object) -> DataFrame:
     """Return a stream of one table of a server."""
-    given = {"source": server.url(), "tables": table} | options
-    return session.readStream.format("penstock").options(**given).load()
+    all_options = {"source": server.url(), "tables": table} | options
+    return session.readStream.format("penstock").options(**all_options).load()
 
 
 def process_all(query: StreamingQuery) -> None:

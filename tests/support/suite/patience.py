@@ -14,11 +14,11 @@ PAUSE_SECONDS = 0.01
 
 def wait_until(condition: Callable[[], object], seconds: float = WAIT_SECONDS_MAX) -> float:
     """Wait until a condition holds, and return how many seconds that took."""
-    begun = time.monotonic()
+    started = time.monotonic()
     while not condition():
-        assert time.monotonic() < begun + seconds, f"not so within {seconds:g} s"
+        assert time.monotonic() < started + seconds, f"not so within {seconds:g} s"
         time.sleep(PAUSE_SECONDS)
-    return time.monotonic() - begun
+    return time.monotonic() - started
 
 
 def wait_for_next_second() -> None:

@@ -13,17 +13,17 @@ from canal.client import Client  # type: ignore[import-not-found]
 from canal.protocol import EntryProtocol_pb2  # type: ignore[import-not-found]
 
 
-def columns(found: Any) -> dict[str, dict[str, Any]]:
+def columns(row_columns: Any) -> dict[str, dict[str, Any]]:
     """Return columns as plain values."""
     return {
-        one.name: {
-            "value": None if one.isNull else one.value,
-            "sqlType": one.sqlType,
-            "mysqlType": one.mysqlType,
-            "isKey": one.isKey,
-            "updated": one.updated,
+        column.name: {
+            "value": None if column.isNull else column.value,
+            "sqlType": column.sqlType,
+            "mysqlType": column.mysqlType,
+            "isKey": column.isKey,
+            "updated": column.updated,
         }
-        for one in found
+        for column in row_columns
     }
 
 
@@ -56,9 +56,9 @@ def main(port: str, destination: str, user: str, password: str, table_filter: st
     while not stopped:
         message = client.get_without_ack(100)
         for entry in message["entries"]:
-            told = tell(entry)
-            print(json.dumps(told))
-            stopped = stopped or (told["table"] == "stop" and bool(told["rows"]))
+            line = tell(entry)
+            print(json.dumps(line))
+            stopped = stopped or (line["table"] == "stop" and bool(line["rows"]))
         client.ack(message["id"])
         if not message["entries"]:
             time.sleep(0.01)
