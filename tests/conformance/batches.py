@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Batches for the sinks' conformance suite, and the choice of the backends on which a test runs."""
+"""Batches for the sinks' conformance suite, and the selection of backends for a test."""
 
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -16,7 +16,7 @@ _Test = TypeVar("_Test", bound=Callable[..., None])
 
 
 def runs_on(choice: Choice) -> Callable[[_Test], _Test]:
-    """Have a test run on the backends that a condition holds for; by default it runs on every mirror."""
+    """Run a test on the backends that satisfy a condition; by default on every mirror."""
 
     def decorate(test: _Test) -> _Test:
         test.runs_on = choice  # type: ignore[attr-defined]
@@ -26,7 +26,7 @@ def runs_on(choice: Choice) -> Callable[[_Test], _Test]:
 
 
 class Pipe:
-    """Writes batches one after the other, as a pipeline does."""
+    """Writes consecutive batches, as a pipeline does."""
 
     def __init__(self, sink: Sink, evolution: Evolution = Evolution.EVOLVE) -> None:
         self.sink = sink
@@ -34,7 +34,7 @@ class Pipe:
         self.number = 0
 
     def batch(self, *parts: Sequence[Changes], again: bool = False) -> list[Receipt]:
-        """Write a batch, of which each task has a part. With `again` it is the last one, once more."""
+        """Write a batch with a part for each task; `again` repeats the last batch."""
         self.number += 0 if again else 1
         mark = BatchMark("conformance", "1", self.number)
         receipts = []

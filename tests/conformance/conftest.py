@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The sinks' conformance suite runs each test on every backend that it applies to, found by name.
+"""Run each test of the sinks' conformance suite on every backend it applies to, discovered by name.
 
-Backends whose cases are deep are guarded by the same test on the others.
+Cases of backends in the deep tier are guarded by the same test on the others.
 """
 
 import itertools
@@ -57,7 +57,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def sink_backend(
     request: pytest.FixtureRequest, server_of: Callable[[str], Server], missing_part: MissingPart
 ) -> SinkBackend:
-    """Each backend of the test in turn, running."""
+    """Yield each backend of the test, running."""
     return running_backend(request.param, request.config, server_of, missing_part)
 
 

@@ -44,21 +44,21 @@ from tests.support.coordinate.backends import (
 )
 from tests.support.suite.patience import PAUSE_SECONDS, WAIT_SECONDS_MAX, wait_until
 
-# What a handover may take beside the session's own time on a busy machine. Moments in which it stands still
-# are not counted: steps that take longer than that.
+# The time that a handover may take beyond the session timeout on a busy machine. Pauses of the machine are
+# excluded: steps that take longer than this.
 SLACK_SECONDS = 5.0
 STANDSTILL_SECONDS = 0.25
 
 LEASE = "/shop/lease"
 
 
-# One process has this one for itself.
+# The memory store belongs to one process alone.
 ALONE = "memory"
 
 
 @pytest.fixture(params=backend_names())
 def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]:
-    """Each backend in turn: one that is in the folder and not here is an error."""
+    """Yield each backend; a backend that exists in the folder but is missing here is an error."""
     makers: dict[str, Callable[[], Backend]] = {
         ALONE: MemoryBackend,
         "sqlite": lambda: SqliteBackend(tmp_path),
@@ -68,7 +68,7 @@ def backend(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Backend]
         yield opened
 
 
-# For tests of several processes.
+# The backends that several processes can share.
 between_processes = pytest.mark.parametrize(
     "backend", [name for name in backend_names() if name != ALONE], indirect=True
 )
@@ -81,7 +81,7 @@ def store(backend: Backend) -> CoordinationStore:
 
 @pytest.fixture
 def other(backend: Backend) -> CoordinationStore:
-    """The same records, as another process sees them."""
+    """The same records as another process sees them."""
     return backend.open()
 
 
@@ -209,13 +209,13 @@ def test_watch_reports_every_change_below_its_path(
         lambda: other.delete("/shop"),
     ]
     for number, change in enumerate(changes):
-        # What comes late of the change before is not taken for this one's.
+        # A late notification of the previous change must not be taken for one of this change.
         wait_quiet(notified)
         change()
         assert notified.wait(WAIT_SECONDS_MAX), number
     watch.close()
     wait_quiet(notified)
-    # Whoever watches beside it is told, and it is not.
+    # Another watcher on the same path is still notified; the closed watch is not.
     still_told = threading.Event()
     store.watch("/shop", still_told.set)
     other.put("/shop/orders/record", b"6")
@@ -280,7 +280,7 @@ def test_session_lives_as_long_as_it_sends_heartbeats(
             lives = False
         clock.tick()
         session.close()
-        # Where the machine stood still no signs came, and nothing is to be learned.
+        # A pause of the machine stops the heartbeats, so the test then proves nothing.
         assert lives or clock.stood_still, "the session ended"
         return lives
 
@@ -360,7 +360,7 @@ def test_holder_of_a_lost_lease_writes_no_checkpoint(
     with pytest.raises(LeaseLost):
         mine.take(0, lease.token)
     assert follower_checkpoints.read(0) == first
-    # What the store has ended is known here with the next sign of life.
+    # This process learns with its next heartbeat that the store has ended the session.
     wait_until(lambda: not lease.held)
 
 
@@ -411,7 +411,8 @@ def test_dead_holder_is_replaced_within_its_session_timeout(backend: Backend, nu
     with holding(backend) as holder:
         token = int(said(holder))
         while (taken := Lease.acquire(store, session, LEASE, "two")) is not None:
-            # The machine stood still for as long as its session lasts, which it knows, and takes it again.
+            # The machine paused for the whole session timeout. The holder notices and acquires the lease
+            # again.
             holder.send_signal(signal.SIGCONT)
             assert said(holder) == "False"
             taken.release()
@@ -429,7 +430,7 @@ def test_dead_holder_is_replaced_within_its_session_timeout(backend: Backend, nu
         assert clock.seconds < SESSION_SECONDS_SHORT + SLACK_SECONDS
         assert following[0].token > token
         if number == signal.SIGSTOP:
-            # It finds out by its own clock, before anything else tells it.
+            # The holder notices by its own clock before any other notification.
             holder.send_signal(signal.SIGCONT)
             assert said(holder) == "False"
 
@@ -464,7 +465,7 @@ def test_closed_store_refuses_calls(store: CoordinationStore) -> None:
 
 
 def wait_quiet(notified: threading.Event) -> None:
-    """Wait until a watch has told of everything that happened."""
+    """Wait until a watch has reported every past change."""
     while notified.wait(0.2):
         notified.clear()
 
@@ -472,7 +473,7 @@ def wait_quiet(notified: threading.Event) -> None:
 def wait_for_lease(
     store: CoordinationStore, holder: str, seconds: float = SESSION_SECONDS
 ) -> tuple[Session, Lease]:
-    """Take the lease once it is free, under a session that lives: one that is short may end before."""
+    """Acquire a lease once it is free, retrying with a new session if a short session expires first."""
     acquired: list[tuple[Session, Lease]] = []
 
     def is_taken() -> bool:
@@ -493,7 +494,7 @@ def wait_for_lease(
 
 @contextmanager
 def holding(backend: Backend) -> Iterator["subprocess.Popen[str]"]:
-    """A process that holds the lease inside the block, under a short session; it is killed at its end."""
+    """Run a process that holds the lease under a short session inside the block; kill it at the end."""
     holder = coordination_process.start("hold", backend.url, LEASE, "one", SESSION_SECONDS_SHORT)
     try:
         yield holder
@@ -503,13 +504,13 @@ def holding(backend: Backend) -> Iterator["subprocess.Popen[str]"]:
 
 
 def said(process: "subprocess.Popen[str]") -> str:
-    """Return the next line that a process prints."""
+    """Return the next line printed by a process."""
     assert process.stdout is not None
     return process.stdout.readline().strip()
 
 
 class AwakeClock:
-    """Counts the time between its ticks, without the moments in which the machine stood still."""
+    """Measures the time between its ticks without pauses of the machine."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
@@ -517,7 +518,7 @@ class AwakeClock:
         self._last = time.monotonic()
 
     def tick(self) -> None:
-        """Count what has passed since the last one."""
+        """Add the time since the last tick."""
         now = time.monotonic()
         step, self._last = now - self._last, now
         self.seconds += min(step, STANDSTILL_SECONDS)

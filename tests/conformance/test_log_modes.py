@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every log does, wherever it keeps its bytes: in memory alone, in files alone, or in both."""
+"""The behaviour of every log, in memory, in files, or in both."""
 
 import threading
 import time
@@ -51,7 +51,7 @@ def open_mode(mode: str, folder: Path, disk: Disk | None = None, **changes: obje
 
 @pytest.fixture(params=MODES)
 def log(request: pytest.FixtureRequest) -> Iterator[Log]:
-    # Syncs of a real disk take most of the time of a log this small, and change nothing here.
+    # Syncs of a real disk would dominate the run time of a log this small and change nothing here.
     with open_mode(request.param, Path("/log"), MemoryDisk(1 << 26)) as opened:
         yield opened
 
@@ -204,7 +204,7 @@ def test_closing_wakes_a_waiting_thread(log: Log, monkeypatch: pytest.MonkeyPatc
     wait = log._changed.wait
 
     def wait_noted(timeout: float | None = None) -> bool:
-        # The lock is held until the thread is among those to wake, so closing comes after that.
+        # The writer waits while it releases the lock, so this close happens during its wait.
         asleep.set()
         return wait(timeout)
 
@@ -255,7 +255,7 @@ def test_mixed_mode_serves_buffered_bytes_from_memory(tmp_path: Path) -> None:
 
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> MemoryLog:
-    """A log in memory that has room for about a third of the source."""
+    """A memory log with room for about a third of the source."""
     monkeypatch.setattr(memory_log, "MEMORY_BYTES_MIN", 1)
     log = open_mode("memory", tmp_path, memory_bytes=30_000)
     assert isinstance(log, MemoryLog)
@@ -263,7 +263,7 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> MemoryLog:
 
 
 def patient(log: Log) -> list[float]:
-    """Let the log's writer try again as long as the log is full; return when it was held back."""
+    """Retry the log's writer while the log is full; return how often it was throttled."""
     append, held = log.append, []
 
     def again(*values: object, **named: object) -> None:
@@ -323,7 +323,7 @@ def test_memory_reader_that_never_returns_expires() -> None:
         assert log.acknowledged() == {"back": head, "gone": start}
         now[0] += 1
         assert log.acknowledged() == {"back": head}
-        # Its name is free again, for another account as well.
+        # The expired name is free again, also for another account.
         log.hold(Hold("gone", head, None, "search"))
         assert [hold.account for hold in log.holds()] == ["orders", "search"]
 
@@ -387,9 +387,9 @@ def test_concurrent_acknowledgement_makes_room_for_the_next_attempt(
     held = patient(small)
     make_room = small._make_room
 
-    def acknowledged_late(all_that_can: bool = False) -> Position | None:
-        """Have the reader acknowledge everything just behind the moment at which that was asked for."""
-        has_room = make_room(all_that_can)
+    def acknowledged_late(all_segments: bool = False) -> Position | None:
+        """Make the reader acknowledge everything immediately after acknowledgements were requested."""
+        has_room = make_room(all_segments)
         if "reader" in small.acknowledged():
             small.acknowledge("reader", small.head())
         return has_room

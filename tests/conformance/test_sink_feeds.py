@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A feed holds every change as a row, once, whatever it is written to."""
+"""A feed stores every change as a row exactly once, in any target."""
 
 import pytest
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What every sink that mirrors tables does, whatever it writes to."""
+"""The behaviour of every sink that mirrors tables, in any target."""
 
 import pickle
 import struct
@@ -117,7 +117,7 @@ def test_loaded_rows_yield_to_the_log(backend: SinkBackend, sink: Sink, table: M
         insert(5, id=3, name="c"),
         origin=Origin.LOAD,
     )
-    # A change at the load's own version was made behind it.
+    # A change with the load's own version was made after the load.
     logged = changes_of(target, update(5, row(1, "a"), row(1, "x")), delete(6, id=2, name="b"))
     pipe.batch([loaded, logged])
     assert backend.rows(sink, target) == [row(1, "x"), row(3, "c")]
@@ -144,7 +144,7 @@ def test_error_of_one_table_names_the_table(backend: SinkBackend, sink: Sink, ta
         write()
     assert writer.at == bad.name
     writer.abort()
-    # The same batch goes on without it.
+    # The same batch is retried without the failed table.
     pipe.batch(batch[:1])
     assert backend.rows(sink, good) == [row(1, "a"), row(2, "b"), row(3, "b")]
 
@@ -227,7 +227,7 @@ def _point(x: float, y: float) -> bytes:
     return struct.pack("<I", 0) + struct.pack("<BIdd", 1, 1, x, y)
 
 
-# Every type, with its bounds where a target may have others.
+# Every type, with the bounds at which targets may differ.
 TYPES: dict[str, tuple[str, list[Any]]] = {
     "tinyint": ("tinyint", [-128, 127]),
     "tinyint_unsigned": ("tinyint unsigned", [0, 255]),
@@ -338,7 +338,7 @@ def test_columns_are_only_added_if_configured(backend: SinkBackend, sink: Sink, 
     more = table({"id": "int", "added": "datetime", "count": count, "total": total, "name": "varchar(40)"})
     added = datetime(2026, 1, 2, 3, 4, 5)
     pipe.changes(more, insert(2, id=2, added=added, count=6, total=60, name="b"))
-    # What the source dropped stays, and is null from then on, whether its rows still name it or not.
+    # A column dropped by the source stays, and is null from then on, whether its rows still name it or not.
     fewer = table({"id": "int", "added": "datetime", "total": replace(total, nullable=True)})
     pipe.changes(fewer, insert(3, id=3))
     pipe.changes(fewer, update(4, {"id": 1, "total": 50}, {"id": 1, "total": 51}))
@@ -366,12 +366,12 @@ def test_types_stay_if_columns_are_only_added(
     try:
         sink.prepare(after, Evolution.ADD_ONLY)
     except SchemaChanged:
-        # Nothing was done of it, and rows as they were go on.
+        # The plan did not change the target, and rows of the earlier definition are still accepted.
         assert "further" not in str(sink.plan(before, Evolution.STOP))
         pipe.changes(before, insert(2, id=2, count=6))
         assert backend.rows(sink, before) == [{"id": 1, "count": 5}, {"id": 2, "count": 6}]
         return
-    # Else the column holds such values as it is.
+    # Without this policy the column accepts such values unchanged.
     pipe.evolution = Evolution.ADD_ONLY
     pipe.changes(after, insert(2, id=2, count=values[declared]))
     assert backend.rows(sink, after)[1] == {"id": 2, "count": values[declared], "further": None}
@@ -411,7 +411,7 @@ def test_rows_distinguished_by_another_key_are_not_merged(
 
 def test_parts_of_a_batch_commit_as_one(backend: SinkBackend, sink: Sink, table: MakeTarget) -> None:
     target, pipe = table(), Pipe(sink)
-    # All of a table comes to one part where the sink says so.
+    # A sink may require that one part holds all rows of a table.
     count = 1 if sink.spread in (Spread.TABLES, Spread.WHOLE) else 4
     parts = [
         [changes_of(target, *(insert(1, number, id=number) for number in range(part, 400, count)))]
@@ -423,7 +423,7 @@ def test_parts_of_a_batch_commit_as_one(backend: SinkBackend, sink: Sink, table:
 
 
 def test_full_load_in_parts_is_stored_once(backend: SinkBackend, sink: Sink, table: MakeTarget) -> None:
-    """Rows of a load come to several writers and come again; then changes; then another pipeline's load."""
+    """Load rows with several writers and retries; then write changes; then load from another pipeline."""
     target, pipe = table(), Pipe(sink)
     sink.prepare(target, Evolution.EVOLVE)
 
@@ -444,7 +444,7 @@ def test_full_load_in_parts_is_stored_once(backend: SinkBackend, sink: Sink, tab
     pipe.number = 1
     pipe.changes(target, update(6, row(0, "loaded"), row(0, "new")), delete(6, id=39, name="loaded"))
     assert backend.rows(sink, target) == [row(0, "new"), *wanted[1:39]]
-    # A pipeline that was reset loads its tables once more, into what is there.
+    # A reset pipeline loads its tables again over the existing rows.
     load("2", 9)
     assert backend.rows(sink, target) == wanted
 
@@ -463,6 +463,6 @@ def test_target_remembers_the_pipelines_that_wrote_its_rows(sink: Sink, table: M
     sink.commit(mark, [writer.finish()])
     assert sink.remembers(name, [other, target])
     assert not sink.remembers(name, [other])
-    # No part of a name, and no pattern, is that name.
+    # Neither a prefix of a pipeline name nor a pattern matches the name.
     for stranger in (name[:-1], f"{name}x", name.replace("-", "_"), "%"):
         assert not sink.remembers(stranger, [target])

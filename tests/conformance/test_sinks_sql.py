@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Targets with tables of SQL hold what the source holds, whatever fails on the way."""
+"""SQL targets equal their source despite failures at any point."""
 
 import contextlib
 import re
@@ -100,7 +100,7 @@ def test_batch_survives_a_lost_connection(backend: SqlBackend, sink: Sink, table
         nonlocal number
         writer = sink.open(mark, 0)
         try:
-            # The statement that empties the table runs at once, in the transaction that is lost.
+            # The TRUNCATE runs at once, in the transaction that is lost.
             writer.empty(visits, 2)
             writer.write(changes_of(visits, insert(3, page="front")))
             writer.write(changes_of(seats, insert(3, 1, id=2, seat=2)))
@@ -114,7 +114,7 @@ def test_batch_survives_a_lost_connection(backend: SqlBackend, sink: Sink, table
 
     with contextlib.suppress(TransientError):
         write()
-    # Whether the writer has recovered or not, the batch may come again.
+    # The batch may be retried whether the writer has recovered or not.
     write()
     assert number == 2
     assert backend.stored(seats) == [(1, 1, None), (2, 2, None)]
@@ -123,7 +123,7 @@ def test_batch_survives_a_lost_connection(backend: SqlBackend, sink: Sink, table
 
 @runs_on(speaks_sql)
 def test_two_writers_of_one_part_write_it_once(backend: SqlBackend, sink: Sink, table: MakeTarget) -> None:
-    """A process that was thought dead goes on beside the one that took over its part."""
+    """A stale process continues beside the process that took over its part."""
     visits = table(VISITS, (), table="visits")
     sink.prepare(visits, Evolution.EVOLVE)
     writers = [sink.open(BatchMark("test", "1", 1), 0) for _ in range(2)]
@@ -220,7 +220,7 @@ def test_table_created_by_another_pipeline_is_altered_only_if_permitted(
     first, second, taking = backend.sink(), backend.sink(), backend.sink(take_over=True)
     first.pipeline, second.pipeline, taking.pipeline = "it's first", "second", "second"
     first.prepare(wide, Evolution.EVOLVE)
-    # What fits already is nobody's business.
+    # A column that already fits needs no change.
     assert not second.plan(wide, Evolution.EVOLVE)
     for attempt in (second.plan, second.prepare):
         with pytest.raises(OptionInvalid, match="made by the pipeline it's first, and second would alter it"):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A daemon, its network, its disk and its servers die under load: the log is the server's, byte for byte."""
+"""Daemons whose process, network, disk or servers fail under load: the log equals the server's."""
 
 import os
 import random
@@ -38,19 +38,19 @@ from tools.servers.proxy import Proxy
 
 KILLS = 200 if os.environ.get("PENSTOCK_LONG") else 5
 
-# Between kills the daemon runs for so long at most: some die while they start, some in full flow.
+# The longest life of the daemon between kills: some die during the start, others at full speed.
 LIFE_SECONDS_MAX = 0.8
 
-# How long the values of the load are.
+# The lengths of the written values.
 WIDTHS = (10, 200, 5_000, 60_000)
 
 
 class Load:
-    """Commits transactions of all sizes into one table from several sessions, and rotates now and then.
+    """Commits transactions of all sizes into one table from several sessions, with occasional rotations.
 
-    `committed` counts what returned, `altered` how often the table's definition changed; commits that fail
-    because their server died are tried again. A session ends by itself once all together have committed
-    `bytes_max`, and `ended` tells that all have.
+    `committed` counts completed commits, `altered` the changes of the table's definition. Commits that fail
+    with their server are retried. A session ends once all sessions together have committed `bytes_max`;
+    `ended` is true when all have ended.
     """
 
     def __init__(
@@ -81,11 +81,11 @@ class Load:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more is committed."""
+        """Whether all sessions have ended."""
         return not any(thread.is_alive() for thread in self._threads)
 
     def go_on(self, commits: int) -> None:
-        """Wait for so many commits more, or for the end of all."""
+        """Wait for this many further commits, or for the end of all sessions."""
         enough = self.committed + commits
         wait_until(lambda: self.committed >= enough or self.ended)
 
@@ -96,7 +96,7 @@ class Load:
                 with self._server.connect() as connection, connection.cursor() as cursor:
                     self._commit(cursor, dice)
             except pymysql.err.MySQLError:
-                # Its server is down: it comes back.
+                # The server is down and will restart.
                 time.sleep(0.05)
 
     def _commit(self, cursor: Any, dice: random.Random) -> None:
@@ -112,7 +112,7 @@ class Load:
                 cursor.execute("FLUSH BINARY LOGS")
                 cursor.execute(f"ALTER TABLE d.t ADD COLUMN c{dice.getrandbits(40)} INT")
                 self.altered += 1
-            # The server shares the machine with everybody else.
+            # Leave processor time for the other processes of the test.
             time.sleep(0.002)
 
     def _is_over(self) -> bool:
@@ -123,7 +123,7 @@ class Load:
 def daemon_of(
     tmp_path: Path, source: str, log: dict[str, Any] | None = None, **instance: Any
 ) -> Iterator[DaemonProcess]:
-    """Run a daemon with one instance, `shop`, from the beginning of the server's log."""
+    """Run a daemon with one instance, `shop`, from the start of the server's log."""
     settings = {
         "log": {"folder": str(tmp_path / "log"), "segment_bytes": "1MiB", **(log or {})},
         "instances": {"shop": {"source": source, "start": "earliest", **instance}},
@@ -133,7 +133,7 @@ def daemon_of(
 
 
 def settle(daemon: DaemonProcess, server: Server) -> None:
-    """Wait until the daemon has all that the server has."""
+    """Wait until the daemon has captured the server's whole log."""
     head = head_of(server)
     daemon.wait_for_head(head.file, head.offset)
 
@@ -148,13 +148,13 @@ def test_daemon_killed_at_any_moment_loses_and_repeats_nothing(
     server = start_server(flavor)
     dice = sweep_random(fsync)
     with Load(server) as load, daemon_of(tmp_path, server.url(), {"fsync": fsync}) as daemon:
-        # From here on there is a log.
+        # The log exists from here on.
         daemon.wait_for(lambda status: status["position"] is not None)
         for kill in range(KILLS):
             time.sleep(dice.uniform(0, LIFE_SECONDS_MAX))
             daemon.kill()
             if kill % 2 == 0:
-                # What is behind the last whole transaction is of no more use; every reader sees so.
+                # Bytes after the last whole transaction are unusable, and every reader reports that.
                 LogReader.open(tmp_path / "log" / "shop")
             daemon.start()
         load.go_on(20)
@@ -168,7 +168,7 @@ def test_daemon_killed_at_any_moment_loses_and_repeats_nothing(
 
 
 def assert_definition_is_kept(folder: Path, server: Server) -> None:
-    """Assert that the definition kept with a log is the one that the server has now."""
+    """Assert that the definition kept with a log equals the server's current definition."""
     log = LogReader.open(folder)
     kept = kept_schemas(log).at(log.head()).schema("d", "t")
     assert kept is not None
@@ -198,10 +198,10 @@ def test_network_cut_anywhere_loses_nothing(start_server: StartServer, tmp_path:
 def test_server_that_dies_under_load_is_followed_after_its_restart(
     start_server: StartServer, tmp_path: Path
 ) -> None:
-    # A crash may take what the server itself had not synced, and with it what a replica has seen.
+    # Otherwise a crash may lose transactions that the server has not synced but a replica has seen.
     server = start_server("mariadb", sync_binlog=1)
-    # MariaDB writes a long transaction in pieces. Killed in between it leaves a torn one, and sends nothing
-    # from behind it.
+    # MariaDB writes a long transaction in pieces. A kill between them leaves it torn, and the server sends no
+    # later event.
     with Load(server, widths=(10, 200, 1000)) as load, daemon_of(tmp_path, server.url()) as daemon:
         for _ in range(2):
             load.go_on(30)
@@ -233,7 +233,7 @@ def test_log_purged_under_a_dead_daemon_stops_it_by_name(start_server: StartServ
         assert status["error"]["kind"] == "PositionPurged"
         held = LogReader.open(tmp_path / "log" / "shop").head()
         assert held.file in status["error"]["message"]
-        # What it has stays readable.
+        # The existing log stays readable.
         assert daemon.get("/v1/instances/shop/head")["position"] == str(held)
 
 
@@ -249,7 +249,7 @@ def test_full_disk_pauses_capture_until_there_is_room(start_server: StartServer,
         }
         ballast = disk / "ballast"
         ballast.write_bytes(bytes(58 << 20))
-        # More than there is room for beside the ballast, and less than the disk has without it.
+        # This log needs more space than the ballast leaves, and less than the whole disk.
         with (
             Load(server, bytes_max=32 << 20) as load,
             daemon_of(tmp_path, server.url(), log) as daemon,
@@ -272,7 +272,7 @@ def test_log_that_cannot_open_on_a_full_disk_frees_space_by_itself(tmp_path: Pat
     with small_disk(tmp_path / "disk", 1) as disk:
         with Log.open(disk / "shop", SETTINGS) as log:
             Captured(log).run()
-        # What a kill may have left to be made again needs room.
+        # Files that a kill left to be rebuilt need space.
         stored_segments(log.disk, log.layout)[-1].index_path.unlink()
         (disk / "ballast").write_bytes(bytes(os.statvfs(disk).f_bavail * os.statvfs(disk).f_frsize))
         with pytest.raises(LogFull):
@@ -287,7 +287,7 @@ def test_log_that_cannot_open_on_a_full_disk_frees_space_by_itself(tmp_path: Pat
 
 @contextmanager
 def small_disk(path: Path, mib: int) -> Iterator[Path]:
-    """Mount a disk of so many MiB; without the right to, skip, or fail under `CI=true`."""
+    """Mount a disk of this many MiB; skip without the privilege, or fail under `CI=true`."""
     path.mkdir()
     if os.geteuid() != 0 or os.system(f"mount -t tmpfs -o size={mib}m tmpfs '{path}' 2>/dev/null") != 0:
         part = "a small disk is missing: it needs the right to mount one"

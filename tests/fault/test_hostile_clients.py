@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""20,000 hostile clients on each listener of a real daemon, while a server writes: capture goes on."""
+"""Attack each listener of a real daemon with 20,000 hostile clients during writes: capture continues."""
 
 import asyncio
 import random
@@ -19,7 +19,7 @@ from tools.servers import Server, certificate
 
 LISTENERS = ("http", "canal", "ptubes")
 CLIENTS = 20_000
-# A commit is to be seen before a request that waits for it ends by itself.
+# A commit must be visible before a request that waits for it times out.
 COMMIT_SECONDS_MAX = 50
 GROWN_BYTES_MAX = 256 << 20
 
@@ -43,7 +43,7 @@ def daemon_of(folder: Path, server: Server, **listen: object) -> DaemonProcess:
 
 
 def commits_seen_during(daemon: DaemonProcess, server: Server, work: Callable[[], Counter[str]]) -> int:
-    """Return how many commits a reader in good standing was told of, each in time, while the work went on."""
+    """Return how many commits a well-behaved reader received in time during the attack."""
     done: list[Counter[str]] = []
     working = threading.Thread(target=lambda: done.append(work()))
     working.start()
@@ -81,7 +81,7 @@ def test_hostile_clients_do_not_affect_capture(server: Server, tmp_path: Path, n
         assert (status["state"], status["error"]) == ("running", None), seed
         assert daemon.resident_bytes() - before < GROWN_BYTES_MAX, seed
         assert "Traceback" not in daemon.said(), seed
-        # Whoever was let in is gone, and its descriptor with it.
+        # All accepted connections are closed, with their file descriptors.
         wait_until(lambda: len(list(Path(f"/proc/{daemon.pid}/fd").iterdir())) < 100, WAIT_SECONDS_MAX)
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A writer of a lake that is killed at any step, and comes again, leaves each change once."""
+"""A lake writer that is killed at any step and retries its batch stores each change once."""
 
 import json
 import subprocess
@@ -25,7 +25,7 @@ Row = dict[str, Any]
 
 
 class Lake:
-    """A folder with what one sink writes, and a process that writes it and dies."""
+    """A folder written by one sink, and a process that writes it and is killed."""
 
     def __init__(self, kind: str, mode: str | None, folder: Path) -> None:
         settings = {"path": str(folder)} | ({"mode": mode} if mode else {})
@@ -44,7 +44,7 @@ class Lake:
         self._writer.communicate(timeout=WAIT_SECONDS_MAX)
 
     def is_killed(self, number: int, step: int) -> bool:
-        """Write a batch up to a step, and tell whether there was one."""
+        """Write a batch up to a step; tell whether that step exists."""
         assert self._writer.stdin
         assert self._writer.stdout
         self._writer.stdin.write(f"{number} {step}\n")
@@ -54,7 +54,7 @@ class Lake:
         return answer == "killed"
 
     def rows(self, table: str) -> list[Row]:
-        """Return the rows of a table as the format's own reader has them."""
+        """Return the rows of a table read by the format's own reader."""
         if self.sink.kind == "delta":
             lake_table = DeltaTable(str(self.folder / "shop" / table)).to_pyarrow_table()
         elif isinstance(self.sink, IcebergSink):
@@ -99,7 +99,7 @@ def test_writer_killed_at_any_step_leaves_each_change_once(lake: Lake) -> None:
 
 
 def stored_rows(lake: Lake, table: str) -> list[tuple[Any, ...]]:
-    """Return what is compared of a table's rows."""
+    """Return the compared columns of a table's rows."""
     names = {
         "mirror": ("id", "note"),
         "feed": ("_commit_version", "id", "note", "_change_type"),
@@ -109,7 +109,7 @@ def stored_rows(lake: Lake, table: str) -> list[tuple[Any, ...]]:
 
 
 def expected(mode: str, number: int) -> list[tuple[Any, ...]]:
-    """Return the same of the batches up to a number."""
+    """Return the expected rows after the batches up to a number."""
     if mode == "mirror":
         return [(number - 1, "old"), (number, "new")]
     if mode == "feed":

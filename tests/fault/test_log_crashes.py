@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The power fails at every step that the log takes on its disk, and what was not synced is kept, lost or
-garbled."""
+"""Power fails at every disk step of the log; unsynced bytes are kept, lost or garbled."""
 
 import os
 
@@ -15,15 +14,14 @@ from tests.support.suite.nonempty import each
 from tests.support.suite.sweep_seed import sweep_seed
 
 LONG = bool(os.environ.get("PENSTOCK_LONG"))
-# A prime, so that the everyday sample meets every kind of step.
+# A prime, so that the everyday sample includes every kind of step.
 STRIDE = 1 if LONG else 17
 SEED_FIRST = sweep_seed(0)
 SEEDS = range(SEED_FIRST, SEED_FIRST + (4 if LONG else 1))
 
 
 class Scenario:
-    """A log's life: segments by size, hour, file and epoch, syncs, a lost connection, retention, and a
-    clean end."""
+    """The life of a log: segments of all kinds, syncs, a lost connection, retention, a clean end."""
 
     def __init__(self, disk: SimulatedDisk) -> None:
         self._disk = disk
@@ -32,7 +30,7 @@ class Scenario:
         self.acknowledged: Position | None = None
 
     def run(self) -> None:
-        """Live it, from an empty folder."""
+        """Run the scenario in an empty folder."""
         log = open_log(self._disk, self.clock)
         self.captured = Captured(log, each=self._each)
         self.captured.run()
@@ -54,14 +52,14 @@ class Scenario:
 
 
 def steps() -> int:
-    """Return how many steps the scenario has."""
+    """Return the number of steps of the scenario."""
     disk = SimulatedDisk()
     Scenario(disk).run()
     return len(disk.steps)
 
 
 def crash(stop_at: int, disk: SimulatedDisk) -> Position | None:
-    """Live the scenario up to a step; return how far the log was said to be durable."""
+    """Run the scenario up to a step; return the position reported as durable."""
     disk.stop_at = stop_at
     scenario = Scenario(disk)
     with pytest.raises(PowerLost):

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A byte of the log changes on the disk: data is refused by name and place, indexes heal, nothing wrong is
-read."""
+"""A changed byte on disk: data is refused by name and position, indexes heal, no wrong byte is read."""
 
 import itertools
 import os
@@ -28,7 +27,7 @@ from tests.support.logstore.source import (
 from tests.support.suite.nonempty import each
 
 LONG = bool(os.environ.get("PENSTOCK_LONG"))
-# Every byte in the long run, in parts that each end in time; every day a sample.
+# The long run changes every byte, in parts that each end in time; the everyday run changes a sample.
 STRIDE = 8 if LONG else 211
 PARTS = range(STRIDE if LONG else 1)
 IN_USE_FLAG_AT = 4 + 17
@@ -36,7 +35,7 @@ IN_USE_FLAG_AT = 4 + 17
 
 @cache
 def closed_log() -> SimulatedDisk:
-    """Return the disk of a log that was closed."""
+    """Return the disk of a cleanly closed log."""
     disk = SimulatedDisk()
     log = open_log(disk)
     Captured(log).run()
@@ -69,7 +68,7 @@ def flipped(disk: SimulatedDisk, path: Path, at: int) -> SimulatedDisk:
 
 
 def flips(disk: SimulatedDisk, suffix: str, part: int) -> list[tuple[Path, int]]:
-    """Return the bytes to change of the files of a suffix."""
+    """Return the bytes to change in the files with a suffix."""
     places = [
         (path, at)
         for path, content in disk.files().items()
@@ -80,7 +79,7 @@ def flips(disk: SimulatedDisk, suffix: str, part: int) -> list[tuple[Path, int]]
 
 
 def read_proved(log: Log, extent: LogExtent) -> bytes:
-    """Return an extent's bytes, proved as a decoder proves them."""
+    """Return an extent's bytes, verified as a decoder verifies them."""
     head = log.head_bytes(extent.epoch, extent.file)
     file = next(
         server_file
@@ -97,7 +96,7 @@ def read_proved(log: Log, extent: LogExtent) -> bytes:
 
 
 def check_nothing_wrong(log: Log) -> int:
-    """Read all there is; whatever is not refused is right. Return how often something was refused."""
+    """Assert that every byte that is not refused is correct; return the number of refusals."""
     refusals = []
     content = {(server_file.epoch, server_file.name): server_file.content for server_file in server_files()}
     for extent in log.extents():
@@ -105,7 +104,7 @@ def check_nothing_wrong(log: Log) -> int:
         try:
             assert read_proved(log, extent) == source[extent.start : extent.end]
             head = bytearray(log.head_bytes(extent.epoch, extent.file))
-            # A server sets and clears this flag without a new checksum, so nothing proves it.
+            # A server changes this flag without a new checksum, so no checksum covers it.
             head[IN_USE_FLAG_AT] = source[IN_USE_FLAG_AT]
             assert head == source[: len(head)]
             assert log.gtid_set(extent.last) == boundaries()[extent.last]
@@ -150,7 +149,7 @@ def test_changed_byte_outside_the_segments_changes_nothing(disk, suffix: str, pa
 
 
 def test_changed_byte_of_the_lock_file_changes_nothing(tmp_path: Path) -> None:
-    # The simulated disk keeps no file for a lock, so this log is on a real one.
+    # The simulated disk keeps no lock file, so this log is on a real disk.
     disk = LocalDisk()
     for path, content in each(closed_log().files().items()):
         copy = tmp_path / path.relative_to(FOLDER)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pipelines that are killed at any moment under a busy writer: in the end the target is the source."""
+"""Pipelines killed at any moment under a busy writer converge with their source."""
 
 import json
 import os
@@ -29,7 +29,7 @@ from tests.support.suite.sweep_seed import sweep_random, sweep_seed
 from tools.servers import Server
 from tools.servers.proxy import Proxy
 
-# A run after many kills has much to catch up with, and the machine may be busy.
+# A run after many kills has a large backlog, and the machine may be busy.
 SECONDS_MAX = 600
 KILLS_LONG = 10
 
@@ -37,7 +37,7 @@ PENSTOCK = Path(sys.executable).with_name("penstock")
 
 
 class Runner:
-    """`penstock run` in processes of its own, one after the other, for one pipeline's file."""
+    """Consecutive processes of `penstock run` for one pipeline file."""
 
     def __init__(self, folder: Path, source: str, database: str, sink: dict[str, Any], **more: Any) -> None:
         self.file = folder / "pipeline.yaml"
@@ -50,22 +50,22 @@ class Runner:
             "batch": {"interval": "50ms"},
             "spark": session_settings(),
         }
-        # Every JSON is YAML.
+        # JSON is valid YAML.
         self.file.write_text(json.dumps(written | more))
         self.settings = load_pipeline(self.file)
 
     @property
     def output(self) -> str:
-        """What all runs have printed."""
+        """The output of all runs."""
         return self._log.read_text() if self._log.exists() else ""
 
     def done(self) -> int:
-        """How many batches are done."""
+        """The number of completed batches."""
         with opened(self.settings) as state:
             return done_in(state)
 
     def start(self, *words: str) -> "subprocess.Popen[bytes]":
-        """Start it, once nobody else holds the pipeline."""
+        """Start a run once the pipeline's lease is free."""
         with opened(self.settings) as state:
             wait_until(lambda: state.runner() is None, SECONDS_MAX)
         argv = [str(PENSTOCK), "run", str(self.file), "--json", "--master", "local[2,4]", *words]
@@ -76,7 +76,7 @@ class Runner:
 
     @contextmanager
     def running(self, batches: int = 1) -> Iterator["subprocess.Popen[bytes]"]:
-        """Run it; the block begins once so many more batches are done. It is killed where the block ends."""
+        """Run the pipeline; the block starts after this many further batches, and its end kills the run."""
         process = self.start()
         try:
             with opened(self.settings) as state:
@@ -88,7 +88,7 @@ class Runner:
             kill(process, whole=True)
 
     def finish(self) -> None:
-        """Run it until it has caught up."""
+        """Run until the pipeline has caught up."""
         process = self.start("--until", "caught-up")
         try:
             code = process.wait(SECONDS_MAX)
@@ -98,12 +98,12 @@ class Runner:
 
 
 def done_in(state: PipelineState) -> int:
-    """Return how many batches of a pipeline are done."""
+    """Return the number of completed batches of a pipeline."""
     return (state.standing() or Standing.new()).number
 
 
 def kill(process: "subprocess.Popen[bytes]", *, whole: bool) -> None:
-    """Kill a run at once: with its JVM, or its driver alone, whose tasks may go on for a moment."""
+    """Kill a run at once: with its JVM, or only the driver, whose tasks may continue for a moment."""
     if process.poll() is None:
         if whole:
             os.killpg(process.pid, signal.SIGKILL)
@@ -113,7 +113,7 @@ def kill(process: "subprocess.Popen[bytes]", *, whole: bool) -> None:
 
 
 def prove(runner: Runner, workload: Workload, rows_of: Callable[[str], list[Row]]) -> None:
-    """Assert that the target is the source: by the oracle, and that `verify` says so too."""
+    """Assert that the target equals the source, with the oracle and with `verify`."""
     for table in workload.tables:
         wanted = source_rows(workload.server, workload.database, table)
         assert_same(wanted, rows_of(table), key=workload.keys(table))
@@ -139,10 +139,10 @@ def test_pipeline_killed_under_a_busy_writer_ends_equal(
     runner = Runner(tmp_path, mysql_server.url(), database, sink)
     chosen = sweep_random(31)
     with workload.busy(0.005):
-        # Its driver alone while it loads, and with all its processes behind that.
+        # Kill only the driver during the load, and all processes afterwards.
         for batches, whole in ((1, False), (2, True)):
             with runner.running(batches) as process:
-                # Wherever in a batch this falls.
+                # The kill falls anywhere within a batch.
                 time.sleep(chosen.uniform(0.0, 1.0))
                 kill(process, whole=whole)
         assert runner.done() >= 3

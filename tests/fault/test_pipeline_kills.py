@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pipelines whose driver, worker or target dies: what is there is what the source has, and nothing twice."""
+"""Pipelines whose driver, worker or target dies: the target equals the source, without duplicates."""
 
 import contextlib
 import os
@@ -36,10 +36,10 @@ SINKS: dict[str, dict[str, Any]] = {"mirror": {"mode": "mirror"}, "feed": {"mode
 
 
 class Death(BaseException):
-    """The driver is gone: nothing of it goes on."""
+    """The driver is dead: no code of it runs on."""
 
 
-# The steps of a batch, as the functions that do them.
+# The steps of a batch, as the functions that perform them.
 STEPS: dict[str, tuple[Any, str]] = {
     "write the batch down": (PipelineState, "begin"),
     "run its tasks": (run_module, "run_job"),
@@ -49,7 +49,7 @@ STEPS: dict[str, tuple[Any, str]] = {
 
 
 def dying(step: str, when: str, calls: int, patch: pytest.MonkeyPatch) -> None:
-    """Let the driver die before or after a step is done for the n-th time from now on."""
+    """Kill the driver before or after the n-th run of a step."""
     owner, name = STEPS[step]
     does: Callable[..., Any] = getattr(owner, name)
     seen = 0
@@ -58,7 +58,7 @@ def dying(step: str, when: str, calls: int, patch: pytest.MonkeyPatch) -> None:
         nonlocal seen
         if when == "before" and seen == calls - 1:
             raise Death
-        # What fails by itself, a task that Spark lost or a connection, is tried again and not done yet.
+        # A step that fails by itself (a lost Spark task, a lost connection) is retried and not counted.
         returned = does(*args, **options)
         seen += 1
         if seen == calls:
@@ -69,7 +69,7 @@ def dying(step: str, when: str, calls: int, patch: pytest.MonkeyPatch) -> None:
 
 
 def assert_followed(source: Server, target: Server, database: str, workload: Workload, mode: str) -> None:
-    """Assert that the target has the rows of the source; the changes of a feed, each once, add up to them."""
+    """Assert that the target has the rows of the source; the changes of a feed must add up to them."""
     for table in workload.tables:
         wanted = source_rows(source, database, table)
         if mode == "mirror":
@@ -109,7 +109,7 @@ def test_driver_killed_around_any_step_loses_and_repeats_nothing(
         for when in ("before", "after"):
             workload.run(12)
             with pytest.MonkeyPatch.context() as patch:
-                # The standing is written once when the lease is taken, too.
+                # Acquiring the lease also writes the state once.
                 dying(step, when, 2 if step == "note it as done" else 1, patch)
                 with pytest.raises(Death):
                     run_to_end(spark, settings)
@@ -155,7 +155,7 @@ def test_killed_worker_and_unavailable_target_lose_nothing(
 
 
 def kill_a_worker() -> bool:
-    """Kill one Python worker of this process's Spark; tell whether one lived."""
+    """Kill one Python worker of this process's Spark; tell whether one was running."""
     listed = subprocess.run(["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True).stdout
     rows = [line.split(None, 2) for line in listed.splitlines()[1:]]
     below = {str(os.getpid())}
@@ -163,7 +163,7 @@ def kill_a_worker() -> bool:
         below |= {pid for pid, parent, _ in rows if parent in below}
     daemons = {pid for pid, _, words in rows if pid in below and "pyspark.daemon" in words}
     for worker in [pid for pid, parent, words in rows if parent in daemons and "<defunct>" not in words]:
-        # It may have ended since.
+        # It may already have ended.
         with contextlib.suppress(ProcessLookupError):
             os.kill(int(worker), signal.SIGKILL)
             return True

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pipeline whose server and whose coordination store go away and come back."""
+"""A pipeline whose server and coordination store go down and return."""
 
 import sqlite3
 from collections.abc import Callable
@@ -116,7 +116,7 @@ def test_lagging_pipeline_follows_a_failover(
         "tables": "behind.*",
     }
     sink = {"mysql": {"url": mariadb_server.url("root")}}
-    # A batch is a few transactions, so the run is behind for as long as it takes to kill a server.
+    # A batch has only a few transactions, so the pipeline lags for as long as the kill of a server takes.
     settings = pipeline_of(
         primary, "behind", sink, tmp_path, source=source, batch={"rows": 20, "interval": 0.2}
     )
@@ -134,7 +134,7 @@ def test_lagging_pipeline_follows_a_failover(
         assert mariadb_server.sql("SELECT COUNT(*) FROM behind.t")[0][0] < 200, "it is behind"
         follower.sql("UPDATE behind.t SET n = -1 WHERE id = 299")
         wait_until(lambda: mariadb_server.sql(query) == follower.sql(query))
-    # The old primary is back, and nobody writes there any more.
+    # The old primary is back, but receives no writes.
     primary.restart()
     with running(spark, settings):
         follower.sql("INSERT INTO behind.t VALUES (1000, 1)")
@@ -171,7 +171,7 @@ def test_rows_deleted_while_the_state_was_unavailable_are_deleted_from_the_targe
     with opened(settings) as state:
         progress = state.standing()
         assert progress is not None
-        # Commit versions go on rising, on whatever server it begins.
+        # Commit versions continue to increase, whichever server the run starts with.
         assert progress.offsets["shop"]["epoch"] == (1 if how == "reset" else 0)
     mysql_server.sql("INSERT INTO t VALUES (4, 4)", database=database)
     run_to_end(spark, settings)

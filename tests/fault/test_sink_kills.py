@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A writer that is killed before any of its statements, and comes again, leaves each row once."""
+"""A writer killed before any of its statements stores each row once when its batch is retried."""
 
 import os
 import subprocess
@@ -20,7 +20,7 @@ from tools.servers import Server
 
 STATEMENTS_MAX = 200
 TABLES = ("hall.seats", "hall.visits", "hall.positions")
-# Every day some of the places, in the long sweep each of them.
+# The everyday run covers some of the statements, the long sweep all of them.
 STRIDE = 1 if os.environ.get("PENSTOCK_LONG") else 7
 
 FEED_COLUMNS = ("_change_type", "_commit_version", "_row")
@@ -37,7 +37,7 @@ LONG_CASES = [
 
 
 def feed_of(changes: list[Changes], target: Target) -> list[tuple[Any, ...]]:
-    """Return the sorted rows that a feed has of some changes of a target, with FEED_COLUMNS last."""
+    """Return the sorted feed rows of some changes of a target, with FEED_COLUMNS last."""
     return sorted(
         (*(row[name] for name in target.column_names), row["_change_type"], row["_commit_version"], number)
         for table_changes in changes

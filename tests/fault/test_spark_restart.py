@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Streams whose driver, executor, connection or server dies: the copy equals the source, nothing twice."""
+"""Streams whose driver, executor, connection or server dies: the copy equals the source exactly once."""
 
 import json
 import os
@@ -29,14 +29,14 @@ from tests.support.suite.fixture_types import FreshDatabase, StartServer
 from tools.servers import Server
 from tools.servers.proxy import Proxy
 
-# A test starts up to four drivers, one after the other.
+# A test starts up to four drivers in sequence.
 pytestmark = pytest.mark.timeout(1800)
 
 FOLLOW_SECONDS_MAX = 300
 
 
 def write_history(server: Server, table: str, transactions: int) -> None:
-    """Write transactions of several changes each: inserts, updates that meet again, deletes."""
+    """Write transactions of several changes each: inserts, updates that overlap, deletes."""
     server.sql(f"CREATE TABLE {table} (id INT PRIMARY KEY, n INT)")
     with server.connect() as connection, connection.cursor() as cursor:
         for number in range(transactions):
@@ -48,7 +48,7 @@ def write_history(server: Server, table: str, transactions: int) -> None:
 
 
 def assert_equal(server: Server, table: str, changes: list[tuple[Any, ...]]) -> None:
-    """Assert that changes (version, row, kind, id, n), applied in order, give the source; none is twice."""
+    """Assert that the changes (version, row, kind, id, n) have no duplicates and give the source."""
     assert len(set(changes)) == len(changes), "a change came twice"
     copy: dict[int, int] = {}
     for _, _, kind, key, value in sorted(changes, key=lambda change: (change[0], change[1])):
@@ -62,7 +62,7 @@ def assert_equal(server: Server, table: str, changes: list[tuple[Any, ...]]) -> 
 
 
 def changes_in(out: Path) -> list[tuple[Any, ...]]:
-    """Return the changes of a folder that `follow` wrote, in the form of `assert_equal`."""
+    """Return the changes that `follow` wrote into a folder, in the form that `assert_equal` takes."""
     folders = [str(path) for path in out.glob("batch=*") if any(path.glob("*.parquet"))]
     files = [str(file) for folder in folders for file in Path(folder).glob("*.parquet")]
     rows = pyarrow.dataset.dataset(files).to_table().to_pylist()
@@ -73,7 +73,7 @@ def changes_in(out: Path) -> list[tuple[Any, ...]]:
 
 
 def order_for(tmp_path: Path, url: str, table: str, start: str, **options: object) -> dict[str, Any]:
-    """Return what `follow` is told; see tests/support/spark/programs/follow.py."""
+    """Return the arguments of `follow`; see tests/support/spark/programs/follow.py."""
     return {
         "master": "local[2,4]",
         "settings": session_settings(),
@@ -85,7 +85,7 @@ def order_for(tmp_path: Path, url: str, table: str, start: str, **options: objec
 
 @contextmanager
 def following(order: dict[str, Any], log: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """Run `follow` in a process of its own; it is gone when the block ends."""
+    """Run `follow` in a separate process, which ends with the block."""
     words = [sys.executable, "-m", "tests.support.spark.programs.follow", json.dumps(order)]
     with log.open("ab") as output:
         process = subprocess.Popen(words, cwd=ROOT, env=environment(), stdout=output, stderr=output)
@@ -104,7 +104,7 @@ def follow_to_end(order: dict[str, Any], log: Path) -> int:
 
 
 def descendants(pid: int, words: str) -> list[int]:
-    """Return the processes below one whose command line holds the words."""
+    """Return the descendants of a process whose command line contains the words."""
     parents: dict[int, int] = {}
     matching = []
     for entry in Path("/proc").iterdir():
@@ -122,7 +122,7 @@ def descendants(pid: int, words: str) -> list[int]:
 
 
 def kill(processes: list[int]) -> None:
-    """End processes as a crash does; some may end with others of them."""
+    """Kill processes like a crash; some may end together with others."""
     for process in processes:
         with suppress(ProcessLookupError):
             os.kill(process, signal.SIGKILL)
@@ -167,13 +167,13 @@ def test_python_worker_killed_within_a_transaction_is_replaced(
     write_history(mysql_server, table, 200)
     log = tmp_path / "log"
     with Proxy(mysql_server.port) as proxy:
-        # A dump passes this many bytes, a question does not; it falls silent within a transaction.
+        # A dump exceeds this many bytes and a query does not, so the silence falls within a transaction.
         proxy.cut_after(20_000, "silence", in_packet=True)
         order = order_for(tmp_path, proxy.through(mysql_server.url()) + "?ssl_mode=disabled", table, start)
         with following(order, log) as process:
             proxy.wait_for(lambda counters: counters.cut_count == 1, FOLLOW_SECONDS_MAX)
             workers = descendants(process.pid, "pyspark.daemon")
-            # The first is the daemon itself, which Spark starts again as well.
+            # The first process is the daemon of the workers, which Spark restarts as well.
             assert len(workers) > 1
             kill(workers)
             assert process.wait(FOLLOW_SECONDS_MAX) == 0, log.read_text()[-4000:]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stores that die under a batch: the batch can be tried again, and the same sink goes on with it."""
+"""Stores that fail within a batch: the same sink completes the batch when it is retried."""
 
 from typing import Any
 
@@ -34,7 +34,7 @@ def write(sink: Sink, changes: Changes, kill: Any = None) -> None:
 
 
 def goes_through(sink: Sink, changes: Changes) -> bool:
-    """Try a batch again, as a pipeline does as long as its store is away."""
+    """Retry a batch, as a pipeline does while its store is unavailable."""
     try:
         write(sink, changes)
     except TransientError:

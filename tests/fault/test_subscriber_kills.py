@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Subscribers, daemons and the coordination store die and are cut off under load: nothing is lost.
+"""Kill and disconnect subscribers, daemons and the coordination store under load: no change is lost.
 
+A table counts: each transaction increments the counters of some keys, so each key's changes are the steps 1,
+2, 3, ... Every process of the subscription records its rows before it acks them. The invariants:
 
-A table counts: each transaction raises the counters of some keys by one, so each key's changes are the steps
-1, 2, 3, ... Every process of the subscription records what it is given before it acks. What is held:
-
-- Under one token of a shard, each key's steps rise by one, and commit versions never fall.
-- A token begins at most one step behind where those before it had come: nothing is missing between owners.
-- What a token repeats was given so shortly before the last owner's end that its checkpoint was not written.
-- By the clock, once a token has delivered, no smaller one of its shard does: there are never two owners.
-- In the end each key's last step is the counter in the table.
+- Under one token of a shard, each key's steps increase by one, and commit versions never decrease.
+- A token starts at most one step after the last step of earlier tokens, so no change is missing.
+- A token repeats only rows whose checkpoint was still pending when the last owner ended.
+- By the clock, once a token has delivered, no smaller token of its shard does: there are never two owners.
+- In the end each key's last step equals the counter in the table.
 """
 
 import itertools
@@ -44,17 +43,16 @@ SECONDS = float(os.environ.get("PENSTOCK_KILL_SECONDS") or (240 if LONG else 7))
 SUBSCRIBERS = 3
 SHARDS = 6
 KEYS = 60
-# Of each of the two writers: one that stopped early has put no load on the troubles.
+# The minimum for each of the two writers; a writer that stopped early has put no load on the faults.
 TRANSACTIONS_MIN = 50
 
-# A checkpoint is on its way for so long, on a machine that does all this at once. Where the machine stands
-# still for longer than the second, nothing is on its way.
+# The longest delay of a checkpoint on a busy machine. Pauses of the machine beyond one second are excluded.
 WRITING_SECONDS_MAX = 4.0
 STANDSTILL_SECONDS = 0.5
 
 
 class Counting:
-    """Raises the counters of random keys, in small transactions from two sessions, until the block ends."""
+    """Increments the counters of random keys in small transactions from two sessions until the block ends."""
 
     def __init__(self, server: Server) -> None:
         self._server = server
@@ -89,15 +87,15 @@ class Counting:
                 try:
                     cursor.execute(f"UPDATE d.counters SET step = step + 1 WHERE k IN ({wanted})")
                 except pymysql.err.OperationalError:
-                    # The two sessions waited for each other: this one was rolled back.
+                    # A deadlock between the two connections rolled this transaction back.
                     continue
                 self.transactions[number] += 1
-                # The server shares the machine with everybody else.
+                # Leave processor time for the other processes of the test.
                 time.sleep(0.004)
 
 
 class RecordingProcess:
-    """A process of the subscription, with its own way to the store, which can be cut; it can be killed."""
+    """A process of the subscription whose connection to the store can be cut and which can be killed."""
 
     def __init__(self, folder: Path, number: int, url: str, zookeeper: ZooKeeper) -> None:
         self.record = folder / f"record-{number}"
@@ -117,13 +115,13 @@ class RecordingProcess:
             )
 
     def kill(self) -> None:
-        """End it as a crash does."""
+        """Kill the process like a crash."""
         assert self._process is not None
         self._process.kill()
         self._process.wait()
 
     def terminate(self) -> int:
-        """End it in order, once it can be, and return its exit status."""
+        """Stop the process in order, once it can stop, and return its exit status."""
         assert self._process is not None
         wait_until(lambda: STARTED.encode() in self.output.read_bytes()[self._begins :])
         self._process.terminate()
@@ -132,7 +130,7 @@ class RecordingProcess:
 
 @dataclass(frozen=True, order=True)
 class Delivered:
-    """One row as it was given to a process."""
+    """One row as a process received it."""
 
     at: int
     shard: int
@@ -143,9 +141,9 @@ class Delivered:
 
 
 def deliveries(folder: Path) -> list[Delivered]:
-    """Return every row that any process was given, by the clock; rows of one batch in their order.
+    """Return every delivered row by the clock; rows of one batch in their order.
 
-    A line without its end is being written, or was when its process was killed.
+    An incomplete line is being written, or its process was killed.
     """
     delivered = []
     for record in sorted(folder.glob("record-*")):
@@ -159,9 +157,9 @@ def deliveries(folder: Path) -> list[Delivered]:
 
 @dataclass
 class Trouble:
-    """When the store could not be reached by somebody, in nanoseconds of the monotonic clock.
+    """The times at which some process could not reach the store, in nanoseconds of the monotonic clock.
 
-    As a context manager it notes the moments inside the block in which the machine stood still as well.
+    As a context manager it also records pauses of the machine inside the block.
     """
 
     spans: list[tuple[int, int]] = field(default_factory=list)
@@ -186,7 +184,7 @@ class Trouble:
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """Note that the block makes trouble, and a moment behind it, in which sessions come back."""
+        """Record the duration of the block and of the moment after it, in which sessions recover."""
         started = time.monotonic_ns()
         try:
             yield
@@ -194,12 +192,12 @@ class Trouble:
             self.spans.append((started, time.monotonic_ns() + round(2 * SESSION_SECONDS * 1e9)))
 
     def reaches(self, begin: int, end: int) -> bool:
-        """Tell whether a span of time touches any trouble."""
+        """Tell whether an interval overlaps any recorded fault."""
         return any(begin <= until and end >= since for since, until in self.spans)
 
 
 def assert_one_owner_at_a_time(delivered: list[Delivered]) -> None:
-    """Assert that by the clock no token of a shard comes after a larger one."""
+    """Assert that by the clock no token of a shard delivers after a larger token."""
     largest: dict[int, Delivered] = {}
     for shard in delivered:
         last = largest.get(shard.shard)
@@ -208,7 +206,7 @@ def assert_one_owner_at_a_time(delivered: list[Delivered]) -> None:
 
 
 def assert_ordered(delivered: list[Delivered], counters: dict[int, int]) -> None:
-    """Assert that each token gives each key's steps one by one, and begins where those before it had come."""
+    """Assert that each token delivers each key's steps one by one, starting where earlier tokens ended."""
     of_token: dict[tuple[int, int], list[Delivered]] = defaultdict(list)
     shard_of: dict[int, int] = {}
     for segment in delivered:
@@ -238,7 +236,7 @@ def assert_ordered(delivered: list[Delivered], counters: dict[int, int]) -> None
 
 
 def assert_only_the_tail_repeats(delivered: list[Delivered], trouble: Trouble) -> int:
-    """Assert that what a token repeats was given just before the former owner's end; return how many rows."""
+    """Assert that tokens repeat only rows delivered just before an owner's end; return their number."""
     last_of: dict[tuple[int, int], int] = {}
     for shard in delivered:
         last_of[shard.shard, shard.token] = shard.at
@@ -298,7 +296,7 @@ def test_any_killed_member_loses_nothing_keeps_order_and_no_shard_has_two_owners
         deadline = time.monotonic() + SECONDS
         count = 0
         while time.monotonic() < deadline or count < len(troubles):
-            # Each kind comes before any comes again.
+            # Every kind of fault happens before any kind is repeated.
             if count % len(troubles) == 0:
                 dice.shuffle(troubles)
             troubles[count % len(troubles)]()
@@ -326,9 +324,9 @@ def _troubles(
     ways: list[Proxy],
     zookeeper: ZooKeeper,
 ) -> list[Callable[[], None]]:
-    """Return what may go wrong; each call makes it so for a while, and then mends it."""
+    """Return the faults; each call causes one for a while, and then repairs it."""
 
-    # Long enough that its session ends and others take over, and too short for that.
+    # The long outage ends the session, and others take over; the short outage does not.
     outages = itertools.cycle((2.5, 0.3))
 
     def subscriber_dies() -> None:
@@ -378,10 +376,10 @@ def _reached(delivered: list[Delivered]) -> dict[int, int]:
 
 
 def wait_for(condition: Callable[[], bool], folder: Path) -> None:
-    """Wait for a condition, and tell what the processes said where it does not come."""
+    """Wait for a condition, and raise with the output of the processes if it does not hold in time."""
 
     def holds() -> bool:
-        # To read every row takes from the machine that everybody shares.
+        # Reading every row costs processor time of the shared machine.
         time.sleep(0.1)
         return condition()
 

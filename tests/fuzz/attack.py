@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Decodes and cuts damaged logs in a process of its own: `python -m tests.fuzz.attack CORPUS SEED SECONDS`.
+"""Decodes and cuts damaged logs in a separate process: `python -m tests.fuzz.attack CORPUS SEED SECONDS`.
 
-Ends with 0 and one line of counts. It ends otherwise where a log makes the decoder panic, raise what is none
-of `penstock.errors`, hang, give a batch that is no valid Arrow, or take memory out of proportion; the seed of
-the case stands in the last line it printed.
+Exits with 0 and one line of counts. Fails if a log makes the decoder panic, raise an error outside
+`penstock.errors`, hang, return invalid Arrow, or use memory out of proportion; the last printed line holds
+the seed of the case.
 """
 
 import faulthandler
@@ -25,17 +25,17 @@ from tests.support.binlog.block_cutting import Cutting
 from tests.support.binlog.events import first_event_end
 from tests.support.suite.patience import WAIT_SECONDS_MAX
 
-# However short the time was that a busy machine left: so many cases show that errors have names.
+# The minimum number of cases, even on a busy machine, that shows that errors have names.
 CASES_MIN = 300
 DIALECTS = ("canal", "canal_flat", "ptubes", "debezium", "debezium_schema", "maxwell")
 # zstd's window may be 128 MiB, and one decompressed event is held beside it.
 GROWTH_BYTES_MAX = 512 << 20
-# A decoder that goes on for ever asks, or offers, more often than any log of the corpus has events.
+# A decoder in an endless loop makes more requests or batches than any log of the corpus has events.
 ANSWERS_MAX = 200_000
 
 
 def main(folder: Path, seed: int, seconds: float) -> int:
-    """Decode damaged logs until the time is over, and at least so many of them."""
+    """Decode damaged logs until the time is over, and at least CASES_MIN of them."""
     corpus = [path.read_bytes() for path in sorted(folder.iterdir())]
     outcomes: Counter[str] = Counter()
     for data in corpus:
@@ -61,7 +61,7 @@ def main(folder: Path, seed: int, seconds: float) -> int:
 
 
 def case(corpus: list[bytes], seed: int) -> str:
-    """Damage one log and decode it; the seed alone decides how."""
+    """Damage one log and decode it; the seed alone determines how."""
     chance = random.Random(seed)
     return attack(mutate(corpus, chance), chance)
 
@@ -92,7 +92,7 @@ def make_decoder(data: bytes, chance: random.Random, plain: bool) -> tuple[Decod
         }
         if chance.random() < 0.3 and len(data) > 200:
             with suppress(PenstockError):
-                # A range is opened at an event, as far as the damage leaves one to be found.
+                # A range starts at an event, as far as the damage leaves an event to start at.
                 start = follow_events(data[4:], 4, chance.randrange(4, len(data)))[0] or 4
             start = max(start, 4)
             options |= {"offset": start, "aligned": False, "head": head_of(data)}
@@ -107,7 +107,7 @@ def make_decoder(data: bytes, chance: random.Random, plain: bool) -> tuple[Decod
 
 
 def shape(chance: random.Random) -> dict[str, Any]:
-    """Choose what the decoder makes of the log."""
+    """Choose the output format of the decoder."""
     emit = chance.choice(("typed", "typed", "envelope", "events", "transactions", "messages", "messages"))
     if emit != "messages":
         return {"emit": emit}
@@ -140,7 +140,7 @@ def head_of(data: bytes) -> bytes:
 
 
 def run(decoder: Decoder, view: memoryview, chance: random.Random) -> None:
-    """Offer the bytes in pieces of any size and answer what comes."""
+    """Offer the bytes in pieces of random sizes, and answer the decoder's requests."""
     piece = chance.choice((64, 1000, 1 << 20))
     start, end = 0, 0
     answers = 0
@@ -181,7 +181,7 @@ def run(decoder: Decoder, view: memoryview, chance: random.Random) -> None:
 
 
 def offer_prepared(decoder: Decoder, view: memoryview, chance: random.Random) -> bool:
-    """Offer bytes of the log where a prepared transaction is asked for; tell whether any were taken."""
+    """Offer bytes of the log for a requested prepared transaction; tell whether any were accepted."""
     if (request := decoder.prepared_request()) is not None:
         file, start, end = request[2] or ("binlog.000001", chance.randrange(4, 5000), 5000)
         decoder.answer_prepared(file, start, end, bytes(view[:300]) if chance.random() < 0.9 else None)
@@ -195,7 +195,7 @@ def answer(decoder: Decoder, chance: random.Random) -> None:
     if luck < 0.1:
         decoder.answer_table(None)
     elif luck < 0.3 and columns:
-        # A schema that may not fit the table map: one type in place of another.
+        # A schema that may not fit the table map, with one type replaced.
         types = [column[1:] for column in columns]
         chance.shuffle(types)
         decoder.answer_table([(column[0], *kind) for column, kind in zip(columns, types, strict=True)])
@@ -204,7 +204,7 @@ def answer(decoder: Decoder, chance: random.Random) -> None:
         decoder.answer_table([(f"c{index}", chance.choice(TYPES), "utf8mb4", True) for index in range(count)])
     else:
         names = [column[0] for column in columns or ()]
-        # From the luck itself, so that the numbers that follow stay those of logs that are not damaged.
+        # A separate generator, so that the numbers of undamaged logs do not change.
         shards = random.Random(luck).choice((None, [], names[:2], names[-1:], ["none such"]))
         decoder.answer_table(
             columns if luck > 0.8 else None, from_log=True, primary_key=names[:1], shard_columns=shards

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Damage for binlogs: anything that a disk, a network or an enemy might do to one, from a seed."""
+"""Seeded damage for binlogs, like that of disks, networks and attackers."""
 
 import random
 import struct
@@ -18,7 +18,7 @@ _PAYLOAD_BYTES_MAX = 1 << 20
 
 
 def mutate(corpus: Sequence[bytes], chance: random.Random) -> bytes:
-    """Return one log of the corpus, damaged: its raw bytes, or its events put together again to fit."""
+    """Return one log of the corpus, damaged in its raw bytes or in its events with valid checksums."""
     data = chance.choice(corpus)
     if chance.random() < 0.4:
         return mutate_bytes(data, corpus, chance)
@@ -26,7 +26,7 @@ def mutate(corpus: Sequence[bytes], chance: random.Random) -> bytes:
 
 
 def mutate_bytes(data: bytes, corpus: Sequence[bytes], chance: random.Random) -> bytes:
-    """Return bytes with bits flipped, numbers set to edges, parts cut out, doubled, or from elsewhere."""
+    """Return bytes with flipped bits, numbers at their limits, and parts removed, duplicated or replaced."""
     out = bytearray(data)
     for _ in range(chance.randint(1, _MUTATIONS_MAX)):
         if not out:
@@ -58,7 +58,7 @@ def mutate_bytes(data: bytes, corpus: Sequence[bytes], chance: random.Random) ->
 
 
 def mutate_events(data: bytes, corpus: Sequence[bytes], chance: random.Random) -> bytes:
-    """Return a log whose lengths, positions and checksums agree: the damage reaches what they protect."""
+    """Return a log damaged inside its events, with consistent lengths, positions and checksums."""
     log_events = [event for event in events(data) if event.size >= HEADER.size]
     for _ in range(chance.randint(1, _MUTATIONS_MAX)):
         at = chance.randrange(len(log_events))
@@ -90,7 +90,7 @@ def mutate_events(data: bytes, corpus: Sequence[bytes], chance: random.Random) -
 
 
 def _mutate_body(event: Event, corpus: Sequence[bytes], chance: random.Random) -> Event:
-    """Damage an event's body; the events inside a compressed transaction as well as its wrapping."""
+    """Damage an event's body, including the events inside a compressed transaction and its header."""
     if event.code == TRANSACTION_PAYLOAD and chance.random() < 0.8:
         plain = _unpack(event.body)
         if plain is not None:

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Damaged logs of real servers make the kernel stop by name: no panic, no hang, no memory out of proportion.
+"""The kernel refuses damaged logs of real servers by name: no panic, no hang, no excessive memory.
 
-`make test-long` runs long; `PENSTOCK_FUZZ_SECONDS` sets how long, `PENSTOCK_FUZZ_SEED` where to begin.
+`make test-long` runs long; `PENSTOCK_FUZZ_SECONDS` sets the duration, `PENSTOCK_FUZZ_SEED` the first seed.
 """
 
 import os
@@ -25,7 +25,7 @@ SECONDS = float(
     )
 )
 SEED = int(os.environ.get("PENSTOCK_FUZZ_SEED", "1"))
-# Each case has the next seed, and no run has this many cases.
+# Each case uses the next seed, and no run has this many cases.
 SEEDS_APART = 1_000_000_000
 
 

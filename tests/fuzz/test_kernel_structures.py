@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ten million logs of damaged structure against the kernel; `cargo test` has the short form of every day."""
+"""Ten million structurally damaged logs against the kernel; `cargo test` runs the short everyday form."""
 
 import os
 import subprocess

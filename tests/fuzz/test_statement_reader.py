@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Statements of any structure are read without an exception and in bounded memory.
+"""Statements of any structure are parsed without an exception and in bounded memory.
 
-`make test-long` reads a million; `PENSTOCK_FUZZ_STATEMENTS` sets how many.
+`make test-long` reads a million; `PENSTOCK_FUZZ_STATEMENTS` sets the number.
 """
 
 import os
@@ -30,12 +30,12 @@ PIECES = (
     "DEFAULT (", "ENUM(", ",", "UNIQUE (a", "CONVERT TO CHARACTER SET ", "RENAME TO ", "COMMENT ''",
     "PARTITION BY ", "é", "\0", "1", ";", ".", "=",
 )  # fmt: skip
-# Memory that a statement may take for each of its characters.
+# The memory that a statement may use for each of its characters.
 BYTES_A_CHARACTER_MAX = 1_000
 
 
 def statement_of(chance: random.Random) -> str:
-    """Return a statement of the corpus with parts of its structure cut out, repeated, nested or exchanged."""
+    """Return a statement of the corpus with structural parts removed, repeated, nested or exchanged."""
     text = chance.choice(CORPUS)
     for _ in range(chance.randint(1, 4)):
         start = chance.randrange(len(text) + 1)

@@ -223,7 +223,7 @@ def named_by_hour(log: Log, tier: Tier, index: int = 0) -> tuple[SegmentRecord, 
     tier._files.makedirs(tier._path(old.name).rpartition("/")[0], exist_ok=True)
     tier._files.mv(tier._path(note.name), tier._path(old.name))
     assert isinstance(log.disk, SimulatedDisk)
-    log.disk.write_atomic(tier.note_path(record), old.encode())
+    log.disk.put(tier.note_path(record), old.encode())
     log._heads.clear()
     return record, old
 
@@ -256,7 +256,7 @@ def test_object_without_a_log_id_is_verified_once_and_again_after_it_changed() -
     tier._files.pipe_file(tier._path(note.name), bytes(len(whole)))
     with pytest.raises(LogDamaged, match="not what this log moved there"):
         requests_of_a_new_process()
-    log.disk.write_atomic(log.layout.tier_proofs, b"damaged")
+    log.disk.put(log.layout.tier_proofs, b"damaged")
     tier._files.pipe_file(tier._path(note.name), whole)
     assert requests_of_a_new_process() > 0
 
@@ -276,7 +276,7 @@ def test_object_of_another_position_is_refused_despite_its_crc() -> None:
     move_all(log, tier, cold=False)
     record, note = named_by_hour(log, tier)
     elsewhere = replace(note, record=replace(note.record, base=note.record.base + 1))
-    log.disk.write_atomic(tier.note_path(record), elsewhere.encode())
+    log.disk.put(tier.note_path(record), elsewhere.encode())
     with pytest.raises(LogDamaged, match="not what this log moved there"):
         tier.reader(record)
     tier.remove(elsewhere)
@@ -412,7 +412,7 @@ def test_damaged_note_is_named() -> None:
     move_all(log, tier)
     path = tier.note_path(log.segments[0])
     assert isinstance(log.disk, SimulatedDisk)
-    log.disk.write_atomic(path, log.disk.read(path).replace(b"binlog", b"binlag"))
+    log.disk.put(path, log.disk.read(path).replace(b"binlog", b"binlag"))
     with pytest.raises(LogDamaged):
         tier.head(log.segments[0])
 
@@ -521,7 +521,7 @@ def test_unreadable_note_does_not_block_the_others() -> None:
     expired = log.folder / "expired"
     notes = [name for name in log.disk.list(expired) if name.endswith(".tiered")]
     assert isinstance(log.disk, SimulatedDisk)
-    log.disk.write_atomic(expired / notes[0], b"{}")
+    log.disk.put(expired / notes[0], b"{}")
     with pytest.raises(LogDamaged):
         kept.run(log)
     assert log.disk.list(expired) == notes[:1]

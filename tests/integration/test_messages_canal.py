@@ -201,7 +201,6 @@ def test_transaction_starts_ends_and_names_its_events(server: Server, fresh_data
         start: (kind, end)
         for _, start, kind, _, end, *_ in server.sql(f"SHOW BINLOG EVENTS IN '{file.name}'")
     }
-
     assert [entry.entry.entryType for entry in (messages[0], messages[-1])] == [
         TRANSACTIONBEGIN,
         TRANSACTIONEND,

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where the tests check something, and whether that place is always reached.
+"""Locate the checks of the tests, and decide whether they are always reached.
 
 Calls are resolved inside `tests`: a plain name to the function it names, here or imported, a method to every
-method of that name. Where a call cannot be resolved the answer is the lenient one, so that a rule built on
-this refuses only what is certain.
+method of that name. Unresolved calls get the lenient answer, so a rule built on this module refuses only
+certain defects.
 """
 
 import ast
@@ -19,9 +19,9 @@ GUARD = "each"
 
 _RAISING = {"raises", "warns", "fail", "deprecated_call"}
 _CHECKING_PREFIXES = ("assert_", "check_", "expect")
-# To wait for a state is a step of a test, not its result.
+# Waiting for a state is a step of a test, not its check.
 _WAITING_PREFIXES = ("wait_", "until_", "caught_up")
-# These are as long as their arguments are.
+# The result of these calls is as long as their arguments.
 _KEEPS_LENGTH = {
     *("enumerate", "reversed", "sorted", "list", "tuple", "set", "frozenset", "dict", "iter", "zip", "map"),
     *("product", "chain", "permutations", "combinations", "pairwise", "cycle", "repeat", "count", "deepcopy"),
@@ -53,7 +53,7 @@ def checks_something(path: Path, function: Function) -> bool:
 def checks_only_in_loops(path: Path, function: Function) -> bool:
     """Tell whether every check of a test is inside a loop over a computed collection.
 
-    Such a test passes without a check when the collection is empty. A loop over `each(...)` is refused there,
+    Such a test passes without a check if the collection is empty. A loop over `each(...)` fails in that case,
     so it counts as reached, as do loops over literals and parameters.
     """
     places = list(_check_places(path, function))
@@ -61,7 +61,7 @@ def checks_only_in_loops(path: Path, function: Function) -> bool:
 
 
 def always_holds(condition: ast.expr) -> bool:
-    """Tell whether a condition holds whatever the program does."""
+    """Tell whether a condition always holds, for any behaviour of the program."""
     match condition:
         case ast.Constant(value=value):
             return bool(value)
@@ -78,7 +78,7 @@ def always_holds(condition: ast.expr) -> bool:
 
 
 def swallows_assertions(node: ast.AST) -> bool:
-    """Tell whether a handler, or a `suppress`, drops a failed assertion instead of passing it on."""
+    """Tell whether a handler or a `suppress` drops a failed assertion instead of propagating it."""
     match node:
         case ast.ExceptHandler(type=kind, name=name, body=body):
             inside = [inner for statement in body for inner in ast.walk(statement)]
@@ -102,7 +102,7 @@ def _catches_assertions(kind: ast.expr | None) -> bool:
 # --- Checks ---------------------------------------------------------------------------------
 
 
-# The functions of which it is known that they check something.
+# The functions that are known to check something.
 _checking: set[tuple[Path, Function]] = set()
 
 
@@ -124,7 +124,7 @@ def _checks_unknown(path: Path, function: Function, seen: frozenset[tuple[Path, 
             name = _name_called(node)
             if name in _RAISING or name.startswith(_CHECKING_PREFIXES):
                 return True
-        # A function that is passed on is called by whoever receives it.
+        # A function that is passed on is called by its receiver.
         if isinstance(node, (ast.Name, ast.Attribute)):
             for home, target in _targets(path, node):
                 if _checks(home, target, seen):
@@ -134,7 +134,7 @@ def _checks_unknown(path: Path, function: Function, seen: frozenset[tuple[Path, 
 
 @functools.cache
 def _is_checker(path: Path, function: Function) -> bool:
-    """Tell whether a function returns nothing and checks something itself, other than that a wait ends."""
+    """Tell whether a function returns nothing and checks more than the end of a wait."""
     returns = function.returns
     returns_nothing = isinstance(returns, ast.Constant) and returns.value is None
     if not returns_nothing or function.name.startswith(_WAITING_PREFIXES):
@@ -143,7 +143,7 @@ def _is_checker(path: Path, function: Function) -> bool:
 
 
 def _check_places(path: Path, function: Function) -> Iterator[bool]:
-    """Yield for each check of a function whether it is reached whatever the collections hold."""
+    """Yield for each check of a function whether it is reached with empty collections."""
     scope = _literals_of(path) | _assigned(function.body)
     bound = _parameters(function)
     nested = {
@@ -155,7 +155,7 @@ def _check_places(path: Path, function: Function) -> Iterator[bool]:
 
 
 class _Walk:
-    """Visits a test's statements, and knows which loops are sure to run."""
+    """Visits a test's statements and tracks which loops are certain to run."""
 
     def __init__(self, path: Path, scope: _Scope, bound: set[str], nested: dict[str, Function]) -> None:
         self._path = path
@@ -199,7 +199,7 @@ class _Walk:
                     yield from self._calls(part, is_reached)
 
     def _calls(self, part: ast.AST, is_reached: bool) -> Iterator[bool]:
-        """Yield the checks among the calls of an expression; in a comprehension it takes an item to call."""
+        """Yield the checks among the calls of an expression; a comprehension needs an element to call."""
         for node, runs in self._reached_nodes(part):
             if isinstance(node, ast.Call) and self._is_check(node):
                 yield is_reached and runs
@@ -221,7 +221,7 @@ class _Walk:
         return name in _RAISING or name.startswith(_CHECKING_PREFIXES)
 
     def _is_vacuous(self, condition: ast.expr) -> bool:
-        """Tell whether a condition holds of an empty computed collection."""
+        """Tell whether a condition holds for an empty computed collection."""
         match condition:
             case ast.Call(func=ast.Name(id="all"), args=[comprehension]):
                 return self._may_be_empty(comprehension)
@@ -239,7 +239,7 @@ class _Walk:
     # --- Collections ------------------------------------------------------------------------
 
     def is_never_empty(self, collection: ast.expr) -> bool:
-        """Tell whether a collection is written out in the test, or guarded."""
+        """Tell whether a collection is a literal in the test, or guarded."""
         match collection:
             case ast.List(elts=items) | ast.Tuple(elts=items) | ast.Set(elts=items):
                 return any(
@@ -332,7 +332,7 @@ def _name_called(call: ast.Call) -> str:
 
 
 def _parameters(function: Function) -> set[str]:
-    """Return the names that `parametrize` and `given` give to a test."""
+    """Return the parameters that `parametrize` and `given` pass to a test."""
     names: set[str] = set()
     for decorator in function.decorator_list:
         if isinstance(decorator, ast.Call) and _name_called(decorator) == "parametrize" and decorator.args:
@@ -342,13 +342,13 @@ def _parameters(function: Function) -> set[str]:
                 case ast.Tuple(elts=items) | ast.List(elts=items):
                     names |= {str(element.value) for element in items if isinstance(element, ast.Constant)}
         if isinstance(decorator, ast.Call) and _name_called(decorator) == "given":
-            # Its own generators choose the sizes.
+            # The generators of `given` choose the sizes.
             names |= {argument.arg for argument in function.args.args}
     return names
 
 
 def _assigned(body: list[ast.stmt]) -> _Scope:
-    """Return what names are assigned once in these statements; a name that changes is not among them."""
+    """Return the values of names that these statements assign exactly once."""
     values: _Scope = {}
     changed: set[str] = set()
     for statement in body:
@@ -370,7 +370,7 @@ def _assigned(body: list[ast.stmt]) -> _Scope:
 
 @functools.cache
 def _literals_of(path: Path) -> _Scope:
-    """Return what the names of a module stand for, those imported from `tests` included."""
+    """Return the literal values of a module's names, including those imported from `tests`."""
     scope = _assigned(
         [node for node in python_tree(path).body if isinstance(node, (ast.Assign, ast.AnnAssign))]
     )
@@ -384,7 +384,7 @@ def _literals_of(path: Path) -> _Scope:
 
 @functools.cache
 def _imported(path: Path) -> dict[str, tuple[Path | None, str]]:
-    """Return the imported names: the file in `tests` where each is defined, and its name there."""
+    """Return the imported names: the file in `tests` that defines each, and its name there."""
     names: dict[str, tuple[Path | None, str]] = {}
     for node in ast.walk(python_tree(path)):
         if isinstance(node, ast.ImportFrom):
@@ -397,7 +397,7 @@ def _imported(path: Path) -> dict[str, tuple[Path | None, str]]:
 
 @functools.cache
 def _classes_of(path: Path) -> frozenset[str]:
-    """Return the names of classes, among them enums: loops over a class are over its members."""
+    """Return the names of classes, including enums: loops over a class iterate over its members."""
     own = {node.name for node in python_tree(path).body if isinstance(node, ast.ClassDef)}
     return frozenset(own | {name for name in _imported(path) if name[:1].isupper() and not name.isupper()})
 
@@ -421,7 +421,7 @@ def _methods() -> dict[str, list[tuple[Path, Function]]]:
 
 
 def _targets(path: Path, name: ast.Name | ast.Attribute) -> list[tuple[Path, Function]]:
-    """Return the functions that a name may mean."""
+    """Return the functions that a name may refer to."""
     if isinstance(name, ast.Attribute):
         return _methods().get(name.attr, [])
     function = _functions_of(path).get(name.id)

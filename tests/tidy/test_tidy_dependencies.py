@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The lists of dependencies are true: what is imported is required, and what is required is imported."""
+"""The dependency lists are exact: every import is required, and every requirement is imported."""
 
 import re
 import sys
@@ -10,7 +10,7 @@ from tests.tidy.tree import ROOT, files, rust_code
 
 OURS = {"penstock", "pyspark_penstock", "tests", "tools", "bench", "demo", "examples"}
 
-# What a package's distribution is called, where that is not its name.
+# The distribution name of a package, if it differs from the import name.
 DISTRIBUTIONS = {
     "bson": "pymongo",
     "clickhouse_connect": "clickhouse-connect",
@@ -23,13 +23,13 @@ DISTRIBUTIONS = {
     "yaml": "pyyaml",
 }
 
-# Imported by a program that runs in an interpreter of its own, which has what it needs.
+# Imported by programs that run in a separate interpreter with these packages.
 ELSEWHERE = {"canal", "cosmic_ray", "coverage", "parso"}
 
-# Required for what they do, not for their names: pytest's plugins, programs, and what others import.
+# Required but not imported: plugins of pytest, programs, and dependencies of other packages.
 WORK_UNSEEN = {"pytest-timeout", "pytest-xdist", "ruff", "mypy", "pandas"}
 
-# Extras of those who work on the project.
+# Extras for the project's developers.
 FOR_WORK = ("test", "check", "bench")
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -72,7 +72,7 @@ def test_crate_requires_exactly_its_imports() -> None:
 
 
 def distributions(*folders: str) -> set[str]:
-    """Return the distributions of what the Python files of some folders import."""
+    """Return the distributions that the Python files of some folders import."""
     modules = {
         name for folder in folders for path in files(".py", below=folder) for name in outside_imports(path)
     }
@@ -81,5 +81,5 @@ def distributions(*folders: str) -> set[str]:
 
 
 def names(requirements: list[str]) -> set[str]:
-    """Return what requirements are called, without versions and extras."""
+    """Return the names of requirements without versions and extras."""
     return {re.split(r"[\[<>=! ]", requirement, maxsplit=1)[0].lower() for requirement in requirements}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Documents are true: what they cite exists, and what is generated is fresh."""
+"""Documents are correct: their references exist, and generated pages are fresh."""
 
 import re
 from pathlib import Path
@@ -12,7 +12,7 @@ from tools.document import PAGES
 MARKDOWN = files(".md")
 CITATION = re.compile(r"`([\w./-]+\.(?:py|rs))::([\w.]+)`")
 LINK = re.compile(r"\]\(([^)#\s]+)(?:#[^)]*)?\)")
-# Pages of the reference about what servers do, which no code tells.
+# Handwritten reference pages about server behaviour, which no code describes.
 _WRITTEN = {"hidden_changes.md"}
 PATH_WORD = re.compile(r"`((?:src|native|tests|bench|docs|tools|demo|examples)/[\w./-]+)`")
 
@@ -65,7 +65,7 @@ def test_every_handwritten_reference_page_is_listed() -> None:
 
 
 def defines(path: Path, symbol: str) -> bool:
-    """Return whether a file defines a symbol; of a Rust method or field, each part of its dotted name."""
+    """Return whether a file defines a symbol; for a Rust method or field, each part of its dotted name."""
     if not path.exists():
         return False
     if path.suffix == ".py":

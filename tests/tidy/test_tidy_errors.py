@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One tree of errors: drawn as it is, raised in full, and never swallowed."""
+"""The error tree: documented completely, raised with all fields, and never swallowed."""
 
 import ast
 import inspect
@@ -72,5 +72,5 @@ def test_no_error_is_swallowed() -> None:
 
 
 def in_order(kind: type[errors.PenstockError]) -> list[type[errors.PenstockError]]:
-    """Return a class and all below it, as they stand in the file."""
+    """Return a class and its subclasses in file order."""
     return [kind, *(below for child in kind.__subclasses__() for below in in_order(child))]

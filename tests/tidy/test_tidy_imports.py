@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Imports run one way, and an outside part is known in one place only."""
+"""Imports run in one direction, and each third-party package is imported in one place only."""
 
 import ast
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ from tests.tidy.tree import ROOT, files, name_of, python_tree
 
 LEAVES = {"errors", "limits", "commit_versions", "model", "gtid_sets", "fingerprint", "retry", "_native"}
 
-# What each part may import, besides itself, from the bottom up.
+# The parts that each part may import, from the bottom layer up.
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "limits": set(),
@@ -18,11 +18,11 @@ MAY_IMPORT: dict[str, set[str]] = {
     "fingerprint": set(),
     "retry": {"errors", "limits"},
     "model": {"errors", "limits", "commit_versions", "_native"},
-    # What moves through a pipeline.
+    # The data that moves through a pipeline.
     "changes": {"errors", "model", "_native"},
-    # What the daemon is told, and what every settings file is made of.
+    # The daemon's settings, and the basis of every settings file.
     "settings": {"errors", "limits", "model"},
-    # What speaks to a server, and what a row's columns are.
+    # The connections to a server, and the columns of its rows.
     "mysql": LEAVES,
     "schema": LEAVES | {"mysql"},
     "check": LEAVES | {"mysql", "schema"},
@@ -33,14 +33,14 @@ MAY_IMPORT: dict[str, set[str]] = {
     "serve": LEAVES | {"settings", "logstore", "capture", "source", "coordinate"},
     "client": LEAVES | {"source", "coordinate"},
     "binlog": LEAVES | {"schema", "source"},
-    # The sinks and steps know nothing of Spark.
+    # The sinks and steps do not depend on Spark.
     "sinks": LEAVES | {"changes", "settings", "mysql"},
     "pipeline": LEAVES
     | {"changes", "settings", "mysql", "schema", "logstore", "source", "coordinate", "client", "sinks"},
     "engine": LEAVES | {"changes", "mysql", "schema", "source", "coordinate", "sinks", "pipeline"},
     "local": LEAVES | {"pipeline", "engine"},
     "spark": LEAVES | {"changes", "mysql", "schema", "source", "sinks", "pipeline", "engine"},
-    # The only one that builds everything.
+    # The only part that builds all others.
     "daemon": LEAVES | {"settings", "mysql", "logstore", "capture", "source", "coordinate", "serve"},
     "cli": LEAVES
     | {
@@ -62,15 +62,15 @@ MAY_IMPORT: dict[str, set[str]] = {
         "spark",
         "daemon",
     },
-    # A pipeline in a program, with Spark or without.
+    # Pipelines inside a program, with Spark or without.
     "pipelines": LEAVES | {"pipeline", "engine", "local", "spark"},
     "__init__": LEAVES | {"source", "binlog", "pipelines"},
 }
 
-# Folders whose folders are variants that know nothing of each other, and those that several of them share.
+# Folders of variants that do not depend on each other, and the folders that several variants share.
 VARIANTS = {"sinks": {"lake", "sql"}, "serve": set[str]()}
 
-# Where an outside part may be imported: a file, or a folder.
+# The file or folder in which a third-party package may be imported.
 HOMES = {
     "pymysql": (
         "src/penstock/mysql/dial.py",
@@ -123,7 +123,7 @@ def test_every_part_imports_only_lower_layers() -> None:
         for path in files(".py", below="src/penstock")
         for target in penstock_imports(path)
         if target != part_of(path) and target not in MAY_IMPORT[part_of(path)]
-        # The one thing that the command line takes from the top is the version it prints.
+        # The command line may import the version from the top-level package, and nothing else.
         if not (part_of(path) == "cli" and target == "__version__")
     ]
     assert not wrong, wrong
@@ -232,7 +232,7 @@ def penstock_imports(path: Path) -> Iterator[str]:
 
 
 def modules_imported(path: Path) -> Iterator[str]:
-    """Yield the dotted name of each module that a file imports, or imports from."""
+    """Yield the dotted name of each imported module."""
     for node in ast.walk(python_tree(path)):
         if isinstance(node, ast.ImportFrom) and node.module is not None:
             yield from (f"{node.module}.{name.name}" for name in node.names)
@@ -241,7 +241,7 @@ def modules_imported(path: Path) -> Iterator[str]:
 
 
 def outside_imports(path: Path) -> Iterator[str]:
-    """Yield the top package of each import."""
+    """Yield the top-level package of each third-party import."""
     for node in ast.walk(python_tree(path)):
         if isinstance(node, ast.ImportFrom) and node.module and not node.level:
             yield node.module.split(".")[0]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The stub of the compiled module says what the module is."""
+"""The stub describes the compiled module exactly."""
 
 import os
 import subprocess
@@ -11,7 +11,7 @@ from tests.tidy.tree import ROOT
 
 def test_stub_equals_the_compiled_module(tmp_path: Path) -> None:
     config = tmp_path / "mypy.ini"
-    # What the stub's types come from is checked with the rest of the tree.
+    # The modules used in the stub's types are checked with the rest of the tree.
     config.write_text("[mypy]\nfollow_imports = skip\n")
     words = [
         sys.executable,

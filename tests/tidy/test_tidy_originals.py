@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The list of what differs from the original systems, and the page that names it, are one."""
+"""The list of differences from the original systems agrees with its page."""
 
 import re
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Samples of what earlier versions wrote are never edited: each folder keeps the bytes it was added with."""
+"""Samples written by earlier versions are never edited: each folder keeps its original bytes."""
 
 import hashlib
 from pathlib import Path
@@ -9,8 +9,8 @@ import pytest
 from tests.samples.reading import VERSIONS
 from tests.samples.write import SAMPLES
 
-# SHA-256 of every file's path and content, in the order of the paths. Add a line for a new version. Where an
-# old one does not fit, restore the folder: present code must read what that version wrote.
+# SHA-256 of every file's path and content in path order. Add a line for a new version. If an old digest
+# differs, restore the folder: present code must read the files of that version.
 DIGESTS = {
     "0.1": "425caf715065536ddb483b45f59571c4928625cedc14dfd9a25065362245e53b",
 }

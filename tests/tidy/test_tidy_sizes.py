@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files and functions stay small enough to be read in one go; no file is exempt."""
+"""Files and functions stay small; no file is exempt."""
 
 from tests.tidy.tree import ROOT, files, name_of, python_functions, rust_functions
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What users may rely on: one sorted list, and a version that is the changelog's."""
+"""The public surface: one sorted list, and the version of the changelog."""
 
 import re
 import tomllib

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every test can fail, and none waits for time to pass where it could wait for an event."""
+"""Every test can fail, and no test sleeps if it can wait for an event."""
 
 import ast
 from pathlib import Path
@@ -9,7 +9,7 @@ import pytest
 from tests.tidy import checks
 from tests.tidy.tree import Function, files, name_of, python_functions, python_tree
 
-# Files with `time.sleep`, and what each is for. Everything else waits with tests/support/suite/patience.py.
+# Files with `time.sleep`, and the reason. All other tests wait with tests/support/suite/patience.py.
 SLEEPS = {
     "tests/support/canal/clients/follow.py": "Canal's client polls as its manual shows",
     "tests/support/capture/captured_log.py": "the interval at which it looks at a condition",

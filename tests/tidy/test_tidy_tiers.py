@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every deep test names an everyday test that guards the same capability; a long test guards none."""
+"""Every deep test names an everyday test of the same capability as its guard; a long test guards no other."""
 
 import ast
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @dataclass(frozen=True)
 class Deep:
-    """One use of the deep marker: on a test, or on a whole module where `test` is None."""
+    """One use of the deep marker: on a test, or on a whole module if `test` is None."""
 
     file: str
     test: str | None
@@ -40,7 +40,7 @@ def deep_markers() -> Iterator[Deep]:
 
 
 def is_long(tree: ast.Module, test: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
-    """Tell whether a test is long with all of its cases, by itself or with its module."""
+    """Tell whether a test is long in all of its cases, by itself or with its module."""
     of_module = [
         part
         for node in tree.body

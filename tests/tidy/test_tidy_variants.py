@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Variants are one file each, found by name: one that nothing finds, or that lacks the face, is an error."""
+"""Each variant is one file that is discovered by name; a missing registration or interface is an error."""
 
 import inspect
 import re
@@ -67,7 +67,7 @@ def test_every_peer_has_a_title_a_version_and_a_verb(name: str) -> None:
 
 
 def is_declared(path: Path) -> bool:
-    """Return whether the module above a Rust file names it."""
+    """Return whether the parent module declares a Rust file."""
     if "tests" in path.parts or "benches" in path.parts or "fuzz" in path.parts:
         return True
     inside = path.name == "mod.rs"

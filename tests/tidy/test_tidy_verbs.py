@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The verbs of the Makefile are the whole interface to the project, for people and for CI."""
+"""The verbs of the Makefile are the whole interface to the project, for developers and for CI."""
 
 import re
 import shutil

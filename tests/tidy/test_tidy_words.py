@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The words of the house: what names may not be, and what no file may say."""
+"""Forbidden words: hollow names, and text that describes the making of the repository."""
 
 import ast
 import re
@@ -10,16 +10,16 @@ import pytest
 
 from tests.tidy.tree import files, name_of, python_tree, rust_code
 
-# Names that say nothing: as any word of a name, and as the whole of one.
+# Names without meaning: as any word of a name, and as the whole name.
 HOLLOW_WORDS = {"manager", "handler", "helper", "helpers", "util", "utils"}
 HOLLOW_NAMES = {*HOLLOW_WORDS, "common", "base", "info", "data", "impl", "misc"}
 
-# This file spells them out, so that it may look for them.
+# This file contains the words that it searches for.
 HERE = Path(__file__)
 
 UNFINISHED = re.compile(r"\b(?:TODO|FIXME|XXX|HACK|NotImplementedError|unimplemented!|todo!)(?!\w)")
 
-# The repository speaks of the product alone, not of how it came to be.
+# The repository describes the product, not its own history.
 ABOUT_THE_MAKING = re.compile(
     r"/work/|\bissues? #?\d+\b|\bagents?\b|\bsub-?agents?\b|\bLLM\b|\bthis session\b|\bDESIGN\.md\b|"
     r"\bartifactory\b|\bprevious(?:ly)? (?:we|version of this)\b",
@@ -63,7 +63,7 @@ def test_every_source_file_starts_with_its_purpose() -> None:
     silent = [
         name_of(path)
         for path in files(".py")
-        # The name of a file of tests, and its sentences, say what it is for.
+        # File names of tests, and names of tests, state what they check.
         if not path.name.startswith("test_") and ast.get_docstring(python_tree(path)) is None
     ]
     silent += [
@@ -73,13 +73,13 @@ def test_every_source_file_starts_with_its_purpose() -> None:
 
 
 def is_hollow(name: str) -> bool:
-    """Return whether a name says nothing about what it names."""
+    """Return whether a name says nothing about its subject."""
     words = re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+", name)
     return name.lower().strip("_") in HOLLOW_NAMES or any(word.lower() in HOLLOW_WORDS for word in words)
 
 
 def names_defined(path: Path) -> Iterator[str]:
-    """Yield a file's own name and those of its classes, functions, types and modules."""
+    """Yield a file's own name and the names of its classes, functions, types and modules."""
     yield path.stem
     if path.suffix == ".py":
         kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
@@ -89,7 +89,7 @@ def names_defined(path: Path) -> Iterator[str]:
 
 
 def lines_with(pattern: re.Pattern[str], paths: list[Path]) -> list[str]:
-    """Return the lines in which a pattern occurs, each with its place."""
+    """Return the lines that match a pattern, each with its position."""
     matches = []
     for path in paths:
         if path == HERE:

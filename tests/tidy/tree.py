@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The project's own files, and what they define, for the tests of the house's rules."""
+"""The project's own files and their definitions, for the tests in this folder."""
 
 import ast
 import functools
@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 ROOT = Path(__file__).resolve().parents[2]
 
-# Made by a tool, or fetched: no rule of the house holds there.
+# Generated or downloaded files, to which no rule applies.
 _NOT_OURS = {"target", "build", "dist", "spark-warehouse", "metastore_db", "__pycache__"}
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
@@ -31,7 +31,7 @@ def files(*suffixes: str, below: str = "") -> list[Path]:
 
 
 def name_of(path: Path) -> str:
-    """Return a path as the repository names it."""
+    """Return a path relative to the repository."""
     return path.relative_to(ROOT).as_posix()
 
 
@@ -42,20 +42,20 @@ def python_tree(path: Path) -> ast.Module:
 
 
 def python_functions(path: Path) -> list[Function]:
-    """Return every function of a Python file, nested ones included."""
+    """Return every function of a Python file, including nested functions."""
     kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
     return [node for node in ast.walk(python_tree(path)) if isinstance(node, kinds)]
 
 
 @functools.cache
 def python_symbols(path: Path) -> frozenset[str]:
-    """Return what a Python file defines: `name`, and `Class.name` for what stands in a class."""
+    """Return the definitions of a Python file: `name`, and `Class.name` for members."""
     return frozenset(_symbols_of(python_tree(path).body, ""))
 
 
 @functools.cache
 def rust_code(path: Path) -> str:
-    """Return a Rust file with comments and literals blanked out, line breaks kept."""
+    """Return a Rust file with comments and literals blanked out; line breaks are kept."""
     return _RUST_OPAQUE.sub(lambda match: re.sub(r"[^\n]", " ", match[0]), path.read_text())
 
 
@@ -74,7 +74,7 @@ def rust_functions(path: Path) -> tuple[RustFunction, ...]:
 
 @functools.cache
 def rust_symbols(path: Path) -> frozenset[str]:
-    """Return the names that a Rust file defines, fields and variants among them."""
+    """Return the names that a Rust file defines, including fields and variants."""
     code = rust_code(path)
     items = r"\b(?:fn|struct|enum|trait|const|static|mod|type|union)\s+(\w+)|macro_rules!\s*(\w+)"
     names = {first or second for first, second in re.findall(items, code)}
@@ -119,7 +119,7 @@ def _symbols_of(body: list[ast.stmt], prefix: str) -> Iterator[str]:
 
 
 def _end_of_body(code: str, start: int) -> int | None:
-    """Return where the braces of a function close; None for a declaration without a body."""
+    """Return the end of a function's braces; None for a declaration without a body."""
     depth = 0
     round_depth = 0
     for index in range(start, len(code)):

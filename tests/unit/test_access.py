@@ -72,7 +72,7 @@ def test_authorization_header_identifies_its_account(header: str, name: str | No
 
 
 def test_scramble_equals_that_of_the_mysql_protocol() -> None:
-    # The published vector: what the server keeps for this password, and its answer to this seed.
+    # The published test vector: the stored hash of this password, and the answer to this seed.
     assert hashlib.sha1(hashlib.sha1(b"canal").digest()).hexdigest() == (
         "e3619321c1a937c46a0d8bd1dac39f93b27d4458"
     )
@@ -161,7 +161,7 @@ def test_views_of_accounts_with_different_rights_are_never_equal() -> None:
     assert shop == again
     assert asked != shop
     assert shop != asked
-    # Without a bound nothing is wrapped, so that all who may read everything share their pieces.
+    # Without restrictions nothing is wrapped, so that all unrestricted accounts share their pieces.
     assert account().readable("shop", None, asked) is asked
 
 
@@ -210,12 +210,12 @@ def test_requests_in_progress_are_bounded_and_released() -> None:
 
 def test_bytes_are_spent_at_the_configured_rate() -> None:
     cache = account(bytes_per_second=1000)
-    # A second's worth is free after a quiet time; what passes it has to wait.
+    # After an idle time one second's quota is free; more bytes have to wait.
     assert cache.spend(1000, now=100.0) == 0.0
     assert cache.spend(500, now=100.0) == pytest.approx(0.5)
     assert cache.spend(0, now=100.5) == 0.0
     assert cache.spend(1000, now=1000.0) == 0.0
-    # However the bytes are cut, no more than the rate and a burst get through.
+    # For any chunk sizes, at most the rate plus one burst passes.
     now, sent = 2000.0, 0
     while now < 2010.0:
         sent += 100

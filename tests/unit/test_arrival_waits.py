@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A request that waits for changes is woken by their arrival: it does not poll, nor does its timeout end it.
+"""An arrival wakes a request that waits for changes; the request neither polls nor waits for its timeout.
 
 The evidence is the order of events and the timers of the event loop, so a slow machine changes nothing.
 """
@@ -33,7 +33,7 @@ from tests.support.suite.patience import WAIT_SECONDS_MAX
 
 HOUR_SECONDS = 3600.0
 ALL_TABLES = TablePatterns("*.*")
-# The log ends there, inside a file with more transactions, when the request comes.
+# The log ends here, inside a file with more transactions, when the request arrives.
 PIECES_BEFORE = 5
 
 
@@ -42,7 +42,7 @@ class Interrupted(Exception):
 
 
 class Instance:
-    """A served log, with `arrivals` that counts the tasks which began to wait."""
+    """A served log whose `arrivals` count the tasks that started to wait."""
 
     name = "shop"
 
@@ -58,7 +58,7 @@ class Instance:
 
 
 class CountedArrivals(Arrivals):
-    """Counts how many times a task began to wait."""
+    """Counts the tasks that started to wait."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class CountedArrivals(Arrivals):
 
 
 class TimedLoop(asyncio.SelectorEventLoop):
-    """Notes in how many seconds each timer is due that was set."""
+    """Records the delay of every timer that is set."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -152,7 +152,7 @@ def test_arrival_wakes_only_the_waiting_request(log: Log, wait: Wait) -> None:
                 request = asyncio.ensure_future(wait(instance, pieces, start))
                 while not instance.arrivals.waits:
                     await asyncio.sleep(0)
-                # A task sets its timer in the step in which it begins to wait.
+                # A task sets its timer in the step in which it starts to wait.
                 assert all(seconds > HOUR_SECONDS - WAIT_SECONDS_MAX for seconds in loop.timers), "it polls"
                 assert not request.done()
                 capturing = threading.Thread(target=capture)
@@ -164,5 +164,5 @@ def test_arrival_wakes_only_the_waiting_request(log: Log, wait: Wait) -> None:
 
     with asyncio.Runner(loop_factory=lambda: loop) as runner:
         assert runner.run(answer())
-    # `wait_behind` looks once more while it is registered.
+    # `wait_behind` checks once more while it is registered.
     assert instance.arrivals.waits <= 2

@@ -12,7 +12,7 @@ from penstock.coordinate.store import Record
 
 NAMES = [f"host-{number}" for number in range(9)]
 
-# A machine that stands still is no finding.
+# A pause of the machine must not fail the test.
 whenever = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 members_of = st.lists(st.sampled_from(NAMES), unique=True, max_size=7)
@@ -21,21 +21,21 @@ shards_of = st.integers(1, 40)
 
 @st.composite
 def placed(draw: st.DrawFn) -> tuple[int, list[str], dict[int, str]]:
-    """Draw a number of shards, who is there, and who had what, also members who are gone."""
+    """Draw a number of shards, the present members, and the earlier owners, including departed members."""
     shards = draw(shards_of)
     current = draw(st.dictionaries(st.integers(0, 45), st.sampled_from(NAMES), max_size=46))
     return shards, draw(members_of.filter(bool)), current
 
 
 def loads(assignment: Mapping[int, str], members: Sequence[str]) -> list[int]:
-    """Return how many shards each member has."""
+    """Return the number of shards of each member."""
     counted = Counter(assignment.values())
     assert set(counted) <= set(members)
     return [counted[name] for name in members]
 
 
 def kept(assignment: Mapping[int, str], current: Mapping[int, str]) -> int:
-    """Return how many shards stay where they were."""
+    """Return the number of shards that kept their member."""
     return sum(current.get(shard) == member for shard, member in assignment.items())
 
 
@@ -56,7 +56,8 @@ def test_assignment_moves_as_few_shards_as_possible(drawn: tuple[int, list[str],
     shards, members, current = drawn
     had = Counter(member for shard, member in current.items() if shard < shards and member in members)
     least, more = divmod(shards, len(members))
-    # Each may keep the least number, and as many as have one more to spread may keep that too.
+    # Each member may keep the minimum, and members with one more shard may keep that shard while there are
+    # spares.
     most = sum(min(had[name], least) for name in members) + min(
         more, sum(had[name] > least for name in members)
     )
@@ -86,7 +87,7 @@ def test_pinned_shard_stays_with_its_member(
     assert list(assignment) == list(range(shards))
     valid = {shard: name for shard, name in pins.items() if shard < shards and name in members}
     assert all(assignment[shard] == name for shard, name in valid.items())
-    # Whoever has two more than another has them by pins alone.
+    # A member has two more shards than another only because of pins.
     free = Counter(assignment[shard] for shard in range(shards) if shard not in valid)
     counts = dict(zip(members, loads(assignment, members), strict=True))
     assert all(counts[name] <= min(counts.values()) + 1 for name in members if free[name])

@@ -60,7 +60,7 @@ def log(request: pytest.FixtureRequest) -> Path:
 
 
 def transactions_of(content: bytes) -> list[dict[str, Any]]:
-    """Return what the decoder says of a log's transactions."""
+    """Return the decoder's view of a log's transactions."""
     decoded = decode(content, FILE, emit="transactions")
     return [row for batches in decoded.batches.values() for batch in batches for row in batch.to_pylist()]
 
@@ -70,7 +70,7 @@ def log_named(name: str) -> bytes:
 
 
 def with_events(content: bytes, change: Any) -> bytes:
-    """Return a log whose events were changed, with lengths, positions and checksums that fit."""
+    """Return a log with changed events and valid lengths, positions and checksums."""
     return assemble(change(list(events(content))))
 
 
@@ -112,7 +112,7 @@ def microseconds(row: dict[str, Any]) -> int:
 
 def test_block_of_each_transaction_agrees_with_the_decoder(log: Path) -> None:
     content = log.read_bytes()
-    # The size of most events, and transactions below sixteen times that are never cut.
+    # Blocks of the size of most events; transactions smaller than sixteen blocks are never cut.
     (part,) = cut(content, block_bytes=1000).parts
     by_start = {row["offset"]: row for row in transactions_of(content)}
     time_max_us = 0
@@ -123,7 +123,7 @@ def test_block_of_each_transaction_agrees_with_the_decoder(log: Path) -> None:
         inside = [row for start, row in by_start.items() if record.start <= start < record.end]
         assert record.transactions == len(inside)
         if not inside:
-            # What ends the file: it belongs to no transaction.
+            # The event that ends the file belongs to no transaction.
             assert (record.events, record.last_boundary, record.number) == (1, 0, 0)
             continue
         first = inside[0]
@@ -145,7 +145,7 @@ def test_block_of_each_transaction_agrees_with_the_decoder(log: Path) -> None:
 
 
 def gtid_of(record: Record, like: str) -> str:
-    """Return a record's GTID in the form of another one; a record has no place for a tag."""
+    """Return a record's GTID in the form of another GTID; a record has no field for a tag."""
     if "-" in like and ":" not in like:
         domain, server = struct.unpack_from("<II", record.source)
         return f"{domain}-{server}-{record.number}"
@@ -357,7 +357,7 @@ def test_chunks_keep_their_bytes_while_the_cutter_reuses_its_buffers() -> None:
         position += cutter.feed(memoryview(content)[position : position + 190_000])
         start = cutter.data_start
         chunk = cutter.take_data()
-        # Every second one is let go, so its memory is filled again.
+        # Release every second chunk, so that its memory is reused.
         if number % 2:
             kept.append((start, chunk))
         if position == len(content):

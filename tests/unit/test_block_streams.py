@@ -52,7 +52,7 @@ def rotate(file: str, offset: int) -> bytes:
 
 
 def as_sent(content: bytes, file: str = FILE, offset: int = 4) -> list[bytes]:
-    """Return the events in which a server sends a file, from an offset on."""
+    """Return the events that a server sends for a file, from an offset on."""
     log_events = list(events(content))
     description = content[4 : first_event_end(content)]
     if offset > 4:
@@ -94,7 +94,7 @@ def test_dump_from_the_middle_of_a_file_starts_there() -> None:
     (part,) = cutting.parts
     assert part.offset == start
     assert part.content == content[start:]
-    # The description is kept as it was sent: one from inside a file names no position.
+    # The description is kept as sent; a dump from inside a file has no position in it.
     assert part.format_description != content[4 : first_event_end(content)]
     assert len(part.format_description) == first_event_end(content) - 4
 
@@ -175,7 +175,7 @@ def test_events_omitted_by_a_server_leave_a_gap() -> None:
         assert cutting.holes == [(event.offset, event.offset + event.size) for event in left_out]
         (part,) = cutting.parts
         assert bytes(part.content) == b"".join(kept[2:])
-        # No block spans a hole; inside a transaction the next one goes on with it.
+        # No block spans a gap; within a transaction the next block continues after it.
         ends = {start for start, _ in cutting.holes}
         assert ends <= {record.end for record in part.records}
         records = {record.start: record for record in part.records}
@@ -214,7 +214,7 @@ def test_flipped_bit_in_a_packet_is_detected() -> None:
 
 
 def with_long_event(content: bytes, sizes: list[int]) -> list[bytes]:
-    """Return a dump in which statements of such sizes, in bytes of the event, stand before the first GTID."""
+    """Return a dump with statements of these event sizes before the first GTID."""
     log_events = list(events(content))
     first = next(index for index, event in enumerate(log_events) if event.code == GTID)
     sent, end = as_sent(content)[: first + 1], log_events[first].offset
@@ -230,7 +230,8 @@ def with_long_event(content: bytes, sizes: list[int]) -> list[bytes]:
 
 
 def test_events_split_over_several_packets_are_joined() -> None:
-    # The first packet of an event begins with a mark: one of the first size ends with an empty packet.
+    # The first packet of an event starts with a marker, so a packet of the first size is followed by an empty
+    # packet.
     sizes = [0xFFFFFF - 1, 40_000_000, 300_000, 0xFFFFFF, 5000]
     sent = with_long_event(log_named("mysql-9.7-2"), sizes)
     stream = b"".join(framed(sent))
@@ -252,7 +253,7 @@ def test_events_split_over_several_packets_are_joined() -> None:
             held_max = max(held_max, filled)
             got += cutter.take_data()
         assert bytes(got) == expected
-        # A long packet is taken as it comes: whoever receives needs no room for all of it.
+        # A long packet is consumed as it arrives, so the receiver needs no buffer for the whole packet.
         assert held_max < 300_000
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Documents of the kernel, read by MongoDB's own library."""
+"""BSON documents of the kernel, read by MongoDB's own library."""
 
 from datetime import UTC, date, datetime
 from decimal import Decimal

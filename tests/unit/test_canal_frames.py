@@ -22,7 +22,7 @@ def golden(text: str) -> bytes:
 
 
 def content(frame: bytes) -> bytes:
-    """Return a frame without its length, which has to be right."""
+    """Return a frame's content after checking its length."""
     assert struct.unpack(">I", frame[:4])[0] == len(frame) - 4
     return frame[4:]
 
@@ -86,7 +86,7 @@ def test_messages_equal_those_of_the_protobuf_library() -> None:
     assert (asked.fetch_size, asked.timeout, asked.unit) == (0, 0, -1)
     unset = frames.read_get(PROTO["Get"](destination="d").SerializeToString())
     assert (unset.timeout, unset.unit, unset.client_id) == (None, None, "")
-    # What a later version adds is passed over: numbers, fixed numbers, bytes.
+    # Unknown fields of a later version are skipped: numbers, fixed numbers, bytes.
     strange = golden("f80105 f901 0102030405060708 fa01 0161 fd01 01020304")
     assert frames.read_packet(strange + packet.SerializeToString()) == read
     assert frames.Packet(99, b"").type_name == "99"
@@ -213,7 +213,8 @@ def test_invalid_or_slow_filter_is_refused(text: str) -> None:
 @pytest.mark.parametrize("text", ["((a+)+)+b", "(.*)*x", "(?!x)a*a*a*b", "(a|aa)+$b"])
 def test_filter_is_tried_in_bounded_time(text: str) -> None:
     tables = CanalTables(text, TablePatterns())
-    # Of this thread's own time: a machine that stands still gives it none. Unbounded, it would be years.
+    # Measured in the time of this thread, which excludes pauses of the machine. Unbounded, the match would
+    # take years.
     started = time.thread_time()
     assert not tables.matches("a" * 64, "a" * 64)
     assert time.thread_time() - started < 1.0

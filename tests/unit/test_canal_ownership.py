@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whose a client of Canal is: the account that subscribed it first, and nobody takes it who may not."""
+"""A Canal client belongs to the account that subscribed it first; only permitted accounts take over."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -51,7 +51,7 @@ def subscription(store: MemoryStore) -> Subscription | None:
 
 
 def refused_acknowledgement(client: CanalClient) -> None:
-    """Acknowledge, which is answered only where it fails."""
+    """Acknowledge, and return the error; a successful acknowledgement has no answer."""
     client.ack(1)
     client.expect_ack()
 
@@ -71,11 +71,11 @@ def test_client_of_another_account_can_be_neither_taken_over_nor_deleted(
         with log_in(daemon, "other") as other:
             with pytest.raises(Refused, match="belongs to account owner, not to other"):
                 ask(other)
-            # The connection stays, for a client of its own.
+            # The connection stays open for a client of its own account.
             other.client_id = "1002"
             other.subscribe()
         client.ack(batch_id)
-        # All was acknowledged, and nothing of it comes again.
+        # Everything was acknowledged, so no entry is delivered again.
         assert client.get()[0] == -1
     with log_in(daemon, "other") as other, pytest.raises(Refused, match="belongs to account owner"):
         ask(other)
@@ -96,7 +96,7 @@ def test_account_with_rights_takes_over_and_deletes_a_client(
             assert taking.get()[0] == 2
             with pytest.raises((EOFError, ConnectionError)):
                 client.get()
-            # It is still the account's that subscribed it first.
+            # The client still belongs to the account that subscribed it first.
             with log_in(daemon, "other") as other, pytest.raises(Refused, match="belongs to account owner"):
                 other.subscribe()
             taking.unsubscribe()

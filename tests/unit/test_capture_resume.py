@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where capture goes on, decided over a server's answers and its real binlog files."""
+"""Resume a capture according to a server's answers and its real binlog files."""
 
 import zlib
 from collections.abc import Callable
@@ -40,7 +40,7 @@ from tests.support.logstore.source import (
 
 FILES = [file for file in server_files() if file.flavor == "mysql"]
 FILE = FILES[1]
-# The ends of its transactions; the events between two transactions are left out.
+# The ends of its transactions, without the events between two transactions.
 BOUNDARIES = list(
     {
         gtid_set: position
@@ -52,7 +52,7 @@ BOUNDARIES = list(
 
 @dataclass
 class Server:
-    """The answers of a server whose files are those of the tests; a `Connection` as far as it is asked."""
+    """A `Connection` that answers like a server with the binlog files of the tests."""
 
     key: str = "mysql:first"
     gtid_mode: str = "ON"
@@ -175,7 +175,7 @@ def test_gtid_set_with_a_gap_starts_at_the_gap_and_names_repeated_transactions(
     known = str(GtidSet.parse(logged).subtract(gap))
     monkeypatch.setattr(start, "_first_outside", lambda connection, gtid_set, epoch: BOUNDARIES[2])
     for executed in (logged, known):
-        # The server has logged the transaction of the gap, whether it has counted it or not.
+        # The server has logged the transaction of the gap, whether its executed set contains it or not.
         server: Any = Server(executed_text=executed)
         beginning = begin_after(server, known, places, 0)
         assert (beginning.position, beginning.gtid_set) == (BOUNDARIES[2], boundaries()[BOUNDARIES[2]])
@@ -193,7 +193,7 @@ def test_gtid_set_of_a_server_does_not_pass_for_that_of_a_log() -> None:
 
 
 def begun_later(file: SourceFile) -> bytes:
-    """Return a file's content with another time at its head, as if it had been begun later."""
+    """Return a file's content with another creation time in its header."""
     length = int.from_bytes(file.content[13:17], "little")
     described = bytearray(file.content[4 : 4 + length])
     described[:4] = (int.from_bytes(described[:4], "little") + 60).to_bytes(4, "little")
@@ -202,7 +202,7 @@ def begun_later(file: SourceFile) -> bytes:
 
 
 def captured(start: Position, upto: Position) -> Log:
-    """Return a log that holds what lies between two positions of its first server."""
+    """Return a log that holds the range between two positions of its first server."""
     log = open_log(SimulatedDisk())
     begin_epoch_as_0_1(log, "mysql:first", start, LoggedSet(boundaries()[start]))
     log = reopened(log, log.disk)
@@ -219,7 +219,7 @@ def test_server_with_another_file_is_followed_by_gtids_if_they_all_precede_its_l
     (tmp_path / FILE.name).write_bytes(begun_later(FILE))
     with pytest.raises(PositionInvalid, match="was begun at"):
         resumption(log, server, FileSource(places.options)).find()
-    # A restored server, on which all transactions of the log lie before the oldest file.
+    # A restored server, on which all transactions of the log precede the oldest file.
     for file in FILES:
         (tmp_path / file.name).unlink()
     (tmp_path / FILE.name).write_bytes(begun_later(FILES[2]))
@@ -257,7 +257,7 @@ def test_mariadb_server_missing_transactions_is_refused_with_their_gtids(number:
             return replace(super().identity(), flavor="mariadb")
 
         def executed(self) -> ExecutedSet:
-            # Its own transaction has the number of one that it may lack.
+            # The server's own transaction has the number of a transaction that it may be missing.
             return ExecutedSet("0-2-10", {(0, 1): number, (0, 2): 10})
 
     log = captured(BOUNDARIES[0], BOUNDARIES[3])
@@ -305,7 +305,7 @@ def test_transactions_skipped_when_an_older_epoch_began_are_named(places: FileSo
     log = open_log(disk)
     begin_epoch_as_0_1(log, "mysql:second", BOUNDARIES[0], LoggedSet(boundaries()[BOUNDARIES[0]]))
     append(log, FILE, BOUNDARIES[0].offset, BOUNDARIES[2].offset)
-    # The server had logged more than it counted, and the epoch began after that.
+    # The server had logged more than its executed set contained, and the epoch started after that.
     known = LoggedSet(boundaries()[BOUNDARIES[2]])
     begin_epoch_as_0_1(log, "mysql:first", replace(BOUNDARIES[4], epoch=1), known)
     log = reopened(log, disk)

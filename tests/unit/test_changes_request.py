@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a request for changes may hold: whatever costs time for each piece of it is bounded in number."""
+"""Bounds on a request for changes: every list with a cost per element is limited in number."""
 
 import json
 

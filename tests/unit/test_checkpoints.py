@@ -25,7 +25,7 @@ from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 
 _names = itertools.count()
 
-# A machine that stands still is no finding.
+# A pause of the machine must not fail the test.
 whenever = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
@@ -71,7 +71,7 @@ def test_only_the_current_lease_holder_writes_a_checkpoint(
         lambda: checkpoints.write(0, 7, at(200)),
         lambda: checkpoints.take(0, 7),
         lambda: checkpoints.write(0, 8, at(200)),
-        # One who never took it holds nothing, whatever its token.
+        # A caller that never acquired the shard holds no lease, whatever its token.
         lambda: checkpoints.write(0, 99, at(200)),
     ):
         with pytest.raises(LeaseLost):
@@ -159,7 +159,7 @@ def test_resize_loses_and_duplicates_no_row(offsets: list[int], count: int, data
             16 * offset >= Position.parse(state.checkpoint.position).offset
             and version >= state.floors.table("one", 0)[slot]
         )
-        # Once, and not both times.
+        # Each row belongs to exactly one of both times.
         assert before != bool(after), (slot, offset)
         assert (state.token, state.fence) == (0, 0)
 
@@ -411,7 +411,7 @@ def test_released_checkpoint_is_not_written(checkpoints: Checkpoints, writer: Ch
     shard.close()
     with pytest.raises(LeaseLost):
         shard.note(at(48))
-    # The writer goes round over everything that is noted: what it wrote of another shard came later.
+    # The writer visits all pending checkpoints in turn, so a checkpoint of another shard was written later.
     checkpoints.take(1, 7)
     other = writer.open(checkpoints, 1, 7)
     for offset in (16, 32):

@@ -76,7 +76,7 @@ def test_shards_are_consumed_concurrently_and_each_in_order() -> None:
     threads: set[threading.Thread] = set()
 
     def keep(batch: ChangeBatch) -> None:
-        # A number of a thread that has ended may be given again.
+        # The id of an ended thread may be reused.
         threads.add(threading.current_thread())
         got[batch.shard] += [(row["id"], row["step"]) for row in batch.rows()]
 
@@ -186,7 +186,7 @@ def test_batch_rolled_back_during_its_coroutine_is_redelivered() -> None:
     assert got == [0, 0, 1, 2]
 
 
-# The thread ends with it too, as threads do, in silence but under a test.
+# The exit also ends the thread, silently in production but with a warning under pytest.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_exit_inside_a_callback_ends_the_subscriber() -> None:
     fed = changes(3)
@@ -209,7 +209,7 @@ def test_leaving_the_loop_leaves_its_batch_unacked() -> None:
 
 
 def test_leaving_the_block_ends_a_loop_that_is_still_referenced(monkeypatch: pytest.MonkeyPatch) -> None:
-    # What a loop has in its hands is else waited for so long.
+    # Otherwise the subscriber waits this long for the batch that the loop holds.
     monkeypatch.setattr("penstock.client.consume.IN_HAND_SECONDS", WAIT_SECONDS_MAX)
     fed = changes(3)
     with FakeSubscriber(fed) as subscriber:

@@ -19,7 +19,7 @@ from penstock.source.daemon_client import DaemonClient
 from tests.support.suite.patience import WAIT_SECONDS_MAX
 from tools.servers import certificate
 
-# What is short is to run out.
+# A timeout that is meant to expire.
 SILENCE_SECONDS_SHORT = 0.5
 
 
@@ -49,12 +49,12 @@ END = frame(kind="end", why="wait")
 
 
 class ChunkServer(ThreadingHTTPServer):
-    """Answers every call with the chunks it is given; without its last chunk an answer breaks off."""
+    """Answers every call with the configured chunks; without its last chunk a response is truncated."""
 
     def __init__(self) -> None:
         self.chunks: list[bytes] = []
         self.whole = True
-        # Where it is to fall silent instead of ending its answer, it does so until it is closed.
+        # If set, the server goes silent instead of ending its response, until it is closed.
         self.silent = threading.Event()
         self.closing = threading.Event()
         self.asked: list[Any] = []
@@ -62,7 +62,7 @@ class ChunkServer(ThreadingHTTPServer):
         super().__init__(("127.0.0.1", 0), _Answering)
 
     def answer(self, content: bytes, chunk_bytes: int, whole: bool = True) -> None:
-        """Set what is answered, cut into chunks of a size."""
+        """Set the response, split into chunks of a size."""
         self.chunks = [content[at : at + chunk_bytes] for at in range(0, len(content), chunk_bytes)]
         self.whole = whole
 
@@ -91,7 +91,7 @@ class _Answering(BaseHTTPRequestHandler):
             self.close_connection = True
 
     def log_message(self, *_: Any) -> None:
-        """Say nothing."""
+        """Suppress the log line."""
 
 
 @pytest.fixture
@@ -126,7 +126,7 @@ def test_frames_are_read_for_any_packet_boundaries(
         assert batch.to_arrow().column("id").to_pylist() == list(range(1000))
     assert position == PositionFrame(Position(2, "mysql-bin.000003", 1542), "0-1-9", "x", 5, 6)
     assert end == EndFrame("wait")
-    # A whole answer leaves the connection fit for the next.
+    # A complete response leaves the connection usable for the next request.
     assert read(client)[-1] == end
     assert server.connections == 1
 
@@ -146,7 +146,7 @@ def test_silence_is_reported_as_a_lost_connection(server: ChunkServer, client: D
     server.answer(POSITION, 50)
     server.silent.set()
     with pytest.raises(ConnectionLost):
-        # On a machine that stands still the first frame comes too late as well.
+        # If the machine pauses, the first frame arrives too late as well.
         list(ChangesAnswer(client, {}, SILENCE_SECONDS_SHORT).frames())
 
 

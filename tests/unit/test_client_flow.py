@@ -118,7 +118,7 @@ def test_any_mix_of_acks_and_rollbacks_redelivers_exactly_the_unacked_tail(seed:
     dice = random.Random(seed)
     flow: ShardFlow[int] = ShardFlow(place_at(0))
     added, end = 0, 0
-    # What was consumed: every content up to it took effect. `out` are deliveries that are not acked.
+    # `consumed` is the end of the consumed prefix. `out` are deliveries that are not acked.
     consumed = 0
     out: list[tuple[int, int, int]] = []
     acked: set[int] = set()
@@ -155,7 +155,7 @@ def test_any_mix_of_acks_and_rollbacks_redelivers_exactly_the_unacked_tail(seed:
                 expected = consumed
                 acked = {batch for batch in acked if batch < consumed}
                 out = []
-        # Behind the last whole stretch of which everything is consumed, and nowhere further.
+        # Exactly at the end of the last range that is consumed completely.
         assert flow.done.position.offset == max(
             (at for count, at in ends.items() if count <= consumed), default=0
         )

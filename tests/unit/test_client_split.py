@@ -87,7 +87,7 @@ def test_resize_between_the_halves_of_a_move_reports_the_remaining_half(
     )
     preimages = preimages_of(changes)
     slots = slots_of(changes, ["id"], "shop.orders", preimages)
-    # Two shards get the update as a delete and an insert; the checkpoint of the shard is what it consumed.
+    # Two shards receive the update as a delete and an insert; a shard's checkpoint is its consumed position.
     owners = [int(slot) % 2 for slot in slots]
     assert sharded(changes, slots, preimages, 2).rows["_change_type"].to_pylist() == ["delete", "insert"]
     places = dict(zip(owners, (first, second), strict=True))

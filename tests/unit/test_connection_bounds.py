@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Connections of every listener: counted from their first moment, and cut where their peer reads nothing."""
+"""Connections of every listener are counted from the start and closed if their peer reads nothing."""
 
 import socket
 import ssl
@@ -21,10 +21,10 @@ from tests.support.daemon.served_log import INSTANCE, ServedLog, captured_log, s
 from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import certificate
 
-# Long enough for the test to look, short enough to wait for.
+# Long enough for the test to check the state, short enough to wait for.
 PATIENCE_SECONDS = 0.3
 HOUR_SECONDS = 3600.0
-# More than the buffers of both ends together, however far the system lets them grow.
+# More than the socket buffers of both ends together, at their largest size.
 UNREAD_BYTES = 64 << 20
 BUFFER_BYTES = 4096
 
@@ -43,7 +43,7 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class LargeSegment:
-    """A segment of a size that no buffer holds; it knows when it was closed."""
+    """A segment larger than any buffer, which records when it is closed."""
 
     def __init__(self, log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
         self.closed = threading.Event()
@@ -109,7 +109,7 @@ def test_disconnecting_reader_frees_its_segment(log: Log, monkeypatch: pytest.Mo
 def test_canal_session_with_unread_responses_is_closed(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(canal, "SEND_SECONDS_MAX", PATIENCE_SECONDS)
     with serving(log, {"canal": "127.0.0.1:0"}) as daemon:
-        # Connections inherit it, and so are full soon.
+        # Accepted connections inherit the small send buffer, so it fills up quickly.
         daemon.ports.sockets["canal"].setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, BUFFER_BYTES)
         over = connect(daemon, "canal")
         over.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
@@ -120,7 +120,7 @@ def test_canal_session_with_unread_responses_is_closed(log: Log, monkeypatch: py
             over.settimeout(PATIENCE_SECONDS / 10)
             with suppress(ConnectionError):
                 while open_connections(daemon):
-                    # It takes no more requests before its answers are read.
+                    # The daemon reads no more requests before its responses are read.
                     with suppress(TimeoutError):
                         over.sendall(request * 1000)
         wait_until(lambda: open_connections(daemon) == 0)
@@ -144,7 +144,7 @@ def test_closing_connection_is_not_kept_for_unread_bytes(log: Log, monkeypatch: 
 
 @pytest.fixture
 def secure(log: Log, tls: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], ServedLog]]:
-    """Serve over TLS, with room for four handshakes of one peer."""
+    """Serve over TLS, with room for four handshakes per peer."""
     monkeypatch.setattr(accepting, "HANDSHAKES_PER_PEER_MAX", 4)
     names = certificate.server_options(tls)
     with ExitStack() as stack:
@@ -199,7 +199,7 @@ def test_connections_per_peer_are_bounded(log: Log, monkeypatch: pytest.MonkeyPa
 
 
 def test_closed_connections_free_their_place(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They wait in the port's queue, ended before they were accepted, while the event loop is busy."""
+    """Connections closed before they were accepted wait in the listen queue while the loop is busy."""
     monkeypatch.setattr(accepting, "_ACCEPTED_AT_ONCE", 2)
     monkeypatch.setattr(accepting, "CONNECTIONS_MAX", 40)
     with serving(log) as daemon:

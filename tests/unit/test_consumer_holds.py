@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Named consumers hold the log at their checkpoints, whatever protocol they speak."""
+"""Named consumers hold the log at their checkpoints, in every protocol."""
 
 import threading
 import time
@@ -45,14 +45,14 @@ def daemon(log: Log, request: pytest.FixtureRequest) -> Iterator[ServedLog]:
 
 
 def holds(daemon: ServedLog) -> dict[str, Position]:
-    """Have the daemon write its holds, and return them by consumer."""
+    """Write the daemon's holds, and return them by consumer."""
     daemon.in_loop(daemon.served.consumers.write)
     kept = Holds(daemon.log.disk, daemon.log.layout).all()
     return {hold.name.removeprefix("penstock.consumer."): hold.position for hold in kept}
 
 
 def places(log: Log) -> list[Position]:
-    """Return where the source's files begin in the log, and where it ends."""
+    """Return the starts of the source's files in the log, and the end of the log."""
     return [*(extent.first for extent in log.extents()), log.head()]
 
 
@@ -63,7 +63,7 @@ def consume(
     shards: list[int] | None = None,
     token: str | None = None,
 ) -> None:
-    """Ask for changes as a subscriber of two shards that has consumed up to a position."""
+    """Request changes as a subscriber of two shards that has consumed up to a position."""
     asked: dict[str, Any] = {"subscriber": consumer, "start": "latest", "wait_seconds": 0}
     if shards is not None:
         asked["shards"] = {"count": 2, "of": shards}
@@ -77,7 +77,7 @@ def test_subscriber_holds_the_log_at_its_consumed_position(daemon: ServedLog) ->
     assert holds(daemon) == {"cache": first}
     consume(daemon, "cache/host-2", second)
     assert holds(daemon) == {"cache": second}
-    # It may be set back by hand.
+    # An operator may move the checkpoint back.
     consume(daemon, "cache/host-2", first)
     assert holds(daemon) == {"cache": first}
     assert daemon.ask("DELETE", f"/v1/instances/{INSTANCE}/holds/{consumer_hold_name('cache')}").status == 200
@@ -89,7 +89,7 @@ def test_deleted_consumer_releases_the_log_at_once(daemon: ServedLog) -> None:
     first, second, *_ = places(daemon.log)
     consume(daemon, "cache", first)
     assert holds(daemon) == {"cache": first}
-    # Not written yet, and not to be written any more.
+    # This position was not written yet, and must not be written later.
     consume(daemon, "cache", second)
     try:
         assert asked.release_consumer("cache")
@@ -104,7 +104,7 @@ def test_hold_is_at_the_lowest_position_of_all_shards(daemon: ServedLog) -> None
     consume(daemon, "cache/a", second, [0])
     consume(daemon, "cache/b", first, [1])
     assert holds(daemon) == {"cache": first}
-    # Another member has its shard now.
+    # Another member owns its shard now.
     consume(daemon, "cache/a", third, [0, 1])
     assert holds(daemon) == {"cache": third}
 
@@ -113,7 +113,7 @@ def test_hold_survives_a_restart_until_every_shard_has_reported_its_position(log
     first, second, third, *_ = places(log)
     with serving(log) as daemon:
         consume(daemon, "cache/a", first, [0, 1])
-    # It is written when the daemon ends.
+    # The daemon writes the hold when it stops.
     with serving(log) as daemon:
         assert holds(daemon) == {"cache": first}
         consume(daemon, "cache/a", third, [0])
@@ -153,7 +153,7 @@ def test_real_subscriber_holds_the_log_at_its_stored_checkpoint(
     ) as subscriber:
         reading = threading.Thread(target=lambda: [None for _ in subscriber], daemon=True)
         reading.start()
-        # The end of an answer that waits for news brings the next one, with the checkpoint.
+        # When a long poll ends, the next request carries the checkpoint.
         wait_until(lambda: holds(daemon).get("copy") == head)
     reading.join(WAIT_SECONDS_MAX)
 
@@ -202,14 +202,14 @@ def test_pipeline_holds_the_log_of_a_daemon_at_its_batches(
     start = Offset(first, "", "mysql:0")
     log.hold(start)
     assert holds(daemon) == {"pipeline.lake.shop": first}
-    # Not at every batch.
+    # The hold does not move with every batch.
     log.hold(replace(start, position=second))
     assert holds(daemon) == {"pipeline.lake.shop": first}
     monkeypatch.setattr(source_log, "PIPELINE_HOLD_PAUSE_SECONDS", 0.0)
     log = SourceLog(settings.sources[0], settings, 1)
     log.hold(replace(start, position=second))
     assert holds(daemon) == {"pipeline.lake.shop": second}
-    # A place that the log has not is a line in the pipeline's log, and nothing more.
+    # A position missing from the log is only logged by the pipeline.
     log.hold(Offset(replace(daemon.log.head(), offset=1 << 30), "", "mariadb:1"))
     assert holds(daemon) == {"pipeline.lake.shop": second}
     log.close()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A daemon's log is cut where the daemon says that transactions end, else not at all."""
+"""A daemon's log is cut only at the transaction boundaries that the daemon reports."""
 
 from typing import Any
 

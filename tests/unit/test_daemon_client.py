@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers of a daemon that break off anywhere are lost connections, never wrong or empty answers."""
+"""Daemon responses truncated at any byte are lost connections, never wrong or empty responses."""
 
 import socket
 import threading
@@ -21,7 +21,7 @@ ANSWER = (
 
 @contextmanager
 def answering(answer: bytes) -> Iterator[DaemonClient]:
-    """Run a server that gives each request these bytes and closes the connection in order."""
+    """Run a server that sends these bytes for each request and closes the connection cleanly."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
 
         def serve() -> None:

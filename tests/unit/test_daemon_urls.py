@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the command line finds a daemon: forms of its URL, its settings file, and a port that speaks TLS."""
+"""Locating a daemon on the command line: URL forms, the settings file, and a port that speaks TLS."""
 
 from collections.abc import Iterator
 from pathlib import Path

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranges of the logs kept beside the kernel: any cut gives the rows of the whole, and gives each once."""
+"""Ranges of the sample logs: any cut returns every row of the whole log exactly once."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -28,13 +28,13 @@ FILE = "binlog.000001"
 LOGS = {log.stem: log for log in SMALL_LOGS}
 # A prime, so that cuts fall on every part of an event.
 CUT_STEP_BYTES = 97
-# Less than an event's header has: searching needs more bytes again and again.
+# Smaller than an event's header, so that the search repeatedly needs more bytes.
 SHORT_BUFFER_BYTES = 13
 
 
 def without_checksum(event: Event) -> Event:
     if event.code == FORMAT_DESCRIPTION:
-        # Its last byte names the algorithm; it keeps a checksum in any case.
+        # Its last byte names the algorithm; the description always has a checksum.
         return replace(event, body=event.body[:-1] + b"\0")
     return replace(event, checksum=False)
 
@@ -69,7 +69,7 @@ def test_any_cut_of_a_log_without_checksums_returns_every_row_once(log: Path) ->
 
 
 def transactions(log: Path, code: int) -> tuple[list[Event], list[list[Event]]]:
-    """Return the events before a log's first transaction, and the transactions with such an end."""
+    """Return the events before a log's first transaction, and the transactions that end in this way."""
     head: list[Event] = []
     groups = [head]
     for event in events(log.read_bytes()):
@@ -105,7 +105,7 @@ def test_damaged_payload_outside_the_range_stops_nothing() -> None:
 
 
 def test_cut_between_a_gtid_and_its_begin_is_refused_without_reliable_gtids() -> None:
-    """The range before has the transaction too, even if no other one follows inside this range."""
+    """The previous range owns the transaction as well, even if no other transaction follows in this range."""
     (version, *head), (first, second, *_) = transactions(LOGS["mysql-9.7-2"], XID)
     old = replace(version, body=version.body[:2] + b"5.6.51".ljust(50, b"\0") + version.body[52:])
     content = assemble([old, *head, *first, *second])

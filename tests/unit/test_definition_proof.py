@@ -50,7 +50,7 @@ def end_of_create(path: Path) -> str:
 
 
 def history_with(columns: list[Column], known: TableSchema | None, mariadb: bool) -> SchemaHistory:
-    """A history that believes these columns; `known` is what its server tells, None where it has none."""
+    """Return a history with these columns; `known` is the server's answer, or None without a server."""
     spelling = ServerSpelling(mariadb)
 
     def reread(name: TableName) -> TableDefinition | None:

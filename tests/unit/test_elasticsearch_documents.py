@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows as Elasticsearch's documents: their ids, and what cannot be read back."""
+"""Rows as Elasticsearch documents: their ids, and values that cannot be read back."""
 
 import json
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What statements make of definitions. Each case was run on a server; the result is information_schema's."""
+"""The effects of statements on definitions. Each expected definition is a server's own."""
 
 import pytest
 
@@ -13,7 +13,7 @@ MARIADB = ServerSpelling(mariadb=True, version=(11, 8, 6))
 
 
 def columns_after(statements: str, spelling: ServerSpelling) -> list[str] | None:
-    """Return the columns of shop.t after statements divided by `;`, None where the server has to be asked."""
+    """Return the columns of shop.t after statements separated by `;`, or None if a server has to be asked."""
     history = SchemaHistory(ServerDefaults(spelling, "utf8mb4", {"shop": "gbk", "other": "latin1"}, False))
     for number, statement in enumerate(statements.split(";")):
         history.apply(statement, "shop", Position(0, "bin.000001", 100 * (number + 1)))
@@ -53,7 +53,7 @@ def test_column_charsets_equal_the_servers(statements: str, columns: list[str]) 
     [
         # DEFAULT is the charset of the session's current database.
         "CREATE TABLE other.u (a CHAR); ALTER TABLE other.u CONVERT TO CHARSET DEFAULT, RENAME TO shop.t",
-        # Members that the charset does not have become question marks.
+        # Members that the charset does not contain become question marks.
         "CREATE TABLE t (a ENUM('é') CHARACTER SET sjis)",
         "CREATE TABLE t (a SET('é')); ALTER TABLE t CONVERT TO CHARACTER SET ascii",
         "CREATE TABLE t (a ENUM('x') CHARACTER SET ucs2); ALTER TABLE t CONVERT TO CHARACTER SET utf8mb3",

@@ -90,7 +90,7 @@ def test_hold_is_removed_only_by_its_account_or_an_admin(daemon: ServedLog) -> N
         assert hold(daemon, reader, "orders").status == 200
     refused = remove(daemon, "first", "search")
     assert (refused.status, refused.json["type"]) == (403, "AccessDenied")
-    # It may not even name readers of others.
+    # A forbidden account cannot even use the names of other accounts' holds.
     assert remove(daemon, "first", "named").status == 403
     assert remove(daemon, "first", "orders").status == 200
     assert readers(daemon) == ["second"]

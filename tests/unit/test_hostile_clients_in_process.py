@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hostile clients on every listener, while a log is written: what is written is read all the same."""
+"""Hostile clients attack every listener while a log is written; readers still receive the log."""
 
 import asyncio
 import threading
@@ -19,7 +19,7 @@ CLIENTS = 80
 
 
 class Written:
-    """A capture that goes on as long as clients come, a piece at a time."""
+    """A capture that continues in pieces while clients connect."""
 
     def __init__(self, arrivals: Arrivals) -> None:
         self.arrivals = arrivals
@@ -52,7 +52,7 @@ def test_log_is_written_and_read_during_hostile_connections(name: str) -> None:
         attacking.start()
         seen = set()
         deadline = time.monotonic() + WAIT_SECONDS_MAX
-        # A quick attack may end before the third piece is written.
+        # A short attack may end before the third piece is written.
         while not attacked.is_set() or len(seen) <= 2:
             assert time.monotonic() < deadline, "readers see nothing new, or the attack does not end"
             written.pieces.release()

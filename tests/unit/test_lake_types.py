@@ -17,7 +17,7 @@ def decimal(precision: int, scale: int) -> pyarrow.DataType:
     [
         (INT8, INT32),
         (INT32, INT64),
-        # The digits left of the point hold the longest value: -128, -2147483648, -9223372036854775808.
+        # The digits before the point must hold the longest value: -128, -2147483648, -9223372036854775808.
         (INT8, decimal(3, 0)),
         (INT32, decimal(10, 0)),
         (INT32, decimal(12, 2)),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Threads of requests: nothing takes long in the event loop, and followers wait for no search."""
+"""Request threads: the event loop is never blocked for long, and followers do not wait for searches."""
 
 import asyncio
 import threading
@@ -22,7 +22,7 @@ from penstock.serve.threads import Threads
 from tests.support.daemon.served_log import INSTANCE, LogInstance, captured_log, serving
 from tests.support.suite.patience import WAIT_SECONDS_MAX
 
-# More than any pool has threads.
+# More searches than any pool has threads.
 SEARCHES = 40
 
 

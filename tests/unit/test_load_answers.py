@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Answers to queries in every state of damage: they stop by name, or are told to be unended."""
+"""Query responses with every kind of damage are refused by name or reported as unfinished."""
 
 import random
 from collections.abc import Iterator
@@ -78,7 +78,7 @@ def test_damaged_response_is_refused_by_name_or_reported_as_unfinished() -> None
 
 
 def damages(whole: bytes) -> Iterator[bytes]:
-    """Yield a text cut short at, and changed at, every byte."""
+    """Yield a text truncated at every byte, and changed at every byte."""
     for at in range(len(whole)):
         yield whole[:at]
         for other in (0, 1, 0x7F, 0xFB, 0xFC, 0xFE, 0xFF):
@@ -87,7 +87,7 @@ def damages(whole: bytes) -> Iterator[bytes]:
         yield whole[:at] + b"\xff" + whole[at:]
 
 
-# The type's number and collation in a definition, and a value of it.
+# The type's number and collation in a column definition, and one value of the type.
 TYPES: dict[str, tuple[int, int, bytes]] = {
     "tinyint": (1, 63, b"-128"),
     "int": (3, 63, b"2147483647"),

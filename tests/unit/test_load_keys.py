@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Key columns as literals: what lies between two, and what a literal stands for."""
+"""Key columns as literals: the values between two keys, and the value of a literal."""
 
 from datetime import date, datetime, timedelta
 from decimal import Decimal
@@ -65,7 +65,7 @@ def test_literal_between_two_keys_is_above_the_first_and_not_above_the_last(
     if column.word == "inet4":
         assert literal.startswith("'1.2.3.")
         return
-    # What is found of a text is in UTF-8, whatever the column's charset.
+    # A computed text is in UTF-8, whatever the column's charset.
     middle = (
         KeyColumn(Column("k", type_text, "utf8mb4")).value(literal)
         if column.is_text

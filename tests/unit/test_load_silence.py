@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server that falls silent while rows are read."""
+"""A server that goes silent while rows are read."""
 
 import socket
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from penstock.pipeline.load.session import LoadSession
 
 
 class Silent:
-    """A session whose query is taken, and not answered."""
+    """A session that accepts its query and does not answer."""
 
     address = ServerAddress()
 
@@ -76,7 +76,7 @@ def test_server_that_answers_other_connections_is_waited_for(
 
     class Other:
         def close(self) -> None:
-            """Nothing is asked."""
+            """Close the session; there is nothing to release."""
 
     def answer(address: ServerAddress) -> Any:
         asked.append(address)

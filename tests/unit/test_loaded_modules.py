@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What each way in loads: a program that needs no server has no server's code, and no client of one."""
+"""The modules loaded by each entry point: a program without a server loads no server code or MySQL client."""
 
 import subprocess
 import sys

@@ -32,10 +32,10 @@ from tests.support.suite.patience import WAIT_SECONDS_MAX
 
 
 class Death(BaseException):
-    """Stands for the end of the process."""
+    """Simulates the death of the process."""
 
 
-# The steps of a batch, as the functions that do them.
+# The steps of a batch, as the functions that perform them.
 STEPS: dict[str, tuple[Any, str]] = {
     "write the batch down": (PipelineState, "begin"),
     "run its tasks": (run_module, "run_job"),
@@ -230,7 +230,7 @@ def test_rows_of_a_part_are_ordered_by_work_and_sequence_after_all_words(shuffle
     for work in (1, 0):
         output = shuffle.output_of(work)
         for seq in range(1, 41):
-            # The memory bound has room for a few of them.
+            # The memory bound has room for only a few of these rows.
             output.append(between(seq % 2, work, seq, ROWS, bytes(100)))
         output.append(between(0, -1, work, COUNTS, b"word"))
     assert shuffle.parts() == [0, 1]

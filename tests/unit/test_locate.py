@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A log of a thousand segments, made of real index files and real heads, in which a place takes a few pages
-to find."""
+"""A log of a thousand segments with real index files and heads, in which a search reads a few pages."""
 
 import math
 import zlib
@@ -45,7 +44,7 @@ BLOCK_BYTES = 65_536
 TRANSACTIONS_OF_A_BLOCK = 10
 TRANSACTIONS_OF_A_SEGMENT = BLOCKS * TRANSACTIONS_OF_A_BLOCK
 SECOND_US = 1_000_000
-# What an open segment holds behind its last block.
+# The bytes of an open segment after its last block.
 OPEN_BYTES = 100
 FIRST_TIME_US = 1_700_000_000 * SECOND_US
 SOURCE = UUID("3e11fa47-71ca-11e1-9e33-c80aa9429562")
@@ -57,12 +56,12 @@ BASE = 4 + len(FORMAT_DESCRIPTION)
 
 @dataclass(frozen=True)
 class MadeLog:
-    """A log's folder on disk. `opened` lists what the locator had opened."""
+    """A log folder on disk. `opened` lists the files opened by the locator."""
 
     layout: Layout
     segments: SegmentIndex
     opened: list[int]
-    # Those of which the L2 index is on disk: it is written when it is first asked.
+    # The segments whose L2 index is on disk; it is written at the first request.
     blocks_of: set[int]
 
     def locator(self) -> Locator:
@@ -99,7 +98,7 @@ def transactions_before(number: int, block: int = 0) -> int:
 
 
 def time_of(transaction: int) -> int:
-    """A transaction a millisecond, counted from 0."""
+    """Return the commit time of a transaction: one per millisecond, counted from 0."""
     return FIRST_TIME_US + transaction * 1000
 
 
@@ -163,7 +162,7 @@ def make_log(folder: Path, numbers: range, sets: dict[int, str] | None = None) -
         gtid_set = (sets or {}).get(number, f"{SOURCE}:1-{before}" if before else "")
         head = segment_head(FORMAT_DESCRIPTION, name(number), BASE, gtid_set, "mysql", 7, 1_700_000_000)
         record = record_of(number, len(head))
-        # Only the head is there: a look-up that read data would fail.
+        # Only the head exists, so a lookup that reads data fails.
         layout.segment(record.hour, record.version).write_bytes(head)
         records.append(record)
     index = SegmentIndex(records)
@@ -183,7 +182,8 @@ def small(tmp_path: Path) -> MadeLog:
     return make_log(tmp_path, range(1, 5))
 
 
-# Of L1 and L2 a search touches one page for each halving; 32 records share a page, which ends it five sooner.
+# A binary search of L1 and L2 touches one page per halving; 32 records share a page, which saves the last
+# five.
 PAGES_L1 = math.ceil(math.log2(SEGMENTS)) + 1
 PAGES_L2 = math.ceil(math.log2(BLOCKS)) + 2
 PAGES_OF_A_HEAD = 1
@@ -236,13 +236,15 @@ def test_log_ten_times_as_long_costs_a_few_pages_more(tmp_path: Path, large: Mad
         lambda log: log.locator().position(Position(0, name(50), BASE + 7777 * BLOCK_BYTES)),
     ):
         more = question(large).pages_read - question(short).pages_read
-        # A search by GTID reads a head for each halving.
+        # A search by GTID reads one head per halving.
         assert more <= 3 * math.ceil(math.log2(10))
 
 
 def test_every_search_agrees_with_a_full_scan(small: MadeLog) -> None:
-    """Questions at random, against the definition: no asked transaction begins before the answer, and few
-    that were not asked for lie behind it."""
+    """Compare random searches with the definition.
+
+    No requested transaction starts before the answer, and few other transactions come after it.
+    """
     numbers = np.random.default_rng(7)
     locator = small.locator()
     starts = [
@@ -255,7 +257,7 @@ def test_every_search_agrees_with_a_full_scan(small: MadeLog) -> None:
         number, offset, _ = starts[bisect_right(firsts, wanted) - 1]
         expected = Position(0, name(number), offset)
         assert locator.time(time_of(wanted)).position == expected
-        # Just after the transaction before: the same place, and a microsecond is enough.
+        # One microsecond after the previous transaction the search gives the same position.
         assert locator.time(time_of(wanted) - 999).position == expected
         assert locator.gtid(f"{SOURCE}:{wanted + 1}").position == expected
         if wanted:
@@ -324,7 +326,7 @@ def with_blocks(folder: Path, records: np.ndarray, sets: dict[int, str] | None =
 def test_position_inside_a_large_transaction_gives_its_start(tmp_path: Path) -> None:
     records = block_array(2)
     begins = BASE + 2000 * BLOCK_BYTES + 777
-    # From inside block 2000 to inside block 9000 there is one transaction, and it was committed late.
+    # One transaction, committed late, spans from inside block 2000 to inside block 9000.
     for field in ("time_us", "gtid_number"):
         records[field][2001:9001] = records[field][2000] + 3
     records["time_max_us"][2001:9000] = records["time_max_us"][2000]
@@ -342,8 +344,7 @@ def test_position_inside_a_large_transaction_gives_its_start(tmp_path: Path) -> 
 
 
 def test_gtid_search_stops_where_the_sequence_is_not_proved(tmp_path: Path) -> None:
-    """From block 5000 on transactions of another server are among them: what lies behind is not known by
-    number."""
+    """From block 5000 on another server's transactions are interleaved, so numbers prove nothing."""
     records = block_array(2)
     records["flags"][5000:] -= GTIDS_IN_SEQUENCE
     records["sequence_start"][5000:] = 0
@@ -362,15 +363,14 @@ def test_gtid_search_stops_where_the_sequence_is_not_proved(tmp_path: Path) -> N
 
 
 def test_out_of_order_numbers_are_not_taken_for_a_sequence(tmp_path: Path) -> None:
-    """A replica may commit 8, 9, 5, 6, 7: each block follows itself, and no block's number tells what came
-    before."""
+    """A replica may commit 8, 9, 5, 6, 7, so a number says nothing about earlier blocks."""
     records = block_array(2)
     half = BLOCKS // 2
     records["gtid_number"] = np.roll(records["gtid_number"], half)
     records["sequence_start"][half:] = BASE + half * BLOCK_BYTES
     log = with_blocks(tmp_path, records)
     consumed = f"{SOURCE}:1-{transactions_before(2, 100)}"
-    # The segment begins with numbers that the set lacks, so reading begins with the segment.
+    # The segment starts with numbers missing from the set, so reading starts with the segment.
     assert log.locator().gtid_set(consumed).position.offset == BASE
 
 
@@ -428,7 +428,7 @@ def test_open_segment_ends_at_its_readable_end(tmp_path: Path) -> None:
 
 
 def with_epochs(folder: Path, sets: dict[int, str]) -> MadeLog:
-    """Four segments, the last two of which are of another server: epoch 1, and its own file numbers."""
+    """Return four segments; the last two belong to another server, with epoch 1 and its own file numbers."""
     log = make_log(folder, range(1, 5), sets)
     moved = [
         SegmentRecord(
@@ -452,7 +452,7 @@ def test_search_continues_on_a_new_server_of_the_same_history(tmp_path: Path) ->
 
 @pytest.mark.parametrize("first_set", ["", f"{OTHER_SOURCE}:1-10"])
 def test_unconsumed_transactions_of_the_old_server_are_not_skipped(tmp_path: Path, first_set: str) -> None:
-    """The new server knows nothing of the old one's transactions, so its own set says nothing about them."""
+    """The new server does not know the old server's transactions, so its own set does not describe them."""
     log = with_epochs(tmp_path, {3: first_set, 4: f"{OTHER_SOURCE}:1-20"})
     consumed = f"{SOURCE}:1-{transactions_before(2, 900)},{OTHER_SOURCE}:1-10"
     located = log.locator().gtid_set(consumed)

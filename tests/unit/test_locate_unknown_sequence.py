@@ -7,7 +7,7 @@ from tests.unit.test_locate import BASE, BLOCKS, SOURCE, block_array, transactio
 
 
 def test_block_without_the_start_of_its_sequence_proves_nothing(tmp_path: Path) -> None:
-    """A replica may commit 8, 9, 5, 6, 7. Searching behind 7 would lose the transactions before it."""
+    """A replica may commit 8, 9, 5, 6, 7. A search that skips to 7 would lose the transactions before it."""
     records = block_array(2)
     half = BLOCKS // 2
     records["gtid_number"] = np.roll(records["gtid_number"], half)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A kept log holds what is prepared in it until its outcome comes."""
+"""A kept log holds prepared transactions until they are committed or rolled back."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -28,7 +28,7 @@ SAMPLES = {"mysql-9.7-2": "mysql", "mariadb-10.11-2": "mariadb"}
 
 
 class KeptXaLog:
-    """A kept log of three files: a transaction is prepared in the first, and has its outcome in the last."""
+    """A kept log of three files: a transaction is prepared in the first, and committed in the last."""
 
     def __init__(self, log: Log, sample: str) -> None:
         self.log = log
@@ -41,7 +41,7 @@ class KeptXaLog:
         )
 
     def add(self, number: int, *groups: Group, epoch: int = 0) -> None:
-        """Add a file to the log; the first one of an epoch begins it, on a server of its own."""
+        """Append a file to the log; the first file of an epoch starts it on a new server."""
         path = self.xa.write(self.log.folder.parent / f"mysql-bin.{number:06}", groups)
         data = path.read_bytes()
         path.unlink()
@@ -67,30 +67,30 @@ class KeptXaLog:
         self.log.sync()
 
     def upkeep(self) -> None:
-        """Do what a pass of upkeep does: nothing is kept that is not held."""
+        """Run one upkeep pass, with a retention that keeps only held segments."""
         self.survey.run(self.log)
         self.retention.run(self.log)
 
     @property
     def files(self) -> list[str]:
-        """The files of which the log has anything."""
+        """The files that the log still contains."""
         return [extent.file for extent in self.log.extents()]
 
     @property
     def prepared(self) -> PreparedFile:
-        """What the last survey noted."""
+        """The prepared transactions noted by the last survey."""
         prepared_file = PreparedFile.load(self.log.disk, self.log.layout)
         assert prepared_file is not None
         return prepared_file
 
     def held(self) -> list[Hold]:
-        """The hold of what is prepared."""
+        """The hold on prepared transactions."""
         return [hold for hold in self.retention.holds.all(self.now_us) if hold.name == HOLD_NAME]
 
 
 @pytest.fixture(params=SAMPLES)
 def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[KeptXaLog]:
-    """A log that has a prepared transaction, and two files more."""
+    """A log with a prepared transaction and two further files."""
     with open_log(tmp_path / "log") as log:
         kept = KeptXaLog(log, request.param)
         kept.add(1, *kept.xa.before, kept.xa.prepare)
@@ -136,7 +136,7 @@ def test_rows_prepared_before_a_failover_arrive_once_with_the_commit_on_the_new_
     assert (transaction.xid, transaction.position.epoch) == (XID, 0)
     assert [hold.position for hold in kept.held()] == [transaction.position]
     before = read()
-    # Of a server's transactions MariaDB knows the newest one of each domain alone.
+    # MariaDB's position contains only the newest transaction of each domain.
     kept.add(2, kept.xa.commit_numbered(99), epoch=1)
     committed = kept.log.extents()[-1]
     actual_rows = read(str(committed.first))
@@ -231,7 +231,7 @@ def test_unreadable_segment_is_skipped(kept: KeptXaLog) -> None:
 
 @pytest.fixture
 def noted(kept: KeptXaLog, monkeypatch: pytest.MonkeyPatch) -> KeptXaLog:
-    """The log, in which only the notes of the survey tell what is prepared in an earlier file."""
+    """A log whose reader knows earlier prepared transactions only from the notes of the survey."""
     monkeypatch.setattr("penstock.source.prepared.PREPARED_SEARCH_BYTES_MAX", 1)
     kept.survey.run(kept.log)
     return kept
@@ -249,7 +249,7 @@ def test_prepared_notes_are_located_under_the_readers_epoch(noted: KeptXaLog) ->
 
 
 def test_earlier_statement_does_not_commit_a_prepared_transaction(noted: KeptXaLog) -> None:
-    """A transaction that was prepared later may have the same id."""
+    """A transaction prepared later may have the same id."""
     (transaction,) = noted.prepared.transactions
     source = LogSource(SourceOptions.parse(str(noted.log.folder)))
     assert source.find_prepared(XID, transaction.position) is None
@@ -257,7 +257,7 @@ def test_earlier_statement_does_not_commit_a_prepared_transaction(noted: KeptXaL
 
 
 def test_prepared_transaction_is_not_committed_twice(kept: KeptXaLog) -> None:
-    """The survey lags: what it notes has an outcome since."""
+    """The survey lags: a noted transaction may have been committed since."""
     kept.survey.run(kept.log)
     kept.add(4, kept.xa.commit)
     kept.add(5, kept.xa.commit)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The definitions kept with a log: any position is answered, whatever was lost, and they stay bounded."""
+"""The definitions kept with a log answer for any position, survive every crash, and stay bounded."""
 
 import itertools
 from pathlib import Path
@@ -147,7 +147,7 @@ def test_lines_that_outgrow_their_snapshot_start_a_generation(
         )
     files = sorted((tmp_path / "schemas").iterdir())
     assert len(files) > 3
-    # A generation is bounded by its own snapshot, so no position costs more than two of it.
+    # A generation is bounded by its snapshot, so a position costs at most twice that size.
     assert max(path.stat().st_size for path in files) < 2 * (2000 + 100 * 60)
     for number in (1, 29, 30, 31, 77, 100):
         position = at(100 + 100 * number, file=1 + number // 30)
@@ -211,7 +211,7 @@ TOLD = TableDefinition(TableSchema("shop", "orders", (Column("id", "int"), Colum
 
 
 def doubted(folder: Path) -> SchemaLog[SchemaHistory]:
-    """A log whose table is in doubt from 200 on, and was altered at 300 and 400."""
+    """A log whose table is in doubt from 200 on and altered at 300 and 400."""
     log = opened(folder)
     log.seed(empty(), at(4))
     log.apply(CREATE, "shop", at(100))
@@ -361,7 +361,7 @@ STATEMENTS = [
 
 
 def followed(disk: SimulatedDisk, done: list[int] | None = None) -> SchemaLog[SchemaHistory]:
-    """Seed where nothing is kept, then apply every statement; `done` gets the offsets of those taken."""
+    """Seed an empty log, then apply every statement; `done` collects the offsets of the applied ones."""
     log = SchemaLog(FOLDER, SchemaHistory.from_json, disk, earliest=lambda: at(4))
     if log.position is None:
         log.seed(empty(), at(4))
@@ -375,7 +375,7 @@ def followed(disk: SimulatedDisk, done: list[int] | None = None) -> SchemaLog[Sc
 
 @pytest.mark.parametrize("loss", list(Loss))
 def test_power_failure_at_any_step_keeps_the_definitions(loss: Loss, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Small, so that generations begin along the way.
+    # Small, so that generations start during the test.
     monkeypatch.setattr(schemas, "LINES_BYTES_MAX", 250)
     whole = SimulatedDisk()
     whole.make_folder(FOLDER)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Readers of a kept log wait for definitions in doubt, within a bound, and never take the one of before."""
+"""Readers of a kept log wait for definitions in doubt, with a timeout, and never use the stale definition."""
 
 from pathlib import Path
 from typing import Any
@@ -38,7 +38,7 @@ def kept(tmp_path: Path) -> SchemaLog[SchemaHistory]:
 
 
 class WatchedLog(FolderLog):
-    """A log in a folder that counts how often definitions were asked for, and calls back."""
+    """A log in a folder that counts requests for definitions and calls a function for each."""
 
     def __init__(self, folder: Path) -> None:
         log = FolderLog.at(str(folder))

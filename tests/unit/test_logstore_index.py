@@ -42,7 +42,7 @@ def segment(version: int, *, source_end: int = 500, time_max_us: int = 0) -> Seg
 
 @pytest.fixture(scope="module")
 def disk() -> SimulatedDisk:
-    """A closed log of few segments with many blocks."""
+    """A closed log with few segments of many blocks."""
     disk = SimulatedDisk()
     log = open_log(disk)
     Captured(log).run()
@@ -52,7 +52,7 @@ def disk() -> SimulatedDisk:
 
 @pytest.fixture
 def stored(disk: SimulatedDisk) -> StoredSegment:
-    """Its segment with the most blocks."""
+    """The segment with the most blocks."""
     return max(
         stored_segments(disk, open_log(disk.copy()).layout), key=lambda segment: disk.size(segment.index_path)
     )
@@ -99,7 +99,7 @@ def test_segments_are_located_by_version_and_by_time() -> None:
     assert [record.version for record in index] == [10, 20, 30]
     assert [index.find(version) for version in (9, 10, 15, 20, 99)] == [-1, 0, 0, 1, 2]
     assert [index.find_time(time_us) for time_us in (0, 100, 101, 300, 301)] == [0, 0, 1, 2, 3]
-    # How late an open segment's transactions are is not known, so it is not passed over.
+    # The latest commit time of an open segment is unknown, so a search does not skip it.
     assert index.put(segment(40, source_end=0)).find_time(10_000) == 3
     assert index.get(20) == segment(20, time_max_us=200)
     assert index.get(21) is None

@@ -10,9 +10,9 @@ from tests.support.logstore.disk import SimulatedDisk
 from tests.support.logstore.source import BLOCK_BYTES, Captured, open_log
 from tests.support.suite.nonempty import each
 
-# Shorter than any event has room for: most events are read in several attempts.
+# Shorter than most events, so that they are read in several attempts.
 SHORT_READ_BYTES = 24
-# Shorter than any transaction, so that each has several blocks.
+# Shorter than any transaction, so that each transaction has several blocks.
 SMALL_BLOCK_BYTES = 10
 
 
@@ -45,7 +45,7 @@ def test_last_boundary_before_an_offset_is_the_end_of_the_nearest_block(
     steps_back = 0
     disk = disk.copy()
     for segment in each(stored_segments(disk, open_log(disk.copy()).layout), least=2):
-        # An index that is missing is built again, here with a block for almost every event.
+        # A missing index is rebuilt, here with a block for almost every event.
         disk.remove(segment.index_path)
         reader = SegmentReader.open(disk, segment)
         blocks = BlockIndex(disk, reader, reader.end, closed=True, block_bytes=SMALL_BLOCK_BYTES)

@@ -17,7 +17,7 @@ CHUNK = 1000
 
 
 def content(start: int, end: int) -> bytes:
-    """The byte at each offset is a function of the offset, so that a wrong slice shows."""
+    """Return bytes that are a function of their offset, so that a wrong slice is detected."""
     return bytes((offset * 131 + offset // 251) & 0xFF for offset in range(start, end))
 
 
@@ -266,7 +266,7 @@ def test_acknowledgement_wakes_the_writer_and_a_chunk_wakes_the_reader() -> None
         cursor.acknowledge(run.end)
     writer.join(WAIT_SECONDS_MAX)
     assert b"".join(got) == content(4, 4 + chunks * CHUNK)
-    # Hundreds of hand-overs in each direction: waiting by the clock, even of 50 ms, would show in most.
+    # With hundreds of handovers in each direction, polling at even 50 ms would exceed the median.
     assert median(seconds) < 0.02
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rows of a merged target come from which of its sources."""
+"""Assign the rows of a merged target to its source tables."""
 
 from typing import Any
 

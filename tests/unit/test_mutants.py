@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Mutation testing: what is drawn, how a mutant is judged, and what is kept of a run that is killed."""
+"""Mutation testing: sampling mutants, judging them, and resuming a killed run."""
 
 import fcntl
 import json
@@ -152,7 +152,7 @@ def test_failure_without_the_mutation_is_no_kill(tree: Path) -> None:
     guard="tests/unit/test_mutants.py::test_tests_that_take_too_long_without_the_mutation_leave_it_undecided"
 )
 def test_mutant_that_hangs_is_killed_by_the_time_limit(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # The same tests have to end in this time without the mutation.
+    # The same tests must end within this time without the mutation.
     monkeypatch.setattr(python_mutants, "SECONDS_MAX", 10.0)
     hang = mutant_of(CODE, "return a", "while True: a")
     verdict = python_mutants.judge(hang, coverage_by("test_nothing"), tree)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables that wait to be read again whole after a loss: comparing them leaves the rows that differ."""
+"""Tables that are to be reloaded after a loss: a comparison narrows the reload to the rows that differ."""
 
 from collections.abc import Iterator
 from pathlib import Path

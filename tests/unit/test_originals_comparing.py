@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The comparison with the original systems finds what differs, and holds its list to it."""
+"""The comparison with the original systems detects differences and enforces its list of known differences."""
 
 from typing import Any
 

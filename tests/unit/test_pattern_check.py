@@ -77,7 +77,7 @@ def test_steps_match_the_table_names_that_reach_them(tmp_path: Path) -> None:
     assert findings(settings(tmp_path, tables, steps=[{"route": route}, {"mask": mask}])) == []
     (actual,) = findings(settings(tmp_path, tables, steps=[{"mask": mask}, {"route": route}]))
     assert actual[0] == "steps[0].mask.tables"
-    # Rows name the table, so it may be any that fits.
+    # Rows name the target table, so any matching name is possible.
     by_rows = route | {"to": "lake.of_{email}"}
     fits, fails = mask | {"tables": "lake.of_me"}, mask | {"tables": "lake.for_me"}
     assert findings(settings(tmp_path, tables, steps=[{"route": by_rows}, {"mask": fits}])) == []

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Hashed rows, what the log touched, and differences: the parts of a comparison, by themselves."""
+"""Unit tests of the parts of a comparison: hashed rows, rows touched by the log, and differences."""
 
 import random
 from collections import Counter
@@ -91,7 +91,7 @@ def test_first_event_of_a_key_shows_its_earlier_row() -> None:
             ("insert", 3, "back"),
         )
     )
-    # Later events of the same keys tell nothing more; moves of a key touch both.
+    # Later events of the same keys add no information; a change of a key touches both keys.
     touched.add(
         logged(
             ("delete", 1, "new"),
@@ -181,11 +181,11 @@ def test_rows_sharing_a_key_with_a_rejected_row_are_undecided() -> None:
     there = batch((1, "one"), (2, "two"), (3, "three"))
     assert not unjudged
     assert unjudged.among(there).tolist() == [False, False, False]
-    # The step that failed and those after it leave the key as it is.
+    # The failed step and the steps after it leave the key unchanged.
     unjudged.add(rejected(1, (2, "x"), (7, "y")))
     assert unjudged
     assert unjudged.among(there).tolist() == [False, True, False]
-    # The mask still had to come: the key that the target has is not known.
+    # The mask comes after the failed step, so the key in the target is unknown.
     unjudged.add(rejected(2, (9, "x")))
     assert unjudged.among(there).tolist() == [True, True, True]
 
@@ -219,7 +219,7 @@ DAYS = Target(
 
 
 def days(*rows: tuple[Any, ...], texts: dict[int, dict[str, str]] | None = None) -> Changes:
-    """Return rows of DAYS; `texts` are those of values that no type holds, by id."""
+    """Return rows of DAYS; `texts` are the texts of unrepresentable values, by id."""
     schema = DAYS.arrow()
     values = pyarrow.RecordBatch.from_pylist(
         [dict(zip(schema.names, (*row, *[None] * 3), strict=False)) for row in rows], schema=schema
@@ -286,7 +286,7 @@ def test_text_of_unrepresentable_values_is_compared_if_a_sink_writes_it() -> Non
     assert {key: (one.columns, one.not_held) for key, one in found.items()} == {
         1: (("day",), ()),
         3: (("day",), ()),
-        # Bytes that are no text have no place in a text column of another set.
+        # Bytes that are not valid text cannot be stored in a text column of another charset.
         4: ((), ("note",)),
     }
     assert not list(differences(DAYS, ["id", "at"], [mine], [theirs]))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a statement that empties a table of a source means for the targets that its rows went to."""
+"""The effect of a statement that empties a source table on the targets of its rows."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -35,7 +35,7 @@ EMPTYING = (
 def settings_of(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *steps: dict[str, Any], mode: str = "mirror"
 ) -> PipelineSettings:
-    """Return a pipeline into Delta whose one source has the table ORDERS, as if a server had told it."""
+    """Return a pipeline into Delta whose single source has the table ORDERS."""
     monkeypatch.setattr(tables_module, "targets_of", lambda *_: [ORDERS])
     monkeypatch.setattr(tables_module, "tables_on_servers", lambda _: {})
     source: Mapping[str, Any] = {"url": "mysql://root@127.0.0.1", "name": "here", "tables": ["shop.orders"]}
@@ -57,13 +57,12 @@ def met(
     *steps: dict[str, Any],
     mode: str = "mirror",
 ) -> tuple[list[str], list[bool]]:
-    """Return the targets that a statement empties, and of each table that is asked for whether its rows that
-    the source has not go."""
+    """Return the emptied targets, and for each requested table whether its extra rows are deleted."""
     settings = settings_of(tmp_path, monkeypatch, *steps, mode=mode)
     asked: dict[str, bool] = {}
 
     def reread(_: str, __: TableName, because: object, *, remove: bool = False) -> None:
-        # As with a pipeline's own requests, what is asked first counts.
+        # As with a pipeline's own requests, the first request wins.
         asked.setdefault(str(because), remove)
 
     state = PipelineState.open(settings.state, settings.name)
@@ -137,7 +136,7 @@ ROWS_CHANGED = "ALTER TABLE orders DROP PRIMARY KEY, ADD PRIMARY KEY (region)"
 def test_history_includes_rows_that_changed_without_being_logged(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, statement: str, emptied: list[str]
 ) -> None:
-    """What a history has cannot be compared: where rows may be gone, all end first."""
+    """A history cannot be compared with its source, so if rows may be missing, all periods end first."""
     assert met(tmp_path, monkeypatch, statement, mode="history") == (emptied, [False])
 
 
@@ -173,7 +172,7 @@ def test_feed_reports_rows_that_changed_without_being_logged(
 def test_targets_named_by_rows_survive_a_reset(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, resets: int
 ) -> None:
-    """What no row names any more is read and emptied again by name alone."""
+    """Tables that no row names any more are still reloaded and emptied by their name."""
     settings = settings_of(tmp_path, monkeypatch, {"route": {"to": "lake.orders_{region}"}})
     north = replace(ORDERS, name=TableName("lake", "orders_north"))
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Targets whose source gets other columns: what they become, and how older rows fit into them."""
+"""Evolve a target when its source gets other columns, and convert older rows to the new columns."""
 
 import itertools
 from dataclasses import replace
@@ -171,7 +171,7 @@ def test_older_rows_wait_for_the_reread_of_a_column_that_may_refuse_their_values
     fitted = conform_changes(rows, now, reread).rows
     assert [fitted.column(name).to_pylist() for name in ("v", "w", "n")] == [[None], ["long"], [None]]
     assert not columns_reread(rows, now, None), "without a server no table is read again"
-    # Of a target that several tables share, another one's type is no reason to read this one again.
+    # If several tables share a target, another table's type does not require a reload of this table.
     assert not columns_reread(rows, now, older)
 
 

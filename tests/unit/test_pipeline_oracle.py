@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The oracle of the pipeline tests sees one wrong value, one missing row and one duplicate in a feed."""
+"""The oracle of the pipeline tests detects a wrong value, a missing row and a duplicate in a feed."""
 
 import pytest
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rows of a target go when a table is read again: none of another pipeline, none that is to stay."""
+"""Select the target rows to delete on a reload: none of another pipeline, and none that must stay."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -57,7 +57,7 @@ def rows_of(target: Target, ids: range) -> pyarrow.RecordBatch:
 
 @dataclass(frozen=True)
 class RowsThere:
-    """A target with some rows, as settings and as a sink."""
+    """A target with existing rows, as settings and as a sink."""
 
     rows: pyarrow.RecordBatch
     reads_ranges: bool = False
@@ -72,14 +72,16 @@ class RowsThere:
         yield self.rows.select(target.column_names)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Close the sink; it holds no resources."""
 
 
 def removed(
     monkeypatch: pytest.MonkeyPatch, *steps: dict[str, Any], source: range = range(0), types: bool = True
 ) -> list[Changes]:
-    """Return what a removal makes of a target with the rows 0 to 99, where the source has `source`. Without
-    `types` only the keys of the target can be read."""
+    """Return the changes of a removal from a target with rows 0 to 99 and a source with the rows `source`.
+
+    Without `types` only the keys of the target can be read.
+    """
 
     def rows(_: SourceChunk, *, loaded: bool) -> Iterator[Changes]:
         assert not loaded, "all rows of the source keep theirs"

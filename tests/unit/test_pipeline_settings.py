@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a pipeline may be told, in a file and in a program."""
+"""Pipeline settings in a file and in a program."""
 
 import json
 import pickle
@@ -98,7 +98,7 @@ def test_complete_file_is_parsed_as_written(tmp_path: Path) -> None:
     assert settings.load.where_of("shop", "orders") == "created > '2026-01-01'"
     assert settings.load.where_of("shop", "others") is None
     assert [step.verb for step in settings.steps] == ["filter", "mask", "dedupe", "python"]
-    # What a step does not say of rows that fail, the pipeline says.
+    # A step without its own error policy uses the pipeline's.
     assert [getattr(step.settings, "on_error", "-") for step in settings.steps] == [
         "dead_letter",
         "-",
@@ -108,7 +108,7 @@ def test_complete_file_is_parsed_as_written(tmp_path: Path) -> None:
     assert (settings.batch.bytes, settings.batch.interval, settings.errors.retry_for) == (64 << 20, 5.0, 3600)
     assert settings.dead_letter == "s3://bucket/letters"
     assert settings.loops.gtid_tags == ("ours",)
-    # A sink that knows several ways of applying means the pipeline's.
+    # A sink with several write modes uses the pipeline's.
     assert settings.sink.settings.apply == "serial"  # type: ignore[attr-defined]
     assert pickle.loads(pickle.dumps(settings)) == settings
     assert "sesame" not in repr(settings)
@@ -281,7 +281,7 @@ EXAMPLES = sorted((ROOT / "examples/pipelines").glob("*.yaml"))
 
 @pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
 def test_example_is_a_valid_pipeline(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    # Functions of an example stand beside it.
+    # The functions of an example are in its folder.
     monkeypatch.chdir(path.parent)
     for variable in ("SHOP_PASSWORD", "LAKE_PASSWORD", "MASK_KEY", "PENSTOCK_TOKEN"):
         monkeypatch.setenv(variable, "-")

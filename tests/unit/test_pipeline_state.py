@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a pipeline must not forget, and who may write it."""
+"""The persistent state of a pipeline, and its single writer."""
 
 import sqlite3
 import uuid
@@ -39,7 +39,7 @@ RECORD = BatchRecord(
 
 @pytest.fixture(autouse=True)
 def _long_leases(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let no lease run out, nor be renewed, while a test stands still."""
+    """Prevent leases from expiring or being renewed while a test is paused."""
     monkeypatch.setattr(state_module, "_LEASE_SECONDS", 3600.0)
 
 
@@ -71,7 +71,7 @@ def test_only_the_lease_holder_writes_pipeline_state(url: str) -> None:
         other.take()
     with pytest.raises(LeaseLost):
         other.reset()
-    # The lease runs out, and another takes over, while the first still believes in it.
+    # The lease expires and another runner takes over while the first still believes in it.
     assert first._lease is not None
     first.store.delete(first._lease.path)
     other.take()
@@ -94,7 +94,7 @@ def test_runner_notices_a_takeover_before_it_writes(url: str) -> None:
     first.write(replace(progress, number=1))
     first.confirm()
     assert not other.lost
-    # It was paused for so long that its lease ran out.
+    # The runner was paused until its lease expired.
     assert first._lease is not None
     first.store.delete(first._lease.path)
     other.take()
@@ -121,7 +121,7 @@ def test_paused_runner_continues_unless_another_took_over(url: str) -> None:
             return connection.execute(statement).fetchall()
 
     progress = first.take()
-    # For twice as long as its lease lasts it gives no sign of life.
+    # The session sends no heartbeat for twice the duration of its lease.
     ask("UPDATE sessions SET expires = expires - 2 * seconds")
     progress = first.write(replace(progress, number=1))
     first.confirm()
@@ -172,7 +172,7 @@ def test_unreferenced_pages_are_deleted(url: str) -> None:
         return list(state.store.list(f"/pipelines/lake/{name}"))
 
     for name in ("batch", "chunks"):
-        # What is left of writers that die between the pages and what names them.
+        # Pages left by writers that died before they wrote the record that names the pages.
         state.store.put(f"/pipelines/lake/{name}/lost", b"")
         state.store.put(f"/pipelines/lake/{name}/lost/0", b"page")
     version = state.put_large("batch", value, ABSENT)
@@ -298,7 +298,7 @@ def test_second_reset_keeps_the_highest_versions_and_stays_paused(
         state.begin(RECORD)
     with closing(PipelineState.open(url, "lake")) as state:
         state.pause("work on the source")
-        # It dies with its first record deleted.
+        # The process dies after it has deleted the first record.
         deleted = state.store.delete
 
         def delete_and_die(path: str) -> None:

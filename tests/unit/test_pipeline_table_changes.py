@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What statements mean for a pipeline's tables."""
+"""The effects of statements on a pipeline's tables."""
 
 import pytest
 
@@ -45,11 +45,11 @@ def statement(text: str) -> LoggedStatement:
         ("ALTER TABLE t MODIFY name TEXT", False),
         ("ALTER TABLE t CHANGE name title VARCHAR(20)", True),
         ("ALTER TABLE t RENAME COLUMN name TO title", True),
-        # A column that is dropped and added again has no value of before.
+        # A column that is dropped and added again has none of its earlier values.
         ("ALTER TABLE t DROP COLUMN name, ADD COLUMN name VARCHAR(20)", True),
         ("ALTER TABLE t ADD COLUMN Name INT, DROP COLUMN name", True),
         ("ALTER TABLE t ADD COLUMN OLD INT", True),
-        # What sessions that are not strict, and servers without explicit defaults, put into rows.
+        # The values that non-strict sessions, and servers without explicit defaults, put into existing rows.
         ("ALTER TABLE t ADD COLUMN a TIMESTAMP", True),
         ("ALTER TABLE t ADD COLUMN a TIMESTAMP NULL", False),
         ("ALTER TABLE t ADD COLUMN a INT NULL, ADD COLUMN b TIMESTAMP(3)", True),
@@ -203,5 +203,5 @@ def test_ghost_tables_belong_to_their_originals() -> None:
     assert patterns.matches("d", "t_new")
     assert not patterns.matches("d", "_t_gho")
     assert not patterns.matches("d", "x")
-    # Whoever names it wants it.
+    # A pattern that names the table selects it.
     assert PipelinePatterns(TablePatterns("d._t_new")).matches("d", "_t_new")

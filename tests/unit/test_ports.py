@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ports of test servers: out of the kernel's hands, and each one process's as long as it lives."""
+"""Ports of test servers: outside the ephemeral range, and reserved for one process while it lives."""
 
 import socket
 import subprocess
@@ -45,7 +45,7 @@ def test_port_of_a_process_is_reserved_until_the_process_ends() -> None:
     assert holder.stdout is not None
     port = int(holder.stdout.readline())
     assert not ports.reserve(port)
-    # Its standard input would end it in order as well; this is how a crash does.
+    # Closing its standard input would end it in order; this kill is like a crash.
     holder.kill()
     holder.communicate()
     assert ports.reserve(port)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a managed server keeps its log, as the service and not the server says."""
+"""The log retention of a managed server follows the service's setting, not the server's variable."""
 
 from typing import Any
 
@@ -16,10 +16,10 @@ OWN = {"datadir": "/var/lib/mysql/", "binlog_expire_logs_seconds": "2592000"}
 
 
 class ToldServer:
-    """A session on a server of which only this is known."""
+    """A session on a server with only these answers."""
 
     def __init__(self, variables: dict[str, str], retention: Any, version: str = "8.0.41") -> None:
-        # Services leave the server's own variable as it is by default, and do not go by it.
+        # Services leave the server's own variable at its default and ignore it.
         self._variables = {"binlog_expire_logs_seconds": "2592000", **variables}
         self._retention = retention
         self._version = version

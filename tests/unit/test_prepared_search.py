@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What was prepared before a range is found in damaged logs and after errors, and its bytes are read."""
+"""Search for transactions prepared before a range, in damaged logs and after errors, and read their bytes."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -31,7 +31,7 @@ def log(request: pytest.FixtureRequest) -> XaLog:
 
 
 class FailingSource(FileSource):
-    """Files of which opening fails with `error`, where that is set, after some that succeeded."""
+    """Files that fail to open with `error`, if set, after a number of successes."""
 
     error: PenstockError | None = None
     opens_before_error = 0
@@ -51,12 +51,12 @@ def source_of(*paths: Path) -> FailingSource:
 
 
 def group_start(path: Path, group: Group) -> int:
-    """Return where a group of events lies in a file, by the body of its first event."""
+    """Return the offset of a group of events in a file, by the body of its first event."""
     return next(event.offset for event in events(path.read_bytes()) if event.body == group[0].body)
 
 
 def rows_from(source: FileSource, path: Path, start: int | None = None, **options: Any) -> list[Any]:
-    """Return the rows of a file from an event on, by default its first."""
+    """Return the rows of a file from an event on, by default from its first event."""
     first = first_event_end(path.read_bytes()) if start is None else start
     byte_range = ByteRange(0, path.name, first, None, aligned=True)
     return [
@@ -82,7 +82,7 @@ def test_repeated_search_after_an_error_gives_the_same_positions(log: XaLog, tmp
 def test_rows_already_committed_or_rolled_back_are_not_committed_again(
     log: XaLog, tmp_path: Path, outcome: str
 ) -> None:
-    """The id is used again, and the log does not have what was prepared under it the second time."""
+    """The id is used again, and the second prepared transaction is missing from the log."""
     ended = log.commit if outcome == "commit" else log.rollback()
     for number, groups in enumerate(([*log.before, log.prepare], [ended], log.after[:1]), 1):
         log.write(tmp_path / f"mysql-bin.{number:06}", groups)

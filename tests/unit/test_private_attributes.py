@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the code uses of other libraries' internals is listed here, exists, and is pinned by an upper bound.
+"""The private attributes of other libraries in use are listed here, exist, and are pinned by an upper bound.
 
-A library may change a private attribute in any release. Each one that the code reads or sets is named below,
-so that a new release fails here, with the name, and not in a reader at night.
+A library may change a private attribute in any release. Each attribute that the code uses is listed below, so
+a new release fails here by name and not in production.
 """
 
 import ast
@@ -31,7 +31,7 @@ PYMYSQL = {
     "_read_ok_packet",
 }
 REDIS = {"_sock"}
-# Names with an underscore that libraries document: error codes of librdkafka, and the end of a process.
+# Underscore names that libraries document: error codes of librdkafka, and the end of a process.
 DOCUMENTED = {"_PARTITION_EOF", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION", "_exit"}
 UVICORN_PROTOCOL = {
     "connection_made",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which events a session gets: rows by shard, commits and definitions for all, nothing that was consumed."""
+"""The events of a session: rows by shard, commits and definitions for all shards, no consumed events."""
 
 from dataclasses import replace
 from typing import Any
@@ -12,7 +12,7 @@ from tests.support.ptubes.packet import RdsEnvelope, RdsEvent, shards_of
 
 ROW, UPDATE, DDL, END, BEAT = 0, 1, 3, 5, 6
 
-# The end of a transaction of heartbeats, of which nothing is told.
+# The end of a transaction of heartbeats, which is not sent.
 SILENT = (END, -2)
 
 RULES = EventRules(shard_count=4, shards=(0, 1, 2, 3), need_end=True, need_ddl=True)
@@ -43,7 +43,7 @@ def batch_of(event_rows: _Told) -> pyarrow.RecordBatch:
 
 
 def names(events: Events, rules: EventRules = RULES, count: int = 1000, size: int = 1 << 20) -> Any:
-    """Take what fits, and return the numbers of the events that each shard gets."""
+    """Read the available events, and return the numbers of the events of each shard."""
     content = answer([events.take(count, size)], rules, None)
     envelope = shards_of(RdsEnvelope.FromString(content))
     return {shard: [int(event.sql) for event in of_shard] for shard, of_shard in envelope.items()}
@@ -74,7 +74,7 @@ def test_unwanted_commits_and_definitions_are_omitted() -> None:
 def test_last_of_consecutive_commits_is_sent() -> None:
     event_rows = [(ROW, 1, 1), (END, -1, 1), (ROW, 2, 2), (END, -1, 2), (ROW, 1, 3), (END, -1, 3)]
     rules = replace(RULES, shards=(1,))
-    # Nothing of the second transaction is for shard 1, so its commit stands for both.
+    # The second transaction has no row of shard 1, so its commit covers both transactions.
     assert names(Events(batch_of(event_rows), rules, None), rules) == {1: [0, 3, 4, 5]}
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Ptubes' clients send and are sent, byte for byte, and read by a protobuf library."""
+"""The messages of Ptubes clients, byte for byte and read by a protobuf library."""
 
 import json
 from typing import Any
@@ -33,7 +33,7 @@ from tests.support.ptubes.packet import (
 
 
 def subscription(**changes: Any) -> bytes:
-    """A subscribe request as the SDK's JSON library writes it."""
+    """Return a subscribe request as the SDK's JSON library writes it."""
     whole: dict[str, Any] = {
         "partitionClusterInfo": {"partitionTotal": 11, "partitionSet": [3, 0, 3]},
         "serviceGroupInfo": {

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A range whose connection is lost any number of times gives the rows of one that never is."""
+"""A range returns the same rows after any number of lost connections."""
 
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -41,7 +41,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "events": {"emit": "events"},
     **{dialect: {"emit": "messages", "dialect": dialect} for dialect in DIALECTS},
 }
-# Every rows event leaves as a batch of its own, so each cut finds part of a transaction handed out.
+# Every rows event is its own batch, so each cut falls into a partly returned transaction.
 EAGER = {"batch_rows_max": 3, "batch_bytes_max": 64, "held_bytes_max": 1}
 REPEATS = 6
 BOUNDARIES = (FORMAT_DESCRIPTION, GTID, TAGGED_GTID, MARIADB_GTID, QUERY, XA_PREPARE, XID)
@@ -65,7 +65,7 @@ def large(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 
 def rows_of(source: FileSource, path: Path, **options: Any) -> list[Any]:
-    """Return all rows or messages of a file, in the order in which they are handed out."""
+    """Return all rows or messages of a file in the order of their return."""
     start = first_event_end(path.read_bytes())
     whole = ByteRange(0, path.name, start, None, True)
     return [
@@ -76,7 +76,7 @@ def rows_of(source: FileSource, path: Path, **options: Any) -> list[Any]:
 
 
 def cut_sequences(length: int) -> Iterator[list[int]]:
-    """Yield cuts that fall back, that repeat, that advance, and that are drawn."""
+    """Yield sequences of cuts: decreasing, repeated, increasing and random."""
     yield [length * 3 // 4, length // 2, length // 4, 0, length * 2 // 3]
     yield [length // 2] * 4
     yield [length // 4, length // 2, length * 3 // 4]
@@ -129,7 +129,7 @@ def test_live_range_ends_after_a_payload(
 
 
 class DeadSource(CutSource):
-    """A source that is away for good from an offset on, after the connection was lost there once."""
+    """A source that fails permanently from an offset on, after its connection was lost there once."""
 
     def open(
         self, byte_range: ByteRange, resume_at: Callable[[], Position] | None = None
@@ -159,7 +159,7 @@ def test_whole_transactions_precede_the_error_of_their_source(large: Path, again
 
 
 class RewrittenSource(CutSource):
-    """A server that loses a transaction in a crash: `rest` is in its log from there on."""
+    """A server that loses a transaction in a crash; `rest` follows in its log."""
 
     def __init__(self, path: Path, cut: int, rest: Sequence[Event]) -> None:
         super().__init__(path, (cut,))
@@ -185,7 +185,7 @@ def test_partly_read_transaction_lost_by_its_server_is_reported(large: Path) -> 
     with pytest.raises(TransactionRolledBack, match="no longer in the log") as caught:
         rows_of(RewrittenSource(large, lost["end_offset"] - 40, rest), large)
     assert caught.value.position == f"{large.name}:{lost['offset'] + ignorable.size}"
-    # What ends before any of it was handed out is no loss.
+    # A lost transaction of which no row was returned is not a loss.
     rows = rows_of(RewrittenSource(large, lost["offset"], rest), large, emit="transactions")
     assert [row["gtid"] for row in rows] == [
         transaction["gtid"] for transaction in (*transactions[:number], *later)

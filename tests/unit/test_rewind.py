@@ -41,7 +41,7 @@ def newest(history: SchemaHistory, name: TableName) -> TableDefinition | None:
 
 
 def before(statements: list[str], name: TableName = NAME) -> list[str]:
-    """Return the columns that rewinding tells from the end of the statements."""
+    """Return the earlier columns that rewinding computes from the later definition and the statements."""
     history = followed(statements)
     logged = [LoggedStatement(at(number), "shop", text) for number, text in enumerate(statements, start=1)]
     definition = definition_before(name, logged, lambda now: newest(history, now), SPELLING)
@@ -66,7 +66,7 @@ steps = st.one_of(
 
 @given(st.lists(st.lists(steps, min_size=1, max_size=3), max_size=6))
 def test_rewinding_reverts_followed_statements(alterations: list[list[str]]) -> None:
-    # Only statements that fit the table are run by a server, so only those are in its log.
+    # A server runs only statements that fit the table, so only those are in its log.
     accepted: list[str] = []
     for alteration in alterations:
         text = "ALTER TABLE t " + ", ".join(alteration)
@@ -126,7 +126,7 @@ def test_statements_of_other_tables_hide_nothing() -> None:
 
 
 def rewound(name: TableName, logged: Sequence[LoggedStatement]) -> object:
-    """Return all that a settler asks of statements about a table."""
+    """Return all answers that a settler needs about statements on a table."""
     names = names_after(name, logged, SPELLING)
     touched = [statement for statement in logged if touches(statement, names, SPELLING)]
     schema = TableSchema("shop", "now", tuple(Column(column, "int") for column in "abcd"))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows between a savepoint and a ROLLBACK TO it stop those who read them, rows before it do not."""
+"""Rows between a savepoint and a ROLLBACK TO it stop their readers; rows before the savepoint do not."""
 
 import struct
 

@@ -83,7 +83,7 @@ def rows_of(content: bytes) -> list[Row]:
 
 
 def is_prepared(content: bytes) -> bool:
-    """Tell whether these bytes prepare an XA transaction and do not end it: its rows are not behind them."""
+    """Tell whether these bytes contain an XA PREPARE without its end; its rows precede them."""
     decoder = Decoder(instance="test", file=FILE, statements=False, time_from_us=1 << 62)
     decoder.feed(content)
     return decoder.prepared_place("X'78',X'',1") is not None
@@ -118,7 +118,7 @@ def test_segment_is_not_split_because_no_event_can_be_located_from_its_middle(tm
         path.write_bytes(start + assemble([long, *log_events[1:]], part.offset))
         source = open_source(SourceOptions.parse(path))
         assert (len(source.split(ranges_min=2)) > 1) == splits
-        # One that is too short to be split is not looked at.
+        # A source below the minimum size is not checked.
         assert source.extents()[0].splittable
 
 
@@ -144,7 +144,7 @@ def test_damaged_head_is_detected() -> None:
     head = segment_head(description_of(SMALL_LOGS[-1].read_bytes()), FILE, 4, SETS["mysql"][1], "mysql", 1, 2)
     for at in range(4, len(head)):
         if at == 4 + 17:
-            # The first flag says that a server is writing the file, and changes without the checksum.
+            # The first flag marks a file in use and changes without the checksum.
             continue
         damaged = bytearray(head)
         damaged[at] ^= 0x10

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Definitions in doubt are told for the server and the place they are of, once, whatever comes between."""
+"""Definitions in doubt are settled once, by their own server and for their own position."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -49,14 +49,14 @@ def orders(*columns: str, key: tuple[str, ...] = ()) -> TableDefinition:
 
 
 class ToldServer:
-    """A server that tells one table and where its log ends, and counts how often it was read."""
+    """A server that reports one table and the end of its log, and counts the reads of the table."""
 
     def __init__(self) -> None:
         self.now = orders("id", "a")
         self.head_offset = 900
         self.readings = 0
         self.address = ServerAddress("localhost")
-        # Called with each name that is read, and each time it is asked what it is committing.
+        # Called with each table name that is read, and at each query for prepared commits.
         self.on_read: Callable[[TableName], object] = lambda name: None
         self.owned: Callable[[], str] = lambda: ""
 
@@ -64,7 +64,7 @@ class ToldServer:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing is open."""
+        """Leave the block; there is no connection to close."""
 
     def identity(self) -> ServerIdentity:
         return IDENTITY
@@ -77,7 +77,7 @@ class ToldServer:
         return [{"owned": self.owned()}]
 
     def interrupt(self) -> None:
-        """Nobody waits for an answer."""
+        """Interrupt the session; no query is waiting."""
 
     def read_table(self, name: TableName) -> TableDefinition:
         self.readings += 1
@@ -108,7 +108,7 @@ def seed_at(kept: SchemaLog[SchemaHistory], position: Position, *definitions: Ta
 
 @pytest.fixture
 def settler_of(server: ToldServer) -> Iterator[Callable[..., DefinitionSettler]]:
-    """Give settlers of a log that was received up to 950, and end them."""
+    """Return a factory of settlers for a log received up to 950, and close them at the end."""
     settlers = []
 
     def make(kept: SchemaLog[SchemaHistory], epoch: int = 0) -> DefinitionSettler:
@@ -128,7 +128,7 @@ def columns_at(kept: SchemaLog[SchemaHistory], position: Position | None) -> lis
 
 
 def asked(settler: DefinitionSettler, *questions: Question) -> None:
-    """Ask, begin, and wait for every answer."""
+    """Ask a settler a question, start it, and wait for all answers."""
     for question in questions:
         settler._add(question)
     settler.start()
@@ -142,7 +142,7 @@ def asked(settler: DefinitionSettler, *questions: Question) -> None:
 
 @pytest.fixture
 def failed_over(tmp_path: Path, server: ToldServer) -> SchemaLog[SchemaHistory]:
-    """A table in doubt when the log failed over, whose columns changed on the next server."""
+    """A table in doubt at a failover, whose columns changed on the next server."""
     kept = kept_from(tmp_path, at(4), orders("id", "a"))
     kept.apply(DOUBTED, "shop", at(100))
     seed_at(kept, at(200, epoch=1), orders("id", "a"))
@@ -177,7 +177,7 @@ def test_question_for_a_future_epoch_blocks_no_other(
 
 
 class ReceivedLog:
-    """A log that ends at a position, with a settler that counts what it is asked."""
+    """A log with a fixed end, whose settler counts its questions."""
 
     def __init__(self, visible: Position) -> None:
         self.visible = visible
@@ -391,7 +391,7 @@ def two_generations(folder: Path, monkeypatch: pytest.MonkeyPatch) -> SchemaLog[
 
 
 class FullDisk(LocalDisk):
-    """A disk that has no room for some of the files that are written whole, by their number."""
+    """A disk without space for some atomically replaced files, by their number."""
 
     def __init__(self, *full: int) -> None:
         super().__init__()

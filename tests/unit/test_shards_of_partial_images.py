@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The shard of rows whose images are logged in part: told by their own values, or refused by name."""
+"""The shard of rows with partial images is computed from their own values, or refused by name."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,7 +20,7 @@ from tests.support.binlog.events import UPDATE_ROWS, WRITE_ROWS, assemble, event
 from tests.support.binlog.forged_log import NOTES, forged_log, insert
 from tests.support.pipeline.changes_made import Made, changes_of, target_of
 
-# As the slot of the number 0.
+# The same slot as the number 0.
 NULL_SLOT = 961
 ID_ALONE, NOTE_ALONE, BOTH = b"\x01", b"\x02", b"\x03"
 
@@ -74,7 +74,7 @@ def test_delete_half_of_a_move_without_its_shard_column_is_refused(tmp_path: Pat
 
 
 def images_in_part(*absent: Sequence[str]) -> pyarrow.RecordBatch:
-    """Return an update's two images of (id, region), which lack these columns."""
+    """Return the two images (id, region) of an update without these columns."""
     metadata = pyarrow.array([{"absent": list(names) or None} for names in absent])
     values = {"id": [1, 1], "region": ["eu", "us"], "_change_type": ["update_preimage", "update_postimage"]}
     shown = {
@@ -88,7 +88,7 @@ def test_before_image_does_not_borrow_its_shard_from_the_after_image() -> None:
     rows = images_in_part(["region"], ["id"])
     with pytest.raises(ServerUnsupported, match="lacks the shard column region"):
         slots_of(rows, ["region"], NOTES, preimages_of(rows))
-    # The key has stayed where only the image before holds it.
+    # The key is unchanged if only the before image holds it.
     first, second = slots_of(rows, ["id"], NOTES, preimages_of(rows)).tolist()
     assert first == second
 

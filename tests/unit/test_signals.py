@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a command ends that SIGTERM asks to."""
+"""SIGTERM ends a command in order."""
 
 import os
 import signal

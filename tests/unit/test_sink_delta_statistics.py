@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Delta's log says of a file's values: readers skip files by it, so a wrong bound loses rows."""
+"""File statistics in Delta's log: readers skip files by them, so a wrong bound loses rows."""
 
 import json
 import math
@@ -18,7 +18,7 @@ TIMESTAMP = pyarrow.timestamp("us", tz="UTC")
 
 
 def stored_statistics(folder: Path, kind: pyarrow.DataType, bounds: Bounds) -> dict[str, Any]:
-    """Commit a file whose only column has these bounds; return what the table's log says of it."""
+    """Commit a file whose only column has these bounds; return the statistics in the table's log."""
     create_delta(str(folder), {}, "t", pyarrow.schema([pyarrow.field("value", kind)]), {})
     table = open_delta(str(folder), {})
     assert table is not None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Histories of rows in Delta: which row was the source's from which commit until which."""
+"""Row histories in Delta: each row version with its first and last commit."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -15,13 +15,13 @@ from penstock.sinks.sink import BatchMark, Evolution, Receipt, Sink, make_sink, 
 from tests.support.pipeline.changes_made import Made, changes_of, delete, insert, target_of, update
 
 ORDERS = target_of({"id": "int", "note": "varchar(40)"})
-# A row's note, and the versions from and until which it was there.
+# A row's note, and the versions from which and until which it was valid.
 Period = tuple[str | None, int, int | None]
 Step = Changes | tuple[Target, int]
 
 
 class Lake:
-    """Batches into a folder, and what stands in a table of it afterwards."""
+    """Write batches into a folder, and read the resulting table."""
 
     def __init__(self, path: Path, mode: str = "history") -> None:
         options = {"path": str(path), "mode": mode}
@@ -29,7 +29,7 @@ class Lake:
         self.path = path
 
     def batch(self, number: int, *steps: Step, generation: str = "g", loads: bool = False) -> Receipt:
-        """Write changes in one part; a target and a version tell that the table was emptied there."""
+        """Write changes in one part; a target and a version mark a truncation of the table."""
         mark = BatchMark("shop", generation, number, loads)
         for step in steps:
             self.sink.prepare(step[0] if isinstance(step, tuple) else step.target, Evolution.EVOLVE)
@@ -146,7 +146,7 @@ def test_load_after_the_log_starts_new_row_versions(lake: Lake) -> None:
 
 
 def test_no_row_ends_before_it_starts_when_the_log_repeats_changes_before_a_load(lake: Lake) -> None:
-    """A load reads the last of what the log tells behind it."""
+    """A load reads the latest state, including changes that the log delivers after the load."""
     lake.batch(1, load(insert(10, id=1, note="c"), insert(10, id=2, note="x")), loads=True)
     lake.batch(2, log(change(5, "a", "b")))
     lake.batch(3, log(change(6, "b", "c"), change(12, "c", "d")))
@@ -154,7 +154,7 @@ def test_no_row_ends_before_it_starts_when_the_log_repeats_changes_before_a_load
 
 
 def test_log_after_a_reread_row_ends_the_earlier_row(lake: Lake) -> None:
-    """Rows that are read again are ahead of the log, which then has changes between the two."""
+    """Reread rows are ahead of the log, which then delivers changes between the two states."""
     lake.batch(1, log(insert(1, id=1, note="a"), insert(1, 1, id=2, note="x"), insert(1, 2, id=3, note="p")))
     lake.batch(2, load(insert(10, id=1, note="c"), insert(10, id=2, note="x")))
     lake.batch(3, log(change(5, "a", "b"), delete(6, id=3, note="p")))

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes as messages of a queue: their kinds, their keys, and the partitions of these keys."""
+"""Changes as queue messages: their kinds, their keys, and the partitions of the keys."""
 
 import json
 from dataclasses import replace

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables that cannot stand beside one another in a target, or not under their names."""
+"""Tables that cannot share a target, or cannot keep their names in it."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -33,7 +33,7 @@ def test_keys_that_two_tables_could_share_are_refused() -> None:
     with pytest.raises(OptionInvalid, match=r"a TRUNCATE of shop\.orders"):
         redis(key="item:{id}").check_together(tables[:2])
     redis(key="{table}:{id}").check_together(tables[:2])
-    # Nothing is deleted by a pattern, or only what a cache reads again.
+    # A sink that deletes nothing by a pattern, or only values that a cache reloads.
     redis(key="item:{id}", deletes="keep").check_together(tables)
     redis(key="item:{id}", write="invalidate").check_together(tables)
     redis(key="item:{id}", write="list").check_together(tables)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes as lines on the standard output."""
+"""Changes as lines on standard output."""
 
 import json
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Names and keys made from rows."""
+"""Names and keys rendered from rows."""
 
 import json
 from typing import Any

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How a start and an end are written."""
+"""Parse start and end bounds."""
 
 from datetime import UTC, datetime, timedelta, timezone
 

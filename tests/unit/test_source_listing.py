@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which files make up a log."""
+"""List the files of a log."""
 
 from pathlib import Path
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ranges cover what was asked for, once, and options travel."""
+"""Ranges cover the requested interval exactly once, and options pickle."""
 
 import pickle
 from itertools import pairwise

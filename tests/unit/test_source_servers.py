@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Comparing and relaying read from the server of a source's cluster that answers."""
+"""Comparisons and relays read from a reachable server of a source's cluster."""
 
 from contextlib import closing
 from dataclasses import replace
@@ -21,7 +21,7 @@ ORDERS = target_of({"id": "int"}, name="shop.orders")
 
 
 class Stopped(Exception):
-    """Ends a comparison once it is known what it reads."""
+    """Ends a comparison once its server is known."""
 
 
 @pytest.fixture

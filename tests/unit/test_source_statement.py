@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a logged statement changes without logging rows."""
+"""The changes that a logged statement makes without logged rows."""
 
 import time
 
@@ -9,7 +9,7 @@ from penstock.model import TableName, TablePatterns
 from penstock.schema.statements.row_changes import change_of, tables_of
 from penstock.schema.statements.tokens import ServerSpelling
 
-# Reading the long texts one token at a time takes five times as long.
+# Reading the long texts token by token takes five times as long.
 CPU_SECONDS_MAX = 3
 MARIADB = ServerSpelling(True, (11, 8, 0))
 MYSQL = ServerSpelling(False, (9, 7, 0))
@@ -116,7 +116,7 @@ def test_change_says_why_it_may_change_other_tables(text: str, reason: str, tabl
 @pytest.mark.parametrize(
     ("text", "accessed", "doubt"),
     [
-        # A trigger or view of another database.
+        # A trigger or view in another database.
         ("INSERT INTO crm.t VALUES (1)", ["crm", "shop"], "the database shop"),
         ("UPDATE crm.v SET n = 1", ["shop"], "the database shop"),
         ("INSERT INTO crm.t SELECT * FROM SHOP.orders", ["crm", "shop"], ""),
@@ -131,7 +131,7 @@ def test_change_says_why_it_may_change_other_tables(text: str, reason: str, tabl
         ("INSERT INTO crm.t VALUES (1) ON DUPLICATE KEY UPDATE id = 2", [], "foreign keys"),
         ("LOAD DATA INFILE '...' REPLACE INTO TABLE crm.t (a)", [], "foreign keys"),
         ("INSERT INTO crm.t VALUES (1)", [], ""),
-        # What a routine changed lies within the databases that were accessed.
+        # A routine can change only the databases that were accessed.
         ("SELECT `crm`.`f`(1)", ["crm"], ""),
         ("SELECT `crm`.`f`(1)", ["shop"], "routines"),
         ("SELECT `crm`.`f`(1)", [], "routines"),
@@ -244,7 +244,7 @@ def test_backslashes_are_read_as_the_sql_mode_says() -> None:
     change = change_of(text, "shop", plain)
     assert change is not None
     assert change.unknown == "it calls f(), which can change any"
-    # A list of literals ends where its last string does.
+    # A list of literals ends with its last string.
     listed = change_of("INSERT INTO orders VALUES ('\\'), (f('\\'))", "shop", plain)
     assert listed is not None
     assert "f()" in listed.unknown

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the Spark source understands before any Spark runs: options, offsets, filters, types."""
+"""The parts of the Spark source that run before Spark: options, offsets, filters, types."""
 
 import pickle
 from datetime import UTC, datetime

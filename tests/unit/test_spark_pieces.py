@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A batch too large for Spark's JVM is handed over in slices that hold the same rows."""
+"""A batch too large for Spark's JVM is passed in slices that hold the same rows."""
 
 import pyarrow as pa
 import pytest

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows as text of SQL and of COPY, and groups of rows that share a value of a key."""
+"""Rows as SQL and COPY text, and groups of rows that share a key value."""
 
 import pyarrow
 import pytest
@@ -90,7 +90,7 @@ def test_rows_sharing_a_key_value_are_one_group() -> None:
     rows = batch(id=pyarrow.array([1, 2, 3, 1, 4]), seat=pyarrow.array([7, 8, None, 9, 8]))
     assert groups(rows, ["id"]) == [0, 1, 2, 0, 3]
     assert groups(rows, ["id"], ["seat"]) == [0, 1, 2, 0, 1]
-    # A null is shared with nobody.
+    # A null equals no other value.
     assert groups(batch(seat=pyarrow.array([None, None], pyarrow.int32())), ["seat"]) == [0, 1]
 
 
@@ -109,5 +109,5 @@ def test_adjacent_key_parts_are_not_confused() -> None:
 def test_texts_of_any_script_stay_together_if_they_may_be_equal() -> None:
     rows = batch(name=pyarrow.array(["a", "A", "á", "b", "a "]))
     assert groups(rows, ["name"]) == [0, 0, 0, 1, 0]
-    # In doubt all stay together.
+    # Rows stay together if they may be equal.
     assert groups(batch(name=pyarrow.array(["a", "カ", "b"])), ["name"]) == [0, 0, 0]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes that were logged as statements stop the readers of the tables they name, and no others."""
+"""Changes logged as statements stop the readers of the tables they name, and no other readers."""
 
 import struct
 from pathlib import Path
@@ -44,7 +44,7 @@ def log_of(folder: Path, server: Event, change: Event) -> Path:
 
 
 def why_stopped(file: Path, tables: str) -> str:
-    """Return what stops a reader of these tables, "" for nothing."""
+    """Return the error that stops a reader of these tables, or "" if there is none."""
     try:
         rows = list(penstock.read_binlog(file, tables))
     except StatementLogged as problem:
@@ -88,7 +88,7 @@ def test_error_locates_the_end_of_the_transaction_if_logged(tmp_path: Path) -> N
     gtid, begin, _, rows, commit = logged[table_map - 2 : table_map + 3]
     assert (gtid.code, commit.code) == (GTID, XID)
     change = event(QUERY, query_body("DELETE FROM shop.orders"))
-    # As long as before, so that the length in the GTID event holds.
+    # As long as the original, so that the length in the GTID event stays valid.
     gap = logged[table_map].size + rows.size - change.size
     change = event(QUERY, change.body + b" " * gap)
     file = tmp_path / FILE

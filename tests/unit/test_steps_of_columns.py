@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps that make other columns, values and names: `map`, `python`, `mask`, `route`."""
+"""Steps that change columns, values and names: `map`, `python`, `mask`, `route`."""
 
 import datetime
 import hashlib

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The runners of long sweeps and of stress: real runs of pytest over small files of tests."""
+"""The runners of long sweeps and of stress tests: real pytest runs over small test files."""
 
 import json
 import os
@@ -35,8 +35,8 @@ from tools.suite.stress import Stress
 
 TREE = [sys.executable, "-m", "tools.suite.tree"]
 
-# Starts an orphan in a session of its own; each of the two writes its process number to a file.
-# With "pauses", the orphan ends once it was resumed and the file `seen` exists; the command after the orphan.
+# Starts an orphan in another session; both processes write their process id to a file. With "pauses", the
+# orphan ends once it was resumed and the file `seen` exists; the command ends after the orphan.
 FAMILY = """
 import os, signal, sys, time
 folder, counts_pauses = sys.argv[1], sys.argv[2] == "pauses"
@@ -62,13 +62,13 @@ open(f"{folder}/{name}-resumed", "w").close()
 
 @pytest.fixture(autouse=True)
 def _few_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Start each pytest with the one plugin that its options need: the others take a second."""
+    """Load only the plugin that each pytest run needs; the others take a second."""
     monkeypatch.setenv("PYTEST_DISABLE_PLUGIN_AUTOLOAD", "1")
     monkeypatch.setenv("PYTEST_PLUGINS", "_hypothesis_pytestplugin")
 
 
 def family(folder: Path, mode: str, *options: str) -> list[str]:
-    """Return the words that run the family under the runner of trees."""
+    """Return the command that runs the family under the process tree runner."""
     return [
         *TREE,
         "--output",
@@ -85,14 +85,14 @@ def family(folder: Path, mode: str, *options: str) -> list[str]:
 
 
 def wait_for_family(folder: Path) -> list[int]:
-    """Return the process numbers of the command and of the orphan, once both are at work."""
+    """Wait until the command and the orphan are running; return their process ids."""
     files = [folder / "command", folder / "orphan"]
     wait_until(lambda: all(file.exists() for file in files))
     return [int(file.read_text()) for file in files]
 
 
 def write_tests(folder: Path, text: str) -> str:
-    """Write a file of tests that is no part of this project, and return its path."""
+    """Write a test file outside this project, and return its path."""
     path = folder / "test_sample.py"
     path.write_text(text)
     (folder / "pytest.ini").write_text("[pytest]\n")
@@ -126,7 +126,7 @@ def test_death_of_the_caller_ends_the_tree(tmp_path: Path) -> None:
 
 
 def test_pauses_stop_and_resume_every_process_of_the_tree(tmp_path: Path) -> None:
-    # With this seed the first four pauses begin within two seconds.
+    # With this seed the first four pauses start within two seconds.
     words = family(tmp_path, "pauses", "--pause-seconds", "1", "--seed", "294")
     process = subprocess.Popen(words, cwd=ROOT)
     try:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A run of the tests leaves nothing on the disk, however it ended, and says when the disk is too small."""
+"""A test run leaves no files, however it ended, and reports a disk that is too small."""
 
 import signal
 import subprocess

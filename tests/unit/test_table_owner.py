@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who made a target's table, by its comment."""
+"""The pipeline that created a target's table, recorded in the table's comment."""
 
 import pytest
 
@@ -10,7 +10,7 @@ from penstock.sinks.sql.table_owner import comment_of, is_taken_over, owner_of, 
 def test_comment_names_the_pipeline_that_created_a_table() -> None:
     assert owner_of(comment_of("shop-pg")) == "shop-pg"
     assert owner_of(comment_of("")) == ""
-    # As tables were made before they named their pipeline.
+    # Earlier versions created tables without the name of the pipeline.
     assert owner_of("made by Penstock") == ""
     assert owner_of("by hand") is None
     assert owner_of(None) is None

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The options of a test run: what selects nothing, or less than continuous integration needs, is refused."""
+"""Options of a test run: a selection that is empty, or too small for CI, is refused."""
 
 import pytest
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Records in the coordination store that this version did not write are refused by name, with a way out."""
+"""Coordination store records of another version are refused by name, with a hint."""
 
 import json
 import zlib

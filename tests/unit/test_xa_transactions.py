@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows of XA transactions come when they commit, wherever ranges are cut, and not on a rollback."""
+"""Rows of XA transactions are returned when they commit, for any ranges, and never after a rollback."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -38,7 +38,7 @@ SHAPES: dict[str, dict[str, Any]] = {
     "envelope": {"emit": "envelope"},
     **{dialect: {"emit": "messages", "dialect": dialect} for dialect in DIALECTS},
 }
-# Nothing of a prepared transaction stays in memory: its bytes are read again.
+# Prepared transactions do not stay in memory, so their bytes are read again.
 FORGETFUL = {"prepared_bytes_max": 0}
 
 
@@ -72,12 +72,12 @@ def versions(rows: Sequence[Any]) -> list[int]:
 
 
 def group_start(path: Path, group: Group) -> int:
-    """Return where a group of events lies in a file, by the body of its first event."""
+    """Return the offset of a group of events in a file, by the body of its first event."""
     return next(event.offset for event in events(path.read_bytes()) if event.body == group[0].body)
 
 
 def pass_prepared(decoder: Decoder, data: bytes) -> None:
-    """Feed what is a prepared transaction, of which no table is read."""
+    """Feed a prepared transaction without reading any table."""
     while decoder.reads_prepared:
         data = data[decoder.feed_prepared(data) :]
         if decoder.state == "table":
@@ -163,7 +163,7 @@ def test_whole_transactions_before_a_missing_prepare_are_returned(log: XaLog, tm
 
 
 def test_reused_id_commits_the_newer_rows(log: XaLog, tmp_path: Path) -> None:
-    """A server that crashed may have lost the older one, and its log has no outcome of it."""
+    """A crashed server may have lost the older transaction, so the log has no outcome of it."""
     rows = [
         group for group in log.prepare if group.code not in (GTID, MARIADB_GTID, QUERY, XA_PREPARE, ANNOTATE)
     ]
@@ -202,7 +202,7 @@ def test_lost_connections_lose_and_duplicate_no_row(
     path = log.write(
         tmp_path / "mysql-bin.000001", [*log.before, prepared, log.after[0], log.commit, *log.after[1:]]
     )
-    # Every rows event leaves as a batch of its own.
+    # Every rows event is returned as its own batch.
     eager = {"batch_rows_max": 3, "batch_bytes_max": 64, "held_bytes_max": 1, **options, **SHAPES[shape]}
     start = first_event_end(path.read_bytes())
     expected = rows_of(CutSource(path, ()), path.name, start, **eager)
@@ -320,7 +320,7 @@ def test_returned_rows_are_counted_when_prepared_bytes_start_again(log: XaLog, t
         )
         decoder.feed(data[commit:])
         row_count = 0
-        # What is read is lost after two thirds of the bytes, and begins again.
+        # Reading fails after two thirds of the bytes, and starts again.
         for end in (start + (commit - start) * 2 // 3, commit):
             decoder.answer_prepared(path.name, start, commit, head)
             at = start

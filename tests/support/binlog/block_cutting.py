@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Whole byte strings through the block cutter, and its records taken apart."""
+"""Cut whole byte strings into blocks, and unpack the block records."""
 
 import struct
 import zlib
@@ -20,7 +20,7 @@ FULL_PACKET_BYTES = 0xFFFFFF
 
 @dataclass(frozen=True)
 class Record:
-    """One record, as it stands in an index."""
+    """One block record of an index."""
 
     start: int
     end: int
@@ -47,7 +47,7 @@ class Record:
 
 
 def records_of(packed: bytes) -> list[Record]:
-    """Return records after their checksums were proved."""
+    """Return the records after verifying their checksums."""
     unpacked = []
     for at in range(0, len(packed), RECORD.size):
         record_bytes = packed[at : at + RECORD.size]
@@ -61,7 +61,7 @@ def records_of(packed: bytes) -> list[Record]:
 
 @dataclass
 class Part:
-    """What one source file gave, from where it was begun."""
+    """The blocks cut from one source file, from the start position on."""
 
     file: str
     offset: int
@@ -75,12 +75,12 @@ class Part:
 
     @property
     def records(self) -> list[Record]:
-        """The records of its blocks."""
+        """The records of the blocks."""
         return records_of(bytes(self.packed))
 
 
 class Cutting:
-    """Feeds one cutter and keeps what it hands out, by source file."""
+    """Feeds one cutter and collects its output by source file."""
 
     def __init__(self, **options: Any) -> None:
         given: dict[str, Any] = {
@@ -98,11 +98,11 @@ class Cutting:
             self._begin()
 
     def packets(self, received: Iterable[bytes | memoryview]) -> "Cutting":
-        """Feed the packets of a dump, in the pieces in which they come."""
+        """Feed the packets of a dump, split as they arrive."""
         return self._feed(self.cutter.feed_packets, received)
 
     def events(self, pieces: Iterable[bytes | memoryview]) -> "Cutting":
-        """Feed event bytes, in the pieces in which they come."""
+        """Feed event bytes, split as they arrive."""
         return self._feed(self.cutter.feed, pieces)
 
     def close(self) -> "Cutting":
@@ -154,13 +154,13 @@ class Cutting:
 
 
 def cut(content: bytes | memoryview, pieces: int = 1 << 20, **options: Any) -> Cutting:
-    """Cut the bytes of one file, offered in pieces; the last block is closed."""
+    """Cut the bytes of one file, offered in pieces, and close the last block."""
     view = memoryview(content)
     return Cutting(**options).events(view[at : at + pieces] for at in range(0, len(view), pieces)).close()
 
 
 def framed(events: Iterable[bytes], mark: bytes = b"", sequence: int = 1) -> Iterator[bytes]:
-    """Yield the packets in which a server sends events; `mark` is what semi-synchronous replication adds."""
+    """Yield the packets in which a server sends events; `mark` is the semi-synchronous replication header."""
     for event in events:
         rest = b"\x00" + mark + event
         while True:
@@ -172,5 +172,5 @@ def framed(events: Iterable[bytes], mark: bytes = b"", sequence: int = 1) -> Ite
 
 
 def flavor_of(path: Path) -> str:
-    """Return the flavor of the server that wrote a log of the small ones."""
+    """Return the flavor of the server that wrote one of the small logs."""
     return "mariadb" if path.name.startswith("mariadb") else "mysql"

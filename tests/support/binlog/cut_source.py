@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that are read as a live server's log: whole, or with connections lost where a test chooses."""
+"""Files read as the log of a live server: whole, or with connections lost at chosen offsets."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -12,7 +12,7 @@ from tests.support.binlog.events import FLAG_ARTIFICIAL, MAGIC, ROTATE, Event, e
 
 
 class CutSource(FileSource):
-    """A file whose connection is lost at each of these offsets, or 10 bytes after it was opened again."""
+    """A file whose connection is lost at each of these offsets, or 10 bytes after reopening there."""
 
     def __init__(self, path: Path, cuts: Sequence[int], buffer_bytes: int = 97) -> None:
         super().__init__(SourceOptions.parse(str(path)))
@@ -38,7 +38,7 @@ class CutSource(FileSource):
 
 
 class LiveSource(FileSource):
-    """A file as a live server sends it, up to its end, which is the end of the server's log."""
+    """A file as a live server sends it; the end of the file is the end of the server's log."""
 
     live = True
 

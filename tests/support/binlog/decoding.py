@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The kernel's decoder over whole byte strings, and the statements that tests give a server."""
+"""Run the kernel's decoder over whole byte strings, and run statements on a server."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ BUFFER_BYTES = 1 << 20
 
 @dataclass
 class Decoded:
-    """What one decoder gave: batches by table, statements, table requests, and how it ended."""
+    """The output of one decoder: batches by table, statements, table requests, and how decoding ended."""
 
     batches: dict[str, list[pyarrow.RecordBatch]] = field(default_factory=dict)
     statements: list[Any] = field(default_factory=list)
@@ -43,7 +43,7 @@ class Decoded:
 
 
 def place_in_log(row: Row) -> tuple[int, int]:
-    """Return what orders rows as they were logged; the two images of an update share it."""
+    """Return the key that orders rows as they were logged; the two images of an update share it."""
     return row["_commit_version"], row["_metadata"]["row"]
 
 
@@ -60,10 +60,10 @@ def decode(
 ) -> Decoded:
     """Decode the bytes of one file or stream, offered in pieces of `buffer_bytes`.
 
-    XA transactions that were prepared before the bytes are looked for in `whole`, the file that they are of.
+    Looks for the rows of XA transactions prepared before these bytes in `whole`, the complete file.
 
-    `schemas` answers table requests by name; without one the log's own columns are taken. `tables` is the
-    prefix of the names that are read. Raises what the decoder raises.
+    `schemas` answers table requests by name; without it the log's own column metadata is used. Only tables
+    whose names start with `tables` are read. Raises the errors of the decoder.
     """
     decoder = Decoder(instance="test", file=file, **options)
     out = Decoded()
@@ -82,7 +82,7 @@ def drive(
     tables: str | None = None,
     buffer_bytes: int = BUFFER_BYTES,
 ) -> Iterator[str]:
-    """Feed the decoder and answer it; yields each state it was in before more bytes were due."""
+    """Feed the decoder and answer its requests; yield each state before it needs more bytes."""
     view = memoryview(data)
     start, end = 0, min(buffer_bytes, len(view))
     while True:
@@ -91,7 +91,7 @@ def drive(
         if state == "input":
             if end == len(view):
                 break
-            # An event longer than one buffer is offered again with more behind it.
+            # Offer an event longer than one buffer again with more bytes after it.
             end = min(max(end, start) + max(buffer_bytes, end - start), len(view))
             continue
         if state == "done":
@@ -104,7 +104,7 @@ def drive(
 
 
 def answer(decoder: Decoder, out: Decoded, schemas: Mapping[str, Columns], tables: str | None) -> None:
-    """Take what the decoder offers, or answer what it asks."""
+    """Take the decoder's output, or answer its request."""
     if decoder.state == "batch":
         take_batch(decoder, out)
     elif decoder.state == "statement":
@@ -128,7 +128,7 @@ def read_prepared(
     schemas: Mapping[str, Columns],
     tables: str | None,
 ) -> None:
-    """Give the decoder the bytes of the prepared transaction that it asks for."""
+    """Give the decoder the bytes of the prepared transaction that it requests."""
     request = decoder.prepared_request()
     assert request is not None
     xid, (file, before), position = request
@@ -146,7 +146,7 @@ def read_prepared(
 
 
 def finish(decoder: Decoder, out: Decoded, left: int, drop_open: bool) -> None:
-    """End the input and take the batches that are left."""
+    """End the input and take the remaining batches."""
     while True:
         decoder.finish(left, drop_open=drop_open)
         if decoder.state != "batch":
@@ -155,7 +155,7 @@ def finish(decoder: Decoder, out: Decoded, left: int, drop_open: bool) -> None:
 
 
 def take_batch(decoder: Decoder, out: Decoded) -> None:
-    """Take the batch that is due."""
+    """Take the batch that is ready."""
     batch = decoder.take_batch()
     assert batch is not None
     name = f"{batch.database}.{batch.table}" if batch.table else ""
@@ -170,7 +170,7 @@ def decode_file(path: Path, **options: Any) -> Decoded:
 def decode_range(
     data: bytes, start: int, stop: int, file: str = "mysql-bin.000001", **options: Any
 ) -> Decoded:
-    """Decode the transactions that start in [start, stop), as an executor does that knows no boundary."""
+    """Decode the transactions that start in [start, stop), like an executor without known boundaries."""
     number = int(file.rpartition(".")[2])
     opened, _ = follow_events(data[len(MAGIC) :], len(MAGIC), max(start, len(MAGIC)))
     assert opened is not None, "the bytes hold an event"
@@ -188,7 +188,7 @@ def decode_range(
 
 
 def run_logged(server: Server, *statements: str, database: str | None = None, **arguments: Any) -> Path:
-    """Run statements in one session with a binlog file of their own, which is returned, closed."""
+    """Run statements in one session and return the closed binlog file that holds only them."""
     server.sql("FLUSH BINARY LOGS")
     path = server.binlog_files()[-1]
     with server.connect(database=database, **arguments) as connection, connection.cursor() as cursor:
@@ -199,7 +199,7 @@ def run_logged(server: Server, *statements: str, database: str | None = None, **
 
 
 def select(server: Server, table: str, order: str = "id", columns: str = "*") -> list[tuple[Any, ...]]:
-    """Return the rows of a table as the server gives them to a client."""
+    """Return the rows of a table as the server returns them to a client."""
     return server.sql(f"SELECT {columns} FROM {table} ORDER BY {order}")
 
 
@@ -218,7 +218,7 @@ def replay(rows: Sequence[Row], key: Sequence[str]) -> list[tuple[Any, ...]]:
 
 
 def decode_in_pieces(data: bytes, file: str, buffer_bytes: int) -> Decoded:
-    """Decode a file as a reader does that keeps no more than the bytes that were not taken."""
+    """Decode a file like a reader that keeps only the bytes that the decoder has not consumed."""
     decoder, out = Decoder(instance="test", file=file), Decoded()
     held = b""
     for start in range(0, len(data), buffer_bytes):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Binlog files taken apart into events and put together again, with positions and checksums made anew.
+"""Split binlog files into events and assemble them again with new positions and checksums.
 
 The header of an event: timestamp 4, type 1, server id 4, length 4, end position 4, flags 2, little-endian.
 """
@@ -29,7 +29,7 @@ FLAG_IN_USE, FLAG_ARTIFICIAL, FLAG_IGNORABLE = 0x01, 0x20, 0x80
 
 @dataclass(frozen=True)
 class Event:
-    """One event. `body` has neither header nor checksum."""
+    """One event; `body` excludes the header and the checksum."""
 
     timestamp: int
     code: int
@@ -46,7 +46,7 @@ class Event:
         return HEADER.size + len(self.body) + (CHECKSUM.size if self.checksum else 0)
 
     def encode(self, checksum: int | None = None) -> bytes:
-        """Return the event's bytes with its CRC32, or with `checksum` in its place."""
+        """Return the event's bytes with its CRC32, or with `checksum` instead."""
         head = HEADER.pack(
             self.timestamp, self.code, self.server_id, self.size, self.end_position & 0xFFFFFFFF, self.flags
         )
@@ -70,7 +70,7 @@ def events(data: bytes, checksum: bool = True, offset: int = len(MAGIC)) -> Iter
 
 
 def assemble(parts: Iterable[Event], offset: int = 0) -> bytes:
-    """Return events back to back, with positions and checksums that fit; from offset 0, with a magic."""
+    """Concatenate events with matching positions and checksums; prepend the magic if the offset is 0."""
     out = bytearray(MAGIC if offset == 0 else b"")
     start = offset
     for event in parts:
@@ -80,10 +80,10 @@ def assemble(parts: Iterable[Event], offset: int = 0) -> bytes:
 
 
 def with_table_metadata(data: bytes, fields: Iterable[int]) -> bytes:
-    """Return a file whose table maps hold only these of their optional fields, as another server would log.
+    """Return a file whose table maps keep only these optional metadata fields.
 
-    Of MySQL's MINIMAL these are the signs and character sets, 1 to 3; of MariaDB's NO_LOG none. Names and
-    columns must each be fewer than 251.
+    MySQL's MINIMAL metadata is fields 1 to 3 (signs and character sets). MariaDB's NO_LOG has none. Table
+    names and column counts must each be below 251.
     """
     changed = []
     for event in events(data):
@@ -115,10 +115,10 @@ def _with_fields(body: bytes, wanted: frozenset[int]) -> bytes:
 def query_body(
     text: str, database: str = "", accessed: Sequence[str] | None = None, load: bytes = b"", error: int = 0
 ) -> bytes:
-    """Return the body of a statement.
+    """Return the body of a query event.
 
-    `accessed` are the databases in its status variables, () for any; `load` is what a LOAD DATA has before
-    them.
+    `accessed` lists the databases in its status variables; () means any database. `load` is the prefix that a
+    LOAD DATA statement has.
     """
     variables = b""
     if accessed is not None:
@@ -129,15 +129,15 @@ def query_body(
 
 
 def first_event_end(data: bytes) -> int:
-    """Return where the format description ends."""
+    """Return the end of the format description."""
     return len(MAGIC) + HEADER.unpack_from(data, len(MAGIC))[3]
 
 
 def compressed(parts: Sequence[Event]) -> Event:
-    """Return one event that holds others, as `binlog_transaction_compression` writes them."""
+    """Return a payload event that holds other events, as `binlog_transaction_compression` writes it."""
     plain = b"".join(replace(event, checksum=False, end_position=0).encode() for event in parts)
     packed = pyarrow.Codec("zstd").compress(plain, asbytes=True)
-    # Each field: its type, the length of its value, and the value, a length-encoded integer of 8 bytes.
+    # Each field has a type, the length of its value, and the value as a length-encoded integer of 8 bytes.
     sizes = ((2, 0), (3, len(plain)), (1, len(packed)))
     fields = b"".join(bytes((field, 9, 254)) + size.to_bytes(8, "little") for field, size in sizes)
     return replace(parts[0], code=TRANSACTION_PAYLOAD, body=fields + b"\0" + packed, flags=0)

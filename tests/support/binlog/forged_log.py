@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A binlog file with a BLOB full of perfect transactions, whose positions and checksums fit."""
+"""A binlog file with a BLOB full of forged transactions whose positions and checksums are valid."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -32,18 +32,18 @@ _GNO = slice(17, 25)
 _LONG, _BLOB, _BINARY = 3, 252, 63
 _IGNORABLE_EVENT, _EMPTY_EVENT_BYTES = 28, 23
 _NOTES = 40
-# The ids of a file's notes, in order; the one in the middle is the BLOB.
+# The ids of the notes in order; the note in the middle holds the BLOB.
 NOTE_IDS = tuple(range(1, 2 * _NOTES))
 
 
 def forged_log(blob_bytes: int, spacing: int = 0) -> bytes:
-    """Return a file of notes, one of which is a BLOB of about so many bytes that holds inserts into accounts.
+    """Return a file of notes, one with a BLOB of about this many bytes that holds inserts into accounts.
 
-    The copies lie `spacing` bytes apart, without it back to back.
+    The copies are `spacing` bytes apart, or contiguous without it.
     """
     description, previous, *_ = events(_TEMPLATE.read_bytes())
     before = [event for gno in range(1, _NOTES) for event in insert(gno, NOTES, gno, b"note")]
-    # The same transaction with an empty note tells where the BLOB's bytes begin, behind its length.
+    # The same transaction with an empty note locates the start of the BLOB's bytes, after its length.
     start = len(assemble([description, previous, *before, *insert(_NOTES, NOTES, _NOTES, b"")[:-1]])) - 4
     note = forgeries(start, blob_bytes, spacing)
     after = [event for gno in range(_NOTES + 1, 2 * _NOTES) for event in insert(gno, NOTES, gno, b"note")]
@@ -51,13 +51,13 @@ def forged_log(blob_bytes: int, spacing: int = 0) -> bytes:
 
 
 def forgeries(start: int, blob_bytes: int, spacing: int = 0) -> bytes:
-    """Return copies of one transaction that fit their places in a file, the first one at `start`."""
+    """Return copies of one transaction that are valid at their offsets; the first one is at `start`."""
     content = bytearray()
     while len(content) < blob_bytes:
         content += assemble(insert(999, ACCOUNTS, 1, b"forged"), offset=start + len(content))
         room = -len(content) % spacing if spacing else 0
         if room >= _EMPTY_EVENT_BYTES:
-            # An event to pass over, so that the copies are one chain.
+            # An ignorable event that links the copies into one chain.
             between = Event(0, _IGNORABLE_EVENT, 1, 0, FLAG_IGNORABLE, bytes(room - _EMPTY_EVENT_BYTES))
             content += assemble([between], offset=start + len(content))
     return bytes(content)
@@ -81,7 +81,7 @@ def insert(gno: int, table: str, number: int, note: bytes) -> list[Event]:
 
 @cache
 def _frame() -> Sequence[Event]:
-    """Return a GTID event, a BEGIN and a commit that a server wrote."""
+    """Return a GTID event, a BEGIN and a commit written by a real server."""
     log_events = list(events(_TEMPLATE.read_bytes()))
     at = next(number for number, event in enumerate(log_events) if event.code == XID)
     begin = max(number for number in range(at) if b"BEGIN" in log_events[number].body)
@@ -98,7 +98,7 @@ def _table_map(database: str, table: str) -> bytes:
 
 
 def write_forged_log(folder: Path, blob_bytes: int, spacing: int = 0) -> Path:
-    """Write such a file into a folder and return its path."""
+    """Write a forged file into a folder and return its path."""
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / NAME
     path.write_bytes(forged_log(blob_bytes, spacing))
@@ -107,7 +107,7 @@ def write_forged_log(folder: Path, blob_bytes: int, spacing: int = 0) -> Path:
 
 
 def keep_forged_log(folder: Path, content: bytes) -> None:
-    """Write the file into the folder of a kept log."""
+    """Write the forged file into the folder of a kept log."""
     log = open_log(folder, segment_bytes=1 << 30)
     start = first_event_end(content)
     cutter = BlockCutter(

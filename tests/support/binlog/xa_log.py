@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server's log with one prepared XA transaction, as groups of events that a test puts in any order."""
+"""A log with one prepared XA transaction, as groups of events that a test can reorder."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,7 +24,7 @@ Group = list[Event]
 
 
 class XaLog:
-    """A server's log, as groups of events, with its one XA transaction apart: prepared and committed."""
+    """The event groups of a log, with its prepared and committed XA transaction kept separate."""
 
     def __init__(self, sample: str) -> None:
         self.head: Group = []
@@ -41,16 +41,16 @@ class XaLog:
         self.commit = self.others.pop(prepared + 1)
         self.prepare = self.others.pop(prepared)
         assert COMMIT in self.commit[-1].body
-        # The tables are there before it, and their last rows, too.
+        # The tables and their last rows precede the XA transaction.
         self.before, self.after = self.others[:prepared], self.others[prepared:]
 
     def rollback(self) -> Group:
-        """Return what is logged where the transaction is rolled back."""
+        """Return the group that the server logs for a rollback."""
         *head, statement = self.commit
         return [*head, replace(statement, body=statement.body.replace(COMMIT, ROLLBACK))]
 
     def commit_numbered(self, number: int) -> Group:
-        """Return the commit with another sequence number of MariaDB; MySQL's is the same."""
+        """Return the commit with another MariaDB sequence number; MySQL's commit is unchanged."""
         sequence = number.to_bytes(8, "little")
         return [
             replace(event, body=sequence + event.body[8:]) if event.code == MARIADB_GTID else event
@@ -58,13 +58,13 @@ class XaLog:
         ]
 
     def many_rows(self, count: int) -> Group:
-        """Return the prepared transaction with its rows so many times."""
+        """Return the prepared transaction with its rows repeated this many times."""
         rows = [event for event in self.prepare if event.code not in (GTID, MARIADB_GTID, QUERY, XA_PREPARE)]
         first = self.prepare.index(rows[0])
         return [*self.prepare[:first], *rows * count, *self.prepare[first + len(rows) :]]
 
     def write(self, path: Path, groups: Sequence[Group]) -> Path:
-        """Write a file of these groups."""
+        """Write a file of these event groups."""
         path.write_bytes(assemble([*self.head, *(event for group in groups for event in group)]))
         return path
 
@@ -74,5 +74,5 @@ def _prepared_insert(id: int) -> list[str]:
     return [f"XA START '{id}'", insert, f"XA END '{id}'", f"XA PREPARE '{id}'"]
 
 
-# Statements by the number of the transaction that they follow. The first one stays prepared.
+# Statements by the number of the transaction that they follow. The first statement stays prepared.
 XA_STATEMENTS = {40: _prepared_insert(9040), 60: _prepared_insert(9060), 120: ["XA COMMIT '9060'"]}

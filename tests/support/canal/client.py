@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A client of Canal that knows nothing of the server's code: messages by protobuf's own library."""
+"""A Canal client that shares no code with the server and uses the protobuf library for its messages."""
 
 import hashlib
 import socket
@@ -12,7 +12,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 from tests.support.suite.patience import WAIT_SECONDS_MAX
 
-# A daemon that has looked for entries for so long answers that there is none, though it is not at the end.
+# The daemon returns an empty batch after searching for this long, even before the end of the log.
 SEARCH_SECONDS = 1.0
 
 HANDSHAKE, CLIENTAUTHENTICATION, ACK, SUBSCRIPTION, UNSUBSCRIPTION, GET = 1, 2, 3, 4, 5, 6
@@ -22,8 +22,8 @@ EVENTS = (
     "INSERT UPDATE DELETE CREATE ALTER ERASE QUERY TRUNCATE RENAME CINDEX DINDEX GTID XACOMMIT XAROLLBACK"
 ).split()
 
-# Field numbers and types: i a 32-bit number, l a 64-bit one, t a bool, s text, b bytes, * repeated, and a
-# message by its name. The package is our own: it is not on the wire, and Canal's would clash with others.
+# Field numbers and types: i is a 32-bit number, l a 64-bit number, t a bool, s text, b bytes, * repeated; a
+# message is given by its name. The package name is not on the wire; it differs from Canal's to avoid a clash.
 _PACKAGE = "penstock.tests.canal"
 _MESSAGES = {
     "Packet": "1i magic_number 2i version 3i type 4i compression 5b body",
@@ -50,7 +50,7 @@ _MESSAGES = {
 
 
 def _protobuf_classes() -> dict[str, Any]:
-    """Return the class of each message. Every scalar has presence, as Canal's own have where it matters."""
+    """Return the class of each message. Every scalar has presence, as in Canal where it matters."""
     field_type = descriptor_pb2.FieldDescriptorProto
     scalars = {
         "i": field_type.TYPE_INT32,
@@ -93,14 +93,14 @@ class Refused(Exception):
 
 
 def scramble(password: str, seed: bytes) -> bytes:
-    """Return what proves a password, as the official client sends it."""
+    """Return the password proof that the official client sends."""
     first = hashlib.sha1(password.encode()).digest()
     mask = hashlib.sha1(seed + hashlib.sha1(first).digest()).digest()
     return bytes(a ^ b for a, b in zip(first, mask, strict=True)).hex().encode()
 
 
 class CanalClient:
-    """One connection. As a context manager it is open inside the block."""
+    """One connection; as a context manager it is open inside the block."""
 
     def __init__(
         self,
@@ -128,7 +128,7 @@ class CanalClient:
         self.close()
 
     def close(self) -> None:
-        """End the connection."""
+        """Close the connection."""
         self._file.close()
         self.socket.close()
 
@@ -140,7 +140,7 @@ class CanalClient:
         return PROTO[name].FromString(content)
 
     def send_bytes(self, frame: bytes) -> None:
-        """Send bytes behind their length."""
+        """Send bytes with their length prefix."""
         self.socket.sendall(struct.pack(">I", len(frame)) + frame)
 
     def send(self, kind: int, name: str, **fields: Any) -> None:
@@ -149,7 +149,7 @@ class CanalClient:
         self.send_bytes(PROTO["Packet"](type=kind, body=body).SerializeToString())
 
     def receive_bytes(self) -> bytes:
-        """Return the next frame's content. Raises EOFError where there is none."""
+        """Return the content of the next frame. Raises EOFError at the end."""
         header = self._file.read(4)
         if len(header) < 4:
             raise EOFError("the server has closed the connection")
@@ -164,7 +164,7 @@ class CanalClient:
         return self.parse("Packet", self.receive_bytes())
 
     def expect_ack(self) -> None:
-        """Take the answer to a request. Raises Refused."""
+        """Expect a positive answer to a request. Raises Refused."""
         packet = self.receive()
         assert packet.type == ACK, packet
         self._raise_refusal(packet)
@@ -177,7 +177,7 @@ class CanalClient:
     # --- Requests ---------------------------------------------------------------------------
 
     def log_in(self, user: str = "", password: str | bytes = "", **more: Any) -> Self:
-        """Prove who we are; a password of bytes is sent as it is. Raises Refused."""
+        """Authenticate; a password of bytes is sent unchanged. Raises Refused."""
         proof = (
             password if isinstance(password, bytes) else scramble(password, self.seed) if password else b""
         )
@@ -201,12 +201,12 @@ class CanalClient:
         self.expect_ack()
 
     def ask(self, size: int = 1000, timeout: int | None = -1, unit: int | None = 2) -> None:
-        """Ask for entries."""
+        """Request entries."""
         fields = {name: value for name, value in (("timeout", timeout), ("unit", unit)) if value is not None}
         self.send(GET, "Get", **self._whom, fetch_size=size, auto_ack=False, **fields)
 
     def receive_batch(self) -> tuple[int, list[bytes]]:
-        """Return the id and the entries of the batch that was asked for. Raises Refused."""
+        """Return the id and the entries of the requested batch. Raises Refused."""
         packet = self.receive()
         if packet.type == ACK:
             self._raise_refusal(packet)
@@ -219,8 +219,8 @@ class CanalClient:
     ) -> tuple[int, list[bytes]]:
         """Return a batch: its id, -1 without entries, and its entries as bytes. Raises Refused.
 
-        Who does not wait is told -1 at the end of the log only: where a daemon may have stopped before, it is
-        asked again.
+        Without a timeout, -1 must mean the end of the log, so a daemon that may have stopped its search
+        earlier is asked again.
         """
         waits = timeout is None or timeout >= 0
         while True:
@@ -231,11 +231,11 @@ class CanalClient:
                 return batch_id, entries
 
     def ack(self, batch_id: int) -> None:
-        """Acknowledge a batch; nothing comes back."""
+        """Acknowledge a batch; the server does not answer."""
         self.send(CLIENTACK, "ClientAck", **self._whom, batch_id=batch_id)
 
     def rollback(self, batch_id: int = 0) -> None:
-        """Give a batch back, or all; nothing comes back."""
+        """Roll back one batch, or all batches; the server does not answer."""
         self.send(CLIENTROLLBACK, "ClientAck", **self._whom, batch_id=batch_id)
 
 
@@ -248,13 +248,13 @@ def entry_of(content: bytes) -> Any:
 
 
 def row_change_of(entry: Any) -> Any:
-    """Read what a ROWDATA entry holds."""
+    """Read the content of a ROWDATA entry."""
     assert entry.entryType == ROWDATA, entry
     return PROTO["RowChange"].FromString(entry.storeValue)
 
 
 def event_name(number: int) -> str:
-    """Return what an event type is called."""
+    """Return the name of an event type."""
     return EVENTS[number - 1]
 
 
@@ -264,7 +264,7 @@ def values_of(columns: Any) -> dict[str, str | None]:
 
 
 def describe_entries(entries: list[bytes]) -> list[tuple[Any, ...]]:
-    """Return what entries say: ("BEGIN",), (event, table, before, after) for each row, ("END",)."""
+    """Return entries as tuples: ("BEGIN",), (event, table, before, after) for each row, ("END",)."""
     lines: list[tuple[Any, ...]] = []
     for content in entries:
         entry = entry_of(content)

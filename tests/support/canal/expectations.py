@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Canal and Ptubes make of a value, by its SQL type and the text that the server's client shows.
+"""The forms that Canal and Ptubes give a value, by its SQL type and the text that the server's client shows.
 
-Shares nothing with the kernel: it starts from the client's output, and computes with Python's own numbers.
+Shares no code with the kernel: it starts from the client's output and computes with Python numbers.
 """
 
 import re
@@ -21,7 +21,7 @@ from tests.support.messages.json_expectations import (
     raw,
 )
 
-# Numbers of java.sql.Types, as Canal has them.
+# The codes of java.sql.Types, as used by Canal.
 CANAL_TYPES = {
     "tinyint": -6,
     "smallint": 5,
@@ -63,7 +63,7 @@ OTHER = 1111
 
 
 def java(value: float, single: bool) -> str:
-    """The text of Float.toString or Double.toString: the fewest digits that give the number back."""
+    """Return the text of Float.toString or Double.toString: the fewest digits that round-trip."""
     if value == 0:
         return str(value)
     for precision in range(17):
@@ -83,7 +83,7 @@ def java(value: float, single: bool) -> str:
 
 
 def members(type_text: str) -> list[str]:
-    """The members of an ENUM or SET as the server took them."""
+    """Return the members of an ENUM or SET as the server stores them."""
     if "character set gbk" in type_text:
         type_text = type_text.encode("gbk", "replace").decode("gbk")
     matches = re.findall(r"'((?:[^'\\]|''|\\.)*)'", type_text, re.DOTALL)
@@ -100,7 +100,7 @@ def mask(text: str, type_text: str) -> int:
 
 
 def canal_type(text: str | None, type_text: str) -> int:
-    """The sqlType of a value: by its size for unsigned numbers, by itself for NULL."""
+    """Return the sqlType of a value, which depends on the magnitude of unsigned numbers and on NULL."""
     name = name_of(type_text)
     if is_bytes(type_text) or name in (*BYTES, *GEOMETRIES, "vector"):
         return 2004
@@ -113,7 +113,7 @@ def canal_type(text: str | None, type_text: str) -> int:
 
 
 def canal(text: str, type_text: str) -> str:
-    """The value of a column in Canal's entries."""
+    """Return the value of a column in Canal's entries."""
     name = name_of(type_text)
     if name in INTEGERS:
         return str(int(text))
@@ -131,14 +131,14 @@ def canal(text: str, type_text: str) -> str:
 
 
 def ptubes_type(type_text: str) -> int:
-    """The sqlType of a column in Ptubes' events."""
+    """Return the sqlType of a column in Ptubes' events."""
     if "character set binary" in type_text:
         return PTUBES_TYPES["binary"]
     return PTUBES_TYPES.get(name_of(type_text), OTHER)
 
 
 def ptubes(text: str, type_text: str) -> tuple[str, dict[str, str]]:
-    """The value of a column in Ptubes' events and its props, on a server whose clock is UTC."""
+    """Return the value and props of a column in Ptubes' events, for a server whose time zone is UTC."""
     name = name_of(type_text)
     if name in ("date", "time", "datetime", "timestamp"):
         return ptubes_moment(text, name)
@@ -182,10 +182,10 @@ def shown_fully(text: str) -> str:
 
 
 def java_calendar(text: str) -> int:
-    """Microseconds since 1970 of the day that java.util.Calendar moves a date to, and its time of day."""
+    """Return the microseconds since 1970 of a date normalized by java.util.Calendar, and the time of day."""
     day, _, clock = text.partition(" ")
     year, month, number = (int(part) for part in day.split("-"))
-    # Months and days carry over; before 1582 the Julian calendar counts. The day number is Meeus's.
+    # Months and days carry over. The Julian calendar applies before 1582. The day number follows Meeus.
     year, month = year + (month - 1) // 12, (month - 1) % 12 + 1
     if month <= 2:
         year, month = year - 1, month + 12

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows that are committed, and clients of Canal that follow them through a daemon."""
+"""Commit rows, and follow them with Canal clients through a daemon."""
 
 import itertools
 from collections.abc import Iterator
@@ -23,7 +23,7 @@ _row_ids = itertools.count(1)
 
 
 def settings_of(server: Server, **listen: Any) -> dict[str, Any]:
-    """Return the settings of a daemon without credentials, where who is new begins at the head."""
+    """Return the settings of a daemon without credentials; new clients start at the head."""
     return {
         "listen": {"canal": "127.0.0.1:0", "canal_start": "latest", **listen},
         "instances": {"shop": {"source": server.url(), "start": str(head_of(server))}},
@@ -33,7 +33,7 @@ def settings_of(server: Server, **listen: Any) -> dict[str, Any]:
 def write(
     server: Server, daemon: DaemonProcess, count: int, table: str = "canal_p.t", width: int = 10
 ) -> list[str]:
-    """Commit so many rows, each in a transaction of its own; return their ids once the daemon has them."""
+    """Commit this many single-row transactions; return their ids once the daemon has captured them."""
     ids = list(itertools.islice(_row_ids, count))
     server.sql(";".join(f"INSERT INTO {table} VALUES ({id_}, REPEAT('x', {width}))" for id_ in ids))
     arrived(server, daemon)
@@ -41,13 +41,13 @@ def write(
 
 
 def arrived(server: Server, daemon: DaemonProcess) -> None:
-    """Wait until a daemon has everything that a server has committed."""
+    """Wait until a daemon has captured every commit of a server."""
     head = head_of(server)
     daemon.wait_for_head(head.file, head.offset)
 
 
 def connect(daemon: DaemonProcess, client_id: int | None = None) -> CanalClient:
-    """Return a connection that is let in, as a client that was never here where no id is given."""
+    """Return an authenticated connection, with a new client id by default."""
     number = next(_client_ids) if client_id is None else client_id
     return CanalClient(daemon.ports["canal"], "shop", str(number)).log_in()
 
@@ -58,7 +58,7 @@ def ids_of(entries: list[bytes]) -> list[str]:
 
 
 def drain(client: CanalClient, size: int = 1000) -> list[str]:
-    """Take and acknowledge whatever there is, and return the ids of the rows."""
+    """Receive and acknowledge all available entries, and return the ids of their rows."""
     ids: list[str] = []
     while True:
         batch_id, entries = client.get(size)
@@ -69,7 +69,7 @@ def drain(client: CanalClient, size: int = 1000) -> list[str]:
 
 
 def checkpoint_of(daemon: DaemonProcess, client: CanalClient) -> Checkpoint:
-    """Return what is durable of a client whose session has ended."""
+    """Return the durable checkpoint of a client whose session has ended."""
     until_gone(daemon, client)
     with store_of(daemon) as store:
         checkpoint = stored(store, client)
@@ -78,7 +78,7 @@ def checkpoint_of(daemon: DaemonProcess, client: CanalClient) -> Checkpoint:
 
 
 def until_durable(daemon: DaemonProcess, client: CanalClient, acknowledged: list[bytes]) -> None:
-    """Wait until a store holds what a client has acknowledged, to the end of the last whole transaction."""
+    """Wait until a store holds the client's acknowledged position, up to the last whole transaction."""
     headers = [entry.header for entry in map(entry_of, acknowledged) if entry.entryType == TRANSACTIONEND]
     ends = [Position(0, header.logfileName, header.logfileOffset + header.eventLength) for header in headers]
     with store_of(daemon) as store:
@@ -103,13 +103,13 @@ def store_of(daemon: DaemonProcess) -> Iterator[CoordinationStore]:
 
 
 def stored(store: CoordinationStore, client: CanalClient) -> Checkpoint | None:
-    """Return what a store holds of a client now."""
+    """Return the client's current record in a store."""
     subscription = Subscriptions(store).get("shop", f"canal-{client.client_id}")
     return None if subscription is None else subscription.checkpoints(store).read(0)
 
 
 def followed(daemon: DaemonProcess) -> list[str]:
-    """Return the ids of clients that are connected."""
+    """Return the ids of the connected clients."""
     shown = daemon.get("/v1/subscribers")["subscribers"]
     return [subscriber["subscriber"].removeprefix("canal-") for subscriber in shown if subscriber["requests"]]
 
@@ -120,13 +120,13 @@ def until_gone(daemon: DaemonProcess, client: CanalClient) -> None:
 
 
 def assert_ended(client: CanalClient) -> None:
-    """Assert that the daemon closes a connection, without a word."""
+    """Assert that the daemon closes a connection without sending anything."""
     with pytest.raises((EOFError, ConnectionError)):
         client.receive_bytes()
 
 
 def assert_refused(client: CanalClient) -> None:
-    """Assert that a client that takes what there is is put out: once its acknowledgement is to be written."""
+    """Assert that a client is disconnected when its acknowledgement cannot be stored."""
 
     def go_on() -> None:
         drain(client)
@@ -137,7 +137,7 @@ def assert_refused(client: CanalClient) -> None:
 
 
 def without_repeats(ids: list[str], more: list[str]) -> list[str]:
-    """Return rows with those that follow, which may begin with the last of them again."""
+    """Return rows followed by more rows, which may repeat the last ones."""
     begin = ids.index(more[0]) if more and more[0] in ids else len(ids)
     assert ids[begin:] == more[: len(ids) - begin] or ids[begin : begin + len(more)] == more
     return ids[:begin] + more if len(more) > len(ids) - begin else ids

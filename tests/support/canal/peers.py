@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Other people's clients of Canal, unmodified, from their registries, each behind a small program of ours.
+"""Third-party Canal clients, unmodified, from their registries, each driven by a small program of this suite.
 
-    python    canal-python, from PyPI, beside the old protobuf library it is made for
-    java      com.alibaba.otter:canal.client, the official one, from Maven's central repository
+    python    canal-python, from PyPI, with the old protobuf library that it requires
+    java      com.alibaba.otter:canal.client, the official client, from Maven Central
     go        github.com/withlin/canal-go, through the module proxy
 
 They are built once into the cache that the database servers share.
@@ -30,7 +30,7 @@ _PYTHON_PACKAGES = ("canal-python==0.4", "protobuf==3.20.3")
 
 @dataclass(frozen=True)
 class Peer:
-    """A client that is ready to run: the words of its command, and its environment."""
+    """A client that is ready to run: its command and its environment."""
 
     words: tuple[str, ...]
     environment: dict[str, str]
@@ -38,7 +38,7 @@ class Peer:
     def start(
         self, port: int, destination: str, user: str, password: str, table_filter: str, *more: str
     ) -> "subprocess.Popen[str]":
-        """Start it; it ends after a row of a table named stop."""
+        """Start the client; it ends after a row of a table named stop."""
         return subprocess.Popen(
             [*self.words, str(port), destination, user, password, table_filter, *more],
             env=os.environ | self.environment,
@@ -50,7 +50,7 @@ class Peer:
 
 
 def output_of(process: "subprocess.Popen[str]") -> str:
-    """Return what a client printed. An end with an error fails."""
+    """Return the output of a client. Fails if the client ended with an error."""
     try:
         output, errors = process.communicate(timeout=WAIT_SECONDS_MAX)
     except subprocess.TimeoutExpired:
@@ -67,7 +67,7 @@ def entries_of(process: "subprocess.Popen[str]") -> list[dict[str, Any]]:
 
 
 def peer(name: str) -> Peer:
-    """Return a client, built where it is missing. Raises PartMissing."""
+    """Return a client and build it if it is missing. Raises PartMissing."""
     build, sources = _BUILDS[name]
     content = b"".join((CLIENTS / source).read_bytes() for source in sources)
     folder = cached(f"canal-{name}-{hashlib.sha256(content).hexdigest()[:12]}", build)
@@ -95,7 +95,7 @@ def _build_go(folder: Path) -> None:
 
 
 def _ready_python(folder: Path) -> Peer:
-    # The generated code of the client is of a time before protobuf's own C code refused it.
+    # The client's generated code predates the protobuf C implementation, which refuses it.
     environment = {"PYTHONPATH": str(folder), "PROTOCOL_BUFFERS_PYTHON_IMPLEMENTATION": "python"}
     return Peer((sys.executable, str(CLIENTS / "follow.py")), environment)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A capture in this process, and the proof that its log is the server's own."""
+"""Run a capture in this process, and prove that its log equals the server's."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -27,10 +27,10 @@ def head_of(server: Server) -> Position:
 
 
 def rotate(server: Server) -> None:
-    """Begin a new file, and wait for what MariaDB writes into it by itself a while later."""
+    """Rotate the binlog, and wait for the checkpoint that MariaDB writes into the new file later."""
     server.sql("FLUSH BINARY LOGS")
     if server.family == "mariadb":
-        # It writes so once its storage engine is synced, by itself or at once where that is asked for.
+        # MariaDB writes the checkpoint once its storage engine is synced, either by itself or on request.
         server.sql(
             "SET @kept = @@GLOBAL.innodb_flush_log_at_trx_commit; SET GLOBAL"
             " innodb_flush_log_at_trx_commit = 1; FLUSH LOCAL ENGINE LOGS;"
@@ -40,17 +40,17 @@ def rotate(server: Server) -> None:
 
 
 def _is_checkpointed(server: Server) -> bool:
-    """Tell whether a MariaDB server has written into its last file that it needs no earlier one."""
+    """Tell whether a MariaDB server has logged a checkpoint that frees all earlier files."""
     file = server.sql("SHOW MASTER STATUS")[0][0]
     events = server.sql(f"SHOW BINLOG EVENTS IN '{file}'")
     return any(event[2] == "Binlog_checkpoint" and event[5] == file for event in events)
 
 
 def purge(server: Server) -> str:
-    """Purge every file but the last, and return the name of that one.
+    """Purge every file but the last, and return the name of the last file.
 
-    A server keeps what a dump reads whose client has gone unnoticed, and MariaDB what it would need after a
-    crash: both for a while only.
+    A server temporarily keeps files that a dump is reading, even after its client has disconnected. MariaDB
+    also keeps files needed for crash recovery.
     """
 
     def is_alone() -> bool:
@@ -62,7 +62,7 @@ def purge(server: Server) -> str:
 
 
 def settings_of(folder: Path, source: str, log: dict[str, Any] | None = None, **instance: Any) -> Settings:
-    """Return the settings of one instance, `shop`, with its log in a folder."""
+    """Return the settings of one instance, `shop`, whose log is in a folder."""
     return Settings.model_validate(
         {
             "log": {"folder": str(folder), **(log or {})},
@@ -73,7 +73,7 @@ def settings_of(folder: Path, source: str, log: dict[str, Any] | None = None, **
 
 @contextmanager
 def capturing(settings: Settings, arrived: Callable[[str], None] = lambda name: None) -> Iterator[Capture]:
-    """Capture inside the block, and end in order."""
+    """Capture inside the block, and shut down in order."""
     capture = make_capture("shop", settings, arrived)
     capture.start()
     try:
@@ -84,7 +84,7 @@ def capturing(settings: Settings, arrived: Callable[[str], None] = lambda name: 
 
 
 def wait_for(capture: Capture, condition: Callable[[CaptureStatus], bool]) -> CaptureStatus:
-    """Wait until the capture's status fits, and return it."""
+    """Wait until the capture's status satisfies a condition, and return the status."""
     deadline = time.monotonic() + WAIT_SECONDS_MAX
     while not condition(status := capture.snapshot()):
         assert time.monotonic() < deadline, status
@@ -98,7 +98,7 @@ def wait_for_state(capture: Capture, state: State) -> CaptureStatus:
 
 
 def wait_for_position(capture: Capture, position: Position) -> CaptureStatus:
-    """Wait until the log holds everything before a position, whatever the epoch."""
+    """Wait until the log holds all bytes before a position, in any epoch."""
 
     def holds(status: CaptureStatus) -> bool:
         if status.position is None:
@@ -110,9 +110,9 @@ def wait_for_position(capture: Capture, position: Position) -> CaptureStatus:
 
 
 def assert_equal_to_server(folder: Path, server: Server, start: Position | None = None) -> int:
-    """Assert that a log's latest epoch is byte for byte what the server's files hold; return how many bytes.
+    """Assert that a log's latest epoch equals the server's files byte for byte; return the number of bytes.
 
-    Without a hole, from `start` (else wherever it begins) to the end of the server's log.
+    The log must be contiguous from `start` (by default its own start) to the end of the server's log.
     """
     log = LogReader.open(folder)
     epoch = log.epochs.latest
@@ -138,7 +138,7 @@ def assert_equal_to_server(folder: Path, server: Server, start: Position | None 
 
 
 def assert_only_checkpoints(events: bytes) -> None:
-    """Assert that nothing but MariaDB's checkpoints follows, which come a while after a file's beginning."""
+    """Assert that only MariaDB checkpoints follow, which are logged a while after a file starts."""
     while events:
         assert events[4] == BINLOG_CHECKPOINT, events[:40]
         events = events[int.from_bytes(events[9:13], "little") :]

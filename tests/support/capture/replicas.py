@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server's own replicas."""
+"""Replicas that replicate with the server's own means."""
 
 from tests.support.suite.fixture_types import StartServer
 from tools.servers import REPLICATION_PASSWORD, REPLICATION_USER, Server
 
 
 def replica_of(primary: Server, start_server: StartServer) -> Server:
-    """Start a replica of a server by its own means, and wait until it is connected."""
+    """Start a native replica of a server, and wait until it is connected."""
     follower = start_server(primary.flavor, log_slave_updates=True, relay_log="relay")
     if primary.family == "mysql":
         follower.sql(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Servers that have logged what they do not show yet."""
+"""Servers with commits that are logged but not yet visible."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +18,7 @@ SEMI_SYNC = {
 
 @contextmanager
 def waiting_commits(server: Server, flavor: str) -> Iterator[Callable[[], object]]:
-    """Let commits wait for a replica that there is not, until the block ends or what is yielded is called."""
+    """Make commits wait for a missing replica until the block ends or the yielded function is called."""
     for statement in SEMI_SYNC[flavor]:
         server.sql(statement)
     name = "rpl_semi_sync_source" if flavor == "mysql" else "rpl_semi_sync_master"

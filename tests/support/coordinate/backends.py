@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What befalls each coordination backend in its own way: a URL to open, an expiry, a time without answers."""
+"""Coordination backends under test, each with its own URL, session expiry and outage."""
 
 import itertools
 import sqlite3
@@ -19,13 +19,13 @@ from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import Proxy
 from tools.zookeeper import ZooKeeper
 
-# For what must not run out while the machine stands still, and for what must run out: that is as short as the
-# test ensemble allows, which is two of its ticks.
+# The long timeout must survive a pause of the machine. The short timeout must expire, so it is as short as
+# the test ensemble allows: two of its ticks.
 SESSION_SECONDS = 60.0
 SESSION_SECONDS_SHORT = 1.0
-# A session learns of its end with its next sign of life, of which it gives four in its time.
+# A session notices its end with its next heartbeat; it sends four heartbeats per timeout.
 SESSION_SECONDS_ENDED = 12.0
-# Tests that cut a store off do not wait for it longer.
+# Tests that disconnect a store wait no longer than this.
 OPERATION_SECONDS_SHORT = 4.0
 
 _numbers = itertools.count(1)
@@ -34,7 +34,7 @@ _Answer = TypeVar("_Answer")
 
 
 def until_answered(ask: Callable[[], _Answer]) -> _Answer:
-    """Return what a store answers, asked again as long as it does not: its time may be a short one."""
+    """Return the answer of a store, retrying while its short operation timeout runs out."""
     answers: list[_Answer] = []
     wait_until(lambda: not is_lost(lambda: answers.append(ask())))
     return answers[0]
@@ -50,7 +50,7 @@ def is_lost(ask: Callable[[], object]) -> bool:
 
 
 class Backend(Protocol):
-    """A backend under test; as a context manager it is there inside the block."""
+    """A backend under test; as a context manager it runs inside the block."""
 
     url: str
 
@@ -59,27 +59,27 @@ class Backend(Protocol):
     def __exit__(self, *_: object) -> None: ...
 
     def open(self, seconds: float = WAIT_SECONDS_MAX) -> CoordinationStore:
-        """Open a store that can be cut off; an operation is tried for so long."""
+        """Open a store that can be disconnected; an operation is tried for this long."""
         ...
 
     def expire(self, store: CoordinationStore, session: Session) -> None:
-        """End a session as its expiry does."""
+        """End a session the way its expiry does."""
         ...
 
     def cut_off(self, store: CoordinationStore) -> AbstractContextManager[None]:
-        """Have a store's changes unanswered inside the block."""
+        """Leave a store's changes unanswered inside the block."""
         ...
 
 
 class MemoryBackend:
-    """Records of this process."""
+    """Records in the memory of this process."""
 
     def __init__(self) -> None:
         self.url = f"memory://test-{next(_numbers)}"
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
-        # Records go with the last store, so one stays.
+        # The records are deleted with the last open store, so keep one open.
         self._stack.callback(open_store(self.url).close)
         return self
 
@@ -91,14 +91,14 @@ class MemoryBackend:
         return self._stack.enter_context(_closing(open_store(self.url)))
 
     def expire(self, store: CoordinationStore, session: Session) -> None:
-        """End a session as its expiry does."""
+        """End a session the way its expiry does."""
         assert isinstance(store, MemoryStore)
         assert isinstance(session, MemorySession)
         store.lose(session)
 
     @contextmanager
     def cut_off(self, store: CoordinationStore) -> Iterator[None]:
-        """Have a store unanswered; what expires after its time is done by hand."""
+        """Leave a store unanswered inside the block; expire its sessions explicitly."""
         assert isinstance(store, MemoryStore)
         store.away(True)
         try:
@@ -108,7 +108,7 @@ class MemoryBackend:
 
 
 class SqliteBackend:
-    """One file; a process that keeps its write lock cuts everybody off."""
+    """One SQLite file; a process that holds its write lock blocks all others."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / f"coordination {next(_numbers)}.db"
@@ -126,14 +126,14 @@ class SqliteBackend:
         return self._stack.enter_context(_closing(until_answered(lambda: open_store(self.url, seconds))))
 
     def expire(self, store: CoordinationStore, session: Session) -> None:
-        """Put the session's end into the past, as a clock does that is set forward, until others notice."""
+        """Set the session's end into the past, as a clock change would, until other sessions notice."""
         assert isinstance(session, SqliteSession)
         connection = self._connect()
         another = open_store(self.url, WAIT_SECONDS_MAX)
         assert isinstance(another, SqliteStore)
 
         def is_gone() -> bool:
-            # A sign of life that comes between the two moves the end on.
+            # A heartbeat between the two statements extends the session again.
             connection.execute("UPDATE sessions SET expires = 0 WHERE id = ?", (session.number,))
             another.sweep()
             return not connection.execute("SELECT 1 FROM sessions WHERE id = ?", (session.number,)).fetchall()
@@ -144,7 +144,7 @@ class SqliteBackend:
 
     @contextmanager
     def cut_off(self, store: CoordinationStore) -> Iterator[None]:
-        """Have every change unanswered, a sign of life as well."""
+        """Leave every change unanswered, including heartbeats."""
         connection = self._connect()
         connection.execute("BEGIN IMMEDIATE")
         try:
@@ -174,19 +174,20 @@ class ZooKeeperBackend:
         self._stack.close()
 
     def open(self, seconds: float = WAIT_SECONDS_MAX) -> CoordinationStore:
-        """Open a store through a proxy of its own, the last of `proxies`."""
+        """Open a store through its own proxy, the last of `proxies`."""
         proxy = self._stack.enter_context(Proxy(self._ensemble.port))
         self.proxies.append(proxy)
         url = f"zookeeper://127.0.0.1:{proxy.port}{self._root}"
         return self._stack.enter_context(_closing(until_answered(lambda: open_store(url, seconds))))
 
     def expire(self, store: CoordinationStore, session: Session) -> None:
-        """Close the session from another connection that has its number, until that is noticed."""
+        """Close the session from another connection with the same session id, until the client notices."""
         assert isinstance(session, ZooKeeperSession)
         number = session._connection.client.client_id
 
         def is_gone() -> bool:
-            # The session's own connection, which ours puts out, may come back before we have closed.
+            # The session's own connection is disconnected by this one, and may return before this one has
+            # closed.
             other = KazooClient(self._ensemble.hosts, client_id=number, timeout=SESSION_SECONDS)
             other.start(WAIT_SECONDS_MAX)
             other.stop()
@@ -197,7 +198,7 @@ class ZooKeeperBackend:
 
     @contextmanager
     def cut_off(self, store: CoordinationStore) -> Iterator[None]:
-        """Have what a store sends and is sent lost, new connections refused."""
+        """Drop all traffic of a store, and refuse new connections."""
         proxy = next(proxy for proxy in self.proxies if f":{proxy.port}/" in store.url)
         proxy.refuse()
         proxy.cut("silence")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Processes of their own that use a coordination store, to be contended with and killed.
+"""Separate processes that use a coordination store, for contention and kills.
 
 python -m tests.support.coordinate.process increment URL PATH COUNT
 python -m tests.support.coordinate.process hold URL PATH HOLDER SECONDS
@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def start(*words: object) -> subprocess.Popen[str]:
-    """Start a process with a verb and its arguments; what it prints can be read."""
+    """Start a process with a verb and its arguments; its standard output is readable."""
     return subprocess.Popen(
         [sys.executable, "-m", "tests.support.coordinate.process", *map(str, words)],
         cwd=ROOT,
@@ -43,7 +43,7 @@ def start(*words: object) -> subprocess.Popen[str]:
 
 
 def increment(store: CoordinationStore, path: str, count: int) -> None:
-    """Add one to a number so often, each time over the version that was read."""
+    """Increment a number this many times, each time at the version that was read."""
     done = 0
     while done < count:
         record = store.get(path)
@@ -56,10 +56,10 @@ def increment(store: CoordinationStore, path: str, count: int) -> None:
 
 
 def hold(store: CoordinationStore, path: str, holder: str, seconds: float) -> None:
-    """Take a lease, print its token, and keep it until killed.
+    """Hold a lease, print its token, and keep it until the process is killed.
 
-    A process that was stopped and goes on prints whether it believes to hold the lease. Where it does not,
-    it takes it again under another session.
+    After a SIGSTOP and SIGCONT the process prints whether it still believes to hold the lease. If not, it
+    acquires the lease again under a new session.
     """
     held: Lease | None = None
 
@@ -76,12 +76,12 @@ def hold(store: CoordinationStore, path: str, holder: str, seconds: float) -> No
             lease = _acquire(store, path, holder, seconds)
             held = lease
             print(lease.token, flush=True)
-        # A signal may come to another thread, and is looked at in this one when it wakes.
+        # A signal may arrive in another thread and is handled here when this thread wakes.
         time.sleep(0.01)
 
 
 def _acquire(store: CoordinationStore, path: str, holder: str, seconds: float) -> Lease:
-    """Take a lease once it is free, under a session that lives: a short one may end before."""
+    """Acquire a lease once it is free, retrying with a new session if a short session expires first."""
     while True:
         try:
             session = store.session(seconds)
@@ -97,9 +97,10 @@ def _acquire(store: CoordinationStore, path: str, holder: str, seconds: float) -
 def member(
     store: CoordinationStore, instance: str, subscription: str, name: str, file: str, seconds: float
 ) -> None:
-    """Consume shards as a member: every delivery is a line `shard token number` at the end of a shared file.
+    """Consume shards as a member, and append a line `shard token number` per delivery to a shared file.
 
-    A shard's checkpoint is the number of the last delivery before it. SIGTERM leaves in order.
+    A shard's checkpoint is the number of the last delivery before it. SIGTERM makes the member leave in
+    order.
     """
     stopped = threading.Event()
 
@@ -118,7 +119,7 @@ def member(
             time.sleep(0.01)
             if not held.held:
                 continue
-            # One write of a short line at the end of a file is not torn.
+            # A short line appended with one write is not torn.
             os.write(output, f"{held.shard} {held.token} {number}\n".encode())
             number += 16
             try:
@@ -149,7 +150,7 @@ def member(
 
 
 def main(words: list[str]) -> None:
-    """Run one verb; what it prints is for the test alone."""
+    """Run one verb; its output is meant for the test alone."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     verb, url, *rest = words
     store = open_store(url, WAIT_SECONDS_MAX)

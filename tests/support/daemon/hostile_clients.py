@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clients that mean no good, by the thousand: silence, garbage, huge frames, bombs, unread answers."""
+"""Thousands of hostile clients: silence, garbage, huge frames, decompression bombs, unread responses."""
 
 import asyncio
 import gzip
@@ -11,10 +11,10 @@ from collections import Counter, deque
 from collections.abc import Callable
 from contextlib import suppress
 
-# Connections that are open at once; some of them are left open until so many later ones have come.
+# The number of concurrent connections. A connection left open is closed after this many later ones.
 AT_ONCE = 200
 LEFT_OPEN = 300
-# How long one waits for an answer, or for room to send in.
+# The time limit for a response, or for free space in the send buffer.
 _PATIENCE_SECONDS = 1.0
 _SOURCES = 250
 
@@ -35,7 +35,8 @@ def _framed(content: bytes) -> bytes:
 _CHANGES = "/v1/instances/shop/changes"
 _PATTERNS = b'{"tables": [' + b",".join(b'"/.*a.*b.*c/"' for _ in range(5000)) + b'], "wait_seconds": 0}'
 
-# What each kind of client says to a listener; a listener that is not named gets what it may make of it.
+# The messages that each kind of client sends to a listener. A listener without an entry gets a generic
+# message.
 _SAID: dict[str, Callable[[str, random.Random], bytes]] = {
     "says nothing": lambda listener, chance: b"",
     "garbage": lambda listener, chance: b"\xf0" + chance.randbytes(chance.choice((8, 200, 5000))),
@@ -57,16 +58,16 @@ _SAID: dict[str, Callable[[str, random.Random], bytes]] = {
         _framed(_CANAL_UNKNOWN) if listener == "canal" else _http(_CHANGES, _PATTERNS)
     ),
 }
-# These wait for nothing; the others read what comes, or leave it unread.
+# These clients wait for nothing. The others read the response, or leave it unread.
 _LEAVES_OPEN = ("says nothing", "half a request", "many requests")
 
 
 async def attack(
     port: int, listener: str, count: int, seed: int, tls: ssl.SSLContext | None = None
 ) -> Counter[str]:
-    """Connect so many times, from many addresses; return how many of each kind came through to be accepted.
+    """Connect this many times from many addresses; count the accepted connections by kind.
 
-    With `tls` half of them finish the handshake, and the others leave it open.
+    With `tls`, half of the clients finish the handshake and the others leave it open.
     """
     chance = random.Random(seed)
     done: Counter[str] = Counter()
@@ -115,6 +116,6 @@ def _drop(writer: asyncio.StreamWriter) -> None:
     raw = writer.get_extra_info("socket")
     if raw is not None:
         with suppress(OSError):
-            # Without a word of parting.
+            # Close with a reset instead of an orderly shutdown.
             raw.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     writer.transport.abort()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real daemon in a process of its own, and an HTTP client that knows nothing of its code."""
+"""A real daemon in its own process, and an HTTP client that shares none of its code."""
 
 import json
 import os
@@ -24,12 +24,12 @@ from tools.servers.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
 
-# The command line, in an interpreter of its own.
+# The command line, in its own interpreter.
 PENSTOCK = (sys.executable, "-c", "from penstock.cli.app import main; main()")
 
 
 class Refused(Exception):
-    """The daemon answered with a problem."""
+    """The daemon answered with a problem document."""
 
     def __init__(self, status: int, problem: dict[str, Any]) -> None:
         super().__init__(status, problem)
@@ -40,9 +40,9 @@ class Refused(Exception):
 class DaemonProcess:
     """`penstock serve` over settings in a folder; as a context manager it runs inside the block.
 
-    `settings` is what stands in penstock.yaml, without listen.http: the port is chosen here and kept while
-    it is down, as are those of other listeners that stand there with port 0 (`ports` has all by name). The
-    log's folder is `folder`/log unless the settings name another.
+    `settings` is the content of penstock.yaml without listen.http. The HTTP port is chosen here and survives
+    a restart, as does the port of any other listener configured with port 0 (`ports` lists all by name). The
+    log is in `folder`/log unless the settings name another folder.
     """
 
     def __init__(
@@ -77,9 +77,10 @@ class DaemonProcess:
         return self._process.pid
 
     def start(self) -> Self:
-        """Start the daemon and return once it answers on its port. Raises ServerFailed, also for a late one.
+        """Start the daemon and return once it answers on its port. Raises ServerFailed, also if it is late.
 
-        Servers of other products are started a second time when they are late. The product itself never is.
+        Servers of other products are restarted once when they are late. The product itself is never
+        restarted.
         """
         self._write_config()
         with self.output.open("ab") as output:
@@ -117,20 +118,20 @@ class DaemonProcess:
         self.config.write_text(yaml.safe_dump({**settings, "listen": listen}))
 
     def said(self, begins: int = 0) -> str:
-        """Return what it wrote to its standard error."""
+        """Return its standard error output."""
         with self.output.open("rb") as output:
             output.seek(begins)
             return output.read().decode(errors="replace")
 
     def kill(self) -> None:
-        """End it as a crash does."""
+        """Kill the process like a crash."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
             self._process = None
 
     def terminate(self) -> int:
-        """End it in order, and return its exit status."""
+        """Stop the process in order, and return its exit status."""
         assert self._process is not None
         self._process.send_signal(signal.SIGTERM)
         status = self._process.wait(WAIT_SECONDS_MAX)
@@ -138,31 +139,31 @@ class DaemonProcess:
         return status
 
     def resident_bytes(self) -> int:
-        """Return how much memory it has."""
+        """Return its resident memory."""
         status = Path(f"/proc/{self.pid}/status").read_text()
         line = next(line for line in status.splitlines() if line.startswith("VmRSS"))
         return int(line.split()[1]) * 1024
 
     def cpu_seconds(self) -> float:
-        """Return how much processor time it has had."""
+        """Return its consumed processor time."""
         fields = Path(f"/proc/{self.pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
     # --- Asking -----------------------------------------------------------------------------
 
     def get(self, path: str, headers: dict[str, str] | None = None, **query: Any) -> Any:
-        """Return what a call answers: JSON, or bytes. Raises Refused."""
+        """Return the response of a GET request: JSON, or bytes. Raises Refused."""
         content, kind = self.fetch(path, headers, **query)
         return json.loads(content) if kind.startswith("application/json") else content
 
     def post(self, path: str, **query: Any) -> Any:
-        """Return what a call that changes something answers. Raises Refused."""
+        """Return the response of a POST request. Raises Refused."""
         return json.loads(self.fetch(path, method="POST", **query)[0])
 
     def fetch(
         self, path: str, headers: dict[str, str] | None = None, method: str = "GET", **query: Any
     ) -> tuple[bytes, str]:
-        """Return the body and content type of an answer. Raises Refused."""
+        """Return the body and content type of a response. Raises Refused."""
         text = urllib.parse.urlencode({name: value for name, value in query.items() if value is not None})
         headers = dict(headers or {})
         if self.token is not None:
@@ -186,7 +187,7 @@ class DaemonProcess:
         instance: str = "shop",
         seconds: float = WAIT_SECONDS_MAX,
     ) -> dict[str, Any]:
-        """Wait until the status of an instance fits, and return it."""
+        """Wait until the status of an instance satisfies a condition, and return the status."""
         deadline = time.monotonic() + seconds
         while True:
             status = self.status(instance)
@@ -196,7 +197,7 @@ class DaemonProcess:
             time.sleep(0.05)
 
     def wait_for_head(self, file: str, offset: int, instance: str = "shop") -> dict[str, Any]:
-        """Wait until the log holds all up to a place of the server's log, while it comes nearer."""
+        """Wait until the log holds all bytes up to a server position, as long as it makes progress."""
         before: str | None = None
 
         def holds(status: dict[str, Any]) -> bool:

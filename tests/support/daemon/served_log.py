@@ -27,7 +27,7 @@ INSTANCE = "shop"
 
 
 class LogInstance:
-    """An instance that serves a log, and captures nothing."""
+    """An instance that serves a log and captures nothing."""
 
     name = INSTANCE
 
@@ -51,7 +51,7 @@ class LogInstance:
 
 @dataclass(frozen=True)
 class Answered:
-    """An answer to a request over HTTP."""
+    """A response to an HTTP request."""
 
     status: int
     headers: Mapping[str, str]
@@ -86,7 +86,7 @@ class ServedLog:
         listener: str = "http",
         **more: str,
     ) -> Answered:
-        """Send one request over a connection of its own; `more` are headers."""
+        """Send one request over a new connection; `more` are headers."""
         connection = HTTPConnection("127.0.0.1", self.port(listener), timeout=WAIT_SECONDS_MAX)
         token = token or self.token
         headers = {name.replace("_", "-"): value for name, value in more.items()}
@@ -101,7 +101,7 @@ class ServedLog:
             connection.close()
 
     def in_loop(self, call: Callable[[], Any]) -> Any:
-        """Call something in the event loop of the listeners, and return what it returns."""
+        """Call a function in the listeners' event loop, and return its result."""
 
         async def called() -> Any:
             returned = call()
@@ -151,7 +151,7 @@ def serving(
 
 @contextmanager
 def captured_log() -> Iterator[Log]:
-    """Open a log in memory that holds every binlog file of the tests."""
+    """Open a memory log that holds every binlog file of the tests."""
     with open_log(SimulatedDisk()) as log:
         Captured(log).run()
         yield log

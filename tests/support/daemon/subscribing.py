@@ -12,12 +12,13 @@ from tests.support.daemon.process import DaemonProcess
 from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import Server
 
-# No member ends without saying so, and none is to lose its shards while the machine stands still.
+# Members leave explicitly, so no session has to expire. No member may lose its shards while the machine is
+# paused.
 SESSION_SECONDS = WAIT_SECONDS_MAX
 
 
 class Orders:
-    """A table of orders on a server, and what subscribes to it."""
+    """A table of orders on a server, with helpers to insert rows and to subscribe."""
 
     def __init__(self, server: Server, database: str, daemon: DaemonProcess, folder: Path) -> None:
         self.server = server
@@ -34,17 +35,17 @@ class Orders:
         self.server.sql(f"INSERT INTO {self.table} VALUES {values}")
 
     def server_key(self) -> str:
-        """Return what tells this server from others."""
+        """Return the key that identifies this server."""
         key: str = self.daemon.get("/v1/instances/shop/epochs")["epochs"][0]["server_key"]
         return key
 
     def settle(self) -> None:
-        """Wait until the daemon has all that the server has."""
+        """Wait until the daemon has captured the server's whole log."""
         head = head_of(self.server)
         self.daemon.wait_for_head(head.file, head.offset)
 
     def words(self, name: str = "cache", **options: Any) -> dict[str, Any]:
-        """Return what a subscriber of this table is told."""
+        """Return the arguments of a subscriber to this table."""
         known = {
             "name": name,
             "tables": [self.table],
@@ -61,7 +62,7 @@ class Orders:
 class Running:
     """A subscriber that runs in a thread; as a context manager it is stopped at the end.
 
-    `rows` are (shard, id, step), as they came; `batches` what they came in.
+    `rows` are (shard, id, step) in order of arrival; `batches` are the batches that delivered them.
     """
 
     def __init__(self, subscriber: Subscriber, callback: Callable[[ChangeBatch], None] | None = None) -> None:
@@ -81,7 +82,7 @@ class Running:
         self.join()
 
     def join(self) -> None:
-        """Wait for its end, and raise what it ended with."""
+        """Wait until the subscriber ends, and raise its error."""
         self._thread.join(WAIT_SECONDS_MAX)
         assert not self._thread.is_alive(), "it does not end"
         failure, self.failure = self.failure, None
@@ -102,16 +103,16 @@ class Running:
         self.rows += [(batch.shard, row["id"], row["step"]) for row in image if row is not None]
 
     def wait_for(self, count: int) -> None:
-        """Wait for so many rows, and for no more."""
+        """Wait for exactly this many rows."""
         self._wait(lambda: len(self.rows) >= count)
         assert len(self.rows) == count
 
     def wait_owning(self, count: int) -> None:
-        """Wait until so many shards are ours."""
+        """Wait until the subscriber owns this many shards."""
         self._wait(lambda: len(self.subscriber.status().shards) == count)
 
     def _wait(self, condition: Callable[[], bool]) -> None:
-        """Wait for a condition, or for the end of the subscriber, which is then none to wait for."""
+        """Wait for a condition, or raise the error with which the subscriber ended."""
         try:
             wait_until(lambda: self.failure is not None or condition())
         except AssertionError as problem:

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A disk that forgets: every step can be the last before a power failure, and what was not synced may be
-lost.
+"""Simulate a disk where power can fail at every step and unsynced bytes may be lost.
 
-Files are held in memory. What a sync has confirmed outlasts the failure; of the rest `Loss` says what
-becomes.
+Files are held in memory. Synced bytes survive the failure; `Loss` selects what happens to the others.
 """
 
 import random
@@ -20,11 +18,11 @@ PAGE_BYTES = 64
 
 
 class PowerLost(BaseException):
-    """The machine is off. No program catches this."""
+    """The power has failed. No program catches this error."""
 
 
 class Loss(Enum):
-    """What becomes of what was not synced."""
+    """What happens to unsynced bytes."""
 
     KEEP = "keep"
     DROP = "drop"
@@ -33,21 +31,20 @@ class Loss(Enum):
 
 @dataclass
 class Content:
-    """One file: what is in it, and what of that outlasts a power failure."""
+    """The content of one file, and the part of it that survives a power failure."""
 
     now: bytearray = field(default_factory=bytearray)
     synced: bytes = b""
-    # Whether the operating system believes that the disk has it all.
+    # Whether the operating system believes that all bytes are on the disk.
     clean: bool = False
 
     def after_loss(self, loss: Loss, chance: random.Random) -> bytes:
-        """Return what is found afterwards."""
+        """Return the content after the power failure."""
         if loss is Loss.KEEP or bytes(self.now) == self.synced:
             return bytes(self.now)
         if loss is Loss.DROP:
             return self.synced
-        # Any page that was written since may have reached the disk, or not, or hold anything; so may the
-        # size.
+        # Any page written since the last sync may be old, new or garbage; so may the file size.
         size = chance.choice([len(self.synced), len(self.now), chance.randint(0, len(self.now))])
         size = max(size, min(len(self.synced), len(self.now)))
         content = bytearray(size)
@@ -72,10 +69,10 @@ def _same_bytes(first: bytes, other: bytes) -> int:
 
 
 class SimulatedDisk(Disk):
-    """Counts its steps, and stops at one of them when it is told to.
+    """A disk that counts its steps and can stop at one of them.
 
-    `steps` lists what was done. With `stop_at` n the n-th step raises PowerLost instead of being done; a
-    write that is stopped may have been done in part. `room` bounds the bytes of all files.
+    `steps` lists the completed steps. With `stop_at` n the n-th step raises PowerLost instead of running; a
+    stopped write may have been done in part. `room` bounds the total size of all files.
     """
 
     def __init__(self, *, stop_at: int | None = None, room: int | None = None) -> None:
@@ -86,7 +83,7 @@ class SimulatedDisk(Disk):
         self.failed_syncs = 0
         self._names: dict[Path, Content] = {}
         self._synced_names: dict[Path, Content] = {}
-        # Changes of names that no sync of their folder has confirmed, in order.
+        # Name changes in order that are not yet confirmed by a sync of their folder.
         self._pending: list[dict[Path, Content | None]] = []
         self._folders: set[Path] = {Path("/")}
         self._locked: set[Path] = set()
@@ -94,7 +91,7 @@ class SimulatedDisk(Disk):
     # --- Failing ----------------------------------------------------------------------------
 
     def after_power_failure(self, loss: Loss, seed: int = 0) -> "SimulatedDisk":
-        """Return the disk as it is found when the machine is on again."""
+        """Return the disk after the power has returned."""
         chance = random.Random(seed)
         names = dict(self._synced_names)
         if loss is Loss.KEEP:
@@ -114,13 +111,13 @@ class SimulatedDisk(Disk):
         return recovered
 
     def after_kill(self) -> "SimulatedDisk":
-        """Return the same disk as the next process finds it: nothing is lost, and nothing more is synced."""
+        """Return the disk as the next process finds it: no byte is lost, and no further byte is synced."""
         self.stop_at = None
         self._locked.clear()
         return self
 
     def copy(self) -> "SimulatedDisk":
-        """Return the same disk, every byte of it synced, and its steps uncounted."""
+        """Return a copy with every byte synced and no steps counted."""
         return self.after_power_failure(Loss.KEEP)
 
     def files(self) -> dict[Path, bytes]:
@@ -128,7 +125,7 @@ class SimulatedDisk(Disk):
         return {path: bytes(content.now) for path, content in sorted(self._names.items())}
 
     def put(self, path: Path, content: bytes) -> None:
-        """Replace a file behind everybody's back."""
+        """Replace a file without counting a step."""
         self._names[path] = Content(bytearray(content), content)
         self._synced_names = dict(self._names)
 
@@ -178,7 +175,7 @@ class SimulatedDisk(Disk):
         if path not in self._folders:
             raise SourceMissing(f"there is no {path}")
         self.step(f"sync {path.name}/")
-        # What is confirmed takes along what had happened before to the same names.
+        # A sync also confirms all earlier changes to the same names.
         touched: set[Path] = set()
         confirmed, left = [], []
         for change in reversed(self._pending):
@@ -215,7 +212,7 @@ class SimulatedDisk(Disk):
 
     @property
     def used(self) -> int:
-        """The bytes of all files."""
+        """The total size of all files."""
         return sum(len(content.now) for content in self._names.values())
 
     def _content_of(self, path: Path) -> Content:
@@ -241,7 +238,7 @@ def _apply(names: dict[Path, Content], change: dict[Path, Content | None]) -> No
 
 
 class SimulatedFile:
-    """A file of the simulated disk, for reading and for adding to."""
+    """A file of the simulated disk, open for reading and appending."""
 
     def __init__(self, disk: SimulatedDisk, path: Path, content: Content) -> None:
         self.path = path
@@ -262,7 +259,7 @@ class SimulatedFile:
         try:
             self._disk.step(f"write {self.path.name} {len(written)}")
         except PowerLost:
-            # The write had begun.
+            # The write was done in part.
             self._content.now += written[: len(written) // 2]
             raise
         self._content.now += written
@@ -280,7 +277,7 @@ class SimulatedFile:
 
     def sync(self) -> None:
         if self._disk.failing_syncs:
-            # As Linux does: the pages count as clean from now on, and no later sync tries them again.
+            # As on Linux, a failed sync marks the pages as clean, and no later sync writes them again.
             self._content.clean = True
             self._disk.failed_syncs += 1
             raise DiskFailed(f"syncing {self.path} failed")
@@ -289,7 +286,7 @@ class SimulatedFile:
             self._content.synced = bytes(self._content.now)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Close the file; it holds no resources."""
 
     def __enter__(self) -> Self:
         return self
@@ -299,7 +296,7 @@ class SimulatedFile:
 
 
 class SimulatedLock:
-    """Held until it is closed."""
+    """A lock that is held until it is closed."""
 
     def __init__(self, locked: set[Path], path: Path) -> None:
         self._locked, self._path = locked, path

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Log folders for tests, made of a server's own binlog files by the parts that capture is made of."""
+"""Log folders for tests, written from a server's binlog files by the components of capture."""
 
 import time
 from collections.abc import Iterable
@@ -18,22 +18,22 @@ from penstock.source.files import FileSource
 from penstock.source.source import ByteRange, SourceOptions
 from tools.servers import Server
 
-# Small, so that little data has many blocks and several segments.
+# Small enough that little data has many blocks and several segments.
 SEGMENT_BYTES = 1 << 20
 BLOCK_BYTES = 4096
 _PIECE_BYTES = 64 * 1024
-# A segment ends with the hour, so for these logs none does.
+# A segment ends with the hour; the clock of these logs stands still, so no segment ends that way.
 _TIME_S = time.time()
 
 
 def open_log(folder: Path, **settings: object) -> Log:
-    """Open a log whose segments and blocks are as small as they may be."""
+    """Open a log with the smallest possible segments and blocks."""
     values = {"segment_bytes": SEGMENT_BYTES, "block_bytes": BLOCK_BYTES, "fsync": "never", **settings}
     return Log.open(folder, LogSettings(**values), clock=lambda: _TIME_S)
 
 
 def binlogs(server: Server) -> FileSource:
-    """Return the server's own files as a source; the last one is closed first."""
+    """Return the server's own files as a source; the last file is closed first."""
     server.sql("FLUSH BINARY LOGS")
     return FileSource(SourceOptions(paths=tuple(str(path) for path in server.binlog_files()[:-1])))
 
@@ -48,7 +48,7 @@ def keep(
     end: Position | None = None,
     names: Iterable[str] | None = None,
 ) -> None:
-    """Add [start, end) of a server's files to a log, as an epoch, with what its statements define."""
+    """Append [start, end) of a server's files to a log as an epoch, with its statements' definitions."""
     with connect(ServerAddress.parse(server.url())) as connection:
         identity = connection.identity()
     start = start or files.earliest()
@@ -107,7 +107,7 @@ def keep(
 
 
 def append(log: Log, schemas: SchemaLog[SchemaHistory], cutter: BlockCutter, epoch: int) -> None:
-    """Add what a cutter has gathered, its statements first, as capture does."""
+    """Append the cutter's output, statements first, as capture does."""
     for text, database, _, position, session in cutter.take_statements():
         known = StatementSession.of_event(*session)
         schemas.apply(text, database, Position(epoch, cutter.file, position), known)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A log that was captured from a real server, what the server says is in it, and the program over it."""
+"""A log captured from a real server, the server's view of its content, and the command line over it."""
 
 import json
 import shutil
@@ -35,24 +35,24 @@ class Ran:
 
     @property
     def lines(self) -> list[str]:
-        """What it printed."""
+        """The lines of its output."""
         return self.out.splitlines()
 
     @property
     def objects(self) -> list[dict[str, Any]]:
-        """What it printed with --json; what it logged stands on standard error where it is a program."""
+        """The JSON objects of its output; log lines go to standard error in a real process."""
         return [json.loads(line) for line in self.lines if line.startswith("{")]
 
     @property
     def one(self) -> dict[str, Any]:
-        """The only object that it printed, where all went well."""
+        """The single JSON object of a successful run."""
         assert self.code == 0, self
         (line,) = self.objects
         return line
 
 
 def penstock(*words: object) -> Ran:
-    """Run the program in this process, which saves its start."""
+    """Run the program in this process, which avoids the cost of starting it."""
     done = CliRunner().invoke(make_app(), [str(word) for word in words])
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
@@ -61,7 +61,7 @@ def penstock(*words: object) -> Ran:
 
 @dataclass(frozen=True)
 class Transaction:
-    """One transaction as the server shows it: its GTID, and its bytes [start, end) of a file."""
+    """One transaction as the server shows it: its GTID, and its byte range [start, end) in a file."""
 
     gtid: str
     start: Position
@@ -72,7 +72,8 @@ class Transaction:
 class KeptLog:
     """A log in a folder, and its server.
 
-    `head` is where it ends, `split` a time between its two files, `logged` what the server shows of them.
+    `head` is its end, `split` a time between its two files, and `logged` the transactions that the server
+    shows.
     """
 
     server: Server
@@ -85,7 +86,7 @@ class KeptLog:
 
     @classmethod
     def capture(cls, server: Server, root: Path, database: str) -> Self:
-        """Capture 60 transactions of a table, a new file, and 40 more, more than a second later."""
+        """Capture 60 transactions of a table, rotate, and capture 40 more at least a second later."""
         rotate(server)
         start = Position(0, head_of(server).file, 4)
         server.sql(f"CREATE TABLE {database}.t (a INT PRIMARY KEY AUTO_INCREMENT, b VARCHAR(300))")
@@ -99,7 +100,8 @@ class KeptLog:
         kept.config.write_text(yaml.safe_dump(_plain(server, root, start)))
         kept.run_capture()
         if len(LogReader.open(kept.folder).segments) > len(kept.files):
-            # An hour ended meanwhile, and a segment with it; what is tested counts on one for each file.
+            # The hour and with it a segment ended during the capture. The tests need one segment per file, so
+            # repeat.
             shutil.rmtree(kept.folder)
             kept.run_capture()
         kept.logged = [
@@ -110,14 +112,14 @@ class KeptLog:
         return kept
 
     def copy(self, root: Path) -> Self:
-        """Return the same log in a folder of its own."""
+        """Return a copy of the log in its own folder."""
         shutil.copytree(self.root, root)
         copy = replace(self, root=root)
         copy.config.write_text(self.config.read_text().replace(str(self.root), str(root)))
         return copy
 
     def set_upto(self, gtid: str) -> str:
-        """Return the set of a transaction, all before it in the log, and all before the log."""
+        """Return the GTID set up to and including a transaction, with all transactions before the log."""
         log = LogReader.open(self.folder)
         first = log.earliest()
         assert first is not None, "the log has something"
@@ -125,7 +127,7 @@ class KeptLog:
         source, colon, number = gtid.partition(":")
         if colon:
             return ",".join([*before, f"{source}:1-{number}"])
-        # MariaDB's has one transaction of each domain.
+        # A MariaDB set has one transaction per domain.
         domain = gtid.partition("-")[0]
         return ",".join(
             [*(gtid_range for gtid_range in before if gtid_range.partition("-")[0] != domain), gtid]
@@ -138,7 +140,7 @@ class KeptLog:
 
     @property
     def config(self) -> Path:
-        """A settings file that names it as the instance `shop`."""
+        """Return a settings file that names the log as instance `shop`."""
         return self.root / "penstock.yaml"
 
     @property
@@ -150,13 +152,13 @@ class KeptLog:
 
     @property
     def files(self) -> dict[str, int]:
-        """The server's files that the log was captured from, with how much of each."""
+        """The server's files that the log was captured from, with the captured size of each."""
         sizes = {row[0]: row[1] for row in self.server.sql("SHOW BINARY LOGS")}
         sizes[self.head.file] = self.head.offset
         return {name: size for name, size in sizes.items() if self.start.file <= name <= self.head.file}
 
     def run_capture(self) -> None:
-        """Capture up to the server's head, in the newest epoch, and end in order."""
+        """Capture up to the server's head in the newest epoch, and shut down in order."""
         start = EpochFile.load(LocalDisk(), Layout(self.folder)).latest
         head = replace(head_of(self.server), epoch=0 if start is None else start.epoch)
         with capturing(self.settings) as capture:
@@ -166,7 +168,7 @@ class KeptLog:
 
 
 def transactions(server: Server, files: list[str]) -> list[Transaction]:
-    """Return every transaction of some files, as SHOW BINLOG EVENTS tells."""
+    """Return every transaction of some files according to SHOW BINLOG EVENTS."""
     logged = []
     for file in files:
         opened: tuple[str, int] | None = None
@@ -182,12 +184,12 @@ def transactions(server: Server, files: list[str]) -> list[Transaction]:
 
 
 def insert(server: Server, database: str, transactions: int) -> None:
-    """Commit so many transactions of one row each."""
+    """Commit this many single-row transactions."""
     server.sql(";".join([f"INSERT INTO {database}.t (b) VALUES (REPEAT('x', 150))"] * transactions))
 
 
 def _gtid_of(text: str) -> str:
-    """Return the GTID in what a server says of its event: in quotes, or behind BEGIN."""
+    """Return the GTID in the server's description of an event: in quotes, or after BEGIN."""
     return text.split("'")[1] if "'" in text else text.split()[-1]
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Real binlog files as a server that a log is captured from, and what must hold of every log of it."""
+"""Real binlog files as the source of a capture, and the invariants of every log captured from them."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -21,7 +21,7 @@ BLOCK_BYTES = 400
 SETTINGS = LogSettings().model_copy(
     update={"segment_bytes": 1500, "block_bytes": BLOCK_BYTES, "fsync": "never", "memory_bytes": 0}
 )
-# 2023-11-21 11:00:00 UTC, which every clock has passed.
+# 2023-11-21 11:00:00 UTC, in the past of every clock.
 TIME_S = 1700564400.0
 
 
@@ -44,7 +44,7 @@ class SourceFile:
         block_bytes: int = BLOCK_BYTES,
         head: bytes | None = None,
     ) -> BlockCutter:
-        """Return a cutter that begins at an offset of the file."""
+        """Return a cutter that starts at an offset of the file."""
         first = 4 + int.from_bytes(self.content[13:17], "little")
         return BlockCutter(
             epoch=self.epoch,
@@ -61,7 +61,7 @@ class SourceFile:
 
 @cache
 def server_files() -> tuple[SourceFile, ...]:
-    """Return the files of a MySQL server, and then those of a MariaDB server in its place."""
+    """Return the files of a MySQL server, then those of a MariaDB server that replaced it."""
     families = [
         (0, "mysql", "mysql-bin", [f"mysql-9.7-{number}" for number in (1, 2, 3)]),
         (1, "mariadb", "mariadb-bin", [f"mariadb-11.8-{number}" for number in (1, 2)]),
@@ -109,10 +109,10 @@ def _feed_whole(cutter: BlockCutter, content: bytes) -> None:
 
 @dataclass
 class Captured:
-    """A capture of the source into a log, piece by piece, from wherever the log ends.
+    """A capture of the source into a log in pieces, from the current end of the log.
 
-    `each` is called after every piece, and may do what it likes to the log. `synced` is how far the log
-    has said that it is durable.
+    `each` is called after every piece and may change the log. `synced` is the position that the log has
+    reported as durable.
     """
 
     log: Log
@@ -122,12 +122,12 @@ class Captured:
     count: int = 0
 
     def run(self) -> None:
-        """Append all that the log does not have."""
+        """Append all bytes that are missing from the log."""
         for file in self._left():
             self._append_file(file)
 
     def sync(self) -> None:
-        """Sync, and note how far that is."""
+        """Sync, and record the durable position."""
         self.synced = self.log.sync()
 
     def _left(self) -> Iterator[SourceFile]:
@@ -212,8 +212,7 @@ def open_log(disk: Disk, clock: Callable[[], float] = lambda: TIME_S) -> Log:
 
 
 def check_log(log: LogReader, *, whole: bool = False) -> None:
-    """The log holds an unbroken run of the source's bytes, up to a transaction boundary, and its indexes
-    fit."""
+    """Assert that the log is a contiguous copy of the source up to a boundary with valid indexes."""
     extents, visible = log.extents(), log.visible
     if visible is None:
         assert not extents
@@ -241,7 +240,7 @@ def check_log(log: LogReader, *, whole: bool = False) -> None:
 
 
 def check_indexes(log: LogReader) -> None:
-    """Both indexes say what the data says."""
+    """Assert that both indexes agree with the data."""
     files = {(file.epoch, file.name): file for file in server_files()}
     time_max_us = None
     for record in log.segments:
@@ -251,7 +250,7 @@ def check_indexes(log: LogReader) -> None:
             stored = blocks.records().tobytes()
             assert blocks.indexed_end == blocks.end or record.source_end == 0
             before = file.time_max_us if time_max_us is None else time_max_us
-            # One that closes no block by itself.
+            # This cutter closes no block by itself.
             cutter = file.cutter(record.base, reader.head.gtid_set, time_max_us, block_bytes=1 << 30)
             position = record.base
             for index in range(len(blocks)):
@@ -260,7 +259,7 @@ def check_indexes(log: LogReader) -> None:
                 cutter.close_block()
                 position = stop
             rebuilt = cutter.take_records()
-            # Without what came before it, the first segment left by retention cannot tell the latest time.
+            # Without the removed segments before it, the first segment cannot know the latest time.
             if time_max_us is not None or record.base == len(reader.head.file_head):
                 assert_same_blocks(rebuilt, stored, record.base)
             if record.source_end and record.state != TIERED and time_max_us is not None:
@@ -269,7 +268,7 @@ def check_indexes(log: LogReader) -> None:
 
 
 def assert_same_blocks(rebuilt: bytes, stored: bytes, base: int) -> None:
-    """The records are the same, but for how far back each knows its run of GTIDs."""
+    """Assert that the records are equal except for the known start of their GTID runs."""
     assert len(rebuilt) == len(stored)
     for first, other in zip(block_records(rebuilt), block_records(stored), strict=True):
         left, right = BlockRecord.of(first), BlockRecord.of(other)

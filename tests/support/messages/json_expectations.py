@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What Debezium and Maxwell make of a value, by its SQL type and the text that the server's client shows.
+"""The forms that Debezium and Maxwell give a value, by its SQL type and the text in the server's client.
 
-Shares nothing with the kernel: it starts from the client's output, and computes with Python's own numbers.
+Shares no code with the kernel: it starts from the client's output and computes with Python numbers.
 """
 
 import base64
@@ -19,7 +19,7 @@ BYTES = ("binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob")
 INTEGERS = ("tinyint", "smallint", "mediumint", "int", "bigint")
 GEOMETRIES = ("geometry", "point", "polygon")
 
-# Connect's type and meaning of each SQL type that needs no closer look.
+# The Connect type and semantic name of each SQL type without parameters that matter.
 MEANINGS = {
     "tinyint": ("int16", None),
     "smallint": ("int16", None),
@@ -61,7 +61,7 @@ def number_in(type_text: str, default: int = 0) -> int:
 
 
 def raw(text: str) -> bytes:
-    """The bytes that the client shows as 0x..."""
+    """Return the bytes that the client shows as 0x..."""
     assert text.startswith("0x")
     return bytes.fromhex(text[2:])
 
@@ -79,7 +79,7 @@ def micros_of_time(text: str) -> int:
 
 
 def moment(text: str) -> datetime | None:
-    """The text as a moment of the calendar, None where the calendar has none."""
+    """Return the text as a calendar instant, or None if the calendar has no such date."""
     try:
         return datetime.fromisoformat(text)
     except ValueError:
@@ -87,7 +87,7 @@ def moment(text: str) -> datetime | None:
 
 
 def unscaled(text: str, type_text: str) -> str:
-    """Kafka Connect's Decimal: the fewest bytes of the two's complement of the number without its point."""
+    """Return Kafka Connect's Decimal: the shortest two's complement of the unscaled number."""
     scale = int(type_text.partition(",")[2].rstrip(")") or 0)
     with localcontext() as context:
         context.prec = 100
@@ -112,7 +112,7 @@ def geometry(data: bytes, name: str) -> dict[str, Any]:
 
 
 def debezium(text: str | None, type_text: str) -> Any:
-    """The JSON value of a nullable column in Debezium's messages."""
+    """Return the JSON value of a nullable column in Debezium's messages."""
     name = name_of(type_text)
     if text is None:
         return None
@@ -146,7 +146,7 @@ def debezium(text: str | None, type_text: str) -> Any:
 
 
 def maxwell(text: str | None, type_text: str) -> Any:
-    """The JSON value in Maxwell's messages; numbers of DECIMAL columns with a point are Decimals."""
+    """Return the JSON value in Maxwell's messages; fractional numbers of DECIMAL columns are Decimals."""
     name = name_of(type_text)
     if text is None:
         return None
@@ -168,7 +168,7 @@ def maxwell(text: str | None, type_text: str) -> Any:
 
 
 def meaning(type_text: str) -> tuple[str, str | None]:
-    """Connect's type of a column, and the name of what it means."""
+    """Return the Connect type of a column and its semantic name."""
     name = name_of(type_text)
     if type_text == "bit(1)":
         return "boolean", None
@@ -182,5 +182,5 @@ def meaning(type_text: str) -> tuple[str, str | None]:
 
 
 def plain_wkt(text: str) -> str:
-    """Well-known text without the spaces in which writers differ."""
+    """Return well-known text without optional spaces, which differ between writers."""
     return re.sub(r"\s*([(),])\s*", r"\1", text).upper()

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes made by hand, in the form in which a pipeline has them."""
+"""Build changes by hand in the form that a pipeline uses."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +12,7 @@ from penstock import _native
 from penstock.changes import SYSTEM_COLUMNS, Changes, Origin, Target
 from penstock.model import Column, TableName
 
-# Times of commits count seconds from here.
+# Commit times are seconds after this time.
 EPOCH = datetime(2026, 3, 1, tzinfo=UTC)
 
 
@@ -24,7 +24,7 @@ def target_of(
     unique: Sequence[Sequence[str]] = (),
     mariadb: bool = False,
 ) -> Target:
-    """Return a target; columns by name with their SQL types, texts in utf8mb4."""
+    """Return a target; columns map names to SQL types, and texts use utf8mb4."""
     columns_of_target = []
     for column, declared in columns.items():
         if isinstance(declared, Column):
@@ -39,7 +39,7 @@ def target_of(
 
 @dataclass(frozen=True)
 class Made:
-    """One row of changes: its type, its version, and its values by column; what is not named is null."""
+    """One row of changes: its type, its version, and its values by column; missing columns are null."""
 
     change: str
     version: int
@@ -65,7 +65,7 @@ def update(version: int, before: Mapping[str, Any], after: Mapping[str, Any], ro
 
 
 def changes_of(target: Target, *groups: Sequence[Made], origin: Origin = Origin.LOG) -> Changes:
-    """Return rows as changes, in the order given."""
+    """Return rows as changes, in this order."""
     rows = [change for group in groups for change in group]
     schema = rows_schema(target)
     columns: list[pyarrow.Array] = [

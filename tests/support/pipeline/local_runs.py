@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pipelines over a binlog file that run in this process, without a server and without Spark."""
+"""Run pipelines over a binlog file in this process, without a server and without Spark."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -11,7 +11,7 @@ from penstock.pipeline.settings import PipelineSettings, pipeline_of_values
 from penstock.pipeline.state import Standing
 from tests.support.binlog.forged_log import write_forged_log
 
-# The rows of a batch: the log has 79 inserts, so it has two batches.
+# The log has 79 inserts, so this batch size gives two batches.
 NOTES_BATCH_ROWS = 40
 
 

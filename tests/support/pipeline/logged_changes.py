@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes for a sink from a real server's log, with targets as its tables have them now.
+"""Changes for a sink from a real server's log, with targets for the current tables.
 
-`logged_corpus` keeps the changes and the final rows of a busy workload. It is recorded once in a process, and
+`logged_corpus` caches the changes and the final rows of a busy workload. It is recorded once per process, and
 the tests of all sinks write it into databases of their own.
 """
 
@@ -27,7 +27,7 @@ _ACTIONS = 150
 
 @dataclass(frozen=True)
 class LoggedCorpus:
-    """The changes that a workload left in a server's log, in log order, and the rows of its tables after it.
+    """The changes of a workload in log order, and the final rows of its tables.
 
     Both are by table name, without the database.
     """
@@ -51,13 +51,13 @@ class LoggedCorpus:
         return LoggedCorpus(changes, targets, {table: self.rows[table] for table in targets})
 
     def prepare(self, sink: Sink) -> None:
-        """Have a sink make all tables."""
+        """Prepare all tables in a sink."""
         for target in self.targets.values():
             sink.prepare(target, Evolution.EVOLVE)
 
 
 def logged_corpus(server: Server, config: pytest.Config) -> LoggedCorpus:
-    """Return the corpus of a server's flavor, written at its first use in this process."""
+    """Return the corpus of a server's flavor; the first use in this process records it."""
     corpora = config.stash.setdefault(_CORPORA, {})
     if server.flavor not in corpora:
         corpora[server.flavor] = _write_corpus(server)
@@ -85,7 +85,7 @@ def targets_in(server: Server, database: str) -> dict[str, Target]:
 
 
 def logged_changes(server: Server, database: str, rows_max: int = 65536) -> Iterator[Changes]:
-    """Yield all changes that the log has of a database, table by table within each stretch of it."""
+    """Yield all logged changes of a database, table by table within each range of the log."""
     targets = targets_in(server, database)
     for batch in penstock.read_binlog(server.url(), tables=f"{database}.*", batch_rows_max=rows_max):
         target = targets[batch.table]
@@ -108,7 +108,7 @@ def write_batch(sink: Sink, changes: Sequence[Changes], number: int = 1, part: i
 
 
 def write_in_batches(sink: Sink, changes: Sequence[Changes], size: int) -> None:
-    """Write changes in batches of `size` pieces, each batch twice, as after a lost answer."""
+    """Write changes in batches of `size` pieces, each batch twice, as after a lost response."""
     pieces = iter(changes)
     number = 1
     while batch := list(islice(pieces, size)):

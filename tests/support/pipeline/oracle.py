@@ -47,9 +47,9 @@ class Source(list[Row]):
 def source_rows(
     server: Server, database: str, table: str, *, where: str = "TRUE", columns: Sequence[str] | None = None
 ) -> Source:
-    """Return a table's rows as the server's client tells them, and what types they have.
+    """Return the rows of a table and their types according to the server's client.
 
-    A date that no calendar has (a zero in it) is None, as a target has null there.
+    A date that no calendar has (with a zero in it) is None, because a target stores null.
     """
     connection = server.connect(database=database, conv={}, use_unicode=False)
     with connection, connection.cursor() as cursor:
@@ -77,7 +77,7 @@ def mysql_rows(server: Server, database: str, table: str) -> list[Row]:
 
 def _shown(name: str, kind: str) -> str:
     quoted = f"`{name}`"
-    # The text of a FLOAT has six digits, that of a DOUBLE all it has.
+    # The text of a FLOAT has only six digits; that of a DOUBLE has all of them.
     return f"CAST({quoted} AS DOUBLE)" if kind.startswith("float") else quoted
 
 
@@ -151,9 +151,9 @@ def _arrow_rows(table: pyarrow.Table) -> list[Row]:
 
 
 def replayed(feed: Iterable[Row], key: Sequence[str]) -> list[Row]:
-    """Return the rows that a feed of changes leaves: the last put of each key, in commit order.
+    """Return the rows that a feed of changes leaves: the last upsert of each key, in commit order.
 
-    Keys are compared by their bytes; a row that was taken away under one key and put under another has two.
+    Keys are compared by their bytes. A row deleted under one key and inserted under another counts twice.
     """
     order = sorted(feed, key=lambda row: (row["_commit_version"], row["_metadata"]["row"]))
     state: dict[tuple[Any, ...], Row] = {}
@@ -167,10 +167,10 @@ def replayed(feed: Iterable[Row], key: Sequence[str]) -> list[Row]:
 
 
 def net_rows(feed: Iterable[Row], source: Source) -> list[Row]:
-    """Return the rows that a feed of changes leaves, of the columns of the source.
+    """Return the rows that a feed of changes leaves, with the columns of the source.
 
-    No key is needed: each delete and before image takes away one row that is equal in every column. Raises
-    AssertionError where no such row was ever added.
+    No key is needed: each delete and before image removes one row that is equal in every column. Raises
+    AssertionError if no such row was added before.
     """
     counts: Counter[tuple[Any, ...]] = Counter()
     for row in feed:
@@ -187,7 +187,7 @@ def net_rows(feed: Iterable[Row], source: Source) -> list[Row]:
 
 
 def assert_same(wanted: Source, actual: Sequence[Row], *, key: Sequence[str] = ()) -> None:
-    """Assert that a target's rows are the source's, as multisets. `key` is by what differences are told."""
+    """Assert that a target's rows equal the source's as multisets; differences are reported by `key`."""
     differing = differences(wanted, actual, key=key)
     assert not differing, f"{len(differing)} rows differ, of {len(wanted)} and {len(actual)}:\n" + "\n".join(
         differing[:SHOWN_MAX]
@@ -195,7 +195,7 @@ def assert_same(wanted: Source, actual: Sequence[Row], *, key: Sequence[str] = (
 
 
 def differences(wanted: Source, actual: Sequence[Row], *, key: Sequence[str] = ()) -> list[str]:
-    """Return what differs, a line for each row: what is missing, what is there besides, what has changed."""
+    """Return a line for each row that is missing, unexpected or changed."""
     names = list(wanted.types)
     if actual and (lost := [name for name in names if name not in actual[0]]):
         return [f"the target has no column {', '.join(lost)}: it has {', '.join(actual[0])}"]
@@ -223,7 +223,7 @@ def differences(wanted: Source, actual: Sequence[Row], *, key: Sequence[str] = (
             ]
             where = ", ".join(f"{names[position]}={row[position]!r}" for position in places)
             lines.append(f"changed: {where}: {'; '.join(changed)}")
-    # Two rows of one key in the target are told each.
+    # Report two rows of one key in the target separately.
     left = Counter(besides) - Counter(row for row in besides if row not in by_key.values())
     return lines + [f"not in the source: {_describe_row(names, row)}" for row in left.elements()]
 
@@ -244,10 +244,10 @@ def _hashable(value: Any) -> Any:
 
 
 def value_of(kind: str, value: Any) -> Any:
-    """Return a value of a declared type as plain Python, from however a client or a lake gives it.
+    """Return a value of a declared type as plain Python, from the form of any client or lake.
 
     Integers and BIT: int. DECIMAL: Decimal. FLOAT and DOUBLE: float. TIME: microseconds. DATETIME and
-    TIMESTAMP: datetime without a zone, in UTC. JSON: what it says. Bytes: bytes. All else: str.
+    TIMESTAMP: datetime without a zone, in UTC. JSON: the parsed document. Bytes: bytes. All else: str.
     """
     if value is None:
         return None
@@ -267,13 +267,13 @@ def _integer(value: Any) -> int:
 
 
 def _bits(value: Any) -> int:
-    # A server sends the bits as bytes; a lake has a number, or its digits.
+    # A server sends the bits as bytes; a lake has a number or its digits.
     return int.from_bytes(value) if isinstance(value, bytes) else int(value)
 
 
 def _decimal(value: Any) -> decimal.Decimal:
     read = value if isinstance(value, decimal.Decimal) else decimal.Decimal(_text(value))
-    # Trailing zeros are no part of the value, and minus zero is zero.
+    # Ignore trailing zeros and the sign of zero.
     return read + 0 if read == 0 else read
 
 
@@ -325,7 +325,7 @@ def _time(value: Any) -> int:
 
 
 def _json(value: Any) -> tuple[str, Any]:
-    # A mark stands before what is read already: a document may be a text itself.
+    # The marker distinguishes parsed values, because a document may be a text itself.
     if isinstance(value, tuple):
         return "json", value[1]
     return "json", _hashable(value if isinstance(value, dict | list) else json.loads(_text(value)))

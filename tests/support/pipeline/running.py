@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Running pipelines in tests: to the end of what there is, or in a thread while a writer is busy.
+"""Run pipelines in tests: to the end of the log, or in a thread beside a busy writer.
 
-They run on a Spark session, or without one: with `LocalDriver()` in its place.
+They run on a Spark session, or without Spark on `LocalDriver()`.
 """
 
 import threading
@@ -24,21 +24,21 @@ from tools.servers import Server
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# A batch may be tried several times on a machine that is busy, as Spark gives a worker ten seconds to start.
+# A batch may be retried several times on a busy machine, because Spark gives a worker ten seconds to start.
 BATCH_SECONDS_MAX = 2 * WAIT_SECONDS_MAX
 
 
 def pipeline_of(
     server: Server, database: str, sink: Mapping[str, Any], folder: Path, **more: Any
 ) -> PipelineSettings:
-    """Return a pipeline of a server's database into a sink; what it keeps lies in a folder."""
+    """Return a pipeline from a server's database into a sink; its state is in a folder."""
     source = {"url": server.url("root"), "name": "shop", "tables": f"{database}.*"}
     values = {"name": "test", "source": source, "sink": dict(sink), "batch": {"interval": 0}}
     return pipeline_of_values(values | more, folder)
 
 
 def driver_of(engine: "SparkSession | LocalDriver") -> Driver:
-    """Return the driver of a Spark session, or the one that was given."""
+    """Return the driver of a Spark session, or the driver that was passed."""
     if isinstance(engine, LocalDriver):
         return engine
     from penstock.spark.driver import SparkDriver
@@ -47,7 +47,7 @@ def driver_of(engine: "SparkSession | LocalDriver") -> Driver:
 
 
 def run_to_end(engine: "SparkSession | LocalDriver", settings: PipelineSettings) -> list[dict[str, Any]]:
-    """Run until all there is now is in the target; return what was shown of each batch."""
+    """Run until all current changes are in the target; return the reports of each batch."""
     shown: list[dict[str, Any]] = []
     run = PipelineRun(
         settings, driver_of(engine), until_caught_up=True, told=lambda report: shown.append(dict(report))
@@ -63,9 +63,9 @@ def running(
     settings: PipelineSettings,
     told: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> Iterator[PipelineRun]:
-    """Run a pipeline in a thread while the block runs, which it does from when the pipeline has its lease.
+    """Run a pipeline in a thread inside the block, which starts once the pipeline has its lease.
 
-    What ended the pipeline is raised.
+    Raises the error that ended the pipeline.
     """
     run = PipelineRun(settings, driver_of(engine), told=told)
     failed: list[BaseException] = []
@@ -73,7 +73,7 @@ def running(
     def go() -> None:
         try:
             run.run()
-        # Whatever it is, it is raised again where the block ends.
+        # The block raises the error again at its end, whatever its type is.
         except BaseException as problem:  # noqa: BLE001
             failed.append(problem)
 
@@ -94,19 +94,19 @@ def running(
 
 @contextmanager
 def patient_leases() -> Iterator[None]:
-    """Let runners of this process keep their pipelines over any pause of the machine."""
+    """Let runners of this process keep their leases over any pause of the machine."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(state_module, "_LEASE_SECONDS", WAIT_SECONDS_MAX)
         yield
 
 
 def wait_until_loaded(settings: PipelineSettings) -> int:
-    """Wait until a pipeline that runs has loaded its tables; return how many batches are done."""
+    """Wait until a running pipeline has loaded its tables; return the number of completed batches."""
     return _wait(settings, lambda progress: not progress.loading)
 
 
 def wait_for_batches(settings: PipelineSettings, number: int) -> int:
-    """Wait until a pipeline that runs has done so many batches in all; return how many are done."""
+    """Wait until a running pipeline has completed this many batches; return the completed number."""
     return _wait(settings, lambda progress: progress.number >= number)
 
 
@@ -123,6 +123,6 @@ def _wait(settings: PipelineSettings, reached: Callable[[Standing], bool]) -> in
 
 @contextmanager
 def opened(settings: PipelineSettings) -> Iterator[PipelineState]:
-    """Open what a pipeline must not forget."""
+    """Open the persistent state of a pipeline."""
     with closing(PipelineState.open(settings.state, settings.name)) as state:
         yield state

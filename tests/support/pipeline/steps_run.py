@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps by what they are told, and what comes out of them."""
+"""Make steps from their options, and run changes through them."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -25,7 +25,7 @@ def rows(changes: Changes) -> list[tuple[Any, ...]]:
 
 
 def run(chain: Step | Iterable[Step], changes: Changes) -> Changes:
-    """Return the one that comes out, proved to have the columns and the name that were announced."""
+    """Return the single output, proved to have the announced columns and name."""
     steps = [chain] if isinstance(chain, Step) else list(chain)
     (found,) = run_steps(steps, changes)
     assert isinstance(found, Changes)

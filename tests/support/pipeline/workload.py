@@ -26,9 +26,9 @@ import pymysql
 from tests.support.suite.patience import WAIT_SECONDS_MAX
 from tools.servers import Server
 
-# Another connection won, or the server went away: the action is over, and whatever it did is whole.
+# Another connection won a conflict, or the server went away. The action is over and was atomic.
 _PASSING = {1205, 1213, 1020, 1317, 2003, 2006, 2013}
-# A value that another row has already; a row that a parallel writer has taken.
+# Another row has the value already, or a parallel writer has taken the row.
 _REFUSED = {1022, 1062, 1586}
 
 TABLES = {
@@ -47,7 +47,7 @@ TABLES = {
     "tokens": "token BINARY(16) PRIMARY KEY, kind TINYINT NOT NULL, used DATETIME",
 }
 KEYS = {"accounts": ("id",), "seats": ("id",), "order_lines": ("code", "line"), "tokens": ("token",)}
-# A table without any key, and one whose columns change: only where they are asked for.
+# A table without any key, and a table whose columns change; both only on request.
 KEYLESS = {"visits": "page VARCHAR(30), seconds INT, seen DATETIME(6)"}
 CHANGING = {"shapes": "id INT PRIMARY KEY, c0 VARCHAR(30)"}
 
@@ -69,11 +69,12 @@ _WORDS = (
 
 
 class Workload:
-    """One writer of one database. `seed` settles what it does; two with the same one do the same.
+    """One writer of one database; the same `seed` repeats the same actions.
 
-    `keyless` adds a table without a key, `ddl` one whose columns change, `truncates`, `xa` and `rollbacks`
-    leave those actions out where they are false. `rows` is about how many rows a table keeps, `big_rows`
-    how many a large transaction changes. For one thread; several may write the same tables.
+    `keyless` adds a table without a key, `ddl` a table whose columns change. `truncates`, `xa` and
+    `rollbacks` exclude those actions if they are false. `rows` is the approximate size of a table, `big_rows`
+    the number of rows that a large transaction changes. An instance is for one thread; several may write the
+    same tables.
     """
 
     def __init__(
@@ -113,7 +114,7 @@ class Workload:
         return KEYS.get(table, () if table in KEYLESS else ("id",))
 
     def create(self, *, filled: bool = True) -> None:
-        """Make the tables in the database, which is there already, and put the first rows in."""
+        """Create the tables in the existing database and insert the first rows."""
         for name, columns in self.definitions.items():
             self._sql(f"CREATE TABLE IF NOT EXISTS {name} ({columns}) CHARACTER SET utf8mb4")
         if filled:
@@ -121,14 +122,14 @@ class Workload:
                 self._insert(name, self._rows // 2)
 
     def run(self, actions: int) -> Counter[str]:
-        """Do so many actions, and return how often each came about."""
+        """Run this many actions, and return how often each was run."""
         for _ in range(actions):
             self.step()
         self.close()
         return self.counts
 
     def step(self) -> str:
-        """Do one action and return its name. What another writer or a restart spoils is counted so."""
+        """Run one action and return its name; count conflicts and restarts separately."""
         names, weights = list(self._actions), [weight for _, weight in self._actions.values()]
         name = self._random.choices(names, weights)[0]
         try:
@@ -148,7 +149,7 @@ class Workload:
 
     @contextlib.contextmanager
     def busy(self, pause_seconds: float = 0.0) -> Iterator[None]:
-        """Write in a thread of its own while the block runs. What stops it is raised at the block's end."""
+        """Write in a thread inside the block; the end of the block raises the writer's error."""
         stop = threading.Event()
         failed: list[BaseException] = []
 
@@ -157,7 +158,7 @@ class Workload:
                 while not stop.is_set():
                     self.step()
                     stop.wait(pause_seconds)
-            # Whatever it is, it is raised again where the block ends.
+            # The block raises the error again at its end, whatever its type is.
             except BaseException as error:  # noqa: BLE001
                 failed.append(error)
             finally:
@@ -174,7 +175,7 @@ class Workload:
             raise failed[0]
 
     def close(self) -> None:
-        """Let go of the connection; an open transaction is rolled back."""
+        """Close the connection; an open transaction is rolled back."""
         if self._connection is not None:
             with contextlib.suppress(pymysql.err.Error):
                 self._connection.close()
@@ -183,7 +184,7 @@ class Workload:
     def _weighted(
         self, keyless: bool, ddl: bool, truncates: bool, xa: bool, rollbacks: bool
     ) -> dict[str, tuple[Callable[[], None], float]]:
-        """Return each action and how often it comes, in parts."""
+        """Return each action and its relative frequency."""
         actions: dict[str, tuple[Callable[[], None], float]] = {
             "insert": (lambda: self._insert(self._any_table(), self._random.randint(1, 6)), 20),
             "update": (self._update, 20),
@@ -222,7 +223,7 @@ class Workload:
             return list(cursor.fetchall())
 
     def _connect(self) -> Any:
-        # A server that is being started again answers in a while.
+        # A restarting server answers after a while.
         deadline = time.monotonic() + WAIT_SECONDS_MAX
         while True:
             try:
@@ -264,7 +265,7 @@ class Workload:
         return f"{day} {clock}" + (f".{chosen.randint(0, 10**digits - 1):0{digits}}" if digits else "")
 
     def _row(self, table: str) -> dict[str, Any]:
-        """Return a random row, each value as the client takes it. `BIT` goes as a number."""
+        """Return a random row with values in the client's form; a `BIT` is a number."""
         chosen = self._random
         if table == "accounts":
             return {
@@ -324,7 +325,7 @@ class Workload:
                 self._write("INSERT IGNORE", table, self._row(table))
 
     def _some_key(self, table: str) -> tuple[Any, ...] | None:
-        """Return the key of a row that is there, None where there is none."""
+        """Return the key of an existing row, or None if there is none."""
         names = ", ".join(f"`{name}`" for name in self.keys(table))
         actual_rows = self._sql(f"SELECT {names} FROM {table} ORDER BY {names} LIMIT {self._rows}")
         return self._random.choice(actual_rows) if actual_rows else None
@@ -355,7 +356,7 @@ class Workload:
             self._sql(f"DELETE FROM {table} WHERE {self._where(table)}", *key)
 
     def _insert_again(self) -> None:
-        """A row goes and comes back in one transaction, as another row of the same key."""
+        """Delete a row and insert another row of the same key in one transaction."""
         table = self._any_table()
         key = self._some_key(table)
         if key is None:
@@ -386,7 +387,7 @@ class Workload:
         return self._random.sample(actual_rows, min(len(actual_rows), self._random.randint(2, 5)))
 
     def _swap_keys(self) -> None:
-        """Two rows take each other's primary key, by way of one that no row has."""
+        """Swap the primary keys of two rows, through an unused key."""
         with self._transaction():
             seats = self._two_seats()
             if len(seats) < 2:
@@ -396,7 +397,7 @@ class Workload:
                 self._sql("UPDATE seats SET id = %s WHERE id = %s", new, old)
 
     def _shuffle_unique(self) -> None:
-        """Rows pass their unique values round: each has the next one's, and nobody's key changes."""
+        """Rotate the unique values of several rows without changing their primary keys."""
         with self._transaction():
             seats = self._two_seats()
             self._sql("UPDATE seats SET seat = -seat WHERE seat < 0")
@@ -408,7 +409,7 @@ class Workload:
     def _move_key(self) -> None:
         if self._random.random() < 0.5:
             low = self._random.randint(1, self._rows * 3)
-            # The order keeps the new keys out of the way of the old ones.
+            # Update in an order in which the new keys do not collide with the old ones.
             self._sql(f"UPDATE accounts SET id = id + 7 WHERE id >= {low} ORDER BY id DESC LIMIT 5")
             return
         key = self._some_key("order_lines")
@@ -417,7 +418,7 @@ class Workload:
             self._sql("UPDATE order_lines SET line = %s WHERE code = %s AND line = %s", line, *key)
 
     def _key_by_case(self) -> None:
-        """A key changes by its case alone: the same key to the server, other bytes in the log."""
+        """Change a key in its case alone: the same key to the server, other bytes in the log."""
         key = self._some_key("order_lines")
         if key is not None:
             code = self._random.choice((key[0].upper(), key[0].lower(), key[0].title()))
@@ -452,7 +453,7 @@ class Workload:
             raise
 
     def _large(self) -> None:
-        """Many rows in one transaction; most of them go again in it, so that the table keeps its size."""
+        """Insert many rows in one transaction and delete most of them, to keep the table's size."""
         with self._transaction():
             first = self._rows * 10
             for low in range(first, first + self._big_rows, 500):
@@ -475,7 +476,7 @@ class Workload:
                 self._sql("DELETE FROM visits ORDER BY seen DESC LIMIT 1")
 
     def _columns(self) -> None:
-        """A column comes, goes, gets another name or a wider type, with rows before and after."""
+        """Add, drop, rename or widen a column, with rows before and after."""
         self._insert("shapes", 3)
         choices = ["add"] if not self._added else ["add", "drop", "rename", "widen"]
         kind = self._random.choice(choices)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Programs that tests run in processes of their own, as users write them."""
+"""Programs that tests run in separate processes, as users write them."""

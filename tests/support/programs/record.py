@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A subscriber that appends every row it is given to a file, before it acks: what a kill leaves is the truth.
+"""A subscriber that appends every received row to a file before it acks, so that the file survives a kill.
 
     python -m tests.support.programs.record RECORD URL COORDINATION TABLE SHARDS
 
-A line is: nanoseconds of the monotonic clock, shard, token, commit version, key, step, and a full stop, by
-which a line is known to be whole.
+A line holds: nanoseconds of the monotonic clock, shard, token, commit version, key, step, and a full stop,
+which marks the line as complete.
 """
 
 import os
@@ -18,20 +18,20 @@ import structlog
 from penstock.client import ChangeBatch, Subscriber
 from penstock.errors import TransientError
 
-# Says on the standard error that SIGTERM ends it in order from now on.
+# Printed to standard error once SIGTERM stops the process in order.
 STARTED = "started"
 
 SESSION_SECONDS = 2.0
 CHECKPOINT_SECONDS = 0.3
 
-# What is down comes back.
+# The backoff while the daemon or the store is down.
 _PAUSE_SECONDS = 0.2
 
 
 def main() -> None:
-    """Consume until SIGTERM; whatever is down meanwhile is waited for."""
+    """Consume until SIGTERM, and retry while the daemon or the store is down."""
     record, url, coordination, table, shards = sys.argv[1:]
-    # What a kill leaves of the log is read by people.
+    # The log of a killed process is read by people.
     structlog.configure(logger_factory=structlog.PrintLoggerFactory(sys.stderr))
     file = os.open(record, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     ending = False
@@ -41,7 +41,8 @@ def main() -> None:
         nonlocal ending
         ending = True
         for subscriber in running:
-            # A signal comes between any two instructions, with any lock held: a thread of its own can wait.
+            # A signal handler may run while the interrupted thread holds any lock, so a separate thread has
+            # to wait.
             threading.Thread(target=subscriber.stop).start()
 
     def keep(batch: ChangeBatch) -> None:
@@ -53,7 +54,7 @@ def main() -> None:
         os.write(file, "".join(lines).encode())
 
     if os.fstat(file).st_size:
-        # Whoever was killed while it wrote has left a line without its end.
+        # A process killed during its write has left an incomplete line.
         os.write(file, b"\n")
     signal.signal(signal.SIGTERM, end)
     print(STARTED, file=sys.stderr, flush=True)
@@ -72,7 +73,7 @@ def main() -> None:
         )
         running[:] = [subscriber]
         if ending:
-            # The signal came before there was one to stop.
+            # The signal arrived before a subscriber was created.
             break
         try:
             subscriber.run(keep)

@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes a batch into a target of SQL, and dies by SIGKILL before its n-th statement.
+"""Writes a batch into a SQL target, and kills itself with SIGKILL before its n-th statement.
 
     python -m tests.support.programs.write_batch KIND SETTINGS
 
-SETTINGS are the sink's, as JSON. Each line of the input is an n; the answer is "killed", or "done" where the
-batch had fewer statements. What the batch holds is told by `batch`.
+SETTINGS are the sink's settings as JSON. Each line of the input is an n; the answer is "killed", or "done" if
+the batch had fewer statements. `batch` defines the content of the batch.
 """
 
 import json
@@ -26,7 +26,7 @@ ROWS = 1600
 
 
 def first_batch() -> list[Changes]:
-    """Return what is there before."""
+    """Return the batch that precedes the tested batch."""
     return [
         changes_of(SEATS, *(insert(1, row, id=row, seat=row) for row in range(ROWS))),
         changes_of(VISITS, *(insert(1, row, page="p", count=row % 2) for row in range(4))),
@@ -34,7 +34,7 @@ def first_batch() -> list[Changes]:
 
 
 def batch() -> list[Changes]:
-    """Return the batch: rows take the seats of the next ones, a key moves, rows without a key come and go."""
+    """Return the batch: rows rotate their seats, a key changes, and keyless rows are inserted and deleted."""
     half = ROWS // 2
     moved = [
         update(2, {"id": row, "seat": row}, {"id": row, "seat": (row + 1) % half}, row) for row in range(half)
@@ -54,13 +54,13 @@ def expected() -> tuple[list[Any], list[Any]]:
 
 
 def main() -> None:
-    """Take numbers until the input ends."""
+    """Read numbers until the input ends."""
     kind, settings = sys.argv[1], json.loads(sys.argv[2])
     sink = make_sink(kind, settings_of(kind)(**settings))
     session = import_module(f"penstock.sinks.{kind}.connection").Session
     changes = batch()
     for line in sys.stdin:
-        # A child dies alone, and has all modules already.
+        # A forked child has all modules loaded and dies alone.
         child = os.fork()
         if child == 0:
             _die_before(session, int(line))

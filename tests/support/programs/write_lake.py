@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Writes batches into a lake, and dies by SIGKILL at the n-th step of one.
+"""Writes batches into a lake, and kills itself with SIGKILL at the n-th step of one.
 
     python -m tests.support.programs.write_lake KIND SETTINGS
 
-SETTINGS are the sink's, as JSON. Each line of the input is the number of a batch and an n; the answer is
-"killed", or "done" where the batch had fewer steps. Before and after what makes something
-durable is a step: the end of files, the move of one, a commit.
+SETTINGS are the sink's settings as JSON. Each line of the input is the number of a batch and an n; the answer
+is "killed", or "done" if the batch had fewer steps. A step precedes and follows each operation that makes
+something durable: the end of a file, its move, a commit.
 """
 
 import json
@@ -23,7 +23,7 @@ from tests.support.pipeline.changes_made import changes_of, delete, insert, targ
 
 ORDERS = target_of({"id": "int", "note": "varchar(20)"})
 VISITS = target_of({"id": "int", "note": "varchar(20)"}, name="shop.visits")
-# Where the steps of each kind are, beside the files that are finished.
+# The functions of each kind that are steps, in addition to finished files.
 STEPS = {
     "delta": [("penstock.sinks.delta.table", "Delta", "commit")],
     "iceberg": [("penstock.sinks.iceberg.table", "Iceberg", "commit")],
@@ -35,7 +35,7 @@ STEPS = {
 
 
 def batch(number: int) -> list[list[Changes]]:
-    """Return the parts of a batch: a row comes, the one before it changes, the one before that goes."""
+    """Return the parts of a batch: it inserts one row, updates the previous and deletes the second last."""
     change = [insert(10 * number, id=number, note="new")]
     if number > 1:
         change.append(
@@ -47,7 +47,7 @@ def batch(number: int) -> list[list[Changes]]:
 
 
 def write(sink: Sink, number: int) -> None:
-    """Write a batch, as a pipeline does."""
+    """Write a batch as a pipeline does."""
     mark = BatchMark("shop", "g", number)
     receipts = []
     for part, changes in enumerate(batch(number)):
@@ -61,7 +61,7 @@ def write(sink: Sink, number: int) -> None:
 
 
 def main() -> None:
-    """Take lines until the input ends."""
+    """Read lines until the input ends."""
     kind, settings = sys.argv[1], json.loads(sys.argv[2])
     sink = make_sink(kind, settings_of(kind)(**settings))
     for module, _, _ in STEPS[kind]:

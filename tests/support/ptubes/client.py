@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A client of Ptubes as its SDK behaves: one connection, one request at a time, and no Host in its requests.
+"""A Ptubes client that behaves like the SDK: one connection, one request at a time, no Host header.
 
-None is published as a package, so this one follows the SDK's states: ask, connect, subscribe, fetch.
+The SDK is not published as a package, so this client reimplements its states: ask, connect, subscribe, fetch.
 """
 
 import http.client
@@ -20,9 +20,9 @@ LATEST = {"checkpointMode": "LATEST", "versionTs": 1}
 
 
 def normal(checkpoint: Any) -> dict[str, Any]:
-    """Return a checkpoint of an event as a client sends it back."""
+    """Return a checkpoint of an event in the form in which a client sends it back."""
     plain = json_format.MessageToDict(checkpoint, always_print_fields_with_no_presence=True)
-    # JSON of protobuf has int64 as text, that of Ptubes as numbers.
+    # The JSON form of protobuf writes int64 as text; Ptubes writes numbers.
     numbers = {name: int(value) for name, value in plain.items() if name != "uuid"}
     return {**numbers, "uuid": checkpoint.uuid, "checkpointMode": "NORMAL"}
 
@@ -81,7 +81,7 @@ class PtubesClient:
         return port
 
     def call(self, path: str, body: Any, headers: dict[str, str] | None = None) -> bytes:
-        """Return what a call answers; a status other than 200 is a failure."""
+        """Return the response of a call; a status other than 200 is a failure."""
         content = body if isinstance(body, bytes) else json.dumps(body).encode()
         self._connection.putrequest("POST", path, skip_host=True, skip_accept_encoding=True)
         self._connection.putheader("content-length", str(len(content)))
@@ -93,12 +93,12 @@ class PtubesClient:
         return response.read()
 
     def server_info(self, **changes: Any) -> dict[str, Any]:
-        """Return what getServerInfo answers."""
+        """Return the response of getServerInfo."""
         actual: dict[str, Any] = json.loads(self.call("/v1/getServerInfo", {**self.config, **changes}))
         return actual
 
     def subscribe(self, checkpoint: Any = None, **changes: Any) -> str:
-        """Subscribe, and return the answer."""
+        """Subscribe, and return the response."""
         if checkpoint is not None:
             changes["buffaloCheckpoint"] = checkpoint
         self.config.update(changes)
@@ -118,7 +118,7 @@ class PtubesClient:
         return envelope
 
     def fetch_until(self, is_done: Callable[[Self], bool], batch: int = 1000) -> None:
-        """Fetch until something holds."""
+        """Fetch until a condition holds."""
 
         def comes_nearer() -> bool:
             if not is_done(self):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ptubes' protobuf messages, described as its own file describes them, for the `protobuf` package to read.
+"""Ptubes' protobuf messages, transcribed from its description for the `protobuf` package.
 
-Nothing here knows of the product: what both sides agree on they agree on by the description alone.
+This module shares no code with the product, so agreement between both sides proves the description.
 """
 
 from typing import Any
@@ -18,7 +18,7 @@ _ENUMS = {
     "PositionType": "COMPAT GTIDOFFSET BINLOGOFFSET TIMESTAMP",
 }
 
-# A field is "number name type"; * after the number is a member of a oneof of its own, + repeats, and
+# A field is "number name type". * after the number puts it into its own oneof, + repeats it, and
 # map<key,value> is a map.
 _MESSAGES = {
     "Pair": "1 key string;2 value string",
@@ -43,7 +43,7 @@ _MESSAGES = {
 def _described() -> descriptor_pb2.FileDescriptorProto:
     file = descriptor_pb2.FileDescriptorProto(name="rds_packet.proto", package=_PACKAGE, syntax="proto3")
     for name, values in _ENUMS.items():
-        # Values of proto3 enums share their file's names, so each enum stands in a message of its own.
+        # The value names of proto3 enums are scoped to the file, so each enum is nested in its own message.
         holder = file.message_type.add(name=f"{name}s")
         enum = holder.enum_type.add(name=name)
         for number, value in enumerate(values.split()):
@@ -107,7 +107,7 @@ PARTITIONED, ERROR = 1, 3
 
 
 def shards_of(envelope: Any) -> dict[int, list[Any]]:
-    """Return the decoded events of each shard of an envelope; proves the counts that it tells."""
+    """Return the decoded events of each shard of an envelope, after checking its counts."""
     packet = RdsPartitionedMessage.FromString(envelope.message)
     events_by_shard = {}
     for shard, message in packet.partitionMessages.items():

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A daemon with a port for clients of Ptubes, and databases that tests have for themselves."""
+"""A daemon with a Ptubes port, and databases that belong to one test each."""
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,7 +18,7 @@ ROWS = (INSERT, UPDATE, DELETE)
 
 
 class Shop:
-    """A daemon that captures a server, and a database there that a test has for itself."""
+    """A daemon that captures a server, and a database on it that belongs to one test."""
 
     def __init__(self, daemon: DaemonProcess, server: Server, port: int, monitor: int, database: str) -> None:
         self.daemon = daemon
@@ -35,12 +35,12 @@ class Shop:
         self.server.sql(text, database=self.database)
 
     def caught_up(self) -> None:
-        """Wait until the daemon has everything that the server has."""
+        """Wait until the daemon has captured the server's whole log."""
         head = head_of(self.server)
         self.daemon.wait_for_head(head.file, head.offset)
 
     def read_all(self, client: PtubesClient, batch: int = 1000) -> None:
-        """Fetch until a client has come to the end of the server's log."""
+        """Fetch until a client has reached the end of the server's log."""
         head = head_of(self.server)
         end = head.file_number, head.offset
 
@@ -52,7 +52,7 @@ class Shop:
 
 
 def start_daemon(server: Server, folder: Path) -> DaemonProcess:
-    """Start a daemon that captures a server from now on, with both ports of Ptubes."""
+    """Start a daemon that captures a server from now on, with both Ptubes ports."""
     settings = {
         "instances": {
             "shop": {

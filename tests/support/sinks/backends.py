@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The targets of the sinks' conformance suite: a real server or a folder each, with a way to read it back.
+"""The backends of the sinks' conformance suite: a real server or a folder each, with a way to read it back.
 
-A backend is a class here, found by its `NAME`. It makes sinks into one place, where every test has a database
-of its own, and returns the rows that a target's table has there. `running_backend` shares a backend among all
-tests of a process; a test that kills or configures the server starts one of its own.
+A backend is a class in this module with a `NAME`. It makes sinks for one target, where every test has its own
+database, and returns the rows of a target's table. `running_backend` shares a backend among all tests of a
+process; a test that kills or configures the server starts its own.
 """
 
 import itertools
@@ -61,36 +61,36 @@ class FeedRow(NamedTuple):
 
 
 class SinkBackend(ABC):
-    """A place that a kind of sink writes to."""
+    """A target that one kind of sink writes to."""
 
     NAME: ClassVar[str]
-    #: Whether its cases wait for the deep tier; those of the other backends guard them.
+    # : Whether its cases belong to the deep tier; those of the other backends guard them.
     DEEP: ClassVar[bool] = False
-    #: Whether it keeps the source's rows as they are now.
+    # : Whether it mirrors the current rows of the source.
     MIRRORS: ClassVar[bool] = True
-    #: The settings with which it keeps every change as a row, None where it cannot.
+    # : The settings of its feed mode, or None if it has no feed mode.
     FEED: ClassVar[Mapping[str, Any] | None] = None
     #: Whether the rows of a feed carry `_metadata`.
     FEED_HAS_METADATA: ClassVar[bool] = False
-    #: Column types whose values do not come back, or not the same, as the sink's guide says.
+    # : Column types whose values are lost or altered, as documented in the sink's guide.
     LOSES: ClassVar[frozenset[str]] = frozenset()
-    #: Whether a value that its column cannot hold stands in the target as its exact text.
+    # : Whether a value that its column cannot hold is stored as its exact text.
     KEEPS_UNREPRESENTABLE: ClassVar[bool] = False
-    #: Whether tables there have columns that follow the source's.
+    # : Whether its tables have columns that follow the source's.
     HAS_COLUMNS: ClassVar[bool] = True
     #: Whether it refuses tables without a primary key.
     NEEDS_KEY: ClassVar[bool] = True
-    #: An address with a password at which nothing listens, None for folders.
+    # : An address with a password at which no server listens; None for folders.
     NOWHERE: ClassVar[str | None] = None
 
     @classmethod
     def shared(cls, server_of: ServerOf) -> Self:
-        """Return a backend for all tests of a process, on the shared database server where it needs one."""
+        """Return a backend for all tests of a process, on the shared database server if it needs one."""
         return cls()
 
     @abstractmethod
     def start(self) -> None:
-        """Start what it needs. Raises PartMissing."""
+        """Start the required servers. Raises PartMissing."""
 
     def close(self) -> None:
         """Stop it."""
@@ -104,7 +104,7 @@ class SinkBackend(ABC):
         return make_sink(self.NAME, settings_of(self.NAME)(url=self.NOWHERE))
 
     def spoil(self, sink: Any, target: Target) -> None:
-        """Have a target's table refuse two rows of one name."""
+        """Make a target's table refuse two rows of one name."""
 
     @classmethod
     def has_table_errors(cls) -> bool:
@@ -112,7 +112,7 @@ class SinkBackend(ABC):
         return cls.spoil is not SinkBackend.spoil
 
     def rows(self, sink: Sink, target: Target) -> list[Row]:
-        """Return the rows that a target has, in the order of its key, in the types of `target.arrow()`."""
+        """Return the rows of a target in key order, in the types of `target.arrow()`."""
         columns = list(target.column_names)
         rows = [row for batch in sink.read(target) for row in batch.select(columns).to_pylist()]
         return sorted(rows, key=lambda row: tuple(row[name] for name in target.primary_key))
@@ -126,7 +126,7 @@ class SinkBackend(ABC):
         return sorted(rows, key=lambda row: (row.version, row.row, _CHANGE_TYPES.index(row.change)))
 
     def stored_feed(self, sink: Any, target: Target) -> list[Row]:
-        """Return the rows of a feed as the target's own reader has them, with `_row` or `_metadata`."""
+        """Return the rows of a feed read by the target's own reader, with `_row` or `_metadata`."""
         raise AssertionError(f"{self.NAME} keeps no feed")
 
 
@@ -135,7 +135,7 @@ def _row_number(row: Row) -> int:
 
 
 class _ServerBackend(SinkBackend):
-    """A backend with a server of its own."""
+    """A backend with its own server."""
 
     SERVER: ClassVar[type]
     SETTINGS: ClassVar[Mapping[str, Any]] = {}
@@ -190,7 +190,7 @@ class MongoBackend(_ServerBackend):
 
 
 class ElasticsearchBackend(_ServerBackend):
-    """A real node."""
+    """A real Elasticsearch node."""
 
     NAME = "elasticsearch"
     DEEP = True
@@ -204,7 +204,7 @@ class ElasticsearchBackend(_ServerBackend):
 
 
 class RedisBackend(_ServerBackend):
-    """A real server, whose values are rows as JSON."""
+    """A real Redis server whose values are rows as JSON."""
 
     NAME = "redis"
     SERVER = Redis
@@ -223,17 +223,17 @@ class RedisBackend(_ServerBackend):
 
 
 class SqlBackend(SinkBackend):
-    """A server of SQL: tables with unique keys, in transactions. Its sinks have an account of their own."""
+    """A SQL server with unique keys and transactions. Its sinks use a separate account."""
 
     NEEDS_KEY = False
     FEED: ClassVar[Mapping[str, Any]] = {"mode": "feed"}
-    #: Further settings under which rows go other ways, by name.
+    # : Further settings with other write paths, by name.
     VARIANTS: ClassVar[Mapping[str, Mapping[str, Any]]]
-    #: Those of them whose cases wait for the deep tier.
+    # : The variants whose cases belong to the deep tier.
     DEEP_VARIANTS: ClassVar[frozenset[str]] = frozenset()
-    #: The settings with which a part is written in many statements, and nobody sees half of it.
+    # : The settings with which a part is written in many statements that become visible at once.
     WHOLE_PARTS: ClassVar[Mapping[str, Any]]
-    #: Whether a column that is added stands where the source has it; else it is the last.
+    # : Whether an added column keeps the source's column order; otherwise it is the last column.
     PLACES_COLUMNS: ClassVar[bool]
 
     server: Any
@@ -251,12 +251,12 @@ class SqlBackend(SinkBackend):
         """End the connections of all sinks."""
 
     def create_table(self, target: Target, columns: str) -> None:
-        """Create a table as somebody else would."""
+        """Create a table as another user would."""
         self.sql(f"CREATE SCHEMA IF NOT EXISTS {target.name.database}")
         self.sql(f"CREATE TABLE {target.name} ({columns})")
 
     def stored(self, target: Target, *names: str) -> list[tuple[Any, ...]]:
-        """Return some columns of all rows, sorted; by default all that the target has."""
+        """Return some columns of all rows, sorted; by default all stored columns."""
         columns = ", ".join(names or target.column_names)
         return sorted(self.sql(f"SELECT {columns} FROM {target.name}"))
 
@@ -277,7 +277,7 @@ class SqlBackend(SinkBackend):
 
 
 class MysqlBackend(SqlBackend):
-    """A real MySQL server: the shared one, or one that `start` starts."""
+    """A real MySQL server: the shared server, or one started by `start`."""
 
     NAME = "mysql"
     FLAVOR: ClassVar[str] = "mysql"
@@ -311,7 +311,7 @@ class MysqlBackend(SqlBackend):
             self.server = Server(self.FLAVOR)
         if not self.server.running:
             self.server.start()
-        # The sinks' connections are told apart from all others by their account.
+        # Their account distinguishes the sinks' connections from all others.
         self.sql(f"CREATE USER IF NOT EXISTS {self.ACCOUNT}@'%'; GRANT ALL ON *.* TO {self.ACCOUNT}@'%'")
 
     def close(self) -> None:
@@ -345,7 +345,7 @@ class MysqlBackend(SqlBackend):
                 try:
                     cursor.execute(f"KILL {number}")
                 except pymysql.err.MySQLError as problem:
-                    # A connection that another test has closed may be gone by now.
+                    # The connection may have been closed by another test.
                     if problem.args[0] != _NO_SUCH_THREAD:
                         raise
 
@@ -359,7 +359,7 @@ class MariadbBackend(MysqlBackend):
 
 
 class PostgresBackend(_ServerBackend, SqlBackend):
-    """A real PostgreSQL server; sinks wait for its greeting as long as tests wait for anything."""
+    """A real PostgreSQL server; sinks wait for its greeting as long as the tests' own timeout."""
 
     NAME = "postgres"
     SERVER = Postgres
@@ -416,7 +416,7 @@ class DeltaBackend(_FolderBackend):
     NAME = "delta"
     FEED: ClassVar[Mapping[str, Any]] = {"mode": "feed"}
     FEED_HAS_METADATA = True
-    # Small files, so that a table has several.
+    # Small files, so that a table has several files.
     SETTINGS: ClassVar[Mapping[str, Any]] = {"file_bytes": 1 << 16, "memory_bytes": 1 << 20}
 
     def spoil(self, sink: Any, target: Target) -> None:
@@ -449,7 +449,7 @@ class FilesBackend(_FolderBackend):
     FEED_HAS_METADATA = True
 
     def sink(self, **settings: Any) -> Sink:
-        # A folder knows the batches that it has, and those of different tests have the same numbers.
+        # A folder remembers its batches, and batches of different tests have the same numbers.
         return super().sink(**{"path": str(self.folder / str(next(_places)))} | settings)
 
     def stored_feed(self, sink: Any, target: Target) -> list[Row]:
@@ -458,7 +458,7 @@ class FilesBackend(_FolderBackend):
 
 
 def patient_connections() -> pytest.MonkeyPatch:
-    """Let sinks wait for PostgreSQL's greeting as long as tests wait for anything, until it is undone."""
+    """Let sinks wait for PostgreSQL's greeting as long as the tests' own timeout, until this is undone."""
     patch = pytest.MonkeyPatch()
     patch.setattr(postgres_connection, "CONNECT_SECONDS_MAX", int(WAIT_SECONDS_MAX))
     return patch
@@ -479,7 +479,7 @@ def sink_backends() -> dict[str, type[SinkBackend]]:
 def running_backend(
     name: str, config: pytest.Config, server_of: ServerOf, missing_part: MissingPart
 ) -> SinkBackend:
-    """Return this process's backend of a name: started at its first use, closed when the run ends."""
+    """Return this process's backend of a name; it starts at its first use and is closed when the run ends."""
     running = config.stash.setdefault(_RUNNING, {})
     if name not in running:
         backend = sink_backends()[name].shared(server_of)

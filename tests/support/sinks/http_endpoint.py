@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real HTTP server that keeps what it receives, and answers as a test says."""
+"""A real HTTP server that records requests and answers as a test configures."""
 
 import threading
 from collections import deque
@@ -21,9 +21,9 @@ class Received:
 
 
 class HttpEndpoint:
-    """Runs inside its block. `answers` holds statuses to give, in order, with headers; then it says 200.
+    """Runs inside its block. `answers` are the next statuses with headers; afterwards the status is 200.
 
-    A status of 0 closes the connection without an answer, after the request was kept.
+    A status of 0 records the request and closes the connection without an answer.
     """
 
     def __init__(self) -> None:
@@ -47,7 +47,7 @@ class HttpEndpoint:
         return f"http://127.0.0.1:{self._server.server_address[1]}"
 
     def answer(self, *statuses: int, **headers: str) -> None:
-        """Give these statuses to the next requests."""
+        """Set the statuses of the next answers."""
         named = {name.replace("_", "-"): value for name, value in headers.items()}
         self.answers.extend((status, named) for status in statuses)
 
@@ -77,6 +77,6 @@ class HttpEndpoint:
             do_HEAD = do_POST = do_PUT = _take
 
             def log_message(self, *words: Any) -> None:
-                """What is received is kept, and told to nobody."""
+                """Suppress the log line; the request is recorded."""
 
         return Answering

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a Kafka broker holds, read by the library's own consumer."""
+"""Read the content of a Kafka broker with the consumer of the client library."""
 
 import json
 from base64 import b64decode
@@ -20,7 +20,7 @@ CONNECTION_LOST = (
 
 
 class Record(NamedTuple):
-    """A message as a consumer has it."""
+    """A message as a consumer receives it."""
 
     topic: str
     partition: int
@@ -44,10 +44,10 @@ def consumer(broker: Kafka, isolation: str) -> confluent_kafka.Consumer:
 
 
 def records(broker: Kafka, *topics: str, committed: bool = True, settled: bool = True) -> list[Record]:
-    """All messages of topics, in the order of each partition.
+    """Return all messages of topics, in the order of each partition.
 
-    What a commit made visible shows a moment after it, so where it is `settled` that no transaction is open,
-    the moment is waited for.
+    Committed messages become visible with a short delay. With `settled`, when no transaction is open, wait
+    for them.
     """
     everything = consumer(broker, "read_uncommitted")
     chosen = consumer(broker, "read_committed" if committed else "read_uncommitted")
@@ -73,7 +73,7 @@ def records(broker: Kafka, *topics: str, committed: bool = True, settled: bool =
             elif problem.code() == confluent_kafka.KafkaError._PARTITION_EOF:
                 left.discard((message.topic(), message.partition()))
             else:
-                # A connection was slow or lost: the library makes another one.
+                # A slow or lost connection; the library reconnects.
                 assert problem.retriable() or problem.code() in CONNECTION_LOST, problem
     finally:
         chosen.close()
@@ -90,9 +90,9 @@ def read_from(message: Any) -> tuple[str, int, bytes | None, bytes | None]:
 
 
 def rows_held(broker: Kafka, topic: str, binary: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the rows that a topic of Penstock's own JSON holds for a reader that keeps the last of each key.
+    """Return the rows of a topic in Penstock's JSON format, keeping the last message of each key.
 
-    Its keys have to come in the order of their changes. `binary` names columns that are base64.
+    The messages of a key must be in the order of its changes. `binary` names base64 columns.
     """
     held: dict[bytes | None, Any] = {}
     for record in records(broker, topic):

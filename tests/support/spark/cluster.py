@@ -19,7 +19,7 @@ from tools.servers.ports import free_port, is_free
 SPARK_HOME = Path(pyspark.__file__).parent
 ROOT = Path(__file__).resolve().parents[3]
 PROGRAM_SECONDS_MAX = 400
-# What has not ended by then is killed, which is as well.
+# A process that has not ended by then is killed.
 END_SECONDS_MAX = 20
 
 JVM_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
@@ -30,7 +30,7 @@ class SparkProcessFailed(RuntimeError):
 
 
 def environment(python: str = sys.executable) -> dict[str, str]:
-    """Return the environment of a Spark process: everything on loopback, workers with the given Python."""
+    """Return the environment of a Spark process: everything on loopback, workers with this Python."""
     return os.environ | {
         "SPARK_HOME": str(SPARK_HOME),
         "SPARK_LOCAL_IP": "127.0.0.1",
@@ -44,7 +44,7 @@ def environment(python: str = sys.executable) -> dict[str, str]:
 def spark_process(
     words: Sequence[str], log: Path, port: int | None, env: Mapping[str, str], ready: str | None = None
 ) -> Iterator[subprocess.Popen[bytes]]:
-    """Run one process until the block ends; enter it once the port is taken, or the log says `ready`."""
+    """Run one process inside the block; enter it once the port is open, or the log contains `ready`."""
     with log.open("wb") as output:
         process = subprocess.Popen(words, stdout=output, stderr=subprocess.STDOUT, env=dict(env), cwd=ROOT)
     try:
@@ -70,7 +70,7 @@ def _is_up(log: Path, port: int | None, ready: str | None) -> bool:
 
 @contextmanager
 def connect_server(directory: Path, settings: Mapping[str, str], jars: Sequence[Path] = ()) -> Iterator[str]:
-    """Run a Connect server on loopback, local[2]; give its address."""
+    """Run a Connect server on loopback with local[2], and yield its address."""
     port = free_port()
     words = [str(SPARK_HOME / "bin" / "spark-submit"), "--master", "local[2]", "--driver-memory", "900m"]
     words += ["--driver-java-options", JVM_OPTIONS]
@@ -90,13 +90,13 @@ def connect_server(directory: Path, settings: Mapping[str, str], jars: Sequence[
 
 @contextmanager
 def standalone_cluster(directory: Path, workers: int, python: str) -> Iterator[str]:
-    """Run a master and workers of one core each, whose tasks use the given Python; give the master's URL."""
+    """Run a master and workers of one core each with this Python, and yield the master's URL."""
     port, spark_class = free_port(), str(SPARK_HOME / "bin" / "spark-class")
     deploy = "org.apache.spark.deploy"
     with ExitStack() as stack:
         master = [spark_class, f"{deploy}.master.Master", "--host", "127.0.0.1", "--port", str(port)]
         master += ["--webui-port", str(free_port())]
-        # What the test's own Python finds, the workers' must not.
+        # The workers must not see packages of the test's own Python.
         env = {name: value for name, value in environment(python).items() if name != "PYTHONPATH"}
         stack.enter_context(spark_process(master, directory / "master.log", port, env))
         for number in range(workers):
@@ -111,7 +111,7 @@ def standalone_cluster(directory: Path, workers: int, python: str) -> Iterator[s
 
 
 def run_query(start: Callable[[], Any]) -> None:
-    """Start a stream that ends by itself and wait for its end; raise what it raises."""
+    """Start a stream that ends by itself, wait for its end, and raise its error."""
     query = start()
     try:
         if not query.awaitTermination(PROGRAM_SECONDS_MAX):
@@ -121,7 +121,7 @@ def run_query(start: Callable[[], Any]) -> None:
 
 
 def run_to_end(words: Sequence[str], cwd: Path, env: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
-    """Run a program; return how it ended and what it printed."""
+    """Run a program; return its exit status and its output."""
     return subprocess.run(
         words,
         capture_output=True,

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Spark as patient as the tests are: a configuration folder for every Spark that a test process starts.
+"""A Spark configuration folder with longer timeouts, for every Spark that a test process starts.
 
-Spark gives the Python worker of a stream ten seconds to start, and a connection fifteen to be taken up. On a
-machine that stands still for seconds a query fails of that, and nothing of the query is wrong. The second is
-a setting. The first is a number in a class of Spark's; the folder, which comes before Spark's own archives
-where classes are looked for, holds that class with another number. `SPARK_CONF_DIR` names the folder, so it
-holds for programs that a test starts as well.
+Spark gives the Python worker of a stream ten seconds to start, and a connection fifteen seconds to be
+accepted. A machine that pauses for seconds exceeds both, without any defect in the query. The second timeout
+is a setting. The first is a constant in a Spark class. The folder holds that class with a larger constant,
+and it precedes Spark's own archives on the class path. `SPARK_CONF_DIR` names the folder, so programs started
+by a test use it as well.
 """
 
 import importlib.util
@@ -18,12 +18,12 @@ from tests.support.suite.patience import WAIT_SECONDS_MAX
 WORKERS = "org/apache/spark/api/python/PythonWorkerFactory.class"
 WORKER_MILLISECONDS = 10_000
 
-# Java Virtual Machine Specification, 4.4.5: the tag of a long in a class's constants, which stands before it.
+# Java Virtual Machine Specification, 4.4.5: the tag that precedes a long in the constants of a class.
 _LONG = 5
 
 
 def write_configuration(folder: Path) -> None:
-    """Write the folder that `SPARK_CONF_DIR` is to name."""
+    """Write the folder for `SPARK_CONF_DIR`."""
     seconds = int(WAIT_SECONDS_MAX)
     (folder / "spark-defaults.conf").write_text(f"spark.python.authenticate.socketTimeout {seconds}s\n")
     workers = folder / WORKERS
@@ -41,7 +41,7 @@ def _class_of_spark(name: str) -> bytes:
 
 
 def _patient(content: bytes, before: int, after: int) -> bytes:
-    """Return a class with another number in place of one of its constants."""
+    """Return a class file with one constant replaced."""
     constant = struct.pack(">Bq", _LONG, before)
     assert content.count(constant) == 1, (
         f"this Spark has no {before} ms in {WORKERS}: has it a setting by now?"

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One small Spark session for a test process, and the words that Spark tests share."""
+"""One small Spark session for a test process, and helpers of Spark tests."""
 
 import os
 import sys
@@ -24,7 +24,7 @@ def session_settings() -> dict[str, str]:
     return {
         "spark.ui.enabled": "false",
         "spark.driver.memory": "700m",
-        # A test's JVM lives a minute or two: it never earns back what the optimizing compiler costs.
+        # The JVM of a test lives for a minute or two, too short to repay the optimizing compiler.
         "spark.driver.extraJavaOptions": JVM_OPTIONS,
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
@@ -47,7 +47,7 @@ def spark() -> Iterator[SparkSession]:
 
 
 def head_of(server: Server) -> str:
-    """Return where a server's log ends, as text that startingOffsets takes."""
+    """Return the end of a server's log in the format of startingOffsets."""
     source = open_source(SourceOptions.parse(server.url()))
     try:
         return str(source.head())
@@ -56,15 +56,15 @@ def head_of(server: Server) -> str:
 
 
 def rows_of(frame: DataFrame, *columns: str) -> list[tuple[Any, ...]]:
-    """Return a frame's rows in commit order: the given columns, or all but the system's."""
-    # A partition is in commit order, and the sort is stable within one transaction's change.
+    """Return a frame's rows in commit order: the selected columns, or all except the system columns."""
+    # Each partition is in commit order, and the sort is stable within a transaction.
     ordered = frame.orderBy("_commit_version", "_metadata.row", frame["_change_type"].desc())
     names = columns or [name for name in frame.columns if name not in SYSTEM_COLUMNS]
     return [tuple(row) for row in ordered.select(*names).collect()]
 
 
 class Collected:
-    """What a stream's batches held, by batch id: a batch that runs again takes the place of the first run."""
+    """The batches of a stream by batch id; a replayed batch replaces its first run."""
 
     def __init__(self, *columns: str) -> None:
         self._columns = columns
@@ -87,16 +87,16 @@ def stream_of(session: SparkSession, server: Server, table: str, **options: obje
 
 
 def process_all(query: StreamingQuery) -> None:
-    """Wait until a running stream has processed all that was committed before; raise what it fails with.
+    """Wait until a running stream has processed all earlier commits; raise its error.
 
-    Spark waits for a trigger that finds nothing new. The first one to end may have asked for the end of the
-    log before the last commit; the one after it has not.
+    Spark waits for a trigger without new data. The first such trigger may have read the end of the log before
+    the last commit; the next trigger has not.
     """
     query.processAllAvailable()
     query.processAllAvailable()
 
 
 def run_to_head(frame: DataFrame, into: Callable[[DataFrame, int], None], checkpoint: Path) -> None:
-    """Run a stream until what there is now is read; raise what it raises."""
+    """Run a stream until all current changes are read; raise its error."""
     writer = frame.writeStream.foreachBatch(into).option("checkpointLocation", str(checkpoint))
     run_query(writer.trigger(availableNow=True).start)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The types of the fixtures that are functions, for the annotations of tests."""
+"""The types of fixtures that are functions, for the annotations of tests."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +17,7 @@ class MissingPart(Protocol):
 
 
 class StartServer(Protocol):
-    """Starts a server of the test's own; it ends with the test. Options are the server's."""
+    """Starts a server that belongs to the test and ends with it. Options are the server's."""
 
     def __call__(
         self, flavor: str = "mysql", *, tls: bool = False, directory: Path | None = None, **options: Any

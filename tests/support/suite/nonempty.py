@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A guard for assertions in loops: a loop over an empty collection proves nothing."""
+"""A guard for assertions in loops, because a loop over an empty collection proves nothing."""
 
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
@@ -8,7 +8,7 @@ _Item = TypeVar("_Item")
 
 
 def each(collection: Iterable[_Item], least: int = 1) -> Iterator[_Item]:
-    """Yield the items of a computed collection. Fails after the last one if there are fewer than `least`."""
+    """Yield the elements of a computed collection. Fails after the last if there are fewer than `least`."""
     count = 0
     for item in collection:
         count += 1

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How long a test waits for what must come at last.
+"""How long a test waits for an event that must happen.
 
-A machine that runs many servers at once may stand still for seconds. A bound on waiting is there to end a run
-in which something never comes, not to measure: what a test says of time it says by counts and by order.
+A machine that runs many servers may pause for seconds. A timeout ends a run whose event never happens; it
+does not measure. A test makes statements about time with counts and order.
 """
 
 import time
@@ -13,7 +13,7 @@ PAUSE_SECONDS = 0.01
 
 
 def wait_until(condition: Callable[[], object], seconds: float = WAIT_SECONDS_MAX) -> float:
-    """Wait until a condition holds, and return how many seconds that took."""
+    """Wait until a condition holds, and return the number of seconds that took."""
     started = time.monotonic()
     while not condition():
         assert time.monotonic() < started + seconds, f"not so within {seconds:g} s"
@@ -22,6 +22,6 @@ def wait_until(condition: Callable[[], object], seconds: float = WAIT_SECONDS_MA
 
 
 def wait_for_next_second() -> None:
-    """Wait until the clock shows another second: commit times and names of files may be whole seconds."""
+    """Wait until the clock shows another second, because commit times and file names may be whole seconds."""
     second = int(time.time())
     wait_until(lambda: int(time.time()) > second)

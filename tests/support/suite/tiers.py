@@ -3,15 +3,15 @@
 
 Every test belongs to one tier:
 
-- everyday: the default; `make test` runs it, and it decides whether a change lands;
+- everyday: the default; `make test` runs it, and it decides whether a change is merged;
 - deep: marked `deep(guard="tests/...::test_...")`; `make test-all` adds it. The guard is the everyday test of
   the same capability. `deep(keep=("word",))` leaves the cases with the word in their id in the everyday tier,
   where they guard the others;
 - long: marked `long`; only `make test-long` runs it, so it guards no other test.
 
-The brokers of Kafka and the nodes of Elasticsearch take too long to start for the everyday tier: no everyday
-test sends anything to a real one. In their stead tests/unit/test_sink_messages.py holds the messages,
-tests/integration/test_sink_http.py the order, the bounds and the refusals of a sink that sends requests, and
+The brokers of Kafka and the nodes of Elasticsearch start too slowly for the everyday tier, so no everyday
+test uses a real one. Instead, tests/unit/test_sink_messages.py covers the messages,
+tests/integration/test_sink_http.py the order, bounds and refusals of a sink that sends requests, and
 tests/conformance the contract of every sink, on embedded stores and SQL servers.
 """
 
@@ -29,9 +29,9 @@ from tools.suite.run import STEPS_VARIABLE, area_words, has_tests, in_area
 TESTS = Path(__file__).resolve().parents[2]
 TIERS = ("everyday", "deep", "long")
 SELECTIONS = {"everyday": ("everyday",), "deep": ("deep",), "all": ("everyday", "deep")}
-# Set by a run for its own workers.
+# A run sets this variable for its own workers.
 TIERS_VARIABLE = "PENSTOCK_TIERS"
-# Cases of these parameters are deep wherever the same test has a case with the second one, its guard.
+# Cases of the first parameter are deep if the same test has a case of the second, which guards them.
 GUARDED_PARAMETERS = {"mariadb11": "mariadb", "zookeeper": "sqlite"}
 
 
@@ -50,7 +50,7 @@ def is_kept(item: pytest.Item, marker: pytest.Mark) -> bool:
 
 
 def check_kept_cases(items: Iterable[pytest.Item]) -> None:
-    """Raise UsageError where a test keeps cases for the everyday tier that it does not have."""
+    """Raise UsageError if a test keeps cases for the everyday tier that do not exist."""
     kept: dict[str, bool] = defaultdict(bool)
     for item in items:
         for marker in item.iter_markers("deep"):
@@ -77,12 +77,12 @@ def mark_guarded_parameters(items: list[pytest.Item]) -> None:
 
 
 def selected_tiers(config: pytest.Config) -> tuple[str, ...]:
-    """Return the tiers to run: what --tier says, else everything that was named, else the everyday tier.
+    """Return the tiers to run: those of --tier, or all if tests are named, or the everyday tier.
 
     `PENSTOCK_LONG=1` adds the long tier.
     """
     if hasattr(config, "workerinput"):
-        # A worker is not told how its tests were named.
+        # A worker does not receive the names of the selected tests.
         return tuple(os.environ[TIERS_VARIABLE].split(","))
     selection = config.getoption("--tier")
     if selection is None:
@@ -93,20 +93,20 @@ def selected_tiers(config: pytest.Config) -> tuple[str, ...]:
 
 
 def note_selection(config: pytest.Config) -> None:
-    """Tell the workers of this run which tiers to run."""
+    """Pass the selected tiers to the workers of this run."""
     os.environ[TIERS_VARIABLE] = ",".join(selected_tiers(config))
 
 
 def area_filter(config: pytest.Config) -> list[str] | None:
-    """Return the words of --area, or None where every test is asked for."""
+    """Return the words of --area, or None if all tests are selected."""
     text = config.getoption("--area")
     return area_words(text) if text else None
 
 
 def check_area(config: pytest.Config) -> None:
-    """Raise UsageError where no test file has a word of the area in its path.
+    """Raise UsageError if no test file has a word of the area in its path.
 
-    It is checked before workers start: an error of a worker is printed as an internal one.
+    The check runs before workers start, because an error of a worker is printed as an internal error.
     """
     areas = area_filter(config)
     if areas is not None and not has_tests(areas):
@@ -132,28 +132,28 @@ def select(config: pytest.Config, items: list[pytest.Item]) -> None:
 
 
 def note_late_starts(folder: Path) -> None:
-    """Have every process of this run write its late starts into one file of a folder, new for this run."""
+    """Make every process of this run record its late starts in one new file of a folder."""
     if LATE_STARTS_VARIABLE not in os.environ:
         path = folder / f"late-starts-{os.getpid()}"
-        # An earlier run may have had the same process number.
+        # An earlier run may have had the same process id.
         path.unlink(missing_ok=True)
         os.environ[LATE_STARTS_VARIABLE] = str(path)
 
 
 def late_starts() -> list[str]:
-    """Return a line for each process that answered only when it was started a second time."""
+    """Return a line for each process that answered only after its second start."""
     path = Path(os.environ[LATE_STARTS_VARIABLE])
     return path.read_text().splitlines() if path.exists() else []
 
 
 def step_times() -> Iterator[str]:
-    """Yield a line for each step before this one, as `tools.suite.run` measured them."""
+    """Yield a line for each previous step, as measured by `tools.suite.run`."""
     for step, seconds in json.loads(os.environ.get(STEPS_VARIABLE, "{}")).items():
         yield f"{step:<36} {seconds:>8.1f} s"
 
 
 def times(reports: Iterable[pytest.TestReport]) -> Iterator[str]:
-    """Yield a line for each tier and each folder of tests: how many tests, and their own seconds."""
+    """Yield a line for each tier and each test folder: the number of tests and their own seconds."""
     seconds: dict[str, float] = defaultdict(float)
     tests: dict[str, set[str]] = defaultdict(set)
     for report in reports:

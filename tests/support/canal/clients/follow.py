@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Follows a destination with PyPI's client of Canal: prints entries as JSON, up to a row of a table "stop".
+"""Follows a destination with the Canal client from PyPI and prints entries as JSON until table "stop".
 
-It runs in an interpreter whose path has that client and the old protobuf library that it is made for.
+Runs in an interpreter whose path has that client and the old protobuf library that it requires.
 """
 
 import json
@@ -47,7 +47,7 @@ def tell(entry: Any) -> dict[str, Any]:
 
 
 def main(port: str, destination: str, user: str, password: str, table_filter: str) -> None:
-    """Follow, and print."""
+    """Follow the destination and print its entries."""
     client = Client()
     client.connect("127.0.0.1", int(port))
     client.check_valid(user.encode(), password.encode())

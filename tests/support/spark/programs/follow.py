@@ -19,7 +19,7 @@ from tests.support.spark.cluster import run_query
 
 
 def run(order: dict[str, Any]) -> None:
-    """Run until what there was at the start is read."""
+    """Run until all changes present at the start are read."""
     session = (
         SparkSession.builder.config(map=order["settings"])
         .config("spark.driver.memory", "600m")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Read one table in every way the source offers, and print what came as JSON.
+"""Read one table in every way the source offers, and print the rows as JSON.
 
     python -m tests.support.spark.programs.reads '{"remote": "sc://127.0.0.1:15002", ...}'
 
