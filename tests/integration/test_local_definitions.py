@@ -13,7 +13,7 @@ from penstock.local.driver import LocalDriver
 from penstock.model import TableName
 from tests.support.pipeline.oracle import Row, assert_same, mysql_rows, postgres_rows, source_rows
 from tests.support.pipeline.running import opened, pipeline_of, run_to_end
-from tests.support.sinks.backends import PostgresBackend, running_backend
+from tests.support.sinks.backends import MongoBackend, PostgresBackend, running_backend
 from tests.support.suite.fixture_types import FreshDatabase, MissingPart
 from tools.servers import Server
 
@@ -148,3 +148,27 @@ def test_table_whose_older_rows_do_not_fit_is_skipped_and_no_other(
     assert standing is not None
     assert [key.rpartition(".")[2].strip("`") for key in standing.stopped] == ["a"]
     assert mysql_rows(mariadb_server, database, "b") == [{"id": 1}]
+
+
+@pytest.mark.deep(
+    guard="tests/integration/test_local_definitions.py::test_older_rows_that_lack_a_column_of_the_new_key_wait_for_the_reread"
+)
+def test_documents_with_the_names_of_an_earlier_key_stop_the_table(
+    mysql_server: Server,
+    server_of: Callable[[str], Server],
+    fresh_database: FreshDatabase,
+    missing_part: MissingPart,
+    pytestconfig: pytest.Config,
+    tmp_path: Path,
+) -> None:
+    backend = running_backend("mongodb", pytestconfig, server_of, missing_part)
+    assert isinstance(backend, MongoBackend)
+    database = fresh_database(mysql_server)
+    settings = pipeline_of(mysql_server, database, {"mongodb": {"url": backend.server.url}}, tmp_path)
+    mysql_server.sql("CREATE TABLE t (id INT, line INT, PRIMARY KEY (id, line))", database=database)
+    mysql_server.sql("INSERT INTO t VALUES (1, 1), (1, 2)", database=database)
+    run_to_end(LocalDriver(), settings)
+    mysql_server.sql("ALTER TABLE t RENAME COLUMN line TO position", database=database)
+    with pytest.raises(SchemaChanged, match=r"have another key than id, position") as told:
+        run_to_end(LocalDriver(), settings)
+    assert told.value.hint == f"Drop the collection, then run penstock resnapshot for {database}.t"

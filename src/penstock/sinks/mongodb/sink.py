@@ -17,6 +17,7 @@ from penstock.errors import (
     OptionInvalid,
     PenstockError,
     PrivilegeMissing,
+    SchemaChanged,
     ServerBusy,
     ServerUnsupported,
     ValueMalformed,
@@ -135,6 +136,7 @@ class MongoSink(Sink):
 
     def prepare(self, target: Target, evolution: Evolution) -> None:
         database, collection = self.place(target)
+        self._check_key(target)
         if self.plan(target, evolution):
             with translate_errors():
                 self.client[database].create_collection(collection, check_exists=False)
@@ -152,6 +154,22 @@ class MongoSink(Sink):
                 database[_PIPELINES].find_one({KEY: _owner(pipeline, collection)}) is not None
                 and database[collection].find_one({}) is not None
                 for collection, database in collections
+            )
+
+    def _check_key(self, target: Target) -> None:
+        """Raise SchemaChanged if documents have other names in their `_id` than the key's columns: under the
+        new names nothing would ever replace or delete them."""
+        database, collection = self.place(target)
+        with told(f"{database}.{collection}"):
+            document = self.client[database][collection].find_one({}, {KEY: 1})
+        if document is None:
+            return
+        key, wanted = document[KEY], target.primary_key
+        names = tuple(key) if isinstance(key, dict) else None
+        if names != (wanted if len(wanted) > 1 else None):
+            raise SchemaChanged(
+                f"documents of {database}.{collection} have another key than {', '.join(wanted)}",
+                hint=f"Drop the collection, then run penstock resnapshot for {target.name}",
             )
 
     def place(self, target: Target) -> tuple[str, str]:
