@@ -276,7 +276,7 @@ def cases() -> Iterator[Any]:
 
 @pytest.mark.timeout(900)
 @pytest.mark.deep(
-    guard="tests/unit/test_run_outages.py::test_server_that_is_away_is_replaced_by_the_next_that_answers"
+    guard="tests/unit/test_run_outages.py::test_unavailable_server_is_replaced_by_the_next_reachable_one"
 )
 @pytest.mark.parametrize(("flavor", "how"), list(cases()))
 def test_all_readers_follow_a_promoted_replica(
