@@ -166,7 +166,7 @@ password: ${NOPE}
     for problem in (
         "FILE:1: source.tabels: unknown; did you mean tables?",
         "FILE:3: steps[0].filtr: there is no step 'filtr'. Did you mean filter?",
-        "FILE:4: steps[1].filter.where: filter: 'total >' is no SQL expression",
+        "FILE:4: steps[1].filter.where: filter: where: 'total >' is no condition",
         "FILE:5: steps[2].mask.colums: unknown; did you mean columns?",
         "FILE:6: steps[3].map: keep and drop are one too many",
         "FILE:7: steps[4]: write one name and what belongs to it",

@@ -6,7 +6,7 @@ import pyarrow
 import pytest
 
 from penstock.errors import OptionInvalid
-from penstock.serve.predicate import Predicate
+from penstock.predicate import Predicate
 
 # Four rows; the third is null throughout.
 ROWS = pyarrow.record_batch(
@@ -67,6 +67,12 @@ ROWS = pyarrow.record_batch(
         ("UPPER(note) LIKE 'PA%'", [1, 2]),
         ("note LIKE 'pa__'", [1]),
         (r"note LIKE 'a\%b'", [4]),
+        ("note NOT LIKE 'pa__'", [2, 4]),
+        ("NOT note LIKE 'pa__'", [2, 4]),
+        ("NOT note NOT LIKE 'pa__'", [1]),
+        ("note NOT LIKE 'a|%b' ESCAPE '|'", [1, 2]),
+        ("(note LIKE 'pa__') IS NULL", [3]),
+        ("(id = 1 AND note = 'paid') IS NOT NULL", [1, 2, 4]),
         ("note LIKE 'a|%b' ESCAPE '|'", [4]),
         ("note LIKE 'p|%' ESCAPE '|'", []),
         ("note IS NULL", [3]),
@@ -108,6 +114,9 @@ def test_predicate_selects_the_matching_rows(text: str, rows: list[int]) -> None
         ("", "not one condition"),
         ("orders.id = 1", "orders.id"),
         ("SLEEP(5)", "SLEEP(5)"),
+        ("id = 1 || TRUE", "may mean OR or a concatenation"),
+        ("day = CAST('2026-01-01 10:00:00' AS DATE)", "CAST('2026-01-01 10:00:00' AS DATE)"),
+        ("day BETWEEN SYMMETRIC '2026-01-02' AND '2026-01-01'", "symmetric"),
         ("CASE WHEN id THEN 1 END", "CASE"),
         ("note REGEXP 'a'", "REGEXP"),
         ("1 = 1", "1 = 1"),
@@ -146,6 +155,12 @@ def test_incomparable_types_are_reported_once_the_columns_are_known(text: str, p
     with pytest.raises(OptionInvalid) as refused:
         predicate.passes(ROWS)
     assert part in refused.value.message
+
+
+def test_large_integers_compare_with_floating_point_numbers() -> None:
+    rows = pyarrow.record_batch({"id": pyarrow.array([2**62, 3, None]), "rate": [1e18, 3.5, 0.0]})
+    assert Predicate.compile("id > 1e1").passes(rows).tolist() == [True, False, False]
+    assert Predicate.compile("id > rate").passes(rows).tolist() == [True, False, False]
 
 
 def test_minus_zero_is_zero() -> None:

@@ -7,7 +7,7 @@ and a comparison must agree. Expressions that depend on time, randomness, other 
 
 import difflib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow
@@ -358,27 +358,3 @@ def _quoted(name: str) -> str:
 
 def _first_line(problem: Exception) -> str:
     return str(problem).strip().split("\n")[0]
-
-
-@dataclass(frozen=True)
-class Condition:
-    """An expression that is true, false or null for a row. Can be pickled."""
-
-    text: str
-    step: str
-    _expressions: Expressions = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        # Parse the bare text first, so that only a complete expression gets wrapped below.
-        Expressions({"passes": self.text}, self.step)
-        wrapped = f"CASE WHEN ({self.text}) THEN TRUE ELSE FALSE END"
-        object.__setattr__(self, "_expressions", Expressions({"passes": wrapped}, self.step))
-
-    def reads(self, schema: pyarrow.Schema, mariadb: bool) -> frozenset[str]:
-        """Return the columns that are read. Raises OptionInvalid if the expression does not fit the rows."""
-        return self._expressions.reads(schema, mariadb)
-
-    def passes(self, rows: pyarrow.RecordBatch, mariadb: bool) -> Any:
-        """Return a mask of the rows for which the expression is true. Raises StepFailed, OptionInvalid."""
-        passing = self._expressions.values(rows, mariadb)["passes"]
-        return passing.to_numpy(zero_copy_only=False).astype(bool)

@@ -15,9 +15,9 @@ import pyarrow.compute as compute
 from penstock.errors import OptionInvalid
 from penstock.limits import SLOTS
 from penstock.model import TableName
+from penstock.predicate import Predicate
 from penstock.serve.piece import TYPED
 from penstock.serve.pieces import Piece, Pieces, View
-from penstock.serve.predicate import Predicate
 from penstock.source.reading import Batch
 from penstock.source.sharding import (
     CHANGE_TYPE,

@@ -4,21 +4,25 @@
 - filter: {tables: shop.orders, where: "status <> 'draft' AND total > 0"}
 
 If only one image of an update passes, the update becomes a delete or an insert, so that a stateful target
-stays correct. Text is compared exactly, regardless of the column's collation. Null is neither true nor
-false.
+stays correct. Conditions are those of a subscription's `where`: see
+[conditions](../guides/subscriptions.md#conditions). To filter by another expression, compute a column in a
+`map` before it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from typing import ClassVar
 
 from pydantic import Field, field_validator
 
 from penstock.changes import Changes, Target
-from penstock.pipeline.expressions import Condition, rows_schema
-from penstock.pipeline.pairs import filter_pairs, try_splitting
+from penstock.errors import OptionInvalid
+from penstock.pipeline.expressions import rows_schema
+from penstock.pipeline.pairs import filter_pairs
 from penstock.pipeline.step import Rejected, Step
 from penstock.pipeline.step_section import OnError, StepSection
 from penstock.pipeline.told_values import refuse_absent
+from penstock.predicate import Predicate
 from penstock.settings.values import validate_option
 
 VERB = "filter"
@@ -29,17 +33,15 @@ class Settings(StepSection):
 
     SHORTHAND: ClassVar[str] = "where"
 
-    where: str = Field(
-        description="a condition in Spark's SQL, over the row's columns, _commit_timestamp and _metadata.*"
-    )
+    where: str = Field(description="a condition, over the row's columns, _commit_timestamp and _metadata.*")
     on_error: OnError = Field(
-        default=None, description="what to do with rows for which the condition fails to evaluate"
+        default=None, description="has no effect: a condition that fits a table's types fails for no row"
     )
 
     @field_validator("where")
     @classmethod
     def _read(cls, text: str) -> str:
-        validate_option(lambda: Condition(text, VERB))
+        validate_option(lambda: _compile(text))
         return text
 
 
@@ -55,19 +57,32 @@ class FilterStep(Step):
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
-        self._condition = Condition(settings.where, VERB)
+        self._condition = _compile(settings.where)
 
     def target(self, target: Target) -> Target | None:
         if self.settings.applies_to(target):
-            self._condition.reads(rows_schema(target), target.mariadb)
+            with _refusing():
+                self._condition.check(rows_schema(target))
         return target
 
     def apply(self, changes: Changes) -> Iterable[Changes | Rejected]:
         if not self.settings.applies_to(changes.target):
             return [changes]
-        return try_splitting(changes, self._passing, self.settings.on_error, VERB)
+        rows = changes.rows
+        with _refusing():
+            refuse_absent(rows, self._condition.reads(rows.schema), VERB)
+            return [filter_pairs(changes, self._condition.passes(rows))]
 
-    def _passing(self, changes: Changes) -> Changes:
-        rows, mariadb = changes.rows, changes.target.mariadb
-        refuse_absent(rows, self._condition.reads(rows.schema, mariadb), VERB)
-        return filter_pairs(changes, self._condition.passes(rows, mariadb))
+
+def _compile(text: str) -> Predicate:
+    with _refusing("; compute any other value as a column, in a map before this step"):
+        return Predicate.compile(text)
+
+
+@contextmanager
+def _refusing(advice: str = "") -> Iterator[None]:
+    """Name the step in a refusal of its condition."""
+    try:
+        yield
+    except OptionInvalid as problem:
+        raise OptionInvalid(f"{VERB}: {problem.message}", hint=f"{problem.hint}{advice}") from problem

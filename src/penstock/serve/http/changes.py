@@ -22,6 +22,7 @@ from starlette.types import Send
 
 from penstock.errors import OptionInvalid, PenstockError
 from penstock.model import Position, TablePatterns
+from penstock.predicate import Predicate
 from penstock.serve.access import Account, account_of
 from penstock.serve.http.answers import StreamedAnswer
 from penstock.serve.http.change_frames import (
@@ -35,7 +36,6 @@ from penstock.serve.http.change_frames import (
 from penstock.serve.http.changes_request import ChangesRequest, start_of
 from penstock.serve.http.openapi import description
 from penstock.serve.pieces import Piece, View
-from penstock.serve.predicate import Predicate
 from penstock.serve.problems import problem_body
 from penstock.serve.served import Served, ServedInstance
 from penstock.serve.sieve import ShardSet, Sieve, Sifted, row_parts, sieve_of

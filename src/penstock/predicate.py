@@ -3,12 +3,15 @@
 
     Predicate.compile("status = 'paid' AND price >= 19.99").passes(batch)
 
+Subscribers' `where` and the step `filter` share it, so that a condition selects the same rows in both.
+
 Supported: AND, OR, XOR, NOT, comparisons, <=>, BETWEEN, IN (...), LIKE, IS [NOT] NULL, TRUE and FALSE, LOWER
 and UPPER, and constants of every kind. NULL behaves as in MySQL: a result that is neither true nor false does
 not pass. Text is compared exactly, regardless of the column's collation. A time without a zone is UTC. A
 value that its Arrow type cannot represent, such as a zero date, is NULL.
 """
 
+import difflib
 import operator
 import re
 from collections.abc import Callable, Sequence
@@ -35,6 +38,8 @@ _METADATA = "_metadata"
 _DIGITS_MAX = 76
 # No column has numbers with more digits, and arithmetic on far longer ones would block other clients.
 _CONSTANT_DIGITS_MAX = 400
+_MOMENTS = {"TIMESTAMP", "DATETIME", "TIME"}
+_DAY = re.compile(r"\s*\d{4}-\d{2}-\d{2}\s*")
 _TIME = re.compile(r"(-?)(\d{1,3}):(\d{2})(?::(\d{2})(?:\.(\d{1,6}))?)?")
 
 _Constant = bool | int | float | Decimal | str | bytes | date | datetime | None
@@ -48,6 +53,9 @@ _OPERATORS: dict[str, tuple[Callable[..., Any], str]] = {
     "GT": (compute.greater, ">"),
     "GTE": (compute.greater_equal, ">="),
 }
+_CONDITIONS = {*_OPERATORS, "And", "Or", "Xor", "Not", "NullSafeEQ", "Is", "Between", "In", "Like", "Escape"}
+# The parts of a condition's node. A column has the names before its own.
+_ARGUMENTS = {"this", "expression", "expressions", "low", "high", "negate", "table", "db", "catalog"}
 _TURNED = {"EQ": "EQ", "NEQ": "NEQ", "LT": "GT", "LTE": "GTE", "GT": "LT", "GTE": "LTE"}
 
 
@@ -61,18 +69,7 @@ class _Column:
 
     def of(self, batch: pyarrow.RecordBatch) -> pyarrow.Array:
         """Return the column's values. Raises OptionInvalid if the table has no such column."""
-        names = batch.schema.names
-        column_name = self.name if self.name in names else None
-        if column_name is None:
-            # MySQL's column names are case-insensitive.
-            folded_name = self.name.casefold()
-            column_name = next((name for name in names if name.casefold() == folded_name), None)
-        if column_name is None:
-            raise OptionInvalid(
-                f"where: there is no column {self.name!r}",
-                hint=f"The columns are {', '.join(name for name in names if not name.startswith('_'))}",
-            )
-        values = batch.column(column_name)
+        values = batch.column(_spelled(self.name, batch.schema.names))
         if self.field is not None:
             values = compute.struct_field(values, self.field)
         return values if self.change is None else self.change(values)
@@ -81,13 +78,31 @@ class _Column:
         return self.name if self.field is None else f"{self.name}.{self.field}"
 
 
+def _spelled(name: str, names: Sequence[str]) -> str:
+    """Return a column's name as the table spells it: MySQL's column names are case-insensitive."""
+    if name in names:
+        return name
+    folded_names = {known.casefold(): known for known in names}
+    if name.casefold() in folded_names:
+        return folded_names[name.casefold()]
+    near = difflib.get_close_matches(name.casefold(), list(folded_names), n=1)
+    shown = ", ".join(known for known in names if not known.startswith("_"))
+    raise OptionInvalid(
+        f"where: there is no column {name!r}",
+        hint=f"Did you mean {folded_names[near[0]]}?" if near else f"The columns are {shown}",
+    )
+
+
 class Predicate:
-    """A compiled condition. `columns` are the names that it reads, as written."""
+    """A compiled condition. `columns` are the names that it reads, as written. Pickles."""
 
     def __init__(self, text: str, condition: _Condition, columns: frozenset[str]) -> None:
         self.text = text
         self.columns = columns
         self._condition = condition
+
+    def __reduce__(self) -> tuple[Callable[[str], "Predicate"], tuple[str]]:
+        return Predicate.compile, (self.text,)
 
     @classmethod
     def compile(cls, text: str) -> "Predicate":
@@ -98,6 +113,14 @@ class Predicate:
         except RecursionError as problem:
             raise OptionInvalid("where: the condition is nested too deep", hint=_HINT) from problem
         return cls(text, condition, frozenset(compiler.columns))
+
+    def check(self, schema: pyarrow.Schema) -> None:
+        """Raise OptionInvalid if a column is missing, or its type does not support the comparison."""
+        self.passes(pyarrow.RecordBatch.from_pylist([], schema=schema))
+
+    def reads(self, schema: pyarrow.Schema) -> frozenset[str]:
+        """Return the columns of a table that it reads, as the table spells them. Raises OptionInvalid."""
+        return frozenset(_spelled(name, schema.names) for name in self.columns)
 
     def passes(self, batch: pyarrow.RecordBatch) -> numpy.ndarray:
         """Return a boolean mask of the rows that pass.
@@ -123,6 +146,9 @@ def _parse(text: str) -> Part:
     from sqlglot.errors import SqlglotError
 
     try:
+        # MySQL reads it as OR, unless sql_mode has PIPES_AS_CONCAT, and Spark as a concatenation.
+        if any(token.token_type.name == "DPIPE" for token in sqlglot.tokenize(text, read="mysql")):
+            raise OptionInvalid(f"where: || in {text!r} may mean OR or a concatenation", hint="Write OR")
         statements = sqlglot.parse(text, read="mysql")
     except SqlglotError as problem:
         raise OptionInvalid(f"where: {text!r} is no condition: {_plain(problem)}", hint=_HINT) from problem
@@ -136,8 +162,8 @@ def _plain(problem: Exception) -> str:
     return re.sub(r"\x1b\[[0-9;]*m", "", str(problem)).splitlines()[0]
 
 
-def _refuse(part: Part) -> NoReturn:
-    raise OptionInvalid(f"where: {part.sql(dialect='mysql')!r} is not understood", hint=_HINT)
+def _refuse(part: Part, why: str = "") -> NoReturn:
+    raise OptionInvalid(f"where: {part.sql(dialect='mysql')!r} is not understood{why}", hint=_HINT)
 
 
 class _Compiler:
@@ -149,6 +175,9 @@ class _Compiler:
     def condition(self, part: Part) -> _Condition:
         """Return a function that evaluates a part to true, false or null for each row."""
         kind = type(part).__name__
+        if unknown := {name for name, value in part.args.items() if value} - _ARGUMENTS:
+            # A modifier that a later parser adds would otherwise be ignored.
+            _refuse(part, f" ({', '.join(sorted(unknown))})")
         match kind:
             case "Paren":
                 return self.condition(part.this)
@@ -202,7 +231,13 @@ class _Compiler:
         return condition
 
     def _null_of(self, part: Part) -> _Condition:
-        operand = self._operand(part)
+        inner = part
+        while type(inner).__name__ == "Paren":
+            inner = inner.this
+        if type(inner).__name__ in _CONDITIONS:
+            condition = self.condition(inner)
+            return lambda batch: compute.is_null(condition(batch))
+        operand = self._operand(inner)
         if isinstance(operand, _Column):
             return lambda batch: compute.is_null(operand.of(batch))
         return lambda batch: pyarrow.scalar(operand is None)
@@ -249,6 +284,8 @@ class _Compiler:
         if not isinstance(pattern, str) or len(escape) > 1:
             _refuse(part)
         pattern = _with_backslashes(pattern, escape)
+        # Some versions of sqlglot write NOT LIKE into the node, others around it.
+        negated = bool(part.args.get("negate"))
 
         def condition(batch: pyarrow.RecordBatch) -> Any:
             values = column.of(batch)
@@ -257,7 +294,8 @@ class _Compiler:
                     f"where: LIKE is for text, and {column} is {values.type}",
                     hint="Compare it with =, < or >",
                 )
-            return compute.match_like(values, pattern)
+            matches = compute.match_like(values, pattern)
+            return compute.invert(matches) if negated else matches
 
         return condition
 
@@ -307,7 +345,12 @@ class _Compiler:
             case "Cast" | "TsOrDsToDate" | "Date" | "Timestamp":
                 # DATE '2026-01-01' and TIMESTAMP '...': the column determines how the text is parsed.
                 value = self._constant(part.this)
-                if isinstance(value, str):
+                kind = part.args.get("to")
+                type_text = "DATE" if "Date" in type(part).__name__ else "TIMESTAMP"
+                type_text = type_text if kind is None else kind.sql(dialect="mysql").upper()
+                # A time of day would have to be cut off a DATE.
+                is_exact = type_text in _MOMENTS or (type_text == "DATE" and _DAY.fullmatch(str(value)))
+                if isinstance(value, str) and is_exact:
                     return value
         _refuse(part)
 
@@ -373,8 +416,8 @@ def _compare_columns(kind: str, left: _Column, right: _Column, batch: pyarrow.Re
         numbers = _is_number(first.type) and _is_number(second.type)
         if numbers and (pyarrow.types.is_floating(first.type) or pyarrow.types.is_floating(second.type)):
             first, second = (
-                first.cast(pyarrow.float64()),
-                second.cast(pyarrow.float64()),
+                first.cast(pyarrow.float64(), safe=False),
+                second.cast(pyarrow.float64(), safe=False),
             )
         elif not (
             numbers
@@ -442,7 +485,7 @@ def _numbers_alike(column: _Column, values: pyarrow.Array, constant: _Constant) 
         _refuse_kinds(column, values.type, constant, "Compare a number with a number")
     assert isinstance(constant, bool | int | float | Decimal), "NULL was left out before"
     if isinstance(constant, float) or pyarrow.types.is_floating(values.type):
-        return values.cast(pyarrow.float64()), pyarrow.scalar(float(constant), pyarrow.float64())
+        return values.cast(pyarrow.float64(), safe=False), pyarrow.scalar(float(constant), pyarrow.float64())
     number = Decimal(constant)
     if pyarrow.types.is_integer(values.type) and number == number.to_integral_value():
         whole = int(number)
@@ -456,7 +499,7 @@ def _numbers_alike(column: _Column, values: pyarrow.Array, constant: _Constant) 
     scale = max(behind, own_behind)
     digits = max(before, own_before) + scale
     if digits > _DIGITS_MAX:
-        return values.cast(pyarrow.float64()), pyarrow.scalar(float(number), pyarrow.float64())
+        return values.cast(pyarrow.float64(), safe=False), pyarrow.scalar(float(number), pyarrow.float64())
     common = pyarrow.decimal128(digits, scale) if digits <= 38 else pyarrow.decimal256(digits, scale)
     return values.cast(common), pyarrow.scalar(number, common)
 
