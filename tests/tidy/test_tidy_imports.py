@@ -31,8 +31,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "model": {"errors", "limits", "commit_versions", "_native"},
     # The data that moves through a pipeline.
     "changes": {"errors", "model", "_native"},
+    "coordinate": LEAVES,
     # The daemon's settings, and the basis of every settings file.
-    "settings": {"errors", "limits", "model"},
+    "settings": {"errors", "limits", "model", "coordinate"},
     # The connections to a server, and the columns of its rows.
     "mysql": LEAVES,
     "schema": LEAVES | {"mysql"},
@@ -40,7 +41,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "logstore": LEAVES | {"settings"},
     "capture": LEAVES | {"settings", "mysql", "schema", "logstore"},
     "source": LEAVES | {"changes", "settings", "mysql", "schema", "logstore"},
-    "coordinate": LEAVES,
     "serve": LEAVES | {"settings", "logstore", "capture", "source", "coordinate"},
     "client": LEAVES | {"source", "coordinate"},
     "binlog": LEAVES | {"schema", "source"},

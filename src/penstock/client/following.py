@@ -8,9 +8,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import TypeVar
-from urllib.parse import urlsplit
 
 import structlog
 
@@ -93,7 +91,6 @@ class Following:
         """
         options = self._options
         self._taker = taker
-        _make_folder(options.coordination)
         self._daemons = Daemons(options.address)
         try:
             self._store = self._until_answered(partial(open_store, options.coordination))
@@ -339,10 +336,3 @@ def _place_of(checkpoint: Checkpoint) -> Place:
 
 def _checkpoint_of(place: Place) -> Checkpoint:
     return Checkpoint.now(str(place.position), place.gtid_set, place.server_key, place.time_us)
-
-
-def _make_folder(coordination: str) -> None:
-    """Make the folder of an SQLite store where it is not there: the default one is nobody's to make."""
-    parts = urlsplit(coordination)
-    if parts.scheme == "sqlite" and parts.path.startswith("/"):
-        Path(parts.path).parent.mkdir(parents=True, exist_ok=True)

@@ -7,7 +7,6 @@ CoordinationLost is raised, and a change may or may not have happened; the calle
 """
 
 import os
-import pkgutil
 import re
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -18,6 +17,7 @@ from typing import Protocol
 from urllib.parse import quote, unquote, urlsplit
 
 from penstock.coordinate import backends
+from penstock.coordinate.backends import backend_names
 from penstock.errors import OptionInvalid, SchemaInvalid
 
 # The version of a missing record.
@@ -194,11 +194,6 @@ def open_store(url: str, seconds: float = OPERATION_SECONDS) -> CoordinationStor
     backend = import_module(f"{backends.__name__}.{scheme}")
     opened: CoordinationStore = backend.open_url(url.strip(), seconds)
     return opened
-
-
-def backend_names() -> tuple[str, ...]:
-    """Return the names of the available backends."""
-    return tuple(sorted(module.name for module in pkgutil.iter_modules(backends.__path__)))
 
 
 def without_password(url: str) -> str:

@@ -18,6 +18,7 @@ from penstock.settings.values import (
     TablePatternTexts,
     further_server,
     one_secret,
+    store_url,
     validate_option,
 )
 from penstock.sinks.sink import Evolution
@@ -329,12 +330,7 @@ class PipelineSection(Section):
     @field_validator("state")
     @classmethod
     def _valid_store(cls, url: str | None) -> str | None:
-        # A file URL has no host: sqlite:///path, or sqlite:path for a relative path.
-        if url is not None and not re.fullmatch(
-            r"sqlite:(//(?=/)|(?!//)).*[^/]|(memory|zookeeper)://[^/].*", url
-        ):
-            raise ValueError("use sqlite:///path/file.db or zookeeper://host:2181,host:2181/path")
-        return url
+        return None if url is None else store_url(url)
 
     @model_validator(mode="after")
     def _with_sources(self) -> Self:

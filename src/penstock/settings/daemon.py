@@ -44,6 +44,7 @@ from penstock.settings.values import (
     further_server,
     one_secret,
     seconds_of,
+    store_url,
     validate_option,
 )
 
@@ -303,12 +304,7 @@ class Settings(Section):
     @field_validator("coordination")
     @classmethod
     def _a_store(cls, url: str | None) -> str | None:
-        # A file has no host: sqlite:///path, or sqlite:path for a relative path.
-        if url is not None and not re.fullmatch(
-            r"sqlite:(//(?=/)|(?!//)).*[^/]|(memory|zookeeper)://[^/].*", url
-        ):
-            raise ValueError("write sqlite:///path/file.db or zookeeper://host:2181,host:2181/path")
-        return url
+        return None if url is None else store_url(url)
 
     def coordination_url(self) -> str:
         """Return the URL of the coordination store; the path of a file is absolute."""

@@ -9,6 +9,7 @@ from typing import Annotated, Any, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainValidator, WithJsonSchema
 
+from penstock.coordinate.backends import backend_names
 from penstock.errors import OptionInvalid
 from penstock.model import Secret, ServerAddress, TablePatterns, is_server_url
 
@@ -21,6 +22,8 @@ _BYTE_UNITS = {
     **{f"{letter}iB": 1024**power for power, letter in enumerate("KMGT", 1)},
     "KB": 1000,
 }
+# A file has no host: sqlite:///path, or sqlite:path for a relative path. Other stores have one.
+_STORE_URL = re.compile(r"sqlite:(//(?=/)|(?!//)).*[^/]|(?!sqlite:)[a-z][a-z0-9_]*://[^/].*")
 _AMOUNT = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)")
 
 
@@ -86,6 +89,16 @@ def validate_option(parse: Callable[[], _Parsed]) -> _Parsed:
         return parse()
     except OptionInvalid as problem:
         raise ValueError(f"{problem.message}{f'. {problem.hint}' if problem.hint else ''}") from problem
+
+
+def store_url(url: str) -> str:
+    """Return the URL of a coordination store unchanged. Raises ValueError if there is no such store."""
+    if url.partition(":")[0] not in backend_names() or not _STORE_URL.fullmatch(url):
+        raise ValueError(
+            "write sqlite:///path/file.db or zookeeper://host:2181,host:2181/path;"
+            f" the schemes are {', '.join(backend_names())}"
+        )
+    return url
 
 
 def _table_patterns(value: Any) -> Any:

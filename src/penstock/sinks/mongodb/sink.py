@@ -160,7 +160,7 @@ class MongoSink(Sink):
         """Raise SchemaChanged if documents have other names in their `_id` than the key's columns: under the
         new names nothing would ever replace or delete them."""
         database, collection = self.place(target)
-        with told(f"{database}.{collection}"):
+        with translate_errors(f"{database}.{collection}"):
             document = self.client[database][collection].find_one({}, {KEY: 1})
         if document is None:
             return
