@@ -53,7 +53,7 @@ class Lake:
             name = (target.name.database, target.name.table)
             found = catalog_of(self.sink._catalog()).load_table(name).scan().to_arrow()
         else:
-            found = deltalake.DeltaTable(self.sink.place(target)).to_pyarrow_table()
+            found = deltalake.DeltaTable(self.sink.location(target)).to_pyarrow_table()
         return list(found.to_pylist())
 
     def state(self, target: Target = ORDERS) -> dict[int, str]:
@@ -94,7 +94,7 @@ def loaded(*made: list[Made]) -> Changes:
 def test_delta_feed_columns_are_nullable_for_spark(tmp_path: Path) -> None:
     lake = Lake("delta", tmp_path, mode="feed")
     lake.sink.prepare(ORDERS, Evolution.EVOLVE)
-    table = deltalake.DeltaTable(lake.sink.place(ORDERS))
+    table = deltalake.DeltaTable(lake.sink.location(ORDERS))
     assert '"nullable":false' not in table.schema().to_json().replace(" ", "")
     assert set(table.protocol().reader_features or ()) <= {"timestampNtz"}
 
@@ -270,9 +270,9 @@ def test_table_name_escapes_no_folder(tmp_path: Path) -> None:
     sink = make_sink("delta", settings_of("delta")(path=str(tmp_path)))
     for name in ("..", "a/../../b", "%2E"):
         target = target_of({"id": "int"}, name=f"`{name}`.`{name}`")
-        place = Path(sink.place(target)).resolve()  # type: ignore[attr-defined]
+        place = Path(sink.location(target)).resolve()  # type: ignore[attr-defined]
         assert place.parent.parent == tmp_path.resolve()
-    assert sink.place(target_of({"id": "int"}, name="a.b")) == f"{tmp_path}/a/b"  # type: ignore[attr-defined]
+    assert sink.location(target_of({"id": "int"}, name="a.b")) == f"{tmp_path}/a/b"  # type: ignore[attr-defined]
 
 
 def test_delta_table_changed_or_recreated_between_batches_is_read_as_it_is(
@@ -280,7 +280,7 @@ def test_delta_table_changed_or_recreated_between_batches_is_read_as_it_is(
 ) -> None:
     lake = Lake("delta", tmp_path)
     lake.batch(1, [changes_of(ORDERS, insert(1, id=1, note="a"))])
-    place = lake.sink.place(ORDERS)
+    place = lake.sink.location(ORDERS)
     # Others may compact a table, or delete from it.
     deltalake.DeltaTable(place).delete("id = 1")
     lake.batch(2, [changes_of(ORDERS, insert(2, id=2, note="b"))])
@@ -307,4 +307,4 @@ def test_delta_log_is_read_only_once(tmp_path: Path, monkeypatch: pytest.MonkeyP
             writer.finish()
     assert len(lake.state()) == 13
     # A reader goes through few entries at a time.
-    assert (Path(lake.sink.place(ORDERS)) / "_delta_log" / "_last_checkpoint").exists()
+    assert (Path(lake.sink.location(ORDERS)) / "_delta_log" / "_last_checkpoint").exists()

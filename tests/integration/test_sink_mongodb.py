@@ -43,7 +43,7 @@ def sink(server: Mongo, request: pytest.FixtureRequest) -> Iterator[Sink]:
 
 
 def documents(server: Mongo, sink: Any, target: Target = ORDERS) -> list[dict[str, Any]]:
-    database, collection = sink.place(target)
+    database, collection = sink.location(target)
     with pymongo.MongoClient[dict[str, Any]](server.url) as client:
         return list(client[database][collection].find(sort=[("_id", 1)]))
 

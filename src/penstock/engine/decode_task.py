@@ -47,9 +47,9 @@ from penstock.pipeline.evolution import accepts_rows
 from penstock.pipeline.load.watermark import Watermark
 from penstock.pipeline.loops import drop_own_changes
 from penstock.pipeline.record import ChunkWork, RangeWork
+from penstock.pipeline.row_metadata import refuse_partial
 from penstock.pipeline.state import table_key
 from penstock.pipeline.step import Rejected, run_steps, target_through
-from penstock.pipeline.told_values import refuse_partial
 from penstock.sinks.images import LastImages, with_metadata
 from penstock.sinks.sink import Evolution, Receipt, Spread
 from penstock.source.reading import Batch, LoggedStatement

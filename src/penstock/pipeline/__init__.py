@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Source, steps and sink as one job: what runs on Spark and what a relay runs without it."""
+"""Source, steps and sink as one job, which a driver runs with or without Spark."""

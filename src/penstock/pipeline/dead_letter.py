@@ -294,7 +294,7 @@ class _Folder:
     """The folder of a dead letter, on a disk or in an object store."""
 
     def __init__(self, location: str) -> None:
-        self.place = location
+        self.location = location
         self._is_disk = "://" not in location
         self._root: str = os.path.abspath(location)
         self._files = fs.LocalFileSystem()
@@ -324,7 +324,7 @@ class _Folder:
         schema = rows.schema.with_metadata({_DESCRIPTION_KEY: json.dumps(dict(description)).encode()})
         options = pyarrow.ipc.IpcWriteOptions(compression="zstd")
 
-        def put() -> None:
+        def store() -> None:
             self._make_folder(self._root)
             path = f"{self._root}/{name}"
             # An object becomes visible when it is closed, a file when it is renamed.
@@ -339,7 +339,7 @@ class _Folder:
             if partial != path:
                 self._files.move(partial, path)
 
-        self._translate_errors(put)
+        self._translate_errors(store)
 
     def entry(self, name: str) -> DeadLetter:
         """Return an entry without its rows."""
@@ -359,11 +359,11 @@ class _Folder:
     def move(self, name: str, below: str) -> None:
         """Move an entry to a subfolder."""
 
-        def put() -> None:
+        def store() -> None:
             self._make_folder(f"{self._root}/{below}")
             self._files.move(f"{self._root}/{name}", f"{self._root}/{below}/{name}")
 
-        self._translate_errors(put)
+        self._translate_errors(store)
 
     def _make_folder(self, path: str) -> None:
         if self._is_disk:
@@ -380,10 +380,12 @@ class _Folder:
         try:
             table = self._translate_errors(get)
         except pyarrow.ArrowInvalid as problem:
-            raise SchemaInvalid(f"{self.place}/{name} is no entry of a dead letter: {problem}") from problem
+            raise SchemaInvalid(
+                f"{self.location}/{name} is no entry of a dead letter: {problem}"
+            ) from problem
         description = json.loads((table.schema.metadata or {}).get(_DESCRIPTION_KEY, b"null"))
         if description is None:
-            raise SchemaInvalid(f"{self.place}/{name} is no entry of a dead letter")
+            raise SchemaInvalid(f"{self.location}/{name} is no entry of a dead letter")
         instance = table["_metadata"][0].as_py()["instance"] if table.num_rows else ""
         letter = DeadLetter(
             name=name,
@@ -405,8 +407,8 @@ class _Folder:
         try:
             return work()
         except FileNotFoundError as problem:
-            raise SourceMissing(f"the dead letter {self.place} is missing a file: {problem}") from problem
+            raise SourceMissing(f"the dead letter {self.location} is missing a file: {problem}") from problem
         except pyarrow.ArrowInvalid:
             raise
         except OSError as problem:
-            raise DiskFailed(f"the dead letter {self.place}: {problem}") from problem
+            raise DiskFailed(f"the dead letter {self.location}: {problem}") from problem

@@ -24,7 +24,7 @@ def preview(settings: PipelineSettings) -> dict[str, Any]:
     sink, steps = settings.make_sink(), settings.make_steps()
     sources, targets = [], []
     known: dict[str, list[Target]] = {}
-    made_targets: dict[TableName, Target] = {}
+    prepared_targets: dict[TableName, Target] = {}
     for source in settings.sources:
         source_targets = (
             [] if source.server is None else targets_of(source.server, PipelinePatterns(source.tables))
@@ -35,7 +35,7 @@ def preview(settings: PipelineSettings) -> dict[str, Any]:
             prepared = target_through(steps, target)
             if prepared is None:
                 continue
-            made_targets[prepared.name] = prepared
+            prepared_targets[prepared.name] = prepared
             chunks = []
             if settings.load.mode != "none" and source.server is not None:
                 chunks = plan_chunks(source.server, target, rows=settings.load.chunk_rows)
@@ -48,7 +48,7 @@ def preview(settings: PipelineSettings) -> dict[str, Any]:
                     "statements": list(sink.plan(prepared, settings.schema_changes)),
                 }
             )
-    sink.check_together(list(made_targets.values()))
+    sink.check_together(list(prepared_targets.values()))
     all_findings = [*sink.check(), *cascade_findings(settings, sink)]
     all_findings += pattern_findings(settings, tables_on_servers(settings), known)
     for source in settings.sources:

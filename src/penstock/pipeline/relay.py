@@ -26,9 +26,9 @@ from penstock.pipeline.dead_letter import open_dead_letter
 from penstock.pipeline.evolution import evolve_target
 from penstock.pipeline.load.targets import targets_of
 from penstock.pipeline.loops import drop_own_changes
+from penstock.pipeline.row_metadata import refuse_partial
 from penstock.pipeline.settings import PipelineSettings, PipelineSource
 from penstock.pipeline.step import Rejected, Step, rows_of, run_steps
-from penstock.pipeline.told_values import refuse_partial
 from penstock.retry import RECONNECT
 from penstock.sinks.sink import BatchMark, Receipt, Sink, Spread, Writer
 from penstock.source.daemon import DaemonSource
@@ -406,8 +406,8 @@ class _Definitions:
     def _target_from_server(self, name: TableName) -> Target | None:
         if self._source.server is None:
             return None
-        *others_first, last = self._source.servers or (self._source.server,)
-        for server in others_first:
+        *preferred, last = self._source.servers or (self._source.server,)
+        for server in preferred:
             try:
                 return self._read_target(server, name)
             except ConnectionLost as problem:

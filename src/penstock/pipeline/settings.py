@@ -255,8 +255,8 @@ class _Reading:
         self._problems = [
             problem for problem in self._problems if not problem.path or problem.path[0] in fields
         ]
-        for name, problem in fields.items():
-            if not isinstance(problem, str | None):
+        for name, setting in fields.items():
+            if not isinstance(setting, str | None):
                 self._add_problem((name,), "it must be a text")
         if self._problems:
             raise self._refused()

@@ -117,11 +117,11 @@ def run_steps(chain: Sequence[Step], changes: Changes) -> Iterable[Changes | Rej
     if not chain:
         yield changes
         return
-    for result_of_step in chain[0].apply(changes):
-        if isinstance(result_of_step, Rejected):
-            yield replace(result_of_step, left=len(chain))
+    for stepped in chain[0].apply(changes):
+        if isinstance(stepped, Rejected):
+            yield replace(stepped, left=len(chain))
         else:
-            yield from run_steps(chain[1:], result_of_step)
+            yield from run_steps(chain[1:], stepped)
 
 
 def target_through(chain: Sequence[Step], target: Target) -> Target | None:

@@ -81,10 +81,10 @@ def last_of_each(columns: Sequence[pyarrow.ChunkedArray], rank: numpy.ndarray) -
     return numpy.sort(ranks.column("rank_max").to_numpy())
 
 
-def split_moved_updates(changes: Changes, places: numpy.ndarray) -> Changes:
-    """Return changes in which an update that moves between places is a delete and an insert.
+def split_moved_updates(changes: Changes, locations: numpy.ndarray) -> Changes:
+    """Return changes in which an update that moves between locations is a delete and an insert.
 
-    `places` has the place of each row. The images of an update are adjacent, with the same version and
+    `locations` has the location of each row. The images of an update are adjacent, with the same version and
     number.
     """
     rows = changes.rows
@@ -99,7 +99,7 @@ def split_moved_updates(changes: Changes, places: numpy.ndarray) -> Changes:
         & pc.equal(kinds, "update_postimage").to_numpy(zero_copy_only=False)[1:]
         & (versions[:-1] == versions[1:])
         & (numbers[:-1] == numbers[1:])
-        & (places[:-1] != places[1:])
+        & (locations[:-1] != locations[1:])
     )
     count = int(moved.sum())
     if not count:

@@ -164,12 +164,12 @@ class ClickHouseBackend(_ServerBackend):
     NOWHERE = "http://somebody:hunter2@127.0.0.1:1"
 
     def spoil(self, sink: Any, target: Target) -> None:
-        sink.session.run(f"DROP TABLE {sink.place(target).sql}")
+        sink.session.run(f"DROP TABLE {sink.location(target).sql}")
 
     def stored_feed(self, sink: Any, target: Target) -> list[Row]:
         client = clickhouse_connect.get_client(host="127.0.0.1", port=self.server.port)
         try:
-            result = client.query(f"SELECT {', '.join(_FEED_COLUMNS)} FROM {sink.place(target).sql}")
+            result = client.query(f"SELECT {', '.join(_FEED_COLUMNS)} FROM {sink.location(target).sql}")
             return [dict(zip(_FEED_COLUMNS, row, strict=True)) for row in result.result_rows]
         finally:
             client.close()
@@ -185,7 +185,7 @@ class MongoBackend(_ServerBackend):
     NOWHERE = "mongodb://somebody:hunter2@127.0.0.1:1"
 
     def spoil(self, sink: Any, target: Target) -> None:
-        database, collection = sink.place(target)
+        database, collection = sink.location(target)
         sink.client[database][collection].create_index("name", unique=True)
 
 
@@ -420,10 +420,10 @@ class DeltaBackend(_FolderBackend):
     SETTINGS: ClassVar[Mapping[str, Any]] = {"file_bytes": 1 << 16, "memory_bytes": 1 << 20}
 
     def spoil(self, sink: Any, target: Target) -> None:
-        shutil.rmtree(sink.place(target))
+        shutil.rmtree(sink.location(target))
 
     def stored_feed(self, sink: Any, target: Target) -> list[Row]:
-        table: pyarrow.Table = deltalake.DeltaTable(sink.place(target)).to_pyarrow_table()
+        table: pyarrow.Table = deltalake.DeltaTable(sink.location(target)).to_pyarrow_table()
         return list(table.to_pylist())
 
 
@@ -433,7 +433,7 @@ class IcebergBackend(DeltaBackend):
     NAME = "iceberg"
 
     def spoil(self, sink: Any, target: Target) -> None:
-        catalog_of(sink._catalog()).drop_table(sink.place(target))
+        catalog_of(sink._catalog()).drop_table(sink.location(target))
 
     def stored_feed(self, sink: Any, target: Target) -> list[Row]:
         name = (target.name.database, target.name.table)

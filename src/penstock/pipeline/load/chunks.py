@@ -230,7 +230,7 @@ class _Planner:
         ranges = list(self._merge_small(self._divide(_Range(low, last, None, rows))))
         if not self._is_believable(ranges):
             ranges = list(self._scan_ranges(low, last))
-        chunks = [replace(whole, low=column.low, high=column.high, rows=column.rows) for column in ranges]
+        chunks = [replace(whole, low=part.low, high=part.high, rows=part.rows) for part in ranges]
         # Rows may be inserted before the first chunk.
         chunks[0] = replace(chunks[0], low=None)
         return chunks

@@ -189,7 +189,7 @@ class _Reading:
         where = f" WHERE {' AND '.join(f'({part})' for part in conditions)}" if conditions else ""
         index = f" FORCE INDEX ({quote_name(chunk.index)})" if chunk.index else ""
         order = f" ORDER BY {', '.join(names)}" if names else ""
-        selected = ", ".join(_expression(part) for part in self._read)
+        selected = ", ".join(_expression(column) for column in self._read)
         return f"SELECT {selected} FROM {self._source.sql}{index}{where}{order}"
 
 

@@ -73,7 +73,7 @@ def _unique_keys(connection: Connection) -> dict[TableName, tuple[tuple[str, ...
     for (name, _), parts in indexes.items():
         if all(part["column"] is not None and part["front"] is None for part in parts):
             keys[name].append(tuple(str(part["column"]) for part in parts))
-    return {name: tuple(columns_of_keys) for name, columns_of_keys in keys.items()}
+    return {name: tuple(table_keys) for name, table_keys in keys.items()}
 
 
 def _name(row: dict[str, Any]) -> TableName:

@@ -19,9 +19,9 @@ from penstock.changes import Changes, Target
 from penstock.errors import OptionInvalid
 from penstock.pipeline.expressions import rows_schema
 from penstock.pipeline.pairs import filter_pairs
+from penstock.pipeline.row_metadata import refuse_absent
 from penstock.pipeline.step import Rejected, Step
 from penstock.pipeline.step_section import OnError, StepSection
-from penstock.pipeline.told_values import refuse_absent
 from penstock.predicate import Predicate
 from penstock.settings.values import validate_option
 

@@ -23,9 +23,9 @@ from penstock.errors import OptionInvalid
 from penstock.model import Column
 from penstock.pipeline.expressions import Expressions, rows_schema
 from penstock.pipeline.pairs import try_splitting
+from penstock.pipeline.row_metadata import refuse_absent, rename_metadata
 from penstock.pipeline.step import Rejected, Step
 from penstock.pipeline.step_section import OnError, StepSection, resolve_column
-from penstock.pipeline.told_values import refuse_absent, rename_metadata
 from penstock.settings.values import validate_option
 
 VERB = "map"
@@ -171,7 +171,7 @@ class MapStep(Step):
         """Return the columns from `columns` and `add`, and the expressions by column name."""
         known, texts = target.column_names, {}
         if self.settings.columns is None:
-            outputs = [_OutputColumn(output.name, output, output.name) for output in target.columns]
+            outputs = [_OutputColumn(column.name, column, column.name) for column in target.columns]
         else:
             outputs = []
             for name, text in self.settings.columns.items():

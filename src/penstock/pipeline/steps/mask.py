@@ -23,9 +23,9 @@ from pydantic import BeforeValidator, Field, field_validator, model_validator
 from penstock.changes import Changes, Target
 from penstock.errors import OptionInvalid
 from penstock.model import Column
+from penstock.pipeline.row_metadata import exact_texts, rename_metadata
 from penstock.pipeline.step import Rejected, Step
 from penstock.pipeline.step_section import StepSection, resolve_column
-from penstock.pipeline.told_values import exact_texts, rename_metadata
 from penstock.settings.values import SecretText, Section, one_secret
 
 VERB = "mask"

@@ -23,9 +23,9 @@ from penstock.errors import OptionInvalid, StepFailed
 from penstock.model import Column, TableName, TablePatterns
 from penstock.pipeline.expressions import type_known
 from penstock.pipeline.pairs import filter_pairs, position_of
+from penstock.pipeline.row_metadata import refuse_absent
 from penstock.pipeline.step import Rejected, ShardValue, Step
 from penstock.pipeline.step_section import OnError, StepSection, resolve_column
-from penstock.pipeline.told_values import refuse_absent
 
 VERB = "route"
 

@@ -17,9 +17,9 @@ from penstock._native import shard_slots
 from penstock.changes import Changes, Target
 from penstock.errors import OptionInvalid
 from penstock.pipeline.pairs import filter_pairs
+from penstock.pipeline.row_metadata import refuse_absent
 from penstock.pipeline.step import Rejected, Slots, Step
 from penstock.pipeline.step_section import StepSection, resolve_column
-from penstock.pipeline.told_values import refuse_absent
 
 VERB = "shard"
 

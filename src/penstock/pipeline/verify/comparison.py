@@ -169,10 +169,10 @@ class _Logs:
     def why_open(self, table: ComparedTable) -> str:
         """Return why a table's earlier rows cannot be reconstructed, "" if they can."""
         for source in table.sources:
-            anew = self._log_by_source[source.source.name].anew.get(source.table.name)
-            if anew is not None:
+            why = self._log_by_source[source.source.name].redefined.get(source.table.name)
+            if why is not None:
                 return (
-                    f"{source.table.name} was emptied or defined anew behind the pipeline's position ({anew})"
+                    f"{source.table.name} was emptied or defined anew behind the pipeline's position ({why})"
                 )
             if not source.table.primary_key and self.touched[source.key].events:
                 return f"{source.table.name} has no primary key, and has changed since"
@@ -359,7 +359,7 @@ class Comparison:
             moved = keys if table.target.name in reread else since.of(table)
             sure = ~is_among(
                 pyarrow.array(
-                    [source_part.hash for source_part in all_differences], pyarrow.uint64()
+                    [difference.hash for difference in all_differences], pyarrow.uint64()
                 ).to_numpy(),
                 moved,
             )
@@ -468,7 +468,7 @@ def _was_read(table: ComparedTable, before: Standing, after: Standing, begun: Ba
     keys = {table_key(source_table.source.name, source_table.table.name) for source_table in table.sources}
     chunks = () if begun is None else begun.chunks
     return any(before.loads.get(key) != after.loads.get(key) for key in keys) or any(
-        table_key(source_table.source, source_table.table) in keys for source_table in chunks
+        table_key(chunk.source, chunk.table) in keys for chunk in chunks
     )
 
 
@@ -478,12 +478,16 @@ def _find_differences(
     """Return the differences. Rows that the full load's condition excludes may exist or not."""
     table = share.table
     sink = table.sink.make()
-    expected = [expected_values(sink, table.target, table.columns, one.rows) for one in source_rows]
+    expected = [expected_values(sink, table.target, table.columns, changes.rows) for changes in source_rows]
     all_differences = list(differences(table.target, table.columns, expected, target_rows))
-    missing = [one for one in all_differences if one.kind is Kind.MISSING]
+    missing = [difference for difference in all_differences if difference.kind is Kind.MISSING]
     if not missing or not any(chunk.where for chunk in share.chunks):
         return all_differences
     key = table.target.primary_key or table.columns
     loaded = source_rows_of(share, {}, hashes_of(missing), loaded=True).rows
-    loaded_keys = {hashed for one in loaded for hashed in hashes(one.rows, key).tolist()}
-    return [one for one in all_differences if one.kind is not Kind.MISSING or one.hash in loaded_keys]
+    loaded_keys = {hashed for changes in loaded for hashed in hashes(changes.rows, key).tolist()}
+    return [
+        difference
+        for difference in all_differences
+        if difference.kind is not Kind.MISSING or difference.hash in loaded_keys
+    ]

@@ -74,7 +74,12 @@ def differences(
         # Of rows with equal keys, pair equal rows first.
         candidates = target_by_key[hashed]
         equal_row = next(
-            (column for column in candidates if not _differing_columns(row, column, columns, documents)), None
+            (
+                candidate
+                for candidate in candidates
+                if not _differing_columns(row, candidate, columns, documents)
+            ),
+            None,
         )
         if equal_row is None:
             unmatched.append((hashed, row))

@@ -39,7 +39,8 @@ def with_texts(
             {name: text for name, text in pairs or () if name in columns} for pairs in maps.to_pylist()
         ]
         texts = pyarrow.array(
-            [json.dumps(pairs, sort_keys=True) if pairs else None for pairs in texts_by_column], texts.type
+            [json.dumps(row_texts, sort_keys=True) if row_texts else None for row_texts in texts_by_column],
+            texts.type,
         )
     return values.append_column(TEXTS, texts)
 

@@ -30,14 +30,14 @@ _POLL_SECONDS = 0.1
 class LogBehind:
     """What a source logged for some of its tables after an offset of the pipeline, up to its head.
 
-    `position` is the end of what was read. `anew` maps tables that were emptied or redefined to the reason
-    and position. Holds the source open until `close`.
+    `position` is the end of what was read. `redefined` maps tables that were emptied or redefined to the
+    reason and position. Holds the source open until `close`.
     """
 
     def __init__(
         self, source: PipelineSource, offset: Mapping[str, Any], tables: Mapping[TableName, Target]
     ) -> None:
-        self.anew: dict[TableName, str] = {}
+        self.redefined: dict[TableName, str] = {}
         self._settings = source
         self._tables = dict(tables)
         # The log and the catalogue may describe a type differently, so compare the Arrow types.
@@ -83,8 +83,8 @@ class LogBehind:
     def read(self, end: Position | None = None) -> Iterator[Changes]:
         """Yield the changes up to a position, else to the head, in commit order within each table.
 
-        A table that was redefined or emptied on the way is recorded in `anew`: its earlier rows cannot be
-        derived from the log. Changes under another definition are left out.
+        A table that was redefined or emptied on the way is recorded in `redefined`: its earlier rows cannot
+        be derived from the log. Changes under another definition are left out.
         """
         end = self.head() if end is None else end
         if place_of(end) <= place_of(self.position):
@@ -95,7 +95,7 @@ class LogBehind:
             for event in read_in_order(self._source, byte_range, selection, self._schemas):
                 if isinstance(event, LoggedStatement):
                     for name in self._tables.keys() & (event.tables | event.emptied):
-                        self.anew[name] = f"{event.position}: {event.text[:100]}"
+                        self.redefined[name] = f"{event.position}: {event.text[:100]}"
                 elif len(event):
                     yield from self._changes(event)
         self.position = end
@@ -105,7 +105,7 @@ class LogBehind:
         rows = batch.to_arrow()
         types = {field.name: field.type for field in rows.schema if field.name not in SYSTEM_COLUMNS}
         if types != self._types[name]:
-            self.anew.setdefault(name, f"{batch.position}: rows with other columns")
+            self.redefined.setdefault(name, f"{batch.position}: rows with other columns")
         else:
             yield Changes(self._tables[name], rows, name)
 

@@ -72,9 +72,7 @@ def may_have_other_rows(
             return True
         target = step.target(target)
     others = (target_through(chain, table) for other_key, table in tables.items() if other_key != key)
-    return target is not None and any(
-        other_key is not None and other_key.name == target.name for other_key in others
-    )
+    return target is not None and any(other is not None and other.name == target.name for other in others)
 
 
 def targets_of_table(chain: Sequence[Step], table: Target, known: Collection[TableName]) -> list[Target]:

@@ -126,11 +126,11 @@ def _rows_as(
     # The source of each row is unknown, so use the latest position of all sources.
     position = max(
         (position_of(offsets[source_table.source.name]) for source_table in result.table.sources),
-        key=lambda source_table: source_table.commit_version,
+        key=lambda position: position.commit_version,
     )
     instance, texts = (
         result.table.sources[0].source.name,
-        [source_table.get(TEXTS) for source_table in rows_present],
+        [row.get(TEXTS) for row in rows_present],
     )
     return [as_changes(target, rows, kind, position, instance=instance, texts=texts)]
 

@@ -110,18 +110,18 @@ def _format_value(row: dict[str, Any], name: str) -> str:
 
 def _batch(result: TableResult) -> pyarrow.RecordBatch:
     target = result.table.target
-    all_differences = result.found
+    differences = result.found
     key = target.primary_key or target.column_names
     return pyarrow.record_batch(
         [
-            pyarrow.repeat(str(target.name), len(all_differences)),
-            pyarrow.array([str(difference.kind) for difference in all_differences], pyarrow.string()),
-            _objects(target, [difference.row for difference in all_differences], key),
+            pyarrow.repeat(str(target.name), len(differences)),
+            pyarrow.array([str(difference.kind) for difference in differences], pyarrow.string()),
+            _objects(target, [difference.row for difference in differences], key),
             pyarrow.array(
-                [list(difference.columns) for difference in all_differences], SCHEMA.field("columns").type
+                [list(difference.columns) for difference in differences], SCHEMA.field("columns").type
             ),
-            _objects(target, [difference.source for difference in all_differences], target.column_names),
-            _objects(target, [difference.target for difference in all_differences], target.column_names),
+            _objects(target, [difference.source for difference in differences], target.column_names),
+            _objects(target, [difference.target for difference in differences], target.column_names),
         ],
         schema=SCHEMA,
     )

@@ -110,9 +110,9 @@ def joint_slots(scopes: Iterable[Scope]) -> tuple[Slots, ...]:
 def in_slots(rows: pyarrow.RecordBatch, slots: Iterable[Slots]) -> npt.NDArray[numpy.bool_]:
     """Return a mask of a target's rows that belong to the shards that a pipeline passes."""
     mask = numpy.ones(rows.num_rows, numpy.bool_)
-    for selected in slots:
-        numbers = pyarrow.array(shard_slots(rows, list(selected.columns))).to_numpy()
-        mask &= numpy.isin(numbers % selected.of, selected.keep)
+    for owned in slots:
+        numbers = pyarrow.array(shard_slots(rows, list(owned.columns))).to_numpy()
+        mask &= numpy.isin(numbers % owned.of, owned.keep)
     return mask
 
 

@@ -68,16 +68,14 @@ class ComparedTable:
     @property
     def read_columns(self) -> Target:
         """The target with only the columns that a comparison reads; with all columns if it has no key."""
-        marks = {
-            selected.settings.column for selected in self.steps if isinstance(selected.settings, SoftDelete)
-        }
+        marks = {step.settings.column for step in self.steps if isinstance(step.settings, SoftDelete)}
         needed = {
             *self.columns,
             *marks,
-            *(selected.shard.column for selected in self.left_out if selected.shard is not None),
-            *(name for selected in self.slots for name in selected.columns),
+            *(omitted.shard.column for omitted in self.left_out if omitted.shard is not None),
+            *(name for slots in self.slots for name in slots.columns),
         }
-        columns = tuple(selected for selected in self.target.columns if selected.name in needed)
+        columns = tuple(column for column in self.target.columns if column.name in needed)
         return replace(self.target, columns=columns) if self.target.primary_key else self.target
 
 
@@ -225,7 +223,7 @@ def target_rows(share: Share) -> Iterator[pyarrow.RecordBatch]:
     """
     table, sink = share.table, share.table.sink.make()
     target = table.read_columns
-    marks = [omitted.settings.column for omitted in table.steps if isinstance(omitted.settings, SoftDelete)]
+    marks = [step.settings.column for step in table.steps if isinstance(step.settings, SoftDelete)]
     marks = [name for name in marks if name in target.column_names]
     try:
         for rows in sink.read(target, *share.bounds):

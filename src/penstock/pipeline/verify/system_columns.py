@@ -42,9 +42,7 @@ def as_changes(
     }
     by_row: dict[str, Any] = {"row": numpy.arange(count)}
     if texts is not None:
-        by_row["unrepresentable"] = [
-            list(metadata_field.items()) if metadata_field else None for metadata_field in texts
-        ]
+        by_row["unrepresentable"] = [list(row_texts.items()) if row_texts else None for row_texts in texts]
     columns = [
         pyarrow.array(by_row[metadata_field.name], metadata_field.type)
         if metadata_field.name in by_row

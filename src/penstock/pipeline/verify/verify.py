@@ -104,6 +104,6 @@ def _request_rereads(results: Sequence[TableResult], state: PipelineState) -> li
         )
         for result in results
         if repairable(result)
-        for has_extra in [any(source_table.kind is Kind.EXTRA for source_table in result.found)]
+        for has_extra in [any(difference.kind is Kind.EXTRA for difference in result.found)]
         for source_table in result.table.sources
     ]

@@ -20,7 +20,7 @@ from penstock.errors import (
     ValueMalformed,
 )
 from penstock.model import Secret
-from penstock.sinks.clickhouse.tables import Layout, Place, literal
+from penstock.sinks.clickhouse.tables import Layout, TableLocation, literal
 from penstock.sinks.endpoint import Endpoint, connection_error
 from penstock.sinks.sink import HINT_GONE, extra_missing
 from penstock.sinks.sql.table_owner import owner_of
@@ -94,23 +94,23 @@ class ClickHouseSession:
         with translate_errors(), self._client.query_arrow_stream(statement, use_strings=False) as stream:
             yield from stream
 
-    def insert(self, place: Place, rows: pyarrow.Table, token: str | None = None) -> None:
+    def insert(self, location: TableLocation, rows: pyarrow.Table, token: str | None = None) -> None:
         """Write rows in one insert. The server deduplicates inserts with the same token."""
         settings = {} if token is None else {"insert_deduplication_token": token}
-        with translate_errors(place.sql):
-            self._client.insert_arrow(place.table, rows, database=place.database, settings=settings)
+        with translate_errors(location.sql):
+            self._client.insert_arrow(location.table, rows, database=location.database, settings=settings)
 
-    def columns(self, place: Place) -> dict[str, str]:
+    def columns(self, location: TableLocation) -> dict[str, str]:
         """Return the types of writable columns by name; {} if the table does not exist."""
         rows = self.rows(
-            f"SELECT name, type FROM system.columns WHERE {_where(place)} AND default_kind IN ('', 'DEFAULT')"
-            " ORDER BY position"
+            f"SELECT name, type FROM system.columns WHERE {_where(location)}"
+            " AND default_kind IN ('', 'DEFAULT') ORDER BY position"
         )
         return {str(name): str(text) for name, text in rows}
 
-    def layout(self, place: Place) -> Layout | None:
+    def layout(self, location: TableLocation) -> Layout | None:
         """Return the layout of a target table, None if the table does not exist."""
-        where, columns = _where(place), self.columns(place)
+        where, columns = _where(location), self.columns(location)
         if not columns:
             return None
         where_name = where.replace(" table = ", " name = ")
@@ -127,7 +127,7 @@ class ClickHouseSession:
 
 
 @contextmanager
-def translate_errors(place: str | None = None) -> Iterator[None]:
+def translate_errors(location: str | None = None) -> Iterator[None]:
     """Translate the client's exceptions into Penstock errors."""
     from clickhouse_connect.driver.exceptions import ClickHouseError
 
@@ -136,13 +136,13 @@ def translate_errors(place: str | None = None) -> Iterator[None]:
     except ClickHouseError as problem:
         number = getattr(problem, "code", None)
         if number is None:
-            raise connection_error("ClickHouse", problem, place) from problem
+            raise connection_error("ClickHouse", problem, location) from problem
         kind, hint = _BY_NUMBER.get(number, (ServerUnsupported, "See the message"))
-        raise kind(f"ClickHouse answers: {problem}", position=place, hint=hint) from problem
+        raise kind(f"ClickHouse answers: {problem}", position=location, hint=hint) from problem
 
 
-def _where(place: Place) -> str:
-    return f"database = {literal(place.database)} AND table = {literal(place.table)}"
+def _where(location: TableLocation) -> str:
+    return f"database = {literal(location.database)} AND table = {literal(location.table)}"
 
 
 def _in_order(names: list[str], text: str) -> tuple[str, ...]:

@@ -20,7 +20,15 @@ from penstock.errors import OptionInvalid, SchemaChanged, ValueMalformed
 from penstock.model import Secret, TableName
 from penstock.settings.values import Bytes
 from penstock.sinks.clickhouse.connection import ClickHouseSession
-from penstock.sinks.clickhouse.tables import DELETED, FEED, VERSION, Place, literal, quoted, statements
+from penstock.sinks.clickhouse.tables import (
+    DELETED,
+    FEED,
+    VERSION,
+    TableLocation,
+    literal,
+    quoted,
+    statements,
+)
 from penstock.sinks.clickhouse.types import read_cast, stored_columns
 from penstock.sinks.endpoint import Endpoint
 from penstock.sinks.images import LastImages, puts, refuse_partial, unrepresentable_counts
@@ -108,33 +116,35 @@ class ClickHouseSink(Sink):
         return findings
 
     def plan(self, target: Target, evolution: Evolution) -> Sequence[str]:
-        place = self.place(target)
-        layout = self.session.layout(place)
+        location = self.location(target)
+        layout = self.session.layout(location)
         mirror = self.settings.write == "mirror"
-        changes = statements(target, place, layout, evolution, mirror, self.pipeline)
+        changes = statements(target, location, layout, evolution, mirror, self.pipeline)
         if layout is not None and changes:
             owner = layout.owner
-            refuse_foreign(place.sql, owner, self.pipeline, changes, take_over=self.settings.take_over)
+            refuse_foreign(location.sql, owner, self.pipeline, changes, take_over=self.settings.take_over)
             if is_taken_over(owner, self.pipeline):
-                changes.append(f"ALTER TABLE {place.sql} MODIFY COMMENT {literal(comment_of(self.pipeline))}")
+                changes.append(
+                    f"ALTER TABLE {location.sql} MODIFY COMMENT {literal(comment_of(self.pipeline))}"
+                )
         return changes
 
     def prepare(self, target: Target, evolution: Evolution) -> None:
         for statement in self.plan(target, evolution):
             self.session.run(statement)
 
-    def place(self, target: Target) -> Place:
+    def location(self, target: Target) -> TableLocation:
         """Return the table of a target."""
-        return Place(self.settings.database or target.name.database, target.name.table)
+        return TableLocation(self.settings.database or target.name.database, target.name.table)
 
     def remembers(self, pipeline: str, targets: Sequence[Target]) -> bool:
         """Look for rows in tables that the pipeline created, according to their comments."""
-        places = map(self.place, targets)
+        locations = map(self.location, targets)
         return any(
-            (layout := self.session.layout(place)) is not None
+            (layout := self.session.layout(location)) is not None
             and layout.owner == pipeline
-            and self.session.rows(f"SELECT 1 FROM {place.sql} LIMIT 1")
-            for place in places
+            and self.session.rows(f"SELECT 1 FROM {location.sql} LIMIT 1")
+            for location in locations
         )
 
     def open(self, mark: BatchMark, part: int) -> Writer:
@@ -149,8 +159,10 @@ class ClickHouseSink(Sink):
             for database, table, version in receipt.staged:
                 emptied[database, table] = max(emptied[database, table], version)
         for (database, table), version in emptied.items():
-            place = Place(database, table)
-            self.session.run(f"DELETE FROM {place.sql} WHERE {VERSION} <= {version_of(version, Origin.LOG)}")
+            location = TableLocation(database, table)
+            self.session.run(
+                f"DELETE FROM {location.sql} WHERE {VERSION} <= {version_of(version, Origin.LOG)}"
+            )
 
     def read(
         self, target: Target, low: Mapping[str, Any] | None = None, high: Mapping[str, Any] | None = None
@@ -162,7 +174,7 @@ class ClickHouseSink(Sink):
             stored.select_expression(quoted(stored.name)) for stored in stored_columns(target)
         )
         where = [f"{DELETED} = 0", *_bounds(target, low, ">="), *_bounds(target, high, "<")]
-        statement = f"SELECT {columns} FROM {self.place(target).sql} FINAL WHERE {' AND '.join(where)}"
+        statement = f"SELECT {columns} FROM {self.location(target).sql} FINAL WHERE {' AND '.join(where)}"
         for batch in self.session.batches(statement):
             table = pyarrow.Table.from_batches([batch])
             cast = []
@@ -201,7 +213,7 @@ class _TableWriter(Writer):
     def __init__(self, sink: ClickHouseSink, session: ClickHouseSession) -> None:
         self._sink = sink
         self._session = session
-        self._columns: dict[Place, dict[str, str]] = {}
+        self._columns: dict[TableLocation, dict[str, str]] = {}
         self._rows: Counter[str] = Counter()
         self._bytes = 0
         self._unrepresentable: Counter[str] = Counter()
@@ -222,16 +234,21 @@ class _TableWriter(Writer):
     ) -> None:
         """Write rows with additional columns of the sink."""
         with self.working_on(target.name):
-            self._insert_into(self._sink.place(target), target, rows, own, token)
+            self._insert_into(self._sink.location(target), target, rows, own, token)
 
     def _insert_into(
-        self, place: Place, target: Target, rows: pyarrow.Table, own: Mapping[str, Any], token: str | None
+        self,
+        location: TableLocation,
+        target: Target,
+        rows: pyarrow.Table,
+        own: Mapping[str, Any],
+        token: str | None,
     ) -> None:
-        if place not in self._columns:
-            self._columns[place] = self._session.columns(place)
-            if not self._columns[place]:
-                raise SchemaChanged(f"the target has no table {place.sql} any more", hint=HINT_GONE)
-        table_columns = self._columns[place]
+        if location not in self._columns:
+            self._columns[location] = self._session.columns(location)
+            if not self._columns[location]:
+                raise SchemaChanged(f"the target has no table {location.sql} any more", hint=HINT_GONE)
+        table_columns = self._columns[location]
         columns: dict[str, Any] = {}
         self._unrepresentable += unrepresentable_counts(target, rows)
         for stored in stored_columns(target):
@@ -242,7 +259,7 @@ class _TableWriter(Writer):
                 columns[stored.name] = stored.cast(values)
             except pyarrow.ArrowInvalid as problem:
                 raise ValueMalformed(
-                    f"column {stored.name} of {target.name}: {problem}", position=place.sql
+                    f"column {stored.name} of {target.name}: {problem}", position=location.sql
                 ) from problem
             missing = columns[stored.name].null_count - values.null_count
             if missing > 0:
@@ -250,12 +267,12 @@ class _TableWriter(Writer):
             if stored.name in target.primary_key and columns[stored.name].null_count:
                 raise ValueMalformed(
                     f"a key of {target.name} has no value that its column {stored.name} could hold",
-                    position=place.sql,
+                    position=location.sql,
                     hint="Make a text of it with a map step, or set errors: {table: skip_table}",
                 )
         # Combine chunks, because the server deduplicates inserts block by block.
         sent = pyarrow.table({**columns, **own}).combine_chunks()
-        self._session.insert(place, sent, token)
+        self._session.insert(location, sent, token)
         self._rows[str(target.name)] += rows.num_rows
         self._bytes += sent.nbytes
 
@@ -279,8 +296,8 @@ class _MirrorWriter(_TableWriter):
             self._flush(*group)
 
     def empty(self, target: Target, version: int) -> None:
-        place = self._sink.place(target)
-        self._staged.append((place.database, place.table, version))
+        location = self._sink.location(target)
+        self._staged.append((location.database, location.table, version))
 
     def finish(self) -> Receipt:
         for group in list(self._gathered):

@@ -31,7 +31,7 @@ _INSERTS_REMEMBERED = 10_000
 
 
 @dataclass(frozen=True)
-class Place:
+class TableLocation:
     """A table of the target."""
 
     database: str
@@ -72,7 +72,7 @@ def literal(text: str) -> str:
 
 def statements(
     target: Target,
-    place: Place,
+    location: TableLocation,
     layout: Layout | None,
     evolution: Evolution,
     mirror: bool,
@@ -90,13 +90,13 @@ def statements(
     stored = stored_columns(target)
     if layout is None:
         return [
-            f"CREATE DATABASE IF NOT EXISTS {quoted(place.database)}",
-            _create(target, place, stored, mirror, pipeline),
+            f"CREATE DATABASE IF NOT EXISTS {quoted(location.database)}",
+            _create(target, location, stored, mirror, pipeline),
         ]
     _check_own(target, layout, mirror)
     kept = _nullable_clauses(stored, layout, MIRROR if mirror else FEED)
     if evolution is Evolution.IGNORE:
-        return _alter_statements(place, kept)
+        return _alter_statements(location, kept)
     added = [column for column in stored if column.name not in layout.columns]
     changed = [
         column
@@ -121,21 +121,21 @@ def statements(
         evolution is Evolution.ADD_ONLY and modified
     ):
         raise SchemaChanged(
-            f"the target's table {place.sql} lacks what its source has: {'; '.join(clauses + modified)}",
+            f"the target's table {location.sql} lacks what its source has: {'; '.join(clauses + modified)}",
             hint="Change it by hand, or set schema_changes: evolve",
         )
     for column in changed:
-        _check_widens(place, column, layout)
+        _check_widens(location, column, layout)
     clauses += modified
     if evolution is Evolution.EVOLVE:
         clauses += [f"DROP COLUMN {quoted(name)}" for name in obsolete if name not in layout.key]
     elif evolution is Evolution.ADD_ONLY:
         clauses += kept
-    return _alter_statements(place, clauses)
+    return _alter_statements(location, clauses)
 
 
-def _alter_statements(place: Place, clauses: Sequence[str]) -> list[str]:
-    return [f"ALTER TABLE {place.sql} {', '.join(clauses)}"] if clauses else []
+def _alter_statements(location: TableLocation, clauses: Sequence[str]) -> list[str]:
+    return [f"ALTER TABLE {location.sql} {', '.join(clauses)}"] if clauses else []
 
 
 def _nullable_clauses(stored: Sequence[Stored], layout: Layout, own: Mapping[str, str]) -> list[str]:
@@ -155,7 +155,9 @@ def _nullable_clauses(stored: Sequence[Stored], layout: Layout, own: Mapping[str
     ]
 
 
-def _create(target: Target, place: Place, stored: Sequence[Stored], mirror: bool, pipeline: str) -> str:
+def _create(
+    target: Target, location: TableLocation, stored: Sequence[Stored], mirror: bool, pipeline: str
+) -> str:
     own = MIRROR if mirror else FEED
     columns = [f"{quoted(column.name)} {column.declared}" for column in stored]
     columns += [f"{quoted(name)} {text}" for name, text in own.items()]
@@ -167,7 +169,7 @@ def _create(target: Target, place: Place, stored: Sequence[Stored], mirror: bool
         engine, key = "MergeTree", "_commit_version, _row"
         suffix = f" SETTINGS non_replicated_deduplication_window = {_INSERTS_REMEMBERED}"
     return (
-        f"CREATE TABLE IF NOT EXISTS {place.sql} ({', '.join(columns)}) ENGINE = {engine} ORDER BY ({key})"
+        f"CREATE TABLE IF NOT EXISTS {location.sql} ({', '.join(columns)}) ENGINE = {engine} ORDER BY ({key})"
         f"{suffix} COMMENT {literal(comment_of(pipeline))}"
     )
 
@@ -188,12 +190,12 @@ def _check_own(target: Target, layout: Layout, mirror: bool) -> None:
         )
 
 
-def _check_widens(place: Place, column: Stored, layout: Layout) -> None:
+def _check_widens(location: TableLocation, column: Stored, layout: Layout) -> None:
     existing = layout.columns[column.name]
     # Stored values must fit the new type. Nullability is checked separately.
     if column.name in layout.key or not holds(f"Nullable({column.sql})", existing):
         raise SchemaChanged(
-            f"column {column.name} of {place.sql} is {existing} and cannot become {column.declared}",
+            f"column {column.name} of {location.sql} is {existing} and cannot become {column.declared}",
             hint="Rename the table there, then run penstock resnapshot for it",
         )
 

@@ -93,7 +93,7 @@ class DeltaSink(LakeSink):
             return [Finding(self.settings.path, str(problem))]
         return []
 
-    def place(self, target: Target) -> str:
+    def location(self, target: Target) -> str:
         name = self.settings.table.format(
             database=folder_name(target.name.database), table=folder_name(target.name.table)
         )
@@ -102,13 +102,13 @@ class DeltaSink(LakeSink):
     def open_table(self, target: Target) -> LakeTable | None:
         from penstock.sinks.delta.table import open_delta
 
-        return open_delta(self.place(target), self.settings.storage_options)
+        return open_delta(self.location(target), self.settings.storage_options)
 
     def create_table(self, target: Target, schema: pyarrow.Schema) -> LakeTable:
         from penstock.sinks.delta.table import create_delta
 
         return create_delta(
-            self.place(target),
+            self.location(target),
             self.settings.storage_options,
             str(target.name),
             schema,

@@ -27,7 +27,7 @@ try:
     from deltalake.fs import DeltaStorageHandler
     from deltalake.transaction import AddAction, RemoveAction
 
-    from penstock.sinks.delta.kept import keep, take
+    from penstock.sinks.delta.table_cache import keep, take
 except ImportError as _absent:
     raise extra_missing("deltalake", "delta") from _absent
 

@@ -354,8 +354,8 @@ def send(client: "elasticsearch.Elasticsearch", index: str, body: bytes, refresh
         )
     if not answer.get("errors"):
         return 0
-    for item in answer["items"]:
-        [[_, outcome]] = item.items()
+    for operation in answer["items"]:
+        [[_, outcome]] = operation.items()
         kind, reason = outcome["error"]["type"], outcome["error"].get("reason", "")
         if kind != _CONFLICT:
             raise _refusal(kind, reason, index)
@@ -399,7 +399,7 @@ def connect(settings: Settings, password: Secret | None) -> "elasticsearch.Elast
 
 
 @contextmanager
-def translate_errors(place: str | None = None) -> Iterator[None]:
+def translate_errors(location: str | None = None) -> Iterator[None]:
     """Translate the client's exceptions into Penstock errors."""
     import elastic_transport
     import elasticsearch
@@ -411,14 +411,14 @@ def translate_errors(place: str | None = None) -> Iterator[None]:
             f"no TLS with Elasticsearch: {problem}", hint="Set ca to its authority's file"
         ) from problem
     except elastic_transport.TransportError as problem:
-        raise ConnectionLost(f"Elasticsearch does not answer: {problem}", position=place) from problem
+        raise ConnectionLost(f"Elasticsearch does not answer: {problem}", position=location) from problem
     except elasticsearch.ApiError as problem:
-        raise _api_error(problem.status_code, problem.error, str(problem), place) from problem
+        raise _api_error(problem.status_code, problem.error, str(problem), location) from problem
     except elasticsearch.UnsupportedProductError as problem:
-        raise ServerUnsupported(f"this is not Elasticsearch: {problem}", position=place) from problem
+        raise ServerUnsupported(f"this is not Elasticsearch: {problem}", position=location) from problem
 
 
-def _api_error(status: int, kind: str, message: str, place: str | None) -> PenstockError:
+def _api_error(status: int, kind: str, message: str, location: str | None) -> PenstockError:
     if status == 401:
         return AuthenticationFailed(
             f"Elasticsearch answers: {message}", hint="Check user, password and api_key"
@@ -426,26 +426,26 @@ def _api_error(status: int, kind: str, message: str, place: str | None) -> Penst
     if status == 403 and kind not in _PASSING:
         return PrivilegeMissing(
             f"Elasticsearch answers: {message}",
-            position=place,
+            position=location,
             hint="Grant create_index, manage, read and write",
         )
     if status in (429, 502, 503, 504):
-        return ServerBusy(f"Elasticsearch answers: {message}", position=place)
-    return _refusal(kind, message, place)
+        return ServerBusy(f"Elasticsearch answers: {message}", position=location)
+    return _refusal(kind, message, location)
 
 
-def _refusal(kind: str, message: str, place: str | None) -> PenstockError:
+def _refusal(kind: str, message: str, location: str | None) -> PenstockError:
     if kind in _PASSING:
-        return ServerBusy(f"Elasticsearch answers: {kind}: {message}", position=place)
+        return ServerBusy(f"Elasticsearch answers: {kind}: {message}", position=location)
     if kind in _OF_INDICES:
-        return SchemaChanged(f"Elasticsearch answers: {kind}: {message}", position=place, hint=HINT_GONE)
+        return SchemaChanged(f"Elasticsearch answers: {kind}: {message}", position=location, hint=HINT_GONE)
     if kind in _OF_VALUES:
         return ValueMalformed(
             f"Elasticsearch cannot index a document: {message}",
-            position=place,
+            position=location,
             hint="Map the field otherwise in the index, or set errors: {table: skip_table}",
         )
-    return ServerUnsupported(f"Elasticsearch answers: {kind}: {message}", position=place)
+    return ServerUnsupported(f"Elasticsearch answers: {kind}: {message}", position=location)
 
 
 def _within(

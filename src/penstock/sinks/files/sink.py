@@ -98,8 +98,10 @@ class FilesSink(Sink):
         folder = self._folder(path_of(target))
         known, schema = _known_schema(folder), self._changed_schema(folder, target, evolution)
         if known is None:
-            return [f"begin a feed of changes in {self.place(target)}"]
-        return [] if known.equals(schema) else [f"write the files of {self.place(target)} with other columns"]
+            return [f"begin a feed of changes in {self.location(target)}"]
+        return (
+            [] if known.equals(schema) else [f"write the files of {self.location(target)} with other columns"]
+        )
 
     def prepare(self, target: Target, evolution: Evolution) -> None:
         folder = self._folder(path_of(target))
@@ -191,7 +193,7 @@ class FilesSink(Sink):
             if not _is_there(root, final):
                 raise
 
-    def place(self, target: Target) -> str:
+    def location(self, target: Target) -> str:
         """Return the path of a target's files."""
         return f"{self.settings.path.rstrip('/')}/{path_of(target)}"
 
@@ -200,7 +202,7 @@ class FilesSink(Sink):
         known = _known_schema(self._folder(path_of(target)))
         if known is None:
             raise OptionInvalid(
-                f"the folder {self.place(target)} is gone", hint="penstock pipelines reset, then run"
+                f"the folder {self.location(target)} is gone", hint="penstock pipelines reset, then run"
             )
         return known
 
@@ -237,7 +239,8 @@ class FilesSink(Sink):
         }[evolution]
         if refused:
             raise SchemaChanged(
-                f"the columns of {target.name} are not those of {self.place(target)}: {', '.join(refused)}",
+                f"the columns of {target.name} are not those of {self.location(target)}:"
+                f" {', '.join(refused)}",
                 hint="Set schema_changes, or move the folder away so that another is begun",
             )
         if evolution is Evolution.ADD_ONLY and obsolete:

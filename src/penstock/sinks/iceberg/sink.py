@@ -98,7 +98,7 @@ class IcebergSink(LakeSink):
             return [Finding(self.settings.path or "catalog", str(problem))]
         return []
 
-    def place(self, target: Target) -> str:
+    def location(self, target: Target) -> str:
         return ".".join(self._name(target))
 
     def open_table(self, target: Target) -> LakeTable | None:

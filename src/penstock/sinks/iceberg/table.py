@@ -213,22 +213,24 @@ def _catalog(properties: tuple[tuple[str, str], ...], _: int) -> Catalog:
 
 
 @contextmanager
-def translate_errors(place: str) -> Iterator[None]:
+def translate_errors(location: str) -> Iterator[None]:
     """Translate pyiceberg exceptions into Penstock errors."""
     hint = "See the sink's catalog"
     try:
         # A catalog's HTTP errors are subclasses of OSError.
-        with translate_file_errors(place):
+        with translate_file_errors(location):
             yield
     except OperationalError as problem:
         raise ConnectionLost(
-            f"the catalog of {place} does not answer: {problem.orig}", hint=hint
+            f"the catalog of {location} does not answer: {problem.orig}", hint=hint
         ) from problem
     except DBAPIError as problem:
-        raise OptionInvalid(f"the catalog of {place} cannot be used: {problem.orig}", hint=hint) from problem
+        raise OptionInvalid(
+            f"the catalog of {location} cannot be used: {problem.orig}", hint=hint
+        ) from problem
     except (exceptions.CommitFailedException, exceptions.CommitStateUnknownException) as problem:
         raise VersionConflict(
-            f"the table {place} was changed by somebody else meanwhile: {problem}",
+            f"the table {location} was changed by somebody else meanwhile: {problem}",
             hint="The batch is tried again; let one pipeline write a table, and compact it while it rests",
         ) from problem
     except (
@@ -237,15 +239,15 @@ def translate_errors(place: str) -> Iterator[None]:
         exceptions.OAuthError,
         exceptions.AuthorizationExpiredError,
     ) as problem:
-        raise AccessDenied(f"the catalog of {place} refuses: {problem}", hint=hint) from problem
+        raise AccessDenied(f"the catalog of {location} refuses: {problem}", hint=hint) from problem
     except (
         exceptions.ServerError,
         exceptions.ServiceUnavailableError,
         exceptions.TooManyRequestsError,
     ) as problem:
-        raise ConnectionLost(f"the catalog of {place} does not answer: {problem}", hint=hint) from problem
+        raise ConnectionLost(f"the catalog of {location} does not answer: {problem}", hint=hint) from problem
     except exceptions.RESTError as problem:
-        raise OptionInvalid(f"the catalog of {place} cannot be used: {problem}", hint=hint) from problem
+        raise OptionInvalid(f"the catalog of {location} cannot be used: {problem}", hint=hint) from problem
 
 
 def _bounds(file: Any, number: int, field: Any) -> Bounds:

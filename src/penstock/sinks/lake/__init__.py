@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What sinks with tables in a lake share, whichever format they have."""
+"""The common part of sinks with lake tables, for all formats."""

@@ -82,7 +82,7 @@ class LakeSink(Sink):
         """Create a target's table, or return the table that someone has just created."""
 
     @abstractmethod
-    def place(self, target: Target) -> str:
+    def location(self, target: Target) -> str:
         """Return the location of a target's table, for messages."""
 
     # --- The sink's interface ---------------------------------------------------------------
@@ -92,11 +92,11 @@ class LakeSink(Sink):
         table, schema = self.open_table(target), self.schema_of(target)
         if table is None:
             columns = ", ".join(f"{field.name} {field.type}" for field in schema)
-            return [f"make the table {self.place(target)} ({columns})"]
+            return [f"make the table {self.location(target)} ({columns})"]
         added, widened = self._differences(target, table, schema, evolution)
-        descriptions = [f"add column {field.name} {field.type} to {self.place(target)}" for field in added]
+        descriptions = [f"add column {field.name} {field.type} to {self.location(target)}" for field in added]
         if widened:
-            descriptions.append(f"write {self.place(target)} anew, with wider {', '.join(widened)}")
+            descriptions.append(f"write {self.location(target)} anew, with wider {', '.join(widened)}")
         return descriptions
 
     def prepare(self, target: Target, evolution: Evolution) -> None:
@@ -157,7 +157,7 @@ class LakeSink(Sink):
                 files = staged.setdefault(str(target.name), (target, []))[1]
                 files += [DataFile.from_json(file) for file in staged_part["files"]]
         for target, files in staged.values():
-            with translate_file_errors(self.place(target)):
+            with translate_file_errors(self.location(target)):
                 self._commit_staged(mark, target, files)
 
     def read(
@@ -171,7 +171,7 @@ class LakeSink(Sink):
         if table is None:
             return
         schema = target.arrow()
-        with translate_file_errors(self.place(target)):
+        with translate_file_errors(self.location(target)):
             for batch in table.batches(schema.names):
                 rows = read_rows(pyarrow.Table.from_batches([batch]), schema)
                 rows = within(rows, target, low, high)
@@ -206,7 +206,7 @@ class LakeSink(Sink):
         """Return a target's table, which must have been prepared."""
         table = self.open_table(target)
         if table is None:
-            raise OptionInvalid(f"the table {self.place(target)} is gone", hint=HINT_GONE)
+            raise OptionInvalid(f"the table {self.location(target)} is gone", hint=HINT_GONE)
         return table
 
     def _check_key(self, target: Target) -> None:
@@ -244,7 +244,7 @@ class LakeSink(Sink):
 
     def _changed(self, target: Target, names: Sequence[str], why: str) -> SchemaChanged:
         return SchemaChanged(
-            f"the columns of {target.name} do not fit {self.place(target)}: {', '.join(names)}; {why}",
+            f"the columns of {target.name} do not fit {self.location(target)}: {', '.join(names)}; {why}",
             hint="Set schema_changes, or drop the target table and run: penstock resnapshot",
         )
 
@@ -313,7 +313,7 @@ class LakeWriter(Writer):
         self._rows[str(changes.target.name)] += len(changes)
         self._bytes += changes.rows.nbytes
         sink = self._sink
-        with self.working_on(changes.target.name), translate_file_errors(sink.place(changes.target)):
+        with self.working_on(changes.target.name), translate_file_errors(sink.location(changes.target)):
             if sink.mode is Mode.HISTORY:
                 # A partial image does not determine the row's version.
                 refuse_partial(changes)
@@ -328,7 +328,7 @@ class LakeWriter(Writer):
     def empty(self, target: Target, version: int) -> None:
         if self._sink.mode is Mode.FEED:
             return
-        with self.working_on(target.name), translate_file_errors(self._sink.place(target)):
+        with self.working_on(target.name), translate_file_errors(self._sink.location(target)):
             table = self._open_whole(target)
             if table is not None:
                 table.empty(version)

@@ -89,7 +89,7 @@ class Folder:
 
 
 @contextmanager
-def translate_file_errors(place: str) -> Iterator[None]:
+def translate_file_errors(location: str) -> Iterator[None]:
     """Translate file system exceptions into Penstock errors.
 
     Raises DiskFailed, or ConnectionLost for errors without an errno and for errors of remote connections.
@@ -100,7 +100,7 @@ def translate_file_errors(place: str) -> Iterator[None]:
         is_far = problem.errno is None or isinstance(problem, ConnectionError | TimeoutError)
         kind: type[PenstockError] = ConnectionLost if is_far else DiskFailed
         raise kind(
-            f"{place} cannot be reached: {problem}", hint="See the sink's path or catalog, and its room"
+            f"{location} cannot be reached: {problem}", hint="See the sink's path or catalog, and its room"
         ) from problem
 
 

@@ -129,13 +129,13 @@ class MongoSink(Sink):
 
     def plan(self, target: Target, evolution: Evolution) -> Sequence[str]:
         check_columns(target)
-        database, collection = self.place(target)
+        database, collection = self.location(target)
         with translate_errors():
             existing = self.client[database].list_collection_names(filter={"name": collection})
         return [] if existing else [f"create collection {database}.{collection}"]
 
     def prepare(self, target: Target, evolution: Evolution) -> None:
-        database, collection = self.place(target)
+        database, collection = self.location(target)
         self._check_key(target)
         if self.plan(target, evolution):
             with translate_errors():
@@ -147,7 +147,7 @@ class MongoSink(Sink):
     def remembers(self, pipeline: str, targets: Sequence[Target]) -> bool:
         """Look for documents in collections that the pipeline prepared."""
         collections = [
-            (collection, self.client[database]) for database, collection in map(self.place, targets)
+            (collection, self.client[database]) for database, collection in map(self.location, targets)
         ]
         with translate_errors():
             return any(
@@ -159,7 +159,7 @@ class MongoSink(Sink):
     def _check_key(self, target: Target) -> None:
         """Raise SchemaChanged if documents have other names in their `_id` than the key's columns: under the
         new names nothing would ever replace or delete them."""
-        database, collection = self.place(target)
+        database, collection = self.location(target)
         with translate_errors(f"{database}.{collection}"):
             document = self.client[database][collection].find_one({}, {KEY: 1})
         if document is None:
@@ -172,7 +172,7 @@ class MongoSink(Sink):
                 hint=f"Drop the collection, then run penstock resnapshot for {target.name}",
             )
 
-    def place(self, target: Target) -> tuple[str, str]:
+    def location(self, target: Target) -> tuple[str, str]:
         """Return the database and the collection of a target."""
         return self.settings.database or target.name.database, target.name.table
 
@@ -197,7 +197,7 @@ class MongoSink(Sink):
             for comparison, bound in (("$gte", low), ("$lt", high))
             if bound is not None
         }
-        database, collection = self.place(target)
+        database, collection = self.location(target)
         projection = dict.fromkeys(target.column_names, 1)
         with translate_errors(f"{database}.{collection}"):
             cursor = self.client[database][collection].find({KEY: bounds} if bounds else {}, projection)
@@ -239,7 +239,7 @@ class _Writer(Writer):
             self._flush(changes.target)
 
     def empty(self, target: Target, version: int) -> None:
-        self._staged.append((*self._sink.place(target), version))
+        self._staged.append((*self._sink.location(target), version))
 
     def finish(self) -> Receipt:
         for target in list(self._gathered):
@@ -273,7 +273,7 @@ class _Writer(Writer):
         import bson
         from bson.raw_bson import RawBSONDocument
 
-        database, collection = self._sink.place(target)
+        database, collection = self._sink.location(target)
         options = bson.CodecOptions(document_class=RawBSONDocument)
         concern = self._client.write_concern.document
         for statements in commands:
@@ -315,21 +315,21 @@ def connect(endpoint: Endpoint, password: Secret | None) -> "pymongo.MongoClient
 
 
 @contextmanager
-def translate_errors(place: str | None = None) -> Iterator[None]:
+def translate_errors(location: str | None = None) -> Iterator[None]:
     """Translate the client's exceptions into Penstock errors."""
     from pymongo import errors
 
     try:
         yield
     except (errors.ConnectionFailure, errors.WaitQueueTimeoutError) as problem:
-        raise ConnectionLost(f"MongoDB does not answer: {problem}", position=place) from problem
+        raise ConnectionLost(f"MongoDB does not answer: {problem}", position=location) from problem
     except errors.OperationFailure as problem:
-        raise refusal(problem.code or 0, str(problem), place) from problem
+        raise refusal(problem.code or 0, str(problem), location) from problem
     except errors.PyMongoError as problem:
-        raise ServerUnsupported(f"MongoDB's client cannot go on: {problem}", position=place) from problem
+        raise ServerUnsupported(f"MongoDB's client cannot go on: {problem}", position=location) from problem
 
 
-def refusal(number: int, message: str, place: str | None) -> PenstockError:
+def refusal(number: int, message: str, location: str | None) -> PenstockError:
     """Return the error for an error number of MongoDB."""
     kind, hint = _BY_NUMBER.get(number, (ServerUnsupported, "See the message"))
-    return kind(f"MongoDB answers: {message}", position=place, hint=hint)
+    return kind(f"MongoDB answers: {message}", position=location, hint=hint)

@@ -28,7 +28,7 @@ EXTRA = ""
 
 
 class Settings(Endpoint):
-    """A server that takes MySQL's protocol: mysql://user@host:3306, with ?ssl_mode=required and the like."""
+    """A server that speaks MySQL's protocol: mysql://user@host:3306, with ?ssl_mode=required and the like."""
 
     mode: Literal["mirror", "feed"] = Field(
         default="mirror", description="mirror: the current rows of the source; feed: every change as a row"

@@ -39,7 +39,7 @@ from penstock.sinks.mysql.statements import (
 from penstock.sinks.mysql.tables import Layout, layout_of
 from penstock.sinks.mysql.transaction import Transaction, claim_statement, mark_statement
 from penstock.sinks.sink import HINT_GONE, BatchMark, Receipt, Writer
-from penstock.sinks.sql.held_rows import RowBuffer
+from penstock.sinks.sql.row_buffer import RowBuffer
 from penstock.sinks.sql.rows import WriteCounts, in_one_batch, lanes, runs, split_rows
 
 # Fewer rows do not justify another connection.

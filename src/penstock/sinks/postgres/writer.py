@@ -20,7 +20,7 @@ from penstock.sinks.images import LastImages, puts, refuse_partial
 from penstock.sinks.postgres.connection import Session
 from penstock.sinks.postgres.tables import Layout, layout_of, names_sql, quoted, table_sql
 from penstock.sinks.sink import HINT_GONE, BatchMark, Receipt, Writer
-from penstock.sinks.sql.held_rows import RowBuffer
+from penstock.sinks.sql.row_buffer import RowBuffer
 from penstock.sinks.sql.rows import WriteCounts, in_one_batch, runs, split_rows
 
 # About 0.8 seconds of pauses in all.

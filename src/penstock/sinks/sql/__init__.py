@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What sinks with SQL tables share."""
+"""The common part of sinks with SQL tables."""

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""standard output as a target."""
+"""Standard output as a target."""
