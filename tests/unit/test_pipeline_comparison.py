@@ -168,7 +168,7 @@ def steps_of(*steps: dict[str, Any]) -> tuple[StepSettings, ...]:
 
 def rejected(left: int, *rows: tuple[Any, ...]) -> Rejected:
     changes = as_changes(TARGET, batch(*rows), "insert", Position(0, "bin.000001", 160), instance="here")
-    return Rejected(changes, "map", StepFailed("no"), left=left)
+    return Rejected(changes, "map", StepFailed("no"), steps_left=left)
 
 
 def refuse(rows: pyarrow.RecordBatch) -> None:

@@ -361,8 +361,10 @@ def test_steps_run_in_written_order_and_an_error_reports_its_step() -> None:
     assert isinstance(kept, Changes)
     assert rows(kept) == [("insert", 1, 1, None, None, 0)]
     assert isinstance(rejected, Rejected)
-    assert (rejected.left, str(rejected.changes.target.name)) == (2, "lake.orders")
-    again = [one for one in run_steps(chain[-rejected.left :], rejected.changes) if isinstance(one, Rejected)]
+    assert (rejected.steps_left, str(rejected.changes.target.name)) == (2, "lake.orders")
+    again = [
+        one for one in run_steps(chain[-rejected.steps_left :], rejected.changes) if isinstance(one, Rejected)
+    ]
     assert len(again) == 1
 
 

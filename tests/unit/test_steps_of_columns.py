@@ -139,7 +139,7 @@ def test_failed_cast_stops_with_the_position_or_rejects_the_row() -> None:
     whole = [row for one in found if isinstance(one, Changes) for row in rows(one)]
     assert [(row[1], row[2]) for row in whole] == [(1, 7), (3, 9)]
     rejected = [one for one in found if isinstance(one, Rejected)]
-    assert [(len(one.changes), one.error.position, one.kept, one.left) for one in rejected] == [
+    assert [(len(one.changes), one.error.position, one.kept, one.steps_left) for one in rejected] == [
         (2, "mysql-bin.000001:32", True, 1),
         (1, "mysql-bin.000001:64", True, 1),
     ]

@@ -12,7 +12,7 @@ from penstock.errors import OptionInvalid, PositionInvalid
 from penstock.limits import OFFSET_MAX
 from penstock.model import Position
 from penstock.pipeline.settings import PipelineSource
-from penstock.pipeline.verify.log_behind import options_at, position_of
+from penstock.pipeline.verify.log_reader import options_at, position_of
 from penstock.source.bounds import Bound
 from penstock.source.source import ByteRange, Source, open_source, place_of
 from penstock.source.walk import TransactionWalk

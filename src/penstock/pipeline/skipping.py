@@ -9,7 +9,7 @@ from penstock.errors import PositionInvalid
 from penstock.limits import OFFSET_MAX
 from penstock.model import Position
 from penstock.pipeline.settings import PipelineSource
-from penstock.pipeline.verify.log_behind import options_at, position_of
+from penstock.pipeline.verify.log_reader import options_at, position_of
 from penstock.source.reading import read_range
 from penstock.source.source import Source, open_source
 

@@ -38,7 +38,7 @@ class Rejected:
     # Whether the rows go to the dead letter or are only counted.
     kept: bool = True
     # The number of steps not yet completed, including the rejecting step; 0 outside of a chain.
-    left: int = 0
+    steps_left: int = 0
 
 
 @dataclass(frozen=True)
@@ -119,7 +119,7 @@ def run_steps(chain: Sequence[Step], changes: Changes) -> Iterable[Changes | Rej
         return
     for stepped in chain[0].apply(changes):
         if isinstance(stepped, Rejected):
-            yield replace(stepped, left=len(chain))
+            yield replace(stepped, steps_left=len(chain))
         else:
             yield from run_steps(chain[1:], stepped)
 

@@ -57,8 +57,10 @@ class Endpoint(Section):
 
     @field_validator("password_env")
     @classmethod
-    def _check_single_password(cls, variable: str | None, others: ValidationInfo) -> str | None:
-        one_secret(others.data.get("password"), others.data.get("password_file"), variable, "password")
+    def _check_single_password(cls, variable: str | None, validation: ValidationInfo) -> str | None:
+        one_secret(
+            validation.data.get("password"), validation.data.get("password_file"), variable, "password"
+        )
         return variable
 
     def secret(self) -> Secret | None:

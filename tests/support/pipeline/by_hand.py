@@ -13,7 +13,7 @@ from penstock.pipeline.record import BatchRecord
 from penstock.pipeline.settings import PipelineSettings, pipeline_of_values
 from penstock.pipeline.state import PipelineState, Standing
 from penstock.pipeline.step import Rejected, run_steps, target_through
-from penstock.pipeline.verify.log_behind import LogBehind
+from penstock.pipeline.verify.log_reader import LogReader
 from penstock.sinks.sink import BatchMark, Evolution
 from tools.servers import Server
 
@@ -63,7 +63,7 @@ class HandDriven:
         """Apply what was logged since."""
         standing = self._standing()
         tables = {table.name: table for table in targets_of(self.address, self.source.tables)}
-        log = LogBehind(self.source, standing.offsets["here"], tables)
+        log = LogReader(self.source, standing.offsets["here"], tables)
         try:
             made = list(log.read())
             assert not log.anew, log.anew

@@ -72,8 +72,8 @@ class Settings(StepSection):
 
     @field_validator("key_env")
     @classmethod
-    def _check_single_key(cls, variable: str | None, others: Any) -> str | None:
-        one_secret(others.data.get("key"), others.data.get("key_file"), variable, "key")
+    def _check_single_key(cls, variable: str | None, validation: Any) -> str | None:
+        one_secret(validation.data.get("key"), validation.data.get("key_file"), variable, "key")
         return variable
 
 

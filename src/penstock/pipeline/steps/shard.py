@@ -40,8 +40,8 @@ class Settings(StepSection):
 
     @field_validator("keep")
     @classmethod
-    def _in_range(cls, keep: tuple[int, ...], others: ValidationInfo) -> tuple[int, ...]:
-        shards = others.data.get("of")
+    def _in_range(cls, keep: tuple[int, ...], validation: ValidationInfo) -> tuple[int, ...]:
+        shards = validation.data.get("of")
         if shards is not None and not all(0 <= shard < shards for shard in keep):
             raise ValueError(f"of {shards} shards there are 0 to {shards - 1}")
         return keep

@@ -26,7 +26,7 @@ from penstock.pipeline.state import PipelineState, Standing, table_key
 from penstock.pipeline.verify.differences import Difference, Kind, differences, hashes_of
 from penstock.pipeline.verify.hashed import NONE, Hashes, concatenate_hashes, hashes, is_among
 from penstock.pipeline.verify.kept_values import expected_values
-from penstock.pipeline.verify.log_behind import LogBehind, position_of
+from penstock.pipeline.verify.log_reader import LogReader, position_of
 from penstock.pipeline.verify.shares import (
     ComparedTable,
     Share,
@@ -110,7 +110,7 @@ class _Logs:
     """The logs of all sources after the pipeline's position, and the keys that they touched."""
 
     def __init__(self, tables: Sequence[ComparedTable], offsets: Mapping[str, Mapping[str, Any]]) -> None:
-        self._log_by_source: dict[str, LogBehind] = {}
+        self._log_by_source: dict[str, LogReader] = {}
         self._tables = {source_table.key: source_table for table in tables for source_table in table.sources}
         self.touched: TouchedBySource = {
             key: Touched(source_table.table.primary_key) for key, source_table in self._tables.items()
@@ -119,7 +119,7 @@ class _Logs:
             tables_of_source = [
                 source_table for (source, _), source_table in self._tables.items() if source == name
             ]
-            self._log_by_source[name] = LogBehind(
+            self._log_by_source[name] = LogReader(
                 tables_of_source[0].source,
                 offsets[name],
                 {source_table.table.name: source_table.table for source_table in tables_of_source},

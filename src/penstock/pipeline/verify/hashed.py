@@ -48,8 +48,9 @@ class HashedRows:
     def same_sums(self, other: Self) -> bool:
         """Return whether both sides have the same number of rows and the same hash sums."""
         return len(self) == len(other) and all(
-            own.sum() == others.sum() and numpy.bitwise_xor.reduce(own) == numpy.bitwise_xor.reduce(others)
-            for own, others in ((self.keys, other.keys), (self.rows, other.rows))
+            own_hashes.sum() == other_hashes.sum()
+            and numpy.bitwise_xor.reduce(own_hashes) == numpy.bitwise_xor.reduce(other_hashes)
+            for own_hashes, other_hashes in ((self.keys, other.keys), (self.rows, other.rows))
         )
 
     def differing(self, other: Self) -> Hashes:

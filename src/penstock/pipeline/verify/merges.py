@@ -71,8 +71,10 @@ def may_have_other_rows(
         if step.slots_of(target) is not None or step.named_by_rows(target) or (keeps_lost and not first):
             return True
         target = step.target(target)
-    others = (target_through(chain, table) for other_key, table in tables.items() if other_key != key)
-    return target is not None and any(other is not None and other.name == target.name for other in others)
+    other_targets = (target_through(chain, table) for other_key, table in tables.items() if other_key != key)
+    return target is not None and any(
+        other is not None and other.name == target.name for other in other_targets
+    )
 
 
 def targets_of_table(chain: Sequence[Step], table: Target, known: Collection[TableName]) -> list[Target]:

@@ -22,7 +22,7 @@ from penstock.pipeline.verify.comparison import TableResult
 from penstock.pipeline.verify.differences import Difference, Kind, hashes_of
 from penstock.pipeline.verify.hashed import Hashes, hashes, is_among
 from penstock.pipeline.verify.kept_values import TEXTS
-from penstock.pipeline.verify.log_behind import position_of
+from penstock.pipeline.verify.log_reader import position_of
 from penstock.pipeline.verify.scope import scopes_of
 from penstock.pipeline.verify.selection import keeps_keys
 from penstock.pipeline.verify.system_columns import as_changes, with_version

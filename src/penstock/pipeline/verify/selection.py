@@ -36,7 +36,7 @@ def compared_tables(
     Source tables that the pipeline continues without, or has not completely loaded, are left out. Raises
     OptionInvalid if a step cannot be compared or a column is unknown, SourceMissing if no table matches.
     """
-    refuse_unlike(settings)
+    refuse_incomparable_steps(settings)
     known = _KnownTables.of(state)
     chain = settings.make_steps()
     merges: dict[TableName, _Merge] = {}
@@ -164,7 +164,7 @@ def shares_of(tables: Sequence[ComparedTable], load: LoadSettings, chunk_rows: i
     ]
 
 
-def refuse_unlike(settings: PipelineSettings) -> None:
+def refuse_incomparable_steps(settings: PipelineSettings) -> None:
     """Raise OptionInvalid if a step makes the target's state depend on the history of changes."""
     for step in settings.steps:
         if step.verb == "only":

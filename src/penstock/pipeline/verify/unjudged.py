@@ -38,7 +38,7 @@ class Unjudged:
         """Add rows that a step rejected."""
         if not len(rejected.changes):
             return
-        rows, steps = rejected.changes.rows, self._steps[len(self._steps) - rejected.left :]
+        rows, steps = rejected.changes.rows, self._steps[len(self._steps) - rejected.steps_left :]
         known = tuple(
             name
             for name in self._target.primary_key

@@ -95,9 +95,9 @@ class Settings(Endpoint):
 
     @field_validator("token_env", "signing_key_env")
     @classmethod
-    def _one_secret(cls, variable: str | None, others: ValidationInfo) -> str | None:
-        what = str(others.field_name).removesuffix("_env")
-        one_secret(others.data.get(what), others.data.get(f"{what}_file"), variable, what)
+    def _one_secret(cls, variable: str | None, validation: ValidationInfo) -> str | None:
+        what = str(validation.field_name).removesuffix("_env")
+        one_secret(validation.data.get(what), validation.data.get(f"{what}_file"), variable, what)
         return variable
 
 

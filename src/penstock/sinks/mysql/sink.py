@@ -21,7 +21,7 @@ from penstock.sinks.mysql.tables import comment_sql, create_database, layout_of,
 from penstock.sinks.mysql.transaction import create_position_table, has_number, has_numbers, stored_number
 from penstock.sinks.mysql.writer import MysqlWriter, WriterOptions
 from penstock.sinks.sink import BatchMark, Delivery, Evolution, Finding, Sink, Spread, Writer
-from penstock.sinks.sql.rows import DoneWriter, feed_target
+from penstock.sinks.sql.rows import SkippingWriter, feed_target
 from penstock.sinks.sql.table_owner import is_taken_over, refuse_foreign
 
 EXTRA = ""
@@ -184,7 +184,7 @@ class MysqlSink(Sink):
         with self._session() as session:
             stored = stored_number(session, self.positions, mark, part)
         if stored is not None and stored >= mark.number:
-            return DoneWriter()
+            return SkippingWriter()
         options = WriterOptions(
             self.positions,
             self.settings.statement_bytes,

@@ -18,7 +18,7 @@ from penstock.sinks.postgres.read import rows_of, without_zero_bytes
 from penstock.sinks.postgres.tables import comment_sql, create_schema, layout_of, statements, table_sql
 from penstock.sinks.postgres.writer import PostgresWriter, WriterOptions
 from penstock.sinks.sink import BatchMark, Delivery, Evolution, Finding, Sink, Spread, Writer, applications_of
-from penstock.sinks.sql.rows import DoneWriter, feed_target
+from penstock.sinks.sql.rows import SkippingWriter, feed_target
 from penstock.sinks.sql.table_owner import is_taken_over, refuse_foreign
 
 EXTRA = "postgres"
@@ -183,7 +183,7 @@ class PostgresSink(Sink):
                     (mark.application, part),
                 )
         if stored and stored[0][0] >= mark.number:
-            return DoneWriter()
+            return SkippingWriter()
         settings = self.settings
         options = WriterOptions(self.positions, settings.held_bytes, self._feed, settings.truncate)
         return PostgresWriter(self._session, options, mark, part)

@@ -211,8 +211,8 @@ class PostgresWriter(Writer):
         names = names_sql(columns)
         insert = f"INSERT INTO {table} ({names}) SELECT {names} FROM {stage}"
         if single:
-            others = [name for name in columns if name not in key]
-            updates = ", ".join(f"{quoted(name)} = EXCLUDED.{quoted(name)}" for name in others)
+            other_columns = [name for name in columns if name not in key]
+            updates = ", ".join(f"{quoted(name)} = EXCLUDED.{quoted(name)}" for name in other_columns)
             action = f"DO UPDATE SET {updates}" if updates else "DO NOTHING"
             self._session.run(f"{insert} ON CONFLICT ({names_sql(key)}) {action}")
         else:

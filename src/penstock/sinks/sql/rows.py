@@ -124,7 +124,7 @@ def lanes(rows: pyarrow.Table, keys: list[list[str]], count: int) -> list[pyarro
     return [lane_table for lane_table in lane_rows if lane_table.num_rows]
 
 
-class DoneWriter(Writer):
+class SkippingWriter(Writer):
     """Handles a part that is already in the target: retried rows are only counted."""
 
     def __init__(self) -> None:

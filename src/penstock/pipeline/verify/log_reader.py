@@ -27,7 +27,7 @@ _KEPT_LOG_SECONDS_MAX = 60.0
 _POLL_SECONDS = 0.1
 
 
-class LogBehind:
+class LogReader:
     """What a source logged for some of its tables after an offset of the pipeline, up to its head.
 
     `position` is the end of what was read. `redefined` maps tables that were emptied or redefined to the
