@@ -4,7 +4,7 @@ use arrow_array::{RecordBatch, StringArray};
 use arrow_buffer::{OffsetBuffer, ScalarBuffer};
 
 use crate::column::{json, quoted, CellColumn, DeclaredColumn, Value};
-use crate::emit::unheld::{array, no_column, Unheld};
+use crate::emit::unrepresentable::{array, no_column, UnrepresentableValues};
 use crate::error::{malformed, Error, ErrorKind, Result};
 
 /// A member of the objects: its name, its JSON key and its values.
@@ -29,7 +29,7 @@ pub fn json_objects(
     exact: bool,
 ) -> Result<StringArray> {
     let members = members(batch, columns, mariadb, names)?;
-    let unheld = if exact { Unheld::of(batch) } else { None };
+    let unrepresentable = if exact { UnrepresentableValues::of(batch) } else { None };
     let mut out = Vec::new();
     let mut ends = Vec::with_capacity(batch.num_rows() + 1);
     ends.push(0i32);
@@ -37,7 +37,7 @@ pub fn json_objects(
         let start = out.len();
         for member in &members {
             out.extend_from_slice(&member.key);
-            match unheld.as_ref().and_then(|unheld| unheld.text(row, member.name)) {
+            match unrepresentable.as_ref().and_then(|unrepresentable| unrepresentable.text(row, member.name)) {
                 Some(text) => quoted::write(text.as_bytes(), &mut out),
                 None => member
                     .cells
@@ -66,14 +66,14 @@ pub fn column_texts(
     path: &[json::Step],
 ) -> Result<StringArray> {
     let cells = CellColumn::new(&column.name, &column.kind(mariadb)?, array(batch, &column.name)?)?;
-    let unheld = Unheld::of(batch);
+    let unrepresentable = UnrepresentableValues::of(batch);
     let mut out = Vec::new();
     let mut ends = Vec::with_capacity(batch.num_rows() + 1);
     let mut valid = Vec::with_capacity(batch.num_rows());
     ends.push(0i32);
     for row in 0..batch.num_rows() {
         let start = out.len();
-        let exact = unheld.as_ref().and_then(|unheld| unheld.text(row, &column.name));
+        let exact = unrepresentable.as_ref().and_then(|unrepresentable| unrepresentable.text(row, &column.name));
         let is_some = match exact {
             Some(text) => {
                 out.extend_from_slice(text.as_bytes());

@@ -1,9 +1,9 @@
-//! Changes that are Arrow already as messages of a dialect, one for each change: the same that the raw images give, but
-//! for what only the log's events tell.
+//! Encodes changes in Arrow form as messages of a dialect, one for each change. The messages equal those of the raw
+//! images, except for what only the events of the log contain.
 //!
-//! Such are the second in which a statement began, for which that of the commit stands, the lengths and table numbers of
-//! events, and the place of a transaction in the logical clock; and `row` in Debezium's source counts the changes of the
-//! transaction, not those of the event, so that it stays the same however changes are cut into batches.
+//! These exceptions are the start of the statement, which is replaced by the time of the commit; the lengths and
+//! table ids of events; and the transaction's logical clock. `row` in Debezium's source counts the changes of the
+//! transaction instead of the event, so that it does not depend on how changes are split into batches.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -28,41 +28,41 @@ use crate::error::{malformed, Error, ErrorKind, Result};
 use crate::event::Change;
 use crate::gtid::Gtid;
 
-/// `PacketType.MESSAGES` of Canal, in whose frame its own queues carry entries.
+/// `PacketType.MESSAGES` of Canal, the frame in which its own queues carry entries.
 const PACKET_MESSAGES: u64 = 7;
 
-/// What messages are to be.
+/// The dialect of the messages and what they describe.
 #[derive(Debug, Clone)]
 pub struct ArrowDialect<'a> {
-    /// The dialect, by name.
+    /// The name of the dialect.
     pub name: &'a str,
-    /// The database that messages name.
+    /// The database in the messages.
     pub database: &'a str,
-    /// The table that they name.
+    /// The table in the messages.
     pub table: &'a str,
     /// The table's primary key.
     pub primary_key: &'a [String],
-    /// The columns of the messages' own keys; none for messages without keys.
+    /// The columns of the message keys; empty for messages without keys.
     pub key: &'a [String],
-    /// Whether types are MariaDB's.
+    /// Whether the types are MariaDB's.
     pub mariadb: bool,
-    /// Whether rows were read from the table, and are no changes of the log.
+    /// Whether the rows were read from the table instead of the log.
     pub snapshot: bool,
-    /// Seconds to add to UTC where a dialect shows TIMESTAMP on the server's clock.
+    /// Seconds to add to UTC if a dialect shows TIMESTAMP in the server's time zone.
     pub zone_seconds: i32,
-    /// Whether each message ends its line.
+    /// Whether each message ends with a newline.
     pub lines: bool,
 }
 
-/// The messages of a batch, in its order: `value`, `key` (null where there is none), `row` (the row of the batch that a
-/// message ends at: the one behind the change, or the one that was deleted) and `kind` (0 insert, 1 update, 2 delete).
+/// Encodes a batch in its order: `value`, `key` (null if there is none), `row` (the row of the batch at which the
+/// change ends: the row after the change, or the deleted row) and `kind` (0 insert, 1 update, 2 delete).
 ///
-/// Raises `OptionInvalid` for a dialect or column that is not known, `SchemaInvalid` for a batch that is not of the
-/// declared columns and the system columns behind them, `LimitExceeded` for a message of 2 GiB.
+/// Raises `OptionInvalid` for an unknown dialect or column, `SchemaInvalid` if the batch does not have the declared
+/// columns followed by the system columns, `LimitExceeded` for a message of 2 GiB.
 pub fn encode_changes(
     batch: &RecordBatch,
     declared: &[DeclaredColumn],
-    wanted: &ArrowDialect<'_>,
+    arrow_dialect: &ArrowDialect<'_>,
 ) -> Result<RecordBatch> {
     let system = System::of(batch)?;
     let instance: Arc<str> = match batch.num_rows() {
@@ -71,16 +71,16 @@ pub fn encode_changes(
     };
     let options = DialectOptions {
         message_per_row: true,
-        server_zone_seconds: wanted.zone_seconds,
-        ..DialectOptions::of_name(wanted.name)
+        server_zone_seconds: arrow_dialect.zone_seconds,
+        ..DialectOptions::of_name(arrow_dialect.name)
     };
     let dialect = Named::of_options(&options, &instance)?;
-    let rows = ArrowRows::new(batch, declared, wanted.mariadb, dialect.json_style())?;
-    let table = Arc::new(table_view(declared, &rows, wanted));
+    let rows = ArrowRows::new(batch, declared, arrow_dialect.mariadb, dialect.json_style())?;
+    let table = Arc::new(table_view(declared, &rows, arrow_dialect));
     let writer = dialect.table(table.clone())?;
-    let keys = keys::Keys::new(&table, wanted.key, wanted.name, &instance)?;
+    let keys = keys::Keys::new(&table, arrow_dialect.key, arrow_dialect.name, &instance)?;
     let pairs = system.pairs()?;
-    let mut out = Made::new(wanted.name == "canal", wanted.lines, pairs.len());
+    let mut out = EncodedMessages::new(arrow_dialect.name == "canal", arrow_dialect.lines, pairs.len());
     let mut messages = Messages::new();
     for run in system.runs(&pairs) {
         let Some((first, change)) = run.first().map(|pair| (pair.main(), pair.change())) else { continue };
@@ -100,11 +100,11 @@ pub fn encode_changes(
             },
             xa_id: None,
             row_first: 0,
-            snapshot: wanted.snapshot,
+            snapshot: arrow_dialect.snapshot,
             transaction: &transaction,
         };
         writer.rows(&at, &mut Images::of_arrow(&table, &rows, run, change), &mut messages)?;
-        out.take(&messages, run, &rows, &keys, transaction.commit_version)?;
+        out.add_run(&messages, run, &rows, &keys, transaction.commit_version)?;
         messages.clear();
     }
     out.finish()
@@ -119,30 +119,30 @@ impl Pair {
         }
     }
 
-    /// The row that tells most of it.
+    /// Returns the row with the most information about the change.
     fn main(&self) -> usize {
         self.after.or(self.before).unwrap_or(0)
     }
 }
 
-fn table_view(declared: &[DeclaredColumn], rows: &ArrowRows<'_>, wanted: &ArrowDialect<'_>) -> TableView {
+fn table_view(declared: &[DeclaredColumn], rows: &ArrowRows<'_>, arrow_dialect: &ArrowDialect<'_>) -> TableView {
     let column = |(column, cells): (&DeclaredColumn, &crate::column::CellColumn<'_>)| MessageColumn {
         name: column.name.as_str().into(),
         kind: cells.kind().clone(),
         type_text: column.type_text.as_str().into(),
         nullable: column.nullable,
-        is_key: wanted.primary_key.contains(&column.name),
+        is_key: arrow_dialect.primary_key.contains(&column.name),
         wanted: true,
     };
     TableView {
-        database: wanted.database.into(),
-        table: wanted.table.into(),
-        name: format!("{}.{}", wanted.database, wanted.table).into(),
+        database: arrow_dialect.database.into(),
+        table: arrow_dialect.table.into(),
+        name: format!("{}.{}", arrow_dialect.database, arrow_dialect.table).into(),
         schema_version: 0,
         columns: declared.iter().zip(rows.columns()).map(column).collect(),
         shard_columns: Vec::new(),
         json_columns: 0,
-        mariadb: wanted.mariadb,
+        mariadb: arrow_dialect.mariadb,
     }
 }
 
@@ -201,7 +201,7 @@ impl<'a> System<'a> {
         })
     }
 
-    /// The changes: an image after an update belongs to the one before it of the same number.
+    /// Returns the changes. The row after an update belongs to the row before it with the same number.
     fn pairs(&self) -> Result<Vec<Pair>> {
         let mut pairs: Vec<Pair> = Vec::with_capacity(self.row.len());
         let mut open: Option<usize> = None;
@@ -228,15 +228,15 @@ impl<'a> System<'a> {
         Ok(pairs)
     }
 
-    fn same_change(&self, one: usize, other: usize) -> bool {
-        self.version.value(one) == self.version.value(other) && self.row.value(one) == self.row.value(other)
+    fn same_change(&self, left: usize, right: usize) -> bool {
+        self.version.value(left) == self.version.value(right) && self.row.value(left) == self.row.value(right)
     }
 
-    /// Runs of changes of one kind and one event.
+    /// Returns the runs of changes of the same kind and event.
     fn runs<'p>(&'p self, pairs: &'p [Pair]) -> impl Iterator<Item = &'p [Pair]> + 'p {
-        pairs.chunk_by(|one, other| {
-            let (first, second) = (one.main(), other.main());
-            one.change() == other.change()
+        pairs.chunk_by(|left, right| {
+            let (first, second) = (left.main(), right.main());
+            left.change() == right.change()
                 && self.version.value(first) == self.version.value(second)
                 && self.offset.value(first) == self.offset.value(second)
                 && self.time.value(first) == self.time.value(second)
@@ -259,8 +259,8 @@ impl<'a> System<'a> {
     }
 }
 
-/// The messages so far, as they are handed over.
-struct Made {
+/// The encoded messages, as columns.
+struct EncodedMessages {
     framed: bool,
     lines: bool,
     value: Vec<u8>,
@@ -272,9 +272,9 @@ struct Made {
     kind: Vec<i8>,
 }
 
-impl Made {
-    fn new(framed: bool, lines: bool, count: usize) -> Made {
-        Made {
+impl EncodedMessages {
+    fn new(framed: bool, lines: bool, count: usize) -> EncodedMessages {
+        EncodedMessages {
             framed,
             lines,
             value: Vec::new(),
@@ -288,7 +288,7 @@ impl Made {
     }
 
     /// Adds the messages of a run of changes.
-    fn take(
+    fn add_run(
         &mut self,
         messages: &Messages,
         run: &[Pair],
@@ -298,20 +298,21 @@ impl Made {
     ) -> Result<()> {
         let mut pairs = run.iter();
         let mut pair = pairs.next();
-        for (kind, place, count) in messages.from(0) {
+        for (kind, range, count) in messages.from(0) {
             let Some(change) = pair else { return Err(malformed("more messages than changes")) };
             let is_delete = kind == MessageKind::Delete as i8;
-            // What the image after an update lacks has stayed, and the image before has it. What the image before
-            // lacks may have changed, so the image after does not tell it.
-            let (own, other) = match is_delete {
+            // A column that is missing in the image after an update is unchanged, so take it from the image before. A
+            // column that is missing in the image before may have changed, so the image after is no substitute for
+            // it.
+            let (own, fallback) = match is_delete {
                 true => (change.before, None),
                 false => (change.after, change.before),
             };
             let row = own.unwrap_or_else(|| change.main());
-            self.value(messages, place, version)?;
+            self.value(messages, range, version)?;
             if keys.is_some() {
-                let cell = |at| match (rows.cell(row, at)?, other) {
-                    (None, Some(other)) => rows.cell(other, at),
+                let cell = |at| match (rows.cell(row, at)?, fallback) {
+                    (None, Some(fallback)) => rows.cell(fallback, at),
                     (value, _) => Ok(value),
                 };
                 keys.write(cell, &mut self.key)?;
@@ -320,7 +321,7 @@ impl Made {
             self.has_key.push(keys.is_some());
             self.row.push(i32::try_from(row).map_err(|_| malformed("a batch of 2^31 rows"))?);
             self.kind.push(kind);
-            // A message that counts no change is the first half of one.
+            // A message with a count of 0 is the first half of a change.
             if count > 0 {
                 pair = pairs.next();
             }
@@ -328,8 +329,8 @@ impl Made {
         Ok(())
     }
 
-    fn value(&mut self, messages: &Messages, place: Range<usize>, version: i64) -> Result<()> {
-        let bytes = messages.value.get(place).unwrap_or_default();
+    fn value(&mut self, messages: &Messages, range: Range<usize>, version: i64) -> Result<()> {
+        let bytes = messages.value.get(range).unwrap_or_default();
         if i32::try_from(bytes.len()).is_err() {
             return Err(Error::new(ErrorKind::LimitExceeded, "a message of 2 GiB or more"));
         }
@@ -362,7 +363,7 @@ impl Made {
     }
 }
 
-/// The schema of messages made from Arrow.
+/// Returns the schema of messages encoded from Arrow.
 pub fn schema() -> Schema {
     Schema::new(vec![
         Field::new("value", DataType::LargeBinary, false),

@@ -1,4 +1,5 @@
-//! Rows that are Arrow already, as dialects see rows: one value for each column, or none where the image had none.
+//! Presents Arrow rows as dialects expect rows: a value for each column, or none if the image did not have the
+//! column.
 
 use std::collections::HashMap;
 
@@ -8,17 +9,17 @@ use arrow_array::{Array, ListArray, RecordBatch};
 use crate::charset::Charset;
 use crate::column::{json, noted, CellColumn, DeclaredColumn, Kind, Noted, Value};
 use crate::emit::system;
-use crate::emit::unheld::{array, Unheld};
+use crate::emit::unrepresentable::{array, UnrepresentableValues};
 use crate::error::Result;
 
-/// One change in a batch: where its images stand, and which change of its transaction it is.
+/// A change in a batch: the rows of its images, and its number in its transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pair {
-    /// The row before it.
+    /// The row before the change.
     pub before: Option<usize>,
-    /// The row behind it.
+    /// The row after the change.
     pub after: Option<usize>,
-    /// Its number in its transaction.
+    /// The number of the change in its transaction.
     pub index: u32,
 }
 
@@ -27,15 +28,15 @@ pub struct ArrowRows<'a> {
     columns: Vec<CellColumn<'a>>,
     names: Vec<&'a str>,
     style: json::JsonStyle,
-    /// For each row the names of the columns that its image lacked, where there are such rows.
+    /// For each row the names of the columns that its image did not have, if there are such rows.
     absent: Option<&'a ListArray>,
-    /// What columns cannot hold, by row and column.
+    /// Values that their columns cannot represent, by row and column.
     noted: HashMap<(usize, usize), Noted>,
 }
 
 impl<'a> ArrowRows<'a> {
-    /// Reads the declared columns of a batch, with what `_metadata` tells of them. Raises `SchemaInvalid`,
-    /// `OptionInvalid` and `ValueMalformed` where they are not what was declared.
+    /// Reads the declared columns of a batch, with their values from `_metadata`. Raises `SchemaInvalid`,
+    /// `OptionInvalid` and `ValueMalformed` if they contradict the declaration.
     pub fn new(
         batch: &'a RecordBatch,
         declared: &'a [DeclaredColumn],
@@ -57,7 +58,8 @@ impl<'a> ArrowRows<'a> {
         &self.columns
     }
 
-    /// Puts a row's values into `out`. Raises `ValueMalformed` for what a column's type cannot hold.
+    /// Puts the values of a row into `out`. Raises `ValueMalformed` for values that are invalid for the column's
+    /// type.
     pub fn image<'r>(&'r self, row: usize, out: &mut Vec<Option<Value<'r>>>) -> Result<()> {
         out.clear();
         for at in 0..self.columns.len() {
@@ -66,11 +68,11 @@ impl<'a> ArrowRows<'a> {
         Ok(())
     }
 
-    /// One value of a row; None where its image had none. Raises what `image` raises.
+    /// Returns a value of a row; None if its image did not have the column. Raises the same errors as `image`.
     #[inline]
     pub fn cell(&self, row: usize, at: usize) -> Result<Option<Value<'_>>> {
         let (Some(column), Some(name)) = (self.columns.get(at), self.names.get(at)) else { return Ok(None) };
-        if self.lacks(row, name) {
+        if self.is_absent(row, name) {
             return Ok(None);
         }
         if let Some(noted) = self.noted.get(&(row, at)) {
@@ -85,7 +87,7 @@ impl<'a> ArrowRows<'a> {
         value.map(Some).map_err(|error| error.within(&format!("column `{name}`")))
     }
 
-    fn lacks(&self, row: usize, name: &str) -> bool {
+    fn is_absent(&self, row: usize, name: &str) -> bool {
         let Some(lists) = self.absent.filter(|lists| !lists.is_null(row)) else { return false };
         lists.value(row).as_string_opt::<i32>().is_some_and(|names| names.iter().any(|lacking| lacking == Some(name)))
     }
@@ -102,16 +104,16 @@ fn noted_values(
     declared: &[DeclaredColumn],
     kinds: &[Kind],
 ) -> Result<HashMap<(usize, usize), Noted>> {
-    let mut found = HashMap::new();
-    let Some(unheld) = Unheld::of(batch) else { return Ok(found) };
+    let mut values = HashMap::new();
+    let Some(unrepresentable) = UnrepresentableValues::of(batch) else { return Ok(values) };
     for (at, (column, kind)) in declared.iter().zip(kinds).enumerate() {
         let charset = column.charset.as_deref().and_then(Charset::from_name).unwrap_or(Charset::Utf8mb4);
         for row in 0..batch.num_rows() {
-            if let Some(text) = unheld.text(row, &column.name) {
+            if let Some(text) = unrepresentable.text(row, &column.name) {
                 let value = noted(text, kind, charset);
-                found.insert((row, at), value.map_err(|error| error.within(&format!("column `{}`", column.name)))?);
+                values.insert((row, at), value.map_err(|error| error.within(&format!("column `{}`", column.name)))?);
             }
         }
     }
-    Ok(found)
+    Ok(values)
 }

@@ -1,7 +1,7 @@
-//! Changes of all tables in one shape: the system columns, the table's definition, and the raw images.
+//! Changes of all tables in one format: the system columns, the table's definition, and the raw images.
 //!
-//! An image here is self-contained: one bit for each column that it holds, then the bytes of the row image as
-//! logged (null bits and values). The definition is JSON text that says how to read it.
+//! An image is self-contained: a bit for each column that it has, then the bytes of the row image as logged (null
+//! bits and values). The definition is JSON text that describes how to read it.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use crate::error::{malformed, Error, ErrorKind, Result};
 use crate::event::rows::{skip_image, PartialHead};
 use crate::event::{Change, EventKind};
 
-/// Images of one side, back to back.
+/// The images of one side, concatenated.
 #[derive(Default)]
 struct ImageColumn {
     offsets: Vec<i32>,
@@ -48,14 +48,14 @@ impl ImageColumn {
     }
 }
 
-/// One table as envelope rows refer to it.
+/// A table that envelope rows refer to.
 #[derive(Debug, Clone)]
 pub struct EnvelopeTable {
-    /// Its identity.
+    /// The identity of the table.
     pub table: TableRef,
-    /// Its definition, as JSON text.
+    /// The definition as JSON text.
     pub definition: Arc<str>,
-    /// How its columns are passed over.
+    /// How to skip its columns.
     pub kinds: Arc<[Kind]>,
 }
 
@@ -80,22 +80,22 @@ impl EnvelopeBatch {
         }
     }
 
-    /// Rows so far.
+    /// Number of rows so far.
     pub fn rows(&self) -> usize {
         self.system.rows()
     }
 
-    /// Whether no row waits for its transaction's end.
+    /// Whether all rows belong to complete transactions.
     pub fn is_whole(&self) -> bool {
         self.committed == self.system.rows()
     }
 
-    /// Marks all rows as whole.
+    /// Marks all rows as belonging to complete transactions.
     pub fn commit(&mut self) {
         self.committed = self.system.rows();
     }
 
-    /// Adds the images of one event and returns how many changes it held.
+    /// Adds the images of an event and returns how many changes it has.
     pub fn add(
         &mut self,
         transaction: &TransactionView,
@@ -138,9 +138,9 @@ impl EnvelopeBatch {
             if cursor.remaining() == start {
                 return Err(malformed("row images without bytes"));
             }
-            let passed = !wanted || rows.row_first + changes < rows.resume_rows;
+            let is_skipped = !wanted || rows.row_first + changes < rows.resume_rows;
             changes += 1;
-            if passed {
+            if is_skipped {
                 continue;
             }
             let first = (rows.head.present, first);
@@ -200,7 +200,7 @@ fn own_fields() -> Vec<Field> {
     ]
 }
 
-/// The schema of envelope rows.
+/// Returns the schema of envelope rows.
 pub fn schema() -> Schema {
     let mut fields = system::fields();
     fields.extend(own_fields());

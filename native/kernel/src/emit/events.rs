@@ -1,4 +1,4 @@
-//! One row for each event: what a person who inspects a log wants to see.
+//! A row for each event, for users who inspect a log.
 
 use std::sync::Arc;
 
@@ -10,30 +10,30 @@ use crate::emit::Batch;
 use crate::error::{malformed, Result};
 use crate::event::Header;
 
-/// One event as it passes by.
+/// An event as shown.
 #[derive(Debug, Clone, Default)]
 pub struct EventRow<'a> {
     /// The file.
     pub file: &'a str,
-    /// Where the event starts; for events inside a payload, where the payload starts.
+    /// The start of the event; for events inside a payload, the start of the payload.
     pub offset: u64,
-    /// Where the next event starts.
+    /// The start of the next event.
     pub end_offset: u64,
-    /// The type's name.
+    /// The name of the event type.
     pub kind: &'a str,
     /// The GTID of the transaction.
     pub gtid: &'a str,
-    /// The database, for table maps and rows and statements.
+    /// The database, for table maps, rows and statements.
     pub database: Option<&'a str>,
     /// The table, for table maps and rows.
     pub table: Option<&'a str>,
-    /// Changes, for rows events.
+    /// Number of changes, for rows events.
     pub rows: Option<u32>,
     /// The statement, the next file, or another short description.
     pub text: Option<String>,
 }
 
-/// Events so far.
+/// The events so far.
 #[derive(Default)]
 pub struct EventsBatch {
     rows: usize,
@@ -53,12 +53,12 @@ pub struct EventsBatch {
 }
 
 impl EventsBatch {
-    /// Rows so far.
+    /// Number of rows so far.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Adds one event.
+    /// Adds an event.
     pub fn add(&mut self, header: &Header, row: EventRow<'_>) {
         self.rows += 1;
         self.file.append_value(row.file);
@@ -102,7 +102,7 @@ impl EventsBatch {
     }
 }
 
-/// The schema of event rows.
+/// Returns the schema of event rows.
 pub fn schema() -> Schema {
     Schema::new(vec![
         Field::new("file", DataType::Utf8, false),

@@ -1,4 +1,4 @@
-//! Envelope rows of one table, turned into typed rows.
+//! Decodes envelope rows of a table into typed rows.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::emit::system;
 use crate::error::{malformed, Error, ErrorKind, Result};
 use crate::event::rows::{bit, count};
 
-/// What the columns cannot say of the rows.
+/// Metadata of the rows: absent columns and unrepresentable values.
 #[derive(Default)]
 struct Notes {
     absent: Vec<Vec<Arc<str>>>,
@@ -20,7 +20,7 @@ struct Notes {
 }
 
 impl Notes {
-    /// The metadata column with these notes in place of the envelope's, which has none.
+    /// Replaces these fields in the envelope's metadata column, where they are empty.
     fn put_into(&self, metadata: &ArrayRef) -> Result<ArrayRef> {
         let Some(parts) = metadata.as_any().downcast_ref::<StructArray>() else {
             return Err(malformed("envelope rows whose metadata is no struct"));
@@ -40,7 +40,7 @@ impl Notes {
     }
 }
 
-/// How images of one definition become the columns of a batch.
+/// Decodes the images of a definition into the columns of a batch.
 pub struct ImageDecoder {
     sources: Vec<SourceColumn>,
     target_of: Vec<Option<usize>>,
@@ -48,8 +48,8 @@ pub struct ImageDecoder {
 }
 
 impl ImageDecoder {
-    /// `targets` fixes the columns; a column that is not among them, or is of another Arrow type, raises
-    /// `SchemaChanged`. None takes the definition's own.
+    /// `targets` fixes the columns: a column that is not among them, or has another Arrow type, raises
+    /// `SchemaChanged`. None takes the columns of the definition.
     pub fn new(sources: Vec<SourceColumn>, targets: Option<Vec<SourceColumn>>) -> Result<ImageDecoder> {
         let targets = targets.unwrap_or_else(|| sources.clone());
         let mut target_of = Vec::with_capacity(sources.len());
@@ -105,14 +105,14 @@ impl ImageDecoder {
         let mut absent = Vec::new();
         let mut at = 0;
         for (index, (source, target)) in self.sources.iter().zip(&self.target_of).enumerate() {
-            let held = bit(present, index);
-            let null = held && bit(nulls, at);
-            at += usize::from(held);
+            let is_present = bit(present, index);
+            let null = is_present && bit(nulls, at);
+            at += usize::from(is_present);
             let Some(builder) = target.and_then(|target| builders.get_mut(target)) else { continue };
-            if !held {
+            if !is_present {
                 absent.push(source.name.clone());
             }
-            if !held || null {
+            if !is_present || null {
                 builder.append_null();
             } else if let Some(text) = builder.append_from(&source.kind, &mut cursor)? {
                 notes.unrepresentable.push((row, source.name.clone(), text));
@@ -150,9 +150,9 @@ impl ImageDecoder {
                 columns.push(Arc::new(StringArray::from(names.clone())));
                 continue;
             }
-            let taken = arrow_select::take::take(envelope.column(index), origin, None)
+            let column = arrow_select::take::take(envelope.column(index), origin, None)
                 .map_err(|error| malformed(format!("system columns: {error}")))?;
-            columns.push(if field.name() == system::METADATA { notes.put_into(&taken)? } else { taken });
+            columns.push(if field.name() == system::METADATA { notes.put_into(&column)? } else { column });
         }
         RecordBatch::try_new(Arc::new(Schema::new(fields)), columns)
             .map_err(|error| malformed(format!("columns of one batch disagree: {error}")))

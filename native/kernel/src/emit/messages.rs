@@ -1,5 +1,5 @@
-//! Changes of all tables as messages of a dialect: one growing buffer of bytes, and beside it what a server has to know
-//! of each message without opening it.
+//! Changes of all tables as messages of a dialect: a growing buffer of bytes, and what a server must know about each
+//! message without parsing it.
 
 use std::sync::Arc;
 
@@ -14,13 +14,13 @@ use crate::column::spare::Spares;
 use crate::error::{malformed, Error, ErrorKind, Result};
 use crate::event::Change;
 
-/// A message may not be longer: protobuf's own ceiling.
+/// The maximum length of a message: the limit of protobuf.
 const MESSAGE_BYTES_MAX: usize = 1 << 31;
 
-/// Buffers that come back from readers and are kept.
+/// Maximum number of returned buffers that are kept for reuse.
 const BUFFERS_KEPT_MAX: usize = 4;
 
-/// What a message tells of.
+/// The kind of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(i8)]
 #[allow(missing_docs)]
@@ -28,7 +28,7 @@ pub enum MessageKind {
     Insert = 0,
     Update = 1,
     Delete = 2,
-    /// A definition (DDL), or another statement.
+    /// A DDL statement, or another statement.
     Statement = 3,
     /// A transaction begins.
     Begin = 4,
@@ -47,13 +47,13 @@ impl From<Change> for MessageKind {
     }
 }
 
-/// The messages of a batch in the making.
+/// The messages of the current batch.
 pub struct Messages {
-    /// Where the message in the making is written.
+    /// The buffer in which the current message is written.
     pub value: Vec<u8>,
-    /// Room for a part of a message that has to be known before what stands in front of it. Left empty after use.
+    /// A buffer for a part of a message that must be known before the text in front of it. Left empty after use.
     pub scratch: Vec<u8>,
-    /// The same, for the rows of a message.
+    /// Another such buffer, for the rows of a message.
     pub data: Vec<u8>,
     pub(super) ends: Vec<i64>,
     pub(super) table: Vec<i32>,
@@ -66,9 +66,9 @@ pub struct Messages {
     pub(super) tables: Vec<Arc<str>>,
     pub(super) current: (i32, i64),
     pub(super) spares: Spares<u8>,
-    /// Messages of whole transactions.
+    /// Number of messages of complete transactions.
     pub(super) committed: usize,
-    /// Changes told in the open transaction, those handed out before a reconnect included.
+    /// Number of changes in messages of the open transaction, including those emitted before a reconnect.
     pub(super) changes: u32,
 }
 
@@ -94,39 +94,39 @@ impl Messages {
         }
     }
 
-    /// How many messages there are.
+    /// Number of messages.
     pub fn len(&self) -> usize {
         self.ends.len()
     }
 
-    /// Whether there is none.
+    /// Whether there are no messages.
     pub fn is_empty(&self) -> bool {
         self.ends.is_empty()
     }
 
-    /// The kind of each message from one on, where it starts and ends in `value`, and how many changes it tells of.
+    /// Returns for each message from `first` on its kind, its range in `value`, and its number of changes.
     pub(super) fn from(&self, first: usize) -> impl Iterator<Item = (i8, std::ops::Range<usize>, i32)> + '_ {
-        let place = |end: i64| usize::try_from(end).unwrap_or(0);
-        let start = first.checked_sub(1).and_then(|last| self.ends.get(last)).map_or(0, |end| place(*end));
+        let offset = |end: i64| usize::try_from(end).unwrap_or(0);
+        let start = first.checked_sub(1).and_then(|last| self.ends.get(last)).map_or(0, |end| offset(*end));
         let messages = self.ends.iter().zip(&self.kind).zip(&self.rows).skip(first);
         messages.scan(start, move |start, ((end, kind), rows)| {
-            let from = std::mem::replace(start, place(*end));
-            Some((*kind, from..place(*end), *rows))
+            let from = std::mem::replace(start, offset(*end));
+            Some((*kind, from..offset(*end), *rows))
         })
     }
 
-    /// Forgets all messages.
+    /// Removes all messages.
     pub(super) fn clear(&mut self) {
         self.truncate(0);
     }
 
-    /// Changes that were told of in the open transaction: rows, not statements and heartbeats.
+    /// Number of changes in messages of the open transaction: rows, but not statements and heartbeats.
     pub fn changes(&self) -> u32 {
         self.changes
     }
 
-    /// Closes a message: what was written to `value` since the last one. `slot` is `SLOT_ALL` for one that every shard has
-    /// to see; `rows` counts its changes.
+    /// Closes a message: what was written to `value` since the last one. `slot` is `SLOT_ALL` for a message that
+    /// every shard must see; `rows` is its number of changes.
     #[inline]
     pub fn close(&mut self, kind: MessageKind, slot: i16, rows: u32) -> Result<()> {
         self.ends.push(self.value.len() as i64);
@@ -143,7 +143,7 @@ impl Messages {
         Ok(())
     }
 
-    /// Names the table of the messages that follow, `database.table`; "" for none.
+    /// Sets the table of the messages that follow, `database.table`; "" for none.
     pub fn set_table(&mut self, name: &Arc<str>) {
         let same = usize::try_from(self.current.0).ok().and_then(|at| self.tables.get(at));
         if same.is_some_and(|same| Arc::ptr_eq(same, name)) {
@@ -159,14 +159,14 @@ impl Messages {
         self.current.0 = i32::try_from(at).unwrap_or(0);
     }
 
-    /// Changes of the open transaction that were told of in a batch that has left.
+    /// Number of changes of the open transaction in messages of batches that were already returned.
     pub fn changes_handed_out(&self) -> u32 {
         let held: i32 = self.rows.iter().skip(self.committed).sum();
         self.changes.saturating_sub(held.unsigned_abs())
     }
 
-    /// Writes the open transaction's messages anew, as far as they have not left. `write` gets each with its kind, and
-    /// is told the last of those that tell of rows; what it adds stands in the message's place.
+    /// Rewrites the remaining messages of the open transaction. `write` receives each message with its kind, and
+    /// whether it is the last message with rows; its output replaces the message.
     pub fn rewrite_open(&mut self, mut write: impl FnMut(&[u8], i8, bool, &mut Vec<u8>)) {
         let first = self.committed.checked_sub(1).and_then(|last| self.ends.get(last)).copied().unwrap_or(0);
         let Some(mut start) = usize::try_from(first).ok().filter(|first| *first <= self.value.len()) else { return };
@@ -180,8 +180,8 @@ impl Messages {
         for (at, (end, kind)) in messages {
             let length = usize::try_from(*end).unwrap_or(start).saturating_sub(start);
             start += length;
-            let (message, behind) = rest.split_at_checked(length).unwrap_or((rest, &[]));
-            rest = behind;
+            let (message, after) = rest.split_at_checked(length).unwrap_or((rest, &[]));
+            rest = after;
             write(message, *kind, last == Some(at), &mut self.value);
             *end = self.value.len() as i64;
         }
@@ -189,7 +189,7 @@ impl Messages {
         self.scratch = old;
     }
 
-    /// Says where the last message ends its transaction.
+    /// Marks the last message as the end of its transaction.
     pub(super) fn mark_end(&mut self, offset: u64) {
         if let (Some(end), Some(has_end)) = (self.end_offset.last_mut(), self.has_end.last_mut()) {
             (*end, *has_end) = (offset as i64, true);
@@ -204,7 +204,7 @@ impl Messages {
             .hint("SET GLOBAL binlog_row_event_max_size on the server to less, or read the table typed"))
     }
 
-    /// Takes the first `count` messages out; the rest stays.
+    /// Takes the first `count` messages; the rest stays.
     pub(super) fn take(&mut self, count: usize) -> Result<Option<RecordBatch>> {
         if count == 0 {
             return Ok(None);
@@ -259,13 +259,13 @@ impl Messages {
     }
 }
 
-/// Splits the first values off.
+/// Splits off the first values.
 fn first<T>(values: &mut Vec<T>, count: usize) -> Vec<T> {
     let rest = values.split_off(count.min(values.len()));
     std::mem::replace(values, rest)
 }
 
-/// The schema of messages.
+/// Returns the schema of messages.
 pub fn schema() -> Schema {
     let table = DataType::Dictionary(Box::new(DataType::Int32), Box::new(DataType::Utf8));
     Schema::new(vec![

@@ -1,4 +1,4 @@
-//! The visitor that has changes written in a dialect.
+//! The emitter of messages in a dialect.
 
 use std::sync::Arc;
 
@@ -14,19 +14,19 @@ use crate::error::Result;
 use crate::event::session::Backslash;
 use crate::gtid::GtidSet;
 
-/// One table as the decoder holds it.
+/// A table as the decoder stores it.
 pub struct MessageTable {
     view: Arc<TableView>,
     writer: NamedWriter,
 }
 
-/// What the messages of one transaction have in common.
+/// What the messages of a transaction have in common.
 struct Texts {
     instance: Arc<str>,
     gtid: String,
     gtid_set: String,
     xa_id: Option<String>,
-    /// The statement that commits it, where it was prepared.
+    /// The statement that commits the transaction, if it was prepared.
     xa_commit: Option<Box<str>>,
 }
 
@@ -45,25 +45,25 @@ impl Texts {
     }
 }
 
-/// The visitor that turns changes into messages.
+/// The emitter that encodes changes as messages.
 pub struct MessagesBatch {
     dialect: Named,
     out: Messages,
     texts: Texts,
-    /// The executed transactions, where messages are to carry them.
+    /// The executed GTID set, if messages must carry it.
     executed: Option<GtidSet>,
     /// The BEGIN of the open transaction, or its GTID event.
     begin: EventView,
     rows_query: Option<(EventView, String)>,
-    /// The open transaction was begun in messages.
+    /// Whether a begin message of the open transaction was written.
     begun: bool,
-    /// Its texts were made.
+    /// Whether the texts of the open transaction were computed.
     named: bool,
     no_table: Arc<str>,
 }
 
 impl MessagesBatch {
-    /// Starts without messages. Raises `OptionInvalid` for a dialect that is not known.
+    /// Starts without messages. Raises `OptionInvalid` for an unknown dialect.
     pub fn new(options: &DialectOptions, instance: &Arc<str>) -> Result<MessagesBatch> {
         let texts = Texts {
             instance: instance.clone(),
@@ -91,22 +91,22 @@ impl MessagesBatch {
         Ok(MessageTable { writer: self.dialect.table(view.clone())?, view })
     }
 
-    /// How many messages there are.
+    /// Number of messages.
     pub fn len(&self) -> usize {
         self.out.len()
     }
 
-    /// Whether there is none.
+    /// Whether there are no messages.
     pub fn is_empty(&self) -> bool {
         self.out.is_empty()
     }
 
-    /// Bytes of all messages.
+    /// Size of all messages in bytes.
     pub fn bytes(&self) -> usize {
         self.out.value.len()
     }
 
-    /// A transaction opens. It is told of when something of it is.
+    /// Opens a transaction. Its begin is written together with its first message.
     pub fn open(&mut self, transaction: &TransactionView, event: EventView) {
         if let Some(executed) = &mut self.executed {
             executed.add(&transaction.gtid);
@@ -118,37 +118,37 @@ impl MessagesBatch {
         self.out.changes = 0;
     }
 
-    /// Its BEGIN came.
+    /// Notes the BEGIN of the transaction.
     pub fn note_begin(&mut self, event: EventView) {
         self.begin = event;
     }
 
-    /// It is an XA transaction with this id.
+    /// Notes the id of an XA transaction.
     pub fn note_xa(&mut self, id: &[u8]) {
         self.texts.xa_id = Some(String::from_utf8_lossy(id).into_owned());
     }
 
-    /// It was prepared, and this statement commits it; None where it is committed in one phase.
+    /// Notes the statement that commits a prepared transaction; None if it commits in one phase.
     pub fn note_xa_commit(&mut self, statement: Option<Box<str>>) {
         self.texts.xa_commit = statement;
     }
 
-    /// The rows of the open transaction come again from the first on.
+    /// Restarts the rows of the open transaction from the first row.
     pub fn begin_again(&mut self) {
         self.out.changes = 0;
     }
 
-    /// The text of the statement behind the rows that follow.
+    /// Notes the text of the statement that changed the rows that follow.
     pub fn note_rows_query(&mut self, event: EventView, text: &[u8]) {
         self.rows_query = Some((event, String::from_utf8_lossy(text).into_owned()));
     }
 
-    /// The text of the statement behind the rows that follow is not to be told.
+    /// Drops the text of the statement that changed the rows that follow, so that it is not written.
     pub fn forget_rows_query(&mut self) {
         self.rows_query = None;
     }
 
-    /// Makes the transaction's texts before its first message.
+    /// Computes the transaction's texts before its first message.
     fn name(&mut self, transaction: &TransactionView) {
         if !std::mem::replace(&mut self.named, true) {
             self.texts.gtid.clear();
@@ -160,7 +160,7 @@ impl MessagesBatch {
         self.out.current.1 = transaction.commit_version;
     }
 
-    /// Tells that the transaction begins, and what its rows come from, before the first of them.
+    /// Writes the begin of the transaction and the text of the statement before its first rows.
     fn begin(&mut self, transaction: &TransactionView, row_first: u32) -> Result<()> {
         self.name(transaction);
         if !std::mem::replace(&mut self.begun, true) {
@@ -176,7 +176,7 @@ impl MessagesBatch {
         Ok(())
     }
 
-    /// Adds the messages of one rows event and returns how many changes it held.
+    /// Adds the messages of a rows event and returns how many changes it has.
     pub fn add(
         &mut self,
         transaction: &TransactionView,
@@ -190,7 +190,7 @@ impl MessagesBatch {
             return Ok(images.changes());
         }
         if rows.row_first < rows.resume_rows {
-            // The begin and the statement's text were handed out with these rows before a reconnect.
+            // The begin and the statement's text were emitted with these rows before a reconnect.
             self.begun = true;
             self.rows_query = None;
         }
@@ -199,7 +199,7 @@ impl MessagesBatch {
         let start = self.out.value.len();
         let at = self.texts.at(transaction, rows.event, rows.row_first);
         table.writer.rows(&at, &mut images, &mut self.out)?;
-        if table.writer.tells_changes() {
+        if table.writer.writes_changes() {
             let passed = rows.resume_rows.saturating_sub(rows.row_first).min(images.changes());
             self.out.changes = self.out.changes.saturating_add(passed);
         }
@@ -207,7 +207,8 @@ impl MessagesBatch {
         Ok(images.changes())
     }
 
-    /// Adds the message of a statement. One that is `alone` is its transaction's end, at `event.end_offset`.
+    /// Adds the message of a statement. If the statement is `alone`, the message is the end of its transaction, at
+    /// `event.end_offset`.
     pub fn add_statement(
         &mut self,
         transaction: &TransactionView,
@@ -229,7 +230,7 @@ impl MessagesBatch {
         Ok(())
     }
 
-    /// The transaction is whole: tells of its end where it was begun.
+    /// Ends a complete transaction; writes its end if its begin was written.
     pub fn end(&mut self, transaction: &TransactionView, event: EventView, xid: Option<u64>, rows: u32) -> Result<()> {
         if std::mem::take(&mut self.begun) {
             let before = self.out.len();
@@ -259,7 +260,7 @@ impl MessagesBatch {
         Ok(())
     }
 
-    /// Closes the batch and starts again. Without `all` the open transaction's messages are dropped.
+    /// Closes the batch and starts again. Without `all`, the messages of the open transaction are dropped.
     pub fn finish(&mut self, all: bool, position: (Arc<str>, u64)) -> Result<Option<Batch>> {
         if !all {
             self.out.truncate(self.out.committed);
@@ -270,12 +271,12 @@ impl MessagesBatch {
         self.batch(count, position)
     }
 
-    /// How many changes of the open transaction were not handed out with the others when the batch closed inside it.
+    /// Number of changes of the open transaction that were held back when the batch closed inside the transaction.
     pub fn held_back(&self) -> u32 {
         self.out.rows.iter().sum::<i32>().unsigned_abs()
     }
 
-    /// Closes the batch of whole transactions; the open one's messages stay.
+    /// Closes the batch of complete transactions; messages of the open transaction stay.
     pub fn close(&mut self, position: (Arc<str>, u64)) -> Result<Option<Batch>> {
         let count = self.out.committed;
         self.batch(count, position)

@@ -1,4 +1,4 @@
-//! The visitors of the stream: each turns what passes by into batches of one shape.
+//! The emitters: each turns the stream into batches of one format.
 
 pub mod arrow_messages;
 pub mod arrow_rows;
@@ -13,7 +13,7 @@ pub mod rows;
 pub mod system;
 pub mod transactions;
 pub mod typed;
-pub(crate) mod unheld;
+pub(crate) mod unrepresentable;
 
 use std::sync::Arc;
 
@@ -21,36 +21,36 @@ use arrow_array::RecordBatch;
 
 use crate::gtid::Gtid;
 
-/// The transaction in the making, as emitters see it.
+/// The current transaction, for emitters.
 #[derive(Debug, Clone)]
 pub struct TransactionView {
-    /// The file in which it lies.
+    /// The file of its first event.
     pub file: Arc<str>,
     /// The offset of its first event.
     pub start: u64,
-    /// Epoch, file number and start offset in one number that rises with commit order.
+    /// A number of epoch, file number and start offset that increases in commit order.
     pub commit_version: i64,
-    /// When it was committed, in microseconds since 1970.
+    /// Commit time, in microseconds since 1970.
     pub commit_us: i64,
     /// Its id.
     pub gtid: Gtid,
-    /// The connection that made it, where the log tells.
+    /// The connection that ran it, if logged.
     pub thread_id: Option<i64>,
-    /// Its place in the logical clock: the last transaction that it has to follow, and its own number.
+    /// Its position in the logical clock: the last transaction that must precede it, and its own number.
     pub clock: Option<(i64, i64)>,
 }
 
-/// Rows of one table (or of the whole log) that are ready to leave.
+/// Rows of a table (or of the whole log) that are ready to be returned.
 #[derive(Debug, Clone)]
 pub struct Batch {
-    /// The database, empty for shapes that span tables.
+    /// The database; empty for formats that span tables.
     pub database: Arc<str>,
-    /// The table, empty for shapes that span tables.
+    /// The table; empty for formats that span tables.
     pub table: Arc<str>,
-    /// The schema version of the rows, 0 for shapes that span tables.
+    /// The schema version of the rows; 0 for formats that span tables.
     pub schema_version: i32,
     /// The rows.
     pub record: RecordBatch,
-    /// The end of the last whole transaction when the batch was closed: file and offset.
+    /// The end of the last complete transaction when the batch was closed: file and offset.
     pub position: (Arc<str>, u64),
 }

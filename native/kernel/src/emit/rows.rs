@@ -1,4 +1,4 @@
-//! Rows events on their way into batches, whatever shape these have.
+//! The input of emitters for rows events.
 
 use std::sync::Arc;
 
@@ -7,7 +7,7 @@ use crate::column::Kind;
 use crate::event::rows::RowsHead;
 use crate::event::{Change, EventKind};
 
-/// Which images a reader wants.
+/// The images to emit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ChangeFilter {
     /// Inserted rows.
@@ -27,7 +27,7 @@ impl Default for ChangeFilter {
 }
 
 impl ChangeFilter {
-    /// The images to emit for a change, or None for none.
+    /// Returns the images to emit for a change; None for none.
     pub fn images(self, change: Change) -> Option<Images> {
         match (change, self.before, self.after) {
             (Change::Insert, ..) => self.insert.then_some(Images::Each(Change::Insert)),
@@ -40,34 +40,34 @@ impl ChangeFilter {
     }
 }
 
-/// One column of a table as its rows arrive.
+/// A column of a table as logged.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SourceColumn {
     /// Its name.
     pub name: Arc<str>,
-    /// How to read it.
+    /// How to read its values.
     pub kind: Kind,
 }
 
-/// One rows event on its way into batches.
+/// A rows event for emitters.
 #[derive(Debug, Clone, Copy)]
 pub struct RowsView<'a> {
     /// The event's type.
     pub kind: EventKind,
-    /// Its head; `images` in it may still be compressed.
+    /// The head of the event; `images` in it may be compressed.
     pub head: RowsHead<'a>,
-    /// The images, plain.
+    /// The images, decompressed.
     pub images: &'a [u8],
-    /// Where it stands.
+    /// The position of the event.
     pub event: EventView,
-    /// The changes of the transaction before it.
+    /// Number of changes of the transaction before this event.
     pub row_first: u32,
-    /// How many changes of the transaction were handed out before and are to be passed over.
+    /// How many changes of the transaction were emitted before a reconnect and must be skipped.
     pub resume_rows: u32,
 }
 
 impl RowsView<'_> {
-    /// An event without images, for changes that come from elsewhere.
+    /// Returns an empty event, for changes from another source.
     pub(crate) fn of_no_event() -> RowsView<'static> {
         let head = RowsHead { table_id: 0, width: 0, present: &[], present_after: &[], images: &[] };
         let event = EventView::default();

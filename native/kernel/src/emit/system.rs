@@ -1,7 +1,7 @@
-//! The columns that every change carries beside its table's own.
+//! The system columns of every change.
 //!
-//! They hardly differ from row to row, so what is kept while rows arrive is one record for each run of rows (one
-//! rows event); the columns are spelled out when the batch closes.
+//! They rarely differ from row to row. While rows arrive, only a record for each run of rows (a rows event) is kept,
+//! and the columns are built when the batch closes.
 
 use std::sync::Arc;
 
@@ -27,21 +27,21 @@ pub const METADATA: &str = "_metadata";
 /// All system columns.
 pub const ALL: [&str; 4] = [CHANGE_TYPE, COMMIT_VERSION, COMMIT_TIMESTAMP, METADATA];
 
-/// A table's identity, repeated on each of its rows.
+/// The identity of a table, repeated on each of its rows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TableRef {
     /// The database.
     pub database: Arc<str>,
     /// The table.
     pub table: Arc<str>,
-    /// Grows with every change of the table's definition.
+    /// Increases with every change of the table's definition.
     pub schema_version: i32,
 }
 
-/// Which images a run of rows holds.
+/// The images in a run of rows.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Images {
-    /// One row for each change, named by the change.
+    /// A row for each change, named after the change.
     Each(Change),
     /// Two rows for each update, before and after.
     Pairs,
@@ -65,7 +65,7 @@ impl Images {
     }
 }
 
-/// Rows of one event.
+/// The rows of an event.
 #[derive(Debug, Clone)]
 struct Run {
     rows: u32,
@@ -75,7 +75,7 @@ struct Run {
     offset: i64,
     row_first: i32,
     server_id: i64,
-    /// Which columns the first and the second image lack: an index into the lists plus one, 0 for none.
+    /// The columns that the first and the second image do not have: an index into the lists plus one, 0 for none.
     absent: [u32; 2],
 }
 
@@ -87,7 +87,7 @@ struct Commit {
     file: u32,
 }
 
-/// A place where values of runs are gathered; see the module's text.
+/// Collects the values of runs; see the description of the module.
 pub struct SystemColumns {
     instance: Arc<str>,
     runs: Vec<Run>,
@@ -103,7 +103,7 @@ pub struct SystemColumns {
     spares: SystemSpares,
 }
 
-/// The memory of columns that were handed over.
+/// The reusable memory of the columns.
 struct SystemSpares {
     longs: Spares<i64>,
     ints: Spares<i32>,
@@ -111,24 +111,24 @@ struct SystemSpares {
 }
 
 impl SystemSpares {
-    /// For two batches of six columns of eight bytes, three of four, and two texts.
+    /// Enough for two batches of six columns of eight bytes, three of four, and two texts.
     fn new() -> SystemSpares {
         SystemSpares { longs: Spares::new(12), ints: Spares::new(8), bytes: Spares::new(4) }
     }
 }
 
-/// The event whose rows come next.
+/// The event of the next rows.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct EventView {
-    /// Offset of the event in its file; for events inside a payload that of the payload.
+    /// Offset of the event in its file; for events inside a payload, that of the payload.
     pub offset: u64,
-    /// The offset behind it; for events inside a payload that of the payload.
+    /// The offset after it; for events inside a payload, that after the payload.
     pub end_offset: u64,
     /// When the statement began, in seconds since 1970.
     pub timestamp: u32,
-    /// The server on which the change was first made.
+    /// The server that first made the change.
     pub server_id: u32,
-    /// Whether other rows events of the transaction have the same offset: that of the statement that commits them.
+    /// Whether other rows events of the transaction have the same offset, that of the statement that commits them.
     pub shared: bool,
 }
 
@@ -151,13 +151,13 @@ impl SystemColumns {
         }
     }
 
-    /// Gives all memory back, where no row came between two batches.
+    /// Frees all memory, if no row arrived between two batches.
     pub fn rest(&mut self) {
         self.constants = Constants::default();
         self.spares = SystemSpares::new();
     }
 
-    /// Opens a run of rows; `row_first` counts the changes of the transaction before it.
+    /// Opens a run of rows; `row_first` is the number of changes of the transaction before it.
     pub fn begin_run(
         &mut self,
         transaction: &TransactionView,
@@ -170,7 +170,7 @@ impl SystemColumns {
         if self.open != Some(transaction.commit_version) {
             self.begin_transaction(transaction);
         }
-        let table = match self.tables.iter().rposition(|held| held == table) {
+        let table = match self.tables.iter().rposition(|known| known == table) {
             Some(at) => at,
             None => {
                 self.tables.push(table.clone());
@@ -205,7 +205,7 @@ impl SystemColumns {
         self.open = Some(transaction.commit_version);
     }
 
-    /// Adds one row to the open run.
+    /// Adds a row to the open run.
     #[inline]
     pub fn add_row(&mut self) {
         if let Some(run) = self.runs.last_mut() {
@@ -214,17 +214,17 @@ impl SystemColumns {
         self.rows += 1;
     }
 
-    /// Notes the exact text of a value that the open run's next row could not hold.
+    /// Notes the exact text of a value that the next row of the open run cannot represent.
     pub fn note_unrepresentable(&mut self, column: &Arc<str>, text: String) {
         self.unrepresentable.push((self.rows, column.clone(), text));
     }
 
-    /// The number by which runs refer to a list of absent columns; 0 for none.
+    /// Returns the number by which runs refer to a list of absent columns; 0 for none.
     pub fn absent_list(&mut self, columns: Vec<Arc<str>>) -> u32 {
         if columns.is_empty() {
             return 0;
         }
-        let at = match self.absent.iter().rposition(|held| *held == columns) {
+        let at = match self.absent.iter().rposition(|known| *known == columns) {
             Some(at) => at,
             None => {
                 self.absent.push(columns);
@@ -234,12 +234,12 @@ impl SystemColumns {
         at as u32 + 1
     }
 
-    /// Rows so far.
+    /// Number of rows so far.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Spells the wanted columns out, for the first `rows` rows, and starts again without rows.
+    /// Builds the wanted columns for the first `rows` rows, and starts again without rows.
     pub fn finish(&mut self, wanted: &[&str], rows: usize) -> Vec<(Field, ArrayRef)> {
         self.cut(rows);
         let mut columns = Vec::new();
@@ -281,7 +281,7 @@ impl SystemColumns {
         self.unrepresentable.retain(|(row, _, _)| *row < rows);
     }
 
-    /// One number for each run, repeated for its rows.
+    /// Returns a number for each run, repeated for its rows.
     fn each_run(&mut self, value: impl Fn(&Run) -> i64) -> ScalarBuffer<i64> {
         let mut out = self.spares.longs.take();
         out.reserve(self.rows);
@@ -291,7 +291,7 @@ impl SystemColumns {
         self.spares.longs.lend(out).into()
     }
 
-    /// One number for each transaction, repeated for its rows.
+    /// Returns a number for each transaction, repeated for its rows.
     fn each_commit(&mut self, value: impl Fn(&Commit) -> i64) -> ScalarBuffer<i64> {
         let mut out = self.spares.longs.take();
         out.reserve(self.rows);
@@ -302,19 +302,19 @@ impl SystemColumns {
         self.spares.longs.lend(out).into()
     }
 
-    /// Whether a value is the same for all runs, so that the column is a constant.
+    /// Whether a value is the same for all runs, so that the column is constant.
     fn is_same<T: PartialEq>(&self, value: impl Fn(&Run) -> T) -> bool {
         let mut runs = self.runs.iter().filter(|run| run.rows > 0).map(value);
         let first = runs.next();
         runs.all(|next| Some(next) == first)
     }
 
-    /// The run of the batch's first row, which speaks for all where a value is the same.
+    /// Returns the run of the batch's first row, which represents all runs if a value is constant.
     fn first_run(&self) -> Option<Run> {
         self.runs.iter().find(|run| run.rows > 0).cloned()
     }
 
-    /// One text for each row; `text` is asked for each run and the row's number in it.
+    /// Returns a text for each row; `text` is called with each run and the row's number in it.
     fn each_text<'a>(&self, spares: (Vec<i32>, Vec<u8>), text: impl Fn(&Run, u32) -> &'a str) -> (Vec<i32>, Vec<u8>) {
         let (mut offsets, mut bytes) = spares;
         offsets.reserve(self.rows + 1);
@@ -360,7 +360,7 @@ impl SystemColumns {
         self.text_column(texts, nulls.filter(|nulls| nulls.null_count() > 0))
     }
 
-    /// A text that runs refer to by number, which nearly always is one for the whole batch.
+    /// Builds a column of texts that runs refer to by number, usually the same for the whole batch.
     fn named_column<'a>(
         &mut self,
         slot: usize,
@@ -461,10 +461,10 @@ impl SystemColumns {
     }
 }
 
-/// A value that its Arrow type cannot hold: its row, its column, its exact text.
+/// A value that its Arrow type cannot represent: its row, its column, its exact text.
 pub type Unrepresentable = (usize, Arc<str>, String);
 
-/// The column `_metadata.unrepresentable` of `rows` rows, from what was noted in row order.
+/// Builds `_metadata.unrepresentable` for `rows` rows from values in row order.
 pub fn unrepresentable_array(rows: usize, noted: &[Unrepresentable]) -> ArrayRef {
     if noted.is_empty() {
         return arrow_array::new_null_array(&unrepresentable_type(), rows);
@@ -480,13 +480,13 @@ pub fn unrepresentable_array(rows: usize, noted: &[Unrepresentable]) -> ArrayRef
             builder.values().append_value(text);
             some = true;
         }
-        // Keys and values are appended in pairs just above, so their counts cannot differ.
+        // Keys and values are appended in pairs above, so their counts cannot differ.
         let _ = builder.append(some);
     }
     Arc::new(builder.finish())
 }
 
-/// The column `_metadata.absent`: for each row the columns its image lacks, null for none.
+/// Builds `_metadata.absent`: for each row the columns that its image does not have, null for none.
 pub fn absent_array(rows: &[Vec<Arc<str>>]) -> ArrayRef {
     let mut builder = ListBuilder::new(StringBuilder::new()).with_field(element_field());
     for names in rows {
@@ -498,12 +498,13 @@ pub fn absent_array(rows: &[Vec<Arc<str>>]) -> ArrayRef {
     Arc::new(builder.finish())
 }
 
-/// An array of texts that were put together from `str` pieces, each offset at the end of a piece.
+/// Builds an array of texts that consist of `str` pieces, with each offset at the end of a piece.
 #[allow(unsafe_code)]
 fn strings(offsets: Buffer, bytes: Buffer, nulls: Option<NullBuffer>) -> StringArray {
     let offsets = OffsetBuffer::new(ScalarBuffer::from(offsets));
-    // SAFETY: the callers, all in this file, take both from `each_text`, which begins with empty vectors, appends whole
-    // `str`s and nothing else to `bytes`, and pushes an offset after each, so every value is valid UTF-8. Checking it again would cost a twentieth of the time of narrow rows.
+    // SAFETY: the callers, all in this file, take both from `each_text`, which starts with empty vectors, appends
+    // only whole `str`s to `bytes`, and pushes an offset after each, so every value is valid UTF-8. Validating it
+    // again would cost a twentieth of the time of narrow rows.
     unsafe { StringArray::new_unchecked(offsets, bytes, nulls) }
 }
 
@@ -520,7 +521,7 @@ fn unrepresentable_type() -> DataType {
     DataType::Map(Arc::new(Field::new("entries", DataType::Struct(entry), false)), false)
 }
 
-/// The fields of `_metadata`.
+/// Returns the fields of `_metadata`.
 pub fn metadata_fields() -> Fields {
     Fields::from(vec![
         Field::new("instance", DataType::Utf8, false),
@@ -538,7 +539,7 @@ pub fn metadata_fields() -> Fields {
     ])
 }
 
-/// The fields of the system columns, in their order.
+/// Returns the fields of the system columns, in their order.
 pub fn fields() -> Vec<Field> {
     let timestamp = DataType::Timestamp(TimeUnit::Microsecond, Some("UTC".into()));
     vec![

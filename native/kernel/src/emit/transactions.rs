@@ -1,4 +1,4 @@
-//! One row for each transaction: boundaries, sizes and counts, without decoding a value.
+//! A row for each transaction: boundaries, sizes and counts, without decoding values.
 
 use std::sync::Arc;
 
@@ -9,22 +9,22 @@ use arrow_schema::{DataType, Field, Schema, TimeUnit};
 use crate::emit::{Batch, TransactionView};
 use crate::error::{malformed, Result};
 
-/// What is counted while a transaction passes by.
+/// The counts of a transaction.
 #[derive(Debug, Clone, Default)]
 pub struct Tally {
-    /// Events, those inside a payload included.
+    /// Number of events, including those inside a payload.
     pub events: u32,
-    /// Changes: an update counts once.
+    /// Number of changes; an update counts as one.
     pub rows: u64,
-    /// The server on which it was first committed.
+    /// The server that first committed the transaction.
     pub server_id: u32,
-    /// Tables of which rows were changed, as `database.table`, each once.
+    /// The changed tables as `database.table`, without duplicates.
     pub tables: Vec<String>,
-    /// The statement, where it is one.
+    /// The text of the statement, if the transaction is a single statement.
     pub statement: Option<String>,
 }
 
-/// Transactions so far.
+/// The transactions so far.
 #[derive(Default)]
 pub struct TransactionsBatch {
     rows: usize,
@@ -43,12 +43,12 @@ pub struct TransactionsBatch {
 }
 
 impl TransactionsBatch {
-    /// Rows so far.
+    /// Number of rows so far.
     pub fn rows(&self) -> usize {
         self.rows
     }
 
-    /// Adds one transaction that ends at `end_offset`.
+    /// Adds a transaction that ends at `end_offset`.
     pub fn add(&mut self, transaction: &TransactionView, end_offset: u64, tally: &Tally) {
         self.rows += 1;
         self.file.append_value(&*transaction.file);
@@ -92,7 +92,7 @@ impl TransactionsBatch {
     }
 }
 
-/// The schema of transaction rows.
+/// Returns the schema of transaction rows.
 pub fn schema() -> Schema {
     Schema::new(vec![
         Field::new("file", DataType::Utf8, false),

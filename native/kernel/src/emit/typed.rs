@@ -1,4 +1,4 @@
-//! Rows of each table as Arrow columns of their own types.
+//! The rows of each table in typed Arrow columns.
 
 use std::sync::Arc;
 
@@ -14,34 +14,34 @@ use crate::error::{malformed, Error, ErrorKind, Result};
 use crate::event::rows::{self, bit, PartialHead};
 use crate::event::{Change, EventKind};
 
-/// One column of a batch.
+/// A column of a batch.
 #[derive(Debug, Clone, PartialEq)]
 struct Target {
     name: Arc<str>,
     kind: Kind,
 }
 
-/// How rows of one table become columns of a batch.
+/// How the rows of a table map to the columns of a batch.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Plan {
     sources: Vec<SourceColumn>,
-    /// For each source column the batch column it goes to.
+    /// For each source column, the index of its batch column.
     target_of: Vec<Option<usize>>,
     targets: Vec<Target>,
     /// Batch columns that rows of this definition do not have.
     missing: Vec<usize>,
-    /// Each source column goes to the batch column of the same place, and there are no others.
+    /// Whether source and batch columns are the same, in the same order.
     straight: bool,
     system: Vec<&'static str>,
     json_columns: usize,
 }
 
 impl Plan {
-    /// Plans one definition of a table.
+    /// Plans the mapping for a definition of a table.
     ///
-    /// `wanted` names the columns to decode, system columns among them; None means all. `declared` fixes the batch's
-    /// columns: a column that rows lack is null and told absent; one of another Arrow type raises `SchemaChanged`, and
-    /// so does one that is not declared, unless `wanted` says which columns matter.
+    /// `wanted` names the columns to decode, including system columns; None means all. `declared` fixes the columns
+    /// of the batch: a column that is missing from the rows is null and reported as absent. A column of another Arrow
+    /// type raises `SchemaChanged`, and so does a column that is not declared, unless `wanted` selects the columns.
     pub fn new(
         sources: Vec<SourceColumn>,
         wanted: Option<&[String]>,
@@ -68,9 +68,9 @@ impl Plan {
                     )));
                 }
             } else if let Some(declared) = &declared {
-                // Who names the columns has said that others do not matter.
-                let is_news = wanted.is_none() && !declared.iter().any(|column| column.name == source.name);
-                if is_news {
+                // A caller that names the columns does not need others.
+                let is_undeclared = wanted.is_none() && !declared.iter().any(|column| column.name == source.name);
+                if is_undeclared {
                     return Err(changed(&format!("column `{}` was added", source.name)));
                 }
             }
@@ -89,7 +89,7 @@ impl Plan {
         })
     }
 
-    /// The fields of the batch.
+    /// Returns the fields of the batch.
     pub fn fields(&self) -> Vec<Field> {
         self.targets.iter().map(|target| Field::new(&*target.name, target.kind.arrow_type(), true)).collect()
     }
@@ -110,25 +110,25 @@ fn changed(what: &str) -> Error {
     )
 }
 
-/// Rows of one table with one definition.
+/// The rows of a table with the same definition.
 pub struct TableBatch {
     /// The table and its schema version.
     pub table: TableRef,
     plan: Plan,
     builders: Vec<ColumnBuilder>,
     system: SystemColumns,
-    /// The builders have room for the rows of this batch.
+    /// Whether the builders have reserved memory for this batch.
     begun: bool,
-    /// Rows whose transaction is whole.
+    /// Number of rows of complete transactions.
     committed: usize,
 }
 
-/// Which columns the images of one event hold.
+/// The columns in the images of an event.
 #[derive(Debug, Clone, Copy)]
 struct Present<'a> {
     bits: &'a [u8],
     count: usize,
-    /// All of them, and each goes to its own place.
+    /// Whether all columns are present, and source and batch columns are the same.
     straight: bool,
 }
 
@@ -158,22 +158,22 @@ impl TableBatch {
         self.table == *table && self.plan == *plan
     }
 
-    /// Rows so far.
+    /// Number of rows so far.
     pub fn rows(&self) -> usize {
         self.system.rows()
     }
 
-    /// Whether no row waits for its transaction's end.
+    /// Whether all rows belong to complete transactions.
     pub fn is_whole(&self) -> bool {
         self.committed == self.system.rows()
     }
 
-    /// Marks all rows as whole.
+    /// Marks all rows as belonging to complete transactions.
     pub fn commit(&mut self) {
         self.committed = self.system.rows();
     }
 
-    /// Adds the images of one event and returns how many changes it held.
+    /// Adds the images of an event and returns how many changes it has.
     pub fn add(&mut self, transaction: &TransactionView, rows: &RowsView<'_>, filter: ChangeFilter) -> Result<u32> {
         let change = rows.kind.change().ok_or_else(|| malformed("no rows event"))?;
         let width = self.plan.sources.len();
@@ -225,7 +225,7 @@ impl TableBatch {
         self.system.absent_list(absent)
     }
 
-    /// Reads one image into the columns, or passes over it.
+    /// Reads an image into the columns, or skips it.
     #[inline]
     fn image(&mut self, cursor: &mut Cursor<'_>, present: Present<'_>, wanted: bool) -> Result<()> {
         let nulls = cursor.take(present.count.div_ceil(8))?;
@@ -262,7 +262,7 @@ impl TableBatch {
         Ok(())
     }
 
-    /// The same for the commonest image: it holds every column, and each goes to its own place.
+    /// Reads the most common kind of image: all columns are present, and source and batch columns are the same.
     #[inline]
     fn straight_image(&mut self, cursor: &mut Cursor<'_>, nulls: &[u8]) -> Result<()> {
         let columns = self.plan.sources.iter().zip(&mut self.builders);
@@ -294,7 +294,7 @@ impl TableBatch {
         self.system.add_row();
     }
 
-    /// Reads an update whose JSON columns may hold differences, which are applied to the documents before.
+    /// Reads an update whose JSON columns may have partial updates, which are applied to the documents before.
     fn partial_update(
         &mut self,
         cursor: &mut Cursor<'_>,
@@ -319,13 +319,13 @@ impl TableBatch {
                 Some(target) if after => self.builders.get_mut(*target),
                 _ => None,
             };
-            let held = bit(present, index);
-            let null = held && bit(nulls, at);
-            at += usize::from(held);
+            let is_present = bit(present, index);
+            let null = is_present && bit(nulls, at);
+            at += usize::from(is_present);
             let appended = match builder {
-                None if held && !null => source.kind.skip(cursor).map(|()| None),
+                None if is_present && !null => source.kind.skip(cursor).map(|()| None),
                 None => Ok(None),
-                Some(builder) if !held || null => {
+                Some(builder) if !is_present || null => {
                     builder.append_null();
                     Ok(None)
                 }
@@ -348,7 +348,7 @@ impl TableBatch {
         Ok(())
     }
 
-    /// The JSON documents of one image, by column.
+    /// Returns the JSON documents of an image, by column.
     fn json_documents<'a>(&self, cursor: &mut Cursor<'a>, present: &[u8]) -> Result<Vec<Option<&'a [u8]>>> {
         let mut documents = vec![None; self.plan.sources.len()];
         let nulls = cursor.take(rows::count(present, self.plan.sources.len()).div_ceil(8))?;
@@ -368,13 +368,12 @@ impl TableBatch {
         Ok(documents)
     }
 
-    /// Closes the batch and starts again. `all` includes rows of a transaction that is not whole yet; without it
-    /// they are dropped.
+    /// Closes the batch and starts again. `all` includes rows of the open transaction; otherwise they are dropped.
     pub fn finish(&mut self, all: bool, position: (Arc<str>, u64)) -> Result<Option<Batch>> {
         let rows = if all { self.system.rows() } else { self.committed };
         self.committed = 0;
         if self.system.rows() == 0 {
-            // Other tables had rows meanwhile, and may need the memory.
+            // Meanwhile other tables had rows and may need the memory.
             self.builders.iter_mut().for_each(ColumnBuilder::rest);
             self.system.rest();
             self.begun = false;

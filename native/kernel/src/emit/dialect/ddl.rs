@@ -1,4 +1,4 @@
-//! What a definition defines, by its first words: enough for the marks that messages carry, not a parser.
+//! Classifies DDL by its first words: enough for the marks in messages, but not a parser.
 
 use std::borrow::Cow;
 use std::iter::Peekable;
@@ -6,7 +6,7 @@ use std::iter::Peekable;
 use crate::event::query::after_prefix;
 use crate::event::session::Backslash;
 
-/// The kinds of definition that Canal tells apart.
+/// The kinds of DDL that Canal distinguishes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[allow(missing_docs)]
 pub enum DefinitionKind {
@@ -14,7 +14,7 @@ pub enum DefinitionKind {
     Alter,
     /// DROP TABLE.
     Erase,
-    /// Whatever is none of the others.
+    /// Any other statement.
     Query,
     Truncate,
     Rename,
@@ -23,7 +23,7 @@ pub enum DefinitionKind {
 }
 
 impl DefinitionKind {
-    /// The number in Canal's and Ptubes' `EventType`.
+    /// Returns the number in Canal's and Ptubes' `EventType`.
     pub fn number(self) -> u64 {
         match self {
             DefinitionKind::Create => 4,
@@ -37,7 +37,7 @@ impl DefinitionKind {
         }
     }
 
-    /// The name in Canal's `EventType`.
+    /// Returns the name in Canal's `EventType`.
     pub fn name(self) -> &'static str {
         match self {
             DefinitionKind::Create => "CREATE",
@@ -52,20 +52,20 @@ impl DefinitionKind {
     }
 }
 
-/// What a definition does to one table.
+/// What a DDL statement does to one table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Definition<'a> {
-    /// What it does, an ALTER TABLE by its first clause.
+    /// The kind; for an ALTER TABLE that of its first clause.
     pub kind: DefinitionKind,
-    /// Whether it is an ALTER TABLE.
+    /// Whether the statement is an ALTER TABLE.
     pub alters: bool,
     /// The table's database, or the default one.
     pub database: Cow<'a, str>,
-    /// The table, by its new name where it is renamed; empty where none is named.
+    /// The table, or its new name if it is renamed; empty if the statement names no table.
     pub table: Cow<'a, str>,
-    /// The database and table before it was renamed.
+    /// The database and table before a rename.
     pub renamed_from: Option<(Cow<'a, str>, Cow<'a, str>)>,
-    /// Whether it is a DROP TABLE IF EXISTS.
+    /// Whether the statement is a DROP TABLE IF EXISTS.
     pub if_exists: bool,
 }
 
@@ -74,7 +74,7 @@ impl<'a> Definition<'a> {
         Definition { kind, alters: false, database, table, renamed_from: None, if_exists: false }
     }
 
-    /// The part of a DROP TABLE or RENAME TABLE that is about this table, as a statement of its own.
+    /// Returns the part of a DROP TABLE or RENAME TABLE that concerns this table, as a statement of its own.
     pub fn own_text(&self) -> String {
         let name = |(database, table): (&str, &str)| format!("{}.{}", quoted_name(database), quoted_name(table));
         match self.kind {
@@ -85,7 +85,7 @@ impl<'a> Definition<'a> {
         }
     }
 
-    /// The database and table that the statement finds.
+    /// Returns the database and table before the statement.
     pub fn name_before(&self) -> (&str, &str) {
         match &self.renamed_from {
             Some((database, table)) => (database, table),
@@ -98,20 +98,20 @@ fn quoted_name(name: &str) -> String {
     format!("`{}`", name.replace('`', "``"))
 }
 
-/// One piece of a statement.
+/// A token of a statement.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Token<'a> {
     /// A bare word: a keyword or a name.
     Word(&'a str),
     /// A name in backticks or double quotes.
     Quoted(Cow<'a, str>),
-    /// Any other character, a string as a whole.
+    /// Any other character, or a whole string.
     Sign(char),
 }
 
 impl Token<'_> {
     fn is(&self, word: &str) -> bool {
-        matches!(self, Token::Word(found) if found.eq_ignore_ascii_case(word))
+        matches!(self, Token::Word(token) if token.eq_ignore_ascii_case(word))
     }
 }
 
@@ -144,7 +144,7 @@ impl<'a> Iterator for Tokens<'a> {
 }
 
 impl<'a> Tokens<'a> {
-    /// Passes over white space and comments, and into those that the server runs (`/*!50100 ... */`).
+    /// Skips white space and comments, but enters comments that the server runs (`/*!50100 ... */`).
     fn skip_blanks(&mut self) {
         loop {
             self.rest = self.rest.trim_start();
@@ -168,14 +168,14 @@ impl<'a> Tokens<'a> {
             self.rest = "";
             return Token::Quoted(inside.into());
         };
-        let (name, behind) = (inside.get(..end).unwrap_or_default(), inside.get(end + 1..).unwrap_or_default());
-        if !behind.starts_with(quote) {
-            self.rest = behind;
+        let (name, after) = (inside.get(..end).unwrap_or_default(), inside.get(end + 1..).unwrap_or_default());
+        if !after.starts_with(quote) {
+            self.rest = after;
             return Token::Quoted(name.into());
         }
-        // A quote inside a name stands twice.
+        // A quote inside a name is doubled.
         let mut whole = name.to_owned();
-        let mut rest = behind;
+        let mut rest = after;
         while let Some(more) = rest.strip_prefix(quote) {
             whole.push(quote);
             let end = more.find(quote).unwrap_or(more.len());
@@ -187,7 +187,7 @@ impl<'a> Tokens<'a> {
     }
 }
 
-/// Words that may stand between the verb, what it is done to, and its name.
+/// Words that may occur between the verb, the kind of object, and its name.
 const FILLERS: [&str; 15] = [
     "OR",
     "REPLACE",
@@ -206,22 +206,22 @@ const FILLERS: [&str; 15] = [
     "NOWAIT",
 ];
 
-/// Tells what a definition does to the table that it names first.
+/// Returns what a DDL statement does to the first table that it names.
 pub fn classify<'a>(text: &'a str, database: &'a str, backslash: Backslash) -> Definition<'a> {
     Reader::new(text, database, backslash).next_or_query()
 }
 
-/// Tells what a definition does, table by table, in its own order; one `Query` where it names no table.
+/// Returns what a DDL statement does to each of its tables, in order; a single `Query` if it names no table.
 pub fn definitions<'a>(text: &'a str, database: &'a str, backslash: Backslash) -> impl Iterator<Item = Definition<'a>> {
     let mut reader = Reader::new(text, database, backslash);
     let first = reader.next_or_query();
     std::iter::once(first).chain(std::iter::from_fn(move || reader.next_listed()))
 }
 
-/// The definition that has the same outcome as a logged one that failed; None where it had none.
+/// Returns the statement with the same outcome as a logged statement that failed; None if it had no effect.
 ///
-/// MariaDB's CREATE OR REPLACE TABLE drops the table first, and is logged as it is when it fails after that
-/// (`mysql_create_table`). A DROP TABLE that failed has dropped those of its tables that were there.
+/// MariaDB's CREATE OR REPLACE TABLE drops the table first, and is logged unchanged if it fails after that
+/// (`mysql_create_table`). A DROP TABLE that failed has dropped those of its tables that existed.
 pub fn outcome_of_failed<'a>(text: &'a str, database: &str, backslash: Backslash) -> Option<Cow<'a, str>> {
     let mut tokens = Tokens { rest: after_prefix(text, backslash)? };
     let verb = tokens.next()?;
@@ -237,13 +237,13 @@ pub fn outcome_of_failed<'a>(text: &'a str, database: &str, backslash: Backslash
     Some(format!("DROP TABLE IF EXISTS {}.{}", quoted_name(database), quoted_name(table)).into())
 }
 
-/// Reads a definition from its start, then each further table of its list.
+/// Parses a DDL statement from its start, then each further table of its list.
 struct Reader<'a> {
     tokens: Peekable<Tokens<'a>>,
     database: &'a str,
-    /// What the statement does to each table of its list, once the first is read.
+    /// What the statement does to each table of its list, once the first was parsed.
     listed: Option<DefinitionKind>,
-    /// Whether EXISTS was among the words before the first name.
+    /// Whether EXISTS occurred before the first name.
     says_exists: bool,
 }
 
@@ -259,14 +259,14 @@ impl<'a> Reader<'a> {
 
     fn first(&mut self) -> Option<Definition<'a>> {
         let verb = self.tokens.next()?;
-        self.pass_fillers();
+        self.skip_fillers();
         if verb.is("TRUNCATE") {
             self.tokens.next_if(|token| token.is("TABLE"));
             return Some(Definition::of(DefinitionKind::Truncate, self.name()?));
         }
         let object = self.tokens.next()?;
         if object.is("INDEX") && (verb.is("CREATE") || verb.is("DROP")) {
-            // The index's own name may be the word ON in quotes, which is no word.
+            // The index may be named ON in quotes, which is not the keyword.
             self.tokens.find(|token| token.is("ON"))?;
             let kind = if verb.is("CREATE") { DefinitionKind::CreateIndex } else { DefinitionKind::DropIndex };
             return Some(Definition::of(kind, self.name()?));
@@ -274,7 +274,7 @@ impl<'a> Reader<'a> {
         if !object.is("TABLE") && !object.is("TABLES") {
             return None;
         }
-        self.pass_fillers();
+        self.skip_fillers();
         if verb.is("CREATE") {
             Some(Definition::of(DefinitionKind::Create, self.name()?))
         } else if verb.is("ALTER") {
@@ -291,7 +291,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// The next table of a DROP TABLE or RENAME TABLE, behind its comma.
+    /// Parses the next table of a DROP TABLE or RENAME TABLE, after its comma.
     fn next_listed(&mut self) -> Option<Definition<'a>> {
         let kind = self.listed?;
         self.tokens.next_if(|token| *token == Token::Sign(','))?;
@@ -308,16 +308,16 @@ impl<'a> Reader<'a> {
 
     fn renamed(&mut self) -> Option<Definition<'a>> {
         let before = self.name()?;
-        self.pass_wait();
+        self.skip_wait();
         self.tokens.next_if(|token| token.is("TO"))?;
         let after = self.name()?;
         Some(Definition { renamed_from: Some(before), ..Definition::of(DefinitionKind::Rename, after) })
     }
 
-    /// What the first clause of an ALTER TABLE makes of it for Canal, which goes by that clause alone.
+    /// Returns Canal's kind of an ALTER TABLE, which depends on the first clause alone.
     fn altered(&mut self, name: (Cow<'a, str>, Cow<'a, str>)) -> Definition<'a> {
         let alter = |name| Definition::of(DefinitionKind::Alter, name);
-        self.pass_wait();
+        self.skip_wait();
         match self.tokens.next() {
             Some(token) if token.is("ADD") => match self.adds_index() {
                 true => Definition::of(DefinitionKind::CreateIndex, name),
@@ -349,7 +349,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Whether an index, a unique key or a primary key stands behind ADD.
+    /// Whether ADD is followed by an index, a unique key or a primary key.
     fn adds_index(&mut self) -> bool {
         let indexes = ["INDEX", "KEY", "UNIQUE", "FULLTEXT", "SPATIAL", "VECTOR", "PRIMARY"];
         let is_index = |token: &Token<'_>| indexes.iter().any(|word| token.is(word));
@@ -361,20 +361,20 @@ impl<'a> Reader<'a> {
         symbol.is_some_and(|token| is_index(&token)) || self.tokens.next().is_some_and(|token| is_index(&token))
     }
 
-    /// Passes MariaDB's NOWAIT or WAIT and its number.
-    fn pass_wait(&mut self) {
-        self.pass_fillers();
+    /// Skips MariaDB's NOWAIT, or WAIT and its number.
+    fn skip_wait(&mut self) {
+        self.skip_fillers();
         let is_number = |word: &str| word.bytes().all(|byte| byte.is_ascii_digit());
         self.tokens.next_if(|token| matches!(token, Token::Word(word) if is_number(word)));
     }
 
-    fn pass_fillers(&mut self) {
+    fn skip_fillers(&mut self) {
         while let Some(token) = self.tokens.next_if(|token| FILLERS.iter().any(|filler| token.is(filler))) {
             self.says_exists |= token.is("EXISTS");
         }
     }
 
-    /// Reads a name of one part or two: a database and a table.
+    /// Parses a name with an optional database.
     fn name(&mut self) -> Option<(Cow<'a, str>, Cow<'a, str>)> {
         let first = self.word()?;
         if self.tokens.next_if(|token| *token == Token::Sign('.')).is_none() {
@@ -396,19 +396,19 @@ impl<'a> Reader<'a> {
 mod tests {
     use super::*;
 
-    /// The kind, with the names before and after; of the definition and of each that follows it in the statement.
-    fn told(text: &str) -> Vec<String> {
-        let tell = |definition: Definition<'_>| {
+    /// The kind, with the names before and after, of each definition in the statement.
+    fn describe_all(text: &str) -> Vec<String> {
+        let describe = |definition: Definition<'_>| {
             let (database, table) = definition.name_before();
             let before = definition.renamed_from.is_some().then(|| format!("{database}.{table} -> "));
             let before = before.unwrap_or_default();
             format!("{} {before}{}.{}", definition.kind.name(), definition.database, definition.table)
         };
-        definitions(text, "shop", Backslash::default()).map(tell).collect()
+        definitions(text, "shop", Backslash::default()).map(describe).collect()
     }
 
     #[test]
-    fn definitions_are_known_by_their_first_words() {
+    fn definitions_are_classified_by_their_first_words() {
         for (text, definition) in [
             ("CREATE TABLE t (a int)", "CREATE shop.t"),
             ("/* by us */ create temporary table if not exists `x y`.`a``b` (a int)", "CREATE x y.a`b"),
@@ -430,15 +430,15 @@ mod tests {
             ("ALTER TABLE `open", "ALTER shop.open"),
             ("", "QUERY shop."),
         ] {
-            assert_eq!(told(text), [definition], "{text}");
+            assert_eq!(describe_all(text), [definition], "{text}");
             let first = classify(text, "shop", Backslash::default());
             assert_eq!(format!("{} {}.{}", first.kind.name(), first.database, first.table), definition, "{text}");
         }
     }
 
-    /// What Canal 1.1.7's own parser tells of each, run on the same text. It goes by the first clause.
+    /// The results of Canal 1.1.7's own parser for the same texts. It considers the first clause only.
     #[test]
-    fn an_alter_is_told_by_its_first_clause() {
+    fn alter_table_is_classified_by_its_first_clause() {
         for (text, definition) in [
             ("ALTER TABLE other . t ADD COLUMN b int", "ALTER other.t"),
             ("ALTER ONLINE IGNORE TABLE t FORCE", "ALTER shop.t"),
@@ -472,17 +472,17 @@ mod tests {
             ("ALTER TABLE `a`.`b c` RENAME TO `d`.`e f`", "RENAME a.b c -> d.e f"),
             ("ALTER TABLE t ADD c int, RENAME TO u", "ALTER shop.t"),
         ] {
-            assert_eq!(told(text), [definition], "{text}");
+            assert_eq!(describe_all(text), [definition], "{text}");
         }
     }
 
     #[test]
-    fn each_table_of_a_list_is_told() {
+    fn each_table_of_a_list_is_returned() {
         let dropped = "DROP TABLE IF EXISTS `t`,s.`u` , v WAIT 5 /* generated by server */";
-        assert_eq!(told(dropped), ["ERASE shop.t", "ERASE s.u", "ERASE shop.v"]);
+        assert_eq!(describe_all(dropped), ["ERASE shop.t", "ERASE s.u", "ERASE shop.v"]);
         let renamed = "RENAME TABLE IF EXISTS a WAIT 5 TO b, `s`.`c` NOWAIT TO r.d";
-        assert_eq!(told(renamed), ["RENAME shop.a -> shop.b", "RENAME s.c -> r.d"]);
-        assert_eq!(told("CREATE TABLE t (a int, b int)"), ["CREATE shop.t"]);
+        assert_eq!(describe_all(renamed), ["RENAME shop.a -> shop.b", "RENAME s.c -> r.d"]);
+        assert_eq!(describe_all("CREATE TABLE t (a int, b int)"), ["CREATE shop.t"]);
         let own = |text: &str| {
             definitions(text, "shop", Backslash::default()).map(|definition| definition.own_text()).collect::<Vec<_>>()
         };
@@ -501,10 +501,8 @@ mod tests {
         assert_eq!(outcome("CREATE OR REPLACE TABLE `a``b` (id INT PRIMARY KEY, PRIMARY KEY (id))"), dropped);
         assert_eq!(outcome("/* x */ create or /* y */ replace table `shop` . `a``b` (id INT)"), dropped);
         assert_eq!(outcome("DROP TABLE a, b").as_deref(), Some("DROP TABLE a, b"));
-        for nothing in
-            ["CREATE TABLE a (id INT)", "ALTER TABLE a ADD b INT", "CREATE OR REPLACE VIEW v AS SELECT 1", ""]
-        {
-            assert_eq!(outcome(nothing), None, "{nothing}");
+        for text in ["CREATE TABLE a (id INT)", "ALTER TABLE a ADD b INT", "CREATE OR REPLACE VIEW v AS SELECT 1", ""] {
+            assert_eq!(outcome(text), None, "{text}");
         }
         assert_eq!(outcome("CREATE OR REPLACE TEMPORARY TABLE a (id INT)"), None);
     }

@@ -1,8 +1,8 @@
-//! What the JSON dialects share: names of columns as they stand in front of values, and objects of such pairs.
+//! Helpers of the JSON dialects: precomputed column names, and objects of name-value pairs.
 
 use crate::column::quoted;
 
-/// The name with the comma before and the colon behind it, made once for a table.
+/// Returns the quoted name with a comma before and a colon after it, computed once for a table.
 pub(super) fn key(name: &str) -> Box<[u8]> {
     let mut key = vec![b','];
     quoted::write(name.as_bytes(), &mut key);
@@ -10,7 +10,7 @@ pub(super) fn key(name: &str) -> Box<[u8]> {
     key.into()
 }
 
-/// Makes an object of the pairs written behind `start`, each of which began with a comma.
+/// Turns the pairs after `start`, each with a leading comma, into an object.
 #[inline]
 pub(super) fn close(start: usize, out: &mut Vec<u8>) {
     match out.get_mut(start) {
@@ -20,7 +20,7 @@ pub(super) fn close(start: usize, out: &mut Vec<u8>) {
     out.push(b'}');
 }
 
-/// Adds the text in quotes, or null where it is empty.
+/// Writes the text in quotes, or null if it is empty.
 pub(super) fn text_or_null(text: &str, out: &mut Vec<u8>) {
     match text {
         "" => out.extend_from_slice(b"null"),

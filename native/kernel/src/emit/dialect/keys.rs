@@ -1,17 +1,17 @@
-//! Keys of messages: the values of a table's key columns, in the form in which a dialect's own queues have them.
+//! Message keys: the values of a table's key columns, in the format that the dialect's own queues use.
 
 use std::sync::Arc;
 
-use super::debezium::place::{place, Place};
+use super::debezium::column_traits::{column_traits, ColumnTraits};
 use super::view::TableView;
 use super::{debezium, json_object, maxwell};
 use crate::column::{quoted, Kind, Value};
 use crate::error::{Error, ErrorKind, Result};
 
-/// How values stand in a key.
+/// The format of a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Style {
-    /// An object of the columns, with values as Debezium writes them.
+    /// An object of the columns, with values in Debezium's format.
     Debezium,
     /// Database and table, then the columns with `pk.` before their names.
     Maxwell,
@@ -24,10 +24,10 @@ struct Part {
     key: Box<[u8]>,
     name: Arc<str>,
     kind: Kind,
-    place: Place,
+    traits: ColumnTraits,
 }
 
-/// What is the same in all keys of a table's messages.
+/// The precomputed parts of a table's message keys.
 pub struct Keys {
     style: Style,
     head: Vec<u8>,
@@ -36,8 +36,8 @@ pub struct Keys {
 }
 
 impl Keys {
-    /// Keys of some columns, in that order; without columns there are none. Raises `OptionInvalid` for one that the table
-    /// lacks.
+    /// Creates keys of these columns in this order; no columns means no keys. Raises `OptionInvalid` for a column
+    /// that the table does not have.
     pub fn new(table: &TableView, columns: &[String], dialect: &str, instance: &str) -> Result<Keys> {
         let style = match dialect {
             "debezium" | "debezium_schema" => Style::Debezium,
@@ -46,8 +46,8 @@ impl Keys {
         };
         let mut parts = Vec::with_capacity(columns.len());
         for name in columns {
-            let found = table.columns.iter().enumerate().find(|(_, column)| *column.name == **name);
-            let (at, column) = found.ok_or_else(|| no_column(name, table))?;
+            let position = table.columns.iter().enumerate().find(|(_, column)| *column.name == **name);
+            let (at, column) = position.ok_or_else(|| no_column(name, table))?;
             parts.push(Part {
                 at,
                 key: match style {
@@ -56,7 +56,7 @@ impl Keys {
                 },
                 name: column.name.clone(),
                 kind: column.kind.clone(),
-                place: place(&column.type_text, column.nullable),
+                traits: column_traits(&column.type_text, column.nullable),
             });
         }
         let mut head = Vec::new();
@@ -79,18 +79,18 @@ impl Keys {
         !self.parts.is_empty()
     }
 
-    /// Adds the key of a row, of which `cell` gives the value of a column. Raises `EventUnsupported` where it has none:
-    /// rows without their key would be one row to whoever keeps them by it.
+    /// Writes the key of a row, whose values `cell` returns. Raises `EventUnsupported` if a value is missing: without
+    /// a complete key, consumers would merge different rows.
     pub fn write<'a>(&self, cell: impl Fn(usize) -> Result<Option<Value<'a>>>, out: &mut Vec<u8>) -> Result<()> {
         let before = out.len();
         out.extend_from_slice(&self.head);
-        // Maxwell's object begins with its head, a schema stands before the object.
+        // Maxwell's object begins with its head; a schema precedes the object.
         let start = if self.style == Style::Maxwell { before } else { out.len() };
         for part in &self.parts {
             let value = cell(part.at)?.ok_or_else(|| lacks_key(&part.name))?;
             out.extend_from_slice(&part.key);
             let written = match self.style {
-                Style::Debezium => debezium::values::write(&value, &part.kind, part.place, out),
+                Style::Debezium => debezium::values::write(&value, &part.kind, part.traits, out),
                 Style::Maxwell => maxwell::values::write(&value, &part.kind, out),
                 Style::Shown => value.write_shown(&part.kind, out),
             };

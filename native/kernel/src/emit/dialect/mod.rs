@@ -1,8 +1,9 @@
-//! Changes as others write them: Canal's entries, Ptubes' events, and the JSON of Canal, Debezium and Maxwell.
+//! Writes changes in the formats of other products: Canal's entries, Ptubes' events, and the JSON of Canal, Debezium
+//! and Maxwell.
 //!
-//! A dialect gets one transaction after the other: `begin` before its first message, `rows` for each rows event of a
-//! table that is read, `statement` for each definition, `end` behind the last message. A transaction of which nothing is
-//! selected is not told at all. Whatever a dialect writes goes to one growing buffer ([`Messages`]).
+//! A dialect receives transactions one by one: `begin` before the first message, `rows` for each rows event of a
+//! selected table, `statement` for each DDL statement, `end` after the last message. Transactions without selected
+//! changes are omitted. All output goes to a growing buffer ([`Messages`]).
 
 pub mod canal;
 pub mod ddl;
@@ -29,7 +30,7 @@ pub use writer::{Dialect, TableWriter};
 /// The names of all dialects.
 pub const NAMES: &[&str] = &["canal", "canal_flat", "ptubes", "debezium", "debezium_schema", "maxwell", "json"];
 
-/// The dialect of a name.
+/// A dialect by name.
 #[allow(missing_docs)]
 pub enum Named {
     Canal(canal::Canal),
@@ -40,7 +41,7 @@ pub enum Named {
     Json(json::JsonRows),
 }
 
-/// What writes the rows of one table in the dialect of a name.
+/// The writer of a table's rows in a dialect by name.
 #[allow(missing_docs)]
 pub enum NamedWriter {
     Canal(canal::CanalTable),
@@ -51,7 +52,7 @@ pub enum NamedWriter {
     Json(json::Writer),
 }
 
-/// Does the same in each dialect, known when it is compiled.
+/// Does the same for each dialect, with static dispatch.
 macro_rules! each {
     ($named:ident, $value:expr, $each:ident => $call:expr) => {
         match $value {
@@ -66,7 +67,7 @@ macro_rules! each {
 }
 
 impl Named {
-    /// Makes the dialect of a name. Raises `OptionInvalid` for one that is not known.
+    /// Creates the dialect by its name. Raises `OptionInvalid` if the name is unknown.
     pub fn of_options(options: &DialectOptions, instance: &Arc<str>) -> Result<Named> {
         Ok(match options.name.as_str() {
             "canal" => Named::Canal(canal::Canal::new(options)),
@@ -128,7 +129,7 @@ impl TableWriter for NamedWriter {
         each!(NamedWriter, self, writer => writer.rows(at, rows, out))
     }
 
-    fn tells_changes(&self) -> bool {
-        each!(NamedWriter, self, writer => writer.tells_changes())
+    fn writes_changes(&self) -> bool {
+        each!(NamedWriter, self, writer => writer.writes_changes())
     }
 }

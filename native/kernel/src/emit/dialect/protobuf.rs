@@ -1,13 +1,13 @@
-//! Writing protobuf into one growing buffer.
+//! Writes protobuf into a growing buffer.
 //!
-//! A length stands before what it counts, so one byte is kept free for it; where the content comes to more than 127
-//! bytes, it is moved up by the few bytes that the length takes more.
+//! A length precedes its content, so one byte is reserved for it. If the content exceeds 127 bytes, it is moved to
+//! make room for a longer length.
 
-/// The wire types that are used.
+/// The wire types in use.
 const VARINT: u8 = 0;
 const BYTES: u8 = 2;
 
-/// Adds a number in groups of seven bits.
+/// Writes a number in groups of seven bits.
 #[inline]
 pub fn varint(mut value: u64, out: &mut Vec<u8>) {
     while value >= 0x80 {
@@ -17,7 +17,7 @@ pub fn varint(mut value: u64, out: &mut Vec<u8>) {
     out.push(value as u8);
 }
 
-/// How many bytes [`varint`] adds.
+/// Returns the number of bytes that [`varint`] writes.
 #[inline]
 pub fn varint_len(value: u64) -> usize {
     (64 - (value | 1).leading_zeros() as usize).div_ceil(7)
@@ -28,20 +28,20 @@ fn tag(field: u8, wire: u8, out: &mut Vec<u8>) {
     varint(u64::from(field) << 3 | u64::from(wire), out);
 }
 
-/// Adds a number field, also where it is zero.
+/// Writes a number field, even if it is zero.
 #[inline]
 pub fn number(field: u8, value: u64, out: &mut Vec<u8>) {
     tag(field, VARINT, out);
     varint(value, out);
 }
 
-/// Adds a signed number field, also where it is zero; negative ones take ten bytes.
+/// Writes a signed number field, even if it is zero; negative numbers take ten bytes.
 #[inline]
 pub fn signed(field: u8, value: i64, out: &mut Vec<u8>) {
     number(field, u64::from_ne_bytes(value.to_ne_bytes()), out);
 }
 
-/// Adds a signed number field, except where it is zero, as proto3 does.
+/// Writes a signed number field unless it is zero, as in proto3.
 #[inline]
 pub fn signed_unless_zero(field: u8, value: i64, out: &mut Vec<u8>) {
     if value != 0 {
@@ -49,7 +49,7 @@ pub fn signed_unless_zero(field: u8, value: i64, out: &mut Vec<u8>) {
     }
 }
 
-/// Adds a field of bytes or text, also where it is empty.
+/// Writes a field of bytes or text, even if it is empty.
 #[inline]
 pub fn bytes(field: u8, value: &[u8], out: &mut Vec<u8>) {
     tag(field, BYTES, out);
@@ -57,7 +57,7 @@ pub fn bytes(field: u8, value: &[u8], out: &mut Vec<u8>) {
     out.extend_from_slice(value);
 }
 
-/// Adds a field of text, except where it is empty, as proto3 does.
+/// Writes a text field unless it is empty, as in proto3.
 #[inline]
 pub fn text(field: u8, value: &str, out: &mut Vec<u8>) {
     if !value.is_empty() {
@@ -65,7 +65,7 @@ pub fn text(field: u8, value: &str, out: &mut Vec<u8>) {
     }
 }
 
-/// Opens a field of bytes of which the length is not known yet; [`close`] takes what this gives.
+/// Opens a field of bytes of unknown length. Returns the start, for [`close`].
 #[inline]
 pub fn open(field: u8, out: &mut Vec<u8>) -> usize {
     tag(field, BYTES, out);
@@ -73,37 +73,37 @@ pub fn open(field: u8, out: &mut Vec<u8>) -> usize {
     out.len()
 }
 
-/// Closes a field that was opened at `start`.
+/// Closes the field that was opened at `start`.
 #[inline]
 pub fn close(start: usize, out: &mut Vec<u8>) {
     let length = out.len().saturating_sub(start);
     if length < 0x80 {
-        if let Some(place) = start.checked_sub(1).and_then(|at| out.get_mut(at)) {
-            *place = length as u8;
+        if let Some(length_byte) = start.checked_sub(1).and_then(|at| out.get_mut(at)) {
+            *length_byte = length as u8;
         }
     } else {
         move_up(start, length, out);
     }
 }
 
-/// Closes a field that was opened at `start` and of which `behind` more bytes follow, by the caller.
+/// Closes the field that was opened at `start`, to which the caller will add `following` more bytes.
 #[inline]
-pub fn close_before(start: usize, behind: usize, out: &mut Vec<u8>) {
-    move_up(start, out.len().saturating_sub(start) + behind, out);
+pub fn close_before(start: usize, following: usize, out: &mut Vec<u8>) {
+    move_up(start, out.len().saturating_sub(start) + following, out);
 }
 
-/// Writes a length in place of the byte before `start`, and moves up what stands behind it.
+/// Writes a length over the byte before `start`, moving up the content if the length takes more bytes.
 #[inline(never)]
 fn move_up(start: usize, length: usize, out: &mut Vec<u8>) {
-    let more = varint_len(length as u64) - 1;
+    let extra_bytes = varint_len(length as u64) - 1;
     let end = out.len();
-    out.resize(end + more, 0);
-    out.copy_within(start..end, start + more);
+    out.resize(end + extra_bytes, 0);
+    out.copy_within(start..end, start + extra_bytes);
     let mut value = length as u64;
-    let places = out.get_mut(start.saturating_sub(1)..start + more).unwrap_or_default();
-    if let Some((last, places)) = places.split_last_mut() {
-        for place in places {
-            *place = value as u8 | 0x80;
+    let length_bytes = out.get_mut(start.saturating_sub(1)..start + extra_bytes).unwrap_or_default();
+    if let Some((last, length_bytes)) = length_bytes.split_last_mut() {
+        for length_byte in length_bytes {
+            *length_byte = value as u8 | 0x80;
             value >>= 7;
         }
         *last = value as u8;
@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn a_length_takes_its_place_whatever_it_is() {
+    fn lengths_of_any_size_precede_their_content() {
         for length in [0usize, 1, 127, 128, 16_383, 16_384, 2_097_152] {
             let content = vec![7u8; length];
             let (mut whole, mut piecewise) = (vec![9], vec![9]);

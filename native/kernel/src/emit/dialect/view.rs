@@ -1,4 +1,4 @@
-//! What dialects are shown: their choices, transactions, statements and tables.
+//! The input of dialects: options, transactions, statements and tables.
 
 use std::sync::Arc;
 
@@ -8,52 +8,51 @@ use crate::emit::TransactionView;
 use crate::event::rotate::file_number;
 use crate::event::session::Backslash;
 
-/// Which dialect, and what it lets be chosen.
+/// The dialect and its options.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DialectOptions {
     /// Its name, one of [`super::NAMES`].
     pub name: String,
-    /// Whether a rows event becomes one message for each row, so that each has its slot.
+    /// Whether a rows event becomes a message for each row, so that each row has its own slot.
     pub message_per_row: bool,
-    /// Seconds to add to UTC where a dialect shows TIMESTAMP on the server's clock.
+    /// Seconds to add to UTC if a dialect shows TIMESTAMP in the server's time zone.
     pub server_zone_seconds: i32,
-    /// The transactions executed before the first of the range, as a GTID set; messages that can carry the executed set
-    /// do so only where this is given.
+    /// The GTID set executed before the range. Messages that can carry the executed set do so only if it is given.
     pub gtid_set: Option<crate::gtid::GtidSet>,
 }
 
 impl DialectOptions {
-    /// The dialect of a name, with the usual choices.
+    /// Returns the default options of a dialect.
     pub fn of_name(name: &str) -> DialectOptions {
         DialectOptions { name: name.to_owned(), message_per_row: false, server_zone_seconds: 0, gtid_set: None }
     }
 }
 
-/// Where a message comes from.
+/// The origin of a message.
 #[derive(Debug, Clone, Copy)]
 pub struct At<'a> {
     /// The captured cluster.
     pub instance: &'a str,
     /// The transaction.
     pub transaction: &'a TransactionView,
-    /// The transaction's GTID as text; empty where there is none.
+    /// The transaction's GTID as text; empty if it has none.
     pub gtid: &'a str,
-    /// The transactions executed up to and with this one; empty where it was not asked for.
+    /// The GTID set executed up to and including this transaction; empty if it was not requested.
     pub gtid_set: &'a str,
     /// The event.
     pub event: EventView,
-    /// The XA transaction's id as the server writes it, where it is one.
+    /// The id of the XA transaction in the server's syntax, if it is one.
     pub xa_id: Option<&'a str>,
-    /// Changes of the transaction before this event, those that nobody reads included.
+    /// Number of changes of the transaction before this event, including tables that are not read.
     pub row_first: u32,
-    /// Whether its rows were read from the table, and are no changes of the log.
+    /// Whether the rows were read from the table instead of the log.
     pub snapshot: bool,
 }
 
 impl At<'_> {
-    /// The number of the log's file.
+    /// Returns the number of the log file.
     pub fn file_number(&self) -> u32 {
-        // A file that stands alone may have none.
+        // A file with an unusual name may have no number.
         file_number(&self.transaction.file).unwrap_or(0)
     }
 }
@@ -69,31 +68,31 @@ pub enum End<'a> {
     Xa(&'a str),
 }
 
-/// A statement that is told of.
+/// A statement that is written as a message.
 #[derive(Debug, Clone, Copy)]
 pub struct StatementView<'a> {
-    /// The default database when it ran; may be empty.
+    /// The default database of the session; may be empty.
     pub database: &'a str,
     /// Its text, as UTF-8.
     pub text: &'a str,
-    /// What a backslash means in its strings.
+    /// The meaning of a backslash in its strings.
     pub backslash: Backslash,
-    /// What it is.
+    /// The kind of statement.
     pub kind: StatementKind,
-    /// Whether it is a transaction of its own, so that its message is also the end.
+    /// Whether it is a transaction of its own, so that its message is also the end of the transaction.
     pub alone: bool,
 }
 
-/// What a statement is.
+/// The kind of a statement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StatementKind {
-    /// A definition (DDL), or one of the other statements that change no rows.
+    /// DDL, or another statement that changes no rows.
     Definition,
     /// XA COMMIT.
     XaCommit,
 }
 
-/// One table as dialects see it.
+/// A table for dialects.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TableView {
     /// The database.
@@ -104,11 +103,11 @@ pub struct TableView {
     pub name: Arc<str>,
     /// The number of its definition.
     pub schema_version: i32,
-    /// Its columns, in their order.
+    /// The columns in table order.
     pub columns: Vec<MessageColumn>,
-    /// The columns whose values decide the slot, by their place, in the table's order.
+    /// Indexes of the columns that determine the slot, in table order.
     pub shard_columns: Vec<usize>,
-    /// How many of them are JSON.
+    /// Number of JSON columns.
     pub json_columns: usize,
     /// Whether the server is MariaDB.
     pub mariadb: bool,
@@ -121,19 +120,19 @@ impl TableView {
     }
 }
 
-/// One column.
+/// A column.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MessageColumn {
     /// Its name.
     pub name: Arc<str>,
-    /// How to read it.
+    /// How to read its values.
     pub kind: Kind,
-    /// Its SQL type: as it was declared where that is known, else as the log tells it.
+    /// The SQL type: as declared if it is known, otherwise as logged.
     pub type_text: Arc<str>,
     /// Whether it may be null.
     pub nullable: bool,
     /// Whether it belongs to the primary key.
     pub is_key: bool,
-    /// Whether it is to be shown. One that is not is absent from every row.
+    /// Whether to emit the column. Other columns are absent from every row.
     pub wanted: bool,
 }

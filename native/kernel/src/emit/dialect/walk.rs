@@ -1,5 +1,5 @@
-//! Walks the images of one rows event: row by row, each image as one value for each column of the table. Changes that are
-//! Arrow already are walked in the same way.
+//! Iterates over the rows of a rows event, with each image as a value for each column of the table. Changes in Arrow
+//! form are iterated in the same way.
 
 use crate::column::json::JsonStyle;
 use crate::column::{json, write_unsigned_integer, Kind, Value};
@@ -12,26 +12,27 @@ use crate::event::rows::{self, bit, PartialHead};
 use crate::event::{Change, EventKind};
 use crate::shard::{self, TextKey};
 
-/// One image: a value for each column of the table. None where the image does not hold the column (or nobody wants it),
-/// `Value::Null` where it is NULL.
+/// An image: a value for each column of the table. None if the image does not have the column or the column is not
+/// selected, `Value::Null` if it is NULL.
 pub type Image<'r, 'a> = &'r [Option<Value<'a>>];
 
-/// One change.
+/// A change.
 #[derive(Debug)]
 pub struct Row<'r, 'a> {
-    /// Before an update or a delete.
+    /// The image before an update or a delete.
     pub before: Option<Image<'r, 'a>>,
-    /// After an insert or an update.
+    /// The image after an insert or an update.
     pub after: Option<Image<'r, 'a>>,
-    /// Its slot: of the image after, or of the one before a delete.
+    /// The slot of the image after, or of the image before a delete.
     pub slot: i16,
-    /// The slot of the image before, where that is told by itself; an error where that image lacks a shard column.
+    /// The slot of the image before, if it is written separately; an error if that image does not have a shard
+    /// column.
     pub slot_before: Result<i16>,
-    /// Which change of its transaction it is, counted from 0.
+    /// The number of the change in its transaction, counted from 0.
     pub index: u32,
 }
 
-/// The changes of one rows event.
+/// The changes of a rows event.
 pub struct Images<'a, 't> {
     table: &'t TableView,
     rows: RowsView<'a>,
@@ -40,16 +41,17 @@ pub struct Images<'a, 't> {
     cursor: Cursor<'a>,
     first: Vec<Option<Value<'a>>>,
     second: Vec<Option<Value<'a>>>,
-    /// Columns that nobody wants to see.
+    /// Whether some columns are not selected.
     hidden: bool,
     changes: u32,
     scratch: Vec<u8>,
-    /// The changes left, where they are Arrow and no event.
+    /// The remaining changes, if they are in Arrow form instead of an event.
     arrow: Option<(&'a ArrowRows<'a>, std::slice::Iter<'a, Pair>)>,
 }
 
 impl<'a, 't> Images<'a, 't> {
-    /// Starts before the first change. Raises `EventMalformed` where the event is not of this table's width.
+    /// Starts before the first change. Raises `EventMalformed` if the event does not have this table's number of
+    /// columns.
     pub fn new(table: &'t TableView, rows: RowsView<'a>, style: JsonStyle) -> Result<Images<'a, 't>> {
         let change = rows.kind.change().ok_or_else(|| malformed("no rows event"))?;
         let width = table.columns.len();
@@ -72,7 +74,7 @@ impl<'a, 't> Images<'a, 't> {
         })
     }
 
-    /// Starts before the first of changes that are Arrow, all of one kind: `pairs` says where their images stand.
+    /// Starts before the first of changes in Arrow form, all of the same kind; `pairs` locates their images.
     pub fn of_arrow(
         table: &'t TableView,
         rows: &'a ArrowRows<'a>,
@@ -94,29 +96,29 @@ impl<'a, 't> Images<'a, 't> {
         }
     }
 
-    /// What the event does.
+    /// The kind of change of the event.
     pub fn change(&self) -> Change {
         self.change
     }
 
-    /// The number by which the event names the table; 0 where there is no event.
+    /// The table id in the event; 0 if there is no event.
     pub fn table_id(&self) -> u64 {
         self.rows.head.table_id
     }
 
-    /// Bytes of all images.
+    /// Size of all images in bytes.
     pub fn image_bytes(&self) -> usize {
         self.rows.images.len()
     }
 
-    /// Changes walked so far, those handed out before a reconnect included.
+    /// Number of changes so far, including those emitted before a reconnect.
     pub fn changes(&self) -> u32 {
         self.changes
     }
 
-    /// The next change; None behind the last.
+    /// Returns the next change; None after the last.
     ///
-    /// Raises `EventMalformed` and `ValueMalformed` where the bytes are no image of the table.
+    /// Raises `EventMalformed` and `ValueMalformed` if the bytes are not an image of the table.
     #[allow(clippy::should_implement_trait)]
     pub fn next(&mut self) -> Result<Option<Row<'_, 'a>>> {
         if self.arrow.is_some() {
@@ -136,7 +138,7 @@ impl<'a, 't> Images<'a, 't> {
             }
             let index = self.rows.row_first + self.changes;
             self.changes += 1;
-            // What was handed out before a reconnect is walked and not shown.
+            // Skip changes that were emitted before a reconnect.
             if index >= self.rows.resume_rows {
                 return self.row(index).map(Some);
             }
@@ -168,7 +170,7 @@ impl<'a, 't> Images<'a, 't> {
         Row { before, after, slot, slot_before, index }
     }
 
-    /// What is Arrow has left the shards behind, so its slot says nothing.
+    /// Changes in Arrow form are not sharded, so their slot has no meaning.
     fn next_arrow(&mut self) -> Result<Option<Row<'_, 'a>>> {
         let Some((rows, pairs)) = &mut self.arrow else { return Ok(None) };
         let Some(pair) = pairs.next() else { return Ok(None) };
@@ -241,12 +243,12 @@ impl<'a, 't> Images<'a, 't> {
         Ok(())
     }
 
-    /// The slot of the row: of the image after it, filled up from the one before where that one holds only a part.
+    /// Returns the slot of the row: that of the image after, completed from the image before if it is partial.
     fn slot(&mut self) -> Result<i16> {
         slot_of(self.table, &self.second, &self.first, &mut self.scratch)
     }
 
-    /// The slot of the image before, which by itself tells it: what the image after has may be another value.
+    /// Returns the slot of the image before alone, because the image after may have different values.
     fn slot_before(&mut self, slot: i16) -> Result<i16> {
         let stays = |at: &usize| match (self.first.get(*at), self.second.get(*at)) {
             (Some(Some(before)), Some(Some(after))) => before == after,
@@ -260,16 +262,17 @@ impl<'a, 't> Images<'a, 't> {
     }
 }
 
-/// Whether an update changes the primary key, as far as its images tell.
+/// Whether an update changes the primary key, as far as its images show.
 #[inline]
-pub(super) fn moves(table: &TableView, before: Image<'_, '_>, after: Image<'_, '_>) -> bool {
+pub(super) fn changes_key(table: &TableView, before: Image<'_, '_>, after: Image<'_, '_>) -> bool {
     let keys = table.columns.iter().zip(before.iter().zip(after)).filter(|(column, _)| column.is_key);
     keys.into_iter().any(|(_, (before, after))| before.is_some() && after.is_some() && before != after)
 }
 
-/// The slot of a row with these values. A shard column that the image lacks is taken from `before`, the image before it.
+/// Returns the slot of a row with these values. A shard column that the image does not have is taken from `before`,
+/// the image before it.
 ///
-/// Raises `EventUnsupported` where no image has it: nothing tells the row's shard, and a missing value is no NULL.
+/// Raises `EventUnsupported` if no image has the column: the shard is unknown, and a missing value is not NULL.
 fn slot_of(table: &TableView, image: Image<'_, '_>, before: Image<'_, '_>, scratch: &mut Vec<u8>) -> Result<i16> {
     let cell = |at: usize| {
         let value = image.get(at).and_then(Option::as_ref).or_else(|| before.get(at).and_then(Option::as_ref));
@@ -326,7 +329,7 @@ fn without_document(name: &str) -> Error {
         .hint("SET GLOBAL binlog_row_value_options = '' or binlog_row_image = FULL on the server")
 }
 
-/// The number that a key of one column is; None where it is text.
+/// Returns the number of a single-column key; None if the key is text.
 #[inline]
 fn number(value: &Value<'_>) -> Option<i64> {
     match value {
@@ -356,7 +359,7 @@ fn number(value: &Value<'_>) -> Option<i64> {
     }
 }
 
-/// Adds a value to a key that is text.
+/// Adds a value to a text key.
 fn add_text(value: &Value<'_>, kind: &Kind, scratch: &mut Vec<u8>, key: &mut TextKey) -> Result<()> {
     scratch.clear();
     match (value, kind) {

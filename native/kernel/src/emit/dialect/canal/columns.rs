@@ -1,4 +1,4 @@
-//! One column of Canal's rows: what is the same in every row is made once.
+//! Columns of Canal's rows. Whatever is the same in every row is precomputed.
 
 use super::values;
 use crate::column::{quoted, Form, Kind, Value};
@@ -23,7 +23,7 @@ const OTHER: i64 = 1111;
 const BLOB: i64 = 2004;
 const CLOB: i64 = 2005;
 
-/// The number that Canal has for values of a type, and the one it has for NULL.
+/// Returns Canal's type number for values of a kind, and the number for NULL.
 pub(super) fn sql_types(kind: &Kind) -> (i64, i64) {
     let number = match kind {
         Kind::Integer { bytes: 1, .. } => TINYINT,
@@ -52,7 +52,7 @@ pub(super) fn sql_types(kind: &Kind) -> (i64, i64) {
     (number, number)
 }
 
-/// The number for an unsigned value that the type's own has no room for.
+/// Returns the type number for unsigned values that exceed the kind's own type.
 pub(super) fn wide_type(kind: &Kind) -> Option<i64> {
     let Kind::Integer { bytes, unsigned: true } = kind else { return None };
     Some(match bytes {
@@ -63,13 +63,13 @@ pub(super) fn wide_type(kind: &Kind) -> Option<i64> {
     })
 }
 
-/// The least unsigned value of a type that needs [`wide_type`].
+/// Returns the smallest unsigned value of a kind that needs [`wide_type`].
 pub(super) fn wide_from(kind: &Kind) -> u64 {
     let Kind::Integer { bytes, unsigned: true } = kind else { return u64::MAX };
     1 << (u32::from(*bytes) * 8 - 1).min(63)
 }
 
-/// One column of a flat message, made ready.
+/// A column of a flat message, with precomputed parts.
 pub(super) struct FlatColumn {
     kind: Kind,
     zone_seconds: i32,
@@ -100,7 +100,7 @@ impl FlatColumn {
         }
     }
 
-    /// The number of a value's type.
+    /// Returns the number of a value's type.
     pub(super) fn sql_type(&self, value: &Value<'_>) -> i64 {
         match value {
             Value::Null => self.types.1,
@@ -109,7 +109,7 @@ impl FlatColumn {
         }
     }
 
-    /// Adds one member of a row's object.
+    /// Writes a member of a row's object.
     pub(super) fn write(&self, value: &Value<'_>, out: &mut Vec<u8>) -> Result<()> {
         out.extend_from_slice(&self.key);
         if matches!(value, Value::Null) {
@@ -125,7 +125,7 @@ impl FlatColumn {
     }
 }
 
-/// Whether an update changed a value: the one before is absent, or shows another text.
+/// Whether an update changed a value: the value before is absent, or has a different text.
 #[inline]
 fn differs(kind: &Kind, before: Option<&Value<'_>>, after: &Value<'_>) -> Result<bool> {
     Ok(match (before, after) {
@@ -141,11 +141,11 @@ fn differs(kind: &Kind, before: Option<&Value<'_>>, after: &Value<'_>) -> Result
     })
 }
 
-/// One column of an entry's rows, made ready.
+/// A column of an entry's rows, with precomputed parts.
 pub(super) struct CanalColumn {
     kind: Kind,
     zone_seconds: i32,
-    /// Index, type, name and key mark: for values, for unsigned ones over the type's own room, for NULL.
+    /// Index, type, name and key flag: for values, for unsigned values above the type's range, and for NULL.
     head: Box<[u8]>,
     head_wide: Box<[u8]>,
     head_null: Box<[u8]>,
@@ -180,7 +180,7 @@ impl CanalColumn {
         }
     }
 
-    /// Adds one `Column` as field `field` of a row.
+    /// Writes a `Column` as field `field` of a row.
     #[inline]
     pub(super) fn write(&self, field: u8, value: &Value<'_>, updated: bool, out: &mut Vec<u8>) -> Result<()> {
         let start = pb::open(field, out);
@@ -198,7 +198,7 @@ impl CanalColumn {
             let text = pb::open(8, out);
             values::write(value, &self.kind, self.zone_seconds, out)?;
             if out.len() == text {
-                // An empty text is left out, with its tag and its length.
+                // Omit an empty text together with its tag and its length.
                 out.truncate(text.saturating_sub(2));
             } else {
                 pb::close(text, out);
@@ -209,7 +209,7 @@ impl CanalColumn {
         Ok(())
     }
 
-    /// Whether an update changed the value: the one before is absent, or shows another text.
+    /// Whether an update changed the value: the value before is absent, or has a different text.
     #[inline]
     pub(super) fn differs(&self, before: Option<&Value<'_>>, after: &Value<'_>) -> Result<bool> {
         differs(&self.kind, before, after)

@@ -1,7 +1,7 @@
-//! Canal's flat messages: one JSON object for each rows event or statement, with its keys in the order of the alphabet.
+//! Canal's flat messages: a JSON object for each rows event or statement, with keys in alphabetical order.
 //!
-//! `id` is the commit version, which is the same for all messages of a transaction, and `ts` the time of the commit: a
-//! message says the same whenever it is made.
+//! `id` is the commit version, which is the same for all messages of a transaction, and `ts` the time of the commit:
+//! a message does not depend on when it is written.
 
 use std::sync::Arc;
 
@@ -23,7 +23,7 @@ pub struct CanalFlat {
 }
 
 impl CanalFlat {
-    /// With the choices made.
+    /// Creates the dialect with these options.
     pub fn new(options: &DialectOptions) -> CanalFlat {
         CanalFlat { message_per_row: options.message_per_row, zone_seconds: options.server_zone_seconds }
     }
@@ -33,8 +33,8 @@ fn string(text: &str, out: &mut Vec<u8>) {
     quoted::write(text.as_bytes(), out);
 }
 
-/// What one message says of where it comes from, and of what it is.
-struct Told<'a> {
+/// The origin of a message and its type.
+struct MessageHead<'a> {
     database: &'a str,
     table: &'a str,
     kind: &'a str,
@@ -42,39 +42,39 @@ struct Told<'a> {
     sql: &'a str,
 }
 
-/// Adds everything from `database` to `isDdl`.
-fn first_part(at: &At<'_>, told: &Told<'_>, out: &mut Vec<u8>) {
+/// Writes everything from `database` to `isDdl`.
+fn first_part(at: &At<'_>, head: &MessageHead<'_>, out: &mut Vec<u8>) {
     out.extend_from_slice(b",\"database\":");
-    string(told.database, out);
+    string(head.database, out);
     out.extend_from_slice(b",\"es\":");
     write_integer(i64::from(at.event.timestamp) * 1000, out);
     out.extend_from_slice(b",\"gtid\":");
     string(at.gtid_set, out);
     out.extend_from_slice(b",\"id\":");
     write_integer(at.transaction.commit_version, out);
-    out.extend_from_slice(if told.is_ddl { b",\"isDdl\":true" } else { b",\"isDdl\":false" });
+    out.extend_from_slice(if head.is_ddl { b",\"isDdl\":true" } else { b",\"isDdl\":false" });
 }
 
-/// Adds everything behind `sqlType`.
-fn last_part(at: &At<'_>, told: &Told<'_>, out: &mut Vec<u8>) {
+/// Writes everything after `sqlType`.
+fn last_part(at: &At<'_>, head: &MessageHead<'_>, out: &mut Vec<u8>) {
     out.extend_from_slice(b",\"table\":");
-    string(told.table, out);
+    string(head.table, out);
     out.extend_from_slice(b",\"ts\":");
     write_integer(at.transaction.commit_us.div_euclid(1000), out);
     out.extend_from_slice(b",\"type\":");
-    string(told.kind, out);
+    string(head.kind, out);
     out.extend_from_slice(b"}\n");
 }
 
-/// Adds a message without rows.
-fn tell(at: &At<'_>, told: &Told<'_>, out: &mut Messages) -> Result<()> {
+/// Writes a message without rows.
+fn write_message(at: &At<'_>, head: &MessageHead<'_>, out: &mut Messages) -> Result<()> {
     let value = &mut out.value;
     value.extend_from_slice(b"{\"data\":null");
-    first_part(at, told, value);
+    first_part(at, head, value);
     value.extend_from_slice(b",\"mysqlType\":null,\"old\":null,\"pkNames\":null,\"sql\":");
-    string(told.sql, value);
+    string(head.sql, value);
     value.extend_from_slice(b",\"sqlType\":null");
-    last_part(at, told, value);
+    last_part(at, head, value);
     out.close(MessageKind::Statement, SLOT_ALL, 0)
 }
 
@@ -112,18 +112,23 @@ impl Dialect for CanalFlat {
     fn statement(&mut self, at: &At<'_>, statement: &StatementView<'_>, out: &mut Messages) -> Result<()> {
         let outcome = match statement.kind {
             StatementKind::Definition => {
-                let found = classify(statement.text, statement.database, statement.backslash);
-                let (database, table) = (&*found.database, &*found.table);
-                let told = Told { database, table, kind: found.kind.name(), is_ddl: true, sql: statement.text };
-                return tell(at, &told, out);
+                let definition = classify(statement.text, statement.database, statement.backslash);
+                let (database, table) = (&*definition.database, &*definition.table);
+                let head =
+                    MessageHead { database, table, kind: definition.kind.name(), is_ddl: true, sql: statement.text };
+                return write_message(at, &head, out);
             }
             StatementKind::XaCommit => "XACOMMIT",
         };
-        tell(at, &Told { database: "", table: "", kind: outcome, is_ddl: false, sql: statement.text }, out)
+        write_message(
+            at,
+            &MessageHead { database: "", table: "", kind: outcome, is_ddl: false, sql: statement.text },
+            out,
+        )
     }
 
     fn rows_query(&mut self, at: &At<'_>, text: &str, out: &mut Messages) -> Result<()> {
-        tell(at, &Told { database: "", table: "", kind: "QUERY", is_ddl: false, sql: text }, out)
+        write_message(at, &MessageHead { database: "", table: "", kind: "QUERY", is_ddl: false, sql: text }, out)
     }
 
     fn end(&mut self, _at: &At<'_>, _end: End<'_>, out: &mut Messages) -> Result<()> {
@@ -131,7 +136,7 @@ impl Dialect for CanalFlat {
     }
 }
 
-/// One table's rows as flat messages.
+/// Writes the rows of a table as flat messages.
 pub struct FlatTable {
     table: Arc<TableView>,
     columns: Vec<FlatColumn>,
@@ -139,7 +144,7 @@ pub struct FlatTable {
     message_per_row: bool,
 }
 
-/// The rows of a message in the making.
+/// The rows of the current message.
 #[derive(Default)]
 struct Rows {
     data: Vec<u8>,
@@ -151,17 +156,17 @@ struct Rows {
 }
 
 impl FlatTable {
-    /// Adds one image as an object; `told` says which of its columns.
+    /// Writes an image as an object; `is_included` selects its columns.
     fn object(
         &self,
         image: Image<'_, '_>,
         out: &mut Vec<u8>,
-        mut told: impl FnMut(usize) -> Result<bool>,
+        mut is_included: impl FnMut(usize) -> Result<bool>,
     ) -> Result<()> {
         let start = out.len();
         for (index, (column, value)) in self.columns.iter().zip(image).enumerate() {
             let Some(value) = value else { continue };
-            if told(index)? {
+            if is_included(index)? {
                 out.push(if out.len() == start { b'{' } else { b',' });
                 column.write(value, out)?;
             }
@@ -180,12 +185,12 @@ impl FlatTable {
             Change::Delete => "DELETE",
         };
         let (database, table) = (&*self.table.database, &*self.table.table);
-        let told = Told { database, table, kind, is_ddl: false, sql: "" };
+        let head = MessageHead { database, table, kind, is_ddl: false, sql: "" };
         let value = &mut out.value;
         value.extend_from_slice(b"{\"data\":[");
         value.append(&mut rows.data);
         value.push(b']');
-        first_part(at, &told, value);
+        first_part(at, &head, value);
         value.extend_from_slice(b",\"mysqlType\":");
         self.each_column(rows, value, |column, _, out| out.extend_from_slice(&column.type_text));
         if change == Change::Update {
@@ -198,13 +203,13 @@ impl FlatTable {
         value.extend_from_slice(&self.key_names);
         value.extend_from_slice(b",\"sql\":\"\",\"sqlType\":");
         self.each_column(rows, value, |_, sql_type, out| write_integer(sql_type, out));
-        last_part(at, &told, value);
+        last_part(at, &head, value);
         let (slot, count) = (rows.slot.take().unwrap_or(SLOT_ALL), std::mem::take(&mut rows.count));
         rows.types.clear();
         out.close(change.into(), slot, count)
     }
 
-    /// Adds an object with a member for each column that a row of the message has.
+    /// Writes an object with a member for each column that occurs in a row of the message.
     fn each_column(&self, rows: &Rows, out: &mut Vec<u8>, write: impl Fn(&FlatColumn, i64, &mut Vec<u8>)) {
         let start = out.len();
         for (column, sql_type) in self.columns.iter().zip(&rows.types) {
@@ -223,45 +228,45 @@ impl FlatTable {
 impl TableWriter for FlatTable {
     fn rows(&self, at: &At<'_>, rows: &mut Images<'_, '_>, out: &mut Messages) -> Result<()> {
         let change = rows.change();
-        let mut told =
+        let mut pending =
             Rows { data: std::mem::take(&mut out.data), old: std::mem::take(&mut out.scratch), ..Rows::default() };
-        told.data.clear();
-        told.old.clear();
+        pending.data.clear();
+        pending.old.clear();
         while let Some(row) = rows.next()? {
-            if told.count > 0 {
-                told.data.push(b',');
-                told.old.push(b',');
+            if pending.count > 0 {
+                pending.data.push(b',');
+                pending.old.push(b',');
             }
-            told.types.resize(self.columns.len(), None);
+            pending.types.resize(self.columns.len(), None);
             let Some(image) = row.after.or(row.before) else { continue };
-            for ((column, value), sql_type) in self.columns.iter().zip(image).zip(&mut told.types) {
+            for ((column, value), sql_type) in self.columns.iter().zip(image).zip(&mut pending.types) {
                 if let Some(value) = value {
                     *sql_type = Some(column.sql_type(value));
                 }
             }
-            self.object(image, &mut told.data, |_| Ok(true))?;
+            self.object(image, &mut pending.data, |_| Ok(true))?;
             if let (Some(before), Some(after)) = (row.before, row.after) {
-                self.object(before, &mut told.old, |index| {
+                self.object(before, &mut pending.old, |index| {
                     let (Some(column), Some(Some(after))) = (self.columns.get(index), after.get(index)) else {
                         return Ok(false);
                     };
                     column.differs(before.get(index).and_then(Option::as_ref), after)
                 })?;
             }
-            told.count += 1;
-            told.slot = match told.slot {
+            pending.count += 1;
+            pending.slot = match pending.slot {
                 Some(slot) if slot != row.slot => Some(SLOT_ALL),
                 _ => Some(row.slot),
             };
             if self.message_per_row {
-                self.close(at, change, &mut told, out)?;
+                self.close(at, change, &mut pending, out)?;
             }
         }
-        if told.count > 0 {
-            self.close(at, change, &mut told, out)?;
+        if pending.count > 0 {
+            self.close(at, change, &mut pending, out)?;
         }
-        told.old.clear();
-        (out.data, out.scratch) = (told.data, told.old);
+        pending.old.clear();
+        (out.data, out.scratch) = (pending.data, pending.old);
         Ok(())
     }
 }

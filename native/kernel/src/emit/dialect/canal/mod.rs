@@ -1,7 +1,7 @@
-//! Canal's entries (`EntryProtocol`), each framed as one element of its `Messages`, so that a run of them is the body of an
-//! answer.
+//! Canal's entries (`EntryProtocol`), each framed as an element of its `Messages`, so that a run of them is the body
+//! of a response.
 //!
-//! One entry for each rows event, as Canal has it, or for each row where rows have to be told apart by their slots.
+//! There is an entry for each rows event, as in Canal, or for each row if rows need separate slots.
 
 mod columns;
 pub mod flat;
@@ -32,7 +32,7 @@ const TRANSACTION_END: u64 = 3;
 /// `Type.MYSQL`.
 const SOURCE_MYSQL: u64 = 2;
 
-/// `EventType`, as far as rows and XA go; those of statements stand in `ddl`.
+/// `EventType` of rows and XA; the types of statements are in `ddl`.
 const INSERT: u64 = 1;
 const UPDATE: u64 = 2;
 const DELETE: u64 = 3;
@@ -46,13 +46,13 @@ pub struct Canal {
 }
 
 impl Canal {
-    /// With the choices made.
+    /// Creates the dialect with these options.
     pub fn new(options: &DialectOptions) -> Canal {
         Canal { message_per_row: options.message_per_row, zone_seconds: options.server_zone_seconds }
     }
 }
 
-/// What a header says beside the position.
+/// The fields of a header apart from the position.
 struct Head<'a> {
     schema: &'a str,
     table: &'a str,
@@ -108,7 +108,7 @@ fn header(at: &At<'_>, head: &Head<'_>, out: &mut Vec<u8>) {
     pb::close(start, out);
 }
 
-/// Writes one entry; `store` is its body, in two parts.
+/// Writes an entry; `store` is its body, in two parts.
 fn entry(at: &At<'_>, head: &Head<'_>, entry_type: u64, store: [&[u8]; 2], out: &mut Vec<u8>) {
     let start = pb::open(MESSAGES_FIELD, out);
     header(at, head, out);
@@ -124,7 +124,7 @@ fn entry(at: &At<'_>, head: &Head<'_>, entry_type: u64, store: [&[u8]; 2], out: 
     out.extend_from_slice(second);
 }
 
-/// Writes an entry whose body `write` makes, and closes its message.
+/// Writes an entry with a body from `write`, and closes its message.
 fn small_entry(
     at: &At<'_>,
     head: &Head<'_>,
@@ -144,7 +144,7 @@ fn small_entry(
 fn xa_props(field: u8, kind: &str, at: &At<'_>, store: &mut Vec<u8>) {
     if let Some(id) = at.xa_id {
         pair(field, "XA_TYPE", kind, store);
-        // Canal cuts the words off its statement, and leaves the blank behind them.
+        // Canal removes the words of the statement but keeps the blank after them.
         pair(field, "XA_XID", &format!(" {id}"), store);
     }
 }
@@ -173,7 +173,7 @@ impl Dialect for Canal {
         let outcome = match statement.kind {
             StatementKind::Definition => {
                 let definition = classify(statement.text, statement.database, statement.backslash);
-                return told(at, statement, &definition, out);
+                return write_definition(at, statement, &definition, out);
             }
             StatementKind::XaCommit => (XA_COMMIT, "XA COMMIT"),
         };
@@ -209,7 +209,12 @@ impl Dialect for Canal {
     }
 }
 
-fn told(at: &At<'_>, statement: &StatementView<'_>, definition: &Definition<'_>, out: &mut Messages) -> Result<()> {
+fn write_definition(
+    at: &At<'_>,
+    statement: &StatementView<'_>,
+    definition: &Definition<'_>,
+    out: &mut Messages,
+) -> Result<()> {
     let event_type = definition.kind.number();
     let head = Head { schema: &definition.database, table: &definition.table, event_type: Some(event_type), ..NOBODY };
     small_entry(at, &head, ROW_DATA, MessageKind::Statement, out, |store| {
@@ -220,7 +225,7 @@ fn told(at: &At<'_>, statement: &StatementView<'_>, definition: &Definition<'_>,
     })
 }
 
-/// One table's rows as entries.
+/// Writes the rows of a table as entries.
 pub struct CanalTable {
     table: Arc<TableView>,
     columns: Vec<CanalColumn>,
@@ -228,7 +233,7 @@ pub struct CanalTable {
 }
 
 impl CanalTable {
-    /// Adds one `RowData`.
+    /// Writes a `RowData`.
     fn row(&self, row: &Row<'_, '_>, out: &mut Vec<u8>) -> Result<()> {
         let start = pb::open(12, out);
         if let Some(image) = row.before {

@@ -1,13 +1,13 @@
-//! Values as Canal's entries show them.
+//! Writes values as in Canal's entries.
 
 use crate::column::json::{self, JsonStyle};
 use crate::column::typed::Typed;
 use crate::column::{binary, compressed, float, integer, text, timestamp, Kind, Value};
 use crate::error::Result;
 
-/// Adds a value. `zone_seconds` are added to UTC for a TIMESTAMP.
+/// Writes a value. `zone_seconds` are added to UTC for a TIMESTAMP.
 ///
-/// Raises `ValueMalformed` where the kind cannot hold the value.
+/// Raises `ValueMalformed` if the value is invalid for the kind.
 #[inline]
 pub(super) fn write(value: &Value<'_>, kind: &Kind, zone_seconds: i32, out: &mut Vec<u8>) -> Result<()> {
     match value.typed(kind)? {

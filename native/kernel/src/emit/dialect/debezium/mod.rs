@@ -1,16 +1,16 @@
-//! Debezium's envelope: a row before and after its change, and where the change comes from. With a schema, each message
-//! says by itself what its fields are.
+//! Debezium's envelope: a row before and after its change, and the source of the change. With a schema, each message
+//! describes its own fields.
 //!
-//! The connector's defaults hold: see the types in `values`. A change of the primary key is told as the delete
-//! of one row and the creation of another, because readers keep rows by their key.
+//! The defaults of the connector apply: see the types in `values`. A change of the primary key is written as the
+//! delete of a row and the creation of another, because consumers identify rows by their key.
 
-pub(super) mod place;
+pub(super) mod column_traits;
 pub(super) mod schema;
 pub(super) mod values;
 
 use std::sync::Arc;
 
-use place::{place, Place};
+use column_traits::{column_traits, ColumnTraits};
 
 use crate::column::{quoted, write_integer, write_unsigned_integer, Kind};
 use crate::emit::dialect::ddl::{definitions, Definition, DefinitionKind};
@@ -21,28 +21,28 @@ use crate::emit::messages::{MessageKind, Messages};
 use crate::error::Result;
 use crate::shard::SLOT_ALL;
 
-/// What messages name as the version of their writer.
+/// The version of the writer in messages.
 const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// The connector whose messages these are like, for MariaDB too.
+/// The connector name in messages, for MariaDB as well.
 const CONNECTOR: &str = "mysql";
 
-/// See the module's text.
+/// Debezium's dialect; see the description of the module.
 pub struct Debezium {
     instance: Arc<str>,
     with_schema: bool,
 }
 
 impl Debezium {
-    /// Messages of a cluster of that name, with or without schema.
+    /// Creates messages of the cluster `instance`, with or without schema.
     pub fn new(instance: &Arc<str>, with_schema: bool) -> Debezium {
         Debezium { instance: instance.clone(), with_schema }
     }
 }
 
 impl Debezium {
-    /// Adds the message of what a statement does to one table.
-    fn tell_definition(&self, at: &At<'_>, definition: &Definition<'_>, text: &str, out: &mut Messages) -> Result<()> {
+    /// Writes the message about what a statement does to a table.
+    fn write_definition(&self, at: &At<'_>, definition: &Definition<'_>, text: &str, out: &mut Messages) -> Result<()> {
         let (database, table) = (&*definition.database, &*definition.table);
         let value = &mut out.value;
         if self.with_schema {
@@ -73,7 +73,7 @@ impl Dialect for Debezium {
         let fields = table.columns.iter().map(|column| Field {
             key: json_object::key(&column.name),
             kind: column.kind.clone(),
-            place: place(&column.type_text, column.nullable),
+            traits: column_traits(&column.type_text, column.nullable),
             name: column.name.clone(),
         });
         let head = match self.with_schema {
@@ -98,12 +98,12 @@ impl Dialect for Debezium {
         }
         let mut tables = definitions(statement.text, statement.database, statement.backslash).peekable();
         let Some(first) = tables.next() else { return Ok(()) };
-        // A DROP TABLE is told in one spelling, whoever wrote it.
+        // A DROP TABLE always has the same spelling, whatever the client wrote.
         if tables.peek().is_none() && first.kind != DefinitionKind::Erase {
-            return self.tell_definition(at, &first, statement.text, out);
+            return self.write_definition(at, &first, statement.text, out);
         }
         for definition in std::iter::once(first).chain(tables) {
-            self.tell_definition(at, &definition, &definition.own_text(), out)?;
+            self.write_definition(at, &definition, &definition.own_text(), out)?;
         }
         Ok(())
     }
@@ -116,22 +116,22 @@ impl Dialect for Debezium {
 struct Field {
     key: Box<[u8]>,
     kind: Kind,
-    place: Place,
+    traits: ColumnTraits,
     name: Arc<str>,
 }
 
-/// The rows of one table.
+/// Writes the rows of a table.
 pub struct Writer {
     table: Arc<TableView>,
     fields: Vec<Field>,
-    /// Places of the primary key's columns.
+    /// Indexes of the primary key's columns.
     keys: Vec<usize>,
-    /// What stands before the payload; empty where messages have no schema.
+    /// The text before the payload; empty if messages have no schema.
     head: Vec<u8>,
 }
 
-/// One change as it is told: which letter, which images.
-struct Told<'r, 'a> {
+/// A change with its operation code and images.
+struct ChangeView<'r, 'a> {
     operation: &'r [u8],
     before: Option<Image<'r, 'a>>,
     after: Option<Image<'r, 'a>>,
@@ -139,14 +139,14 @@ struct Told<'r, 'a> {
 
 impl TableWriter for Writer {
     fn rows(&self, at: &At<'_>, rows: &mut Images<'_, '_>, out: &mut Messages) -> Result<()> {
-        // The scratch holds what all rows of the event share: the source up to its row, and all that follows it.
+        // The scratch buffer has what all rows of the event share: the source up to the row number.
         let mut shared = std::mem::take(&mut out.scratch);
         shared.clear();
         source_head(at, &self.table.database, Some(&self.table.table), &mut shared);
-        let told = self.each(at, rows, &shared, out);
+        let outcome = self.each(at, rows, &shared, out);
         shared.clear();
         out.scratch = shared;
-        told
+        outcome
     }
 }
 
@@ -155,22 +155,22 @@ impl Writer {
         while let Some(row) = rows.next()? {
             let index = if at.event.shared { row.index } else { row.index.saturating_sub(at.row_first) };
             let operation: &[u8] = if at.snapshot { b"r" } else { b"c" };
-            let insert = |after| Told { operation, before: None, after };
-            let delete = |before| Told { operation: b"d", before, after: None };
+            let insert = |after| ChangeView { operation, before: None, after };
+            let delete = |before| ChangeView { operation: b"d", before, after: None };
             match (row.before, row.after) {
-                (None, after) => self.tell(at, &insert(after), source, index, out)?,
-                (before, None) => self.tell(at, &delete(before), source, index, out)?,
-                (Some(before), Some(after)) if self.moves(before, after) => {
-                    self.tell(at, &delete(row.before), source, index, out)?;
-                    // The change counts once, with the row that is there in the end.
+                (None, after) => self.write_change(at, &insert(after), source, index, out)?,
+                (before, None) => self.write_change(at, &delete(before), source, index, out)?,
+                (Some(before), Some(after)) if self.changes_key(before, after) => {
+                    self.write_change(at, &delete(row.before), source, index, out)?;
+                    // The change counts once, with the row that exists afterwards.
                     out.close(MessageKind::Delete, row.slot_before?, 0)?;
-                    self.tell(at, &insert(row.after), source, index, out)?;
+                    self.write_change(at, &insert(row.after), source, index, out)?;
                     out.close(MessageKind::Insert, row.slot, 1)?;
                     continue;
                 }
                 (before, after) => {
-                    let update = Told { operation: b"u", before, after };
-                    self.tell(at, &update, source, index, out)?;
+                    let update = ChangeView { operation: b"u", before, after };
+                    self.write_change(at, &update, source, index, out)?;
                 }
             }
             out.close(kind_of(&row), row.slot, 1)?;
@@ -180,23 +180,30 @@ impl Writer {
 
     /// Whether an update changes the primary key.
     #[inline]
-    fn moves(&self, before: Image<'_, '_>, after: Image<'_, '_>) -> bool {
+    fn changes_key(&self, before: Image<'_, '_>, after: Image<'_, '_>) -> bool {
         let value = |image: Image<'_, '_>, at: usize| image.get(at).is_some_and(Option::is_some);
         self.keys.iter().any(|at| value(before, *at) && value(after, *at) && before.get(*at) != after.get(*at))
     }
 
-    fn tell(&self, at: &At<'_>, told: &Told<'_, '_>, source: &[u8], row: u32, out: &mut Messages) -> Result<()> {
+    fn write_change(
+        &self,
+        at: &At<'_>,
+        change: &ChangeView<'_, '_>,
+        source: &[u8],
+        row: u32,
+        out: &mut Messages,
+    ) -> Result<()> {
         let value = &mut out.value;
         value.extend_from_slice(&self.head);
         value.extend_from_slice(b"{\"before\":");
-        self.image(told.before, value)?;
+        self.image(change.before, value)?;
         value.extend_from_slice(b",\"after\":");
-        self.image(told.after, value)?;
+        self.image(change.after, value)?;
         value.extend_from_slice(b",\"source\":");
         value.extend_from_slice(source);
         source_tail(at, row, value);
         value.extend_from_slice(b",\"transaction\":null,\"op\":\"");
-        value.extend_from_slice(told.operation);
+        value.extend_from_slice(change.operation);
         value.push(b'"');
         times(at, value);
         value.extend_from_slice(if self.head.is_empty() { b"}\n" } else { b"}}\n" });
@@ -212,7 +219,7 @@ impl Writer {
         for (field, cell) in self.fields.iter().zip(image) {
             let Some(value) = cell else { continue };
             out.extend_from_slice(&field.key);
-            let written = values::write(value, &field.kind, field.place, out);
+            let written = values::write(value, &field.kind, field.traits, out);
             written.map_err(|error| error.within(&format!("column `{}`", field.name)))?;
         }
         json_object::close(start, out);
@@ -228,7 +235,7 @@ fn kind_of(row: &Row<'_, '_>) -> MessageKind {
     }
 }
 
-/// Adds the three fields of a moment, each finer than the one before.
+/// Writes the three time fields, each with a finer unit than the one before.
 fn times(at: &At<'_>, out: &mut Vec<u8>) {
     let micros = at.transaction.commit_us;
     out.extend_from_slice(b",\"ts_ms\":");
@@ -239,7 +246,7 @@ fn times(at: &At<'_>, out: &mut Vec<u8>) {
     write_integer(micros.saturating_mul(1_000), out);
 }
 
-/// Adds the source up to the number of the row.
+/// Writes the source up to the row number.
 fn source_head(at: &At<'_>, database: &str, table: Option<&str>, out: &mut Vec<u8>) {
     let micros = at.transaction.commit_us;
     out.extend_from_slice(b"{\"version\":\"");
@@ -271,7 +278,7 @@ fn source_head(at: &At<'_>, database: &str, table: Option<&str>, out: &mut Vec<u
     out.extend_from_slice(b",\"row\":");
 }
 
-/// Adds the number of the row in its event, and the rest of the source.
+/// Writes the row number in its event, and the rest of the source.
 fn source_tail(at: &At<'_>, row: u32, out: &mut Vec<u8>) {
     write_unsigned_integer(row.into(), out);
     out.extend_from_slice(b",\"thread\":");

@@ -1,8 +1,8 @@
-//! The schemas of Debezium's messages, in the JSON of Kafka Connect: made once for each definition of a table.
+//! The schemas of Debezium's messages in the JSON of Kafka Connect, built once for each table definition.
 
 use std::sync::Arc;
 
-use super::place::{place, Place};
+use super::column_traits::{column_traits, ColumnTraits};
 use crate::column::{quoted, write_unsigned_integer, Kind};
 use crate::emit::dialect::{MessageColumn, TableView};
 
@@ -32,7 +32,7 @@ const ENVELOPE_TAIL: &str = concat!(
     r#""optional":false,"name":"#,
 );
 
-/// Adds everything before the payload of a definition's message.
+/// Writes everything before the payload of a DDL message.
 pub(super) fn write_statement_head(out: &mut Vec<u8>) {
     out.extend_from_slice(br#"{"schema":{"type":"struct","fields":["#);
     out.extend_from_slice(SOURCE_FIELDS.as_bytes());
@@ -49,7 +49,7 @@ pub(super) fn write_statement_head(out: &mut Vec<u8>) {
     );
 }
 
-/// Everything before the payload of a table's messages, for a cluster of that name.
+/// Returns everything before the payload of a table's messages, for the cluster `instance`.
 pub(super) fn head(instance: &str, table: &TableView) -> Vec<u8> {
     let mut out = br#"{"schema":{"type":"struct","fields":["#.to_vec();
     let topic = topic(instance, table);
@@ -64,7 +64,7 @@ pub(super) fn head(instance: &str, table: &TableView) -> Vec<u8> {
     out
 }
 
-/// Everything before the payload of a key, for a cluster of that name.
+/// Returns everything before the payload of a key, for the cluster `instance`.
 pub(crate) fn key_head(instance: &str, table: &TableView, columns: &[&MessageColumn]) -> Vec<u8> {
     let mut out = br#"{"schema":{"type":"struct","fields":["#.to_vec();
     for (at, column) in columns.iter().enumerate() {
@@ -79,7 +79,7 @@ pub(crate) fn key_head(instance: &str, table: &TableView, columns: &[&MessageCol
     out
 }
 
-/// Adds the schema of one image.
+/// Writes the schema of an image.
 fn write_row(topic: &str, table: &TableView, side: &str, out: &mut Vec<u8>) {
     out.extend_from_slice(br#"{"type":"struct","fields":["#);
     for (at, column) in table.columns.iter().filter(|column| column.wanted).enumerate() {
@@ -95,11 +95,11 @@ fn write_row(topic: &str, table: &TableView, side: &str, out: &mut Vec<u8>) {
     out.push(b'}');
 }
 
-/// What Kafka Connect calls a type, and what it means by it.
+/// The Kafka Connect type of a column and its semantic type.
 struct Meaning {
-    /// The type, with the fields or items that it may have, as JSON.
+    /// The type, with its fields or elements, as JSON.
     shape: &'static str,
-    /// The name of the meaning; empty where the type says all.
+    /// The name of the semantic type; empty if there is none.
     name: &'static str,
     /// Parameters as names and values.
     parameters: Vec<(&'static str, String)>,
@@ -128,26 +128,26 @@ const POINT: &str = concat!(
     r#"{"type":"int32","optional":true,"field":"srid"}]"#,
 );
 
-/// Members with commas between them. A comma or backslash inside a member has a backslash before it.
+/// Returns the members separated by commas. Commas and backslashes inside a member are escaped by a backslash.
 fn allowed(members: &[Arc<str>]) -> [(&'static str, String); 1] {
     let escaped = members.iter().map(|member| member.replace('\\', r"\\").replace(',', r"\,"));
     [("allowed", escaped.collect::<Vec<_>>().join(","))]
 }
 
-/// The name that topics and schemas have for a table: whatever is no letter, digit, dot, dash or underscore of ASCII
-/// becomes an underscore.
+/// Returns the name of a table in topics and schemas: all characters except ASCII letters, digits, dots, dashes and
+/// underscores become underscores.
 fn topic(instance: &str, table: &TableView) -> String {
     let is_kept = |letter: char| letter.is_ascii_alphanumeric() || matches!(letter, '.' | '-' | '_');
     let name = format!("{instance}.{}.{}", table.database, table.table);
     name.chars().map(|letter| if is_kept(letter) { letter } else { '_' }).collect()
 }
 
-fn meaning(kind: &Kind, place: Place) -> Meaning {
+fn meaning(kind: &Kind, traits: ColumnTraits) -> Meaning {
     match kind {
         Kind::Integer { bytes: 1, .. } | Kind::Integer { bytes: 2, unsigned: false } => plain(r#""int16""#),
         Kind::Integer { bytes: 2 | 3, .. } | Kind::Integer { bytes: 4, unsigned: false } => plain(r#""int32""#),
         Kind::Integer { .. } => plain(r#""int64""#),
-        Kind::Float if place.has_digits => plain(r#""double""#),
+        Kind::Float if traits.has_digits => plain(r#""double""#),
         Kind::Float => plain(r#""float""#),
         Kind::Double => plain(r#""double""#),
         Kind::Decimal { precision, scale } => with(
@@ -167,7 +167,7 @@ fn meaning(kind: &Kind, place: Place) -> Meaning {
         Kind::Enumeration { values, .. } => with(r#""string""#, "io.debezium.data.Enum", &allowed(values)),
         Kind::Set { values, .. } => with(r#""string""#, "io.debezium.data.EnumSet", &allowed(values)),
         Kind::Json { .. } => named(r#""string""#, "io.debezium.data.Json"),
-        Kind::Geometry { .. } if place.is_point => named(POINT, "io.debezium.data.geometry.Point"),
+        Kind::Geometry { .. } if traits.is_point => named(POINT, "io.debezium.data.geometry.Point"),
         Kind::Geometry { .. } => named(GEOMETRY, "io.debezium.data.geometry.Geometry"),
         Kind::Vector { .. } => {
             named(r#""array","items":{"type":"float","optional":false}"#, "io.debezium.data.FloatVector")
@@ -179,7 +179,7 @@ fn meaning(kind: &Kind, place: Place) -> Meaning {
 }
 
 fn write_column(column: &MessageColumn, out: &mut Vec<u8>) {
-    let meaning = meaning(&column.kind, place(&column.type_text, column.nullable));
+    let meaning = meaning(&column.kind, column_traits(&column.type_text, column.nullable));
     out.extend_from_slice(br#"{"type":"#);
     out.extend_from_slice(meaning.shape.as_bytes());
     out.extend_from_slice(if column.nullable { br#","optional":true"# } else { br#","optional":false"# });

@@ -1,7 +1,7 @@
-//! Values as Debezium's MySQL connector writes them in JSON, by its defaults: times as adaptive microseconds, decimals
-//! precise, binaries as bytes, unsigned BIGINT as a long.
+//! Writes values in JSON like Debezium's MySQL connector with its defaults: times as adaptive microseconds, precise
+//! decimals, binaries as bytes, unsigned BIGINT as a long.
 
-use super::place::Place;
+use super::column_traits::ColumnTraits;
 use crate::column::typed::Typed;
 use crate::column::{
     binary, bit, compressed, date, datetime, decimal, enumeration, float, geometry, inet, integer, json, quoted, set,
@@ -9,24 +9,25 @@ use crate::column::{
 };
 use crate::error::Result;
 
-/// Adds a value as JSON.
+/// Writes a value as JSON.
 ///
-/// Raises `ValueMalformed` for values that the kind cannot hold: a member out of range, a broken document or geometry.
-pub(crate) fn write(value: &Value<'_>, kind: &Kind, place: Place, out: &mut Vec<u8>) -> Result<()> {
+/// Raises `ValueMalformed` for values that are invalid for the kind, such as a member out of range or a malformed
+/// document or geometry.
+pub(crate) fn write(value: &Value<'_>, kind: &Kind, traits: ColumnTraits, out: &mut Vec<u8>) -> Result<()> {
     match value.typed(kind)? {
         Typed::Null => out.extend_from_slice(b"null"),
         Typed::Int(value) => integer::write_signed(value, out),
-        // As a long: what is over its range turns negative.
+        // As a long: values above its range become negative.
         Typed::UInt(value) => integer::write_signed(i64::from_ne_bytes(value.to_ne_bytes()), out),
-        Typed::Float(value) if place.has_digits => float::write_json(value.into(), out),
+        Typed::Float(value) if traits.has_digits => float::write_json(value.into(), out),
         Typed::Float(value) => float::write_json_single(value, out),
         Typed::Double(value) => float::write_json(value, out),
         Typed::Decimal(value) => decimal::write_debezium(value, out)?,
         Typed::Bit { value, bits } => bit::write_debezium(value, bits, out),
         Typed::Year(value) => integer::write_unsigned(value.into(), out),
-        Typed::Date(value) => date::write_debezium(value, place.nullable, out),
-        Typed::DateTime { value, fsp } => datetime::write_debezium(value, fsp, place.nullable, out),
-        Typed::Timestamp { value, fsp } => timestamp::write_debezium(value, fsp, place.nullable, out),
+        Typed::Date(value) => date::write_debezium(value, traits.nullable, out),
+        Typed::DateTime { value, fsp } => datetime::write_debezium(value, fsp, traits.nullable, out),
+        Typed::Timestamp { value, fsp } => timestamp::write_debezium(value, fsp, traits.nullable, out),
         Typed::Time { value, .. } => integer::write_signed(value.micros(), out),
         Typed::Text { bytes, charset } => text::write_json(bytes, charset, out),
         Typed::Bytes { bytes, form } => binary::write_json(bytes, form, out),
@@ -38,7 +39,7 @@ pub(crate) fn write(value: &Value<'_>, kind: &Kind, place: Place, out: &mut Vec<
         Typed::Set { bits, members } => quoted::within(out, |out| set::write_text(bits, members, out))?,
         Typed::Json(document) => quoted::within(out, |out| json::write_text(document, out))?,
         Typed::JsonText(text) => quoted::write(text.as_bytes(), out),
-        Typed::Geometry(bytes) => geometry::write_debezium(bytes, place.is_point, out)?,
+        Typed::Geometry(bytes) => geometry::write_debezium(bytes, traits.is_point, out)?,
         Typed::Vector(bytes) => vector::write_list(bytes, out),
         Typed::Uuid(bytes) => quoted::plain(out, |out| uuid::write_text(bytes, out)),
         Typed::Inet4(bytes) => quoted::plain(out, |out| inet::write_text4(bytes, out)),
@@ -56,12 +57,12 @@ mod tests {
     use crate::column::{Date, DateTime, Form, Layout, Time, Timestamp};
     use crate::cursor::Cursor;
 
-    const REQUIRED: Place = Place { nullable: false, is_point: false, has_digits: false };
-    const OPTIONAL: Place = Place { nullable: true, is_point: false, has_digits: false };
+    const REQUIRED: ColumnTraits = ColumnTraits { nullable: false, is_point: false, has_digits: false };
+    const OPTIONAL: ColumnTraits = ColumnTraits { nullable: true, is_point: false, has_digits: false };
 
-    fn shown(value: &Value<'_>, kind: &Kind, place: Place) -> String {
+    fn shown(value: &Value<'_>, kind: &Kind, traits: ColumnTraits) -> String {
         let mut out = Vec::new();
-        write(value, kind, place, &mut out).unwrap();
+        write(value, kind, traits, &mut out).unwrap();
         String::from_utf8(out).unwrap()
     }
 
@@ -80,7 +81,7 @@ mod tests {
         assert_eq!(required(Value::Bit(0x201), Kind::Bit { bits: 10 }), r#""AQI=""#);
         assert_eq!(required(Value::Year(0), Kind::Year), "0");
         assert_eq!(required(Value::Float(0.1), Kind::Float), "0.1");
-        let with_digits = Place { has_digits: true, ..REQUIRED };
+        let with_digits = ColumnTraits { has_digits: true, ..REQUIRED };
         assert_eq!(shown(&Value::Float(999.0001), &Kind::Float, with_digits), "999.0001220703125");
         assert_eq!(required(Value::Double(-2.0), Kind::Double), "-2.0");
         assert_eq!(shown(&Value::Null, &Kind::Year, OPTIONAL), "null");
@@ -88,7 +89,7 @@ mod tests {
 
     #[test]
     fn decimals_are_their_unscaled_bytes() {
-        // What the server stores of 1234567890.1234, and its negative: every bit inverted.
+        // The server's encoding of 1234567890.1234, and of its negative: all bits inverted.
         let stored = [0x81, 0x0d, 0xfb, 0x38, 0xd2, 0x04, 0xd2];
         let negative = stored.map(|byte: u8| !byte);
         let kind = Kind::Decimal { precision: 14, scale: 4 };
@@ -99,8 +100,8 @@ mod tests {
     }
 
     #[test]
-    fn decimals_of_every_width_agree() {
-        // The same two groups of nine digits, alone and behind 47 zeros, which lie in a byte and five groups.
+    fn decimals_of_every_width_are_equal() {
+        // The same two groups of nine digits, alone and after 47 zeros, which take a byte and five groups.
         let (narrow, wide) = (Kind::Decimal { precision: 18, scale: 0 }, Kind::Decimal { precision: 65, scale: 0 });
         let decimal = |kind: &Kind, zeros: usize, groups: [u32; 2], negative: bool| {
             let mut bytes = [vec![0; zeros], groups.map(u32::to_be_bytes).concat()].concat();
@@ -124,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn times_count_as_their_fractions_ask() {
+    fn the_unit_of_times_depends_on_their_fraction() {
         let date = Date { year: 2024, month: 2, day: 29 };
         let moment = DateTime { date, hour: 1, minute: 2, second: 3, micros: 456_000 };
         let datetime = |fsp| Kind::DateTime { fsp, layout: Layout::Packed };
@@ -143,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn days_that_are_none_are_null_or_the_first() {
+    fn dates_missing_from_the_calendar_are_null_or_the_first_day() {
         let zero = Date { year: 0, month: 0, day: 0 };
         let moment = DateTime { date: zero, hour: 0, minute: 0, second: 0, micros: 0 };
         let cases = [

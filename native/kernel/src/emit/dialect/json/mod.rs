@@ -1,6 +1,6 @@
-//! Penstock's own JSON: where a change comes from, and its row before and after, with values as the server's client shows
-//! them. A change of the primary key is told as the delete of one row and the insert of another, because readers keep
-//! rows by their key.
+//! Penstock's own JSON: the source of a change, and its row before and after, with values as the server's client
+//! shows them. A change of the primary key is written as the delete of a row and the insert of another, because
+//! consumers identify rows by their key.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::emit::messages::{MessageKind, Messages};
 use crate::error::Result;
 use crate::shard::SLOT_ALL;
 
-/// See the module's text.
+/// The dialect `json`; see the description of the module.
 pub struct JsonRows;
 
 impl Dialect for JsonRows {
@@ -44,7 +44,7 @@ impl Dialect for JsonRows {
         json_object::text_or_null(statement.database, value);
         value.extend_from_slice(b",\"table\":null,\"change\":\"statement\",\"statement\":");
         quoted::write(statement.text.as_bytes(), value);
-        write_place(at, 0, value);
+        write_position(at, 0, value);
         value.extend_from_slice(b"}\n");
         out.close(MessageKind::Statement, SLOT_ALL, 0)
     }
@@ -60,7 +60,7 @@ struct Field {
     name: Arc<str>,
 }
 
-/// The rows of one table.
+/// Writes the rows of a table.
 pub struct Writer {
     /// The message up to its change.
     head: Vec<u8>,
@@ -72,15 +72,15 @@ impl TableWriter for Writer {
     fn rows(&self, at: &At<'_>, rows: &mut Images<'_, '_>, out: &mut Messages) -> Result<()> {
         while let Some(row) = rows.next()? {
             match (row.before, row.after) {
-                (Some(before), Some(after)) if walk::moves(&self.table, before, after) => {
-                    self.tell(at, row.index, row.before, None, out)?;
-                    // The change counts once, with the row that is there in the end.
+                (Some(before), Some(after)) if walk::changes_key(&self.table, before, after) => {
+                    self.write_change(at, row.index, row.before, None, out)?;
+                    // The change counts once, with the row that exists afterwards.
                     out.close(MessageKind::Delete, row.slot_before?, 0)?;
-                    self.tell(at, row.index, None, row.after, out)?;
+                    self.write_change(at, row.index, None, row.after, out)?;
                     out.close(MessageKind::Insert, row.slot, 1)?;
                 }
                 (before, after) => {
-                    let kind = self.tell(at, row.index, before, after, out)?;
+                    let kind = self.write_change(at, row.index, before, after, out)?;
                     out.close(kind, row.slot, 1)?;
                 }
             }
@@ -90,7 +90,7 @@ impl TableWriter for Writer {
 }
 
 impl Writer {
-    fn tell(
+    fn write_change(
         &self,
         at: &At<'_>,
         index: u32,
@@ -108,7 +108,7 @@ impl Writer {
         value.extend_from_slice(b",\"change\":\"");
         value.extend_from_slice(name.as_bytes());
         value.extend_from_slice(if at.snapshot { b"\",\"snapshot\":true" } else { b"\",\"snapshot\":false" });
-        write_place(at, index, value);
+        write_position(at, index, value);
         value.extend_from_slice(b",\"before\":");
         self.image(before, value)?;
         value.extend_from_slice(b",\"after\":");
@@ -134,8 +134,8 @@ impl Writer {
     }
 }
 
-/// Adds the place of a change in its log, and when it was committed (in UTC).
-fn write_place(at: &At<'_>, row: u32, out: &mut Vec<u8>) {
+/// Writes the position of a change in its log, and the time of its commit (in UTC).
+fn write_position(at: &At<'_>, row: u32, out: &mut Vec<u8>) {
     out.extend_from_slice(b",\"instance\":");
     quoted::write(at.instance.as_bytes(), out);
     out.extend_from_slice(b",\"commit_version\":");

@@ -1,8 +1,9 @@
-//! Maxwell's messages: the row after its change (before a delete), and of an update the values that were others.
+//! Maxwell's messages: the row after its change (before a delete), and for an update the previous values of changed
+//! columns.
 //!
-//! A message carries the number of its transaction, which the log tells only at the transaction's end; so the messages of
-//! the open transaction are written anew there. Those of one that passed the memory for an open transaction have left by
-//! then, and do without it.
+//! A message has the number of its transaction, which the log contains only at the end of the transaction. The
+//! messages of the open transaction are therefore rewritten at its end. If a transaction exceeds its memory limit,
+//! the messages emitted before its end lack the number.
 
 pub(super) mod values;
 
@@ -21,11 +22,11 @@ use crate::shard::SLOT_ALL;
 
 const STATEMENT: i8 = MessageKind::Statement as i8;
 
-/// What stands behind the number of the transaction. In a JSON string its quotes would be escaped, so the first that is
-/// found in a message is the field itself.
+/// The text after the number of the transaction. In a JSON string its quotes would be escaped, so the first
+/// occurrence in a message is the field itself.
 const POSITION: &[u8] = b",\"position\":";
 
-/// See the module's text.
+/// Maxwell's dialect; see the description of the module.
 pub struct Maxwell;
 
 impl Dialect for Maxwell {
@@ -74,7 +75,7 @@ impl Dialect for Maxwell {
                 true => quoted::write(statement.text.as_bytes(), value),
                 false => quoted::write(definition.own_text().as_bytes(), value),
             }
-            write_place(at, value);
+            write_position(at, value);
             value.extend_from_slice(b"}\n");
             out.close(MessageKind::Statement, SLOT_ALL, 0)?;
         }
@@ -88,11 +89,11 @@ impl Dialect for Maxwell {
         };
         let mut offset = out.changes_handed_out();
         out.rewrite_open(|message, kind, is_last, value| {
-            let place = match kind {
+            let position = match kind {
                 STATEMENT => None,
                 _ => memmem::find(message, POSITION),
             };
-            let Some((before, behind)) = place.and_then(|place| message.split_at_checked(place)) else {
+            let Some((before, after)) = position.and_then(|position| message.split_at_checked(position)) else {
                 value.extend_from_slice(message);
                 return;
             };
@@ -107,18 +108,18 @@ impl Dialect for Maxwell {
                 value.extend_from_slice(b",\"xoffset\":");
                 write_unsigned_integer(offset.into(), value);
             }
-            value.extend_from_slice(behind);
+            value.extend_from_slice(after);
             offset += 1;
         });
         out.close(MessageKind::End, SLOT_ALL, 0)
     }
 }
 
-/// Messages of one statement that hold its whole text. Behind them each holds its own table's part, because the text grows
-/// with the number of tables.
+/// Number of messages of a statement that have its whole text. Further messages have only the part of their own
+/// table, because the text grows with the number of tables.
 const WHOLE_TEXTS_MAX: usize = 100;
 
-/// The type of a definition; None for the definitions that Maxwell does not tell of.
+/// Returns the type of a DDL statement; None if Maxwell does not report it.
 fn kind_name(definition: &Definition<'_>) -> Option<&'static str> {
     match definition.kind {
         _ if definition.alters => Some("table-alter"),
@@ -135,7 +136,7 @@ struct Field {
     name: Arc<str>,
 }
 
-/// The rows of one table.
+/// Writes the rows of a table.
 pub struct Writer {
     /// The message up to its type.
     head: Vec<u8>,
@@ -145,7 +146,7 @@ pub struct Writer {
 impl TableWriter for Writer {
     fn rows(&self, at: &At<'_>, rows: &mut Images<'_, '_>, out: &mut Messages) -> Result<()> {
         while let Some(row) = rows.next()? {
-            let kind = self.tell(at, &row, &mut out.value)?;
+            let kind = self.write_message(at, &row, &mut out.value)?;
             out.close(kind, row.slot, 1)?;
         }
         Ok(())
@@ -153,7 +154,7 @@ impl TableWriter for Writer {
 }
 
 impl Writer {
-    fn tell(&self, at: &At<'_>, row: &Row<'_, '_>, out: &mut Vec<u8>) -> Result<MessageKind> {
+    fn write_message(&self, at: &At<'_>, row: &Row<'_, '_>, out: &mut Vec<u8>) -> Result<MessageKind> {
         let (kind, name, data, old) = match (row.before, row.after) {
             (None, after) if at.snapshot => (MessageKind::Insert, &b"bootstrap-insert"[..], after, None),
             (None, after) => (MessageKind::Insert, &b"insert"[..], after, None),
@@ -164,7 +165,7 @@ impl Writer {
         out.extend_from_slice(name);
         out.extend_from_slice(b"\",\"ts\":");
         write_unsigned_integer(at.event.timestamp.into(), out);
-        write_place(at, out);
+        write_position(at, out);
         out.extend_from_slice(b",\"server_id\":");
         write_unsigned_integer(at.event.server_id.into(), out);
         if let Some(id) = at.transaction.thread_id {
@@ -176,7 +177,7 @@ impl Writer {
         let start = out.len();
         let missing = |at: usize| data.get(at).is_none_or(Option::is_none);
         self.pairs(data, |_| true, out)?;
-        // A column that only the image before has was not changed: it tells which row this is.
+        // A column that only the image before has was not changed: it identifies the row.
         self.pairs(old, missing, out)?;
         json_object::close(start, out);
         let start = out.len();
@@ -190,11 +191,11 @@ impl Writer {
         Ok(kind)
     }
 
-    /// Adds the values of an image, of the columns that are wanted.
-    fn pairs(&self, image: Image<'_, '_>, wanted: impl Fn(usize) -> bool, out: &mut Vec<u8>) -> Result<()> {
+    /// Writes the values of an image for the columns that `is_selected` accepts.
+    fn pairs(&self, image: Image<'_, '_>, is_selected: impl Fn(usize) -> bool, out: &mut Vec<u8>) -> Result<()> {
         for (at, (field, cell)) in self.fields.iter().zip(image).enumerate() {
             let Some(value) = cell else { continue };
-            if wanted(at) {
+            if is_selected(at) {
                 out.extend_from_slice(&field.key);
                 let written = values::write(value, &field.kind, out);
                 written.map_err(|error| error.within(&format!("column `{}`", field.name)))?;
@@ -204,11 +205,11 @@ impl Writer {
     }
 }
 
-/// Adds where the event stands, and the transaction's GTID where it has one.
-fn write_place(at: &At<'_>, out: &mut Vec<u8>) {
+/// Writes the position of the event, and the transaction's GTID if it has one.
+fn write_position(at: &At<'_>, out: &mut Vec<u8>) {
     out.extend_from_slice(POSITION);
     out.push(b'"');
-    // A file's name may hold anything, the number and the colon nothing that is escaped.
+    // A file name may contain anything; the number and the colon need no escapes.
     let start = out.len();
     out.extend_from_slice(at.transaction.file.as_bytes());
     quoted::escape_from(start, out);

@@ -1,4 +1,4 @@
-//! Values as Maxwell's daemon writes them in JSON: numbers as numbers of any length, times as the server's text,
+//! Writes values in JSON like Maxwell's daemon: numbers of any length as numbers, times as the server's text,
 //! documents as documents.
 
 use crate::column::typed::Typed;
@@ -8,9 +8,10 @@ use crate::column::{
 };
 use crate::error::Result;
 
-/// Adds a value as JSON.
+/// Writes a value as JSON.
 ///
-/// Raises `ValueMalformed` for values that the kind cannot hold: a member out of range, a broken document or geometry.
+/// Raises `ValueMalformed` for values that are invalid for the kind, such as a member out of range or a malformed
+/// document or geometry.
 pub(crate) fn write(value: &Value<'_>, kind: &Kind, out: &mut Vec<u8>) -> Result<()> {
     match value.typed(kind)? {
         Typed::Null | Typed::Enumeration { index: 0, .. } => out.extend_from_slice(b"null"),
@@ -70,7 +71,7 @@ mod tests {
     }
 
     #[test]
-    fn times_are_the_servers_text_whatever_they_are() {
+    fn times_are_always_the_servers_text() {
         let zero = Date { year: 0, month: 0, day: 0 };
         let moment = DateTime { date: zero, hour: 0, minute: 0, second: 0, micros: 0 };
         assert_eq!(shown(&Value::Date(zero), &Kind::Date), r#""0000-00-00""#);

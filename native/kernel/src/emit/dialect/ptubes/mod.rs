@@ -1,7 +1,8 @@
-//! Ptubes' events (`RdsPacket`), each framed as one element of `RdsMessage.messages`.
+//! Ptubes' events (`RdsPacket`), each framed as an element of `RdsMessage.messages`.
 //!
-//! One event for each row; columns stand by their names. A checkpoint names the transaction by its start and the event by its
-//! place in it, counted from 0; the commit's place is behind the last change. The columns' order is the table's.
+//! There is an event for each row, with columns by name. A checkpoint identifies the transaction by its start and the
+//! event by its index in it, counted from 0; the index of the commit follows the last change. Columns are in table
+//! order.
 
 mod values;
 
@@ -30,7 +31,7 @@ const QUERY: u64 = 7;
 const TRANSACTION_END: u64 = 16;
 const HEARTBEAT: u64 = 17;
 
-/// Tables of which rows are heartbeats.
+/// Tables whose rows are heartbeats.
 const HEARTBEAT_TABLES: [&str; 2] = ["buffalo_heartbeat.heartbeat", "ptubes_heartbeat.heartbeat"];
 
 /// Ptubes' dialect.
@@ -39,7 +40,7 @@ pub struct Ptubes {
 }
 
 impl Ptubes {
-    /// With the choices made.
+    /// Creates the dialect with these options.
     pub fn new(options: &DialectOptions) -> Ptubes {
         Ptubes { zone_seconds: options.server_zone_seconds }
     }
@@ -58,7 +59,7 @@ fn checkpoint(at: &At<'_>, index: u32, out: &mut Vec<u8>) {
     };
     pb::signed_unless_zero(2, i64::from_ne_bytes(number.to_ne_bytes()), out);
     pb::signed_unless_zero(3, i64::from(index), out);
-    // An int32 in the protocol: server ids above its range turn negative.
+    // An int32 in the protocol: server ids above its range become negative.
     pb::signed_unless_zero(4, i64::from(at.event.server_id as i32), out);
     pb::signed_unless_zero(5, i64::from(at.file_number()), out);
     pb::signed_unless_zero(6, at.transaction.start as i64, out);
@@ -75,7 +76,7 @@ fn pair(field: u8, key: &str, write: impl FnOnce(&mut Vec<u8>), out: &mut Vec<u8
     pb::close(start, out);
 }
 
-/// Adds an event's header; `keys` are its fields of partition key and primary key.
+/// Writes an event's header; `keys` are the partition key and the primary key.
 fn header(at: &At<'_>, index: u32, table: &str, [partition, primary]: [&str; 2], out: &mut Vec<u8>) {
     let millis = i64::from(at.event.timestamp) * 1000;
     let start = pb::open(1, out);
@@ -94,8 +95,8 @@ impl Dialect for Ptubes {
     type Writer = PtubesTable;
 
     fn table(&self, table: Arc<TableView>) -> Result<PtubesTable> {
-        let names = |places: &[usize]| -> String {
-            let names = places.iter().filter_map(|at| table.columns.get(*at));
+        let names = |indexes: &[usize]| -> String {
+            let names = indexes.iter().filter_map(|at| table.columns.get(*at));
             names.map(|column| &*column.name).collect::<Vec<&str>>().join(",")
         };
         let columns = table.columns.iter().enumerate();
@@ -146,12 +147,12 @@ impl Dialect for Ptubes {
             pb::number(3, TRANSACTION_END, value);
             pb::close(start, value);
         }
-        // Heartbeats alone are no transaction to tell the end of; the message only says where it was.
+        // A transaction of heartbeats only has no end message; this message only reports its position.
         out.close(MessageKind::End, SLOT_ALL, 0)
     }
 }
 
-/// One table's rows as events.
+/// Writes the rows of a table as events.
 pub struct PtubesTable {
     table: Arc<TableView>,
     columns: Vec<PtubesColumn>,
@@ -206,12 +207,12 @@ impl TableWriter for PtubesTable {
         Ok(())
     }
 
-    fn tells_changes(&self) -> bool {
+    fn writes_changes(&self) -> bool {
         !self.heartbeat
     }
 }
 
-/// `java.sql.Types` as Ptubes has them, by the type's name.
+/// Returns the `java.sql.Types` number that Ptubes uses for a type name.
 fn sql_type(data_type: &str) -> i64 {
     match data_type {
         "BIT" => -7,
@@ -232,15 +233,15 @@ fn sql_type(data_type: &str) -> i64 {
     }
 }
 
-/// One column, made ready.
+/// A column with precomputed parts.
 struct PtubesColumn {
     kind: Kind,
     has_moments: bool,
-    /// The map's key.
+    /// The key of the map entry.
     key: Box<[u8]>,
-    /// Index, type, name and key mark.
+    /// Index, type, name and key flag.
     head: Box<[u8]>,
-    /// The type's name.
+    /// The name of the type.
     tail: Box<[u8]>,
 }
 
@@ -266,7 +267,7 @@ impl PtubesColumn {
         }
     }
 
-    /// Adds one entry of a map of columns.
+    /// Writes an entry of a map of columns.
     fn write(&self, field: u8, value: &Value<'_>, zone_seconds: i32, out: &mut Vec<u8>) -> Result<()> {
         let entry = pb::open(field, out);
         out.extend_from_slice(&self.key);
@@ -290,7 +291,7 @@ impl PtubesColumn {
             let text = pb::open(8, out);
             values::write(value, &self.kind, out)?;
             if out.len() == text {
-                // An empty text is left out, with its tag and its length.
+                // Omit an empty text together with its tag and its length.
                 out.truncate(text.saturating_sub(2));
             } else {
                 pb::close(text, out);

@@ -1,5 +1,5 @@
-//! Values as Ptubes' events show them: times as milliseconds since 1970 on the server's clock, with what these lose beside
-//! them.
+//! Writes values as in Ptubes' events: times as milliseconds since 1970 in the server's time zone, plus what
+//! milliseconds cannot express.
 
 use crate::column::typed::Typed;
 use crate::column::{
@@ -13,29 +13,29 @@ use crate::error::Result;
 pub struct Moment {
     /// Milliseconds since 1970.
     pub millis: i64,
-    /// Nanoseconds of its second; None for a DATE.
+    /// Nanoseconds within the second; None for a DATE.
     pub nanos: Option<u32>,
-    /// Its text, where the milliseconds do not say it: for every TIME, and for dates that Java moves to others.
+    /// The text, if the milliseconds do not express it: for every TIME, and for dates that Java changes.
     pub shown: Option<String>,
 }
 
-/// Java's calendar is the Gregorian from this day on (1582-10-15), counted from 1970.
+/// Java's calendar is Gregorian from this day on (1582-10-15), counted from 1970.
 const GREGORIAN_FROM: i64 = -141_427;
 
-/// The day numbers of 1970-01-01 by the formulas below.
+/// The day number of 1970-01-01 in the formulas below.
 const DAYS_TO_EPOCH: i64 = 2_440_588;
 
-/// Years before this one are moved by Java's calendar.
+/// Java's calendar changes dates before this year.
 const YEAR_MIN: u16 = 1000;
 
 const DAY_SECONDS: i64 = 86_400;
 
-/// The day that Java's lenient calendar takes for any year, month and day, counted from 1970: months and days beyond the
-/// calendar carry over, and days before the Gregorian calendar are the Julian one's.
+/// Returns the day, counted from 1970, that Java's lenient calendar assigns to any year, month and day: excess months
+/// and days carry over, and days before the Gregorian calendar are Julian.
 fn lenient_days(date: Date) -> i64 {
     let months = i64::from(date.year) * 12 + i64::from(date.month) - 1;
     let (year, month) = (months.div_euclid(12), months.rem_euclid(12) + 1);
-    // Years that begin in March have their odd day last.
+    // In years that begin in March, the leap day is the last day.
     let past = i64::from(month <= 2);
     let (years, months) = (year + 4800 - past, month + 12 * past - 3);
     let days = (153 * months + 2) / 5 + 365 * years + years / 4 + i64::from(date.day);
@@ -48,7 +48,7 @@ fn lenient_days(date: Date) -> i64 {
     }
 }
 
-/// The day of a date, and whether it is that very date.
+/// Returns the day of a date, and whether Java shows exactly this date.
 fn days(date: Date) -> (i64, bool) {
     match date.days().filter(|_| date.year >= YEAR_MIN) {
         Some(days) => (i64::from(days), true),
@@ -56,7 +56,7 @@ fn days(date: Date) -> (i64, bool) {
     }
 }
 
-fn text_of(write: impl FnOnce(&mut Vec<u8>)) -> Option<String> {
+fn write_to_text(write: impl FnOnce(&mut Vec<u8>)) -> Option<String> {
     let mut out = Vec::with_capacity(26);
     write(&mut out);
     Some(String::from_utf8_lossy(&out).into_owned())
@@ -67,7 +67,7 @@ fn of_date(value: Date, zone_seconds: i32) -> Moment {
     Moment {
         millis: (days * DAY_SECONDS - i64::from(zone_seconds)) * 1000,
         nanos: None,
-        shown: if exact { None } else { text_of(|out| date::write_text(value, out)) },
+        shown: if exact { None } else { write_to_text(|out| date::write_text(value, out)) },
     }
 }
 
@@ -78,7 +78,7 @@ fn of_datetime(value: DateTime, zone_seconds: i32) -> Moment {
     Moment {
         millis: seconds * 1000 + i64::from(value.micros / 1000),
         nanos: Some(value.micros * 1000),
-        shown: if exact { None } else { text_of(|out| datetime::write_text(value, 6, out)) },
+        shown: if exact { None } else { write_to_text(|out| datetime::write_text(value, 6, out)) },
     }
 }
 
@@ -95,11 +95,11 @@ fn of_time(value: Time, zone_seconds: i32) -> Moment {
     Moment {
         millis: micros.div_euclid(1000),
         nanos: Some(u32::try_from(micros.rem_euclid(1_000_000)).unwrap_or(0) * 1000),
-        shown: text_of(|out| time::write_text(value, 6, out)),
+        shown: write_to_text(|out| time::write_text(value, 6, out)),
     }
 }
 
-/// Whether a column's values are moments.
+/// Whether the values of a column are dates or times.
 pub(super) fn has_moments(kind: &Kind) -> bool {
     match kind {
         Kind::Date | Kind::Time { .. } | Kind::DateTime { .. } | Kind::Timestamp { .. } => true,
@@ -125,7 +125,7 @@ pub(super) fn has_moments(kind: &Kind) -> bool {
     }
 }
 
-/// The value as a moment; None for values that are none. The server's clock is that many seconds ahead of UTC.
+/// Returns the value as a date or time; None for other values. The server's time zone is `zone_seconds` ahead of UTC.
 #[inline]
 pub(super) fn moment(value: &Value<'_>, zone_seconds: i32) -> Option<Moment> {
     Some(match value {
@@ -137,9 +137,9 @@ pub(super) fn moment(value: &Value<'_>, zone_seconds: i32) -> Option<Moment> {
     })
 }
 
-/// Adds the text of a value.
+/// Writes the text of a value.
 ///
-/// Raises `ValueMalformed` where the kind cannot hold the value.
+/// Raises `ValueMalformed` if the value is invalid for the kind.
 #[inline]
 pub(super) fn write(value: &Value<'_>, kind: &Kind, out: &mut Vec<u8>) -> Result<()> {
     match value.typed(kind)? {
@@ -188,10 +188,10 @@ mod tests {
     }
 
     #[test]
-    fn dates_are_midnights_and_those_java_moves_keep_their_text() {
+    fn dates_are_midnights_and_keep_their_text_if_java_changes_them() {
         assert_eq!(of_date(date(1970, 1, 2), 0), Moment { millis: 86_400_000, nanos: None, shown: None });
         assert_eq!(of_date(date(1970, 1, 2), 3600).millis, 82_800_000);
-        // Java shows 0000-00-00 as the last day of November of the year 2 before Christ.
+        // Java shows 0000-00-00 as the last day of November of the year 2 BC.
         let zero = of_date(date(0, 0, 0), 0);
         assert_eq!((zero.millis, zero.shown.as_deref()), (-62_170_156_800_000, Some("0000-00-00")));
         let carried = of_date(date(2021, 2, 31), 0);
