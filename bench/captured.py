@@ -104,6 +104,6 @@ def _opened(capture: Capture) -> Log:
         except ServerBusy:
             return None
 
-    found = wait_until(log)
-    assert found is not None
-    return found
+    captured_log = wait_until(log)
+    assert captured_log is not None
+    return captured_log

@@ -66,7 +66,7 @@ def _follow(port: int, instance: str, table: str, count: int) -> None:
         peer.sendall(head.encode() + content)
         ready.register(peer, selectors.EVENT_READ)
         sizes[peer.fileno()] = 0
-    told = ending = False
+    is_announced = ending = False
     space = bytearray(_READ_BYTES)
     ready.register(sys.stdin, selectors.EVENT_READ)
     while ready.get_map():
@@ -74,21 +74,21 @@ def _follow(port: int, instance: str, table: str, count: int) -> None:
         if not events and ending and are_alike(list(sizes.values())):
             break
         for key, _ in events:
-            asked = key.fileobj
-            if asked is sys.stdin:
-                ready.unregister(asked)
+            source = key.fileobj
+            if source is sys.stdin:
+                ready.unregister(source)
                 ending = True
                 continue
-            assert isinstance(asked, socket.socket)
-            got = asked.recv_into(space)
+            assert isinstance(source, socket.socket)
+            got = source.recv_into(space)
             sizes[key.fd] += got
             if not sizes[key.fd]:
                 raise AssertionError("a follower is not answered")
             if not got:
-                ready.unregister(asked)
-        if not told and all(sizes.values()):
+                ready.unregister(source)
+        if not is_announced and all(sizes.values()):
             print("ready", flush=True)
-            told = True
+            is_announced = True
     print(json.dumps({"bytes": list(sizes.values())}))
 
 

@@ -117,9 +117,9 @@ def mirror(kind: str, updates: Updates, folder: Path) -> Written:
     order = numpy.arange(2 * len(updates.ids)).reshape(2, -1).T.reshape(-1)
     kinds = pyarrow.array(["update_preimage", "update_postimage"] * len(updates.ids))
     updated = changes(pairs.take(pyarrow.array(order)), kinds, versions)
-    begun = time.perf_counter()
+    started_at = time.perf_counter()
     _write(sink, 2, Changes(_TABLE, updated, _TABLE.name))
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - started_at
     sink.close()
     if kind == "delta":
         return _delta_result(seconds, DeltaTable(folder / "bench" / "lake"), updates.sum_after)
@@ -131,14 +131,14 @@ def merge(updates: Updates, folder: Path) -> Written:
     write_deltalake(folder / "peer", plain_rows(numpy.arange(updates.rows, dtype=numpy.int64), 0))
     table = DeltaTable(folder / "peer")
     source = plain_rows(updates.ids, 1)
-    begun = time.perf_counter()
+    started_at = time.perf_counter()
     (
         table.merge(source, "target.id = source.id", source_alias="source", target_alias="target")
         .when_matched_update_all()
         .when_not_matched_insert_all()
         .execute()
     )
-    return _delta_result(time.perf_counter() - begun, DeltaTable(folder / "peer"), updates.sum_after)
+    return _delta_result(time.perf_counter() - started_at, DeltaTable(folder / "peer"), updates.sum_after)
 
 
 def upsert(updates: Updates, folder: Path) -> Written:
@@ -149,9 +149,11 @@ def upsert(updates: Updates, folder: Path) -> Written:
     table = catalog.create_table("bench.lake", schema=initial.schema)
     table.append(initial)
     source = plain_rows(updates.ids, 1)
-    begun = time.perf_counter()
+    started_at = time.perf_counter()
     table.upsert(source, join_cols=["id"])
-    return _iceberg_result(time.perf_counter() - begun, catalog.load_table("bench.lake"), updates.sum_after)
+    return _iceberg_result(
+        time.perf_counter() - started_at, catalog.load_table("bench.lake"), updates.sum_after
+    )
 
 
 _PEERS = (("delta", "deltalake merge", merge), ("iceberg", "pyiceberg upsert", upsert))

@@ -47,12 +47,12 @@ def run(options: Options) -> CaseResult:
 def _latency(server: Server, folder: Path, seconds: float) -> list[Line]:
     seen: list[tuple[Position, float]] = []
     with capturing(settings_of(folder, server.port)) as (log,), _watching(log, seen):
-        begun = time.monotonic()
+        started_at = time.monotonic()
         with _writing(server):
             time.sleep(seconds)
             # Extend the measurement if the machine stalled.
             wait_until(lambda: len(seen) >= _LOOKS_MIN)
-        seconds = time.monotonic() - begun
+        seconds = time.monotonic() - started_at
         head = Position(0, *_head(server))
         wait_until(lambda: seen[-1][0] >= head)
     delays = sorted(_delays(folder / "copy0", seen))

@@ -63,18 +63,18 @@ def _lines(server: Server, daemon: Daemon, calls: int, repeat: int) -> list[Line
     _cost(server, daemon, 1, 1)
     rows = calls * _CALL_TRANSACTIONS * TRANSACTION_ROWS
     rounds = [[_cost(server, daemon, calls, count) for count in (0, 1, _SUBSCRIBERS)] for _ in range(repeat)]
-    nobody, one, fifty = (
+    baseline, single, fifty = (
         statistics.median_low(each[index].cpu_seconds for each in rounds) for index in range(3)
     )
     sent = rounds[0][2].bytes_each
     sending = sending_seconds(sent, _SUBSCRIBERS, _PIECE_BYTES)
     # A difference below the resolution of process clocks counts as zero.
-    cost_one, cost_fifty = max(one - nobody, 0.01), max(fifty - nobody, 0.01)
+    cost_one, cost_fifty = max(single - baseline, 0.01), max(fifty - baseline, 0.01)
     bound = _DECODES * cost_one + sending
 
-    def line(who: str, seconds: float, target: Target | None = None, note: str = "") -> Line:
+    def line(followers: str, seconds: float, target: Target | None = None, note: str = "") -> Line:
         rates = {"CPU s": seconds, "CPU µs per row sent": seconds / rows * 1e6}
-        return Line("bulk", who, rates, bound / seconds if target else None, target, note)
+        return Line("bulk", followers, rates, bound / seconds if target else None, target, note)
 
     note = f"{cost_fifty / cost_one:.1f} times one; {sent / 1e6:.1f} MB to each"
     return [
@@ -99,7 +99,7 @@ def _cost(server: Server, daemon: Daemon, calls: int, count: int) -> _Cost:
 
 def _load(server: Server, daemon: Daemon, calls: int) -> float:
     """Commit rows at a steady rate; return the daemon's CPU seconds until they have been sent."""
-    begun = daemon.cpu_seconds()
+    cpu_before = daemon.cpu_seconds()
     due = time.monotonic()
     with server.connect() as connection, connection.cursor() as cursor:
         for _ in range(calls):
@@ -108,7 +108,7 @@ def _load(server: Server, daemon: Daemon, calls: int) -> float:
             due += 1 / _CALLS_PER_SECOND
     daemon.wait_for(*_head(server))
     time.sleep(0.5)
-    return daemon.cpu_seconds() - begun
+    return daemon.cpu_seconds() - cpu_before
 
 
 def _head(server: Server) -> tuple[str, int]:

@@ -51,7 +51,7 @@ def _measure(binlog: Corpus, options: Options) -> list[Outcome]:
 
 
 def _lines(outcomes: list[Outcome]) -> list[Line]:
-    ours = outcomes[0].rows_per_second
+    penstock_rate = outcomes[0].rows_per_second
     lines = []
     for outcome in outcomes:
         # The server's rate is measured by the clock, the others' by the work of one core.
@@ -64,7 +64,7 @@ def _lines(outcomes: list[Outcome]) -> list[Line]:
                 outcome.workload,
                 peer(outcome.peer).TITLE,
                 {"rows/s": rows, "MB/s": megabytes, "s by the clock": outcome.seconds_wall},
-                ratio=ours / rows if target else None,
+                ratio=penstock_rate / rows if target else None,
                 target=target,
                 note="by the clock" if by_clock else outcome.note,
             )

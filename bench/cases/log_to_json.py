@@ -39,18 +39,18 @@ def _measure(binlog: Corpus, options: Options) -> list[Outcome]:
 
 
 def _lines(outcomes: list[Outcome]) -> list[Line]:
-    theirs = next(outcome for outcome in outcomes if outcome.peer == _PEER).rows_per_second
+    peer_rate = next(outcome for outcome in outcomes if outcome.peer == _PEER).rows_per_second
     lines = []
     for outcome in outcomes:
-        ours = outcome.peer == "penstock"
+        is_penstock = outcome.peer == "penstock"
         title = peer(outcome.peer).TITLE
         lines.append(
             Line(
                 outcome.workload,
                 f"{title}, {outcome.verb.removeprefix('encode_').replace('decode_stream', 'rows only')}",
                 {"rows/s": outcome.rows_per_second, "binlog MB/s": outcome.megabytes_per_second},
-                ratio=outcome.rows_per_second / theirs if ours else None,
-                target=_TARGET if ours else None,
+                ratio=outcome.rows_per_second / peer_rate if is_penstock else None,
+                target=_TARGET if is_penstock else None,
                 note=outcome.note,
             )
         )

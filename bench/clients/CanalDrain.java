@@ -10,14 +10,14 @@ import java.util.concurrent.TimeUnit;
 
 /**
  * Drains a destination with Canal's own client: CanalDrain PORT DESTINATION FILTER ROWS prints
- * "rows entries bytes batches seconds". Entries are parsed by the client, and rows counted as their headers say.
+ * "rows entries bytes batches seconds". The client parses the entries; rows are counted by their headers.
  */
 public class CanalDrain {
     public static void main(String[] words) {
         InetSocketAddress address = new InetSocketAddress("127.0.0.1", Integer.parseInt(words[0]));
         CanalConnector connector = CanalConnectors.newSingleConnector(address, words[1], "", "");
         connector.connect();
-        // Forgets where an earlier run came to, so that every run begins at the first row.
+        // Resets the position of an earlier run, so that every run starts at the first row.
         connector.subscribe(words[2]);
         connector.unsubscribe();
         connector.subscribe(words[2]);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The least that a client of Canal can do: asks, counts the rows that entries say they hold, acknowledges, and
-// asks again. canal_drain PORT DESTINATION FILTER ROWS prints "rows entries bytes batches seconds".
+// A minimal Canal client: requests a batch, counts the rows declared by its entries, acknowledges it, and
+// requests the next. canal_drain PORT DESTINATION FILTER ROWS prints "rows entries bytes batches seconds".
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -139,7 +139,7 @@ static void expect_ack(void) {
         if (one == 1 && number) fail("the server refuses");
 }
 
-// Adds the rows that an entry says it holds: the pair rowsCount among the properties of its header.
+// Adds the row count of an entry: the property rowsCount of its header.
 static void count_entry(Span entry) {
     uint64_t number;
     Span inner, pair, text;
@@ -187,7 +187,7 @@ int main(int count, char **words) {
     uint8_t body[1024], *out = put_text(put_text(body, 1, ""), 2, "");
     send_packet(CLIENTAUTHENTICATION, body, (size_t)(out - body));
     expect_ack();
-    // Forgets where an earlier run came to, so that every run begins at the first row.
+    // Resets the position of an earlier run, so that every run starts at the first row.
     const int begin[] = {SUBSCRIPTION, UNSUBSCRIPTION, SUBSCRIPTION};
     for (int one = 0; one < 3; one++) {
         out = put_text(put_text(put_text(body, 1, destination), 2, client), 7, words[3]);
@@ -198,7 +198,7 @@ int main(int count, char **words) {
     bytes = 0;
     double begun = seconds();
     while (rows < wanted) {
-        // Size, how long to wait until there is so much, and its unit: milliseconds.
+        // Batch size, the longest wait for a full batch, and its unit: milliseconds.
         out = put_number(put_text(put_text(body, 1, destination), 2, client), 3, FETCH_SIZE);
         out = put_number(put_number(out, 4, 20), 5, 2);
         send_packet(GET, body, (size_t)(out - body));

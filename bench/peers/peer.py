@@ -188,8 +188,8 @@ def carry_out(order_text: str) -> str:
     order = json.loads(order_text)
     os.sched_setaffinity(0, {CORE})
     module = peer(order["peer"])
-    what = {name: order[name] for name in ("port", "seconds_max", "on_disk", "copies")}
-    job = Job(corpus(order["name"], order["size"]), **what)
+    job_options = {name: order[name] for name in ("port", "seconds_max", "on_disk", "copies")}
+    job = Job(corpus(order["name"], order["size"]), **job_options)
     verb: Callable[[Job], Tally] = getattr(module, order["verb"])
     getattr(module, "prepare", lambda: None)()
     _warm(job.corpus)

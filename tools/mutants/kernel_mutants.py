@@ -185,8 +185,8 @@ def _offset(text: str, location: dict[str, int]) -> int:
 
 def _failed_test(output: str) -> str | None:
     """Return the test that `cargo test` reports as failed; None if it names none, as after an abort."""
-    named = re.search(r"^---- (\S+)(?: \(.*\))? stdout ----|^test (\S+) .*FAILED", output, re.MULTILINE)
-    return (named[1] or named[2]) if named else None
+    name_match = re.search(r"^---- (\S+)(?: \(.*\))? stdout ----|^test (\S+) .*FAILED", output, re.MULTILINE)
+    return (name_match[1] or name_match[2]) if name_match else None
 
 
 def _last_line(output: str) -> str:

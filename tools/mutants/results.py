@@ -65,11 +65,11 @@ class Results:
 
     def add(self, mutant: Mutant, verdict: Verdict, diff: str, seconds: float) -> dict[str, Any]:
         """Save a verdict, replacing an earlier verdict on the same mutant; return it in its stored form."""
-        named = {
+        fields = {
             name: getattr(mutant, name)
             for name in ("language", "area", "path", "line", "line_text", "change")
         }
-        result = {"key": mutant.key, **named, **asdict(verdict), "seconds": round(seconds, 1), "diff": diff}
+        result = {"key": mutant.key, **fields, **asdict(verdict), "seconds": round(seconds, 1), "diff": diff}
         # Two runs, one for each language, may add to the file.
         if self._path.exists():
             self._verdicts |= {stored["key"]: stored for stored in json.loads(self._path.read_text())}

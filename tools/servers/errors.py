@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The two ways in which a server cannot be had: this machine lacks it, or it is here and fails."""
+"""The two reasons why a server is unavailable: this machine cannot have it, or it fails."""
 
 
 class PartMissing(RuntimeError):
-    """This machine cannot have the part: the message says what is missing and how to get it."""
+    """The part is unavailable on this machine: the message says what is missing and how to get it."""
 
 
 class ServerFailed(RuntimeError):
-    """A server or one of its programs failed; the message ends with what it printed."""
+    """A server or one of its programs failed; the message ends with its output."""

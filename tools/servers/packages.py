@@ -38,7 +38,7 @@ KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 
 Family = Literal["mysql", "mariadb"]
 
-# Each program under both its MySQL and its MariaDB name; a flavor is asked for either.
+# Each program by its MySQL and its MariaDB name. A flavor accepts both names.
 PROGRAM_NAMES = (
     ("mysqld", "mariadbd"),
     ("mysql", "mariadb"),
@@ -48,7 +48,7 @@ PROGRAM_NAMES = (
     ("mysql_tzinfo_to_sql", "mariadb-tzinfo-to-sql"),
 )
 
-# Parts of the closure that no program here runs; leaving them out halves the unpacked size.
+# Dependencies whose programs are never run here. Leaving them out halves the unpacked size.
 UNUSED_PACKAGES = (
     "perl",
     "libperl",
@@ -64,7 +64,7 @@ UNUSED_PACKAGES = (
 
 @dataclass(frozen=True)
 class Suite:
-    """What to fetch from one suite of the distribution's archive."""
+    """The packages to fetch from one suite of the distribution's archive."""
 
     name: str
     family: Family
@@ -89,17 +89,14 @@ SUITES = {
 
 @dataclass(frozen=True)
 class Installation:
-    """A server's programs below one root directory; the root `/` is the machine itself."""
+    """A server's programs below a root directory; the root `/` is the machine itself."""
 
     flavor: str
     family: Family
     root: Path
 
     def argv(self, program: str) -> list[str]:
-        """Return the words that start a program, by its MySQL or its MariaDB name.
-
-        Raises `PartMissing` when the installation has no such program.
-        """
+        """Return the command of a program, by its MySQL or its MariaDB name."""
         path = self._find(program)
         if self.root == Path("/"):
             return [str(path)]
@@ -113,10 +110,10 @@ class Installation:
         """The server's version, such as "9.7.4" or "10.11.19-MariaDB"."""
         argv = [*self.argv("mysqld"), "--no-defaults", "--version"]
         text = _run(argv, "cannot ask the server for its version")
-        found = re.search(r"Ver (\S+)", text)
-        if found is None:
+        version_match = re.search(r"Ver (\S+)", text)
+        if version_match is None:
             raise PartMissing(f"{argv[0]} --version prints no version: {text.strip()!r}")
-        return found.group(1)
+        return version_match.group(1)
 
     def share(self) -> Path:
         """Return the directory of messages, character sets and system table scripts."""
@@ -124,7 +121,7 @@ class Installation:
         return self._first(*patterns).parent
 
     def server_options(self) -> dict[str, str]:
-        """Return the options that tell the server where its own files lie."""
+        """Return the options for the locations of the server's own files."""
         share = self.share()
         options = {
             "basedir": str(self.root / "usr"),
@@ -141,9 +138,9 @@ class Installation:
         preferred = names[self.family == "mariadb"]
         for name in (preferred, *names):
             if self.root == Path("/"):
-                found = shutil.which(name, path=_program_path())
-                if found:
-                    return Path(found)
+                host_path = shutil.which(name, path=_program_path())
+                if host_path:
+                    return Path(host_path)
                 continue
             for folder in ("usr/sbin", "usr/bin"):
                 path = self.root / folder / name
@@ -214,7 +211,7 @@ def _install_on_host(flavor: str) -> Installation:
 def program_on_host(names: str, package: str) -> Path:
     """Return a program of a package of this machine's distribution, by its name or a pattern of paths.
 
-    Where it is missing, the package is installed first. Raises `PartMissing` when it cannot be had here.
+    A missing package is installed first. Raises `PartMissing` if it is unavailable on this machine.
     """
     with locked("host"):
         path = _find_program(names)
@@ -234,7 +231,7 @@ def _find_program(names: str) -> Path | None:
 
 
 def _install_package(package: str, missing: str) -> None:
-    """Install a package of this machine's distribution. Raises `PartMissing`, which tells what is missing."""
+    """Install a package of this machine's distribution. Raises `PartMissing` with what is missing."""
     if os.geteuid() != 0 or shutil.which("apt-get") is None:
         raise PartMissing(
             f"{missing}, and only root with apt-get may add one: as root, run `apt-get install {package}` or "
@@ -320,7 +317,7 @@ def _download(state: Path, suite: Suite) -> list[Path]:
 def _unpack(packages: Sequence[Path], root: Path) -> None:
     """Unpack packages below a root, without running any of their scripts."""
     for folder in ("bin", "sbin", "lib", "lib64"):
-        # The merged /usr layout has to stand before packages that ship /lib files are unpacked.
+        # Packages with /lib files need the merged /usr layout, so create it before they are unpacked.
         (root / "usr" / folder).mkdir(parents=True)
         (root / folder).symlink_to(f"usr/{folder}")
     for package in packages:

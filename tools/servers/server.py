@@ -72,12 +72,12 @@ _FAMILY_OPTIONS: dict[Family, dict[str, OptionValue]] = {
 class Server:
     """A server of one flavor; as a context manager it runs inside the block and is removed after it.
 
-    `options` are the server's own, without the leading dashes and with `_` or `-`: a value, True and
-    False for ON and OFF, None for a bare flag; they override the defaults of this module. `tls=True`
-    gives it a certificate that `tls_authority` signs. Without `directory` it gets a temporary one,
-    removed by `close`; a given directory is kept, and a second server there goes on with its contents.
+    `options` are the server's own, without the leading dashes and with `_` or `-`: a value, True and False
+    for ON and OFF, None for a bare flag. They override the defaults of this module. `tls=True` gives the
+    server a certificate signed by `tls_authority`. Without `directory` it gets a temporary directory, which
+    `close` removes. A directory passed in is kept, and a second server can start with its data.
 
-    Raises `PartMissing` when this machine cannot have the flavor, `ServerFailed` when it does not start.
+    Raises `PartMissing` if the flavor is unavailable on this machine, `ServerFailed` if it does not start.
     """
 
     def __init__(
@@ -150,7 +150,7 @@ class Server:
 
     @property
     def tls_authority(self) -> Path:
-        """The certificate, in PEM, that signs the server's own when it was asked for TLS."""
+        """The PEM certificate that signs the server's own certificate for TLS."""
         return self.directory / "tls" / "authority.pem"
 
     @property
@@ -204,7 +204,7 @@ class Server:
         return self.start()
 
     def wait(self) -> int | None:
-        """Wait until the server ends by itself or by somebody else's signal; return its exit status."""
+        """Wait until the server ends by itself or by an external signal; return its exit status."""
         return None if self._process is None else self._process.wait()
 
     def close(self) -> None:
@@ -231,9 +231,9 @@ class Server:
         )
 
     def sql(self, statement: str, *arguments: Any, database: str | None = None) -> list[tuple[Any, ...]]:
-        """Run one statement, or several divided by `;`, in a connection of its own.
+        """Run one statement, or several separated by `;`, in a separate connection.
 
-        Returns the rows of the last result. The arguments stand for `%s` in the text.
+        Returns the rows of the last result. The arguments replace `%s` in the text.
         """
         with (
             self.connect(database=database, client_flag=CLIENT.MULTI_STATEMENTS) as connection,
@@ -246,10 +246,10 @@ class Server:
             return rows
 
     def client(self, sql: str | bytes, *arguments: str) -> str:
-        """Run SQL in the flavor's own command line client and return what it prints.
+        """Run SQL in the flavor's own command line client and return its output.
 
-        Batch output, raw values, UTF-8; bytes that are not UTF-8 come as surrogate escapes.
-        Raises `ServerFailed` with the client's own message when it reports an error.
+        Batch output, raw values, UTF-8; bytes that are not UTF-8 become surrogate escapes. Raises
+        `ServerFailed` with the client's message if it reports an error.
         """
         argv = [
             *self.program("mysql"),

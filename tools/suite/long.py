@@ -8,11 +8,11 @@ the tests below `tests/fault` and `tests/fuzz`, the test files that read PENSTOC
 hypothesis, which then generate new examples. A sweep that draws random numbers runs once for each seed of the
 range, which it gets as PENSTOCK_SEED and `--hypothesis-seed`; any other sweep runs once.
 
-A sweep that has a result of the same files is not run again, so a run that was interrupted goes on where it
-was. Every other sweep is pending: its result is of another commit or of files that have changed since, all of
-its tests were skipped, or the time limit cut it off. Sweeps that failed run first, those that were cut off
-last. The exit status is 1 if any selected sweep failed or was skipped when it ran last, whatever the commit,
-and 0 if only the time ran out. `--fresh` runs the selected sweeps whatever results they have.
+A sweep with a result for the same files is not run again, so an interrupted run resumes where it was. Every
+other sweep is pending: its result is from another commit or from files that have changed since, all of its
+tests were skipped, or the time limit cut it off. Sweeps that failed run first, those that were cut off last.
+The exit status is 1 if any selected sweep failed or was skipped when it ran last, whatever the commit, and 0
+if only the time ran out. `--fresh` runs the selected sweeps whatever results they have.
 """
 
 import argparse
@@ -125,18 +125,19 @@ class LongRun:
         self,
         results: ResultsFile,
         current_tree: Callable[[], str | None],
-        begun: float,
+        started_at: float,
         minutes: float | None,
         sweep_minutes: float,
     ) -> None:
-        """`current_tree` names the state of the files, `begun` is the time from which the minutes count.
+        """Start the clock of a run.
 
-        A sweep during which files changed has no result: nothing tells which of them it ran.
+        `current_tree` names the state of the files, and the minutes count from `started_at`. A sweep during
+        which files changed has no result, because its version of the files is unknown.
         """
         self._results = results
         self._sweep_seconds = 60 * sweep_minutes
-        self._begun = begun
-        self._end = None if minutes is None else begun + 60 * minutes
+        self._started_at = started_at
+        self._end = None if minutes is None else started_at + 60 * minutes
         self._current_tree, self._tree = current_tree, current_tree()
         self._machine = machine()
 
@@ -151,7 +152,7 @@ class LongRun:
             print(
                 f"[{number} of {done + len(tasks)}] {task}: {result.outcome}"
                 f" in {format_seconds(result.seconds)}"
-                f" (elapsed {format_seconds(time.monotonic() - self._begun)}{remaining})",
+                f" (elapsed {format_seconds(time.monotonic() - self._started_at)}{remaining})",
                 flush=True,
             )
             for failure in result.failures:
@@ -269,7 +270,7 @@ def main(words: list[str]) -> int:
     parser.add_argument("--results", type=Path, default=RESULTS, help=f"default: {RESULTS.relative_to(ROOT)}")
     options = parser.parse_args(words)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    begun = time.monotonic()
+    started_at = time.monotonic()
     tree = tree_state()
     tasks = plan(list_sweeps(options.only), options.seeds)
     if not tasks:
@@ -284,7 +285,9 @@ def main(words: list[str]) -> int:
             done = len(tasks) - len(todo)
             print(f"{len(tasks)} sweeps and seeds, {done} of them have a result of {tree}", flush=True)
             try:
-                LongRun(results, tree_state, begun, options.minutes, options.sweep_minutes).run(todo, done)
+                LongRun(results, tree_state, started_at, options.minutes, options.sweep_minutes).run(
+                    todo, done
+                )
             except KeyboardInterrupt:
                 print("interrupted: run it again to go on")
                 summarize(tasks, results, tree)

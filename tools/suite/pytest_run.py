@@ -96,7 +96,7 @@ def run_pytest(
             *(sys.executable, "-m", "tools.suite.tree", *tree_words),
             *(sys.executable, "-m", "pytest", *pytest_words, *report_words, *arguments),
         ]
-        begun = time.monotonic()
+        started_at = time.monotonic()
         # A separate session, so that Ctrl-C reaches only this process, which then ends the tree.
         variables = os.environ | (environment or {}) | {LATE_STARTS_VARIABLE: str(late_starts)}
         process = subprocess.Popen(argv, cwd=ROOT, env=variables, start_new_session=True)
@@ -108,7 +108,7 @@ def run_pytest(
         finally:
             if process.poll() is None:
                 _end(process)
-        seconds = time.monotonic() - begun
+        seconds = time.monotonic() - started_at
         tests = None if timed_out else read_report(report, lines_max)
         return Run(
             process.returncode,

@@ -3,12 +3,12 @@
 
     python -m tools.suite.run [--tier everyday|deep|all] [--area WORD[,WORD]]
 
-The steps are the kernel's own tests, the database servers that the machine lacks, and pytest with three
+The steps are the kernel's own tests, the installation of missing database servers, and pytest with three
 workers. A failed step ends the run with its exit status. pytest prints the times before its last line, those
 of the earlier steps as it gets them in `PENSTOCK_STEPS`: JSON from step to seconds.
 
 All steps write below one temporary folder, which is removed at the end. The folders of failed tests stay
-where pytest keeps them. A run does not begin where the disk has less room than the tests take.
+where pytest keeps them. A run does not start if the disk has less space than the tests need.
 """
 
 import argparse
@@ -60,9 +60,9 @@ def run_steps(commands: dict[str, list[str]], variables: dict[str, str]) -> int:
     steps: dict[str, float] = json.loads(os.environ.get(STEPS_VARIABLE, "{}"))
     for name, command in commands.items():
         environment = os.environ | variables | {STEPS_VARIABLE: json.dumps(steps)}
-        begun = time.monotonic()
+        started_at = time.monotonic()
         status = run_step(command, environment)
-        steps[name] = time.monotonic() - begun
+        steps[name] = time.monotonic() - started_at
         if status:
             return status
     return 0

@@ -10,7 +10,7 @@ import java.util.List;
 
 /**
  * Canal's own server over one MySQL server: CanalPeer PORT MYSQL_PORT FILE FILTER prints "ready", and serves the
- * destination "bench" from the beginning of the file. Its settings are the ones it ships with, in memory.
+ * destination "bench" from the beginning of the file. It uses its default settings, with storage in memory.
  */
 public class CanalPeer {
     public static void main(String[] words) throws Exception {

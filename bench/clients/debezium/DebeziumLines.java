@@ -15,7 +15,7 @@ import java.util.concurrent.CountDownLatch;
 
 /**
  * Debezium's embedded engine over one MySQL server: DebeziumLines MYSQL_PORT FILE TABLES ROWS FOLDER writes each change
- * as a line of JSON to FOLDER/changes.json, from the beginning of the binlog file on, and ends after so many changes
+ * as a line of JSON to FOLDER/changes.json, from the beginning of the binlog file on, and ends after ROWS changes
  * with "CHANGES SECONDS", the clock running from the first change.
  */
 public class DebeziumLines {
@@ -68,7 +68,7 @@ public class DebeziumLines {
         Runtime.getRuntime().halt(0);
     }
 
-    /** Settings as they ship, with larger batches, no tombstones and no schemas in the lines. */
+    /** Default settings, except for larger batches, no tombstones and no schemas in the lines. */
     private static Properties settings(String port, String tables, String folder) {
         Properties settings = new Properties();
         settings.setProperty("name", NAME);
@@ -96,7 +96,7 @@ public class DebeziumLines {
         return settings;
     }
 
-    /** Leaves the offset that the engine goes on from: a map of bytes, as Kafka Connect's file store keeps it. */
+    /** Writes the offset at which the engine resumes: a map of bytes, the format of Kafka Connect's file store. */
     private static void beginAt(String path, String file) throws Exception {
         Map<byte[], byte[]> offsets = new HashMap<>();
         String key = "[\"" + NAME + "\",{\"server\":\"" + NAME + "\"}]";

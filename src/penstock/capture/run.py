@@ -306,7 +306,7 @@ class Capture:
                     # An idle server sends only heartbeats, which counts as progress.
                     self._attempts.progressed()
 
-    # --- Where to go on ---------------------------------------------------------------------
+    # --- Where to resume ------------------------------------------------------------------------
 
     def _beginning(
         self, address: ServerAddress, connection: Connection, identity: ServerIdentity
@@ -384,7 +384,7 @@ class Capture:
             statements=statements,
         )
 
-    # --- Whom to ask, and when again --------------------------------------------------------
+    # --- Servers and retries --------------------------------------------------------------------
 
     def _index_of_last_server(self) -> int:
         """Return the index of the server that the log was captured from, 0 if there is none.
@@ -442,7 +442,7 @@ class Capture:
             self._attempts.progressed()
         self._parts.arrived(self._name)
 
-    # --- What is said -----------------------------------------------------------------------
+    # --- Status ---------------------------------------------------------------------------------
 
     def _hold(self, why: str | None) -> None:
         if why is None:

@@ -454,7 +454,7 @@ class DefinitionSettler:
 
 @dataclass(frozen=True)
 class _TableSnapshot:
-    """A server's tables, read between two positions of its log. `asked` is None for all tables."""
+    """A server's tables, read between two positions of its log. `requested` is None for all tables."""
 
     before: Position
     after: Position
