@@ -10,6 +10,7 @@ from typing import Any, Self
 
 import structlog
 
+from penstock.client.attempt import Attempt
 from penstock.client.batch import ChangeBatch
 from penstock.client.flow import FailurePolicy, Step
 from penstock.client.owned import OwnedShard, roll_back
@@ -29,21 +30,17 @@ Callback = Callable[[ChangeBatch], Any]
 _log = structlog.get_logger(__name__)
 
 
-class Attempt:
-    """A run of the program's own code. `failure` is the exception that it raised."""
-
-    def __init__(self) -> None:
-        self.failure: Exception | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        # An interrupt is not a failure and propagates.
-        self.failure = error if isinstance(error, Exception) else None
-        return self.failure is not None
+def try_ack(batch: ChangeBatch) -> bool:
+    """Ack a batch; return whether its shard is still held."""
+    try:
+        batch.ack()
+    except OptionInvalid:
+        # Another task or thread rolled the batch back, so it is delivered again.
+        return True
+    except LeaseLost as problem:
+        _log.warning("a shard was lost under its batch", shard=batch.shard, why=str(problem))
+        return False
+    return True
 
 
 def answer_failure(
@@ -287,24 +284,13 @@ class Consumption:
                 return False
             if step is Step.SKIP:
                 self._skipped += 1
-                return self._try_ack(batch)
+                return try_ack(batch)
             if self._stopping.wait(pause) or shard.over:
                 return False
 
     def _auto_ack(self, shard: OwnedShard, batch: ChangeBatch) -> bool:
         """Ack a batch after its callback has returned, in `auto` mode."""
-        return self._try_ack(batch) if self._auto and shard.is_current(batch) else True
-
-    def _try_ack(self, batch: ChangeBatch) -> bool:
-        try:
-            batch.ack()
-        except OptionInvalid:
-            # Another thread rolled the batch back meanwhile, so it is delivered again.
-            return True
-        except LeaseLost as problem:
-            _log.warning("a shard was lost under its batch", shard=batch.shard, why=str(problem))
-            return False
-        return True
+        return try_ack(batch) if self._auto and shard.is_current(batch) else True
 
     # --- Loop -------------------------------------------------------------------------------
 
@@ -324,4 +310,4 @@ class Consumption:
 
     def _finish_batch(self, shard: OwnedShard, batch: ChangeBatch) -> None:
         if self._auto and shard.is_current(batch):
-            self._try_ack(batch)
+            try_ack(batch)

@@ -12,12 +12,13 @@ from typing import Any, Self
 
 import structlog
 
+from penstock.client.attempt import Attempt
 from penstock.client.batch import ChangeBatch
-from penstock.client.consume import ACKS, IN_HAND_SECONDS, UNSURE_SECONDS, Attempt, answer_failure
+from penstock.client.consume import ACKS, IN_HAND_SECONDS, UNSURE_SECONDS, answer_failure, try_ack
 from penstock.client.flow import FailurePolicy, Step
 from penstock.client.owned import OwnedShard, roll_back
 from penstock.client.supply import Supply, Taker
-from penstock.errors import LeaseLost, OptionInvalid
+from penstock.errors import OptionInvalid
 
 AsyncCallback = Callable[[ChangeBatch], Awaitable[Any] | Any]
 
@@ -80,7 +81,7 @@ class AsyncConsumption:
                     if batch is not None:
                         yield batch
                         if self._auto and shard.is_current(batch):
-                            self._try_ack(batch)
+                            try_ack(batch)
                         self._arrived.set()
                     self._put_away()
                 over = self._stopping or self._over.is_set()
@@ -224,7 +225,7 @@ class AsyncConsumption:
                 if inspect.isawaitable(result):
                     await result
             if attempt.failure is None:
-                return self._try_ack(batch) if self._auto and shard.is_current(batch) else True
+                return try_ack(batch) if self._auto and shard.is_current(batch) else True
             tries += 1
             step, pause = answer_failure(self._policy, batch, tries, attempt.failure)
             if step is Step.STOP:
@@ -232,7 +233,7 @@ class AsyncConsumption:
                 return False
             if step is Step.SKIP:
                 self._skipped += 1
-                return self._try_ack(batch)
+                return try_ack(batch)
             await self._wait(self._over, pause)
             if self._stopping or shard.over:
                 return False
@@ -243,17 +244,6 @@ class AsyncConsumption:
             await asyncio.wait_for(event.wait(), seconds)
         except TimeoutError:
             return
-
-    def _try_ack(self, batch: ChangeBatch) -> bool:
-        try:
-            batch.ack()
-        except OptionInvalid:
-            # Another task or thread rolled the batch back meanwhile, so it is delivered again.
-            return True
-        except LeaseLost as problem:
-            _log.warning("a shard was lost under its batch", shard=batch.shard, why=str(problem))
-            return False
-        return True
 
     # --- Loop -------------------------------------------------------------------------------
 

@@ -3,8 +3,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import numpy
 import numpy.typing as npt
@@ -104,23 +103,6 @@ def position_of(changes: Changes) -> str | None:
         return None
     metadata = changes.rows.column("_metadata")[0].as_py()
     return f"{metadata['file']}:{metadata['offset']}"
-
-
-class Trial:
-    """Runs user code and keeps the exception that it raises, of any class, in `failure`."""
-
-    def __init__(self) -> None:
-        self.failure: Exception | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> bool:
-        # Only exceptions count as failures. An interrupt propagates.
-        self.failure = error if isinstance(error, Exception) else None
-        return self.failure is not None
 
 
 def try_splitting(

@@ -7,6 +7,7 @@ The kernel then receives values as the server stores them, as it does from the l
 import socket
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Self
 
 from penstock._native import ResultSet
@@ -22,6 +23,7 @@ from penstock.errors import (
 from penstock.limits import LOAD_READ_BYTES, LOAD_SILENCE_SECONDS_MAX, SILENCE_SECONDS_MAX
 from penstock.model import ServerAddress
 from penstock.mysql.connection import MARIADB, READING_SECONDS_MAX, Connection, ServerIdentity, connect
+from penstock.mysql.result_batches import read_batches
 from penstock.mysql.server_errors import NO_SUCH_TABLE, UNKNOWN_COLUMN, error_of
 
 # How long the server keeps a slow reader's result open (a rate limit, a slow target).
@@ -76,26 +78,7 @@ class LoadSession:
         """
         stream = self.connection.send_query(sql)
         stream.settimeout(SILENCE_SECONDS_MAX)
-        buffer = memoryview(bytearray(LOAD_READ_BYTES))
-        start = filled = 0
-        while True:
-            start += result.feed(buffer[start:filled])
-            match result.state:
-                case "batch":
-                    yield result.take_batch()
-                    continue
-                case "done":
-                    break
-            if start == filled:
-                start = filled = 0
-            elif filled == len(buffer):
-                rest = bytes(buffer[start:filled])
-                if start == 0:
-                    # A packet may exceed the buffer. It has at most 16 MiB, so growing ends.
-                    buffer = memoryview(bytearray(2 * len(buffer)))
-                buffer[: len(rest)] = rest
-                start, filled = 0, len(rest)
-            filled += self._receive(stream, buffer[filled:])
+        yield from read_batches(result, LOAD_READ_BYTES, partial(self._receive, stream))
         if (refused := result.server_error) is not None:
             raise _refusal(*refused, str(self.connection.address))
 

@@ -22,10 +22,11 @@ import pyarrow.compute as compute
 from pydantic import Field, PlainValidator, PrivateAttr, WithJsonSchema
 
 from penstock.changes import SYSTEM_COLUMNS, Changes, Target
+from penstock.client.attempt import Attempt
 from penstock.errors import OptionInvalid, StepFailed
 from penstock.model import Column
 from penstock.pipeline.expressions import type_known
-from penstock.pipeline.pairs import Trial, split_lone_images, try_splitting
+from penstock.pipeline.pairs import split_lone_images, try_splitting
 from penstock.pipeline.step import Rejected, Step
 from penstock.pipeline.step_section import OnError, StepSection, resolve_column
 from penstock.settings.values import validate_option
@@ -122,7 +123,7 @@ class PythonStep(Step):
         target = self.target(changes.target)
         assert target is not None, "rows of every table pass"
         call = self._call()
-        with Trial() as trial:
+        with Attempt() as trial:
             returned = call(changes.rows, changes.target)
         if isinstance(trial.failure, OptionInvalid):
             raise trial.failure
@@ -186,7 +187,7 @@ class PythonStep(Step):
             own: Callable[..., Any] = named
             return own
         location, _, name = named.rpartition(":")
-        with Trial() as trial:
+        with Attempt() as trial:
             function: Any
             if self.settings.text is not None:
                 names: dict[str, Any] = {"__name__": Path(location).stem, "__file__": location}

@@ -28,6 +28,7 @@ from penstock.errors import (
 )
 from penstock.model import ServerAddress
 from penstock.mysql.dial import dial
+from penstock.mysql.result_batches import read_batches
 
 # A statement that adds a column to a large table, or waits for a lock, may take long.
 STATEMENT_SECONDS_MAX = 3600.0
@@ -174,33 +175,19 @@ class Session:
             self._connection._execute_command(COMMAND.COM_QUERY, sql.encode())
         except pymysql.err.Error as problem:
             raise self._translate(problem) from problem
-        reader = self._connection._rfile
-        buffer = memoryview(bytearray(_READ_BYTES))
-        start = filled = 0
-        while True:
-            start += result.feed(buffer[start:filled])
-            match result.state:
-                case "batch":
-                    yield result.take_batch()
-                    continue
-                case "done":
-                    break
-            # The rest is the start of an incomplete packet.
-            rest = bytes(buffer[start:filled])
-            if len(rest) == len(buffer):
-                # A packet has at most 16 MiB, so growing ends.
-                buffer = memoryview(bytearray(2 * len(buffer)))
-            buffer[: len(rest)] = rest
-            try:
-                count = reader.readinto1(buffer[len(rest) :])
-            except OSError as problem:
-                raise ConnectionLost(f"{self.address}: {problem}") from problem
-            if not count:
-                raise ConnectionLost(f"{self.address}: the connection is closed")
-            start, filled = 0, len(rest) + count
+        yield from read_batches(result, _READ_BYTES, self._receive)
         if result.server_error is not None:
             number, message = result.server_error
             raise self._translate(pymysql.err.OperationalError(number, message))
+
+    def _receive(self, into: memoryview) -> int:
+        try:
+            count: int = self._connection._rfile.readinto1(into)
+        except OSError as problem:
+            raise ConnectionLost(f"{self.address}: {problem}") from problem
+        if not count:
+            raise ConnectionLost(f"{self.address}: the connection is closed")
+        return count
 
     def literal(self, value: Any) -> str:
         """Return a value as an SQL literal."""

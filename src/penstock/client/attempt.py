@@ -1,0 +1,22 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Running code that is not Penstock's own: a callback of a subscriber, a function of a step."""
+
+from types import TracebackType
+from typing import Self
+
+
+class Attempt:
+    """A run of a user's code. `failure` is the exception that it raised, of any class."""
+
+    def __init__(self) -> None:
+        self.failure: Exception | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        # An interrupt is not a failure and propagates.
+        self.failure = error if isinstance(error, Exception) else None
+        return self.failure is not None
