@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Messages made of Arrow rows are those that the raw log gives, for every type and every dialect."""
+"""Messages made from Arrow rows equal those from the raw log, for every type and dialect."""
 
 import json
 import re
@@ -24,13 +24,13 @@ from tests.support.canal.client import PROTO
 from tests.support.suite.fixture_types import FreshDatabase
 from tools.servers import Server
 
-# The flavors differ below this layer; its own tests run on both every day.
+# The flavors differ below this layer, whose own everyday tests run on both.
 pytestmark = pytest.mark.deep_flavors("mariadb")
 
 JSON_DIALECTS = ("debezium", "debezium_schema", "maxwell", "canal_flat", "json")
 EVERY = [(flavor, name) for name, case in MATRIX.items() for flavor in case.flavors if flavor != "mariadb"]
-# What only events tell: a transaction's number and end, the second in which a statement began, and which row
-# of its event a change is (Arrow's messages count the transaction's).
+# Fields known only from events: a transaction's number and end, the second in which a statement began, and
+# the index of a change within its event (Arrow messages count within the transaction).
 OF_EVENTS = {
     "debezium": re.compile(rb'"row":\d+,'),
     "debezium_schema": re.compile(rb'"row":\d+,'),
@@ -41,7 +41,7 @@ DIFFERENCES_SHOWN_MAX = 3
 
 
 def typed(file: Path, tables: str, schemas: Any = None) -> list[Batch]:
-    """Typed rows of a file, of the instance that `read` names."""
+    """Return the typed rows of a file, with the instance name that `read` uses."""
     source = open_source(SourceOptions.parse(str(file), instance="shop"))
     selection = Selection(TablePatterns(tables, None))
     whole = ByteRange(0, file.name, 4, None, aligned=True)
@@ -51,7 +51,7 @@ def typed(file: Path, tables: str, schemas: Any = None) -> list[Batch]:
 def convert(
     batch: Batch, schema: TableSchema, dialect: str, rows_max: int | None = None, **options: Any
 ) -> pyarrow.RecordBatch:
-    """The messages of a batch of typed rows, or of its first rows."""
+    """Return the messages of a batch of typed rows, or of its first rows."""
     database, _, table = batch.table.partition(".")
     columns = [(column.name, column.type_text, column.charset, column.nullable) for column in schema.columns]
     named = {"database": database, "table": table, "primary_key": list(schema.primary_key), "key": []}
@@ -60,13 +60,13 @@ def convert(
 
 
 def without_events(dialect: str, value: bytes) -> bytes:
-    """A message without what only events tell."""
+    """Return a message without the fields known only from events."""
     told_by_events = OF_EVENTS.get(dialect)
     return value if told_by_events is None else told_by_events.sub(b"", value)
 
 
 def entries(packet: bytes) -> Iterator[Any]:
-    """The entries in one of Canal's packets, without what only events tell."""
+    """Return the entries of one Canal packet, without the fields known only from events."""
     opened = PROTO["Packet"].FromString(packet)
     assert opened.type == 7
     for data in PROTO["Messages"].FromString(opened.body).messages:
@@ -87,7 +87,7 @@ def of_entry(data: bytes) -> Iterator[Any]:
 
 
 def declared(server: Server, table: str) -> dict[str, TableSchema]:
-    """The table as information_schema describes it, with what may be null, and its key."""
+    """Return the table as information_schema describes it, with nullability and key."""
     definition_read = definition(server, table)[table]
     nullable = dict(
         server.sql(
@@ -103,7 +103,7 @@ def declared(server: Server, table: str) -> dict[str, TableSchema]:
 
 
 def change(server: Server, table: str, columns: int) -> None:
-    """Give each row the values of the one behind it, move some to other keys, and take some away."""
+    """Give each row the values of the next row, change some keys, and delete some rows."""
     copied = ", ".join(f"a.c{number} = b.c{number}" for number in range(columns))
     with server.connect() as connection, connection.cursor() as cursor:
         cursor.execute("SET sql_mode = 'ALLOW_INVALID_DATES', time_zone = '+00:00'")
@@ -155,7 +155,7 @@ def test_every_value_equals_that_of_the_raw_log(
 
 @pytest.fixture
 def minimal(mysql_server: Server, fresh_database: FreshDatabase) -> tuple[str, Batch, TableSchema]:
-    """Changes whose images hold no more than they have to."""
+    """Make changes with minimal row images."""
     database = fresh_database(mysql_server)
     file = run_logged(
         mysql_server,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bad input stops by name, with its position and a way out, and nothing is emitted past it."""
+"""Bad input is refused by name, with its position and a hint, and no row after it is returned."""
 
 import gzip
 import shutil
@@ -33,7 +33,7 @@ from penstock.errors import (
 from tests.support.suite.fixture_types import StartServer
 from tools.servers import Server
 
-# The flavors differ below this layer; its own tests run on both every day.
+# The flavors differ below this layer, whose own everyday tests run on both.
 pytestmark = pytest.mark.deep_flavors("mariadb")
 
 CHECKSUM_BYTES = 4
@@ -60,7 +60,7 @@ class Event:
         self.content[4] = kind
 
     def sign(self) -> None:
-        """Make the checksum right, so that only the meaning is wrong."""
+        """Make the checksum valid, so that only the content is wrong."""
         body = self.content[:-CHECKSUM_BYTES]
         self.content[-CHECKSUM_BYTES:] = zlib.crc32(body).to_bytes(CHECKSUM_BYTES, "little")
 
@@ -119,7 +119,7 @@ def copied(closed: ClosedLog, tmp_path: Path) -> ClosedLog:
 def read_until_error(
     source: Any, tables: str | None = None, **options: Any
 ) -> tuple[list[Any], PenstockError]:
-    """Return the ids emitted before the error, and the error."""
+    """Return the ids read before the error, and the error."""
     ids: list[Any] = []
     try:
         for batch in penstock.read_binlog(source, tables, **options):
@@ -143,7 +143,7 @@ def assert_stops(
     assert problem.position == at, problem
     assert problem.hint, problem
     assert emitted == (list(range(ROWS_BEFORE)) if ids is None else ids)
-    # However small the batches are, nothing leaves from behind the error.
+    # For any batch size, no row after the error is returned.
     if "batch_rows_max" not in options:
         assert_stops(source, kind, at=at, ids=ids, tables=tables, batch_rows_max=1, **options)
     return problem
@@ -235,7 +235,7 @@ def test_rows_without_their_table_map_are_refused(copied: ClosedLog) -> None:
     events = events_of(copied.second)
     table_map = next(event for event in events if event.kind == TABLE_MAP)
     rows = next(event for event in events if event.kind == WRITE_ROWS[copied.flavor])
-    # The event stays in place as one that means nothing here, so that every position stays right.
+    # The event keeps its place with an unknown type, so that every position stays valid.
     table_map.kind = UNKNOWN
     table_map.content[17] |= IGNORABLE
     table_map.sign()
@@ -307,7 +307,7 @@ def test_missing_source_is_named(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def nameless(server_of: Callable[[str], Server]) -> Iterator[Server]:
-    """A server whose log names no columns."""
+    """A server whose log has no column names."""
     server_of("mysql")
     with Server("mysql", {"binlog_row_metadata": "MINIMAL"}) as server:
         server.sql("CREATE DATABASE shop; CREATE TABLE shop.orders (id INT PRIMARY KEY, name VARCHAR(20))")
@@ -376,7 +376,7 @@ def test_invalid_schema_file_is_refused(nameless: Server, tmp_path: Path, text: 
 def in_statement_format(
     request: pytest.FixtureRequest, server_of: Callable[[str], Server]
 ) -> Iterator[Server]:
-    """A server that logs three changes as rows, then two as statements, then one as rows."""
+    """A server that logs three changes as rows, two as statements, and one as a row."""
     server_of(request.param)
     with Server(request.param) as server:
         server.sql(
@@ -443,7 +443,7 @@ def test_statement_changes_logged_by_servers_stop_the_readers_of_their_tables(
     assert "routines" in why_stopped("DO restock(1)", "shop.orders")
     assert bool(why_stopped("", "crm.*")) == mariadb, "MySQL logs that the function accessed shop alone"
     assert "calls restock()" in why_stopped("INSERT INTO parts VALUES (restock(2))", "shop.stock")
-    # MySQL logs that the trigger accessed crm; MariaDB does not, and the function makes it stop.
+    # MySQL logs that the trigger accessed crm. MariaDB does not, so the function call stops the reader.
     assert why_stopped("", "crm.*") != ""
     hidden = why_stopped("INSERT INTO parts VALUES (3)", "crm.*")
     assert ("it accessed the database crm" in hidden) != mariadb

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The benchmarks in their tiny form: every peer and every case runs to its end and agrees on the counts.
+"""The benchmarks in their smallest form: every peer and every case completes and agrees on the counts.
 
-Nothing here looks at a time. Corpora are made once by a real server and kept in the benchmark cache.
+No test measures time. A real server generates each corpus once; the benchmark cache keeps it.
 """
 
 import dataclasses
@@ -23,7 +23,7 @@ from bench.result import CaseResult, Line, Options, Target, show, write
 from tests.support.suite.fixture_types import MissingPart
 from tools.servers import PartMissing, Server, install
 
-# Some start three JVMs, one after the other.
+# Some tests start three JVMs in sequence.
 pytestmark = pytest.mark.timeout(1800)
 
 SIZE = "tiny"
@@ -42,7 +42,7 @@ def _mysql(missing_part: MissingPart) -> None:
 
 @pytest.fixture(scope="module", params=NAMES)
 def narrow_log(request: pytest.FixtureRequest) -> Corpus:
-    """Each tiny corpus in turn."""
+    """Yield each tiny corpus."""
     return corpus(request.param, SIZE)
 
 
@@ -103,7 +103,7 @@ def test_peer_that_skips_rows_is_named() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", case_names())
 def test_case_runs_to_its_end_and_is_recorded(name: str, tmp_path: Path) -> None:
-    # What the peers make of the other corpora is tested above.
+    # The tests above cover the peers on the other corpora.
     options = Options(SIZE, 1, ("wide",), SECONDS_MAX)
     result = run_case(name, options)
     assert result.case == name

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Dumps of real servers through the block cutter give their own files, and segments that their tools read."""
+"""Dumps of real servers through the block cutter equal their files; the servers' tools read the segments."""
 
 import subprocess
 from collections.abc import Callable, Iterator
@@ -26,14 +26,14 @@ TOOLS = {"mysql": "mysqlbinlog", "mariadb": "mariadb-binlog"}
 
 
 def received(stream: ReplicaStream) -> Iterator[bytes]:
-    """Yield what comes over the socket, as it comes."""
+    """Yield bytes from the socket as they arrive."""
     buffer = memoryview(bytearray(1 << 20))
     while True:
         yield bytes(buffer[: stream.receive_into(buffer)])
 
 
 def dump(server: Server, position: Position, **options: Any) -> Cutting:
-    """Cut all that a server has from a position on."""
+    """Cut the whole log of a server from a position on."""
     address = ServerAddress.parse(server.url())
     start = DumpStart(position=position)
     cutting = Cutting(
@@ -55,7 +55,7 @@ def position_now(server: Server) -> Position:
 
 
 def write_history(server: Server, database: str) -> None:
-    """Write what logs are made of, over three files."""
+    """Write a typical history over three files."""
     server.sql(f"CREATE TABLE {database}.t (id INT PRIMARY KEY, text LONGTEXT)")
     server.sql(f"CREATE TABLE {database}.u (id INT PRIMARY KEY) ENGINE=MyISAM")
     with server.connect(database=database) as connection, connection.cursor() as cursor:
@@ -91,7 +91,7 @@ def histories() -> dict[str, list[Path]]:
 
 @pytest.fixture
 def history(server: Server, histories: dict[str, list[Path]], fresh_database: FreshDatabase) -> list[Path]:
-    """The files of a history on each flavor's server, which the server has closed; written once."""
+    """The closed files of a history on each flavor's server; written once."""
     if server.flavor not in histories:
         server.sql("FLUSH BINARY LOGS")
         before = len(server.binlog_files())
@@ -102,7 +102,7 @@ def history(server: Server, histories: dict[str, list[Path]], fresh_database: Fr
 
 
 def dump_of(server: Server, history: list[Path], **options: Any) -> Cutting:
-    """Cut a history as its server sends it; what the server has written since is left away."""
+    """Cut a history as its server sends it, without later writes."""
     cutting = dump(server, Position(0, history[0].name, 4), **options)
     del cutting.parts[len(history) :]
     return cutting
@@ -123,7 +123,7 @@ def test_dump_equals_the_servers_files_byte_for_byte(server: Server, history: li
         assert part.offset == first_event_end(content)
         assert bytes(part.content) == content[part.offset :]
         assert part.end == len(content)
-        # The server takes the in-use flag away, and sends the rest of the description as it is.
+        # The server clears the in-use flag and sends the rest of the description unchanged.
         assert part.format_description[19:-4] == content[4 + 19 : part.offset - 4]
 
 
@@ -233,13 +233,13 @@ def test_servers_own_tools_read_segments(server: Server, history: list[Path], tm
             shown = tool(server, segment)
             assert f"Rotate to {part.file}  pos: {record.start}" in shown
             assert gtid_set.partition(",")[0] in shown
-            # What it prints of the events is what it prints of the file from there on.
+            # The tool's output for the segment equals its output for the file from that offset on.
             assert statements_of(shown) == statements_of(tool(server, path, record.start))
             assert len(statements_of(shown)) > 10
 
 
 def gtid_set_before(content: bytes, offset: int) -> str:
-    """Return the GTIDs before an offset of a file, as the file itself tells."""
+    """Return the GTIDs before an offset of a file according to the file itself."""
     return decode(content[:offset], "binlog.000001", emit="transactions").gtid_set
 
 
@@ -255,7 +255,7 @@ def tool(server: Server, path: Path, start: int | None = None) -> str:
 
 
 def statements_of(shown: str) -> list[str]:
-    """Return what would be run behind the format description, without comments."""
+    """Return the statements after the format description, without comments."""
     lines = shown.split("'/*!*/;", 1)[1].splitlines()
     return [line for line in lines if line and not line.startswith("#")]
 

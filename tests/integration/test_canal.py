@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Canal's protocol over a real daemon: subscribing, batches, waiting, filters, take-over, restarts."""
+"""Canal's protocol on a real daemon: subscriptions, batches, waiting, filters, takeover, restarts."""
 
 import functools
 import itertools
@@ -38,11 +38,11 @@ from tests.support.daemon.process import DaemonProcess
 from tests.support.suite.patience import WAIT_SECONDS_MAX
 from tools.servers import Server
 
-# The flavors differ below this layer; its own tests run on both every day.
+# The flavors differ below this layer, whose own everyday tests run on both.
 pytestmark = pytest.mark.deep_flavors("mariadb")
 
 RESIDENT_BYTES_MAX = 400 << 20
-# What a kernel may hold back the confirmation of what it received.
+# The longest delay of a TCP acknowledgement in the kernel.
 CONFIRMATION_SECONDS = 0.04
 
 
@@ -58,9 +58,9 @@ def server(server_of: Callable[[str], Server]) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory, server: Server) -> Iterator[DaemonProcess]:
-    """A daemon without credentials; who is new begins at the head."""
+    """A daemon without credentials, where new clients start at the head."""
     with DaemonProcess(tmp_path_factory.mktemp("canal"), settings_of(server)) as running:
-        # A log that is empty has no head yet.
+        # An empty log has no head.
         write(server, running, 1)
         yield running
 
@@ -76,7 +76,7 @@ def test_batches_are_numbered_from_one_acknowledged_in_order_and_redelivered_aft
         client.subscribe()
         assert client.get() == (-1, [])
         ids = write(server, daemon, 6, width=1024)
-        # A batch holds what fits, and at least one entry.
+        # A batch holds at least one entry, and as many as fit.
         batches = list(iter(lambda: client.get(size=1), (-1, [])))
         assert [number for number, _ in batches] == list(range(1, len(batches) + 1))
         assert len(batches) >= 2 * len(ids)
@@ -101,7 +101,7 @@ def test_batches_are_numbered_from_one_acknowledged_in_order_and_redelivered_aft
         client.ack(first[0])
         client.ack(second[0])
         client.rollback(third[0])
-        # Younger than what was rolled back there is nothing; older was consumed.
+        # No batch is later than the rolled-back one; the earlier ones were acknowledged.
         client.ack(third[0])
         with pytest.raises(Refused) as refused:
             client.expect_ack()
@@ -133,7 +133,7 @@ def test_rollback_includes_later_batches(daemon: DaemonProcess, server: Server) 
         client.rollback(batches[0][0])
         number, entries = client.get()
         assert ids_of(entries) == ids
-        # Their entries came again under the new id, so they can be acknowledged under that alone.
+        # The entries were redelivered under a new batch id, and only that id can be acknowledged.
         client.ack(batches[1][0])
         with pytest.raises(Refused, match="not exist"):
             client.expect_ack()
@@ -155,12 +155,12 @@ def test_headers_hold_the_position_in_the_servers_log(daemon: DaemonProcess, ser
         assert end.header.logfileOffset + end.header.eventLength == head_of(server).offset
         assert (row.header.schemaName, row.header.tableName) == ("canal_p", "t")
         assert row.header.serverId == server.sql("SELECT @@server_id")[0][0]
-        # Whole seconds.
+        # The server logs whole seconds.
         assert int(started) <= row.header.executeTime / 1000 <= time.time()
         assert [(prop.key, prop.value) for prop in row.header.props if prop.key == "rowsCount"] == [
             ("rowsCount", "1")
         ]
-        # An error ends nothing.
+        # An error does not end the session.
         client.send(DUMP, "Get")
         with pytest.raises(Refused, match="packet type: DUMP is NOT supported!"):
             client.expect_ack()
@@ -172,7 +172,7 @@ def test_transaction_may_span_many_batches_and_is_durable_at_its_end(
 ) -> None:
     with connect(daemon) as client:
         client.subscribe("canal_p\\.u")
-        # More than one part of what is decoded at once.
+        # More rows than the daemon decodes at once.
         ids = list(map(str, range(200_001, 230_001)))
         rows = ", ".join(f"({id_}, REPEAT('y', 1000))" for id_ in ids)
         server.sql(f"INSERT INTO canal_p.u VALUES {rows}")
@@ -186,7 +186,7 @@ def test_transaction_may_span_many_batches_and_is_durable_at_its_end(
             client.ack(number)
         assert batches > 50
         assert daemon.resident_bytes() < RESIDENT_BYTES_MAX
-        # The connection is lost inside the transaction: in the daemon's memory its place is kept.
+        # The connection is lost inside the transaction; the daemon's memory keeps the cursor.
         client.close()
     with connect(daemon, int(client.client_id)) as client:
         client.subscribe("canal_p\\.u")
@@ -203,7 +203,7 @@ def test_any_mix_of_acks_rollbacks_and_losses_delivers_every_entry_in_order(
         other.subscribe("canal_p\\.[tu]")
         for lap in range(12):
             begin = "BEGIN;" if chance.random() < 0.7 or lap == 6 else ""
-            # One of them is more than one part of what is decoded at once.
+            # One of the transactions is larger than the part that the daemon decodes at once.
             table, width = chance.choice("tu"), 1_000_000 if lap == 6 else chance.choice((1, 100, 5000))
             statements = [
                 f"INSERT INTO canal_p.{table} VALUES ({next(numbers)}, REPEAT('z', {width}))"
@@ -254,16 +254,16 @@ def test_waiting_get_times_out_and_blocks_no_other_client(daemon: DaemonProcess,
         ):
             started = time.monotonic()
             assert waiting.get(1000, timeout, unit) == (-1, [])
-            # In the next larger unit it would be a minute at least.
+            # In the next larger unit the timeout would be at least a minute.
             assert seconds <= time.monotonic() - started < seconds + 45
         waiting.ask(1000, 1500, 2)
-        # Without a timeout, or with 0, it waits for so many bytes as it has asked for.
+        # Without a timeout, or with 0, the daemon waits until the batch is full.
         forever.ask(20, None, None)
         ids = write(server, daemon, 1)
         assert drain(other) == ids
         number, entries = waiting.receive_batch()
         if number == -1:
-            # The rows took longer than it waits.
+            # The rows took longer than the timeout.
             number, entries = waiting.get(1000, 1500, 2)
         assert ids_of(entries) == ids
         waiting.ack(number)
@@ -272,7 +272,7 @@ def test_waiting_get_times_out_and_blocks_no_other_client(daemon: DaemonProcess,
             forever.receive_bytes()
         forever.close()
         until_gone(daemon, forever)
-        # What it was to get was never given out.
+        # The batch of the lost client was never delivered.
         with connect(daemon, int(forever.client_id)) as again:
             again.subscribe()
             again.ask(20, 0, 2)
@@ -290,7 +290,7 @@ def test_client_that_does_not_read_its_response_blocks_no_other_client(
         stalled.subscribe()
         other.subscribe()
         ids = write(server, daemon, 4, width=1 << 20)
-        # More than the system keeps on the way for those who do not read.
+        # More bytes than the system buffers for a client that does not read.
         for _ in range(12):
             stalled.ask(8000)
             stalled.rollback(0)
@@ -308,7 +308,7 @@ def test_waiting_get_is_answered_when_a_row_arrives(daemon: DaemonProcess, serve
     with connect(daemon) as client:
         client.subscribe()
         for _ in range(5):
-            # The request outlasts the client's own patience, so only the arrival of a row can answer it.
+            # The timeout is longer than the client's own, so only the arrival of a row can answer it.
             client.ask(1, hour_seconds, 3)
             rows = threading.Thread(target=write, args=(server, daemon, 1, "canal_p.t", 2048))
             rows.start()
@@ -317,7 +317,7 @@ def test_waiting_get_is_answered_when_a_row_arrives(daemon: DaemonProcess, serve
             assert entries
             client.ack(number)
             rows.join()
-            # The rest of its transaction.
+            # Drain the rest of its transaction.
             drain(client)
 
 
@@ -326,7 +326,7 @@ def test_client_with_small_writes_is_not_delayed_by_nagle(
 ) -> None:
     with connect(daemon) as client:
         client.subscribe()
-        # As the official client does: the system may gather what is written, and a frame is written in two.
+        # Like the official client: the system may delay small writes, and a frame is written in two parts.
         client.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 0)
         client.send_bytes = functools.partial(send_in_two, client.socket)  # type: ignore[method-assign]
         laps = []
@@ -335,7 +335,8 @@ def test_client_with_small_writes_is_not_delayed_by_nagle(
             client.rollback(0)
             assert client.get() == (-1, [])
             laps.append(time.monotonic() - started)
-        # Each frame would take so long else, but for the first ones; a machine that stands still costs few.
+        # With the delay each frame would take that long, except the first ones. Pauses of the machine affect
+        # only a few frames.
         assert sorted(laps)[25] < CONFIRMATION_SECONDS
 
 
@@ -357,7 +358,7 @@ def test_each_client_has_its_own_cursor_and_filter(daemon: DaemonProcess, server
         assert drain(first) == in_t
         assert drain(other) == in_u
         assert drain(none) == []
-        # An empty filter leaves the one there is, also over another connection; a new one takes its place.
+        # An empty filter keeps the current one, even over another connection; a new filter replaces it.
         other.subscribe("")
         in_t, in_u = write(server, daemon, 1), write(server, daemon, 1, "canal_p.u")
         assert drain(other) == in_u
@@ -388,7 +389,7 @@ def test_client_is_served_only_while_it_is_subscribed(daemon: DaemonProcess, ser
         with pytest.raises(Refused, match="should subscribe first"):
             client.get()
         write(server, daemon, 1)
-        # It is new again: numbers begin anew, at the head.
+        # The client is new again: batch numbers start over, at the head.
         client.subscribe()
         assert client.get() == (-1, [])
         write(server, daemon, 1)
@@ -424,7 +425,7 @@ def test_newest_connection_owns_the_client(daemon: DaemonProcess, server: Server
         old.ack(number)
         received_ids = ids_of(entries)
         number, entries = old.get(size=1)
-        # As clients do: what they say before they subscribe takes nothing from anybody.
+        # Clients send a rollback before they subscribe; it affects no other client.
         new.rollback(0)
         new.subscribe()
         assert_ended(old)
@@ -479,7 +480,7 @@ def test_header_has_the_executed_transactions_if_configured(
         before = server.sql("SELECT @@gtid_executed")[0][0]
         seen: list[Any] = []
         for _ in range(2):
-            # The second time it goes on with the decoder of the first, and over what is not told of.
+            # The second request continues with the decoder of the first, past changes that are not reported.
             write(server, daemon, 1, "canal_p.u")
             write(server, daemon, 1)
             with connect(daemon, 9) as client:
@@ -510,7 +511,7 @@ def test_disconnect_while_waiting_releases_the_client(daemon: DaemonProcess) -> 
         client.ask(size=1000, timeout=0)
         client.rollback(0)
         client.ask(size=1000, timeout=0)
-        # The daemon's only event loop answers others after it has read what the client has sent.
+        # The daemon's single event loop answers other clients after reading what this client sent.
         for _ in range(20):
             daemon.status()
     until_gone(daemon, client)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Who is let in over Canal's protocol, what they see, and what becomes of those who speak no Canal."""
+"""Canal's authentication and rights, and the rejection of clients that do not speak the protocol."""
 
 import itertools
 import os
@@ -83,7 +83,7 @@ def connect(daemon: DaemonProcess, client_id: str = "1001") -> CanalClient:
 
 
 def serves(daemon: DaemonProcess, server: Server) -> bool:
-    """Tell whether a client is served whom all this does not concern."""
+    """Tell whether an unaffected client is still served."""
     number = write(server, daemon)
     with connect(daemon).log_in("canal", "canal").subscribe("canal_a\\.open") as client:
         batch_id, entries = client.get()
@@ -212,7 +212,7 @@ def test_account_is_throttled_to_its_quota(daemon: DaemonProcess, server: Server
         for batch_id, entries in iter(lambda: client.get(size=64), (-1, [])):
             size += sum(map(len, entries))
             client.ack(batch_id)
-        # Whoever was quiet has a second of it at once, and waits for the rest.
+        # After an idle time one second's quota is free; the rest has to wait.
         assert time.monotonic() - started > 1.5
         [shown] = [
             subscriber
@@ -247,13 +247,13 @@ def test_plain_passwords_and_tls_are_accepted_if_configured(
                 write(server, daemon)
             assert client.get(1, int(WAIT_SECONDS_MAX) - 10, 3)[0] == 1
         raw = socket.create_connection(("127.0.0.1", secured.ports["canal"]), WAIT_SECONDS_MAX)
-        # One that says nothing is let be for a while.
+        # A silent client is tolerated for a while.
         raw.sendall(b"plain")
         with pytest.raises((EOFError, ConnectionError)):
             CanalClient(0, over=raw)
         raw = socket.create_connection(("127.0.0.1", secured.ports["canal"]), WAIT_SECONDS_MAX)
         with CanalClient(0, over=context.wrap_socket(raw)) as client:
-            # What is no TLS, behind a handshake that was.
+            # Bytes that are not TLS, after a completed handshake.
             os.write(client.socket.fileno(), b"garbage" * 100)
             with pytest.raises((EOFError, OSError)):
                 client.receive_bytes()
@@ -285,7 +285,7 @@ def test_garbage_closes_only_its_own_connection(daemon: DaemonProcess, server: S
                 while not ends(client):
                     continue
         for content in garbage():
-            # The same from one who was let in.
+            # The same from an authenticated client.
             with connect(daemon).log_in("canal", "canal") as client:
                 client.socket.sendall(content)
                 client.socket.shutdown(socket.SHUT_WR)
@@ -301,7 +301,7 @@ def test_garbage_closes_only_its_own_connection(daemon: DaemonProcess, server: S
                 continue
         return words in daemon.said(before)
 
-    # Of the same kind one is told in a second, so one more may have to come.
+    # Refusals of one kind are logged once per second, so another attempt may be needed.
     wait_until(lambda: tells(b"\xff" * 4, "a frame announces"))
     wait_until(lambda: tells(struct.pack(">I", 16) + bytes(16), "no Canal packet"))
     assert "Traceback" not in daemon.said(before)
@@ -326,7 +326,7 @@ def test_silent_or_slow_client_is_disconnected(daemon: DaemonProcess, server: Se
     assert serves(daemon, server)
     assert all(ends(client) for client in silent)
     assert time.monotonic() - started > 8
-    # All of its frame would take five minutes.
+    # The whole frame would take five minutes.
     dripping.join(WAIT_SECONDS_MAX)
     assert not dripping.is_alive()
     assert time.monotonic() - started > 15
@@ -335,7 +335,7 @@ def test_silent_or_slow_client_is_disconnected(daemon: DaemonProcess, server: Se
 
 
 def drip(client: CanalClient) -> None:
-    """Send a frame a byte at a time, until the daemon has had enough."""
+    """Send a frame byte by byte until the daemon closes the connection."""
     try:
         for byte in struct.pack(">I", 1000) + b"\x18\x06" * 500:
             client.socket.sendall(bytes([byte]))
@@ -346,7 +346,7 @@ def drip(client: CanalClient) -> None:
 
 def test_client_is_disconnected_after_its_requested_idle_timeout(daemon: DaemonProcess) -> None:
     started = time.monotonic()
-    # Whoever subscribes while it logs in has no more to say; without a time of its own it had an hour.
+    # A client that subscribes during login sends nothing more; without its own timeout it would have an hour.
     more = {"net_read_timeout": 300, "net_write_timeout": 300, "destination": "shop", "client_id": "1001"}
     with connect(daemon).log_in("canal", "canal", **more) as client:
         assert ends(client)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clients of Canal that others wrote, unmodified, receive what the server holds."""
+"""Third-party Canal clients, unmodified, receive the server's content."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from tools.servers import PartMissing, Server
 USER, PASSWORD, TOKEN = "canal", "canal", "operator"
 FLAVORS = ("mariadb", "mysql")
 
-# A column's type, SQL that shows its value as Canal does, and its number among java.sql.Types.
+# A column's type, SQL that shows its value as Canal does, and its code in java.sql.Types.
 TEXT, HEX, NUMBER = "CAST({0} AS CHAR)", "HEX({0})", "CAST({0} + 0 AS CHAR)"
 COLUMNS = {
     "id": ("INT", TEXT, 4),
@@ -64,21 +64,21 @@ ROWS = (
     " 'a', ''",
     "3" + ", NULL" * (len(COLUMNS) - 1),
 )
-# Where a value does not fit the signed type it is widened; NULL leaves the type as it is declared.
+# Values outside the signed type get a wider type; NULL keeps the declared type.
 WIDER = {"tiu": 5, "siu": 4, "miu": 4, "iu": -5, "biu": 3}
 NULL_TYPES = {"s": 2004}
 
-# Of these the two families have different types under the same name.
+# The two families give these types different names.
 DOCUMENTS = ('\'{"b": [1, 2.5, null, true], "a": {"x": "é 😀"}}\'', "'[]'", "NULL")
 DOCUMENT_TYPES = {"mariadb": [2005, 2005, 2005], "mysql": [12, 12, 1111]}
 
-# As Java prints them: `Float.toString` and `Double.toString`.
+# The text of `Float.toString` and `Double.toString` in Java.
 FLOATS = {"1.5": "1.5", "-0.001": "-0.001", "1e10": "1.0E10", "12345.678": "12345.678", "0.0001": "1.0E-4"}
 
 
 @dataclass
 class Written:
-    """What was written to a server for this module, and what a client has to tell of it."""
+    """The content written to a server for this module, and the expected output of a client."""
 
     instance: str
     database: str
@@ -93,7 +93,7 @@ def servers(server_of: Callable[[str], Server]) -> dict[str, Server]:
 
 @pytest.fixture(scope="module")
 def written(servers: dict[str, Server]) -> Iterator[dict[str, tuple[Position, Written]]]:
-    """Where each server's log stood before, and what was written then."""
+    """The position of each server's log before the writes, and the written content."""
     starts = {}
     for flavor, server in servers.items():
         start, database = head_of(server), f"canal_{flavor}"
@@ -145,7 +145,7 @@ def write(server: Server, flavor: str, database: str) -> Written:
 
 
 def as_canal(column: tuple[str, Any]) -> str | None:
-    """Return a value that the server has shown as Canal does: bytes are characters of Latin 1."""
+    """Return a value shown by the server in Canal's form: bytes are Latin 1 characters."""
     name, value = column
     if value is None or COLUMNS[name][1] != HEX:
         return None if value is None else str(value)
@@ -158,7 +158,7 @@ def daemon(
     servers: dict[str, Server],
     written: dict[str, tuple[Position, Written]],
 ) -> Iterator[DaemonProcess]:
-    """A daemon that captures both servers from before the writing, with credentials."""
+    """A daemon with credentials that captures both servers from before the writes."""
     settings = {
         "listen": {"canal": "127.0.0.1:0", "canal_accept_plain": True, "token": TOKEN},
         "access": [{"name": "fleet", "user": USER, "password": PASSWORD}],
@@ -191,7 +191,7 @@ def test_client_receives_every_type_and_statement_as_on_the_server(
         missing_part(f"{name} client of Canal", str(problem))
     wanted, port = written[flavor][1], daemon.ports["canal"]
     with CanalClient(port, flavor) as before:
-        # These clients have one id between them: each begins anew.
+        # The clients share one client id, so each starts over.
         before.log_in(USER, PASSWORD).unsubscribe()
     entries = entries_of(client.start(port, flavor, USER, PASSWORD, f"{wanted.database}\\..*"))
     own = [entry for entry in entries if entry["schema"] == wanted.database]
@@ -225,7 +225,7 @@ def tell_rows(entry: dict[str, Any]) -> Iterator[tuple[str, str, dict[str, Any],
 
 
 def assert_types(own: list[dict[str, Any]]) -> None:
-    """Assert that every column says which type, key and change it is."""
+    """Assert the type, key flag and update flag of every column."""
     inserted = [row for this_row in own if this_row["table"] == "kinds" for row in this_row["rows"]]
     types = {name: number for name, (_, _, number) in COLUMNS.items()}
     assert [{name: column["sqlType"] for name, column in row["after"].items()} for row in inserted] == [
@@ -247,7 +247,7 @@ def assert_types(own: list[dict[str, Any]]) -> None:
 
 
 def assert_transactions(entries: list[dict[str, Any]], database: str) -> None:
-    """Assert that rows stand between the ends of their transaction, and statements outside."""
+    """Assert that rows are between the ends of their transaction, and statements outside."""
     open_rows: list[str] | None = None
     transactions, statements = [], []
     for entry in entries:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Clients of Canal over restarts and kills of daemons, and over checkpoints that are set elsewhere."""
+"""Canal clients across restarts and kills of daemons, and across checkpoints set elsewhere."""
 
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -66,7 +66,7 @@ def test_killed_daemon_repeats_at_most_undurable_batches(tmp_path: Path, server:
         daemon.start()
         daemon.wait_for(lambda status: status["position"] is not None)
         with connect(daemon, 5) as client:
-            # An end in order repeats nothing.
+            # A clean shutdown repeats no entry.
             assert drain(client) == []
             ids = write(server, daemon, 1, "canal_r.t")
             assert drain(client) == ids
@@ -94,7 +94,7 @@ def test_another_daemon_takes_over_a_client(tmp_path: Path, server: Server) -> N
             until_durable(first, old, acknowledged)
             number, entries = old.get()
             new.subscribe()
-            # The one before may not write any more, and is told so by the end of its connection.
+            # The previous owner may no longer write; the daemon closes its connection.
             old.ack(number)
             assert_ended(old)
             actual = drain(new)
@@ -111,7 +111,7 @@ def test_client_may_connect_before_the_first_change_and_sees_its_zones_clock(
     with DaemonProcess(tmp_path, settings) as daemon, connect(daemon, 3) as client:
         client.subscribe("canal_r\\..*")
         assert client.get() == (-1, [])
-        # The row fills what is asked for, so only its arrival can answer within the hour.
+        # The row fills the request, so only its arrival can answer within the hour.
         client.ask(1, 3600, 3)
         ids = write(server, daemon, 1, "canal_r.t", 2048)
         number, entries = client.receive_batch()
@@ -137,7 +137,7 @@ def test_client_whose_new_filter_was_not_stored_still_belongs_to_its_session(
             with pytest.raises(Refused):
                 client.subscribe("canal_r\\.t")
             (tmp_path / "away.db").rename(store)
-            # Whoever has it, has it until somebody else subscribes.
+            # A connection keeps the client until another connection subscribes.
             number, entries = client.get()
             assert len(ids_of(entries)) == 3
             other.subscribe("canal_r\\..*")

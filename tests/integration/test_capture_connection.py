@@ -88,11 +88,11 @@ def test_server_without_free_connections_is_busy(start_server: StartServer) -> N
             try:
                 held.enter_context(connect(address))
             except ServerBusy:
-                # A session that has ended counts until the server has put it away.
+                # An ended session counts until the server has cleaned it up.
                 return False
             return True
 
-        # The server lets one more in than max_connections says, for an administrator.
+        # The server accepts one connection beyond max_connections, for an administrator.
         for _ in range(10):
             wait_until(is_let_in)
         with pytest.raises(ServerBusy):
@@ -125,7 +125,7 @@ def test_tls_is_verified_as_its_mode_requires(start_server: StartServer, flavor:
         assert cipher(Tls(mode, ca)) != ""
         with pytest.raises(TlsFailed):
             cipher(Tls(mode))
-    # Another spelling of the same address, which the certificate does not name.
+    # Another spelling of the same address, which is not in the certificate.
     assert cipher(Tls("verify_ca", ca), host="127.1") != ""
     with pytest.raises(TlsFailed):
         cipher(Tls("verify_identity", ca), host="127.1")
@@ -147,7 +147,7 @@ def test_socket_outlives_the_session_that_opened_it(server: Server) -> None:
     try:
         assert read_ahead == b""
         stream.settimeout(WAIT_SECONDS_MAX)
-        # COM_PING, answered by OK: the session still lives on the server.
+        # COM_PING answered by OK shows that the session is still alive on the server.
         stream.sendall(b"\x01\x00\x00\x00\x0e")
         assert stream.recv(5)[4] == 0
     finally:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What capture does when its log, its definitions or its stream fail it."""
+"""Capture when its log, its definitions or its stream fails."""
 
 import os
 import socket
@@ -54,14 +54,14 @@ from tests.support.suite.patience import WAIT_SECONDS_MAX
 from tools.servers import Server
 from tools.servers.proxy import Proxy
 
-# Nobody listens there.
+# No server listens on this port.
 NOBODY = "mysql://nobody@127.0.0.1:1"
-# A small log under the name that a server gives its first.
+# A small log named like a server's first file.
 NAME = "mysql-bin.000001"
 
 
 class FailingDisk(SimulatedDisk):
-    """A disk that tells nothing and syncs nothing while it fails."""
+    """A disk whose queries and syncs fail while `failing` is set."""
 
     def fail(self, failing: bool = True) -> None:
         self.failing_syncs = failing
@@ -84,7 +84,7 @@ def capturing_into(
     settings: Settings,
     schemas_of: Callable[..., Schemas | None] = lambda log, connection, position: None,
 ) -> Iterator[Capture]:
-    """Capture from where the server ends now into a log of the caller's."""
+    """Capture from the server's current end into the caller's log."""
     parts = CaptureParts(open_log, places_of, lambda name: None, schemas_of)
     start = StartAt(earliest=False)
     capture = Capture("shop", settings.instances["shop"], settings.log_of("shop"), start, parts)
@@ -189,7 +189,7 @@ def test_log_still_written_by_another_process_is_waited_for(tmp_path: Path) -> N
 
 @contextmanager
 def hung_server() -> Iterator[str]:
-    """A server that accepts connections and never answers, as one whose process is stopped."""
+    """A server that accepts connections and never answers, like a stopped process."""
     with socket.create_server(("127.0.0.1", 0)) as listener:
         yield f"mysql://nobody@127.0.0.1:{listener.getsockname()[1]}"
 
@@ -261,7 +261,7 @@ def test_session_end_closes_every_definitions_file(
     def opened() -> list[str]:
         paths = []
         for name in os.listdir("/proc/self/fd"):
-            # Another thread may close what was just listed.
+            # Another thread may close a file that was just listed.
             with suppress(FileNotFoundError):
                 paths.append(os.readlink(f"/proc/self/fd/{name}"))
         return [path for path in paths if path.startswith(str(tmp_path))]
@@ -302,7 +302,7 @@ def test_statements_are_not_buffered_without_a_consumer(
 
 
 class Statements:
-    """Takes statements until one of them cannot be taken."""
+    """Accepts statements until one cannot be accepted."""
 
     def __init__(self, most: int) -> None:
         self.most = most
@@ -315,10 +315,10 @@ class Statements:
         return None
 
     def received(self, position: Position) -> None:
-        """Nobody waits for it."""
+        """No reader waits for it."""
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Close the stub; it holds no resources."""
 
 
 def events_of(file: Path) -> list[bytes]:
@@ -338,7 +338,7 @@ def receive(
     stream_at: Any = None,
     begin_epoch: Callable[[object], None] | None = None,
 ) -> None:
-    """Receive packets that begin with a file's first event, over a socket that is closed behind them."""
+    """Receive packets that start with a file's first event, over a socket that is closed after them."""
     client_end, server_end = socket.socketpair()
     flavor = flavor_of(file)
     address, position, identity = stream_at or (None, Position(0, NAME, 4), None)
@@ -372,7 +372,7 @@ def receive(
         arrived=lambda: None,
         begin_epoch=None if begin_epoch is None else lambda: begin_epoch(begin()),
     )
-    # They are few, so the socket holds them all.
+    # The packets are few enough for the socket buffer.
     server_end.sendall(packets)
     server_end.close()
     with stream:

@@ -32,7 +32,7 @@ ROWS_MARIADB = 23
 
 
 class Reader:
-    """Counts the rows events of whole transactions, and knows where to go on: a decoder in small."""
+    """Counts the rows events of whole transactions and tracks the resume position, like a small decoder."""
 
     def __init__(self, start: DumpStart) -> None:
         self.start = start
@@ -76,7 +76,7 @@ def start_of(server: Server) -> DumpStart:
 
 
 def filled(server: Server, database: str, transactions: int) -> DumpStart:
-    """Make a table, then commit so many transactions of three rows events each; return where they begin."""
+    """Create a table, then commit this many transactions of three rows events each; return their start."""
     server.sql(f"CREATE TABLE {database}.t (a INT PRIMARY KEY AUTO_INCREMENT, b VARCHAR(500))")
     start = start_of(server)
     insert = f"INSERT INTO {database}.t (b) VALUES (REPEAT('x', 400));"
@@ -121,7 +121,7 @@ def test_restarted_server_is_followed_again(start_server: StartServer) -> None:
         next(chunks)
         restarter = threading.Thread(target=server.restart)
         restarter.start()
-        # The rest of this stretch is thrown away, as a process that dies would.
+        # Discard the rest of this range, like a process that dies.
         for _ in chunks:
             pass
         restarter.join()
@@ -133,7 +133,7 @@ def test_restarted_server_is_followed_again(start_server: StartServer) -> None:
 
 
 def _until(stretch: Stretch, word: bytes, server: Server) -> None:
-    """Read a stretch until a word that is committed meanwhile arrives in it."""
+    """Read a range until a marker that is committed concurrently arrives."""
     server.sql(f"CREATE DATABASE {word.decode()}")
     held = b""
     for chunk in stretch:
@@ -161,7 +161,7 @@ def test_progress_resets_the_attempts(server: Server, fresh_database: FreshDatab
     reader = Reader(start)
     pauses: list[float] = []
     with Proxy(server.port) as proxy:
-        # Each connection is cut a little after its first transactions, more often than there are tries.
+        # Each connection is cut shortly after its first transactions, more often than the allowed attempts.
         proxy.cut_after(9_000, in_packet=True, times=RECONNECT_TRIES_MAX + 3)
         for stretch in follow(
             _plain(address, proxy), start, reader.resume_at, bounded=True, sleep=pauses.append

@@ -30,7 +30,7 @@ def test_mariadb_server_with_other_transactions_under_the_same_numbers_is_detect
     with connect(ServerAddress.parse(server.url("root"))) as connection:
         server_id = connection.identity().server_id
         other_id = server_id + 1
-        # As after a fail-over to a replica that had not received the last transaction of the other server.
+        # Like a failover to a replica that had not received the other server's last transaction.
         server.sql(f"RESET MASTER; SET GLOBAL gtid_binlog_state = '0-{other_id}-99'")
         server.sql("CREATE DATABASE d; CREATE DATABASE e")
         assert connection.executed().text == f"0-{server_id}-101"
@@ -50,5 +50,5 @@ def test_restored_mariadb_server_knows_the_transactions_of_its_backup(start_serv
         server.sql("CREATE DATABASE d")
         assert check_gtid_set(connection, f"0-{other_id}-99") is None
         assert isinstance(check_gtid_set(connection, f"0-{other_id}-100"), PositionInvalid)
-        # What came after this one until the backup is in no log of the server.
+        # The transactions between this one and the backup are in no log of the server.
         assert isinstance(check_gtid_set(connection, f"0-{other_id}-90"), PositionPurged)

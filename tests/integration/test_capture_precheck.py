@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Each finding is provoked on a real server, and its statement is run: the finding must be gone then."""
+"""Provoke each finding on a real server, run its statement, and assert that the finding is gone."""
 
 from pathlib import Path
 from typing import Any
@@ -86,7 +86,7 @@ def test_settings_without_a_fixing_statement_name_their_option(start_server: Sta
 
 
 def test_server_without_an_id_is_reported_with_its_fix(start_server: StartServer) -> None:
-    # MariaDB turns 0 into 1 by itself.
+    # MariaDB changes 0 to 1 by itself.
     server = start_server("mysql", server_id=0)
     (anonymous,) = severe(checked(server), "server_id")
     apply_fix(server, anonymous)
@@ -131,7 +131,7 @@ def test_unlogged_cascades_are_reported_with_their_fix(server: Server, fresh_dat
     )
     findings = severe(checked(server, f"{database}.*"), "foreign_keys")
     if server.family == "mysql":
-        # MySQL 9.7 runs foreign keys where they are logged.
+        # MySQL 9.7 executes foreign keys where they are logged.
         assert findings == []
         return
     (finding,) = findings

@@ -25,7 +25,7 @@ from tests.support.suite.patience import wait_until
 from tools.servers import Server
 from tools.servers.proxy import Proxy
 
-# The flavors differ below this layer; its own tests run on both every day.
+# The flavors differ below this layer, whose own everyday tests run on both.
 pytestmark = pytest.mark.deep_flavors("mariadb")
 
 HEADER_BYTES = 19
@@ -44,7 +44,7 @@ class Event:
 
     @property
     def logged(self) -> bool:
-        """Whether the event stands in the file, and was not made up for the dump."""
+        """Tell whether the event is in the file and was not made up for the dump."""
         return not self.flags & ARTIFICIAL and self.kind not in (*HEARTBEATS, ROTATE, FORMAT_DESCRIPTION)
 
     @property
@@ -124,7 +124,7 @@ def test_dump_by_gtid_set_equals_dump_by_position(
         server.sql(f"INSERT INTO {database}.t VALUES ({number})")
     by_position = logged(address, at(head))
     by_gtids = logged(address, DumpStart(gtid_set=executed))
-    # By GTID set the server opens the file at its beginning, so the file's own list of GTIDs comes first.
+    # A dump by GTID set opens the file at its start, so the file's list of previous GTIDs comes first.
     assert by_gtids[-len(by_position) :] == by_position
     assert len(by_position) >= 20
     assert not logged(address, at(head_of(server)))
@@ -149,7 +149,7 @@ def test_every_transport_carries_the_same_bytes(
     server: Server, address: ServerAddress, fresh_database: FreshDatabase, mode: str
 ) -> None:
     if mode == "required" and server.family == "mariadb" and server.flavor == "mariadb":
-        # MariaDB 10.11 has no certificate unless it is given one; the test of TLS modes gives it one.
+        # MariaDB 10.11 has no default certificate; the test of TLS modes configures one.
         mode = "disabled"
     database = fresh_database(server)
     rotate(server)
@@ -173,7 +173,7 @@ def test_events_over_sixteen_mebibytes_arrive_whole(start_server: StartServer) -
         server.sql("CREATE DATABASE d; CREATE TABLE d.t (a INT PRIMARY KEY, b LONGTEXT)")
         head = head_of(server)
         sizes = [16_777_215, 40_000_000]
-        # One that ends exactly where a packet does: the packet after it is empty.
+        # An event that ends exactly at a packet boundary is followed by an empty packet.
         overhead = _overhead_bytes(server, address)
         sizes.append(16_777_215 - 1 - overhead)
         for number, size in enumerate(sizes):
@@ -186,7 +186,7 @@ def test_events_over_sixteen_mebibytes_arrive_whole(start_server: StartServer) -
 
 
 def _overhead_bytes(server: Server, address: ServerAddress) -> int:
-    """Return what a row event adds to its text."""
+    """Return the overhead of a row event beyond its text."""
     head = head_of(server)
     server.sql("INSERT INTO d.t SELECT 99, REPEAT('z', 100000)")
     return max(len(event.body) for event in dumped(address, at(head))) - 100_000
@@ -246,7 +246,7 @@ def kill(server: Server, thread: int) -> None:
     try:
         server.sql(f"KILL {thread}")
     except pymysql.err.OperationalError as error:
-        # Dumps of earlier tests linger until the server writes to them, and may end just now.
+        # Dumps of earlier tests linger until the server writes to them, and may end now.
         if error.args[0] != pymysql.constants.ER.NO_SUCH_THREAD:
             raise
 
@@ -302,7 +302,7 @@ def test_purged_file_is_distinguished_from_a_file_that_never_existed(start_serve
 
 
 def _beyond(gtid_set: str) -> str:
-    """Return a GTID set with a transaction that the server does not have."""
+    """Return a GTID set with a transaction that is not on the server."""
     if ":" in gtid_set:
         return gtid_set + ":999999"
     return gtid_set.rpartition("-")[0] + "-999999"
@@ -333,7 +333,7 @@ def test_two_replicas_with_different_ids_coexist(server: Server, address: Server
 
 
 def _listed(server: Server) -> set[str]:
-    """Return the hosts of the replicas that the server lists. MariaDB shows them to an administrator only."""
+    """Return the hosts of the replicas listed by the server. MariaDB shows them only to an administrator."""
     with connect(ServerAddress.parse(server.url("root"))) as connection:
         return {row["host"] for row in connection.replicas()}
 
@@ -357,7 +357,7 @@ def test_position_beyond_the_command_limit_is_reached(
     head = head_of(server)
     server.sql(f"CREATE TABLE {database}.t (a INT PRIMARY KEY)")
     direct = logged(address, at(head))
-    # As if the file had grown past 4 GiB.
+    # Simulates a file larger than 4 GiB.
     monkeypatch.setattr(replica, "DUMP_OFFSET_MAX", 100)
     with open_stream(address, at(head), bounded=True) as stream:
         wide = [event.body for event in events_of(stream.event_chunks()) if event.logged]
@@ -366,7 +366,7 @@ def test_position_beyond_the_command_limit_is_reached(
             assert stream.start == at(head)
             assert wide == direct
         else:
-            # MariaDB's command has 32 bits only: the file is read from its head, and the reader skips.
+            # MariaDB's command has only 32 bits, so the file is read from its head, and the reader skips.
             assert stream.start.position.offset == 4
             assert wide[-len(direct) :] == direct
 
@@ -375,7 +375,8 @@ def test_bytes_read_ahead_by_the_session_are_not_lost(server: Server, address: S
     with open_stream(address, at(head_of(server)), bounded=True) as stream:
         whole = bytearray()
         piece = memoryview(bytearray(7))
-        # The last packet is the end of the stream: length 5, a sequence number, and a payload that starts fe.
+        # The last packet is the end of the stream: length 5, a sequence number, and a payload that starts
+        # with fe.
         while not (whole[-9:-6] == b"\x05\x00\x00" and whole[-5] == 0xFE):
             whole += piece[: stream.receive_into(piece)]
     again = ReplicaStream(

@@ -38,7 +38,7 @@ from tools.servers.proxy import Cut, Proxy
 
 
 def write(server: Server, database: str, transactions: int, width: int = 400) -> None:
-    """Commit so many transactions of three changes each."""
+    """Commit this many transactions of three changes each."""
     server.sql(f"CREATE TABLE IF NOT EXISTS {database}.t (a INT PRIMARY KEY AUTO_INCREMENT, b LONGTEXT)")
     insert = f"INSERT INTO {database}.t (b) VALUES (REPEAT('x', {width}));"
     with server.connect(client_flag=pymysql.constants.CLIENT.MULTI_STATEMENTS) as connection:
@@ -60,7 +60,7 @@ def test_log_equals_the_servers_bytes_over_several_files(
         for _ in range(2):
             rotate(server)
             write(server, database, 20)
-        # The figures come a moment after the bytes that they count.
+        # The counters are updated shortly after the bytes.
         status = wait_for(
             capture,
             lambda status: (
@@ -132,7 +132,7 @@ def test_bytes_received_before_a_lost_connection_are_kept(
             proxy.cut_after(100_000, "close")
             mariadb_server.sql(f"INSERT INTO {database}.t (b) VALUES (REPEAT('x', 900));" * 200)
             status = wait_for_state(capture, State.WAITING)
-            # All but the packets before the first event, and the transaction that was cut.
+            # All except the packets before the first event, and the transaction that was cut.
             assert status.position is not None
             assert Position.parse(status.position).offset - start.offset > 100_000 - 5_000
 
@@ -306,7 +306,7 @@ def test_commit_waiting_for_a_lost_acknowledgement_returns_once_it_is_durable(
 
 
 def semi_synchronous(start_server: StartServer, flavor: str) -> Server:
-    """Start a server whose commits wait for a replica, for longer than any test."""
+    """Start a server whose commits wait for a replica, with a timeout longer than any test."""
     server = start_server(flavor)
     name = semi_sync_name(server)
     if flavor == "mysql":
@@ -342,7 +342,7 @@ def test_capture_pauses_while_the_disk_is_full(
         wait_for(capture, lambda status: status.lag_bytes == 0)
         log = capture.log()
         log.settings = log.settings.model_copy(update={"free_bytes_min": 1 << 60})
-        # The server goes on, and how far is asked while nothing is received.
+        # The server continues, and its head is queried while no data arrives.
         write(mariadb_server, database, 3)
         wait_for_state(capture, State.HELD)
         wait_for(capture, lambda status: capture.measure_lag() or bool(status.lag_bytes))
@@ -391,7 +391,7 @@ def test_empty_log_starts_at_the_file_that_holds_a_time(start_server: StartServe
     server.sql("CREATE DATABASE d")
     write(server, "d", 2)
     server.sql("FLUSH BINARY LOGS")
-    # Files are told apart by whole seconds.
+    # File creation times have whole seconds.
     wait_for_next_second()
     write(server, "d", 2)
     moment = server.sql("SELECT DATE_FORMAT(UTC_TIMESTAMP(), '%Y-%m-%dT%H:%i:%sZ')")[0][0]
@@ -471,7 +471,7 @@ def test_promoted_replica_is_followed_while_the_primary_hangs(
             follower.sql("STOP REPLICA")
             write(follower, "d", 10)
             daemon.wait_for(lambda status: status["position"] == f"1/{head_of(follower)}")
-            # Now nobody answers.
+            # From here on no server answers.
             assert follower.pid is not None
             os.kill(follower.pid, signal.SIGSTOP)
             daemon.wait_for(lambda status: status["state"] != "running")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every statement is run on a real server and followed here: what comes out must be information_schema's."""
+"""Every statement runs on a real server and is followed here; the result must equal information_schema."""
 
 from pathlib import Path
 
@@ -20,7 +20,7 @@ STATEMENTS = [
     for statement in Path(__file__).with_name("ddl_statements.sql").read_text().split(";\n")
     if statement.strip()
 ]
-# What may be read again from the server instead of being followed, as a part of all that is compared.
+# The largest share of comparisons that may be answered by reading the server instead of following.
 REREAD_PART_MAX = 0.02
 
 
@@ -40,7 +40,7 @@ def test_followed_statements_give_the_servers_definitions(
                 with server.connect(database=database) as session, session.cursor() as cursor:
                     cursor.execute(statement)
             except pymysql.err.MySQLError:
-                # The families differ in what they accept; a refused statement is not logged.
+                # The families accept different statements; a refused statement is not logged.
                 continue
             position = Position(0, "bin.000001", 100 * number)
             history.apply(statement, database, position)
@@ -60,7 +60,7 @@ def test_followed_statements_give_the_servers_definitions(
 
 
 def _nothing_is_left(history: SchemaHistory, connection: Connection, database: str) -> None:
-    """A table that the server does not have is not known here either."""
+    """Assert that no table remains here that the server does not have."""
     rows = connection.query(
         "SELECT TABLE_NAME AS name FROM information_schema.TABLES WHERE TABLE_SCHEMA = %s", (database,)
     )
@@ -94,7 +94,7 @@ def test_row_image_holds_the_columns_that_are_read(
     try:
         server.sql(f"CREATE TABLE {database}.t {COLUMN_CASES[case]}")
     except pymysql.err.MySQLError:
-        # Not in this family: there is nothing to hold against a row image.
+        # This family has no such statement, so no row image to compare with.
         return
     address = ServerAddress.parse(server.url())
     with connect(address) as connection:
@@ -127,7 +127,8 @@ def _table_map_columns(address: ServerAddress, position: Position) -> int:
     while at < len(log):
         event = log[at : at + int.from_bytes(log[at + 9 : at + 13], "little")]
         if event[4] == TABLE_MAP:
-            # Header 19, table id 6, flags 2; then two names, each with a length before and a zero after it.
+            # Header 19, table id 6, flags 2; then two names, each with a length before it and a zero after
+            # it.
             start = 27
             for _ in range(2):
                 start += event[start] + 2

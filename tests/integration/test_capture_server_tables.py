@@ -19,7 +19,7 @@ from tools.servers import Server
 
 @pytest.fixture
 def here(server: Server) -> Callable[[], Position]:
-    """Return a function that tells the end of the server's log."""
+    """Return a function that returns the end of the server's log."""
 
     def position() -> Position:
         with connect(ServerAddress.parse(server.url())) as connection:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Text of every character set decodes to what the server itself shows for it."""
+"""Text of every character set decodes to the text that the server itself shows."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -16,7 +16,7 @@ Shape = tuple[Sequence[int], ...]
 
 MISMATCHES_SHOWN_MAX = 10
 MIXED_TEXT = "Plain, naïve, ł, € \\ ~ Привет, Καλημέρα, שלום, سلام, สวัสดี, 資料庫, 数据, テーブル, 데이터, 😀"
-# Bytes on both sides of every limit of the Unicode encodings, where all codes would be too many.
+# Bytes on both sides of every boundary of the Unicode encodings; testing all codes would take too long.
 EDGES = (0x00, 0x7F, 0x80, 0x8F, 0x90, 0x9F, 0xA0, 0xBF, 0xC0, 0xFF)
 UTF16_HIGH = (0xD7, 0xD8, 0xDB, 0xDC, 0xDF, 0xE0)
 UTF8_SHAPES: list[Shape] = [(ALL_BYTES,), (HIGH_BYTES, ALL_BYTES), (range(0xE0, 0xF0), EDGES, ALL_BYTES)]
@@ -41,18 +41,18 @@ def _decoded(charset: str, code: bytes) -> str | None:
 
 
 def _question_marks(charset: str, code: bytes) -> int:
-    """How many question marks the bytes themselves hold; every further one stands for something else."""
+    """Return how many question marks the bytes contain; every further one is a replacement."""
     unit = UNIT_BYTES.get(charset, 1)
     mark = "?".encode("utf-16-le" if charset == "utf16le" else f"utf-{unit * 8}-be" if unit > 1 else "ascii")
     return sum(code[at : at + unit] == mark for at in range(0, len(code), unit))
 
 
 def _shown(charset: str, code: bytes, answer: str) -> str | None:
-    """The text behind the server's answer in utf8mb4, or None where it has none that it could show."""
+    """Return the server's answer in utf8mb4, or None if it could not convert the text."""
     try:
         text = bytes.fromhex(answer).decode("utf-8")
     except UnicodeDecodeError:
-        # MariaDB takes a surrogate for a character; UTF-8 has none.
+        # MariaDB accepts a surrogate as a character; UTF-8 has none.
         return None
     return text if text and text.count("?") == _question_marks(charset, code) else None
 
@@ -99,7 +99,7 @@ def test_stored_text_of_each_charset_is_returned_as_the_client_sees_it(
     names = sorted(names_of(cursor_of(server)) - {"binary"})
     columns = ", ".join(f"{name} VARCHAR(99) CHARACTER SET {name}" for name in names)
     server.sql(f"CREATE TABLE texts ({columns})", database=database)
-    # IGNORE stores a question mark for a character that a column's character set lacks.
+    # IGNORE stores a question mark for a character missing from the column's character set.
     values = ", ".join(["%s"] * len(names))
     server.sql(f"INSERT IGNORE INTO texts VALUES ({values})", *[MIXED_TEXT] * len(names), database=database)
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock log` over logs that were captured from real servers."""
+"""`penstock log` on logs captured from real servers."""
 
 import json
 import subprocess
@@ -23,7 +23,7 @@ from tests.support.capture.captured_log import capturing, head_of, wait_for_posi
 from tests.support.logstore.kept_log import KeptLog, insert, penstock, transactions
 from tools.servers import Server
 
-# The flavors differ below this layer; its own tests run on both every day.
+# The flavors differ below this layer, whose own everyday tests run on both.
 pytestmark = pytest.mark.deep_flavors("mariadb")
 
 
@@ -41,7 +41,7 @@ def kept(
 
 @pytest.fixture
 def copied(kept: KeptLog, tmp_path: Path) -> KeptLog:
-    """The same log in a folder that a test may harm."""
+    """A copy of the log that a test may damage."""
     return kept.copy(tmp_path / "copy")
 
 
@@ -120,7 +120,7 @@ def test_locate_returns_the_exact_transaction_and_its_cost(kept: KeptLog) -> Non
         assert by_gtid["position"] == str(transaction.start)
         assert 0 < by_gtid["pages_read"] < 12
         assert 0 < by_gtid["bytes_read"] < 8192
-        # A set has the transaction, so what follows is the next one, over the end of a file too.
+        # The set contains the transaction, so the next one follows, even across the end of a file.
         after = penstock(
             "log", "locate", kept.folder, "--gtid-set", kept.set_upto(transaction.gtid), "--json"
         ).one
@@ -299,7 +299,7 @@ def test_trim_removes_whole_segments_and_logs_a_line(copied: KeptLog) -> None:
     assert penstock("log", "verify", copied.folder).code == 0
     (deed,) = map(json.loads, (copied.folder / "audit.log").read_text().splitlines())
     assert (deed["verb"], deed["reason"]) == ("log trim", "room")
-    # The newest segment stays, whatever is asked.
+    # The newest segment always stays.
     assert penstock("log", "trim", copied.folder, "--before", "2100-01-01", "--json").one["segments"] == []
 
 

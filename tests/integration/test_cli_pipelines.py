@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock run --dry-run` and `penstock pipelines`: what is told, and what is changed."""
+"""`penstock run --dry-run` and `penstock pipelines`: their output and their effects."""
 
 import json
 from pathlib import Path

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock position`: a set position is honoured by a real capture, and what it costs is said before."""
+"""`penstock position`: a real capture honours a set position, and its cost is reported before."""
 
 import json
 import os
@@ -29,7 +29,7 @@ from tests.support.suite.fixture_types import StartServer
 from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import REPLICATION_PASSWORD, REPLICATION_USER, Server
 
-# The flavors differ below this layer; its own tests run on both every day.
+# The flavors differ below this layer, whose own everyday tests run on both.
 pytestmark = pytest.mark.deep_flavors("mariadb")
 
 PROGRAM = Path(sys.executable).with_name("penstock")
@@ -49,12 +49,12 @@ def captured(
 
 @pytest.fixture
 def kept(captured: KeptLog, tmp_path: Path) -> KeptLog:
-    """The log in a folder of the test's own; the server may be ahead of it."""
+    """A copy of the log for one test; the server may be ahead of it."""
     return captured.copy(tmp_path / "copy")
 
 
 def rows_of(kept: KeptLog, **bounds: Any) -> list[tuple[int, int]]:
-    """Return commit version and key of every row that reading the log gives, in order."""
+    """Return commit version and key of every row in the log, in order."""
     read = penstock_package.read_binlog(str(kept.folder), tables=f"{kept.database}.t", **bounds)
     return [
         (row["_commit_version"], row["a"])
@@ -129,7 +129,7 @@ def test_set_backward_starts_an_epoch_that_repeats_later_changes(kept: KeptLog) 
     repeated = keys[keys.index(rows_of(kept, start=f"1/{target}")[0][1]) :]
     assert [key for _, key in rows][: len(keys) + len(repeated)] == keys + repeated
     assert penstock("log", "verify", kept.folder).code == 0
-    # Epoch 0 still reads as it did.
+    # Epoch 0 still reads the same.
     assert [key for _, key in rows_of(kept, end=str(kept.head))] == keys
 
 
@@ -152,7 +152,7 @@ def test_set_forward_reports_the_loss_and_readers_stop_at_the_gap(kept: KeptLog)
     assert len(rows_of(kept, start=f"1/{target}")) == 1
     with pytest.raises(SequenceGap):
         rows_of(kept)
-    # It was asked for, so nothing is wrong with the log.
+    # The loss was requested, so the log has no finding.
     assert penstock("log", "verify", kept.folder).code == 0
 
 
@@ -197,7 +197,7 @@ def test_second_set_replaces_the_first(kept: KeptLog) -> None:
     assert penstock("position", "set", kept.folder, "--position", first, "--yes").code == 0
     planned = penstock("position", "set", kept.folder, "--position", second, "--dry-run", "--json").one
     assert planned["old"] == f"1/{first}"
-    # What lies between the two is in the log.
+    # The log contains everything between the two positions.
     assert planned["lost"]["bytes"] == 0
     assert penstock("position", "set", kept.folder, "--position", second, "--yes").code == 0
     kept.run_capture()

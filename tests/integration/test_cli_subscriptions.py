@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock subscriptions` over a real store, a real daemon, and members that take part."""
+"""`penstock subscriptions` on a real store, a real daemon, and live members."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -40,7 +40,7 @@ def daemon(kept: KeptLog, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     }
     with DaemonProcess(tmp_path_factory.mktemp("daemon"), settings) as running:
         running.token = "a-token"
-        # What it has seen committed itself tells it the time up to which the log goes.
+        # The commits that the daemon has seen itself tell it the current time of the log.
         insert(kept.server, kept.database, 1)
         head = head_of(kept.server)
         running.wait_for_head(head.file, head.offset)
@@ -49,7 +49,7 @@ def daemon(kept: KeptLog, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @dataclass
 class Kept:
-    """A store in a file with subscription `orders` of two shards, and the program over it."""
+    """A store in a file with subscription `orders` of two shards, and the command line on it."""
 
     store: str
     config: Path
@@ -64,7 +64,7 @@ class Kept:
         return stored
 
     def run(self, *words: object) -> Ran:
-        """Run the program with the store and the daemon of the settings."""
+        """Run the command line with the store and the daemon of the settings."""
         return penstock("subscriptions", *words, "--coordination", self.store, "--config", self.config)
 
     def checkpoint(self, shard: int) -> Checkpoint | None:
@@ -72,7 +72,7 @@ class Kept:
 
     @contextmanager
     def member(self, name: str) -> Iterator[Member]:
-        """A subscriber that takes part inside the block; what it is given stands in `gained`."""
+        """Run a subscriber inside the block; its received shards are in `gained`."""
         store = open_store(self.store, WAIT_SECONDS_MAX)
         member = Member(
             store,
@@ -105,7 +105,7 @@ def orders(tmp_path: Path, daemon: DaemonProcess) -> Iterator[Kept]:
 
 
 def consumed(kept: KeptLog, count: int) -> Checkpoint:
-    """Return the checkpoint behind so many transactions of the log."""
+    """Return the checkpoint after this many transactions of the log."""
     return Checkpoint.now(str(kept.logged[count - 1].end), "", "", time_us=1)
 
 
@@ -126,7 +126,7 @@ def test_lag_of_each_shard_is_measured_from_its_checkpoint(
     start = extents[second_file]["start"]
     assert shards[0]["lag_bytes"] == kept.files[first_file] - kept.logged[54].end.offset + end - start
     assert shards[1]["lag_bytes"] == end - kept.logged[97].end.offset
-    # Since the commit of the last transaction that was consumed, which this checkpoint puts into 1970.
+    # Measured from the commit of the last consumed transaction, which this checkpoint puts into 1970.
     assert shards[1]["lag_seconds"] == pytest.approx(daemon.status()["time_us"] / 1e6, abs=1)
     assert [shard["owner"] for shard in shards] == [None, None]
     listed = orders.run("list", "--json").one
@@ -187,7 +187,8 @@ def test_checkpoint_is_set_to_its_position_in_the_log(
         if position is not None:
             assert checkpoint.position == str(position)
         else:
-            # The server logs whole seconds; what was committed at or after this one lies in the second file.
+            # The server logs whole seconds; transactions committed at or after this time are in the second
+            # file.
             assert checkpoint.position in {str(transaction.start) for transaction in logged[60:62]}
     last = orders.checkpoint(0)
     assert last is not None
@@ -203,7 +204,7 @@ def test_impossible_position_is_refused_and_nothing_changes(orders: Kept, kept: 
         assert error in refused.err
     assert orders.run("reset", "orders", "--earliest", "--latest").code == 2
     assert orders.run("reset", "orders", "--earliest", "--shard", "2", "--yes").code == 2
-    # Nobody is here to be asked.
+    # There is no terminal to ask for confirmation.
     assert "--dry-run" in orders.run("reset", "orders", "--earliest").err
     assert orders.run("reset", "orders", "--earliest", "--dry-run", "--json").one["dry_run"]
     assert orders.checkpoint(0) is orders.checkpoint(1) is None
@@ -226,7 +227,7 @@ def test_active_shard_is_set_only_by_force_and_its_owner_is_fenced(orders: Kept,
         assert "consumed by host-1" in refused.err
         assert orders.checkpoint(0) is None
         assert orders.run("reset", "orders", "--latest", "--yes", "--force").code == 0
-        # What the owner had under way counts no more: it is given both shards anew, under later tokens.
+        # The owner's pending work is void: it receives both shards again under later tokens.
         after = orders.wait_gained(4)[2:]
         assert {shard.shard for shard in after} == {0, 1}
         assert min(shard.token for shard in after) > max(shard.token for shard in held)
@@ -276,7 +277,7 @@ def test_running_subscription_is_resized(orders: Kept, kept: KeptLog) -> None:
         assert {shard.shard for shard in orders.wait_gained(7)[2:]} == {0, 1, 2, 3, 4}
         shards = orders.run("show", "orders", "--json").objects
         assert [shard["owner"] for shard in shards] == ["host-1"] * 5
-        # No shard begins behind the least of those whose slots it has.
+        # No shard starts after the lowest of the shards whose slots it holds.
         assert {shard["checkpoint"]["position"] for shard in shards} == {str(kept.logged[19].end)}
 
 
@@ -284,7 +285,7 @@ def test_subscription_is_deleted_unless_it_is_active(orders: Kept) -> None:
     with orders.member("host-1"):
         orders.wait_gained(2)
         assert "consumed by host-1" in orders.run("delete", "orders", "--yes").err
-        # A dry run says what would happen, a refusal among it.
+        # A dry run reports what would happen, including a refusal.
         assert "consumed by host-1" in orders.run("delete", "orders", "--dry-run").err
     assert orders.run("delete", "orders", "--dry-run").code == 0
     assert orders.run("delete", "orders").code == 2

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock tail` before a real daemon and server: what is shown, from where, up to where."""
+"""`penstock tail` on a real daemon and server: its output, its start and its end."""
 
 import itertools
 import json
@@ -21,7 +21,7 @@ from tests.support.suite.fixture_types import FreshDatabase
 from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_for_next_second, wait_until
 from tools.servers import Server
 
-# The flavors differ below this layer; its own tests run on both every day.
+# The flavors differ below this layer, whose own everyday tests run on both.
 pytestmark = pytest.mark.deep_flavors("mariadb")
 
 
@@ -38,7 +38,7 @@ def daemon(server: Server, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 
 class Shop:
-    """A database that a test has for itself, and the command line that follows it."""
+    """A database that belongs to one test, and the command line that follows it."""
 
     def __init__(self, server: Server, daemon: DaemonProcess, database: str) -> None:
         self.server = server
@@ -50,7 +50,7 @@ class Shop:
         self.server.sql(text, database=self.database)
 
     def here(self) -> str:
-        """Return where the server's log ends, once the daemon has come so far."""
+        """Return the end of the server's log, once the daemon has captured it."""
         head = head_of(self.server)
         self.daemon.wait_for_head(head.file, head.offset)
         return str(head)
@@ -63,20 +63,20 @@ class Shop:
         return ["tail", "shop", *words, "--url", f"penstock://127.0.0.1:{self.daemon.port}"]
 
     def tail(self, *words: str) -> Result:
-        """Run it over all that there is since the test began, and return what became of it."""
+        """Run it over all changes since the test began, and return the finished run."""
         arguments = [*words] if "--from" in words else ["--from", self.begin, *words]
         self.here()
         until = [] if "--until" in arguments or "--count" in arguments else ["--until", "latest"]
         return CliRunner().invoke(make_app(), self.words(f"{self.database}.*", *arguments, *until))
 
     def lines(self, *words: str) -> list[str]:
-        """Return the lines that it prints; it ends well."""
+        """Return its output lines; it must succeed."""
         result = self.tail(*words)
         assert result.exit_code == 0, result.output
         return result.stdout.splitlines()
 
     def shown(self, *words: str) -> list[list[str]]:
-        """Return table, change and values of each line below the heading."""
+        """Return table, change and values of each line after the heading."""
         heading, *lines = self.lines(*words) or [""]
         assert not lines or heading.split()[:4] == ["time", "position", "table", "change"]
         return [line.split(maxsplit=4)[2:] for line in lines]
@@ -85,7 +85,7 @@ class Shop:
         return [json.loads(line) for line in self.lines("--format", form, *words)]
 
     def follow(self, *words: str, **more: Any) -> "subprocess.Popen[str]":
-        """Run it in a process of its own."""
+        """Run it in a separate process."""
         command = [*PENSTOCK, *self.words(f"{self.database}.*", *words)]
         return subprocess.Popen(
             command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **more

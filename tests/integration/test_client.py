@@ -21,7 +21,7 @@ from tests.support.suite.fixture_types import FreshDatabase
 from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_for_next_second, wait_until
 from tools.servers import Server
 
-# The flavors differ below this layer; its own tests run on both every day.
+# The flavors differ below this layer, whose own everyday tests run on both.
 pytestmark = pytest.mark.deep_flavors("mariadb")
 
 
@@ -42,7 +42,7 @@ def orders(
 
 
 def log_between(server: Server, begin: Position, end: Position) -> bytes:
-    """Return what a server's log holds between two places of one file."""
+    """Return the server's log between two positions of one file."""
     assert begin.file == end.file
     (path,) = (path for path in server.binlog_files() if path.name == end.file)
     with path.open("rb") as file:
@@ -127,7 +127,7 @@ def test_loop_acks_a_batch_when_it_asks_for_the_next(orders: Orders) -> None:
             again += batch.to_arrow().column("id").to_pylist()
             if again[-1] == 2:
                 subscriber.stop()
-    # The batch in hand when the loop was left was not acked; the one at which it was stopped was.
+    # The batch in progress when the loop was left was not acked; the batch at which it was stopped was.
     assert again == [1, 2]
     orders.insert(3)
     with orders.subscriber() as subscriber:
@@ -137,7 +137,7 @@ def test_loop_acks_a_batch_when_it_asks_for_the_next(orders: Orders) -> None:
 
 
 def test_manual_acks_count_in_order_and_a_rollback_redelivers_the_rest(orders: Orders) -> None:
-    # Each order is committed when the one before it was received, so it has a stretch of the log of its own.
+    # Each order is committed after the previous one was received, so it has its own range of the log.
     begin = str(head_of(orders.server))
     orders.insert(0)
     with orders.subscriber(begin=begin, ack="manual") as subscriber:
@@ -185,7 +185,7 @@ def test_oversized_transaction_is_delivered_before_its_end(
         )
     start = running.batches[0].position
     ends = [batch.position for batch in running.batches if batch.shard == running.batches[0].shard]
-    # Reading on from anywhere before the transaction's end begins with it.
+    # A reader that resumes anywhere before the transaction's end starts with it again.
     assert ends.count(start) > 3
     assert ends == sorted(ends)
 
@@ -291,7 +291,7 @@ def test_daemon_sends_only_rows_that_pass_the_filters(orders: Orders) -> None:
         orders.server.sql(f"UPDATE {orders.table} SET step = 1")
         orders.server.sql(f"DELETE FROM {orders.table} WHERE id IN (0, 9)")
         running.wait_for(6)
-        # The checkpoint passes what was filtered as well.
+        # The checkpoint also moves past filtered rows.
         wait_until(
             lambda: (
                 set(map(str, running.subscriber.status().shards.values())) == {str(head_of(orders.server))}
@@ -329,7 +329,7 @@ def test_subscription_starts_at_the_requested_position(orders: Orders, kind: str
     bounds: dict[str, Any] = {
         "position": str(middle),
         "gtid_set": orders.server.sql("SELECT @@gtid_binlog_pos")[0][0],
-        # Commit times of this server are whole seconds.
+        # The server's commit times are whole seconds.
         "time": datetime.now(UTC).replace(microsecond=0),
         "latest": "latest",
         "earliest": "earliest",
@@ -342,7 +342,7 @@ def test_subscription_starts_at_the_requested_position(orders: Orders, kind: str
         orders.insert(2)
         running.wait_for(len(expected))
     assert [key for _, key, _ in running.rows] == expected
-    # Where it starts is said again by the same program, and is again where it starts: nobody else is at work.
+    # A restart of the same program with the same start is accepted while no other member is active.
     if kind == "position":
         with Running(orders.subscriber(start=bounds[kind])) as again:
             again.wait_for(len(expected))
@@ -361,7 +361,7 @@ def test_subscriber_stopped_during_its_start_ends_without_an_error(orders: Order
     assert Lease.acquire(store, store.session(), starting, "another") is not None
     running = Running(orders.subscriber())
     with running:
-        # It has joined, and waits for the other that starts.
+        # The member has joined and waits for another starting member.
         wait_until(lambda: Subscriptions(store).get("shop", "cache") is not None)
     assert not running.subscriber.status().shards
     store.close()

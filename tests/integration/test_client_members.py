@@ -91,7 +91,7 @@ def test_new_subscription_stores_its_start_before_anything_is_delivered(orders: 
         with Running(orders.subscriber(begin="latest")) as running:
             running.wait_owning(1)
             subscription = registry.reset("shop", "cache", None)
-            # Else what comes while nobody is there would be passed over by whoever begins next.
+            # Otherwise the next member would skip changes committed while no member is active.
             wait_until(lambda: subscription.checkpoints(store).read(0) is not None)
         orders.insert(1)
         orders.settle()
@@ -140,7 +140,7 @@ def test_example_keeps_a_copy_with_several_processes(start_server: StartServer, 
         wanted = [(key, status, str(total)) for key, status, total in server.sql("SELECT * FROM shop.orders")]
         with sqlite3.connect(tmp_path / "copy.db", timeout=WAIT_SECONDS_MAX) as copy:
             wait_until(lambda: _rows_of(copy) == sorted(wanted))
-        # One alone may have done it all while the other was starting.
+        # A single member might process everything while the other one is starting.
         wait_until(lambda: _have_started(tmp_path / "state/penstock/coordination.db", 2))
         for process in processes:
             process.terminate()
@@ -151,12 +151,12 @@ def _rows_of(copy: sqlite3.Connection) -> list[tuple[int, str, str]]:
     try:
         return sorted(copy.execute("SELECT id, status, total FROM orders").fetchall())
     except sqlite3.OperationalError:
-        # The first batch makes the table.
+        # The first batch creates the table.
         return []
 
 
 def _have_started(coordination: Path, count: int) -> bool:
-    """Tell whether so many members of the example take part, and none is at its start any more."""
+    """Tell whether this many members of the example have joined and none is still starting."""
     store = open_store(f"sqlite://{coordination}")
     try:
         registry = Subscriptions(store)

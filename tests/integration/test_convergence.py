@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random transactions, definitions and crashes: after each round every target is what its source is."""
+"""Random transactions, definitions and crashes: after each round every target equals its source."""
 
 import os
 from pathlib import Path

@@ -146,7 +146,7 @@ def test_server_that_accepts_a_connection_and_stays_silent_costs_no_session(
         proxy.refuse()
         proxy.cut()
         silent = proxy.cut_count + 4
-        # Of the store's two connections each tries again by itself.
+        # Each of the store's two connections retries by itself.
         proxy.cut_after(1, "silence", times=4)
         proxy.refuse(False)
         wait_until(lambda: proxy.cut_count == silent)
@@ -163,7 +163,7 @@ def test_expired_session_blocks_no_waiter(zookeeper: ZooKeeper) -> None:
             started = time.monotonic()
             with pytest.raises(CoordinationLost):
                 session.put_ephemeral(LEASE, b"mine")
-            # The store's own time for an operation is twice that, and the session's is over soon.
+            # The store's own operation timeout is twice that, and the session expires soon.
             assert time.monotonic() - started < WAIT_SECONDS_MAX / 2
             assert not session.alive
 
@@ -231,7 +231,7 @@ def test_session_removed_by_another_process_is_never_certain_again(
     with closing(connection):
         connection.execute("BEGIN IMMEDIATE")
         connection.execute("DELETE FROM sessions")
-        # As after a standstill of the process: its last sign of life no longer counts.
+        # As after a pause of the process: the last heartbeat has expired.
         session._certain_until = 0.0
         connection.execute("COMMIT")
     wait_until(lambda: not session.alive)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random statements on real servers: every definition followed and every value read is the server's own."""
+"""Random statements on real servers: every definition followed and every value read equals the server's."""
 
 import os
 from collections.abc import Callable
@@ -12,9 +12,9 @@ from tests.support.suite.sweep_seed import sweep_seed
 from tools.servers import FLAVORS, Server
 
 STATEMENTS = 20_000 if os.environ.get("PENSTOCK_LONG") else 60
-# Recordings are kept in memory and are read in one range, so a long run is cut.
+# Recordings are kept in memory and read in one range, so long runs are split.
 STATEMENTS_OF_A_RUN_MAX = 1000
-# Statements that are not followed, so that the server is asked, as a part of all.
+# The largest share of statements that are not followed, so that the server is asked.
 QUESTIONS_PART_MAX = 0.02
 DEFAULT_METADATA = {"mysql": "MINIMAL", "mariadb": "NO_LOG", "mariadb11": "NO_LOG"}
 
@@ -45,14 +45,14 @@ def test_definitions_and_values_equal_the_servers_after_random_statements(
 
 
 def runs() -> list[tuple[int, int]]:
-    """Return the seed and the statements of each run: the everyday one, then those of the long form."""
+    """Return the seed and the number of statements of each run: the everyday one, then the long ones."""
     length = min(STATEMENTS, STATEMENTS_OF_A_RUN_MAX)
     new = range(-(-STATEMENTS // length) - 1)
     return [(1, length), *((sweep_seed(1000) + seed, length) for seed in new)]
 
 
 def run(server: Server, seed: str, statements: int) -> Outcome:
-    """Record one run in databases of its own, compare, and assert that nothing differs."""
+    """Record one run in its own databases, and assert that nothing differs."""
     databases = ("machine", "other db")
     for database in databases:
         server.sql(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Definitions in doubt are read from the server behind the capture, and readers wait for them."""
+"""Definitions in doubt are read from the server behind the capture, while readers wait for them."""
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -39,14 +39,14 @@ from tools.servers import Server
     scope="module", params=[("mysql", "MINIMAL"), ("mariadb", "NO_LOG")], ids=["mysql", "mariadb"]
 )
 def server(request: pytest.FixtureRequest) -> Iterator[Server]:
-    """A server whose log does not name columns, as by default."""
+    """A server whose log has no column names, the default."""
     family, metadata = request.param
     with Server(family, {"binlog_row_metadata": metadata}) as server:
         yield server
 
 
 def rows_of(settings: Settings, table: str) -> list[dict[str, Any]]:
-    """Return the inserted rows of a table, read from the log's folder as any reader reads it."""
+    """Return the inserted rows of a table, read from the log's folder like any reader."""
     folder = settings.log_of("shop").folder
     return [
         {name: value for name, value in row.items() if not name.startswith("_")}
@@ -55,7 +55,7 @@ def rows_of(settings: Settings, table: str) -> list[dict[str, Any]]:
     ]
 
 
-# More tokens than the reader takes of one statement, so it is not read to its end.
+# More tokens than the reader accepts in one statement, so it is not parsed to its end.
 TOKENS_MAX = 60
 DOUBTED = f"ADD CHECK (a NOT IN ({', '.join(map(str, range(100, 200)))})), MODIFY b TEXT CHARACTER SET latin1"
 
@@ -99,7 +99,7 @@ def test_table_that_cannot_be_settled_stops_its_readers_by_name(
         server.sql(f"INSERT INTO {database}.other VALUES (1)")
         wait_for_position(capture, head_of(server))
         assert rows_of(settings, f"{database}.other") == [{"a": 1}]
-    # The capture is away, so what it is to read later is another table by then.
+    # The capture is stopped, so the table has changed again before it can be read.
     server.sql(
         f"ALTER TABLE {name} {DOUBTED}; INSERT INTO {name} VALUES (3, 'é'); ALTER TABLE {name} DROP COLUMN a;"
         f"INSERT INTO {name} VALUES ('è'); INSERT INTO {database}.other VALUES (2)"
@@ -122,7 +122,7 @@ def test_table_that_cannot_be_settled_stops_its_readers_by_name(
         )
         with pytest.raises(SchemaMismatch, match="mediumtext"):
             rows_of(settings, name)
-    # The log is another process's to write now, and the definition by hand was wrong.
+    # Another process writes the log now, and the definition supplied by hand was wrong.
     ddl = tmp_path / "lost.sql"
     ddl.write_text("CREATE TABLE lost (a INT, b TEXT) CHARACTER SET latin1")
     done = penstock(*command.removeprefix("penstock ").replace("FILE", str(ddl)).split())

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The same log read by python-mysql-replication, on the types and settings where it is right.
+"""Read the same log with python-mysql-replication, on the types and settings it supports correctly.
 
-It is not right on empty binaries, BIT, zero dates, negative TIME with fractions, JSON as the server prints
-it, texts that are not UTF-8, compressed transactions, which it passes over, and names without FULL metadata.
-Those are compared with the server's own client elsewhere.
+It is wrong on empty binaries, BIT, zero dates, negative TIME with fractions, JSON as printed by the server,
+non-UTF-8 texts, compressed transactions (which it skips), and names without FULL metadata. Other tests
+compare those with the server's own client.
 """
 
 from typing import Any
@@ -41,7 +41,7 @@ ROWS = (
 
 
 def read_by_peer(server: Server, database: str, start: Position) -> list[Change]:
-    """Return the changes from a position to the end of the log, as the other reader gives them."""
+    """Return the changes from a position to the end of the log according to the other reader."""
     stream = BinLogStreamReader(
         connection_settings={"host": "127.0.0.1", "port": server.port, "user": "root", "passwd": ""},
         server_id=40_001,

@@ -45,7 +45,7 @@ from tests.support.binlog.events import (
 from tests.support.suite.fixture_types import FreshDatabase, StartServer
 from tools.servers import Server
 
-# The flavors differ below this layer; its own tests run on both every day.
+# The flavors differ below this layer, whose own everyday tests run on both.
 pytestmark = pytest.mark.deep_flavors("mariadb")
 
 ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
@@ -80,7 +80,7 @@ def test_compressed_transaction_equals_a_plain_one(
 def test_payload_of_many_chunks_is_read_to_its_end(
     mysql_server: Server, fresh_database: FreshDatabase
 ) -> None:
-    """Events of 3 MB lie across the pieces in which a payload is decompressed."""
+    """Events of 3 MB cross the boundaries of the chunks in which a payload is decompressed."""
     database = fresh_database(mysql_server)
     path = run_logged(
         mysql_server,
@@ -109,7 +109,7 @@ def test_long_payload_is_streamed_and_verified_before_its_commit(
     mysql_server: Server, fresh_database: FreshDatabase
 ) -> None:
     database = fresh_database(mysql_server)
-    # The same in every run, and nothing that compresses well.
+    # The same in every run, and incompressible.
     chance = random.Random(1)
     values = [", ".join(f"('{chance.randbytes(10_000).hex()}')" for _ in range(3)) for _ in range(20)]
     path = run_logged(
@@ -136,7 +136,7 @@ def test_long_payload_is_streamed_and_verified_before_its_commit(
         damaged[chance.randrange(payload.offset + 100, payload.offset + payload.size)] ^= (
             1 << chance.randrange(8)
         )
-        # What is wrong shows by its checksum at the end, if not before by what a bit has made of it.
+        # The damage shows at the checksum at the latest, or earlier in the decoded content.
         with pytest.raises(StreamError) as raised:
             decode_in_pieces(bytes(damaged), path.name, 65_536)
         assert raised.value.position == f"{path.name}:{payload.offset}"
@@ -209,7 +209,7 @@ def test_every_row_carries_the_gtid_of_its_transaction(
     assert actual_rows[4] == "11111111-2222-3333-4444-555555555555:77"
     assert actual_rows[5] == "11111111-2222-3333-4444-555555555555:red:9223372036854775806"
     after = mysql_server.sql("SELECT @@global.gtid_executed")[0][0].replace("\n", "")
-    # What the file says came before it, and the transactions in it, are all that the server has executed.
+    # The transactions before and in the file are all that the server has executed.
     assert decoded.gtid_set == after != before
 
 
@@ -279,7 +279,7 @@ def test_rows_name_the_connection_that_wrote_them(server: Server, fresh_database
     server.sql("CREATE TABLE t (id BIGINT PRIMARY KEY)", database=database)
     path = run_logged(server, "INSERT INTO t VALUES (CONNECTION_ID())", database=database)
     (row,) = decode_file(path).rows()
-    # MariaDB 10.11 writes it nowhere in a row transaction.
+    # MariaDB 10.11 does not log it in row transactions.
     assert row["_metadata"]["thread_id"] == (None if server.flavor == "mariadb" else row["id"])
 
 
@@ -367,7 +367,7 @@ def test_prepared_xa_transactions_are_returned_in_commit_order(
     assert [row["id"] for row in rows] == [4, 3, 5, 1]
     assert [row["_commit_version"] for row in rows] == sorted(row["_commit_version"] for row in rows)
     assert sorted((row["id"], row["note"]) for row in rows) == select(server, f"{database}.t")
-    # All that is committed from there on was prepared before, and is fetched from the server once more.
+    # All transactions committed from there on were prepared earlier, and are fetched from the server again.
     live = read_binlog(server.url(), tables=[f"{database}.t"], start=str(prepared))
     assert [id for batch in live for id in batch.to_arrow()["id"].to_pylist()] == [3, 5, 1]
 
@@ -576,7 +576,7 @@ def test_log_without_checksums_reads_the_same(server: Server, fresh_database: Fr
 def test_rows_events_that_only_end_a_statement_are_skipped(
     mysql_server: Server, fresh_database: FreshDatabase
 ) -> None:
-    """A rows event for table number 0xffffff without images, which servers wrote to close a statement."""
+    """Servers wrote a rows event for table number 0xffffff without images to close a statement."""
     database = fresh_database(mysql_server)
     path = run_logged(
         mysql_server,

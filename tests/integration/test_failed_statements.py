@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Definitions that failed and are logged all the same, for what they had done by then."""
+"""Failed DDL statements that are logged nevertheless, for the part that took effect."""
 
 import pymysql
 import pytest

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server whose log was begun again has other files of the same names: every position notices that."""
+"""A reset server reuses its file names; every position detects that."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -43,7 +43,7 @@ def settings_for(server: Server) -> ReadSettings:
 
 
 def reset(server: Server, *, keep_gtids: bool) -> None:
-    """Begin the server's log again, and let it grow beyond where it was."""
+    """Reset the server's log, and let it grow beyond its earlier end."""
     executed = server.sql("SELECT @@GLOBAL.gtid_executed")[0][0] if keep_gtids else ""
     wait_for_next_second()
     server.sql("RESET MASTER" if server.family == "mariadb" else "RESET BINARY LOGS AND GTIDS")
@@ -52,7 +52,7 @@ def reset(server: Server, *, keep_gtids: bool) -> None:
     write(server, 20)
 
 
-# The rules are tested without a server; here it is what the servers send that counts.
+# Other tests cover the rules without a server; this one covers the bytes that servers send.
 pytestmark = pytest.mark.deep_flavors("mariadb")
 
 
@@ -72,7 +72,7 @@ def test_restarted_log_is_detected_at_every_position(
         begin = stream.first()
         write(server, 3)
         wait_for_position(capture, head_of(server))
-    # A file, the server that sends it, and a log that holds the end of it only agree.
+    # A file, the server that sends it, and a log that holds only its end have the same fingerprint.
     file = server.binlog_files()[-1]
     kept = LogReader.open(tmp_path / "shop").head_bytes(0, file.name)
     files = FileSource(SourceOptions(paths=(str(file),)))
@@ -82,7 +82,7 @@ def test_restarted_log_is_detected_at_every_position(
     (byte_range,) = stream.plan(begin, stream.unlimited(begin, stream.head_behind(begin)))[1]
     assert byte_range.fingerprint == begin.fingerprint
 
-    # An offset of version 0.1 has no fingerprint, and a set that may miss transactions.
+    # An offset of version 0.1 has no fingerprint, and its set may be incomplete.
     assert StreamLog(settings_for(server)).resume(replace(begin, fingerprint="", gtid_set=NO_GTIDS)) == begin
 
     reset(server, keep_gtids=False)
@@ -95,7 +95,7 @@ def test_restarted_log_is_detected_at_every_position(
         wait_for_state(capture, State.STOPPED)
     if flavor == "mariadb":
         return
-    # A restore keeps the GTIDs, so capture and streams go on by them, in a new epoch.
+    # A restore keeps the GTIDs, so capture and streams continue by them in a new epoch.
     (tmp_path / "shop").rename(tmp_path / "before")
     with capturing(settings) as capture:
         wait_for_state(capture, State.RUNNING)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A BLOB full of perfect transactions stays a BLOB for Spark's batches and streams, pipelines and daemons."""
+"""A BLOB full of forged transactions stays a BLOB for Spark batches and streams, pipelines and daemons."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -41,7 +41,7 @@ def forged(tmp_path_factory: pytest.TempPathFactory) -> Forged:
 
 @pytest.fixture
 def daemon(forged: Forged) -> Iterator[DaemonProcess]:
-    """A daemon whose server is away, so that it serves what its log holds."""
+    """A daemon without its server, which serves the kept log."""
     instance = {"source": "mysql://nobody@127.0.0.1:1", "start": "earliest"}
     with DaemonProcess(forged.folder, {"instances": {"shop": instance}}) as process:
         yield process

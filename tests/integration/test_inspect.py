@@ -39,7 +39,7 @@ class Ran:
 
 
 def penstock(*words: object) -> Ran:
-    """Run the program in this process, which saves its start."""
+    """Run the program in this process, which avoids the cost of starting it."""
     done = CliRunner().invoke(make_app(), [str(word) for word in words])
     if done.exception is not None and not isinstance(done.exception, SystemExit):
         raise done.exception
@@ -47,7 +47,7 @@ def penstock(*words: object) -> Ran:
 
 
 def process(*words: object, **variables: str) -> Ran:
-    """Run the program as people do."""
+    """Run the program in a separate process."""
     done = subprocess.run(
         [str(PROGRAM), *map(str, words)],
         capture_output=True,
@@ -258,7 +258,7 @@ def test_check_reports_statement_format_and_prints_the_fixing_statement(start_se
     checks = {row["check"]: row for row in penstock("check", server.url(), "--json").objects}
     assert checks["binlog_format"]["severity"] == "error"
     assert checks["row_metadata"]["severity"] == "warning"
-    # Each statement is one that mends it when it is run as it is.
+    # Each statement fixes its finding when it is run unchanged.
     for name in ("binlog_format", "row_metadata"):
         server.sql(checks[name]["statement"])
     assert penstock("check", server.url()).code == 0

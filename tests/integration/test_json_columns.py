@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""JSON comes out of the log as the server prints it, whole or put together from partial updates."""
+"""JSON documents equal the server's output, whether logged whole or as partial updates."""
 
 import json
 import random
@@ -75,14 +75,14 @@ def random_key(chance: random.Random) -> str:
 
 
 def documents_of(batches: Iterator[penstock.Batch], change_type: str) -> list[str | None]:
-    """The documents of the rows of one change type, in commit order."""
+    """Return the documents of the rows of one change type, in commit order."""
     rows = [row for batch in batches for row in batch.to_arrow().to_pylist()]
     rows.sort(key=lambda row: (row["_commit_version"], row["_metadata"]["row"]))
     return [row["document"] for row in rows if row["_change_type"] == change_type]
 
 
 def shown_by_client(server: Server, table: str) -> list[str]:
-    # In text, a document holds no character that batch output escapes but the backslash.
+    # In a text, the backslash is the only character of a document that batch output escapes.
     printed = server.client(f"SELECT document FROM {table} ORDER BY id", "--skip-raw", "--skip-column-names")
     return [line.replace("\\\\", "\\") for line in printed.removesuffix("\n").split("\n")]
 
@@ -101,7 +101,7 @@ def last_file(server: Server) -> str:
 def test_documents_equal_the_clients_text(server: Server, fresh_database: FreshDatabase) -> None:
     chance = random.Random(8259)
     table = new_table(server, fresh_database(server))
-    # The deepest document that each server allows.
+    # The deepest document that each server accepts.
     depth = 100 if server.family == "mysql" else 31
     texts = [*EDGES, "[" * depth + "]" * depth]
     texts += [json.dumps(random_value(chance)) for _ in range(RANDOM_DOCUMENTS)]
@@ -124,7 +124,7 @@ def test_values_without_a_json_type_equal_the_clients_text(
 
 
 def random_path(chance: random.Random, value: Any) -> str:
-    """A path into a document, or one step beside it."""
+    """Return a path into a document, or one step outside it."""
     path = "$"
     while isinstance(value, list | dict) and value and chance.random() < 0.8:
         if isinstance(value, list):
@@ -140,7 +140,7 @@ def random_path(chance: random.Random, value: Any) -> str:
 
 @contextmanager
 def metadata_of(server: Server, metadata: str) -> Iterator[None]:
-    """Have a shared server log so much of its tables inside the block."""
+    """Set the metadata that a shared server logs, inside the block."""
     server.sql("SET GLOBAL binlog_row_metadata = %s", metadata)
     try:
         yield

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""No collation of a server takes two texts for the same that are in different groups."""
+"""No collation of a server treats two texts in different groups as equal."""
 
 from collections import defaultdict
 
@@ -9,10 +9,10 @@ import pytest
 from penstock import _native
 from tools.servers import Server
 
-# The flavors differ below this layer; its own tests run on both every day.
+# The flavors differ below this layer, whose own everyday tests run on both.
 pytestmark = pytest.mark.deep_flavors("mariadb")
 
-# Of each family some of every kind: old and new tables of weights, those of countries, padded or not.
+# For each family some collations of every kind: old and new weights, country-specific, padded or not.
 COLLATIONS = {
     "mysql": [
         "utf8mb4_general_ci",
@@ -69,6 +69,6 @@ def test_values_equal_under_a_collation_are_in_one_group(
 
 
 def apart(texts: list[str]) -> bool:
-    """Tell whether some of the texts are in different groups, none of which is in doubt."""
+    """Tell whether some of the texts are in different groups without being in doubt."""
     rows = pyarrow.RecordBatch.from_pydict({"text": pyarrow.array(texts)})
     return len(set(pyarrow.array(_native.key_groups(rows, [["text"]])).to_pylist())) > 1

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every port of a daemon, against those who mean it no good: closed, told, and nobody else notices."""
+"""Hostile clients on every port of a daemon are disconnected and logged, without effect on other clients."""
 
 import itertools
 import random
@@ -34,11 +34,11 @@ from tools.servers import Server, certificate
 LISTENERS = ("http", "canal", "ptubes", "ptubes_monitor")
 HTTP = ("http", "ptubes", "ptubes_monitor")
 
-# Attackers come from an address of their own, as they would.
+# Attackers use a separate address, as in reality.
 ATTACKER = "127.0.0.2"
 
 GROWN_BYTES_MAX = 96 << 20
-# A call that waits for a commit is to wait so long, but is answered at once where there is one.
+# A call waits at most this long for a commit, and is answered at once when one arrives.
 COMMIT_SECONDS_MAX = 25
 
 
@@ -67,14 +67,14 @@ def daemon(
 
 @pytest.fixture(scope="module", autouse=True)
 def slow(daemon: DaemonProcess) -> Iterator["dict[str, Future[float]]"]:
-    """Connections that say a request a byte at a time, beside all else; how long each was let do so."""
+    """Connections that send a request byte by byte during the other tests, and how long each stayed open."""
 
     def trickle(name: str) -> float:
         started = time.monotonic()
         with closing(connect(daemon, name)) as peer:
             peer.settimeout(0.25)
             with suppress(ConnectionError):
-                # For Canal the length of a frame that never comes; for HTTP a head without an end.
+                # For Canal the length of a frame that never arrives; for HTTP a head without an end.
                 for byte in b"\0\0" if name == "canal" else b"GET / HTTP/1.1\r\nHost: localhost\r\nX: ":
                     peer.sendall(bytes([byte]))
                 while time.monotonic() - started < WAIT_SECONDS_MAX:
@@ -96,7 +96,7 @@ def connect(daemon: DaemonProcess, name: str, source: str = ATTACKER) -> socket.
 
 
 def is_closed(peer: socket.socket) -> bool:
-    """Read until the daemon closes; tell whether it does."""
+    """Read until the daemon closes the connection; tell whether it does."""
     started = time.monotonic()
     try:
         while time.monotonic() < started + WAIT_SECONDS_MAX:
@@ -110,7 +110,7 @@ def is_closed(peer: socket.socket) -> bool:
 
 
 def closed_of(peers: list[socket.socket]) -> int:
-    """Return how many of these connections the daemon has closed by now."""
+    """Return how many of these connections the daemon has closed."""
     ready = select.poll()
     for peer in peers:
         ready.register(peer, select.POLLRDHUP)
@@ -118,13 +118,13 @@ def closed_of(peers: list[socket.socket]) -> int:
 
 
 def send_all(peer: socket.socket, content: bytes) -> None:
-    """Send until everything is sent or the daemon has had enough."""
+    """Send until everything is sent or the daemon closes the connection."""
     with suppress(ConnectionError, TimeoutError):
         peer.sendall(content)
 
 
 def seconds_until_answered(daemon: DaemonProcess, server: Server) -> float:
-    """Return how long a reader in good standing waits for a commit."""
+    """Return how long a well-behaved reader waits for a commit."""
     head = head_of(server)
     daemon.wait_for_head(head.file, head.offset)
     server.sql("INSERT INTO listeners.t VALUES ()")
@@ -135,7 +135,7 @@ def seconds_until_answered(daemon: DaemonProcess, server: Server) -> float:
 
 
 def assert_answers(daemon: DaemonProcess, server: Server) -> None:
-    """Assert that a reader in good standing gets a commit, before the time of its request is up."""
+    """Assert that a well-behaved reader receives a commit before its request times out."""
     assert seconds_until_answered(daemon, server) < COMMIT_SECONDS_MAX
 
 
@@ -165,7 +165,7 @@ def test_random_bytes_close_only_their_own_connection(daemon: DaemonProcess, mar
     before = daemon.resident_bytes()
     for name in LISTENERS:
         for _ in range(15):
-            # The first byte alone is no valid length of a frame and no letter of a method.
+            # The first byte alone is neither a valid frame length nor a letter of an HTTP method.
             content = b"\xf0" + chance.randbytes(chance.choice((8, 100, 5_000, 200_000)))
             with closing(connect(daemon, name)) as peer:
                 send_all(peer, content)
@@ -187,7 +187,7 @@ def test_oversized_frame_is_refused_before_it_arrives(daemon: DaemonProcess, len
         waited_for.sendall(struct.pack(">I", 100))
         send_all(peer, struct.pack(">I", length) + bytes(8 << 20))
         assert is_closed(peer)
-        # A frame that may still arrive has its time, which began before.
+        # A frame that may still arrive keeps its deadline, which started earlier.
         assert closed_of([waited_for]) == 0
     assert daemon.resident_bytes() - before < GROWN_BYTES_MAX
 
@@ -235,20 +235,20 @@ def test_connections_over_the_limit_of_a_peer_are_refused(
         return False
 
     def are_connected_in_time() -> bool:
-        """Connect too many at once; tell whether none of them was silent for too long meanwhile."""
+        """Connect too many clients at once; tell whether none of them exceeded its silence timeout."""
         source, started = f"127.0.0.{next(hosts)}", time.monotonic()
         with ExitStack() as held:
             peers = [
                 held.enter_context(closing(connect(daemon, LISTENERS[number % 4], source)))
                 for number in range(CONNECTIONS_PER_PEER_MAX + 40)
             ]
-            # Those beyond are closed at once; the others stay.
+            # Connections over the limit are closed at once; the others stay.
             wait_until(lambda: closed_of(peers) >= 40)
             seconds_until_answered(daemon, mariadb_server)
             closed = closed_of(peers)
             in_time = time.monotonic() - started < GREETING_SECONDS_MAX
             assert closed == 40 or not in_time
-        # They are gone, so their places are free again.
+        # The connections are closed, so their places are free again.
         wait_until(lambda: is_greeted(source))
         return in_time
 
@@ -294,7 +294,7 @@ def test_account_sees_its_tables_and_has_its_quota(daemon: DaemonProcess, mariad
     used_up: list[Refused] = []
 
     def ask(**query: Any) -> Any:
-        """Ask, again where others of the account are being answered at the moment."""
+        """Send a request, retrying while other requests of the account are in progress."""
         while True:
             try:
                 return daemon.get(f"{shop}/head", reader, **query)
@@ -330,7 +330,7 @@ def test_capture_and_readers_do_not_wait_for_an_unavailable_ensemble(
         head = head_of(mariadb_server)
         running.wait_for_head(head.file, head.offset)
         with closing(connect(running, "canal")) as peer:
-            # It is let wait, and would be greeted by the first that can serve it.
+            # The connection waits, and would be greeted by the first server that can serve it.
             peer.settimeout(0.3)
             with pytest.raises(TimeoutError):
                 peer.recv(1)
@@ -343,7 +343,7 @@ def test_slow_client_is_disconnected_in_time(
     assert_answers(daemon, mariadb_server)
     took = {name: slow[name].result() for name in LISTENERS}
     for name, seconds in took.items():
-        # Whoever is not let go gives up by itself.
+        # A client that is not disconnected gives up by itself.
         assert GREETING_SECONDS_MAX / 2 < seconds < WAIT_SECONDS_MAX, (name, took)
     said = daemon.said()
     for name in HTTP:
@@ -376,7 +376,7 @@ def test_daemon_with_sessions_on_every_port_shuts_down_in_order(daemon: DaemonPr
         client.ask(timeout=0)
         started = time.monotonic()
         assert daemon.terminate() == 0
-        # None of them would have to say anything for longer.
+        # None of the connections would have to send anything for longer.
         assert time.monotonic() - started < HTTP_IDLE_SECONDS_MAX - 10
         daemon.start()
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A table is cut by its own key into chunks of about one size that hold each row once, whatever its keys."""
+"""A table is cut by its key into chunks of about equal size that hold each row once, for any keys."""
 
 import itertools
 import random
@@ -18,7 +18,7 @@ from penstock.pipeline.load.watermark import watermark_of
 from tests.support.suite.fixture_types import FreshDatabase
 from tools.servers import Server
 
-# The flavors differ below this layer; its own tests run on both every day.
+# The flavors differ below this layer, whose own everyday tests run on both.
 pytestmark = pytest.mark.deep_flavors("mariadb")
 
 ROWS = 6_000
@@ -78,7 +78,7 @@ CASES = {
     "bits": Keys("k BIT(40)", "PRIMARY KEY (k)", "n * 100000000"),
     "zero dates": Keys("d DATE, k INT", "PRIMARY KEY (d, k)", "IF(n MOD 4, '0000-00-00', '2020-02-31'), n"),
 }
-# The older MariaDB plans as the newer one does: it is given what differs most.
+# The older MariaDB plans like the newer one, so it runs only the most different keys.
 OF_OLDER = ("dense", "string", "uuid", "date and number", "three")
 PAIRS = [
     (flavor, name)
@@ -105,7 +105,7 @@ def fill(server: Server, database: str, case: Keys, rows: int = ROWS) -> None:
 
 
 def numbers_of(address: ServerAddress, chunks: Sequence[Chunk]) -> list[list[int]]:
-    """Return the numbers of each chunk's rows."""
+    """Return the row numbers of each chunk."""
     (target,) = targets_of(address, TablePatterns(str(chunks[0].table)))
     with open_session(address) as session:
         watermark = watermark_of(session)

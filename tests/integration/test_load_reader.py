@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A chunk is read whole and once whatever happens to the connection, as fast as asked, in little memory."""
+"""A chunk is read completely and once over lost connections, at the configured rate, in little memory."""
 
 import itertools
 import json
@@ -37,13 +37,13 @@ KEYS = {
 
 @pytest.fixture(autouse=True)
 def _small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Many batches of few rows, and no waiting between tries."""
+    """Use many batches of few rows, and no backoff between attempts."""
     monkeypatch.setattr(reader, "LOAD_BATCH_ROWS_MAX", BATCH_ROWS)
     monkeypatch.setattr(random, "uniform", lambda low, high: 0.001)
 
 
 def create_table(server: Server, database: str, key: str | None, columns: str = "", values: str = "") -> None:
-    """Write a table of ROWS rows that are numbered from 1; without a key where there is none."""
+    """Create a table of ROWS rows numbered from 1, without a key if none is named."""
     keyed, names, expressions = KEYS[key] if key else ("id INT", "", "n")
     primary = f", PRIMARY KEY ({names})" if names else ""
     server.sql(f"CREATE TABLE {database}.t ({keyed}{columns}, number INT{primary}) CHARACTER SET utf8mb4")
@@ -62,7 +62,7 @@ def planned(url: str, database: str) -> tuple[ServerAddress, Target, Chunk]:
 
 
 def numbers(url: str, database: str, **options: object) -> Iterator[list[int]]:
-    """Yield the numbers of each batch."""
+    """Yield the row numbers of each batch."""
     address, target, chunk = planned(url, database)
     for changes in read_chunk(address, target, chunk, instance="test", **options):  # type: ignore[arg-type]
         yield changes.rows.column("number").to_pylist()
@@ -152,7 +152,7 @@ def test_rate_limit_is_kept(
         nonlocal now
         now += seconds
 
-    # On this clock nothing but the rate takes time.
+    # On this clock only the rate limit takes time.
     monkeypatch.setattr(reader, "time", SimpleNamespace(monotonic=lambda: now, sleep=sleep))
     came = [
         (number, now)
@@ -241,5 +241,5 @@ def test_64_concurrent_reads_use_little_memory(mariadb_server: Server, fresh_dat
     command = [sys.executable, "-c", MEMORY, mariadb_server.url(), f"{database}.t"]
     usage = json.loads(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
     assert usage["rows"] == 64 * ROWS
-    # All of the table in each of them would be far more than twice as much.
+    # The whole table in each of them would be far more than twice as much.
     assert usage["growth"] < 64 * (10 << 20), usage

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is read from a table is what its log holds, bit by bit: every type and charset, on every server."""
+"""Loaded values equal logged values bit by bit: every type and charset, on every server."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -18,7 +18,7 @@ from tests.integration.test_types import CASES, Case, on_each, same, write
 from tests.support.suite.fixture_types import FreshDatabase
 from tools.servers import Server
 
-# The flavors differ below this layer; its own tests run on both every day.
+# The flavors differ below this layer, whose own everyday tests run on both.
 pytestmark = pytest.mark.deep_flavors("mariadb")
 
 ROUNDED = {
@@ -46,12 +46,12 @@ ROUNDED = {
     ),
     "documents of MariaDB": same(["json"], ["""'{"b": 1.50}'""", "'[ ]'"], "mariadb", "mariadb11"),
 }
-# What each character set can write of these, the server tells.
+# The server reports which of these characters each character set can encode.
 TEXT = "Az ~ äöü€ łčé Привет Ελλ שלום سلام ไทย 資料庫 数据 テーブル ｱ 데이터 😀"
 
 
 def load(server: Server, table: str, **options: Any) -> tuple[Target, list[Changes]]:
-    """Read a table in its chunks."""
+    """Load a table in its chunks."""
     address = ServerAddress.parse(server.url())
     (target,) = targets_of(address, TablePatterns(table))
     return target, [
@@ -62,7 +62,7 @@ def load(server: Server, table: str, **options: Any) -> tuple[Target, list[Chang
 
 
 def bits(column: pyarrow.Array) -> pyarrow.Array:
-    """Floats as the integers of their bits, so that minus zero differs from zero."""
+    """Return floats as the integers of their bits, so that minus zero differs from zero."""
     if pyarrow.types.is_float32(column.type):
         return column.view(pyarrow.int32())
     return column.view(pyarrow.int64()) if pyarrow.types.is_float64(column.type) else column
@@ -104,7 +104,7 @@ def _described(target: Target) -> Mapping[str, Any]:
 
 
 def _letters(server: Server, charset: str) -> str:
-    """Return the letters that a character set has."""
+    """Return the letters of a character set."""
     marks = " UNION ALL ".join(
         f"SELECT {at}, CONVERT(CONVERT(_utf8mb4 x'{letter.encode().hex()}' USING {charset}) USING utf8mb4)"
         for at, letter in enumerate(TEXT)

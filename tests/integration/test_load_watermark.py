@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows that are read while others write, and the log behind them, make the table as it is in the end."""
+"""Rows loaded during concurrent writes, plus the log after their watermark, equal the final table."""
 
 import collections
 import os
@@ -32,7 +32,7 @@ from tests.support.suite.fixture_types import FreshDatabase, StartServer
 from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import Server
 
-# The flavors differ below this layer; its own tests run on both every day.
+# The flavors differ below this layer, whose own everyday tests run on both.
 pytestmark = pytest.mark.deep_flavors("mariadb")
 
 ROWS = 200
@@ -45,9 +45,9 @@ Row = dict[str, Any]
 
 @contextmanager
 def writers(server: Server, database: str, statements: list[str]) -> Iterator[Callable[[int], None]]:
-    """Run statements, chosen at random, in several sessions for the block; each %d is a number up to ROWS.
+    """Run random statements in several sessions inside the block; each %d is a number up to ROWS.
 
-    Yields what waits until the writers have changed so many rows more.
+    Yields a function that waits until the writers have changed this many more rows.
     """
     stopping = threading.Event()
     failures: list[pymysql.err.Error] = []
@@ -63,7 +63,7 @@ def writers(server: Server, database: str, statements: list[str]) -> Iterator[Ca
                     try:
                         changed[seed] += cursor.execute(text)
                     except pymysql.err.OperationalError as problem:
-                        # Writers that get into each other's way undo one of the statements.
+                        # In a deadlock of the writers the server rolls back one statement.
                         if problem.args[0] not in (DEADLOCK, LOCK_WAITED):
                             raise
         except pymysql.err.Error as problem:
@@ -86,7 +86,7 @@ def writers(server: Server, database: str, statements: list[str]) -> Iterator[Ca
 
 
 def logged(server: Server, table: str, start: Position) -> list[Row]:
-    """Return the changes of a table from a place to the log's end."""
+    """Return the changes of a table from a position to the log's end."""
     with connect(ServerAddress.parse(server.url())) as connection:
         head = connection.head()
     batches = penstock.read_binlog(server.url(), table, start=start, end=Position(0, head.file, head.offset))
@@ -124,7 +124,7 @@ def test_rows_and_the_log_after_their_watermark_make_the_table(
     changes = logged(server, f"{database}.t", loads[0][0].position)
     assert len(changes) > LOADS * len(chunks)
     for start in range(0, len(loads), len(chunks)):
-        # Each full load begins where its first watermark is; its chunks mix with the changes by version.
+        # Each full load starts at its first watermark; its chunks and the changes are merged by version.
         of_load = loads[start : start + len(chunks)]
         first = of_load[0][0].position.commit_version
         rows = [row for _, read in of_load for row in read]
@@ -133,7 +133,7 @@ def test_rows_and_the_log_after_their_watermark_make_the_table(
 
 
 def held(rows: list[Row], news: list[Row]) -> dict[int, int]:
-    """Return what is there by the last image of each key, images ordered by version."""
+    """Return the last image of each key, with the images ordered by version."""
     images: dict[int, tuple[int, int, int | None]] = {}
     for at, row in enumerate([*rows, *news]):
         gone = row["_change_type"] in ("delete", "update_preimage")
@@ -163,7 +163,7 @@ def test_exact_snapshot_of_keyless_rows_joins_the_log_without_a_gap_or_a_duplica
         for _ in range(4):
             wait_for_changes(20)
             with open_exact(address, [target.name]) as snapshot:
-                # What is written from here on is not in the snapshot.
+                # Rows written from here on are not in the snapshot.
                 wait_for_changes(20)
                 chunk = Chunk(target.name)
                 read = read_rows(snapshot.session, target, chunk, snapshot.watermark, instance="test")
@@ -262,7 +262,7 @@ def test_watermark_covers_commits_logged_but_not_yet_visible(
             return int(value)
 
         before = connection.head()
-        # The server waits for a replica that it does not have before it shows what it has logged.
+        # The server waits for a missing replica before it makes a logged commit visible.
         writer = pool.submit(server.sql, "UPDATE d.t SET v = 1")
         wait_until(lambda: connection.head().offset != before.offset)
         if flavor == "mysql":
@@ -273,7 +273,7 @@ def test_watermark_covers_commits_logged_but_not_yet_visible(
         monkeypatch.setattr(committed, "_owned", lambda connection: asked.append(0) or owned(connection))
         taken = pool.submit(take_watermark, address)
         wait_until(lambda: taken.done() or len(asked) > 3)
-        # MariaDB tells the place of what readers see; on MySQL they are waited for.
+        # MariaDB reports the position of its visible state; on MySQL the load waits for the commit.
         assert taken.done() == (flavor == "mariadb")
         assert seen() == 0
         show()
@@ -305,7 +305,7 @@ def test_mariadb_reports_the_position_of_a_snapshot(
                 before = session.connection.head()
                 mark = open_snapshot(session)
                 session.query("ROLLBACK")
-                # A while after a file's beginning the server writes a checkpoint into it by itself.
+                # The server writes a checkpoint into a new file by itself a while after its start.
                 if session.connection.head() == before:
                     break
             assert mark.exact

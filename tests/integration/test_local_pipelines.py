@@ -51,7 +51,7 @@ def write_pipeline(folder: Path, server: Server, database: str, sink: dict[str, 
 
 @contextmanager
 def penstock(*words: str) -> Iterator[subprocess.Popen[str]]:
-    """Run the command line in a process of its own; kill it at the end of the block if it still runs."""
+    """Run the command line in a separate process; kill it at the end of the block if it still runs."""
     process = subprocess.Popen(
         [sys.executable, "-c", PROGRAM, *words], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
     )
@@ -63,7 +63,7 @@ def penstock(*words: str) -> Iterator[subprocess.Popen[str]]:
 
 
 def lines(process: subprocess.Popen[str], batches: int) -> list[dict[str, Any]]:
-    """Return the progress of the next batches of a process."""
+    """Return the progress lines of a process's next batches."""
     assert process.stdout is not None
     batch_lines: list[dict[str, Any]] = []
     while len(batch_lines) < batches:
@@ -86,7 +86,7 @@ def test_killed_and_restarted_pipeline_ends_equal_to_its_source(
     file = write_pipeline(tmp_path, mysql_server, database, sink, "full" if mirrors else "none")
     words = ("run", "--local", str(file), "--json")
     if not mirrors:
-        # A feed begins at the log's end of now.
+        # A feed starts at the log's current end.
         run_to_end(LocalDriver(2), load_pipeline(file))
     with workload.busy(0.002):
         with penstock(*words) as killed:

@@ -133,7 +133,7 @@ def test_times_and_sets_are_located(log: Log) -> None:
     Captured(log).run()
     for position, gtid_set in boundaries().items():
         if position.epoch == 0 and position >= log.extents()[0].first:
-            # A set names the place behind its last transaction, and every place up to the next one.
+            # A set locates the position after its last transaction, and every position up to the next one.
             located = boundaries()[log.locate_gtid_set(gtid_set).position]
             assert GtidSet.parse(gtid_set).contains(GtidSet.parse(located))
             assert log.locate_position(position).position >= position
@@ -393,7 +393,7 @@ def test_log_that_cannot_be_opened_leaves_no_open_file(folder: Path, lost: str) 
 
 
 def opened_below(folder: Path) -> list[str]:
-    """Return the files below a folder that this process holds open, whoever else opens and closes others."""
+    """Return the files below a folder that this process has open, despite concurrent opens and closes."""
     paths = []
     for name in os.listdir("/proc/self/fd"):
         with suppress(FileNotFoundError):
@@ -419,7 +419,7 @@ def test_after_a_failed_sync_nothing_more_is_durable() -> None:
     with pytest.raises(DiskFailed):
         log.wait_durable(log.durable, 0.1)
     log.close()
-    # The system believes that the bytes are on the disk; the log, opened anew, makes sure of it.
+    # The operating system believes that the bytes are on the disk; the reopened log verifies that.
     again = open_log(disk)
     assert again.durable == log.visible
     recovered = open_log(disk.after_power_failure(Loss.DROP))
@@ -452,7 +452,7 @@ def test_failed_background_sync_stops_the_writer() -> None:
     def fail(captured: Captured, number: int) -> None:
         disk.failing_syncs = True
         if number > 1:
-            # This piece was appended while syncs fail, so the sync in the background has something to do.
+            # This piece was appended while syncs fail, so the background sync has work to do.
             wait_until(lambda: disk.failed_syncs)
 
     with pytest.raises(DiskFailed, match="failed before"):

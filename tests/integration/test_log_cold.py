@@ -25,7 +25,7 @@ HEAD_BYTES = 150
 
 
 class CountingFile:
-    """A real file that counts what is read of it."""
+    """A real file that counts the bytes read from it."""
 
     def __init__(self, file: ReadFile) -> None:
         self._file = file
@@ -46,7 +46,7 @@ class CountingFile:
 
 @pytest.fixture(scope="module")
 def segment() -> bytes:
-    """A megabyte of real events, over and over."""
+    """A megabyte of repeated real events."""
     numbers = random.Random(3)
     events = b"".join(path.read_bytes()[4:] for path in sorted(LOGS.glob("mysql-9.7-*.binlog")))
     out = bytearray(b"\xfebin")
@@ -58,7 +58,7 @@ def segment() -> bytes:
 
 @pytest.fixture(scope="module")
 def cuts(segment: bytes) -> list[int]:
-    """Uneven places, as blocks end unevenly."""
+    """Uneven offsets, like the ends of blocks."""
     numbers = random.Random(4)
     return sorted(
         {HEAD_BYTES, *(numbers.randrange(HEAD_BYTES, len(segment)) for _ in range(40)), len(segment)}
@@ -188,7 +188,7 @@ def test_bit_flipped_anywhere_is_detected(cold: Path, segment: bytes) -> None:
         cold.write_bytes(damaged)
         try:
             with SeekableFile(LocalDisk().open_read(cold), cold.name) as file:
-                # zstd leaves bits that mean nothing: then the bytes must be right.
+                # Some bits of a zstd frame have no meaning; a flip of these must leave the bytes correct.
                 assert file.read(0, len(segment)) == segment
         except (ChecksumMismatch, EventMalformed, FileTruncated) as error:
             positions.append(error.position)
@@ -212,7 +212,7 @@ def test_file_without_a_seek_table_is_refused(cold: Path, segment: bytes) -> Non
 
 def test_file_gets_its_name_only_when_it_is_complete(tmp_path: Path, segment: bytes) -> None:
     class Watched(LocalDisk):
-        """The real disk; it notes what stands there before each rename."""
+        """The real disk, with a record of the existing files before each rename."""
 
         def rename(self, old: Path, new: Path) -> None:
             assert not new.exists()

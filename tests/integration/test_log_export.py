@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stretches of a log as plain files, read by the servers' own tools."""
+"""Ranges of a log exported as plain files, and read by the servers' own tools."""
 
 import re
 import subprocess
@@ -46,7 +46,7 @@ def log() -> Log:
 
 @pytest.fixture
 def tool(missing_part: MissingPart) -> Callable[[str, Path], str]:
-    """Return a function that reads a file with a flavor's own tool, checksums verified, rows decoded."""
+    """Return a function that reads a file with a flavor's own tool, verifying checksums and decoding rows."""
 
     def read(flavor: str, path: Path) -> str:
         try:
@@ -69,7 +69,7 @@ def of_flavor(flavor: str) -> list[SourceFile]:
 
 
 def places(text: str) -> list[int]:
-    """The source offsets at which the tool says that events end."""
+    """Return the source offsets at which events end according to the tool."""
     return [int(matches) for matches in re.findall(r"end_log_pos (\d+)", text) if int(matches)]
 
 
@@ -158,7 +158,7 @@ def test_compressed_log_gives_the_same_files(log: Log, tmp_path: Path) -> None:
         if segment.state == CLOSED:
             make_cold(log.disk, log.layout, log, segment)
     after = export(log, tmp_path / "cold")
-    # The made-up events carry the time of the export; all else is equal.
+    # The generated events carry the time of the export; all other bytes are equal.
     assert {exported.path.name: body(exported.path) for exported in after} == {
         name: content[read_segment_head(content)[0] :] for name, content in before.items()
     }

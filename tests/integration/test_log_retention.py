@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Retention over a log of real bytes, on a real disk and on one that loses power at every step."""
+"""Retention of a log with real bytes, on a real disk and on a disk that loses power at every step."""
 
 import json
 import threading
@@ -39,7 +39,7 @@ SECOND_US = 1_000_000
 
 
 class Clock:
-    """Seconds since 1970; an hour passes with each segment that is asked for."""
+    """Seconds since 1970; an hour passes with each requested segment."""
 
     def __init__(self, now: float = TIME_S) -> None:
         self.now = now
@@ -53,7 +53,7 @@ class Clock:
 
 
 def capture(log: Log, clock: Clock) -> None:
-    """Fill a log with a dozen segments, over several hours."""
+    """Fill a log with a dozen segments over several hours."""
 
     def an_hour_passes(_captured: Captured, count: int) -> None:
         clock.now += HOUR_S if count % 5 == 0 else 0
@@ -64,7 +64,7 @@ def capture(log: Log, clock: Clock) -> None:
 
 @cache
 def recorded_disk() -> tuple[SimulatedDisk, float]:
-    """A disk with such a log, and the time when it was captured."""
+    """Return a disk with such a log, and its capture time."""
     disk, clock = SimulatedDisk(), Clock()
     with open_log(disk, clock) as log:
         capture(log, clock)
@@ -78,7 +78,7 @@ def clock() -> Clock:
 
 @pytest.fixture
 def log(clock: Clock) -> Log:
-    """The log, open, on a disk of its own."""
+    """The open log, on a disk of its own."""
     return open_log(recorded_disk()[0].copy(), clock)
 
 
@@ -99,7 +99,7 @@ def test_segments_older_than_their_age_are_removed_by_hour(log: Log, clock: Cloc
     before = list(log.segments)
     hours = sorted({segment.hour for segment in before})
     assert len(hours) > 3
-    # Two hours and a half after the newest began: whatever ended two hours ago or longer is due.
+    # Two and a half hours after the newest segment began, segments that ended two hours ago are due.
     clock.now += 1.5 * HOUR_S
     plan = retention(log, RetentionPolicy(age_seconds=2 * HOUR_S), clock).run(log)
     gone = [departure.segment.version for departure in plan.departures]
@@ -315,7 +315,7 @@ def test_hold_beyond_its_byte_limit_holds_nothing(log: Log) -> None:
 
 
 def put_holds(log: Log, **holds: int) -> None:
-    """Set holds at the beginnings of segments, by number."""
+    """Set holds at the starts of segments, by number."""
     for name, at in holds.items():
         segment = log.segments[at]
         position = Position(segment.epoch, log.segment_head(segment).file, segment.base)
@@ -331,23 +331,23 @@ def test_hold_is_broken_before_the_disk_is_full(log: Log, monkeypatch: pytest.Mo
     put_holds(log, far=2, middle=4, near=8)
     free = [10_000_000]
     monkeypatch.setattr(log.disk, "free_bytes", lambda _: free[0])
-    # What is missing are the third and the fourth segment.
+    # The third and fourth segment are needed.
     bound = free[0] + sum(segment.stored_bytes for segment in before[:4])
     kept = retention(log, RetentionPolicy(age_seconds=0, hold_free_bytes=free[0]))
     assert len(kept.run(log).departures) == 2
     assert kept.broken == ()
     kept = retention(log, RetentionPolicy(age_seconds=0, hold_free_bytes=bound))
     free[0] += sum(segment.stored_bytes for segment in before[:2])
-    # In the pass that breaks it the hold counts still, so that what others need is looked for first.
+    # In the pass that breaks it the hold still counts, so that other removals are tried first.
     assert kept.run(log).departures == []
     assert broken_by(kept) == {"far": "the disk has less than hold_free_bytes free"}
     assert [departure.segment for departure in kept.run(log).departures] == before[2:4]
-    # The disk has room again, and what the hold was to keep is gone.
+    # The disk has space again, and the held segments are gone.
     free[0] = bound
     assert not kept.run(log).departures
     assert broken_by(kept) == {"far": "what it was to keep has left the log"}
     assert kept.plan(log.segments).held_by == Hold("middle", kept.holds.all()[1].position)
-    # It does not hold again after a restart.
+    # The broken hold does not hold again after a restart.
     again = retention(log, kept.policy)
     assert not again.run(log).departures
     assert broken_by(again) == {"far": "what it was to keep has left the log"}
@@ -371,7 +371,7 @@ def test_free_disk_limit_does_not_break_a_hold_on_tiered_segments(
     put_holds(log, far=2, near=8)
     monkeypatch.setattr(log.disk, "free_bytes", lambda _: 0)
     policy = RetentionPolicy(age_seconds=0, hold_free_bytes=1)
-    # The first segment of this host is the one that makes room; without one no hold makes any.
+    # The first local segment frees space; without a local segment breaking a hold frees none.
     for first_here, broken in ((1, set()), (6, {"far"}), (8, {"far", "near"}), (len(before), set())):
         segments = [
             replace(segment, state=TIERED) if at < first_here else segment
@@ -436,7 +436,7 @@ def test_damaged_hold_is_named_in_each_pass_and_holds_nothing(log: Log, clock: C
         errors = {line["hold"]: line["reason"] for line in log_lines if line["log_level"] == "error"}
         assert errors.keys() == {"spoilt", "no name"}
         assert f"rm {path}" in errors["spoilt"]
-    # It stays, for somebody to look at, and who lets go by hand is told.
+    # The damaged file stays for inspection, and removing the hold by hand reports it.
     assert log.disk.list(log.folder / "holds") == ["no name.json", "sound.json", "spoilt.json"]
     log.disk.remove(log.folder / "holds" / "no name.json")
     with pytest.raises(LogDamaged):
@@ -457,7 +457,7 @@ def test_many_threads_set_one_hold(tmp_path: Path) -> None:
 
 
 class Interrupted(SimulatedDisk):
-    """A disk at which another thread does something while a file is read, or the room is asked for."""
+    """A disk on which another thread acts while a file is read or the free space is queried."""
 
     meanwhile: Callable[[], None] | None = None
     thread: threading.Thread | None = None
@@ -534,7 +534,7 @@ def test_hold_name_is_restricted(log: Log, name: str) -> None:
 
 
 def everything(disk: SimulatedDisk, log: Log) -> None:
-    """Two passes, so that both phases are done, with a hold set and given up between them."""
+    """Two passes, so that both phases run, with a hold set and removed between them."""
     kept = Retention(disk, log.layout, RetentionPolicy(age_seconds=None, bytes_max=3000))
     segment = log.segments[1]
     kept.holds.put(Hold("job", Position(segment.epoch, log.segment_head(segment).file, segment.base)))
@@ -545,7 +545,7 @@ def everything(disk: SimulatedDisk, log: Log) -> None:
 
 
 def swept(work: Callable[[SimulatedDisk, Log], None], disk: SimulatedDisk) -> int:
-    """Lose power at every step of some work on a log; return how many steps it has."""
+    """Lose power at every step of some work on a log; return the number of steps."""
     whole = disk.copy()
     log = open_log(whole)
     first_step = len(whole.steps)

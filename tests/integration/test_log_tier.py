@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Segments in an object store, real ones of fsspec: a folder, and one in memory that counts its requests."""
+"""Segments in real fsspec object stores: a folder, and a memory store that counts its requests."""
 
 import shutil
 import subprocess
@@ -31,7 +31,7 @@ from tests.support.suite.patience import WAIT_SECONDS_MAX
 
 
 class Counted(MemoryFileSystem):
-    """fsspec's store in memory; it counts what is asked of it, and fails when it is told to."""
+    """fsspec's memory store, which counts its requests and can be made to fail."""
 
     protocol = "counted"
     store: dict[str, Any] = {}  # noqa: RUF012, the one that fsspec's own class has
@@ -59,7 +59,7 @@ fsspec.register_implementation("counted", Counted, clobber=True)
 
 @pytest.fixture(autouse=True)
 def empty_stores() -> Iterator[None]:
-    """Forget what other tests put into the stores in memory."""
+    """Clear the memory stores of earlier tests."""
     Counted.away = False
     Counted.requests.clear()
     for store in (Counted.store, MemoryFileSystem.store):
@@ -216,7 +216,7 @@ def test_logs_that_share_a_tier_keep_their_own_objects(url: str) -> None:
 
 
 def named_by_hour(log: Log, tier: Tier, index: int = 0) -> tuple[SegmentRecord, TieredNote]:
-    """Give a moved segment's object the name that 0.1.0 gave it; return its record and note."""
+    """Rename a moved segment's object as 0.1.0 named it; return its record and note."""
     record = log.segments[index]
     note = TieredNote.load(log.disk, tier.note_path(record))
     old = replace(note, name=note.name.partition("/")[2])
@@ -503,7 +503,7 @@ def test_unavailable_store_does_not_prevent_freeing_the_disk() -> None:
         with pytest.raises(ConnectionLost):
             kept.run(log)
         assert [segment.version for segment in log.segments] == [newest.version]
-    # What lay here has left, what lies in the store waits for it.
+    # The local segments have been removed; those in the store wait for the store.
     assert [name[-5:] for name in log.disk.list(log.folder / "expired")] == ["iered"] * 2
     log.disk.remove(log.folder / "expired" / log.disk.list(log.folder / "expired")[0])
     Counted.away = False

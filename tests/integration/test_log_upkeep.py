@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Passes of upkeep over a log in which something is wrong."""
+"""Upkeep passes over a log with defects."""
 
 from pathlib import Path
 from typing import Any

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The integrity scan: nothing is found in a sound log, and everything that is done to one."""
+"""The integrity scan reports every kind of damage, and nothing in a sound log."""
 
 import random
 from collections.abc import Callable
@@ -24,7 +24,7 @@ from tests.support.logstore.source import BLOCK_BYTES, Captured, check_log, open
 
 @cache
 def recorded_disk() -> SimulatedDisk:
-    """A disk with a log of a dozen segments, closed."""
+    """A disk with a closed log of a dozen segments."""
     disk = SimulatedDisk()
     with open_log(disk) as log:
         Captured(log).run()
@@ -114,7 +114,7 @@ def test_bit_flipped_anywhere_in_the_data_is_reported_with_its_segment(
 
 
 def verify_folder(disk: SimulatedDisk, **options: object) -> list[Finding]:
-    """Scan as it is, without opening the log, which may be past opening."""
+    """Scan the folder without opening the log, which may be too damaged to open."""
     with open_log(recorded_disk().copy()) as log:
         layout = log.layout
     return list(verify(disk, layout, block_bytes=BLOCK_BYTES, **options))  # type: ignore[arg-type]
@@ -158,7 +158,7 @@ def test_bit_flipped_in_a_block_index_is_reported_and_healed(disk: SimulatedDisk
 
 
 def test_well_formed_but_wrong_index_is_reported(disk: SimulatedDisk) -> None:
-    """A record with a good checksum and another number of transactions: only the data can tell."""
+    """Only the data reveals a record with a valid checksum and a wrong number of transactions."""
     path = files(disk, INDEX_SUFFIX)[1]
 
     def lie(content: bytearray) -> None:

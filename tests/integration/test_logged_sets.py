@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Transactions that a MySQL server has logged, but neither synced nor counted as executed.
+"""Transactions that a MySQL server has logged, but neither synced nor added to gtid_executed.
 
 A delay between the write of a transaction and its sync holds the server in that state.
 """
@@ -21,13 +21,14 @@ from tests.support.suite.patience import wait_until
 from tools.servers import Server
 
 DELAY_US = 200_000
-# Commits end in another order than they are logged in, and each is synced before it is counted.
+# Commits finish in another order than they are logged, and each is synced before it is added to
+# gtid_executed.
 SLOW = {"sync_binlog": "1", "binlog_order_commits": "OFF", "binlog_group_commit_sync_delay": str(DELAY_US)}
 
 
 @pytest.fixture
 def slow_server(mysql_server: Server) -> Iterator[Server]:
-    """A server with an empty table `d.t` whose commits take a while from their write to their sync."""
+    """A server with an empty table `d.t` and a delay between the write of each commit and its sync."""
     mysql_server.sql("DROP DATABASE IF EXISTS d; CREATE DATABASE d; CREATE TABLE d.t (a INT)")
     kept = {name: mysql_server.sql(f"SELECT @@GLOBAL.{name}")[0][0] for name in SLOW}
     for name, value in SLOW.items():
@@ -42,7 +43,7 @@ def slow_server(mysql_server: Server) -> Iterator[Server]:
 
 @contextmanager
 def slow_commit(server: Server, source: ServerSource) -> Iterator[tuple[Position, Future[object]]]:
-    """Give the end of the log before a commit, while the commit is in the log and not synced."""
+    """Yield the end of the log before a commit, while the commit is logged but not synced."""
     with ThreadPoolExecutor() as pool:
         before = source.head()
         commit: Future[object] = pool.submit(server.sql, "INSERT INTO d.t VALUES (1)")
@@ -58,7 +59,8 @@ def test_positions_are_paired_with_the_transactions_logged_before_them(slow_serv
         latest = begin_empty(connection, StartAt(), source, 0)
         assert not executed.contains(latest.gtid_set), "every logged transaction was counted already"
         assert latest.position > before
-        # The set lacks a transaction that is in the log, so what begins after the set begins before that.
+        # The set lacks a transaction that is in the log, so the range after the set starts before that
+        # transaction.
         after = begin_after(connection, executed.text, source, 0)
         assert after.position == before
         assert executed.contains(after.gtid_set)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A promoted server that lacks transactions of the log, and going on without them."""
+"""A promoted server that is missing transactions of the log, and the command that accepts the loss."""
 
 from pathlib import Path
 

@@ -20,10 +20,10 @@ LONG = bool(os.environ.get("PENSTOCK_LONG"))
 TRANSACTION_BYTES = (2000 if LONG else 200) * 1_000_000
 MEMORY_BYTES_MAX = (512 if LONG else 256) << 20
 ROW_BYTES = 20_000
-# The server fills its redo log before it reuses it, so the capacity is disk space that the test takes.
+# The server fills its redo log before it reuses it, so the capacity is the disk space used by the test.
 REDO_CAPACITY = "2G" if LONG else "256M"
 
-# Reads a log in a process of its own and tells how far its memory grew: the interpreter and Arrow come first.
+# Reads a log in a separate process and reports its memory growth beyond the interpreter and Arrow.
 READER = """
 import json, resource, sys
 import penstock, pyarrow
@@ -38,9 +38,9 @@ print(json.dumps({"rows": rows, "bytes": total, "growth": resident() - start}))
 
 
 def write_transaction(server: Server, compressed: bool) -> int:
-    """Write one transaction of about TRANSACTION_BYTES; returns its number of rows."""
+    """Write one transaction of about TRANSACTION_BYTES; return its number of rows."""
     rows = 512
-    # 10,000 digits that compress by half, and repeat only farther away than the server's compression looks.
+    # 10,000 digits that compress by half, and repeat only beyond the window of the server's compression.
     digits = ", ".join(["HEX(RANDOM_BYTES(500))"] * 10)
     numbers = f"JSON_TABLE('[{','.join('1' * rows)}]', '$[*]' COLUMNS (n INT PATH '$'))"
     with server.connect(database="d") as connection, connection.cursor() as cursor:
@@ -80,7 +80,7 @@ def test_one_large_transaction_is_decoded_in_bounded_memory(
 
 
 def read_apart(path: Path) -> dict[str, int]:
-    """Read a log in another process and return what it counted."""
+    """Read a log in another process and return its measurements."""
     command = [sys.executable, "-c", READER, str(path), "d.t"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1200, check=True)
     usage: dict[str, int] = json.loads(done.stdout)

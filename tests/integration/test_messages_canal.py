@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Canal's entries and flat messages, and Ptubes' events, against what the server's own client shows.
+"""Canal's entries and flat messages, and Ptubes' events, compared with the server's own client.
 
-The entries are read by the `protobuf` package from a description that knows nothing of the product.
+The entries are read by the `protobuf` package from an independent description.
 """
 
 import json
@@ -20,17 +20,17 @@ from tests.support.ptubes.packet import RdsEvent, RdsMessage
 from tests.support.suite.fixture_types import FreshDatabase
 from tools.servers import Server
 
-# The flavors differ below this layer; its own tests run on both every day.
+# The flavors differ below this layer, whose own everyday tests run on both.
 pytestmark = pytest.mark.deep_flavors("mariadb")
 
 INSERT, UPDATE, DELETE, STATEMENT, BEGIN, END, HEARTBEAT = range(7)
 DIFFERENCES_SHOWN_MAX = 8
-# What an update may change of a document.
+# The paths of a document that an update may change.
 DOCUMENT = """{"a": "b\\"c\\\\\\\\d", "n": 10000000.0, "s": 0.0001, "t": "é\\u0001"}"""
 
 
 class Entry:
-    """One of Canal's entries, opened."""
+    """A decoded Canal entry."""
 
     def __init__(self, message: Message) -> None:
         self.message = message
@@ -40,7 +40,7 @@ class Entry:
         self.header = self.entry.header
         kinds = {TRANSACTIONBEGIN: "TransactionBegin", ROWDATA: "RowChange", TRANSACTIONEND: "TransactionEnd"}
         self.store = PROTO[kinds[self.entry.entryType]].FromString(self.entry.storeValue)
-        # The same bytes come of it again: fields stand in their order, and none says what it need not.
+        # Encoding the entry again gives the same bytes: fields are in order, and default values are omitted.
         assert self.entry.SerializeToString() == data
         assert self.store.SerializeToString() == self.entry.storeValue
 
@@ -50,7 +50,7 @@ class Entry:
 
     @property
     def event_rows(self) -> list[Any]:
-        """The rows that the entry holds, () for an entry of another kind."""
+        """Return the rows of the entry, () for an entry of another kind."""
         return list(self.store.rowDatas) if self.entry.entryType == ROWDATA else []
 
     @property
@@ -150,7 +150,7 @@ def ptubes_differences(
     assert len(events) == len(texts)
     spatial = [number for number, kind in enumerate(types) if name_of(kind) in GEOMETRIES]
     for number in spatial:
-        # MySQL turns the axes of a geographic system around for the reader, which WKT here does not.
+        # MySQL swaps the axes of a geographic system in its output; the expected WKT does not.
         axes = ", 'axis-order=long-lat'" if server.flavor == "mysql" else ""
         shown = server.sql(f"SELECT st_astext(c{number}{axes}) FROM {table} ORDER BY id")
         for row, (text,) in zip(texts, shown, strict=True):
@@ -214,7 +214,7 @@ def test_transaction_starts_ends_and_names_its_events(server: Server, fresh_data
         kind, end = logged[header.logfileOffset]
         assert (header.version, header.serverenCode, header.sourceType) == (1, "UTF-8", 2)
         assert header.logfileName == file.name
-        # MariaDB leaves the end of events inside a transaction out.
+        # MariaDB omits the end of events inside a transaction.
         assert end in (0, header.logfileOffset + header.eventLength)
         assert header.serverId == server.sql("SELECT @@server_id")[0][0]
         assert header.executeTime % 1000 == 0
@@ -230,7 +230,7 @@ def test_transaction_starts_ends_and_names_its_events(server: Server, fresh_data
         else:
             assert not header.HasField("schemaName")
             assert not header.HasField("tableName")
-    # MariaDB's BEGIN is its GTID event, which names the thread from 11.5 on where it is asked to.
+    # MariaDB's BEGIN is its GTID event, which contains the thread from 11.5 on if configured.
     assert messages[0].store.threadId > 0 or server.flavor != "mysql"
     assert messages[-1].store.transactionId.isdigit()
     assert (
@@ -274,14 +274,14 @@ def test_rows_are_distinguished_by_slot_if_requested(
     ]
     by_text = read(file, "canal", table, schemas, ["k"], message_per_row=True)
     assert [message.slot for message in rows_of(by_text)] == [12646, 31812, 961, 31812]
-    # Several columns in the table's order, NULL as a word: "12ab" has the slot of the one text.
+    # Several columns in the table's order, with NULL as a word: "12ab" has the slot of the single text.
     both = read(file, "canal_flat", table, schemas, ["j", "k"], message_per_row=True)
     assert [message.slot for message in rows_of(both)][1] == slot_of("abc1")
     assert [message.slot for message in rows_of(both)][2] == slot_of("null0")
 
 
 def slot_of(text: str) -> int:
-    """The slot of a text, computed with Python's own numbers."""
+    """Return the slot of a text, computed with Python numbers."""
     hashed = 0
     for unit in text:
         hashed = hashed * 31 + ord(unit)

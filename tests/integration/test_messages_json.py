@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Debezium's and Maxwell's messages of every column type, against what the server's own client shows."""
+"""Debezium's and Maxwell's messages of every column type, compared with the server's own client."""
 
 import json
 import struct
@@ -24,17 +24,17 @@ from tests.support.messages import json_expectations as expected
 from tests.support.suite.fixture_types import FreshDatabase
 from tools.servers import Server
 
-# The flavors differ below this layer; its own tests run on both every day.
+# The flavors differ below this layer, whose own everyday tests run on both.
 pytestmark = pytest.mark.deep_flavors("mariadb")
 
 INSERT, UPDATE, DELETE, STATEMENT, END = 0, 1, 2, 3, 5
 DIFFERENCES_SHOWN_MAX = 8
-# Arrow does not tell how many digits a fraction has, so what has one may fall into another slot there.
+# Arrow does not know the declared digits of a fraction, so these types may have another slot there.
 SLOTS_DIFFER = ("time", "datetime", "timestamp")
 
 
 class Message(NamedTuple):
-    """One message and what stands beside it."""
+    """One message and its metadata."""
 
     kind: int
     table: str
@@ -143,7 +143,7 @@ def test_every_value_equals_its_dialects_form_of_the_clients_text(
     check(differences(case, [message["after"] for message in debezium], texts, expected.debezium))
 
     spatial = [number for number, kind in enumerate(case.types) if kind in expected.GEOMETRIES]
-    # MySQL shows latitudes first where it knows the reference system; the log holds them as they are kept.
+    # MySQL prints latitudes first if it knows the reference system; the log holds the stored order.
     axes = ", 'axis-order=long-lat'" if flavor == "mysql" else ""
     for number in spatial:
         shown = server.sql(f"SELECT st_astext(c{number}{axes}) FROM {table} ORDER BY id")
@@ -161,7 +161,7 @@ def test_every_value_equals_its_dialects_form_of_the_clients_text(
 
     with_schema = rows_of(read(file, "debezium_schema", table, schemas))
     if name not in OF_MARIADB:
-        # With full metadata the log alone tells everything, the kind of a geometry too.
+        # With full metadata the log alone suffices, even for the kind of a geometry.
         assert rows_of(read(file, "debezium_schema", table)) == with_schema
     wrapped = [message.content for message in with_schema]
     assert [message["payload"] for message in wrapped] == debezium
@@ -184,7 +184,7 @@ def check_schema(case: Case, schema: dict[str, Any]) -> None:
 
 
 def check_slots(case: Case, server: Server, table: str, file: Path) -> None:
-    """Each column in turn decides the shard: the same slots from raw rows and from Arrow columns."""
+    """Use each column in turn as shard column: raw rows and Arrow columns must give the same slots."""
     schemas = definition(server, table)
     batches = [batch.to_arrow() for batch in penstock.read_binlog(str(file), table, schemas=schemas)]
     if any(value for batch in batches for value in batch["_metadata"].field("unrepresentable").to_pylist()):
@@ -212,7 +212,7 @@ CHANGES = (
 
 @pytest.fixture
 def changed(server: Server, fresh_database: FreshDatabase) -> tuple[str, Path]:
-    """A table with a few changes: the last three in one transaction of their own."""
+    """A table with a few changes; the last three share a transaction."""
     database = fresh_database(server)
     insert, *rest = CHANGES
     create = "CREATE TABLE t (id INT PRIMARY KEY, name VARCHAR(20) NOT NULL, n INT)"
@@ -253,7 +253,7 @@ def test_debezium_reports_each_change_with_its_position(changed: tuple[str, Path
 
 
 def shape(fields: Any) -> Any:
-    """The names in a message, in their order; those of a row are its table's."""
+    """Return the names in a message in order; those of a row are its table's columns."""
     if not isinstance(fields, dict):
         return None
     of_table = ("before", "after", "data", "old", "mysqlType", "sqlType")
@@ -269,7 +269,7 @@ def test_page_shows_the_messages_as_produced(changed: tuple[str, Path], dialect:
     actual = update.content
     examples = [json.loads(block) for block in blocks]
     first = next(iter(actual))
-    # Our own dialect begins as Maxwell's does.
+    # Penstock's own dialect starts with the fields of Maxwell's.
     alike = [example for example in examples if next(iter(example)) == first]
     example = max(alike, key=lambda candidate: len(candidate.keys() & actual.keys()))
     optional = {"gtid", "thread_id"} if dialect == "maxwell" else set()
@@ -341,7 +341,7 @@ def test_transaction_larger_than_memory_leaves_maxwells_first_rows_without_a_num
     ]
     assert [row["data"]["id"] for row in rows] == list(range(10))
     numbered = [row for row in rows if "xid" in row]
-    # The last row stays until the end of the transaction is known, however little memory there is.
+    # The last row is always kept until the end of the transaction, for any memory bound.
     assert 0 < len(numbered) < 10
     assert rows[-len(numbered) :] == numbered
     assert [message.get("xoffset") for message in numbered] == [*range(10 - len(numbered), 9), None]
@@ -381,7 +381,7 @@ def test_invalid_text_and_dates_do_not_stop_the_stream(
         zero = "0000-00-00"
         cursor.execute(f"INSERT INTO {table} VALUES (1, '{zero}', '{zero}', '{zero}', x'61e462c3a4')")
     file = mysql_server.binlog_files()[-1]
-    # Bytes that are taken for text, as when a column's character set was set wrong.
+    # Bytes decoded as text, as when a column's character set was set incorrectly.
     schemas = {table: {"id": "int", "d": "date", "t": "datetime", "s": "timestamp(3)", "x": "varchar(9)"}}
     (debezium,) = [message.content["after"] for message in rows_of(read(file, "debezium", table))]
     assert debezium == {"id": 1, "d": 0, "t": 0, "s": "1970-01-01T00:00:00Z", "x": "YeRiw6Q="}
@@ -405,7 +405,7 @@ def test_composite_keys_have_the_same_slots_everywhere(server: Server, fresh_dat
         database=database,
     )
     table = f"{database}.t"
-    # Named in another order than the table's, which is the one that counts.
+    # Listed in another order than the table's columns; the list's order counts.
     key = list("ihgfedcba")
     rows = penstock.read_binlog(str(file), table, changes=["insert", "update_postimage", "delete"])
     slots = [slot for batch in rows for slot in pyarrow.array(shard_slots(batch, key, table)).to_pylist()]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What messages tell of transactions, statements and parts of rows, on logs of real servers."""
+"""Messages of transactions, statements and partial rows, on logs of real servers."""
 
 import json
 from contextlib import closing
@@ -30,7 +30,7 @@ from tests.support.binlog.events import MAGIC, first_event_end
 from tests.support.suite.fixture_types import FreshDatabase
 from tools.servers import Server
 
-# The flavors differ below this layer; its own tests run on both every day.
+# The flavors differ below this layer, whose own everyday tests run on both.
 pytestmark = pytest.mark.deep_flavors("mariadb")
 
 QUERY = 7
@@ -42,7 +42,7 @@ DEFINITIONS = [
     ("ALTER TABLE a ADD UNIQUE KEY u (b), ADD COLUMN d INT", "CINDEX", "a"),
     ("ALTER TABLE a DROP KEY u", "DINDEX", "a"),
     ("TRUNCATE TABLE a", "TRUNCATE", "a"),
-    # A table that is renamed is told by its new name.
+    # A renamed table is reported by its new name.
     ("RENAME TABLE a TO b", "RENAME", "b"),
     ("ALTER TABLE b RENAME TO c", "RENAME", "c"),
     ("CREATE VIEW v AS SELECT 1", "QUERY", ""),
@@ -57,7 +57,7 @@ def test_definitions_are_named_by_the_objects_they_define(
     database = fresh_database(server)
     file = run_logged(server, *(text for text, _, _ in DEFINITIONS), database=database)
     messages = entries(file, f"{database}.*", None)
-    # A view is no table, so of the tables of one database only those definitions are told.
+    # A view is not a table, so a filter on tables excludes its definitions.
     wanted = [definition for definition in DEFINITIONS if "VIEW" not in definition[0]]
     assert [(entry.event, entry.header.tableName) for entry in messages] == [
         definition[1:] for definition in wanted
@@ -71,7 +71,7 @@ def test_definitions_are_named_by_the_objects_they_define(
         assert entry.store.isDdl
         assert entry.message.kind == STATEMENT
         assert entry.message.slot == -1
-        # It commits by itself, so it says where.
+        # It commits by itself, so it has an end offset.
         assert entry.message.end_offset == entry.header.logfileOffset + entry.header.eventLength
     assert [entry.store.sql for entry in messages[:2]] == [text for text, _, _ in wanted[:2]]
 
@@ -81,7 +81,7 @@ def test_definitions_are_named_by_the_objects_they_define(
     ]
     assert all(message["isDdl"] and message["data"] is None and message["old"] is None for message in flat)
     events = [event_of(message.value) for message in read(file, "ptubes", f"{database}.*")]
-    # Ptubes tells it by the name that the statement begins with.
+    # Ptubes reports it by the first name in the statement.
     before = {"RENAME TABLE a TO b": "a", "ALTER TABLE b RENAME TO c": "b"}
     assert [(event.isDdl, event.eventType, event.ddlSchemaName) for event in events] == [
         (True, 7, f"{database}.{before.get(text, table)}") for text, _, table in wanted
@@ -153,14 +153,14 @@ def test_unwanted_columns_are_absent(mysql_server: Server, fresh_database: Fresh
     assert column_texts(rows[0].store.rowDatas[0].afterColumns) == {"b": "9"}
     assert [column.index for column in rows[0].store.rowDatas[0].afterColumns] == [2]
     assert updated(rows[1].store.rowDatas[0].afterColumns) == set()
-    # The key still tells the slot.
+    # The key still determines the slot.
     assert [entry.message.slot for entry in rows] == [968, 968]
 
 
 def decoded(
     data: bytes, answer: dict[str, Any], database: str, dialect: str = "canal", **options: Any
 ) -> list[Any]:
-    """Decode a file with one answer for all tables of a database."""
+    """Decode a file with one schema for all tables of a database."""
     decoder = Decoder(
         instance="test",
         file="mysql-bin.000001",
@@ -194,7 +194,7 @@ def test_create_table_as_select_is_one_transaction(server: Server, fresh_databas
         database=database,
     )
     messages = [entry for entry in entries(file, f"{database}.*") if entry.header.eventType != QUERY]
-    # MySQL logs it as one transaction, MariaDB the definition before the one of its rows.
+    # MySQL logs it as one transaction; MariaDB logs the definition before the transaction of the rows.
     order = [BEGIN, STATEMENT, INSERT, END] if server.flavor == "mysql" else [STATEMENT, BEGIN, INSERT, END]
     kinds = [entry.message.kind for entry in messages]
     assert kinds in ([*order, STATEMENT], [BEGIN, STATEMENT, INSERT, END, STATEMENT])
@@ -245,7 +245,7 @@ def test_minimal_images_hold_only_their_columns(server: Server, fresh_database: 
     flat = [json.loads(row.value) for row in rows_of(read(file, "canal_flat", f"{database}.t", schemas))]
     assert flat[1]["data"] == [{"b": "x"}]
     assert flat[1]["old"] == [{}]
-    # The key is in the image before, and tells the slot.
+    # The key is in the before image and determines the slot.
     assert {message.slot for message in rows_of(read(file, "ptubes", f"{database}.t", schemas))} == {962}
 
 
@@ -303,7 +303,7 @@ def test_compressed_transaction_is_reported_like_any_other(
     )
     messages = entries(file, f"{database}.t", schemas)
     assert [entry.message.kind for entry in messages] == [4, INSERT, END]
-    # All of it lies at one place of the log, that of its payload.
+    # All entries have one position, that of the payload.
     assert len({(entry.header.logfileOffset, entry.header.eventLength) for entry in messages}) == 1
     assert (
         messages[-1].message.end_offset == messages[0].header.logfileOffset + messages[0].header.eventLength
@@ -375,7 +375,7 @@ def test_events_have_a_position_and_heartbeats_are_distinguished(
     messages = read(file, "ptubes", f"{database}.t,ptubes_heartbeat.heartbeat", None)
     kinds = [message.kind for message in messages]
     assert kinds == [INSERT, INSERT, END, HEARTBEAT, END, UPDATE, END]
-    # Heartbeats alone have no end that is told.
+    # Heartbeats alone send no end of a transaction.
     assert messages[4].value == b""
     assert messages[4].end_offset is not None
     events = [event_of(message.value) for message in messages if message.value]
@@ -442,7 +442,8 @@ def test_messages_do_not_depend_on_how_the_log_is_cut_and_closed(
                 matches = decoder.table_request().database == database
                 decoder.answer_table(**answer) if matches else decoder.answer_table(None)
                 continue
-            # Closed wherever the bytes end, inside a transaction too: only whole transactions leave.
+            # Batches are closed at arbitrary offsets, even inside a transaction; only whole transactions are
+            # returned.
             decoder.close_batches()
             while decoder.state == "batch":
                 batch = messages_of(pyarrow.record_batch(decoder.take_batch()))
@@ -450,7 +451,7 @@ def test_messages_do_not_depend_on_how_the_log_is_cut_and_closed(
                 assert messages[-1].end_offset is not None
             break
     assert messages == whole
-    # The first event alone makes no message.
+    # The first event alone produces no message.
     assert first_event_end(data) < taken
 
 

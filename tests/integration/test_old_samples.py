@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Samples of every version are read by this one, as the servers they were written from say they should be."""
+"""This version reads the samples of every earlier version, with the content their servers reported."""
 
 import dataclasses
 import json
@@ -112,7 +112,7 @@ def test_lookups_by_time_position_gtid_set_and_gtid_agree(sample: Sample, phase:
         lookups["--gtid"] = later[0]["gtid"]
     for option, value in lookups.items():
         log_position = penstock("log", "locate", sample.log, option, value, "--json").one["position"]
-        # Between two transactions there may be events of no transaction.
+        # Events outside any transaction may come between two transactions.
         assert position <= Position.parse(log_position) <= last, (option, value)
     assert LogReader.open(sample.log).gtid_set(position) == ended["gtid_set"]
 
@@ -152,7 +152,7 @@ def test_log_of_two_servers_returns_each_row_once(sample: Sample) -> None:
 
 
 def planned_rows(sample: Sample, start: dict[str, Any], end: dict[str, Any] | None = None) -> list[Change]:
-    """Plan a batch from an offset, to the head unless an end is given, and decode it as executors would."""
+    """Plan a batch from an offset, by default to the head, and decode it like executors."""
     source = PenstockDataSource(sample.stream_options())
     reader = source.streamReader(source.schema())
     try:
@@ -225,7 +225,7 @@ def test_spark_resumes_a_stream_and_a_pipeline_from_their_checkpoints(
     feed = sample.folder / "pipelines/shop-feed.yaml"
     text = feed.read_text()
     assert text.count('server: "${SERVER}", ') == 1
-    # The server is gone, and a log that keeps definitions is enough without a load.
+    # The server is gone; a log that keeps definitions is enough without a load.
     feed.write_text(text.replace('server: "${SERVER}", ', ""))
     run_to_end(spark, sample.pipeline("shop-feed"))
     assert sorted_changes(feed_rows(sample)) == sorted_changes(only(sample.changes(ORDERS)))
@@ -259,7 +259,7 @@ def test_subscriber_continues_after_the_checkpoints_of_a_killed_one(sample: Samp
             try:
                 subscriber.run(keep)
             finally:
-                # What it ended with is shown by the thread; the rows that are missing fail the test.
+                # The thread prints its error; missing rows fail the test.
                 done.set()
 
         following = threading.Thread(target=follow)
@@ -275,7 +275,7 @@ def test_subscriber_continues_after_the_checkpoints_of_a_killed_one(sample: Samp
 def test_leases_members_and_assignment_of_a_killed_subscriber_are_read(sample: Sample) -> None:
     path = sample.coordination("running")
     with closing(sqlite3.connect(path)) as connection:
-        # As long as the session has not expired, what was put under it stands.
+        # The ephemeral records stay until the session expires.
         connection.execute("UPDATE sessions SET expires = unixepoch('now') + seconds")
         connection.commit()
     with closing(open_store(f"sqlite://{path}")) as store:
@@ -353,7 +353,7 @@ def test_started_batch_has_the_same_rows(sample: Sample) -> None:
 
 
 def repaired_letter(settings: PipelineSettings) -> Changes:
-    """Return the rows of the newest dead letter through the pipeline's steps, with a code that passes."""
+    """Return the rows of the newest dead letter through the pipeline's steps, with a corrected code."""
     letter = rows_of_letter(settings, dead_letters(settings)[-1].name)
     at = letter.rows.schema.get_field_index("code")
     assert set(letter.rows.column(at).to_pylist()) == {BAD_CODE}
@@ -366,7 +366,7 @@ def repaired_letter(settings: PipelineSettings) -> Changes:
 
 
 def write_batch(settings: PipelineSettings, sink: Sink, number: int, changes: Changes) -> None:
-    """Write changes as the batch of a number, in the generation that the pipeline is in."""
+    """Write changes as a numbered batch, in the pipeline's current generation."""
     with closing(PipelineState.open(settings.state, settings.name)) as state:
         mark = BatchMark(settings.name, standing_of(state).generation, number)
     sink.prepare(changes.target, Evolution.EVOLVE)
@@ -376,7 +376,7 @@ def write_batch(settings: PipelineSettings, sink: Sink, number: int, changes: Ch
 
 
 def feed_rows(sample: Sample) -> list[Change]:
-    """Return the changes in the Parquet files that readers see."""
+    """Return the changes in the Parquet files visible to readers."""
     folder = sample.folder / "pipelines/feed/shop/orders"
     files = [path for path in sorted(folder.glob("*.parquet")) if not path.name.startswith("_")]
     rows = [row for path in files for row in parquet.read_table(path, partitioning=None).to_pylist()]
@@ -384,7 +384,7 @@ def feed_rows(sample: Sample) -> list[Change]:
 
 
 def lake_rows(sample: Sample) -> list[dict[str, Any]]:
-    """Return the rows of the Delta table, by their key."""
+    """Return the rows of the Delta table by key."""
     rows = DeltaTable(sample.folder / "pipelines/lake/shop/orders").to_pyarrow_table().to_pylist()
     return sorted(
         ({name: plain(row[name]) for name in ORDERS_COLUMNS} for row in rows), key=lambda row: row["id"]
@@ -438,7 +438,7 @@ def test_dead_letters_have_their_rows_and_reasons(sample: Sample) -> None:
 
 
 def value_at(settings: Any, path: str) -> Any:
-    """Return the setting at a path of names and numbers, as JSON has it."""
+    """Return the setting at a path of names and numbers as JSON."""
     for name in path.split("."):
         match settings:
             case list() | tuple():

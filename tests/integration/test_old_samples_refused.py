@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a version does not know is refused by name, with what to do, and is never taken for something else.
+"""Unknown formats are refused by name with a hint, and never mistaken for another format.
 
-The samples of the newest version are marked here as a later version might mark its own.
+The tests modify samples of the newest version as a later version might write them.
 """
 
 import json
@@ -40,19 +40,19 @@ def sample(tmp_path: Path) -> Sample:
 
 
 def only_file(folder: Path, pattern: str) -> Path:
-    """Return the only file that a pattern finds."""
+    """Return the single file that matches a pattern."""
     (path,) = folder.glob(pattern)
     return path
 
 
 def decode(sample: Sample) -> list[Any]:
-    """Return the changes of orders that the log decodes to."""
+    """Return the decoded changes of orders in the log."""
     batches = product.read_binlog(sample.log, tables=ORDERS)
     return row_changes([row for batch in batches for row in batch.to_arrow().to_pylist()])
 
 
 def assert_says_what_to_do(problem: PenstockError, *words: str) -> None:
-    """Assert that an error has a hint, which says some words."""
+    """Assert that an error has a hint that contains some words."""
     assert problem.hint is not None, problem
     missing = [word for word in words if word not in problem.hint]
     assert not missing, (missing, problem.hint)

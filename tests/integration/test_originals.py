@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Debezium and Canal themselves, beside Penstock: event by event and field by field."""
+"""Run Debezium and Canal themselves beside Penstock, and compare event by event and field by field."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -23,7 +23,7 @@ DIFFERENCES_SHOWN_MAX = 20
 
 
 def check(system: str, differences_read: Sequence[Difference]) -> None:
-    """Assert that every difference is listed, and that every listed one is still there."""
+    """Assert that every difference is listed, and that every listed difference still occurs."""
     rules = rules_of(system)
     new = unlisted(rules, differences_read)
     assert not new, "\n".join(

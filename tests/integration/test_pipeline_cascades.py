@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rows that foreign keys change below the log: a pipeline refuses such keys, or reads the children again."""
+"""Rows changed by foreign keys but not logged: a pipeline refuses such keys, or reloads the children."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -79,7 +79,7 @@ def test_children_and_grandchildren_are_reloaded_if_configured(
     assert watch.parents == {f"shop/{database}.parent": {"id"}, f"shop/{database}.child": {"id"}}
     children = watch.children("shop", [f"shop/{database}.parent"])
     assert children == [TableName(database, "child"), TableName(database, "grandchild")]
-    # A feed cannot be compared, and changes of a parent that is not read cannot be seen.
+    # A feed cannot be compared, and changes of an unread parent are invisible.
     feed = settings_of(
         mariadb_server, database, tmp_path, {"files": {"path": str(tmp_path)}}, on_cascade="reread"
     )

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Feeds and histories of tables that are altered between rows of one batch hold each change as it was."""
+"""Feeds and histories of tables altered within a batch hold each change as it was logged."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -14,7 +14,7 @@ from tests.support.pipeline.running import pipeline_of, run_to_end
 from tests.support.suite.fixture_types import FreshDatabase
 from tools.servers import Server
 
-# Per table: what happens to it, and the rows that its inserts left in a feed; the first one was loaded.
+# Per table: its changes, and the rows that its inserts left in a feed; the first row was loaded.
 TABLES: dict[str, tuple[str, list[dict[str, Any]]]] = {
     "added": (
         "ALTER TABLE {t} ADD COLUMN n INT NULL; INSERT INTO {t} VALUES (3, 30, 300, 7)",
@@ -59,7 +59,7 @@ Read = Callable[[str], list[dict[str, Any]]]
 
 def _files(folder: Path, database: str, _: Server) -> tuple[dict[str, Any], Read]:
     def read(table: str) -> list[dict[str, Any]]:
-        # A reader that joins the columns of all files, as Spark's mergeSchema does.
+        # A reader that merges the columns of all files, like Spark's mergeSchema.
         folder_of_table = folder / "feed" / database / table
         schema = pyarrow.parquet.read_schema(folder_of_table / "_schema.parquet")
         return _rows(pyarrow.dataset.dataset(folder_of_table, format="parquet", schema=schema).to_table())
@@ -72,7 +72,7 @@ def _lake_table(folder: Path, database: str, table: str) -> pyarrow.Table:
 
 
 def first_periods(rows: pyarrow.Table) -> pyarrow.Table:
-    """Return a history's rows as they were logged, without the periods of those that were read again."""
+    """Return a history's rows as logged, without the periods of reread rows."""
     begin = "_valid_from_version"
     if begin not in rows.column_names:
         return rows

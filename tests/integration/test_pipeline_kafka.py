@@ -19,7 +19,7 @@ from tools.kafka import Kafka
 from tools.servers import Server
 
 BINARY = {"order_lines": ["body"], "tokens": ["token"]}
-# The load and the stream behind it overlap with these.
+# The load and the following stream overlap with these actions.
 ACTIONS = 300
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Two servers copy to each other, and no change goes round."""
+"""Two servers replicate to each other without a loop."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -46,7 +46,7 @@ class OneWay:
         self._number = 0
 
     def run(self) -> int:
-        """Copy what the log has got since the last time, and return how many rows were written."""
+        """Copy the changes logged since the last call, and return the number of written rows."""
         begin, self._start = self._start, self._source.head()
         changes = list(self._changes(begin, self._start))
         self._number += 1
@@ -71,7 +71,7 @@ class OneWay:
 
 @pytest.fixture(scope="module")
 def pair(server_of: Callable[[str], Server]) -> Iterator[Pair]:
-    """Return two servers of a flavor, the same ones each time."""
+    """Return two servers of a flavor, the same two for every call."""
     second_servers: dict[str, Server] = {}
 
     def get(flavor: str) -> tuple[Server, Server]:
@@ -105,7 +105,7 @@ def test_two_pipelines_between_two_servers_do_not_loop(
             way.sink.prepare(target, Evolution.EVOLVE)
     fill(first, 0)
     fill(other, 1000)
-    # Each server's own changes cross once, then there is nothing left to copy.
+    # Each server's own changes cross once; afterwards there is nothing to copy.
     assert [way.run() for way in ways] == [1502, 1502]
     assert [way.run() for way in ways] == [0, 0]
     first.sql(f"UPDATE {DATABASE}.seats SET told = 'again' WHERE id = 10001")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the driver of a pipeline knows of tables and loads, when it begins anew somewhere in the middle."""
+"""The driver's knowledge of tables and loads after a restart at any point."""
 
 import shutil
 from collections.abc import Iterator
@@ -36,7 +36,7 @@ from tools.servers import Server
 
 @dataclass
 class Driver:
-    """What a driver holds, without the jobs it would run."""
+    """The state of a driver, without its jobs."""
 
     settings: PipelineSettings
     state: PipelineState
@@ -47,14 +47,14 @@ class Driver:
         self.begin()
 
     def begin(self) -> None:
-        """Begin as a runner does that knows no more than the state."""
+        """Start like a runner that knows only the stored state."""
         sink, steps = self.settings.make_sink(), self.settings.make_steps()
         self.loading = Loading(self.settings, self.state, sink, 2)
         self.tables = PipelineTables(self.settings, self.state, sink, steps, self.loading.reread)
         self.tables.open()
 
     def meet(self, text: str, offset: int) -> tuple[TableName, ...]:
-        """Learn from a statement about the table; return the targets that it empties."""
+        """Process a statement about the table; return the targets that it empties."""
         at = Position(0, "binlog.000001", offset)
         names = frozenset({self.table})
         statement = LoggedStatement(text, self.database, at, at, names, frozenset(), frozenset())
@@ -84,12 +84,12 @@ def driver(mysql_server: Server, fresh_database: FreshDatabase, tmp_path: Path) 
 
 
 def test_dropped_and_recreated_table_is_empty_after_any_driver_restart(driver: Driver) -> None:
-    """Its server has it again long before the log comes to where it was made."""
+    """The server has recreated the table long before the log reaches that statement."""
     assert driver.meet("DROP TABLE t", 1000) == ()
     driver.tables.done()
     driver.begin()
     assert driver.meet("CREATE TABLE t (id INT PRIMARY KEY)", 2000) == (driver.table,)
-    # The runner dies before the batch is done, and the next one meets the statement again.
+    # The runner dies within the batch, and the next runner processes the statement again.
     driver.begin()
     assert driver.meet("CREATE TABLE t (id INT PRIMARY KEY)", 2000) == (driver.table,)
     driver.tables.undone()
@@ -99,7 +99,7 @@ def test_dropped_and_recreated_table_is_empty_after_any_driver_restart(driver: D
 
 
 def test_table_recreated_with_the_same_columns_has_its_new_keys(driver: Driver, mysql_server: Server) -> None:
-    """A unique key that is left in the target costs it rows that only the old table could not have."""
+    """A stale unique key in the target would reject rows that only the old table excluded."""
     keyed = "CREATE TABLE t (id INT PRIMARY KEY, seat INT, UNIQUE (seat))"
     mysql_server.sql(f"DROP TABLE t; {keyed}", database=driver.database)
     driver.meet("DROP TABLE t", 200)
@@ -119,7 +119,7 @@ def test_table_recreated_with_the_same_columns_has_its_new_keys(driver: Driver, 
 def test_target_has_a_unique_key_while_the_source_has_it_in_the_log(
     driver: Driver, mysql_server: Server, add: str, drop: str
 ) -> None:
-    """Where the source has none, rows of one value would take each other out of the target."""
+    """A unique key missing from the source would make rows of one value replace each other in the target."""
 
     def unique_keys() -> Any:
         return driver.tables.targets[driver.table].unique_keys
@@ -139,7 +139,7 @@ def test_target_has_a_unique_key_while_the_source_has_it_in_the_log(
 
 
 def test_changes_before_a_reload_are_still_delivered(driver: Driver, mysql_server: Server) -> None:
-    """A delete that the pipeline has not come to yet is of a row that the target has."""
+    """A delete that the pipeline has not reached concerns a row that the target still has."""
     progress = driver.loading.planned(driver.standing, driver.tables)
     first = progress.loads[driver.key]
     assert first.floor, "a first load has what was logged before it"
@@ -235,7 +235,7 @@ def test_superseded_runner_commits_nothing(
     now, taken = tmp_path / "now", tmp_path / "taken"
 
     def pass_on(batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
-        """Take the pipeline over while its runner waits for the job, as after a pause that ate its lease."""
+        """Take the pipeline over while its runner waits for the job, as if its lease had expired."""
         if now.exists():
             now.rename(taken)
             other = PipelineState.open(f"sqlite://{tmp_path}/penstock-pipelines.db", "test")
@@ -279,7 +279,7 @@ def test_feed_loses_nothing_if_another_server_cuts_the_log_differently(
     planned_again = PipelineRun._planned_again
 
     def first_part_alone(driver: SparkDriver, plan: TaskPlan) -> Any:
-        """Write the first range; then the server is another one."""
+        """Write only the first range, and then switch to another server."""
         nonlocal failed
         if failed:
             return run_job(driver, plan)
@@ -321,7 +321,7 @@ def test_swap_for_a_unique_key_deletes_the_rows_that_the_copy_omitted(
     driver.meet(swap, 1000)
     assert not driver.state.requests(), "a copy with the same columns and keys has the same rows"
     mysql_server.sql("ALTER TABLE t ADD UNIQUE (id)", database=driver.database)
-    # Its server has the new key before the log comes to the swap.
+    # The server has the new key before the log reaches the swap.
     driver.begin()
     driver.meet(swap, 2000)
     assert [request.remove for request in driver.state.requests()] == [True]
@@ -350,7 +350,7 @@ def test_keyless_table_is_loaded_exactly_in_a_batch_of_its_own(
 def test_keyless_table_is_not_loaded_into_a_target_with_foreign_rows(
     mysql_server: Server, mariadb_server: Server, fresh_database: FreshDatabase, tmp_path: Path
 ) -> None:
-    """Its load empties the target first, as no key tells which rows are its own."""
+    """The load empties the target first, because no key identifies its own rows."""
     database = fresh_database(mysql_server)
     mysql_server.sql("CREATE TABLE t (n INT); INSERT INTO t VALUES (1)", database=database)
     sink = {"mysql": {"url": mariadb_server.url("root")}}
@@ -381,7 +381,7 @@ def test_keyless_table_is_not_loaded_into_a_target_with_foreign_rows(
 def test_tables_that_share_a_target_without_shards_of_their_own_are_merged_by_key(
     driver: Driver, mysql_server: Server, tmp_path: Path, shard: dict[str, str], meet: bool
 ) -> None:
-    """Rows of a load are appended side by side only where no key can come twice."""
+    """Loaded rows are appended only if no key can occur twice."""
     mysql_server.sql("CREATE TABLE t2 (id INT PRIMARY KEY)", database=driver.database)
     route = {"to": f"{driver.database}.merged"} | (shard and {"shard_column": "shard"} | shard)
     lake = {"delta": {"path": str(tmp_path / "merged")}}

@@ -33,7 +33,7 @@ def write_pipeline(source: Server, target: Server, database: str, folder: Path) 
 
 
 def run_to_end(file: Path, *words: str, start: tuple[str, ...] = ()) -> list[dict[str, object]]:
-    """Run a pipeline in a process of its own; return what it printed of each batch."""
+    """Run a pipeline in a separate process; return its report of each batch."""
     command = start or (str(Path(sys.executable).parent / "penstock"),)
     done = subprocess.run(
         [*command, "run", str(file), "--until", "caught-up", "--json", *words],

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Tables whose target refuses their rows: a pipeline goes on without them, until they are read again."""
+"""Tables whose target refuses their rows: a pipeline continues without them until they are reloaded."""
 
 import json
 import shutil
@@ -39,7 +39,7 @@ def state_of(settings: PipelineSettings) -> Iterator[PipelineState]:
 
 
 def stopped(settings: PipelineSettings) -> dict[str, str]:
-    """Return the tables that a pipeline goes on without, without their source's name, and why."""
+    """Return the skipped tables of a pipeline without their source's name, and the reasons."""
     with state_of(settings) as state:
         progress = state.standing()
     assert progress is not None
@@ -83,7 +83,7 @@ def test_target_table_that_refuses_rows_stops_no_other(
         " SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'not today'"
     )
     mariadb_server.sql(f"DROP TABLE {dropped}")
-    # Chunks are refused as rows of the log are.
+    # Loaded chunks are refused like rows of the log.
     (number,) = read_again(settings, refused)
     for table in (refused, dropped, good):
         mysql_server.sql(f"INSERT INTO {table} VALUES (3, 3), (4, 4); DELETE FROM {table} WHERE id = 2")
@@ -99,7 +99,7 @@ def test_target_table_that_refuses_rows_stops_no_other(
         asked = state.request(number)
     assert asked is not None
     assert asked.state == "failed"
-    # What is logged of them passes them by, statements among it.
+    # Their logged changes and statements are skipped.
     mysql_server.sql(
         f"TRUNCATE {dropped}; INSERT INTO {dropped} VALUES (5, 5); INSERT INTO {good} VALUES (5, 5)"
     )
@@ -119,7 +119,7 @@ def test_target_table_that_refuses_rows_stops_no_other(
 
 
 def rows_of(server: Server, table: TableName, mode: str) -> list[dict[str, object]]:
-    """Return a target's rows by key; of a feed what its changes leave."""
+    """Return a target's rows by key; for a feed the rows that its changes leave."""
     rows = mysql_rows(server, table.database, table.table)
     if mode == "feed":
         rows.sort(key=lambda row: (row["_commit_version"], row["_row"]))
@@ -152,7 +152,7 @@ def test_key_that_a_lake_cannot_hold_stops_only_its_table(
             source_rows(mysql_server, database, table), delta_rows(f"{lake}/{database}/{table}"), key=["day"]
         )
 
-    # Loaded rows are refused where they are read, those of the log where the table is committed.
+    # Loaded rows are refused when they are read, logged rows when the table is committed.
     for origin in ("load", "log"):
         if origin == "log":
             mysql_server.sql(odd, database=database)
@@ -185,7 +185,7 @@ def test_error_of_all_tables_stops_none_of_them(
         assert not tables.stop([Failure(ConnectionLost("away"), first)])
         assert not tables.stop([Failure(ValueMalformed("odd"))])
         assert not tables.stopped
-        # What passes by itself is seen again without the table.
+        # A transient error is retried without the table.
         assert tables.stop([Failure(ConnectionLost("away"), first), Failure(PrivilegeMissing("no"), other)])
         assert list(tables.stopped) == [other]
         assert not tables.stop([Failure(PrivilegeMissing("no"), other)]), "it was left out already"

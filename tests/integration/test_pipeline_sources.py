@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pipelines of several sources, of files, of a server that does not name columns, and of many tables."""
+"""Pipelines of several sources, of files, of a server without column names in its log, and of many tables."""
 
 from pathlib import Path
 from typing import Any
@@ -68,7 +68,7 @@ def test_shards_on_two_servers_become_one_table(
     second.sql("INSERT INTO orders_1 VALUES (3, 1); DELETE FROM orders_1 WHERE id = 1", database=two)
     run_to_end(spark, settings)
     second.sql("ALTER TABLE orders_1 ADD COLUMN x INT; INSERT INTO orders_1 VALUES (4, 1, 5)", database=two)
-    # Emptying one shard leaves the rows of the other.
+    # Truncating one shard leaves the rows of the other.
     first.sql("TRUNCATE TABLE orders_0; INSERT INTO orders_0 VALUES (9, 0, 9)", database=first_database)
     run_to_end(spark, settings)
     actual_rows = mariadb11_server.sql("SELECT shard, id, n, x FROM fleet_all.orders ORDER BY shard, id")
@@ -95,7 +95,7 @@ def test_keyless_rows_are_loaded_at_one_position_of_the_log(
     workload.create()
     settings = pipeline_of(mysql_server, database, sink_of(mariadb_server), tmp_path, load=mode)
     with workload.busy(0.002):
-        # A load that fails once has written what is no longer so by the next time.
+        # A failed load has written rows that are stale when it is retried.
         with pytest.MonkeyPatch.context() as patch:
             commits = 0
 

@@ -51,7 +51,7 @@ def test_busy_source_and_its_target_are_equal_in_the_end(
         with running(spark, settings):
             done = wait_until_loaded(settings)
             done = wait_for_batches(settings, done + 1)
-        # A second run goes on where the first was stopped.
+        # A second run continues where the first was stopped.
         with running(spark, settings):
             wait_for_batches(settings, done + 2)
     shown = run_to_end(spark, settings)

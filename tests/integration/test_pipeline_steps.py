@@ -20,14 +20,14 @@ from tools.servers import Server
 
 
 def stripped(batch: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
-    """A user's function that chokes on one value."""
+    """A user function that fails on one value."""
     if "poison" in batch.column("note").to_pylist():
         raise ValueError("this note cannot be read")
     return batch
 
 
 def rows(server: Server, statement: str) -> list[tuple[Any, ...]]:
-    """Return what a statement gives, as the server's own client has it."""
+    """Return the rows of a statement according to the server's own client."""
     with server.connect() as connection, connection.cursor() as cursor:
         cursor.execute(statement)
         return list(cursor.fetchall())
@@ -154,13 +154,13 @@ def test_poison_row_is_rejected_and_delivered_once_it_is_fixed(
         (f"{fleet.database}.orders_1", 1, "StepFailed"),
         (f"{fleet.database}.orders_2", 1, "StepFailed"),
     ]
-    # Somebody mends the rows, and what was put aside is sent again: their keys are read again.
+    # After the rows are fixed, the rejected rows are replayed: their keys are read again.
     for shard in (1, 2):
         fleet.source.sql(f"UPDATE {fleet.database}.orders_{shard} SET note = 'fine' WHERE note = 'poison'")
     assert sum(done.read_again for done in replay(pipeline.settings)) == 2
     pipeline.run(spark, until="caught-up")
     assert fleet.merged() == fleet.expected()
-    # The updates that mended them have the poison in the image before.
+    # The updates that fixed them have the poison value in the before image.
     again = [
         rows_of_letter(pipeline.settings, dead_letter.name).rows
         for dead_letter in dead_letters(pipeline.settings)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pipeline's target against its source: what differs is found and mended, and nothing else is."""
+"""Compare a pipeline's target with its source: exactly the differences are reported and repaired."""
 
 from pathlib import Path
 
@@ -87,7 +87,7 @@ def test_differences_are_reported_despite_an_advancing_source(pair: Pair) -> Non
         database=pair.database,
     )
     pair.pipeline.follow()
-    # The source changes them behind the pipeline's position, one so that it hides what is wrong.
+    # The source changes these rows after the pipeline's position; one of the changes hides a wrong value.
     pair.spoil("UPDATE accounts SET owner = 'spoilt' WHERE id = 9001")
     pair.source.sql("UPDATE accounts SET owner = 'spoilt' WHERE id = 9001", database=pair.database)
     pair.spoil("DELETE FROM accounts WHERE id = 9002")
@@ -145,7 +145,7 @@ def test_large_tables_are_compared_range_by_range(pair: Pair) -> None:
 
 
 def shop(server: Server, target: Server, database: str, *tables: str) -> dict[str, object]:
-    """Make tables of orders, and a sink for them."""
+    """Create tables of orders, and a sink for them."""
     target.sql(f"CREATE DATABASE IF NOT EXISTS {database}")
     for table in tables:
         server.sql(
@@ -208,7 +208,7 @@ def test_repair_leaves_rows_with_a_change_rejected_by_a_step(
     pipeline.load()
     before = mariadb_server.sql(f"SELECT * FROM {database}.orders WHERE id IN (5, 6) ORDER BY id")
     assert len(before) == 2
-    # The new values cannot be worked out, so the target keeps the rows as they were.
+    # The step fails on the new values, so the target keeps the earlier rows.
     mysql_server.sql("UPDATE orders SET code = 'none' WHERE id IN (5, 6)", database=database)
     pipeline.follow()
     mariadb_server.sql(f"INSERT INTO {database}.orders VALUES (900, 'C', 1, NULL)")
@@ -273,7 +273,7 @@ def test_table_without_a_reconstructable_state_is_reported_and_the_others_are_co
     assert "emptied or defined anew" in results["emptied"].open
     assert "emptied or defined anew" in results["altered"].open
     assert "no primary key" in results["keyless"].open
-    # A table that the target has lost keeps no other from being compared, unless there is no other.
+    # A table missing from the target does not stop the comparison of others, unless it is the only one.
     mariadb_server.sql(f"DROP TABLE {database}.kept")
     mysql_server.sql("CREATE TABLE later (id INT PRIMARY KEY)", database=database)
     results = {
@@ -305,10 +305,10 @@ def test_invalid_dates_are_compared_and_repaired_by_their_text(pair: Pair, tmp_p
         )
     pair.pipeline.load()
     assert pair.verify("odd", "keyed", "keyless").equal
-    # What is too much goes by the text of its key, or of its row, and nothing else does.
+    # Extra rows are deleted exactly, by the text of their key or of their row.
     for name in ("keyed", "keyless"):
         pair.spoil(f"{lenient} INSERT INTO {name} VALUES ('2026-02-31', 1)")
-    # A row that is there twice loses one of the two.
+    # One of two duplicate rows is deleted.
     pair.spoil("INSERT INTO keyless VALUES ('2026-01-01', 2)")
     verification = pair.verify("keyed", "keyless", mend=True)
     assert [len(result.found) for result in verification.results] == [1, 2]
@@ -327,7 +327,7 @@ def test_invalid_dates_are_compared_and_repaired_by_their_text(pair: Pair, tmp_p
     assert "day is None, not '0000-00-00'" in "\n".join(lines(result, 10))
     assert verification.repaired == 3
     assert pair.verify("odd").equal
-    # A column that is left out is not compared by its text either.
+    # The text of an excluded column is not compared either.
     pair.spoil("UPDATE odd SET day = NULL WHERE id = 1")
     assert pair.verify("odd", columns_left_out=["day"]).equal
 
@@ -338,7 +338,7 @@ def test_started_batch_leaves_its_keys_undecided(pair: Pair) -> None:
         "INSERT INTO accounts (id, owner) VALUES (9001, 'new'), (9002, 'new')", database=pair.database
     )
     pair.pipeline.begin()
-    # A part of the batch is in the target: a key of it, and one that is wrong by itself.
+    # Part of the batch is in the target: one of its keys, and one unrelated wrong row.
     pair.spoil("INSERT INTO accounts (id, owner, balance) VALUES (9001, 'new', 0), (9003, 'besides', 0)")
     (result,) = pair.verify("accounts").results
     assert {(difference.row["id"], str(difference.kind)) for difference in result.found} == {
@@ -359,7 +359,7 @@ def test_kept_log_reconstructs_a_position(
         pipeline.load()
         for number in range(30):
             mysql_server.sql(f"UPDATE orders SET total = -1 WHERE id = {number}", database=database)
-        # The log may be behind its server when rows are read; it is waited for.
+        # The captured log may lag behind the server when rows are read; the comparison waits for it.
         assert verify(pipeline.settings).equal
         mariadb_server.sql("UPDATE orders SET total = -1 WHERE id = 7", database=database)
         (result,) = verify(pipeline.settings).results

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A pipeline that runs under a busy writer is compared, and mended, as it goes on."""
+"""A pipeline running under a busy writer is compared and repaired."""
 
 import json
 from pathlib import Path
@@ -25,7 +25,7 @@ from tools.servers import Server
 
 
 def wait_for_requests(settings: PipelineSettings, numbers: list[str]) -> None:
-    """Wait until resnapshots are done."""
+    """Wait until the requested resnapshots are complete."""
     with opened(settings) as state:
 
         def states() -> set[str]:
@@ -36,7 +36,7 @@ def wait_for_requests(settings: PipelineSettings, numbers: list[str]) -> None:
 
 
 def spoil(target: Server, database: str) -> None:
-    """Make a row of each kind of difference, in a table that nobody writes."""
+    """Create a row of each kind of difference, in a table without writers."""
     target.sql("DELETE FROM quiet WHERE id = 1", database=database)
     target.sql("UPDATE quiet SET note = 'spoilt' WHERE id = 2", database=database)
     target.sql("INSERT INTO quiet VALUES (7, 'besides')", database=database)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An XA transaction that is prepared on one server and committed on the replica that takes over."""
+"""XA transactions prepared on one server and finished on the replica that takes over."""
 
 from pathlib import Path
 
@@ -34,7 +34,7 @@ def test_rows_prepared_on_the_old_primary_arrive_once_when_the_new_one_commits(
     )
     with capturing(settings) as capture:
         for number in (1, 2):
-            # One is committed by the new primary, the other one rolled back.
+            # The new primary commits one of them and rolls the other back.
             primary.sql(
                 f"XA START 'x{number}'; INSERT INTO d.t VALUES ({number});"
                 f" XA END 'x{number}'; XA PREPARE 'x{number}'"

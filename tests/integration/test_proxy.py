@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The proxy that fault tests put in front of a server: transparent until told, then exact."""
+"""The proxy that fault tests put in front of a server: transparent by default, exact on request."""
 
 import contextlib
 import socket
@@ -15,13 +15,13 @@ from tools.servers.ports import free_port
 
 PAYLOAD_BYTES = 3_000_000
 UNREAD_BYTES = 200_000_000
-# More than a client's kernel takes of what is not read, less than the sender's keeps for it.
+# More than a client's kernel buffers for a slow reader, less than the sender's buffer.
 LATE_BYTES = 1_000_000
 
 
 @pytest.fixture
 def chatter() -> Iterator[int]:
-    """Yield the port of a server that echoes what each client sends, and never ends first."""
+    """Yield the port of a server that echoes its input and never closes first."""
     listener = socket.create_server(("127.0.0.1", 0))
 
     def serve(client: socket.socket) -> None:
@@ -42,7 +42,7 @@ def chatter() -> Iterator[int]:
 
     threading.Thread(target=accept, daemon=True).start()
     yield listener.getsockname()[1]
-    # A close alone would leave the thread in its wait, and the port with it.
+    # Closing alone would leave the thread in accept, and the port occupied.
     listener.shutdown(socket.SHUT_RDWR)
     listener.close()
 
@@ -52,7 +52,7 @@ def _connect(proxy: Proxy) -> socket.socket:
 
 
 def _read_all(client: socket.socket) -> tuple[int, str]:
-    """Read to the end; return the bytes that came and how the connection ended."""
+    """Read to the end; return the received bytes and the way the connection ended."""
     count = 0
     try:
         while chunk := client.recv(65536):
@@ -65,7 +65,7 @@ def _read_all(client: socket.socket) -> tuple[int, str]:
 
 
 def _outcome(proxy: Proxy) -> tuple[int, str]:
-    """Connect and read to the end; a reset can come before the connection is complete."""
+    """Connect and read to the end; a reset may arrive before the connection is established."""
     try:
         with _connect(proxy) as client:
             return _read_all(client)
@@ -113,7 +113,7 @@ def test_slow_client_has_every_byte_before_a_planned_cut(how: str) -> None:
 
 
 def _speak(talker: socket.socket, count: int) -> None:
-    """Send so much to the first client, as far as it takes it."""
+    """Send this many bytes to the first client, as far as it reads them."""
     client, _ = talker.accept()
     with client, contextlib.suppress(OSError):
         client.sendall(b"x" * count)
@@ -139,7 +139,7 @@ def test_client_of_a_real_server_sees_a_packet_end_in_its_middle(mariadb_server:
 
 def test_requested_cut_reaches_every_live_connection(chatter: int) -> None:
     with Proxy(chatter) as proxy, _connect(proxy) as first, _connect(proxy) as two:
-        # Whoever is connected is reached, though the proxy may not have looked at it yet.
+        # The cut reaches every connection, even one that the proxy has not accepted yet.
         assert proxy.cut() == 2
         assert _read_all(first) == (0, "reset")
         assert _read_all(two) == (0, "reset")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The port for clients of Ptubes, before real servers: every change once, in its shard, from anywhere on."""
+"""The Ptubes port on real servers: every change once, in its shard, from any position."""
 
 import http.client
 import time
@@ -29,7 +29,7 @@ from tests.support.ptubes.shop import (
 from tests.support.suite.patience import wait_for_next_second
 from tools.servers import Server
 
-# The flavors differ below this layer; its own tests run on both every day.
+# The flavors differ below this layer, whose own everyday tests run on both.
 pytestmark = pytest.mark.deep_flavors("mariadb")
 
 
@@ -125,7 +125,7 @@ def test_all_shards_together_are_the_table(shop: Shop) -> None:
                 image = event.rowData.afterColumns or event.rowData.beforeColumns
                 assert slot(int(image["id"].value)) % 5 == shard
                 received.append(event)
-        # Every shard is told of every commit that is not followed by another at once.
+        # Every shard receives every commit that is not immediately followed by another.
         assert len({len(of_kind(events, END)) for events in client.events.values()}) == 1
     received.sort(key=event_order)
     assert len({event_order(event) for event in received}) == len(received) == 300 + 50 + 50
@@ -159,7 +159,7 @@ def test_event_has_the_fields_of_ptubes(one_shop: Shop) -> None:
     at = row.header.checkpoint
     (server_id,) = shop.server.sql("SELECT @@server_id")[0]
     assert at.serverId == server_id
-    # Whole seconds.
+    # The server logs whole seconds.
     assert int(started) <= at.timestamp / 1000 <= time.time()
     assert (at.eventIndex, end.header.checkpoint.eventIndex) == (0, 1)
     assert at.binlogOffset == end.header.checkpoint.binlogOffset
@@ -413,7 +413,7 @@ def test_killed_daemon_loses_and_duplicates_no_event_of_a_client(
             if written in (20, 40) and len(read) < written * rows:
                 daemon.kill()
                 daemon.start()
-                # What was received and not yet written when it died is read from the server again.
+                # Bytes received but not written before the kill are read from the server again.
                 shop.caught_up()
             try:
                 envelope = client.fetch(batch=3)

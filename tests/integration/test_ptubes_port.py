@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The port for clients of Ptubes as a port: bounds of answers, refusals, accounts, and its monitors."""
+"""The Ptubes port: bounds of responses, refusals, accounts, and monitors."""
 
 import gzip
 import json
@@ -61,7 +61,7 @@ def test_fetch_without_events_waits_for_its_timeout(shop: Shop) -> None:
         client.subscribe(LATEST)
         client.fetch(timeout_ms=1)
         started = time.monotonic()
-        # In any larger unit the answer would come after the connection's own timeout.
+        # In any larger unit the response would arrive after the connection's own timeout.
         assert client.fetch(timeout_ms=400).totalEventCount == 0
         assert time.monotonic() - started > 0.3
 
@@ -73,7 +73,7 @@ def test_waiting_fetch_is_answered_when_a_row_arrives(shop: Shop) -> None:
         for key in range(5):
             insert = threading.Thread(target=shop.sql, args=(f"INSERT INTO orders VALUES ({key}, 'a', 1)",))
             insert.start()
-            # An answer that the timeout ends has no events.
+            # A response that ends by timeout has no events.
             assert client.fetch(timeout_ms=WAIT_MILLISECONDS).totalEventCount > 0
             insert.join()
             shop.read_all(client)
@@ -95,7 +95,7 @@ def test_responses_are_compressed_if_the_client_accepts_that(shop: Shop) -> None
 
 
 def raw(port: int, *requests: bytes) -> bytes:
-    """Send bytes on one connection, and return all that comes back until it is closed."""
+    """Send bytes on one connection, and return all received bytes until it is closed."""
     with socket.create_connection(("127.0.0.1", port), timeout=WAIT_SECONDS_MAX) as connection:
         for request in requests:
             connection.sendall(request)
@@ -166,7 +166,7 @@ def test_client_gets_the_reason_why_the_log_cannot_be_read_further(shop: Shop) -
         assert (envelope.messageType, envelope.error_code) == (ERROR, 3)
         assert "StatementLogged" in envelope.error_message
         assert "binlog_format = ROW" in envelope.error_message
-        # The connection is closed, so the client asks for another daemon.
+        # The closed connection makes the client ask for another daemon.
         with pytest.raises(ConnectionError):
             client.fetch()
 
@@ -331,7 +331,7 @@ def test_monitors_see_the_status_and_no_password(shop: Shop) -> None:
         assert session["latestBinlogGetBinlogInfo"]["binlogOffset"] == client.latest.binlogOffset
         assert ask("/v1/containerInfo")["numPeers"] >= 1
         with shop.client() as other:
-            # Those of clients that left are forgotten once their connections have ended.
+            # Sessions of disconnected clients are removed once their connections have ended.
             wait_until(lambda: other.server_info(buffaloCheckpoint=LATEST)["writerTaskList"] == ["cache"])
     (task,) = ask("/v1/readerTaskInfo")
     assert (task["readerTaskName"], task["storageMode"]) == ("shop", "MIX")
@@ -340,5 +340,5 @@ def test_monitors_see_the_status_and_no_password(shop: Shop) -> None:
     (settings,) = ask("/v1/readerTaskRuntimeConf?allTask=true")
     assert ask("/v1/readerTaskRuntimeConf?taskName=shop&taskName=none") == [settings]
     assert ask("/v1/readerTaskRuntimeConf") == []
-    # A session is over when its connection is.
+    # A session ends with its connection.
     wait_until(lambda: not ask("/v1/clientSessionInfo"))

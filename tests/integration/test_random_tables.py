@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Random tables with random rows, written to real servers and read back equal, by value and as a replay."""
+"""Random tables with random rows are written to real servers and read back equal, by value and by replay."""
 
 import os
 from collections.abc import Callable
@@ -28,7 +28,7 @@ class Kind:
 
 
 def quoted(text: str) -> str:
-    """Return a text as a literal that no SQL mode, and no session charset, reads differently."""
+    """Return a text as a literal that is independent of the SQL mode and of the session charset."""
     return f"CONVERT(x'{text.encode().hex()}' USING utf8mb4)" if text else "''"
 
 
@@ -129,7 +129,7 @@ def identifier(name: str) -> str:
 def tables(draw: st.DrawFn) -> Table:
     name = draw(NAMES)
     columns = draw(st.lists(st.tuples(NAMES, st.sampled_from(KINDS)), min_size=1, max_size=12))
-    # Names of columns are compared without case, and by some collations without accents.
+    # Column names are compared without case, and in some collations without accents.
     columns = [(f"{column}{index}", kind) for index, (column, kind) in enumerate(columns)]
     statements: list[str] = []
     for key in range(draw(st.integers(1, 6))):
@@ -152,22 +152,22 @@ def tables(draw: st.DrawFn) -> Table:
 
 
 def write(server: Server, database: str, made: list[Table]) -> Any:
-    """Write the tables' rows into one log; returns its file."""
+    """Write the tables' rows into one log; return its file."""
     statements = []
     for number, table in enumerate(made):
         columns = ", ".join(f"{identifier(name)} {kind.text}" for name, kind in table.columns)
         name = identifier(f"{table.name}{number}")
         statements.append(f"CREATE TABLE {name} (id INT PRIMARY KEY, {columns}) CHARACTER SET utf8mb4")
-        # A literal's braces stay as they are: only the table's own place is filled.
+        # A literal's braces stay unchanged; only the placeholder of the table is replaced.
         statements += [statement.replace("{0}", name, 1) for statement in table.statements]
     server.sql(f"CREATE DATABASE {database}")
-    # Not strict, so that a text cut at a type's length, or a rounded number, is a value like any other.
+    # Not strict, so that truncated texts and rounded numbers are ordinary values.
     modes = "SET sql_mode = 'NO_BACKSLASH_ESCAPES'"
     return run_logged(server, modes, *statements, database=database)
 
 
 def comparable(value: Any, kind: str) -> Any:
-    """Return a value as the client library gives it: BIT as bytes, SET and ENUM as text on both sides."""
+    """Return a value in the client library's form: BIT as bytes, SET and ENUM as text on both sides."""
     if kind.startswith("BIT") and value is not None:
         return int.from_bytes(value) if isinstance(value, bytes) else value
     if kind.startswith("DECIMAL(65") and value is not None:
@@ -222,7 +222,7 @@ def test_random_tables_are_read_back_equal(
     def prove(made: list[Table]) -> None:
         database = f"random_{metadata.lower()}_{next(number)}"
         path = write(server, database, made)
-        # Without names in the log, its own CREATE TABLE statements tell them.
+        # Without names in the log, its CREATE TABLE statements provide them.
         schemas: dict[str, Any] | None = None if metadata == "FULL" else {}
         gathered: dict[str, list[Row]] = {}
         for batch in penstock.read_binlog([str(path)], f"{database}.*", schemas=schemas):

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A log decoded in ranges that are cut anywhere gives what the whole gives: no row lost, none twice.
+"""Ranges cut anywhere return the rows of the whole log: no row is lost or duplicated.
 
-This is what lets several executors decode one log at once, none of them knowing where a transaction begins.
+This lets several executors decode one log concurrently without knowing the transaction boundaries.
 """
 
 import random
@@ -23,7 +23,7 @@ SEED = 20260101
 
 
 def write_mixed_log(server: Server, database: str) -> Path:
-    """Write one file with all that a range can begin inside of; returns it."""
+    """Write one file with every structure that a range may start inside; return it."""
     return run_logged(
         server,
         "CREATE TABLE t (id INT PRIMARY KEY, name VARCHAR(200), note TEXT)",
@@ -51,7 +51,7 @@ def write_mixed_log(server: Server, database: str) -> Path:
 
 
 def joined(data: bytes, cuts: list[int], **options: object) -> Decoded:
-    """Decode each range between cuts by itself and put the results together in order."""
+    """Decode each range between cuts separately, and concatenate the rows in order."""
     out = Decoded()
     for start, stop in pairwise(cuts):
         part = decode_range(data, start, stop, **options)
@@ -67,7 +67,7 @@ def texts(decoded: Decoded) -> list[tuple[str, str]]:
 
 
 def in_order(decoded: Decoded) -> dict[str, list[pyarrow.Table]]:
-    """Return the rows of each table in the order in which they came, one Arrow table for each definition."""
+    """Return the rows of each table in order of arrival, one Arrow table per definition."""
     merged_tables: dict[str, list[pyarrow.Table]] = {}
     for table, batches in decoded.batches.items():
         for schema, group in groupby(batches, key=lambda batch: batch.schema):
@@ -87,7 +87,7 @@ def check_every_cut(data: bytes, cuts: list[list[int]], **options: object) -> No
 
 
 def all_single_cuts(data: bytes) -> list[list[int]]:
-    """Return every byte as a cut where the file is small, else all around event starts and random ones."""
+    """Return every byte as a cut for a small file, or cuts around event starts and random ones."""
     places = range(1, len(data))
     if len(data) > EVERY_BYTE_MAX:
         near = {
@@ -101,7 +101,7 @@ def all_single_cuts(data: bytes) -> list[list[int]]:
 
 
 def random_cuts(data: bytes, count: int = RANDOM_CUTS) -> list[list[int]]:
-    """Return several cuts at once: into two to thirty ranges."""
+    """Return several simultaneous cuts, for two to thirty ranges."""
     chance = random.Random(SEED)
     return [
         sorted(chance.sample(range(1, len(data)), chance.randint(1, min(29, len(data) - 1))))
@@ -197,7 +197,7 @@ def test_transaction_far_longer_than_a_range_is_returned_once(
 def test_event_like_bytes_inside_a_value_start_no_range(
     mysql_server: Server, fresh_database: FreshDatabase, start_server: StartServer
 ) -> None:
-    """A value that holds a binlog file is what a backup table of logs looks like."""
+    """A value that contains a binlog file occurs in backup tables of logs."""
     database = fresh_database(mysql_server)
     inner = write_mixed_log(mysql_server, database).read_bytes()
     path = run_logged(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files and live servers give the same rows, however they are named, cut, compressed or interrupted."""
+"""Files and live servers return the same rows, for any names, cuts, compression or interruptions."""
 
 import gzip
 import random
@@ -29,7 +29,7 @@ Row = dict[str, Any]
 
 
 class Written:
-    """A log on a server: three files, one table altered on the way, another beside it."""
+    """A log on a server: three files, one table altered in between, and another table."""
 
     def __init__(self, server: Server, database: str) -> None:
         self.server = server
@@ -213,7 +213,7 @@ def test_compressed_files_return_the_rows_of_plain_ones(written: Written, folder
     Path(f"{first}.gz").write_bytes(gzip.compress(first.read_bytes()))
     content = second.read_bytes()
     half = len(content) // 2
-    # Two frames and two levels, as a tool that appends would write it.
+    # Two frames with two compression levels, as an appending tool would write them.
     frames = [
         zstandard.ZstdCompressor(level=level).compress(part)
         for level, part in ((1, content[:half]), (19, content[half:]))
@@ -332,7 +332,7 @@ def test_walk_ends_at_the_last_transaction_within_the_limit(written: Written) ->
         at = source.walk(written.start, written.end, rows_max=40)
         assert at == written.middle
         assert source.walk(written.start, written.end, bytes_max=10**9) == written.end
-        # One transaction at least, however small the limit.
+        # At least one transaction, however small the limit.
         step = source.walk(written.middle, written.end, bytes_max=1)
         assert written.middle < step < written.end
         assert len(written.read(start=written.middle, end=step)) == 2
@@ -502,7 +502,7 @@ def test_connection_lost_anywhere_loses_and_duplicates_no_row(
     large: tuple[Server, str, Position], how: Any
 ) -> None:
     server, database, start = large
-    # Batches this small leave in the middle of the transaction, so a cut finds some of it handed out.
+    # Batches this small are returned inside the transaction, so a cut falls into a partly returned one.
     small = {"batch_rows_max": 100, "batch_bytes_max": 16_384, "held_bytes_max": 65_536}
     expected = read_live(server.url(), database, start, **small)
     assert len(expected) == 5 + 4000 + 2002
@@ -512,7 +512,7 @@ def test_connection_lost_anywhere_loses_and_duplicates_no_row(
             assert read_live(proxy.through(server.url()), database, start, **small) == expected
             proxy.disarm()
         cuts = proxy.cut_count
-        # Several losses inside one transaction: advancing, at the same place, and falling back.
+        # Several losses inside one transaction: advancing, at the same offset, and decreasing.
         sequences = (
             (150_000, 300_000, 500_000),
             (500_000, 500_000, 500_000),

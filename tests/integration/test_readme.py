@@ -22,7 +22,7 @@ from tools.servers import REPLICATION_PASSWORD
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 
-# The paths and the server that the page names, in the order in which they are replaced.
+# The paths and the server in the page, in the order of their replacement.
 BACKUP = "/backup/mysql-bin"
 SERVER = "mysql://repl@127.0.0.1:3306"
 SECRET = "/run/secrets/repl"
@@ -40,7 +40,7 @@ def examples(language: str) -> list[str]:
 
 @pytest.fixture
 def here(start_server: StartServer, tmp_path: Path) -> Words:
-    """Return a function that puts a real server's log, address and password in place of the page's."""
+    """Return a function that replaces the page's log, address and password with a real server's."""
     server = start_server("mariadb")
     server.sql("CREATE DATABASE shop")
     server.sql(
@@ -103,7 +103,7 @@ def test_subscriber_prints_every_change(here: Words, tmp_path: Path) -> None:
                 kinds += re.findall(r"\('(insert|update|delete)', ", line)
                 if "delete" in kinds:
                     break
-            # The page's program runs until somebody ends it.
+            # The page's program runs until it is stopped.
             running.kill()
     assert kinds == ["insert", "update", "delete"]
 

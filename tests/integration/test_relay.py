@@ -42,7 +42,7 @@ def cache() -> Iterator[Redis]:
 
 
 class Shop:
-    """A table, the cache it is relayed to, and the pipeline between them."""
+    """A table, the cache that it is relayed to, and the pipeline between them."""
 
     def __init__(
         self, server: Server, database: str, daemon: DaemonProcess, cache: Redis, folder: Path
@@ -70,9 +70,9 @@ class Shop:
         return pipeline_of_values(self.value | more, self.folder)
 
     def cached(self) -> dict[int, Any]:
-        """Return what the cache has, by id."""
+        """Return the cached values by id."""
         values_by_key = {key: self.cache.get(key) for key in self.cache.keys(f"{self.database}:*")}
-        # A key may go between the two questions.
+        # A key may be deleted between the two queries.
         return {int(key.rpartition(":")[2]): json.loads(text) for key, text in values_by_key.items() if text}
 
     def wait_for(self, wanted: Callable[[dict[int, Any]], bool]) -> None:
@@ -91,7 +91,7 @@ def shop(
 
 
 class Running:
-    """A relay in a thread, for as long as the block runs."""
+    """A relay that runs in a thread inside the block."""
 
     def __init__(self, settings: PipelineSettings, told: Any = None) -> None:
         self.relay = Relay(settings, on_batch=told)
@@ -157,7 +157,7 @@ def test_relay_keeps_up_with_writers_that_never_pause(shop: Shop) -> None:
     writer = threading.Thread(target=write)
     writer.start()
     try:
-        # The relay may be as fast as a slow writer, so it has something to make up for.
+        # The relay may be as fast as a slow writer, so it starts with a backlog.
         assert behind.wait(WAIT_SECONDS_MAX)
         with Running(shop.settings()) as running:
             wait_until(lambda: len(shop.cache.keys(f"{shop.database}:*")) > 1500)

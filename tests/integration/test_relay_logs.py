@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A replica's relay logs give the rows of its source's own log."""
+"""A replica's relay logs return the rows of its source's own log."""
 
 from typing import Any
 
@@ -25,7 +25,7 @@ def ids_of(source: Any) -> list[int]:
 
 
 def has_received(replica: Server, origin: Server) -> bool:
-    """Tell whether a replica's relay logs hold all of its source's log: a file is read at rest."""
+    """Tell whether a replica's relay logs hold its source's whole log, so that the files no longer change."""
     source, statement = ("Master", "SLAVE") if origin.family == "mariadb" else ("Source", "REPLICA")
     with replica.connect(cursorclass=DictCursor) as connection, connection.cursor() as cursor:
         cursor.execute(f"SHOW {statement} STATUS")

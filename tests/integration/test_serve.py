@@ -18,7 +18,7 @@ from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import Server, certificate
 
 IDLE_BYTES_MAX = 300 << 20
-# As long as a question may wait.
+# The longest allowed wait of a request.
 LONGEST_WAIT = 55
 
 
@@ -40,7 +40,7 @@ def table(server_of: Any) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def start(table: str, server_of: Any) -> Position:
-    """Where the daemon of this module begins, behind what the server writes a while after a new file."""
+    """The start of this module's daemon, after the server's delayed writes into a new file."""
     rotate(server_of("mariadb"))
     return head_of(server_of("mariadb"))
 
@@ -56,7 +56,7 @@ def daemon(
 
 
 def insert(server: Server, table: str, count: int = 1, width: int = 100) -> Position:
-    """Commit so many changes, and return where the server's log ends then."""
+    """Commit this many changes, and return the resulting end of the server's log."""
     server.sql(f"INSERT INTO {table} (b) VALUES (REPEAT('x', {width}));" * count)
     return head_of(server)
 
@@ -87,7 +87,7 @@ def test_ranges_equal_the_servers_bytes(
                 shop(daemon, "bytes", epoch=0, file=path.name, start=middle, stop=middle + 7)
                 == (own[middle : middle + 7])
             )
-            # Without a stop, and with one behind the end, it ends where the log does.
+            # Without a stop, or with a stop after the end, the response ends at the end of the log.
             behind = {"epoch": 0, "file": path.name, "start": middle}
             assert shop(daemon, "bytes", **behind) == own[middle : one["end"]]
             assert shop(daemon, "bytes", **behind, stop=1 << 40) == own[middle : one["end"]]
@@ -128,7 +128,7 @@ def test_waiting_request_for_the_head_returns_with_the_commit(
     waiting = [threading.Thread(target=wait) for _ in range(5)]
     for thread in waiting:
         thread.start()
-    # Nobody looks again and again meanwhile; the web server's own clock ticks ten times a second.
+    # Nothing polls in the meantime; the web server's own timer ticks ten times a second.
     wait_until(lambda: share_of_a_processor(daemon) < 0.3)
     assert came == []
     committed = time.monotonic()
@@ -137,7 +137,7 @@ def test_waiting_request_for_the_head_returns_with_the_commit(
         thread.join(WAIT_SECONDS_MAX)
     assert len(came) == 5
     assert all(found > head for found, _ in came)
-    # The commit woke them, and not the end of their time.
+    # The commit woke them, and not their timeout.
     assert max(at for _, at in came) - committed < LONGEST_WAIT / 2
     started = time.monotonic()
     head = head_of(mariadb_server)
@@ -146,7 +146,7 @@ def test_waiting_request_for_the_head_returns_with_the_commit(
 
 
 def share_of_a_processor(daemon: DaemonProcess) -> float:
-    """Return how much of a processor a daemon takes, over a second."""
+    """Return the processor share of a daemon, measured over a second."""
     started, cpu = time.monotonic(), daemon.cpu_seconds()
     time.sleep(1.0)
     return (daemon.cpu_seconds() - cpu) / (time.monotonic() - started)
@@ -233,7 +233,7 @@ def test_status_shows_each_instance(daemon: DaemonProcess, mariadb_server: Serve
         found = cli("status", "--url", f"http://127.0.0.1:{daemon.port}", "--json", "shop")
         status = json.loads(found.stdout)
         assert status["position"] == str(head)
-        # A server that was not heard for a while may have more.
+        # A server without recent events may have more changes.
         return (status["state"], status["lag_seconds"]) == ("running", 0)
 
     wait_until(is_up_to_date)
@@ -328,7 +328,7 @@ def test_daemon_asked_to_stop_leaves_everything_durable(
         assert_equal_to_server(tmp_path / "log" / "shop", mariadb_server, start)
         noted = json.loads((tmp_path / "log" / "shop" / "position.json").read_text())
         assert (noted["file"], noted["offset"]) == (head.file, head.offset)
-        # A second life goes on from there.
+        # The second process continues from there.
         daemon.start()
         head = insert(mariadb_server, f"{database}.t", 20)
         daemon.wait_for_head(head.file, head.offset)
@@ -379,7 +379,7 @@ def test_memory_log_throttles_the_server_for_its_readers(
         head = insert(mariadb_server, f"{database}.t", 80, width=100_000)
         status = daemon.wait_for(lambda status: status["state"] == "held")
         assert "cache" in status["why"]
-        # It stays where it is, whatever the server still sends.
+        # The position stays there, whatever the server sends.
         for _ in range(20):
             assert daemon.status()["position"] == status["position"]
         assert Position.parse(status["position"]).offset - first.offset < 4 << 20

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Changes over HTTP, asked for by a client that knows nothing of the daemon's code."""
+"""Changes over HTTP, requested by a client that shares no code with the daemon."""
 
 import http.client
 import json
@@ -23,7 +23,7 @@ from tests.support.daemon.process import DaemonProcess, Refused
 from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import Server
 
-# The flavors differ below this layer; its own tests run on both every day.
+# The flavors differ below this layer, whose own everyday tests run on both.
 pytestmark = pytest.mark.deep_flavors("mariadb")
 
 Row = tuple[object, ...]
@@ -45,7 +45,7 @@ class Shop:
 
 @dataclass
 class Answer:
-    """What came of one request."""
+    """The outcome of one request."""
 
     frames: list[tuple[dict[str, Any], bytes]] = field(default_factory=list)
 
@@ -80,7 +80,7 @@ class Answer:
 
 
 class Call:
-    """One request, whose answer is read frame by frame."""
+    """One request whose response is read frame by frame."""
 
     def __init__(self, daemon: DaemonProcess, body: dict[str, Any], token: str | None = None) -> None:
         self._connection = http.client.HTTPConnection("127.0.0.1", daemon.port, timeout=WAIT_SECONDS_MAX)
@@ -94,7 +94,7 @@ class Call:
     def __iter__(self) -> Iterator[tuple[dict[str, Any], bytes]]:
         while length := self._answer.read(4):
             head = json.loads(self._answer.read(struct.unpack(">I", length)[0]))
-            # To read nothing would wait for what comes next.
+            # An empty read would wait for the next bytes.
             yield head, self._answer.read(head["bytes"]) if head["bytes"] else b""
 
     def close(self) -> None:
@@ -157,7 +157,7 @@ def test_every_change_arrives_in_order_and_the_next_request_continues_after_it(s
     assert last["server_key"] == shop.daemon.get("/v1/instances/shop/epochs")["epochs"][0]["server_key"]
     assert changes(shop.daemon, start={"position": last["position"]}).of("batch") == []
 
-    # A little credit at a time gives the same rows.
+    # Small credits in sequence give the same rows.
     rows, start = [], {"time": "2026-01-01"}
     for _ in range(100):
         part = changes(shop.daemon, start=start, credit_bytes=1, batch_rows=7)
@@ -206,7 +206,7 @@ def test_where_condition_selects_the_same_rows_as_the_server(shop: Shop) -> None
                 newest.pop(row["id"])
             elif row["_change_type"] != "update_preimage":
                 newest[row["id"]] = key_of(row) in passed
-        # An updated row passes with its image before it, so it is asked of rows that were not updated.
+        # An updated row also passes by its before image, so only rows without updates are compared.
         still = {row_id for row_id, passes in newest.items() if passes and row_id > 10}
         assert still == {row_id for row_id in wanted if row_id > 10}, where
 
@@ -226,7 +226,7 @@ def test_update_passes_whole_if_one_of_its_images_does(shop: Shop) -> None:
 
 
 def test_shards_partition_the_rows_by_the_configured_columns(shop: Shop) -> None:
-    # Without the kinds: an update between two shards is a delete and an insert.
+    # Without the change types, because an update between two shards is a delete and an insert.
     whole = sorted(key_of(row | {"_change_type": ""}) for row in changes(shop.daemon).rows)
     for columns in ({}, {"shop.*": ["customer"]}):
         found: list[Row] = []
@@ -251,7 +251,7 @@ def test_update_that_moves_a_row_is_a_delete_and_an_insert_for_its_two_shards(sh
     shop.server.sql(
         "CREATE TABLE shop.moves (id INT PRIMARY KEY, customer INT, n INT);"
         " INSERT INTO shop.moves VALUES (1, 1, 0), (2, 2, 0);"
-        # Customers 1 and 2 are in two shards of 2, and 1 and 3 in one.
+        # Customers 1 and 2 are in different shards of 2; 1 and 3 are in the same.
         " UPDATE shop.moves SET customer = 2 WHERE id = 1; UPDATE shop.moves SET customer = 3 WHERE id = 1;"
         " UPDATE shop.moves SET customer = 1 WHERE id = 1; UPDATE shop.moves SET n = 1"
     )
@@ -281,7 +281,7 @@ def test_update_that_moves_a_row_is_a_delete_and_an_insert_for_its_two_shards(sh
         ("update_postimage", 2, 2),
     ]
     assert sorted(moved_rows([0, 1])) == sorted(one + other)
-    # A condition looks at each of the two by itself, and for `changes` they are still an update.
+    # A condition is evaluated on each half separately; for `changes` the halves are still an update.
     entered = [row for shard in (0, 1) for row in moved_rows([shard], where="customer = 2 AND id = 1")]
     assert sorted(entered) == [("delete", 1, 2), ("insert", 1, 2)]
     inserts = [row for shard in (0, 1) for row in moved_rows([shard], changes=["insert"])]
@@ -291,7 +291,7 @@ def test_update_that_moves_a_row_is_a_delete_and_an_insert_for_its_two_shards(sh
         for shown in shop.daemon.get("/v1/subscribers")["subscribers"]
         if shown["subscriber"] == "moves"
     }
-    # The whole was asked for once; the insert of customer 2 passed the condition too.
+    # The whole update was requested once; the insert of customer 2 passed the condition too.
     assert sorted(moved.values()) == [1, 2, 2]
 
 
@@ -426,7 +426,7 @@ def test_waiting_call_is_answered_when_a_row_arrives(shop: Shop) -> None:
         shop.server.sql("INSERT INTO shop.orders (note) VALUES ('news')")
         answer = Answer(list(call))
         assert [row["note"] for row in answer.rows] == ["news"]
-        # A call that waits for its time to be up says "wait", and has no row.
+        # A call that waits for its timeout ends with "wait" and without a row.
         assert answer.why == "credit"
 
 
@@ -455,7 +455,7 @@ def test_subscribers_are_listed_while_they_follow(shop: Shop) -> None:
     assert here["bytes"] > 1000
     assert shop.daemon.status()["subscribers"] >= 1
     call.close()
-    # The client says nothing more: that it is gone is seen without sending it anything.
+    # The client is silent; its disconnection is detected without sending to it.
     wait_until(lambda: (now := shown()) is None or not now["requests"])
 
 
@@ -559,7 +559,7 @@ def test_error_during_a_response_follows_all_whole_transactions(mysql_server: Se
         assert [row["id"] for row in answer.rows] == [1]
         (problem,) = answer.of("problem")
         assert problem["type"] == "StatementLogged"
-        # Asked again behind what came, the same error is told before an answer begins.
+        # A repeated request from the last position gets the same error before a response starts.
         with pytest.raises(Refused) as refused:
             changes(daemon, tables=["stops.*"], start={"position": answer.position})
         assert refused.value.problem["type"] == "StatementLogged"
@@ -591,6 +591,6 @@ def test_account_follows_only_permitted_tables(shop: Shop, tmp_path: Path) -> No
         assert refused("another") == (401, "AuthenticationFailed")
         assert refused("caches-token", subscriber="search/1") == (403, "AccessDenied")
         assert refused("caches-token", tables=["shop.other"]) == (403, "AccessDenied")
-        # What a pattern covers beside its own tables is left out.
+        # Other tables that match a pattern are excluded.
         answer = changes(daemon, "caches-token", subscriber="cache/1", tables=["shop.*"])
         assert {table for table, _ in answer.batches} == {"shop.orders"}

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pieces of a log are what a reader of the whole log gets, wherever they are cut whoever asks."""
+"""Pieces of a log equal the output of a reader of the whole log, wherever readers cut them."""
 
 import asyncio
 import itertools
@@ -47,15 +47,15 @@ Row = tuple[object, ...]
 _Found = TypeVar("_Found")
 
 VIEW = View("typed", TablePatterns("shop.*"))
-# Small, so that a log of a few hundred kilobytes has many.
+# Small, so that a log of a few hundred kilobytes has many pieces.
 GRID = 8 * 1024
 
-# What two follow is kept for a third.
+# Pieces that two readers follow are kept for a third.
 FOLLOWING: list[Cursor] = []
 
 
 class Instance:
-    """A log that is decoded, and nothing else of an instance."""
+    """The parts of an instance that decode its log."""
 
     name = "shop"
 
@@ -155,7 +155,7 @@ def run(question: Awaitable[_Found]) -> _Found:
 async def until_it_fails(
     pieces: Pieces, start: Position, kind: type[PenstockError]
 ) -> tuple[list[Piece], PenstockError]:
-    """Return the pieces up to an error of a kind, and the error."""
+    """Return the pieces up to an error of a type, and the error."""
     found: list[Piece] = []
     try:
         while (piece := await pieces.at(VIEW, found[-1].end if found else start)) is not None:
@@ -166,7 +166,7 @@ async def until_it_fails(
 
 
 async def chain(pieces: Pieces, start: Position, view: View = VIEW) -> list[Piece]:
-    """Return the pieces from a position to where the log ends, kept for others."""
+    """Return the pieces from a position to the end of the log, while the other pieces are kept."""
     found: list[Piece] = []
     FOLLOWING.extend(Cursor(pieces, view, Started(start)) for _ in range(2))
     while (piece := await pieces.at(view, found[-1].end if found else start)) is not None:
@@ -175,7 +175,7 @@ async def chain(pieces: Pieces, start: Position, view: View = VIEW) -> list[Piec
 
 
 def rows(batches: list[Any]) -> list[Row]:
-    """Return rows in commit order, those of each table as they came."""
+    """Return rows in commit order, those of each table in order of arrival."""
     return [
         (row["_commit_version"], batch.table, *map(str, row.values()))
         for batch in batches
@@ -228,7 +228,7 @@ def test_reader_of_a_growing_log_receives_the_same(recording: Recording, tmp_pat
 
 
 def transaction_ends(recording: Recording) -> list[Position]:
-    """Return where transactions of the first file end."""
+    """Return the ends of the transactions in the first file."""
     return [
         Position(0, recording.first.file, end)
         for _, _, kind, _, end, _ in recording.server.sql(f"SHOW BINLOG EVENTS IN '{recording.first.file}'")
@@ -261,7 +261,7 @@ def test_fifty_followers_cost_one_decoding(log: Log) -> None:
             ends = []
             while (piece := await cursor.next(0)) is not None:
                 ends.append(piece.end)
-                # Each has a pace of its own.
+                # Each follower has its own speed.
                 await asyncio.sleep(0)
             return ends
 
@@ -333,7 +333,7 @@ def test_large_transaction_is_delivered_in_parts_to_readers_that_accept_them(
         cursors = [Cursor(pieces, VIEW, Started(started), in_parts=True) for _ in range(count)]
         received: list[list[Piece]] = [[] for _ in cursors]
         for at, cursor in enumerate(cursors):
-            # One after the other, so that whoever comes later finds neither decoder nor memory.
+            # One after the other, so that a later reader shares neither decoder nor memory.
             while (piece := await cursor.next(0)) is not None:
                 received[at].append(piece)
         return pieces, received
@@ -387,7 +387,7 @@ def test_ptubes_session_reads_a_large_transaction_in_parts(log: Log, monkeypatch
             content = await session.fetch(FetchRequest(100, 1 << 20, 0.1), asyncio.Event())
             answer = RdsEnvelope.FromString(content)
             assert not shards or answer.HasField("latestCheckpoint")
-            # Where the time is up before there are events, the next answer goes on.
+            # If the timeout ends a response without events, the next response continues.
             if not answer.totalEventCount and shown.position == log.visible:
                 return shards
             shards += shards_of(answer).get(0, [])
@@ -506,7 +506,7 @@ def commit_times(piece: Piece) -> list[int]:
 
 def test_gtid_set_logged_in_another_order_excludes_its_transactions(recording: Recording, log: Log) -> None:
     whole = rows_of_log(log.folder)
-    # Tests before this one gave the shared server transactions of other servers, and with tags.
+    # Earlier tests have added tagged transactions of other servers to the shared server.
     sets = dict(gtid_range.strip().split(":", 1) for gtid_range in log.gtid_set(log.head()).split(","))
     numbers, *tagged = sets[uuid := recording.server.sql("SELECT @@server_uuid")[0][0]].split(":")
     last = int(numbers.rpartition("-")[2])
@@ -581,7 +581,7 @@ def test_disconnecting_reader_affects_no_other(log: Log) -> None:
         start[1].cancel()
         piece = await start[2]
         assert piece is not None
-        # Where nobody waits any longer, it ends too, and whoever comes later gets it all the same.
+        # The task ends without waiters as well, and a later reader gets its piece.
         position = piece.end
         alone = asyncio.create_task(pieces.at(VIEW, position))
         await asyncio.sleep(0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The servers that other tests rely on: private, on loopback, and gone with their owner."""
+"""The servers of other tests: private, on loopback, and stopped with their owner."""
 
 import os
 import shutil
@@ -28,7 +28,7 @@ from tools.servers.__main__ import main
 from tools.servers.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
-# Three processes that start at once make one template, one after the other.
+# Three processes that start at once build one template, one after the other.
 TEMPLATE_SECONDS_MAX = 3 * WAIT_SECONDS_MAX
 
 
@@ -36,7 +36,7 @@ def _is_gone(pid: int) -> bool:
     try:
         return "\nState:\tZ" in Path(f"/proc/{pid}/status").read_text()
     except (FileNotFoundError, ProcessLookupError):
-        # It may end between the opening of the file and the reading.
+        # The process may end between opening and reading the file.
         return True
 
 
@@ -88,7 +88,7 @@ def test_binlog_program_of_the_flavor_reads_the_binlog_files(
     server: Server, fresh_database: FreshDatabase
 ) -> None:
     database = fresh_database(server)
-    # What other tests have written stays out of what the program prints.
+    # Excludes the rows of other tests from the program's output.
     server.sql("FLUSH BINARY LOGS")
     files = server.binlog_files()
     server.sql("CREATE TABLE t (a INT); INSERT INTO t VALUES (1), (2); FLUSH BINARY LOGS", database=database)
@@ -200,7 +200,8 @@ def test_tls_certificate_is_signed_by_an_authority_that_clients_can_verify(start
 @pytest.mark.deep(keep=("kill",))
 @pytest.mark.parametrize("ending", ["os.kill(os.getpid(), 9)", "sys.exit()", "raise RuntimeError"])
 def test_server_ends_when_its_owner_ends_in_any_way(mariadb_server: Server, ending: str) -> None:
-    # The server is started in a thread that is over before its owner, which must not end the server.
+    # The server is started in a thread that ends before its owner; the end of the thread must not stop the
+    # server.
     owner = _python(
         "import os, sys, threading, time\n"
         "from tools.servers import Server\n"
@@ -283,7 +284,7 @@ def test_command_starts_in_the_foreground_and_stops_by_directory(
 
 
 def test_command_ends_its_server_when_interrupted(mariadb_server: Server) -> None:
-    # A port of this process: once the command has ended, nobody else is given it.
+    # A port of this process, which no other process receives after the command has ended.
     port = free_port()
     running = subprocess.Popen(
         [sys.executable, "-m", "tools.servers", "start", "mariadb", "--port", str(port)],

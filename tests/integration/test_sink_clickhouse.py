@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The ClickHouse sink against ClickHouse's own engine: what versions decide, and what its types hold."""
+"""The ClickHouse sink on ClickHouse's own engine: row versions, and the limits of its types."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -56,7 +56,7 @@ def rows_of(server: ClickHouse, statement: str) -> list[tuple[Any, ...]]:
 
 
 def written(sink: Sink, *changes: Changes, number: int = 1) -> list[Receipt]:
-    """Write each of some changes in a task of its own, one batch."""
+    """Write each of some changes in its own task of one batch."""
     mark = BatchMark("pipe", "g", number)
     receipts = []
     for part, change in enumerate(changes):
@@ -82,7 +82,7 @@ def test_order_of_writing_tasks_does_not_matter(server: ClickHouse, database: st
         ORDERS,
         update(9, {"id": 1, "name": "a"}, {"id": 1, "name": "b"}),
         delete(9, 1, id=2, name="x"),
-        # A key change is the end of the old key.
+        # A key change deletes the old key.
         update(9, {"id": 3, "name": "c"}, {"id": 4, "name": "c"}, 2),
     )
     early = changes_of(

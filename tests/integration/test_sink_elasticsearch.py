@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Elasticsearch sink against a real node: what versions decide, how values are found, what is refused."""
+"""The Elasticsearch sink on a real node: row versions, searches, and refused values."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -80,7 +80,7 @@ def test_documents_follow_rows_and_their_keys(server: Elasticsearch, sink: Sink,
     ]
     for _ in range(2):
         write(sink, orders, *late)
-    # What comes again from before has been overtaken.
+    # A retried earlier row is stale.
     write(sink, orders, insert(5, id=1, name='a"\n'), insert(5, 2, id=3, name="c"))
     wanted = {
         "1": {"_commit_version": 6, "id": 1, "name": "x"},

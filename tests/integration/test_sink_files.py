@@ -44,7 +44,7 @@ def stage(sink: Sink, number: int, part: int, *changes: Changes) -> Receipt:
 
 
 def rows(tmp_path: Path, table: str = "shop/orders") -> list[dict[str, Any]]:
-    """Return a feed's rows as whoever reads the folder has them."""
+    """Return a feed's rows as readers of the folder see them."""
     folder = tmp_path / "feed" / table
     if not list(folder.glob("[!_]*")):
         return []

@@ -54,7 +54,7 @@ def write(sink: Sink, *changes: Changes, mark: BatchMark = MARK) -> Receipt:
 
 
 def messages_of(request: Received) -> list[Any]:
-    """The messages of a request with lines."""
+    """Return the messages of a request with one message per line."""
     assert request.headers["Content-Type"] == "application/x-ndjson"
     return [json.loads(line) for line in request.body.splitlines()]
 
@@ -74,7 +74,7 @@ def test_requests_are_bounded_in_bytes(endpoint: HttpEndpoint) -> None:
     assert len(endpoint.received) > 3
     assert all(len(request.body) <= 700 for request in endpoint.received)
     endpoint.received.clear()
-    # A message that is larger goes alone.
+    # A larger message is sent alone.
     write(sink_of(endpoint, bytes=1), some(2))
     assert [len(messages_of(request)) for request in endpoint.received] == [1] * 4
 
@@ -111,7 +111,7 @@ def test_request_is_retried_under_the_same_idempotency_key(endpoint: HttpEndpoin
     assert len(endpoint.received) == 5
     assert len(set(keys[:4])) == 1
     assert keys[4] != keys[0]
-    # The batch comes again with the same keys, another batch with others.
+    # The retried batch has the same idempotency keys, another batch has others.
     endpoint.received.clear()
     write(sink, some())
     assert [request.headers["Idempotency-Key"] for request in endpoint.received] == keys[3:]

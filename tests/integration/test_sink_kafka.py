@@ -44,7 +44,7 @@ def broker(missing_part: MissingPart) -> Iterator[Kafka]:
 
 @pytest.fixture
 def table() -> str:
-    """A name that no test before used, for a table and so for its topic."""
+    """A fresh name for a table and its topic."""
     return f"shop.orders_{next(_numbers)}"
 
 
@@ -90,7 +90,7 @@ def test_changes_become_messages_with_their_keys_and_tombstones(broker: Kafka, t
     by_key: dict[bytes | None, list[Any]] = defaultdict(list)
     for record in records(broker, table):
         by_key[record.key].append(record.message and record.message["op"])
-    # The old key of a row that moved is deleted, as Debezium has it.
+    # The old key of a moved row is deleted, as in Debezium.
     assert by_key == {b'{"id":1}': ["c", "u", "d", None], b'{"id":2}': ["c", "d", None]}
 
 
@@ -238,7 +238,7 @@ def test_grown_topic_is_detected_with_the_next_batch(broker: Kafka, table: str, 
     write(sink, mark(1, table), rows)
     assert set(partitions_of_keys(broker, table).values()) == {0, 1}
     grow(broker, table, 7)
-    # The same process goes on, with the producer of the batch before.
+    # The same process continues with the producer of the previous batch.
     write(sink, mark(2, table), rows)
     placed = [(record.key, record.partition) for record in records(broker, table)]
     assert {partition for _, partition in placed} == set(range(7))
@@ -260,7 +260,7 @@ def test_parts_of_a_batch_share_the_partition_count_that_the_driver_read(broker:
         writer = pickle.loads(pickle.dumps(sink)).open(at, part)
         writer.write(rows)
         writer.finish()
-        # The second part is opened by another process, when the topic has grown.
+        # Another process opens the second part after the topic has grown.
         grow(broker, table, 7)
     received = records(broker, table)
     assert len(received) == 2 * 59
@@ -278,13 +278,13 @@ def test_repeated_batch_is_stored_once(broker: Kafka, table: str) -> None:
     sink = sink_of(broker)
     assert sink.delivery is Delivery.EXACTLY_ONCE
     for _ in range(2):
-        # The second time another process has it, and knows nothing of the first.
+        # The second attempt runs in another process without the first one's memory.
         write(pickle.loads(pickle.dumps(sink)), mark(1, table), some(table))
     write(sink, mark(1, table), some(table))
     assert len(records(broker, table)) == 7
     write(sink, mark(2, table), some(table))
     assert len(records(broker, table)) == 14
-    # After a reset numbers begin again.
+    # After a reset batch numbers start again.
     write(sink, BatchMark(table, "2", 1), some(table))
     assert len(records(broker, table)) == 21
 
@@ -298,7 +298,7 @@ def test_unfinished_transaction_is_never_visible(broker: Kafka, table: str) -> N
     aborted = sink.open(mark(1, table), 0)
     aborted.write(some(table))
     aborted.abort()
-    # This one is gone without a word, as after kill -9.
+    # This writer vanishes like a process after kill -9.
     lost = sink.open(mark(1, table), 0)
     lost.write(some(table))
     lost._producer.flush()  # type: ignore[attr-defined]
@@ -320,7 +320,7 @@ def test_fenced_producer_commits_nothing(broker: Kafka, table: str) -> None:
         first.finish()
     second.finish()
     assert len(records(broker, table)) == 7
-    # It could not begin another batch either, and whoever opens anew can.
+    # The fenced writer cannot start another batch; a newly opened writer can.
     write(sink, mark(2, table), some(table))
     assert len(records(broker, table)) == 14
 
@@ -333,7 +333,7 @@ def test_fenced_producer_gets_the_same_error_from_any_call(broker: Kafka, table:
         first = sink.open(mark(number, table), 0)
         first.write(some(table))
         second = sink.open(mark(number, table), 0)
-        # The broker's answer is there by now or comes while the client waits, as it happens.
+        # The broker's response arrives before or during the client's wait.
         time.sleep(0.03 * (number - 1))
         with pytest.raises(LeaseLost):
             first.finish()
@@ -378,7 +378,7 @@ def test_transaction_before_a_reset_hides_no_number(
         {
             "bootstrap.servers": broker.servers,
             "transactional.id": f"stale/{table}",
-            # Brokers end it by themselves only when the test is long over.
+            # The broker's own timeout is longer than the test.
             "transaction.timeout.ms": 900_000,
         }
     )
@@ -483,7 +483,7 @@ def test_topics_hold_the_source_rows_under_their_keys(
     size = -(-len(corpus.changes) // 3)
     for number, start in enumerate(range(0, len(corpus.changes), size), 1):
         for _ in range(2):
-            # Each batch comes twice, as if its process had died before it could record it.
+            # Each batch is written twice, as if its process had died before it could record it.
             again = pickle.loads(pickle.dumps(sink))
             write_batch(again, corpus.changes[start : start + size], number)
     for name, target in each(corpus.targets.items()):
@@ -522,6 +522,6 @@ def test_killed_broker_loses_and_duplicates_nothing(broker: Kafka, table: str) -
             return False
         return True
 
-    # Whether that was committed or not, the batch comes again.
+    # The batch is retried whether it was committed or not.
     wait_until(is_written)
     assert len(records(broker, table)) == 14

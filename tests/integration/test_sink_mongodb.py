@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The MongoDB sink against a server that speaks its protocol: what becomes of keys, and what BSON holds."""
+"""The MongoDB sink on a server that speaks its protocol: document keys, and the limits of BSON."""
 
 from collections.abc import Callable, Iterator
 from datetime import date, datetime

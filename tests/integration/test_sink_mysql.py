@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the MySQL sink does beside every target of SQL (tests/conformance/test_sinks_sql.py)."""
+"""The MySQL sink beyond the common SQL tests (tests/conformance/test_sinks_sql.py)."""
 
 import itertools
 import time
@@ -30,7 +30,7 @@ _databases = itertools.count(1)
 def backend(
     request: pytest.FixtureRequest, server_of: Callable[[str], Server], missing_part: MissingPart
 ) -> MysqlBackend:
-    """Each server of the protocol in turn."""
+    """Yield each server that speaks the protocol."""
     backend = running_backend(request.param, request.config, server_of, missing_part)
     assert isinstance(backend, MysqlBackend)
     return backend
@@ -54,7 +54,7 @@ def seats(database: str) -> Target:
 def test_key_that_changes_its_case_stays_one_row(
     order: tuple[int, int], backend: MysqlBackend, database: str
 ) -> None:
-    """Both halves of the change may reach different writers, in either order."""
+    """The two halves of the change may reach different writers, in either order."""
     names = target_of({"name": "varchar(20)", "count": "int"}, ["name"], name=f"{database}.names")
     backend.sql(f"CREATE DATABASE {database}")
     backend.sql(f"CREATE TABLE {names.name} (name VARCHAR(20) PRIMARY KEY, count INT) CHARACTER SET utf8mb4")
@@ -74,7 +74,7 @@ def test_deadlock_victim_is_retried(backend: MysqlBackend, seats: Target) -> Non
     rows = range(400)
     write_batch(sink, [changes_of(seats, *(insert(1, row, id=row, seat=row) for row in rows))], 1)
     with backend.server.connect(autocommit=False) as other, other.cursor() as cursor:
-        # The server ends the transaction with fewer changes.
+        # The server rolls back the transaction with fewer changes.
         for label in range(20):
             cursor.execute(f"UPDATE {seats.name} SET label = '{label}' WHERE id >= 200")
         changed = [
@@ -94,7 +94,7 @@ def wait_for_lock(server: Server) -> None:
     """Wait until a transaction waits for another one."""
 
     def is_waited() -> bool:
-        # The server refreshes this table only if nobody has read it for a tenth of a second.
+        # The server refreshes this table only if it was not read for a tenth of a second.
         time.sleep(0.15)
         return bool(server.sql("SELECT 1 FROM information_schema.INNODB_TRX WHERE trx_state = 'LOCK WAIT'"))
 
@@ -190,7 +190,7 @@ def test_unexpected_source_values_are_written_unchanged(backend: MysqlBackend, d
     rows = backend.sql(
         f"SELECT id, kind + 0, HEX(plain), HEX(text), CAST(day AS CHAR) FROM {odd.name} ORDER BY id"
     )
-    # MySQL accepts no byte above 127 in a column of ASCII, MariaDB does.
+    # MySQL accepts no byte above 127 in a column of ASCII; MariaDB does.
     plain = rows[0][2]
     assert rows == [(1, 1, plain, None, "2026-00-15"), (2, 0, None, None, None), (3, 0, None, None, None)]
     lost = dict(receipt.unrepresentable)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the PostgreSQL sink does beside every target of SQL (tests/conformance/test_sinks_sql.py)."""
+"""The PostgreSQL sink beyond the common SQL tests (tests/conformance/test_sinks_sql.py)."""
 
 import itertools
 from collections.abc import Callable
@@ -89,7 +89,7 @@ def test_writer_recovers_from_a_lost_connection_if_it_kept_its_rows(
     visits = target_of({"page": "varchar(20)"}, [], name=f"{schema}.visits")
     first = changes_of(visits, *(insert(1, row, page=str(row)) for row in range(100)))
     later = changes_of(visits, *(insert(2, row, page=str(row)) for row in range(100, 110)))
-    # In both cases the first rows are sent at once; a writer keeps up to twice what it holds.
+    # In both cases the first rows are sent at once; a writer buffers up to twice its limit.
     sink = backend.sink(held_bytes=first.rows.nbytes * 3 // 4 if kept else 1024)
     sink.prepare(visits, Evolution.EVOLVE)
     writer = sink.open(BatchMark("test", "1", 1), 0)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Redis sink against a Redis server: what becomes of keys, and what its answers mean."""
+"""The Redis sink on a Redis server: keys, values, and error responses."""
 
 import json
 from collections.abc import Iterator
@@ -82,7 +82,7 @@ def test_values_follow_rows_and_their_keys(server: Redis, client: Any) -> None:
         update(6, {"id": 1, "name": "ä\r\n"}, {"id": 1, "name": "b", "plan": '{"a": 1}'}),
         delete(7, id=2),
         update(8, {"id": 3}, {"id": 4}),
-        # Two rows change places, in one statement.
+        # One statement swaps two rows.
         update(9, {"id": 1, "name": "b"}, {"id": 9, "name": "b"}),
         update(9, {"id": 4}, {"id": 1, "name": "was 4"}, 1),
     )
@@ -117,7 +117,7 @@ def test_keys_and_values_are_rendered_by_templates(server: Redis, client: Any) -
             ORDERS,
             insert(5, id=1, name="ann", plan='{"level": "gold"}'),
             insert(5, 1, id=2, name="bob", plan='{"level": 3}'),
-            # Who has no name has no key.
+            # A row without a name has no key.
             insert(5, 2, id=3),
         ),
     )
@@ -194,7 +194,7 @@ def test_truncation_deletes_only_the_keys_of_its_table(server: Redis, client: An
 
 
 def test_many_commands_are_pipelined(server: Redis, client: Any) -> None:
-    # Several times what may be under way.
+    # Several times the number of commands in flight.
     rows = 25_000
     target = target_of({"id": "int", "name": "text"})
     long = changes_of(
@@ -259,7 +259,7 @@ def test_dead_server_is_reported(server: Redis) -> None:
 
 def test_cluster_node_is_refused_before_the_start(server: Redis, client: Any) -> None:
     assert sink_of(server).check() == []
-    # The port at which nodes talk is its own, else it is 10,000 above the other, where there may be none.
+    # The bus port of the nodes is configured, because the default (10,000 higher) may not exist.
     with Redis("--cluster-enabled", "yes", "--cluster-port", str(free_port())) as node:
         [finding] = sink_of(node).check()
         assert finding.fatal

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A daemon's log over HTTP gives what its server's files give, over lost connections and lost daemons."""
+"""A daemon's log over HTTP returns the rows of its server's files, despite lost connections and daemons."""
 
 import json
 import os
@@ -42,19 +42,19 @@ from tests.support.logstore.folders import binlogs
 from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import Proxy, Server, certificate
 
-# The flavors differ below this layer; its own tests run on both every day.
+# The flavors differ below this layer, whose own everyday tests run on both.
 pytestmark = pytest.mark.deep_flavors("mariadb")
 
 Row = tuple[object, ...]
 
-# What differs between the families runs on both; the rest speaks HTTP alone.
+# Tests of differences between the families run on both; all other tests only use HTTP.
 on_both = pytest.mark.parametrize("served", ["mysql", "mariadb"], indirect=True)
 on_one = pytest.mark.parametrize("served", ["mysql"], indirect=True)
 
 
 @dataclass
 class Served:
-    """A server that logs no names of columns, and two daemons: one has all of it, one its later part."""
+    """A server without column names in its log, a daemon with the whole log, and one with its later part."""
 
     server: Server
     whole: DaemonProcess
@@ -62,12 +62,12 @@ class Served:
 
     @property
     def url(self) -> str:
-        """The first daemon alone."""
+        """The URL of the first daemon alone."""
         return url_of(self.whole)
 
     @property
     def both(self) -> str:
-        """Both daemons, the one with the later part first."""
+        """The URL of both daemons, the one with the later part first."""
         return f"penstock://127.0.0.1:{self.later.port},127.0.0.1:{self.whole.port}/shop"
 
 
@@ -87,7 +87,7 @@ def rows_of(
     schemas: Source | None = None,
     **options: int,
 ) -> list[Row]:
-    """Return the rows of ranges, by default of all there is, in commit order."""
+    """Return the rows of ranges in commit order, by default of the whole log."""
     read_rows: list[Row] = []
     for byte_range in source.split() if ranges is None else ranges:
         for batch in read_range(source, byte_range, None, LoggedTables(schemas or source), **options):
@@ -386,7 +386,7 @@ def test_connection_cut_anywhere_loses_and_duplicates_no_row(served: Served) -> 
         for sequence in ((400_000, 150_000), (400_000, 150_000, 5_000, 300_000)):
             for after in sequence:
                 proxy.cut_after(after)
-            # With this bound a transaction leaves in parts, so a cut finds some of it handed out.
+            # With this bound a transaction is returned in parts, so a cut falls into a partly returned one.
             source = opened(url_of(served.whole, proxy.port))
             assert rows_of(source, held_bytes_max=1) == whole, sequence
             proxy.disarm()
@@ -412,13 +412,13 @@ def test_another_daemon_takes_over_in_the_middle_of_a_range(served: Served) -> N
         ranges = switching.split(begin)
         reading = read_range(switching, ranges[0], None, LoggedTables(switching), batch_rows_max=20)
         batches = [next(reading)]
-        # The first daemon dies with an answer on its way, and stays away.
+        # The first daemon dies during a response, and does not return.
         assert first.cut() >= 1
         first.refuse()
         batches += list(reading)
         assert sum(batch.rows for batch in batches) == len(expected)
         assert rows_of(switching, ranges) == expected
-        # What the other one does not have is refused by name, not left out.
+        # Transactions missing from the other daemon are refused by name, not skipped.
         with pytest.raises(PositionPurged):
             switching.split(source.earliest())
 
@@ -448,7 +448,7 @@ def test_daemons_with_different_epoch_numbers_are_interchangeable(served: Served
     gtid_set = opened(served.url).gtid_set(head)
     folder = tmp_path / "log"
     with Log.open(folder / "shop") as log:
-        # This daemon's log once followed another server, of which nothing is left.
+        # This daemon's log once followed another server, whose segments are gone.
         log.begin_epoch(
             epoch=0,
             server_key="another",
@@ -471,7 +471,7 @@ def test_daemons_with_different_epoch_numbers_are_interchangeable(served: Served
         begin = replace(other.earliest(), epoch=0)
         expected = rows_of(first, first.split(begin))
         assert len(expected) == 3
-        # Planned at one daemon, read from the other: under the numbers of the first.
+        # Planned at one daemon and read from the other, with the epoch numbers of the first.
         hosts = f"penstock://127.0.0.1:1,127.0.0.1:{daemon.port}/shop"
         moved = open_source(replace(SourceOptions.parse(hosts), epochs=tuple(first.epochs())))
         assert rows_of(moved, first.split(begin)) == expected

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A log folder gives what the files it was made of give: the same rows, at the same positions."""
+"""A log folder returns the rows of its source files at the same positions."""
 
 import json
 import random
@@ -45,7 +45,7 @@ from tests.support.suite.nonempty import each
 from tests.support.suite.patience import WAIT_SECONDS_MAX
 from tools.servers import Server
 
-# The flavors differ below this layer; its own tests run on both every day.
+# The flavors differ below this layer, whose own everyday tests run on both.
 pytestmark = pytest.mark.deep_flavors("mariadb")
 
 SEED = 20261121
@@ -54,7 +54,7 @@ Row = tuple[object, ...]
 
 @dataclass
 class Kept:
-    """A server's closed binlog files, and the log that was made of them."""
+    """A server's closed binlog files, and the log captured from them."""
 
     server: Server
     files: FileSource
@@ -68,7 +68,7 @@ class Kept:
 
 
 def write_changes(server: Server) -> None:
-    """Change tables over several files: transactions of all sizes, definitions that move, a dropped table."""
+    """Change tables over several files: transactions of all sizes, changing definitions, a dropped table."""
     server.sql("CREATE DATABASE shop")
     server.sql("CREATE TABLE shop.orders (id INT PRIMARY KEY AUTO_INCREMENT, note VARCHAR(400))")
     server.sql("CREATE TABLE shop.gone (id INT PRIMARY KEY, word VARCHAR(20))")
@@ -94,7 +94,7 @@ def write_changes(server: Server) -> None:
 
 @pytest.fixture(scope="module", params=["mysql", "mariadb"])
 def kept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
-    """A server that logs no names of columns, and its log."""
+    """A server without column names in its log, and its captured log."""
     flavor = str(request.param)
     if flavor not in request.config.getoption("--server-flavors"):
         pytest.skip(f"{flavor}: left out by --server-flavors")
@@ -112,7 +112,7 @@ def rows_of(
 ) -> list[Row]:
     """Return the decoded rows of ranges in commit order, without the instance's name.
 
-    `schemas` is the log that tells definitions, by default the source itself.
+    `schemas` is the log that provides definitions, by default the source itself.
     """
     read_rows: list[Row] = []
     for range_ in ranges:
@@ -132,7 +132,7 @@ def all_rows(source: Source) -> list[Row]:
 
 
 def boundaries(files: FileSource) -> list[tuple[Position, str]]:
-    """Return each end of a transaction, with the GTIDs before it as the files tell them."""
+    """Return each end of a transaction, with the GTIDs before it according to the files."""
     actual_rows = []
     for byte_range in files.split():
         for batch in TransactionWalk(files, byte_range):
@@ -145,7 +145,7 @@ def boundaries(files: FileSource) -> list[tuple[Position, str]]:
 
 
 def rows_in_files(kept: Kept, start: Position | None = None, end: Position | None = None) -> list[Row]:
-    """Return what the files hold, with the definitions that the log keeps."""
+    """Return the rows of the files, decoded with the log's definitions."""
     return rows_of(kept.files, kept.files.split(start, end), None, kept.log())
 
 
@@ -285,7 +285,7 @@ def test_position_missing_from_the_log_is_refused_by_name(kept: Kept, tmp_path: 
 
 
 def boundaries_in(files: FileSource, file: str) -> list[Position]:
-    """Return each end of a transaction of one file."""
+    """Return each end of a transaction in one file."""
     whole = ByteRange(0, file, 4, None, aligned=True)
     return [
         Position(0, file, end)
@@ -301,7 +301,7 @@ def test_missing_file_is_named_as_a_gap(kept: Kept, tmp_path: Path) -> None:
     source = open_source(SourceOptions.parse(tmp_path / "shop"))
     with pytest.raises(SequenceGap, match=rf"nothing between {first}:\d+ and {third}:\d+"):
         source.split()
-    # On either side of it the log reads as ever.
+    # On either side of it the log reads as before.
     assert rows_of(source, source.split(Position(0, third, 4)), None, kept.log())
     assert (
         rows_of(source, source.split(None, source.extents(None, Position(0, first, 500))[-1].position)) == []
@@ -361,7 +361,7 @@ def test_reader_beside_the_writer_sees_whole_transactions_as_they_arrive(kept: K
         source = open_source(SourceOptions.parse(tmp_path / "shop"))
         assert source.head() == places[5]
         assert rows_of(source, source.split()) == rows_in_files(kept, None, places[5])
-        # The writer is in the middle of a transaction.
+        # The writer is inside a transaction.
         (segment,) = (tmp_path / "shop").glob("*/*.binlog")
         before = segment.stat().st_size
         torn = kept_bytes(kept, file, places[5].offset, places[6].offset)[:-7]
@@ -386,7 +386,7 @@ def kept_bytes(kept: Kept, file: str, start: int, stop: int) -> bytes:
 
 @pytest.fixture(scope="module")
 def failed_over(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Path]:
-    """A log of two servers: the second replayed the first's transactions in another order, and went on."""
+    """A log of two servers: the second replayed the first's transactions in another order, and continued."""
     if "mysql" not in request.config.getoption("--server-flavors"):
         pytest.skip("mysql: left out by --server-flavors")
     folder = tmp_path_factory.mktemp("epochs") / "shop"
@@ -401,7 +401,7 @@ def failed_over(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixtur
         uuid = str(first.sql("SELECT @@server_uuid")[0][0])
         for number in (1, 2):
             run_as(second, uuid, number, "CREATE DATABASE shop" if number == 1 else CREATE_T)
-        # Another order, as a replica with several workers has it.
+        # Another order, like that of a replica with several workers.
         for number in (3, 4, 5, 8, 6, 7, 10, 9):
             run_as(second, uuid, number, f"INSERT INTO shop.t VALUES ({number - 2}, 'first')")
         second.sql("INSERT INTO shop.t VALUES (100, 'second'), (101, 'second')")
@@ -409,7 +409,7 @@ def failed_over(tmp_path_factory: pytest.TempPathFactory, request: pytest.Fixtur
         files, second_log = binlogs(first), binlogs(second)
         with open_log(folder) as log:
             keep(log, first, files, end=boundaries_in(files, files.extents()[0].file)[7])
-            # The log has 1 to 8; on the second server 8 comes before 6, so what follows 5 begins with 8.
+            # The log has 1 to 8; on the second server 8 comes before 6, so the range after 5 starts with 8.
             begin = boundaries_in(second_log, second_log.extents()[0].file)[4]
             keep(log, second, second_log, epoch=1, start=begin)
         for name, server, whole in (("first", first, files), ("second", second, second_log)):
@@ -431,7 +431,7 @@ def test_reading_continues_across_a_change_of_the_server(failed_over: Path) -> N
     assert isinstance(source, LogSource)
     rows = [row for row in all_rows(source) if row[3] == "shop.t"]
     inserted = [str(row[8]) for row in rows if row[4] == "insert"]
-    # What both servers have comes once, and commit versions rise over the change.
+    # Transactions of both servers are returned once, and commit versions increase across the change.
     assert sorted(inserted) == sorted(f"('id', {number})" for number in [*range(1, 9), 100, 101])
     versions = [int(str(row[0])) for row in rows]
     assert versions == sorted(versions)
@@ -486,10 +486,10 @@ def test_stream_locates_its_batches_in_the_log_of_another_server(failed_over: Pa
     end = first.head_behind(begin)
     assert begin.server_key == middle.server_key == end.server_key != ""
     assert planned(first, begin, middle) == [f"('id', {number})" for number in (1, 2, 3)]
-    # The batch was planned at a log that is gone: the other one has its transactions, in another order.
+    # The batch was planned on a lost log; the other log has its transactions in another order.
     assert sorted(planned(second, middle, end)) == sorted(planned(first, middle, end))
     assert len(planned(second, middle, end)) == 5
-    # What comes next is only there, in an epoch that follows.
+    # The next transactions are only there, in a following epoch.
     moved = second.resume(end)
     assert moved.position.epoch == end.position.epoch + 1
     newest = second.head_behind(moved)
@@ -507,7 +507,7 @@ def test_stream_locates_its_batches_in_the_log_of_another_server(failed_over: Pa
         ([(0, "a")], [(0, "a"), (1, "b")], 0),
         ([(3, "b")], [(0, "a"), (1, "b")], 2),
         ([(0, "a"), (1, "b")], [(0, "b")], 1),
-        # A server that came back: the nearest number that contradicts nothing.
+        # For a server that returned, the nearest number without a contradiction.
         ([(2, "a")], [(0, "a"), (1, "b"), (2, "a")], 0),
         ([(0, "a"), (1, "b"), (2, "a")], [(0, "b"), (1, "a")], 1),
         ([(0, "a")], [(0, "b")], None),

@@ -36,7 +36,7 @@ EXPECTED = [
 
 
 def read_files(spark: SparkSession, server: Server, table: str, start: str, **options: object) -> DataFrame:  # noqa: F811
-    """Read one table from the server's own files, flushed so that they hold everything."""
+    """Read one table from the server's own files, flushed to be complete."""
     server.sql("FLUSH BINARY LOGS")
     reader = spark.read.format("penstock").options(tables=table, startingOffsets=start, **options)
     return reader.load(f"{server.data_directory}/mysql-bin.0*")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The source on a standalone cluster whose workers' Python has never heard of it."""
+"""The source on a standalone cluster whose workers' Python does not have it installed."""
 
 import importlib.util
 import json
@@ -16,12 +16,12 @@ from tests.support.spark.session import head_of, session_settings
 from tests.support.suite.fixture_types import FreshDatabase
 from tools.servers import Server
 
-# What executors import, besides pyspark and pyarrow: the package and its own requirements.
+# The imports of executors, besides pyspark and pyarrow: the package and its own requirements.
 PACKED = ("penstock", "pyspark_penstock", "pymysql", "structlog", "sqlglot", "typing_extensions")
 
 
 def pack(archive: Path) -> Path:
-    """Write a zip file of what executors need, as `pip install --target` lays it out."""
+    """Write a zip file with the imports of executors, in the layout of `pip install --target`."""
     with zipfile.ZipFile(archive, "w") as packed:
         for name in PACKED:
             spec = importlib.util.find_spec(name)
@@ -38,7 +38,7 @@ def pack(archive: Path) -> Path:
 
 
 def bare_python(directory: Path) -> str:
-    """Make a Python that has nothing but pyarrow; pyspark comes with Spark itself."""
+    """Create a Python with only pyarrow; pyspark comes with Spark itself."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", directory], check=True)
     spec = importlib.util.find_spec("pyarrow")
     assert spec is not None
@@ -61,7 +61,7 @@ def test_two_workers_whose_python_has_only_pyarrow_read_with_a_packed_archive(
     start, database = head_of(mysql_server), fresh_database(mysql_server)
     mysql_server.sql(f"CREATE TABLE {database}.t (id INT PRIMARY KEY)")
     for number in range(4):
-        # A file each, so that there are as many ranges to read at once.
+        # One file each, so that there are as many ranges to read concurrently.
         mysql_server.sql(f"INSERT INTO {database}.t VALUES ({number}); FLUSH BINARY LOGS")
     python = bare_python(tmp_path / "python")
     output = subprocess.run(

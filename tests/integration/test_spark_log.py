@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Spark over a kept log: a folder and daemons, in batches and streams, whichever daemon answers."""
+"""Spark on a kept log: a folder and daemons, in batches and streams, with any daemon answering."""
 
 import subprocess
 from collections.abc import Iterator
@@ -19,7 +19,7 @@ ROWS = 40
 
 @dataclass
 class Captured:
-    """A server that logs no names of columns, its daemon, and another daemon whose log began later."""
+    """A server without column names in its log, its daemon, and another daemon whose log starts later."""
 
     server: Server
     daemon: DaemonProcess
@@ -31,7 +31,7 @@ class Captured:
         return f"penstock://127.0.0.1:{self.daemon.port}/shop"
 
     def catch_up(self) -> None:
-        """Wait until both daemons have what the server has logged."""
+        """Wait until both daemons have captured the server's whole log."""
         for daemon in (self.daemon, self.later):
             catch_up(daemon, self.server)
 
@@ -89,7 +89,7 @@ def test_batch_reads_old_rows_with_the_definition_of_their_time(
     assert rows[:ROWS] == early
     assert rows[ROWS] == (7, 100, "middle", "insert", None)
     assert [row[3] for row in rows[ROWS + 1 :]] == ["update_preimage", "update_postimage"] * 3
-    # The log's folder is the same log, as is the daemon that has only its end.
+    # The log's folder holds the same log, and so does the daemon that has only its end.
     folder = captured.daemon.folder / "log" / "shop"
     assert rows_of(frame_of(spark, str(folder)), "id", "note") == [(row[1], row[2]) for row in rows]
     later = f"penstock://127.0.0.1:{captured.later.port}/shop"
@@ -204,7 +204,7 @@ def test_stream_continues_at_a_daemon_of_another_server_by_gtid(
 
 
 def replicate(server: Server, replica: Server) -> None:
-    """Give another server every transaction of the first, under its own GTIDs, as a replica has them."""
+    """Copy every transaction of the first server to another under its GTIDs, like a replica."""
     replica.sql("RESET BINARY LOGS AND GTIDS")
     files = [str(path) for path in server.binlog_files()]
     dump = subprocess.run([*server.program("mysqlbinlog"), *files], capture_output=True, check=True)

@@ -128,7 +128,7 @@ def test_added_column_stops_the_stream_and_a_restart_accepts_it(
 
 
 def purged_to_the_last(server: Server) -> bool:
-    """Have a server purge all its log files but the last; return whether it did."""
+    """Make a server purge all its log files except the last; return whether it did."""
     server.sql(f"PURGE BINARY LOGS TO '{server.binlog_files()[-1].name}'")
     return len(server.binlog_files()) == 1
 
@@ -143,7 +143,7 @@ def test_purged_position_stops_the_stream_unless_loss_is_allowed(
     options = {"startingOffsets": "earliest"}
     run_to_head(stream_of(spark, server, "d.t", **options), Collected("id"), tmp_path)
     server.sql("INSERT INTO d.t VALUES (2); FLUSH BINARY LOGS; INSERT INTO d.t VALUES (3)")
-    # The server keeps a file that it is still sending, as it is until it finds the reader gone.
+    # The server keeps a file that it is sending until it detects that the reader is gone.
     wait_until(lambda: purged_to_the_last(server))
     with pytest.raises(StreamingQueryException, match="PositionPurged"):
         run_to_head(stream_of(spark, server, "d.t", **options), Collected("id"), tmp_path)
@@ -175,7 +175,7 @@ def test_restarted_log_stops_the_stream_or_starts_an_epoch(
 
 
 def replaced_by_a_copy(server: Server, directory: Path) -> Server:
-    """Stop a server and start a copy of it, with an identity of its own, on the same port."""
+    """Stop a server and start a copy of it with another identity on the same port."""
     server.stop()
     shutil.copytree(server.data_directory, directory / "data")
     (directory / "data" / "auto.cnf").unlink(missing_ok=True)
@@ -302,7 +302,7 @@ def test_tracked_schemas_decode_a_log_without_names_over_an_alter_and_a_restart(
     server.sql("INSERT INTO d.t VALUES (1,'a','b')")
     run_to_head(stream_of(spark, server, "d.t", **options), Collected("id"), tmp_path / "checkpoint")
     server.sql("INSERT INTO d.t VALUES (2,'a','b')")
-    # The new definition fits the old rows' table map, so only the history tells them apart.
+    # The new definition also fits the old rows' table map, so only the history distinguishes them.
     server.sql("ALTER TABLE d.t MODIFY COLUMN b VARCHAR(9) AFTER id; INSERT INTO d.t VALUES (3,'b','a')")
     collected = Collected("id", "a", "b")
     run_to_head(stream_of(spark, server, "d.t", **options), collected, tmp_path / "checkpoint")

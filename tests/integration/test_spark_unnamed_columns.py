@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Spark over logs that do not name their columns: each row has the names in force when it was logged."""
+"""Spark on logs without column names: each row has the names in force when it was logged."""
 
 from pathlib import Path
 

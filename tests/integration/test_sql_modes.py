@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Statements of sessions whose SQL mode changes how text is read."""
+"""Statements of sessions whose SQL mode changes the parsing of text."""
 
 from penstock.binlog import load_schemas
 from penstock.model import TableName, TablePatterns
@@ -11,7 +11,7 @@ from tests.support.binlog.events import first_event_end
 from tests.support.suite.fixture_types import FreshDatabase
 from tools.servers import Server
 
-# Read without the mode, a string or name of these statements ends in a later place and hides a clause.
+# Without the mode, a string or name of these statements ends later and hides a clause.
 _STATEMENTS = (
     'CREATE TABLE "t" ("id" INT PRIMARY KEY, a INT, r REAL)',
     "ALTER TABLE t COMMENT 'c:\\', ADD b BIGINT -- '",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""CREATE TABLE ... SELECT: a definition that is logged inside the transaction of its own rows."""
+"""CREATE TABLE ... SELECT: a definition logged inside the transaction of its rows."""
 
 from pathlib import Path
 
@@ -15,7 +15,7 @@ ROWS = 400
 
 
 def logged(server: Server, database: str) -> Path:
-    """Return the log of a table that is made of a query and made of a query again."""
+    """Return the log of a table created twice from a query."""
     numbers = ",".join(f"({number}, REPEAT('x', 200))" for number in range(ROWS))
     server.sql(
         f"CREATE TABLE origin (id INT, filler VARCHAR(200)); INSERT INTO origin VALUES {numbers}",
@@ -50,7 +50,7 @@ def test_rows_of_the_statements_own_transaction_are_kept(
     for statement in statements:
         assert parts[statement + 1][0] == "rows"
         assert parts[statement][1] < parts[statement + 1][1]
-    # Rows that were there before the table was dropped have lower versions.
+    # Rows from before the table was dropped have lower versions.
     assert parts[statements[0] + 1][1] <= parts[statements[1]][1]
     assert sum(part[2] for part in parts if len(part) == 3) == 2 * ROWS
 

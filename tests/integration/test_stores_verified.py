@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Stores against their source: what differs is found, and mended over what stands there."""
+"""Compare stores with their source: differences are reported and repaired by overwriting."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -57,7 +57,7 @@ SPOILERS: dict[str, Callable[[str, str], None]] = {
 def store(
     request: pytest.FixtureRequest, server_of: Callable[[str], Server], missing_part: MissingPart
 ) -> Any:
-    """Each store in turn, shared."""
+    """Yield each shared store."""
     return running_backend(request.param, request.config, server_of, missing_part)
 
 
@@ -92,7 +92,7 @@ def test_differences_are_reported_and_repaired(
     assert verify(pipeline.settings).equal
 
 
-# What each of these targets has no place for, and the columns of it that the source fills with such values.
+# The values that each target cannot hold, and the columns that the source fills with such values.
 _NOT_HELD = {
     "clickhouse": ("(1, '1820-01-01', '2400-01-01 00:00:00', 'kept')", {"day": 1, "at": 1}),
     "postgres": ("(1, '1820-01-01', '2400-01-01 00:00:00', CONCAT('a', CHAR(0), 'b'))", {"note": 1}),
@@ -128,7 +128,7 @@ def test_values_that_a_target_cannot_hold_are_distinguished_from_differences(
         assert verification.equal, result.found
         assert result.not_held == not_held
         assert verification.repaired == 0
-    # A difference in another column of such a row is found, and mended.
+    # A difference in another column of such a row is reported and repaired.
     mysql_server.sql("UPDATE t SET id = 3 WHERE id = 1", database=database)
     pipeline.follow()
     assert verify(pipeline.settings).equal

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every column type comes out of the log as the server's own client shows it, on every server."""
+"""Every column type decodes to the text of the server's own client, on every server."""
 
 import random
 import re
@@ -21,7 +21,7 @@ from penstock.model import Column, TableSchema
 from tests.support.suite.fixture_types import FreshDatabase
 from tools.servers import Server
 
-# The flavors differ below this layer; its own tests run on both every day.
+# The flavors differ below this layer, whose own everyday tests run on both.
 pytestmark = pytest.mark.deep_flavors("mariadb")
 
 RANDOM_ROWS = 40
@@ -45,7 +45,7 @@ class Case(NamedTuple):
 
 
 def same(types: Sequence[str], values: Sequence[str], *flavors: str) -> Case:
-    """Each value in every column."""
+    """Return each value in every column."""
     rows = [[value] * len(types) for value in values]
     return Case(types, rows, flavors) if flavors else Case(types, rows)
 
@@ -55,7 +55,7 @@ def quoted(values: Sequence[str]) -> list[str]:
 
 
 def decimal_rows(shapes: Sequence[tuple[int, int]]) -> Iterator[list[str]]:
-    """Extremes, zero, the smallest fraction, and random digits, of both signs."""
+    """Return extremes, zero, the smallest fraction, and random digits, of both signs."""
     chance = random.Random(65)
 
     def literal(digits: str, scale: int) -> str:
@@ -75,7 +75,7 @@ def decimal_rows(shapes: Sequence[tuple[int, int]]) -> Iterator[list[str]]:
 
 
 def float_rows() -> Iterator[list[str]]:
-    """Where the text turns from plain to exponent form, the extremes, and random numbers."""
+    """Return numbers around the switch to exponent form, the extremes, and random numbers."""
     chance = random.Random(754)
     for point in (*range(-16, -12), *range(13, 19)):
         for count in (1, 2, 15, 16, 17):
@@ -220,7 +220,7 @@ def unescaped(text: str) -> str:
 
 
 def shown_by_client(server: Server, table: str, types: Sequence[str]) -> list[list[str | None]]:
-    """What the client prints for each row: binary as 0x..., FLOAT as the DOUBLE that it is, NULL as None."""
+    """Return the client's output for each row: binary as 0x..., FLOAT as its DOUBLE value, NULL as None."""
     columns = [f"c{number}{' + 0e0' if name == 'float' else ''}" for number, name in enumerate(types)]
     nulls = [f"c{number} IS NULL" for number in range(len(types))]
     printed = server.client(
@@ -241,7 +241,7 @@ def shown_by_client(server: Server, table: str, types: Sequence[str]) -> list[li
 
 
 def shown(value: Any, arrow_type: pyarrow.DataType, type_text: str) -> str:
-    """An Arrow value in the client's words."""
+    """Return an Arrow value in the client's notation."""
     fsp = re.search(r"\((\d)\)", type_text)
     digits = int(fsp[1]) if fsp else 0
     match value:
@@ -270,7 +270,7 @@ def shown(value: Any, arrow_type: pyarrow.DataType, type_text: str) -> str:
 
 
 def is_same(value: Any, text: str | None, arrow_type: pyarrow.DataType, type_text: str) -> bool:
-    """Whether an Arrow value is what the client printed; floats are compared as numbers, to the last bit."""
+    """Tell whether an Arrow value equals the client's output; floats are compared exactly as numbers."""
     if value is None or text is None:
         return value is None and text is None
     if isinstance(value, float):
@@ -324,7 +324,7 @@ class Written(NamedTuple):
 
 
 def write(server: Server, database: str, case: Case) -> Written:
-    """Create the table and insert the rows, and a row of NULLs where the types allow it."""
+    """Create the table and insert the rows, and a row of NULLs if the types allow it."""
     table = f"{database}.matrix"
     columns = ", ".join(f"c{number} {name}" for number, name in enumerate(case.types))
     nulls = [] if any("not null" in name for name in case.types) else [["NULL"] * len(case.types)]
@@ -349,7 +349,7 @@ def on_each(cases: Mapping[str, Case]) -> pytest.MarkDecorator:
 
 
 def definition(server: Server, table: str) -> dict[str, TableSchema]:
-    """The table as information_schema describes it."""
+    """Return the table as information_schema describes it."""
     database, _, name = table.partition(".")
     columns = server.sql(
         "SELECT column_name, column_type, character_set_name FROM information_schema.columns"
@@ -363,7 +363,7 @@ def definition(server: Server, table: str) -> dict[str, TableSchema]:
 
 @contextmanager
 def setting(server: Server, name: str, value: str) -> Iterator[None]:
-    """Give a global variable another value for the connections of the block."""
+    """Set a global variable for the connections of the block."""
     ((before,),) = server.sql(f"SELECT @@global.{name}")
     server.sql(f"SET GLOBAL {name} = %s", value)
     try:
@@ -384,7 +384,7 @@ def test_every_value_equals_the_clients_text(
     check(server, table, case, penstock.read_binlog(server.url(), table, start=f"{file.name}:4"))
 
 
-# MariaDB's log shows these as plain strings, so they need the table's definition.
+# MariaDB logs these as plain strings, so they need the table's definition.
 OF_MARIADB = {name for name, case in CASES.items() if "mysql" not in case.flavors}
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A server with gtid_mode=ON refuses to stream files that hold anonymous transactions, in mid stream."""
+"""A server with gtid_mode=ON refuses in mid-stream to send files with anonymous transactions."""
 
 import pytest
 

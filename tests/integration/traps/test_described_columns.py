@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Character sets in a table map belong to the right columns, whatever stands between the texts."""
+"""Character sets in a table map are assigned to the right columns, whatever is between the texts."""
 
 import pytest
 
@@ -29,7 +29,7 @@ def test_columns_between_texts_shift_no_character_set(
     start_server: StartServer, flavor: str, metadata: str
 ) -> None:
     server = start_server(flavor, binlog_row_metadata=metadata)
-    # The server's own types are before the texts in the table map.
+    # The server's own types precede the texts in the table map.
     columns = {**OWN_TYPES[flavor], **COLUMNS}
     declared = ", ".join(f"{name} {type_text}" for name, type_text in columns.items())
     server.sql(f"CREATE DATABASE d; CREATE TABLE d.t (id INT PRIMARY KEY, {declared})")

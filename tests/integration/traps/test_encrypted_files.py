@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files that are encrypted at rest: MySQL marks the magic, MariaDB writes an event; the stream is plain."""
+"""Files encrypted at rest: MySQL changes the magic, MariaDB writes an event; the stream is plain."""
 
 from pathlib import Path
 
@@ -46,7 +46,7 @@ def test_encrypted_mariadb_files_are_refused_by_name_and_their_stream_is_read(
         list(penstock.read_binlog([str(path)], "d.t"))
     with capturing(settings_of(tmp_path / "log", server.url(), start=f"{path.name}:4")) as capture:
         wait_for_position(capture, head_of(server))
-    # Both the end of a capture and a verification read the log's bytes as a file's.
+    # The end of a capture and a verification both read the log's bytes as a file.
     folder = tmp_path / "log" / "shop"
     done = cli("log", "verify", str(folder))
     assert done.code == 0, done

@@ -15,7 +15,7 @@ COMMIT_BYTES_MIN = 10_485_760
 
 @pytest.fixture
 def server(mariadb11_server: Server) -> Iterator[Server]:
-    """A server on which a commit of ten megabytes is a large one, until the test ends."""
+    """A server that treats commits of ten megabytes as large, until the test ends."""
     ((before,),) = mariadb11_server.sql("SELECT @@global.binlog_large_commit_threshold")
     mariadb11_server.sql(f"SET GLOBAL binlog_large_commit_threshold = {COMMIT_BYTES_MIN}")
     yield mariadb11_server

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Files longer than 4 GiB: end positions are written modulo 2^32, ours are not."""
+"""Files longer than 4 GiB: logged end positions are modulo 2^32, Penstock's positions are not."""
 
 from collections.abc import Callable
 from itertools import pairwise
@@ -18,7 +18,7 @@ LINE = 1 << 32
 
 
 def shifted_log(server: Server, database: str, start: int) -> tuple[bytes, bytes, str]:
-    """Return the head of a real file, and its transactions as they would stand from `start` on."""
+    """Return the head of a real file, and its transactions moved to `start`."""
     path = run_logged(
         server,
         "CREATE TABLE t (id INT PRIMARY KEY, text VARCHAR(100))",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The in-use flag changes without the checksum: open files, and what a crash leaves, are read too."""
+"""The in-use flag changes without the checksum: open files, and files of a crash, are read too."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def test_files_in_use_and_files_of_a_crash_are_read(flavor: str, start_server: S
     server.kill()
     assert in_use(path)
     server.start()
-    # MySQL clears the flag when it recovers, MariaDB leaves it for ever.
+    # MySQL clears the flag during recovery; MariaDB never clears it.
     assert in_use(path) == (server.family == "mariadb")
     assert decode_file(path).values("d.t") == [("insert", 1), ("insert", 2)]
     read = penstock.read_binlog([str(path)], "d.t")

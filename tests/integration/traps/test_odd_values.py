@@ -10,7 +10,7 @@ from tests.support.binlog.events import WRITE_ROWS_V1, codes
 from tests.support.suite.fixture_types import FreshDatabase, StartServer
 from tools.servers import Server
 
-# The flavors differ below this layer; its own tests run on both every day.
+# The flavors differ below this layer, whose own everyday tests run on both.
 pytestmark = pytest.mark.deep_flavors("mariadb")
 
 
@@ -98,7 +98,7 @@ def test_geometries_equal_the_servers_bytes(server: Server, fresh_database: Fres
 def test_texts_decode_as_the_server_converts_them(
     charset: str, server: Server, fresh_database: FreshDatabase
 ) -> None:
-    """Every byte that stands alone, and the pairs where other codecs differ most."""
+    """Test every single byte, and the pairs where other codecs differ most."""
     database = fresh_database(server)
     singles = [bytes([byte]) for byte in range(1, 256)]
     pairs = [bytes([lead, trail]) for lead in range(0x81, 0xFF, 5) for trail in range(0x41, 0xFF, 7)]
@@ -106,7 +106,7 @@ def test_texts_decode_as_the_server_converts_them(
     rows = ", ".join(f"({number}, x'{text.hex()}')" for number, text in enumerate(singles + pairs))
     path = run_logged(server, "SET sql_mode = ''", f"INSERT IGNORE INTO t VALUES {rows}", database=database)
     actual_rows = {row["id"]: row["text"] for row in decode_file(path).rows(f"{database}.t")}
-    # Where the server's own conversion has no character it prints a question mark; there it is null.
+    # If the server's conversion has no character it prints a question mark; the decoded value is null.
     wanted = dict(server.sql(f"SELECT id, CONVERT(text USING utf8mb4) FROM {database}.t"))
     differing = {key for key in wanted if actual_rows[key] is not None and actual_rows[key] != wanted[key]}
     assert not differing

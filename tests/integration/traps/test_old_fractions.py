@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""MariaDB with mysql56_temporal_format=OFF logs fractions of seconds, and not how many digits they have."""
+"""MariaDB with mysql56_temporal_format=OFF logs fractional seconds without their number of digits."""
 
 from datetime import timedelta
 

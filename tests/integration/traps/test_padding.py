@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Row images leave out the zeros at the end of BINARY and the spaces at the end of CHAR."""
+"""Row images omit trailing zeros of BINARY and trailing spaces of CHAR."""
 
 from tests.support.binlog.decoding import decode_file, run_logged, select
 from tests.support.suite.fixture_types import FreshDatabase

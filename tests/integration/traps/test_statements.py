@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Statements in the session's character set, and transactions whose events come in an unusual order."""
+"""Statements in the session's character set, and transactions with an unusual order of events."""
 
 import pytest
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a live stream does to events: packets end at 16 MiB, MariaDB leaves some out, a twin takes it over."""
+"""Live stream special cases: packets end at 16 MiB, MariaDB omits events, a twin takes the stream over."""
 
 from collections.abc import Callable
 from typing import Any
@@ -25,7 +25,7 @@ def test_events_over_sixteen_mebibytes_return_their_rows(flavor: str, start_serv
     log = "innodb_redo_log_capacity" if flavor == "mysql" else "innodb_log_file_size"
     server = start_server(flavor, max_allowed_packet="256M", **{log: "512M"})
     server.sql("CREATE DATABASE d; CREATE TABLE d.t (id INT PRIMARY KEY, text LONGTEXT)")
-    # The middle ones end about where a packet does, at 2^24 - 1 bytes with one byte before the event.
+    # The middle sizes end near a packet boundary: 2^24 - 1 bytes with one byte before the event.
     sizes = [1, 20_000_000, *range(16_777_130, 16_777_180, 5), 40_000_000]
     for number, size in enumerate(sizes):
         server.sql(f"INSERT INTO d.t SELECT {number}, REPEAT('z', {size})")
@@ -94,12 +94,12 @@ def test_stream_without_annotations_has_gaps_and_correct_positions(
     stop = (int(path.suffix[1:]) + 1, 0)
     assert ends(sent, path.name, offset=4, live=True, stop=stop) == ends(path.read_bytes(), path.name)
     if flavor == "mariadb":
-        # 11.8 tells no positions inside a transaction, so behind a hole only those of transactions are known.
+        # 11.8 logs no positions inside a transaction, so after a gap only those of transactions are known.
         assert live.rows(table) == whole.rows(table)
 
 
 def ends(data: bytes, file: str, **options: Any) -> list[tuple[int, int]]:
-    """Return start and end of each transaction."""
+    """Return the start and end of each transaction."""
     rows = [
         row
         for batch in decode(data, file, emit="transactions", **options).batches[""]
@@ -111,7 +111,7 @@ def ends(data: bytes, file: str, **options: Any) -> list[tuple[int, int]]:
 def test_duplicate_replica_identity_takes_over_the_stream_and_is_reported(server: Server) -> None:
     address = ServerAddress.parse(server.url())
     name = ReplicaName.choose(None)
-    # At the head: a server that waits for us to read on ends no dump before its write times out.
+    # At the head: a server with a blocked send ends no dump before its write timeout.
     start = DumpStart(position=head_of(server))
     with open_stream(address, start, name=name) as first:
         chunks = first.event_chunks()
