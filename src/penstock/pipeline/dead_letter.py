@@ -80,8 +80,8 @@ class DeadLetter:
 class DeadLetterPart:
     """The rows that one task of a batch rejects. A small number of rows is not written before `finish`.
 
-    `part` is the task's number, which is the same when the batch is retried. Without `comes_again` the batch
-    is not retried, so files of an earlier attempt are not looked for.
+    `part` is the task's number, which is the same when the batch is retried. Without `comes_again`, files of
+    an earlier attempt are not looked for.
     """
 
     def __init__(self, folder: str, mark: BatchMark, part: int, *, comes_again: bool = True) -> None:

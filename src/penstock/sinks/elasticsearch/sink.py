@@ -342,7 +342,7 @@ class _Writer(Writer):
 
 
 def send(client: "elasticsearch.Elasticsearch", index: str, body: bytes, refresh: str) -> int:
-    """Send a bulk request, and return the number of rows of which the index has a later version.
+    """Send a bulk request, and return the number of rows that have a later version in the index.
 
     Raises the errors of the response.
     """
