@@ -77,10 +77,10 @@ def end_of(corpus: Corpus) -> Position:
 def wait_until(answer: Callable[[], _Found]) -> _Found:
     """Return the first result that is not empty, false or None."""
     deadline = time.monotonic() + _WAIT_SECONDS_MAX
-    while not (result_ := answer()):
+    while not (answered := answer()):
         assert time.monotonic() < deadline, "the capture does not come to its end"
         time.sleep(LOOK_SECONDS)
-    return result_
+    return answered
 
 
 def _capture(settings: Settings, name: str) -> Capture:

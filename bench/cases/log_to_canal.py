@@ -88,8 +88,8 @@ def _lines(binlog: Corpus, options: Options, commands: dict[str, list[str]], *, 
 
 
 def _line(binlog: Corpus, name: str, runs: list[_Drained], target: float | None = None) -> Line:
-    middle = statistics.median_low(run_.seconds for run_ in runs)
-    chosen = next(run_ for run_ in runs if run_.seconds == middle)
+    middle = statistics.median_low(drained.seconds for drained in runs)
+    chosen = next(drained for drained in runs if drained.seconds == middle)
     rows = chosen.rows / chosen.seconds
     rates = {
         "rows/s": rows,

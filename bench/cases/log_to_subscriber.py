@@ -45,8 +45,8 @@ def _line(binlog: Corpus, options: Options) -> Line:
             runs = [_drain(daemon, binlog, folder, number) for number in range(options.repeat)]
     finally:
         shutil.rmtree(folder)
-    middle = statistics.median_low(run_.seconds for run_ in runs)
-    chosen = next(run_ for run_ in runs if run_.seconds == middle)
+    middle = statistics.median_low(drained.seconds for drained in runs)
+    chosen = next(drained for drained in runs if drained.seconds == middle)
     rate = binlog.rows / chosen.seconds
     rates = {
         "rows/s": rate,

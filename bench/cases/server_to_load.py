@@ -95,19 +95,19 @@ def run(options: Options) -> CaseResult:
     return CaseResult("server_to_load", TITLE, lines, versions)
 
 
-def _fill(server: Server, workload_: Workload, rows: int) -> str:
+def _fill(server: Server, chosen: Workload, rows: int) -> str:
     """Write a table with this many rows; return its name."""
-    pool = f"{DATABASE}.{workload_.name}_pool"
-    table = f"{DATABASE}.{workload_.name}"
+    pool = f"{DATABASE}.{chosen.name}_pool"
+    table = f"{DATABASE}.{chosen.name}"
     with server.connect() as connection, connection.cursor() as cursor:
         cursor.execute("SET SESSION sql_log_bin = 0, cte_max_recursion_depth = 1000000")
-        for statement in workload_.seed:
-            if (pool in statement and "PROCEDURE" not in statement) or statement in workload_.definitions:
+        for statement in chosen.seed:
+            if (pool in statement and "PROCEDURE" not in statement) or statement in chosen.definitions:
                 cursor.execute(statement)
         cursor.execute(
             "SELECT GROUP_CONCAT(CONCAT('`', COLUMN_NAME, '`')) FROM information_schema.COLUMNS"
             " WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s AND EXTRA NOT LIKE '%%auto_increment%%'",
-            (DATABASE, workload_.name),
+            (DATABASE, chosen.name),
         )
         columns = cursor.fetchone()[0]
         cursor.execute(f"SELECT COUNT(*) FROM {pool}")

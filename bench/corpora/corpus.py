@@ -109,13 +109,13 @@ def memory_directory() -> Path:
 
 def corpus(name: str, size: str) -> Corpus:
     """Return the corpus; generate it first if the cache has none for this version of its workload."""
-    workload_ = workload(name)
-    directory = cache_directory() / f"{name}-{size}-{workload_.fingerprint}"
+    chosen = workload(name)
+    directory = cache_directory() / f"{name}-{size}-{chosen.fingerprint}"
     if not (directory / "manifest.json").exists():
         directory.parent.mkdir(parents=True, exist_ok=True)
         unfinished = Path(tempfile.mkdtemp(prefix=f".{name}-{size}-", dir=directory.parent))
         try:
-            _generate(workload_, size, unfinished)
+            _generate(chosen, size, unfinished)
             shutil.rmtree(directory, ignore_errors=True)
             unfinished.rename(directory)
         finally:
@@ -124,22 +124,22 @@ def corpus(name: str, size: str) -> Corpus:
     return Corpus(path=directory / FILE_NAME, **fields)
 
 
-def _generate(workload_: Workload, size: str, directory: Path) -> None:
+def _generate(chosen: Workload, size: str, directory: Path) -> None:
     """Run the workload on a private server until its binlog has `size` bytes.
 
     Leaves file and manifest in `directory`.
     """
     with Server("mysql", SERVER_OPTIONS, directory=directory / "server") as server:
         with server.connect() as connection:
-            seed(connection, workload_)
+            seed(connection, chosen)
             version = _ask(connection, "SELECT VERSION()")[0]
-        _fill(server.connect, workload_, SIZES[size])
+        _fill(server.connect, chosen, SIZES[size])
         server.sql("FLUSH BINARY LOGS")
         os.link(server.data_directory / FILE_NAME, directory / FILE_NAME)
         mysqlbinlog = server.program("mysqlbinlog")
     shutil.rmtree(directory / "server")
     counts = count_with_mysqlbinlog(mysqlbinlog, directory / FILE_NAME)
-    fields = {"name": workload_.name, "size": size, "server_version": version, **counts}
+    fields = {"name": chosen.name, "size": size, "server_version": version, **counts}
     (directory / "manifest.json").write_text(json.dumps(fields, indent=2) + "\n")
 
 
@@ -149,32 +149,32 @@ def _ask(connection: pymysql.Connection, statement: str) -> tuple[Any, ...]:
         return cursor.fetchone() or ()
 
 
-def seed(connection: pymysql.Connection, workload_: Workload) -> None:
+def seed(connection: pymysql.Connection, chosen: Workload) -> None:
     """Create tables, initial rows and procedures outside the binlog, then start an empty binlog."""
     with connection.cursor() as cursor:
         for statement in (
             "SET SESSION sql_log_bin = 0",
             "SET SESSION cte_max_recursion_depth = 1000000",
             f"CREATE DATABASE {DATABASE}",
-            *workload_.seed,
+            *chosen.seed,
             "RESET BINARY LOGS AND GTIDS",
         ):
             cursor.execute(statement)
 
 
-def _fill(connect: Callable[[], pymysql.Connection], workload_: Workload, bytes_wanted: int) -> None:
+def _fill(connect: Callable[[], pymysql.Connection], chosen: Workload, bytes_wanted: int) -> None:
     """Call the workload's procedures on all sessions until the binlog has `bytes_wanted` bytes."""
 
     def session(number: int) -> None:
         with connect() as connection, connection.cursor() as cursor:
-            for statement in workload_.sessions[number]:
+            for statement in chosen.sessions[number]:
                 cursor.execute(statement)
             while _ask(connection, "SHOW BINARY LOG STATUS")[1] < bytes_wanted:
-                cursor.execute(f"CALL {DATABASE}.{workload_.fill[number]}({workload_.step})")
+                cursor.execute(f"CALL {DATABASE}.{chosen.fill[number]}({chosen.step})")
 
-    with ThreadPoolExecutor(len(workload_.sessions)) as threads:
+    with ThreadPoolExecutor(len(chosen.sessions)) as threads:
         # Fetching every result raises the errors of the sessions.
-        list(threads.map(session, range(len(workload_.sessions))))
+        list(threads.map(session, range(len(chosen.sessions))))
 
 
 def count_with_mysqlbinlog(command: list[str], path: Path) -> dict[str, object]:

@@ -233,12 +233,12 @@ def first_from(reader: LogReader, source: Source, start: Position, condition: Co
 
     `start` is a transaction boundary. The index locates blocks; this search is exact to the byte.
     """
-    extent_ = next(extent for extent in reversed(reader.extents()) if extent.first <= start <= extent.last)
-    if start == extent_.last:
+    extent = next(extent for extent in reversed(reader.extents()) if extent.first <= start <= extent.last)
+    if start == extent.last:
         return start
     return (
-        first_in(source, ByteRange(start.epoch, start.file, start.offset, extent_.end, True), condition)
-        or extent_.last
+        first_in(source, ByteRange(start.epoch, start.file, start.offset, extent.end, True), condition)
+        or extent.last
     )
 
 
