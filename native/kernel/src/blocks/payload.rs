@@ -9,7 +9,7 @@ use crate::error::{malformed, Result};
 use crate::event::transaction_payload::{Compression, TransactionPayload};
 use crate::event::{EventKind, Header};
 use crate::frame::events::{event_size, Span};
-use crate::frame::unpack::{broken, unpack, CHUNK_BYTES};
+use crate::frame::unpack::{decompression_error, unpack, CHUNK_BYTES};
 use crate::limits::EVENT_HEADER_BYTES;
 
 impl BlockCutter {
@@ -43,10 +43,10 @@ impl BlockCutter {
             Compression::Nothing => None,
             Compression::Zstd => Some(match decompressor.zstd.take() {
                 Some(mut spare) => {
-                    spare.reinit().map_err(broken)?;
+                    spare.reinit().map_err(decompression_error)?;
                     spare
                 }
-                None => Zstd::new().map_err(broken)?,
+                None => Zstd::new().map_err(decompression_error)?,
             }),
         };
         let buffer = &mut decompressor.buffer;

@@ -167,12 +167,13 @@ fn number_of(gtid: &Gtid) -> Option<u64> {
 fn follows(first: &Gtid, last: u64, next: &Gtid) -> bool {
     let Some(expected) = last.checked_add(1) else { return false };
     match (first, next) {
-        (Gtid::Mysql { uuid, .. }, Gtid::Mysql { uuid: other, tag, number }) => {
-            uuid == other && tag.is_empty() && *number == expected
+        (Gtid::Mysql { uuid, .. }, Gtid::Mysql { uuid: next_uuid, tag, number }) => {
+            uuid == next_uuid && tag.is_empty() && *number == expected
         }
-        (Gtid::Mariadb { domain, server, .. }, Gtid::Mariadb { domain: other, server: origin, sequence }) => {
-            domain == other && server == origin && *sequence == expected
-        }
+        (
+            Gtid::Mariadb { domain, server, .. },
+            Gtid::Mariadb { domain: next_domain, server: next_server, sequence },
+        ) => domain == next_domain && server == next_server && *sequence == expected,
         _ => false,
     }
 }
@@ -230,8 +231,8 @@ mod tests {
     fn a_run_extends_only_over_consecutive_numbers() {
         let mut run = Run::new(&mysql(5, ""), 100).unwrap();
         assert!(run.extend(&mysql(6, "")) && run.extend(&mysql(7, "")));
-        for other in [mysql(7, ""), mysql(9, ""), mysql(8, "tag"), Gtid::Anonymous] {
-            assert!(!run.clone().extend(&other), "{other:?}");
+        for gtid in [mysql(7, ""), mysql(9, ""), mysql(8, "tag"), Gtid::Anonymous] {
+            assert!(!run.clone().extend(&gtid), "{gtid:?}");
         }
         assert!(Run::new(&Gtid::Anonymous, 100).is_none() && Run::new(&mysql(1, "tag"), 100).is_none());
 

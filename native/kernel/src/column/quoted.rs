@@ -58,7 +58,7 @@ pub(crate) fn write(text: &[u8], out: &mut Vec<u8>) {
     out.push(b'"');
 }
 
-/// Adds what stands between the quotes, for text that was looked at.
+/// Writes the text between the quotes, for text that was already inspected.
 #[inline]
 pub(super) fn write_looked(look: Look, text: &[u8], out: &mut Vec<u8>) {
     if look.escaped == 0 {

@@ -220,7 +220,9 @@ impl<'a> System<'a> {
                     }
                     (None, Some(row))
                 }
-                other => return Err(Error::new(ErrorKind::SchemaInvalid, format!("`{other}` is no kind of change"))),
+                change_type => {
+                    return Err(Error::new(ErrorKind::SchemaInvalid, format!("`{change_type}` is no kind of change")))
+                }
             };
             open = (self.change.value(row) == "update_preimage").then_some(row);
             pairs.push(Pair { before, after, index });

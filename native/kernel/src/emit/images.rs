@@ -82,7 +82,7 @@ impl ImageDecoder {
                 "insert" => &[(after, "insert")],
                 "delete" => &[(before, "delete")],
                 "update" => &[(before, "update_preimage"), (after, "update_postimage")],
-                other => return Err(malformed(format!("envelope rows with change type `{other}`"))),
+                change_type => return Err(malformed(format!("envelope rows with change type `{change_type}`"))),
             };
             for (images, name) in images {
                 if images.is_null(row) {

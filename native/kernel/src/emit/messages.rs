@@ -149,7 +149,7 @@ impl Messages {
         if same.is_some_and(|same| Arc::ptr_eq(same, name)) {
             return;
         }
-        let at = match self.tables.iter().position(|held| **held == **name) {
+        let at = match self.tables.iter().position(|known| **known == **name) {
             Some(at) => at,
             None => {
                 self.tables.push(name.clone());
@@ -161,8 +161,8 @@ impl Messages {
 
     /// Number of changes of the open transaction in messages of batches that were already returned.
     pub fn changes_handed_out(&self) -> u32 {
-        let held: i32 = self.rows.iter().skip(self.committed).sum();
-        self.changes.saturating_sub(held.unsigned_abs())
+        let open_changes: i32 = self.rows.iter().skip(self.committed).sum();
+        self.changes.saturating_sub(open_changes.unsigned_abs())
     }
 
     /// Rewrites the remaining messages of the open transaction. `write` receives each message with its kind, and

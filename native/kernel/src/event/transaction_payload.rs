@@ -55,8 +55,8 @@ impl<'a> TransactionPayload<'a> {
                     compression = match value.length_encoded()? {
                         0 => Compression::Zstd,
                         255 => Compression::Nothing,
-                        other => {
-                            let message = format!("transaction compression type {other}");
+                        code => {
+                            let message = format!("transaction compression type {code}");
                             return Err(Error::new(ErrorKind::EventUnsupported, message));
                         }
                     }

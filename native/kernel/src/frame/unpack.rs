@@ -27,12 +27,12 @@ pub(crate) fn unpack(
     let space = out.get_mut(start..).unwrap_or_default();
     let mut input = InBuffer::around(packed);
     let mut output = OutBuffer::around(space);
-    zstd.run(&mut input, &mut output).map_err(broken)?;
+    zstd.run(&mut input, &mut output).map_err(decompression_error)?;
     let (consumed, written) = (input.pos(), output.pos());
     out.truncate(start + written);
     Ok((consumed, written))
 }
 
-pub(crate) fn broken(error: io::Error) -> Error {
+pub(crate) fn decompression_error(error: io::Error) -> Error {
     malformed(format!("a transaction payload does not decompress: {error}"))
 }

@@ -9,7 +9,7 @@ use zstd::stream::raw::{Decoder as Zstd, Operation};
 use crate::error::{malformed, Result};
 use crate::event::transaction_payload::{Compression, TransactionPayload};
 use crate::frame::events::{mismatch, Span};
-use crate::frame::unpack::{broken, unpack, CHUNK_BYTES};
+use crate::frame::unpack::{decompression_error, unpack, CHUNK_BYTES};
 use crate::limits::CHECKSUM_BYTES;
 
 /// Where the compressed bytes come from.
@@ -43,10 +43,10 @@ impl Payload {
     ) -> Result<Payload> {
         let zstd = match (head.compression, spare) {
             (Compression::Zstd, Some(mut spare)) => {
-                spare.reinit().map_err(broken)?;
+                spare.reinit().map_err(decompression_error)?;
                 Some(spare)
             }
-            (Compression::Zstd, None) => Some(Zstd::new().map_err(broken)?),
+            (Compression::Zstd, None) => Some(Zstd::new().map_err(decompression_error)?),
             (Compression::Nothing, _) => None,
         };
         let plain_bytes = head.plain_bytes;

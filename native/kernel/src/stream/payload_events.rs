@@ -11,7 +11,7 @@ use crate::event::transaction_payload::{Compression, TransactionPayload};
 use crate::event::xa::XaId;
 use crate::event::{EventKind, Header, FLAG_IGNORABLE};
 use crate::frame::events::{declared_size, event_size, Span};
-use crate::frame::unpack::{broken, unpack};
+use crate::frame::unpack::{decompression_error, unpack};
 use crate::limits::{CHECKSUM_BYTES, EVENT_HEADER_BYTES};
 
 /// Payload events of at least this length are streamed; shorter events are buffered until complete.
@@ -27,7 +27,7 @@ const FIELDS_BYTES_MAX: usize = 128;
 pub(super) fn read_xa_id(body: &[u8]) -> Result<Option<XaId>> {
     let head = TransactionPayload::read(body)?;
     let mut zstd = match head.compression {
-        Compression::Zstd => Some(Zstd::new().map_err(broken)?),
+        Compression::Zstd => Some(Zstd::new().map_err(decompression_error)?),
         Compression::Nothing => None,
     };
     let mut plain = Vec::new();

@@ -77,8 +77,8 @@ impl Named {
             "debezium_schema" => Named::Debezium(debezium::Debezium::new(instance, true)),
             "maxwell" => Named::Maxwell(maxwell::Maxwell),
             "json" => Named::Json(json::JsonRows),
-            other => {
-                let error = Error::new(ErrorKind::OptionInvalid, format!("`{other}` is no dialect"));
+            name => {
+                let error = Error::new(ErrorKind::OptionInvalid, format!("`{name}` is no dialect"));
                 return Err(error.hint(format!("use one of {}", NAMES.join(", "))));
             }
         })
