@@ -256,7 +256,7 @@ def test_object_without_a_log_id_is_verified_once_and_again_after_it_changed() -
     tier._files.pipe_file(tier._path(note.name), bytes(len(whole)))
     with pytest.raises(LogDamaged, match="not what this log moved there"):
         requests_of_a_new_process()
-    log.disk.put(log.layout.tier_proofs, b"damaged")
+    log.disk.write_atomic(log.layout.tier_proofs, b"damaged")
     tier._files.pipe_file(tier._path(note.name), whole)
     assert requests_of_a_new_process() > 0
 

@@ -85,7 +85,7 @@ def pair(server_of: Callable[[str], Server]) -> Iterator[Pair]:
         server.close()
 
 
-@pytest.mark.deep(keep=("mysql-told0", "mariadb-told2"))
+@pytest.mark.deep(keep=("mysql-sink_settings0", "mariadb-sink_settings2"))
 @pytest.mark.parametrize(("flavor", "sink_settings", "loops"), MANNERS)
 def test_two_pipelines_between_two_servers_do_not_loop(
     flavor: str, sink_settings: dict[str, Any], loops: dict[str, Any], pair: Pair

@@ -66,7 +66,7 @@ class HandDriven:
         log = LogReader(self.source, standing.offsets["here"], tables)
         try:
             made = list(log.read())
-            assert not log.anew, log.anew
+            assert not log.redefined, log.redefined
         finally:
             log.close()
         place = log.position
