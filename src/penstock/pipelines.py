@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
     from penstock.engine.driver import Driver
     from penstock.pipeline.relay import Relay
-    from penstock.pipeline.state import Standing
+    from penstock.pipeline.state import Checkpoint
 
 CAUGHT_UP = "caught-up"
 
@@ -83,7 +83,7 @@ class Pipeline:
         local: bool = False,
         until: str | None = None,
         told: Callable[[Mapping[str, Any]], None] | None = None,
-    ) -> "Standing":
+    ) -> "Checkpoint":
         """Load the tables and follow their changes, until `stop`, or until "caught-up"; return what is done.
 
         `spark` is a session, classic or Connect; without one this process's own, or one on this host's cores.

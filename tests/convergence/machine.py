@@ -211,21 +211,21 @@ class Machine:
 
     def _begun(self) -> tuple[int, bool] | None:
         with closing(PipelineState.open(Pipeline.load(self._file).settings.state, self.database)) as state:
-            standing = state.standing()
-            return None if standing is None else (standing.number, state.begun(standing) is not None)
+            checkpoint = state.checkpoint()
+            return None if checkpoint is None else (checkpoint.number, state.begun(checkpoint) is not None)
 
     def _ask(self, table: str) -> None:
         with closing(PipelineState.open(Pipeline.load(self._file).settings.state, self.database)) as state:
-            if state.standing() is not None:
+            if state.checkpoint() is not None:
                 state.request_resnapshot("here", TableName(self.database, table))
                 self.counts[RESNAPSHOT] += 1
 
     def _stopped(self) -> dict[str, str]:
         """Return the tables that the pipeline goes on without, and why."""
         with closing(PipelineState.open(Pipeline.load(self._file).settings.state, self.database)) as state:
-            standing = state.standing()
-        assert standing is not None, "the pipeline ran"
-        return {key.rpartition(".")[2].strip("`"): why for key, why in standing.stopped.items()}
+            checkpoint = state.checkpoint()
+        assert checkpoint is not None, "the pipeline ran"
+        return {key.rpartition(".")[2].strip("`"): why for key, why in checkpoint.stopped.items()}
 
     def _compared(self) -> Divergence | None:
         found = {}

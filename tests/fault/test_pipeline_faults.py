@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from penstock.pipeline.settings import load_pipeline
-from penstock.pipeline.state import PipelineState, Standing
+from penstock.pipeline.state import Checkpoint, PipelineState
 from penstock.pipeline.verify.report import lines
 from penstock.pipeline.verify.verify import verify
 from tests.support.pipeline.oracle import Row, assert_same, delta_rows, mysql_rows, source_rows
@@ -99,7 +99,7 @@ class Runner:
 
 def done_in(state: PipelineState) -> int:
     """Return the number of completed batches of a pipeline."""
-    return (state.standing() or Standing.new()).number
+    return (state.checkpoint() or Checkpoint.new()).number
 
 
 def kill(process: "subprocess.Popen[bytes]", *, whole: bool) -> None:

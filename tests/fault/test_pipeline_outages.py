@@ -169,7 +169,7 @@ def test_rows_deleted_while_the_state_was_unavailable_are_deleted_from_the_targe
         state.reset()
     run_to_end(spark, settings)
     with opened(settings) as state:
-        progress = state.standing()
+        progress = state.checkpoint()
         assert progress is not None
         # Commit versions continue to increase, whichever server the run starts with.
         assert progress.offsets["shop"]["epoch"] == (1 if how == "reset" else 0)

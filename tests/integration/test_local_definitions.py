@@ -144,9 +144,9 @@ def test_table_whose_older_rows_do_not_fit_is_skipped_and_no_other(
     )
     run_to_end(LocalDriver(), settings)
     with opened(settings) as state:
-        standing = state.standing()
-    assert standing is not None
-    assert [key.rpartition(".")[2].strip("`") for key in standing.stopped] == ["a"]
+        checkpoint = state.checkpoint()
+    assert checkpoint is not None
+    assert [key.rpartition(".")[2].strip("`") for key in checkpoint.stopped] == ["a"]
     assert mysql_rows(mariadb_server, database, "b") == [{"id": 1}]
 
 

@@ -188,9 +188,9 @@ def test_moved_shard_stays_until_its_member_leaves(crowd: Crowd) -> None:
     crowd.subscribers.remove(two)
     two.close()
     crowd.wait_spread()
-    standing = crowd.subscriptions.get("shop", "cache")
-    assert standing is not None
-    assert not standing.pins
+    checkpoint = crowd.subscriptions.get("shop", "cache")
+    assert checkpoint is not None
+    assert not checkpoint.pins
     assert shard in one.shards | three.shards
 
 

@@ -28,7 +28,7 @@ from penstock.logstore.records import CLOSED, COLD
 from penstock.model import Position
 from penstock.pipeline.dead_letter import dead_letters, rows_of_letter
 from penstock.pipeline.settings import PipelineSettings, load_pipeline
-from penstock.pipeline.state import PipelineState, Standing
+from penstock.pipeline.state import Checkpoint, PipelineState
 from penstock.pipeline.step import run_steps
 from penstock.settings.daemon import LogSettings, load_settings
 from penstock.sinks.sink import BatchMark, Evolution, Sink
@@ -311,8 +311,8 @@ def test_floors_of_a_resized_subscription_are_read(sample: Sample) -> None:
 # --- Pipelines ------------------------------------------------------------------------------
 
 
-def standing_of(state: PipelineState) -> Standing:
-    progress = state.standing()
+def standing_of(state: PipelineState) -> Checkpoint:
+    progress = state.checkpoint()
     assert progress is not None
     return progress
 

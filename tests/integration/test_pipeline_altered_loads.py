@@ -72,7 +72,7 @@ def test_pipeline_continues_without_a_table_until_it_is_reloaded(
     assert mariadb_server.sql(f"SELECT COUNT(*) FROM {database}.bad") == [(3,)]
     state = PipelineState.open(settings.state, settings.name)
     try:
-        progress = state.standing()
+        progress = state.checkpoint()
         assert progress is not None
         assert "logged without id, b" in progress.stopped[f"shop/{database}.bad"]
         mysql_server.sql("ALTER TABLE bad ADD COLUMN c INT DEFAULT 5", database=database)

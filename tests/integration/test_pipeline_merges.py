@@ -53,7 +53,7 @@ class Shards:
 
     def stopped(self) -> list[str]:
         with opened(self.settings) as state:
-            progress = state.standing()
+            progress = state.checkpoint()
         assert progress is not None
         return sorted(progress.stopped)
 

@@ -43,7 +43,7 @@ class Driver:
     database: str
 
     def __post_init__(self) -> None:
-        self.standing = self.state.take()
+        self.checkpoint = self.state.take()
         self.begin()
 
     def begin(self) -> None:
@@ -140,7 +140,7 @@ def test_target_has_a_unique_key_while_the_source_has_it_in_the_log(
 
 def test_changes_before_a_reload_are_still_delivered(driver: Driver, mysql_server: Server) -> None:
     """A delete that the pipeline has not reached concerns a row that the target still has."""
-    progress = driver.loading.planned(driver.standing, driver.tables)
+    progress = driver.loading.planned(driver.checkpoint, driver.tables)
     first = progress.loads[driver.key]
     assert first.floor, "a first load has what was logged before it"
     done = replace(first, done=first.chunks)
@@ -155,7 +155,7 @@ def test_changes_before_a_reload_are_still_delivered(driver: Driver, mysql_serve
 def test_first_load_deletes_rows_missing_from_the_source_if_an_earlier_run_wrote_them(
     driver: Driver, earlier: dict[str, Any] | None
 ) -> None:
-    progress = driver.loading.planned(replace(driver.standing, earlier=earlier), driver.tables)
+    progress = driver.loading.planned(replace(driver.checkpoint, earlier=earlier), driver.tables)
     assert progress.loads[driver.key].remove == (earlier is not None)
 
 
@@ -177,7 +177,7 @@ def test_tables_are_reloaded_in_their_current_state_if_the_log_is_lost(
 
 
 def test_request_whose_runner_died_after_its_last_batch_ends(driver: Driver) -> None:
-    progress = driver.loading.planned(driver.standing, driver.tables)
+    progress = driver.loading.planned(driver.checkpoint, driver.tables)
     driver.loading.reread("shop", driver.table, "somebody asked")
     progress = driver.loading.planned(progress, driver.tables)
     assert [request.state for request in driver.state.requests()] == ["running"]
@@ -335,7 +335,7 @@ def test_keyless_table_is_loaded_exactly_in_a_batch_of_its_own(
     settings = pipeline_of(mysql_server, driver.database, feed, tmp_path / "feeds", load="full", name="feed")
     state = PipelineState.open(settings.state, settings.name)
     feeding = Driver(settings, state, driver.database)
-    progress = feeding.loading.planned(feeding.standing, feeding.tables)
+    progress = feeding.loading.planned(feeding.checkpoint, feeding.tables)
     works, _, _ = feeding.loading.next(progress)
     assert [(work.table.table, work.exact) for work in works] == [("keyless", True)]
     done = {
@@ -361,7 +361,7 @@ def test_keyless_table_is_not_loaded_into_a_target_with_foreign_rows(
         )
         with closing(PipelineState.open(settings.state, settings.name)) as state:
             driver = Driver(settings, state, database)
-            progress = replace(driver.standing, earlier=earlier)
+            progress = replace(driver.checkpoint, earlier=earlier)
             return list(driver.loading.planned(progress, driver.tables).loads)
 
     with pytest.raises(OptionInvalid, match="may have rows of others"):
@@ -396,7 +396,7 @@ def test_tables_that_share_a_target_without_shards_of_their_own_are_merged_by_ke
 
 
 def test_condition_without_a_column_is_refused_before_anything_is_read(driver: Driver) -> None:
-    progress = driver.loading.planned(driver.standing, driver.tables)
+    progress = driver.loading.planned(driver.checkpoint, driver.tables)
     done = replace(progress.loads[driver.key], done=progress.loads[driver.key].chunks)
     progress = replace(progress, loads={driver.key: done})
     number = driver.state.request_resnapshot("shop", driver.table, "idd < 2")
@@ -411,7 +411,7 @@ def test_condition_without_a_column_is_refused_before_anything_is_read(driver: D
 
 
 def test_dropped_target_is_recreated_for_its_resnapshot(driver: Driver, tmp_path: Path) -> None:
-    progress = driver.loading.planned(driver.standing, driver.tables)
+    progress = driver.loading.planned(driver.checkpoint, driver.tables)
     done = replace(progress.loads[driver.key], done=progress.loads[driver.key].chunks)
     folder = tmp_path / "lake" / driver.database / "t"
     shutil.rmtree(folder)

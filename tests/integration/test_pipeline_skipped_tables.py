@@ -41,7 +41,7 @@ def state_of(settings: PipelineSettings) -> Iterator[PipelineState]:
 def stopped(settings: PipelineSettings) -> dict[str, str]:
     """Return the skipped tables of a pipeline without their source's name, and the reasons."""
     with state_of(settings) as state:
-        progress = state.standing()
+        progress = state.checkpoint()
     assert progress is not None
     return {key.removeprefix("shop/"): why for key, why in progress.stopped.items()}
 

@@ -202,7 +202,7 @@ def test_resnapshots_are_requested_once_and_a_reset_forgets_them(url: str) -> No
     state = PipelineState.open(url, "lake")
     assert PipelineState.names(state.store) == ["lake"]
     state.reset()
-    assert state.standing() is None
+    assert state.checkpoint() is None
     assert state.paused, "who paused it did not mean the next run either"
     assert state.take().generation != generation
     state.close()
@@ -248,7 +248,7 @@ def test_replayed_statement_requests_its_table_again(url: str) -> None:
         assert (known["shop/d.t"].logged, known["shop/d.t"].keys) == (None, None)
         assert known["other/d.t"].logged == known["other/d.t"].current.columns
         assert known["other/d.t"].keys is not None
-        progress = state.standing()
+        progress = state.checkpoint()
         assert progress is not None
         assert progress.offsets == {"shop": PLACE, "other": REACHED}
 
@@ -270,7 +270,7 @@ def test_keyless_tables_are_reloaded_by_a_mirror_that_rewinds(url: str) -> None:
     ):
         state.rewind("shop", PLACE, seen, refuse)
     with closing(PipelineState.open(url, "lake")) as state:
-        progress = state.standing()
+        progress = state.checkpoint()
         assert progress is not None
         assert progress.offsets == {"shop": REACHED}
         assert not state.requests()

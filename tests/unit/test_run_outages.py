@@ -36,14 +36,14 @@ from penstock.pipeline import state as state_module
 from penstock.pipeline.cascades import CascadeWatch
 from penstock.pipeline.record import BatchRecord, ChunkWork
 from penstock.pipeline.settings import PipelineSettings, pipeline_of_values
-from penstock.pipeline.state import PipelineState, Standing
+from penstock.pipeline.state import Checkpoint, PipelineState
 from penstock.retry import Backoff
 from penstock.sinks.sink import BatchMark, Evolution
 from penstock.source.offsets import Offset
 from penstock.source.read_settings import ReadSettings
 from tests.support.pipeline.changes_made import changes_of, insert, target_of
 
-Loop = Callable[[PipelineState, Standing], Standing]
+Loop = Callable[[PipelineState, Checkpoint], Checkpoint]
 
 
 class NoTasks:
@@ -91,16 +91,16 @@ def run_of(
     told: list[dict[str, Any]] = []
     # The server of these settings does not exist, so nobody asks it for foreign keys.
     monkeypatch.setattr(CascadeWatch, "look", lambda self: None)
-    monkeypatch.setattr(PipelineRun, "_loop", lambda self, state, standing: next(turns)(state, standing))
+    monkeypatch.setattr(PipelineRun, "_loop", lambda self, state, checkpoint: next(turns)(state, checkpoint))
     return PipelineRun(settings, NoTasks(), told=lambda shown: told.append(dict(shown))), told
 
 
-def ends(state: PipelineState, standing: Standing) -> Standing:
-    return standing
+def ends(state: PipelineState, checkpoint: Checkpoint) -> Checkpoint:
+    return checkpoint
 
 
 def raising(problem: PenstockError) -> Loop:
-    def loop(state: PipelineState, standing: Standing) -> Standing:
+    def loop(state: PipelineState, checkpoint: Checkpoint) -> Checkpoint:
         raise problem
 
     return loop
@@ -111,9 +111,9 @@ def test_outage_of_server_or_store_anywhere_is_retried_and_reported_at_once(
 ) -> None:
     shown: list[dict[str, Any]] = []
 
-    def look(state: PipelineState, standing: Standing) -> Standing:
+    def look(state: PipelineState, checkpoint: Checkpoint) -> Checkpoint:
         shown.append(state.shown())
-        return standing
+        return checkpoint
 
     run, told = run_of(
         settings,
@@ -168,13 +168,13 @@ def test_keyless_table_is_not_waited_for_beyond_the_configured_time(
     chunk = ChunkWork("shop", TableName("d", "keyless"), {"key": []}, exact=True)
     numbers: list[int] = []
 
-    def complete(state: PipelineState, standing: Standing) -> Standing:
+    def complete(state: PipelineState, checkpoint: Checkpoint) -> Checkpoint:
         offsets = {"shop": Offset(Position(0, "bin.000001", 4)).to_json()}
-        standing = replace(standing, offsets=offsets)
-        if (begun := state.begun(standing)) is not None:
-            standing = run._settle(state, standing, begun)
-        numbers.append(standing.number + 1)
-        return run._complete(state, standing, BatchRecord(numbers[-1], {}, {}, (), (chunk,), 1))
+        checkpoint = replace(checkpoint, offsets=offsets)
+        if (begun := state.begun(checkpoint)) is not None:
+            checkpoint = run._settle(state, checkpoint, begun)
+        numbers.append(checkpoint.number + 1)
+        return run._complete(state, checkpoint, BatchRecord(numbers[-1], {}, {}, (), (chunk,), 1))
 
     def lose(*_: object) -> None:
         raise ConnectionLost("the server is away")
@@ -194,11 +194,11 @@ def test_keyless_table_is_not_waited_for_beyond_the_configured_time(
 def test_lost_lease_is_acquired_again_if_it_is_still_free(
     settings: PipelineSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def lose(state: PipelineState, standing: Standing) -> Standing:
+    def lose(state: PipelineState, checkpoint: Checkpoint) -> Checkpoint:
         assert state._lease is not None
         assert state._session is not None
         state._session.close()
-        return state.write(standing)
+        return state.write(checkpoint)
 
     run, told = run_of(settings, monkeypatch, lose, ends)
     assert run.run().token
@@ -209,7 +209,7 @@ def test_lost_lease_is_acquired_again_if_it_is_still_free(
 def test_pipeline_taken_over_or_reset_by_another_process_is_left_to_it(
     settings: PipelineSettings, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
-    def lose(state: PipelineState, standing: Standing) -> Standing:
+    def lose(state: PipelineState, checkpoint: Checkpoint) -> Checkpoint:
         assert state._session is not None
         state._session.close()
         with closing(PipelineState.open(settings.state, settings.name)) as other:
@@ -217,7 +217,7 @@ def test_pipeline_taken_over_or_reset_by_another_process_is_left_to_it(
                 other.take()
             else:
                 other.reset()
-        return state.write(standing)
+        return state.write(checkpoint)
 
     run, _ = run_of(settings, monkeypatch, lose, ends)
     with pytest.raises(LeaseLost, match="taken"):
@@ -270,7 +270,7 @@ def test_feed_with_missing_state_is_not_written_twice(
     settings: PipelineSettings, state: PipelineState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     sink = settings.make_sink()
-    fresh = Standing.new()
+    fresh = Checkpoint.new()
     monkeypatch.setattr(beginning, "targets_of", lambda *_: [])
     refuse_lost_state(settings, sink, fresh)
     (tmp_path / "feed/_penstock/penstock/test/0123456789ab").mkdir(parents=True)
@@ -303,17 +303,17 @@ def test_mirror_with_missing_state_is_left_unchanged(tmp_path: Path, monkeypatch
     }
     settings = pipeline_of_values(values, tmp_path)
     sink, target = settings.make_sink(), target_of({"id": "int"}, name="all.orders")
-    refuse_lost_state(settings, sink, Standing.new())
+    refuse_lost_state(settings, sink, Checkpoint.new())
     sink.prepare(target, Evolution.EVOLVE)
-    refuse_lost_state(settings, sink, Standing.new())
+    refuse_lost_state(settings, sink, Checkpoint.new())
     writer = sink.open(mark := BatchMark("test", "before", 1), 0)
     writer.write(changes_of(target, insert(1, id=1)))
     sink.commit(mark, [writer.finish()])
     with pytest.raises(OptionInvalid, match="wrote, and its state knows of none"):
-        refuse_lost_state(settings, sink, Standing.new())
-    refuse_lost_state(settings, sink, Standing.new(earlier={}))
+        refuse_lost_state(settings, sink, Checkpoint.new())
+    refuse_lost_state(settings, sink, Checkpoint.new(earlier={}))
     other = pipeline_of_values(values | {"name": "other"}, tmp_path)
-    refuse_lost_state(other, sink, Standing.new())
+    refuse_lost_state(other, sink, Checkpoint.new())
 
 
 @pytest.mark.parametrize("on_lost", ["resnapshot", "repair"])
@@ -464,8 +464,8 @@ def test_run_uses_the_epoch_of_the_answering_server() -> None:
         "stock": LogAtAnotherServer(None),
         "same": LogAtAnotherServer(moved),
     }
-    standing = replace(Standing.new(), offsets=dict.fromkeys(logs, before.to_json()))
-    offsets = at_their_servers(logs, standing, lambda work: work()).offsets
+    checkpoint = replace(Checkpoint.new(), offsets=dict.fromkeys(logs, before.to_json()))
+    offsets = at_their_servers(logs, checkpoint, lambda work: work()).offsets
     assert Offset.from_json(offsets["shop"]) == after
     assert offsets["stock"] == offsets["same"] == before.to_json()
 
@@ -493,11 +493,11 @@ class LogOfTwoServers:
 def test_run_until_caught_up_settles_its_end_again_at_another_server(settings: PipelineSettings) -> None:
     run = PipelineRun(settings, NoTasks(), until_caught_up=True)
     log: Any = LogOfTwoServers()
-    nothing_asked: Any = SimpleNamespace(is_asked=lambda standing: False)
+    nothing_asked: Any = SimpleNamespace(is_asked=lambda checkpoint: False)
     run._logs, run._loading = {"shop": log}, nothing_asked
     begin = Offset(Position(0, "bin.000001", 4), server_key="mysql:a")
-    standing = replace(Standing.new(), planned=True, offsets={"shop": begin.to_json()})
+    checkpoint = replace(Checkpoint.new(), planned=True, offsets={"shop": begin.to_json()})
     for server in ("mysql:a", "mysql:a", "mysql:b", "mysql:b"):
         log.key = server
-        run._stretch(standing, "shop", log)
+        run._stretch(checkpoint, "shop", log)
     assert [end.server_key for end in log.ends] == ["mysql:a", "mysql:a", "mysql:b", "mysql:b"]

@@ -15,10 +15,10 @@ from penstock.coordinate.subscription_record import Subscription
 from penstock.errors import SchemaInvalid
 from penstock.pipeline.record import BatchRecord
 from penstock.pipeline.resnapshot import Resnapshot
-from penstock.pipeline.state import Standing
+from penstock.pipeline.state import Checkpoint
 
 READERS: dict[str, Callable[[bytes], object]] = {
-    "standing": Standing.decode,
+    "standing": Checkpoint.decode,
     "resnapshot": Resnapshot.decode,
     "subscription": Subscription.decode,
     "shard": lambda value: ShardState.of(Record(value, 1, 1)),

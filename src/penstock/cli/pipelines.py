@@ -19,7 +19,7 @@ from penstock.model import Position, TableName
 from penstock.pipeline.rewinding import earlier_offset
 from penstock.pipeline.settings import PipelineSettings, load_pipeline, place_of_state
 from penstock.pipeline.skipping import transaction_at
-from penstock.pipeline.state import PipelineState, Standing, table_key
+from penstock.pipeline.state import Checkpoint, PipelineState, table_key
 from penstock.pipeline.verify.merges import may_have_other_rows
 from penstock.source.bounds import Bound, parse_bound
 
@@ -226,16 +226,16 @@ def _name_of_source(settings: PipelineSettings, source: str | None) -> str:
     return name
 
 
-def _load_progress(state: PipelineState, source: str, file: Path) -> Standing:
+def _load_progress(state: PipelineState, source: str, file: Path) -> Checkpoint:
     """Return the pipeline's progress. Raises OptionInvalid if a source has none."""
-    progress = state.standing()
+    progress = state.checkpoint()
     if progress is None or source not in progress.offsets:
         raise OptionInvalid(f"the pipeline {state.name} never ran", hint=f"penstock run {file}")
     return progress
 
 
 def _summarize(state: PipelineState) -> dict[str, Any]:
-    progress, runner, shown = state.standing(), state.runner(), state.shown()
+    progress, runner, shown = state.checkpoint(), state.runner(), state.shown()
     summary: dict[str, Any] = {
         "pipeline": state.name,
         "state": _state(state, progress, runner is not None, shown),
@@ -278,7 +278,7 @@ def _open_requests(state: PipelineState) -> dict[str, str]:
     return states
 
 
-def _state(state: PipelineState, progress: Standing | None, is_run: bool, shown: dict[str, Any]) -> str:
+def _state(state: PipelineState, progress: Checkpoint | None, is_run: bool, shown: dict[str, Any]) -> str:
     if state.paused:
         return "pausing" if is_run else "paused"
     if is_run:

@@ -15,7 +15,7 @@ from penstock.model import TableName
 from penstock.pipeline.ghosts import PipelinePatterns
 from penstock.pipeline.load.targets import targets_of
 from penstock.pipeline.settings import PipelineSettings
-from penstock.pipeline.state import Standing, table_key
+from penstock.pipeline.state import Checkpoint, table_key
 from penstock.pipeline.step import named_by_rows, target_through
 from penstock.sinks.sink import Sink, keeps_tables
 from penstock.source.offsets import Offset
@@ -40,14 +40,14 @@ def check_sink(settings: PipelineSettings, sink: Sink) -> None:
         )
 
 
-def refuse_lost_state(settings: PipelineSettings, sink: Sink, standing: Standing) -> None:
+def refuse_lost_state(settings: PipelineSettings, sink: Sink, checkpoint: Checkpoint) -> None:
     """Raise OptionInvalid if the target has rows of a pipeline whose state is empty.
 
     Either its state was lost, or another pipeline of this name has a state of its own. A load would delete
     the other pipeline's rows, and a feed would have every row twice. Targets that rows name, and those of a
     source without a server, are not checked.
     """
-    if standing.earlier is not None:
+    if checkpoint.earlier is not None:
         if sink.keeps_state:
             _log.warning("the target has rows of an earlier run: the load deletes what its source has not")
         return
@@ -109,14 +109,14 @@ def refuse_paused(settings: PipelineSettings, paused: str, *, until_caught_up: b
 
 
 def at_their_servers(
-    logs: Mapping[str, SourceLog], standing: Standing, retried: Callable[[Callable[[], Any]], Any]
-) -> Standing:
-    """Return the standing with the position of each source in the log of the server that answers now.
+    logs: Mapping[str, SourceLog], checkpoint: Checkpoint, retried: Callable[[Callable[[], Any]], Any]
+) -> Checkpoint:
+    """Return the checkpoint with the position of each source in the log of the server that answers now.
 
     The rows of a load carry the epoch of that log. With the epoch of the previous server they would count as
     older than the rows in the target.
     """
-    offsets = dict(standing.offsets)
+    offsets = dict(checkpoint.offsets)
     for name, log in logs.items():
         begin = Offset.from_json(offsets[name])
         try:
@@ -126,4 +126,4 @@ def at_their_servers(
             continue
         if (here.server_key, here.position.epoch) != (begin.server_key, begin.position.epoch):
             offsets[name] = here.to_json()
-    return replace(standing, offsets=offsets)
+    return replace(checkpoint, offsets=offsets)

@@ -22,7 +22,7 @@ from penstock.pipeline.load.watermark import Watermark, watermark_of
 from penstock.pipeline.record import BatchRecord, ChunkWork
 from penstock.pipeline.resnapshot import Resnapshot
 from penstock.pipeline.settings import PipelineSettings, PipelineSource
-from penstock.pipeline.state import PipelineState, Standing, TableLoad, split_key, table_key
+from penstock.pipeline.state import Checkpoint, PipelineState, TableLoad, split_key, table_key
 from penstock.pipeline.verify.merges import may_have_other_rows
 from penstock.sinks.sink import Sink, keeps_tables
 from penstock.source.offsets import Offset
@@ -69,17 +69,21 @@ class Loading:
         if not any((wish.source, wish.table) == (source, table) for wish in waiting):
             self.reread(source, table, because, remove=True)
 
-    def planned(self, standing: Standing, tables: PipelineTables) -> Standing:
+    def planned(self, checkpoint: Checkpoint, tables: PipelineTables) -> Checkpoint:
         """Plan the load of every table of a full load, once, and of the tables that were requested."""
-        loads = dict(standing.loads)
-        self._epochs = {name: Offset.from_json(one).position.epoch for name, one in standing.offsets.items()}
+        loads = dict(checkpoint.loads)
+        self._epochs = {
+            name: Offset.from_json(one).position.epoch for name, one in checkpoint.offsets.items()
+        }
         wishes = self._state.requests()
         asked = [wish for wish in wishes if wish.state == "asked"]
         try:
             if self._settings.load.mode != "none":
                 for key in tables.there():
                     if key not in loads and key not in tables.stopped and not tables.is_streamed(key):
-                        made = self._plan(key, tables, loads, None, remove=self._is_written_before(standing))
+                        made = self._plan(
+                            key, tables, loads, None, remove=self._is_written_before(checkpoint)
+                        )
                         if made is not None:
                             loads[key] = made
             for wish in asked:
@@ -90,9 +94,9 @@ class Loading:
             self._sessions.clear()
         self._let_go(tables, loads)
         self._keyless = {key for key in loads if tables.is_keyless(key)}
-        if loads != standing.loads or not standing.planned or tables.stopped != standing.stopped:
-            standing = self._state.write(
-                replace(standing, loads=loads, planned=True, stopped=dict(tables.stopped))
+        if loads != checkpoint.loads or not checkpoint.planned or tables.stopped != checkpoint.stopped:
+            checkpoint = self._state.write(
+                replace(checkpoint, loads=loads, planned=True, stopped=dict(tables.stopped))
             )
         running = {load.request for load in loads.values() if not load.finished}
         for wish in asked:
@@ -101,19 +105,19 @@ class Loading:
         for wish in wishes:
             if wish.state == "running" and wish.number not in running:
                 # A runner finished its last batch and died before it could record that.
-                self._note_ended(wish.number, standing)
-        return standing
+                self._note_ended(wish.number, checkpoint)
+        return checkpoint
 
-    def _is_written_before(self, standing: Standing) -> bool:
+    def _is_written_before(self, checkpoint: Checkpoint) -> bool:
         """Return whether targets may have rows of an earlier generation, and can be compared."""
-        return standing.earlier is not None and self._sink.keeps_state and keeps_tables(self._sink)
+        return checkpoint.earlier is not None and self._sink.keeps_state and keeps_tables(self._sink)
 
-    def _note_ended(self, number: str, standing: Standing) -> None:
+    def _note_ended(self, number: str, checkpoint: Checkpoint) -> None:
         """Record the result of a request whose last batch is done."""
         wish = self._state.request(number)
         if wish is None or wish.state not in ("asked", "running"):
             return
-        why = standing.stopped.get(table_key(wish.source, wish.table))
+        why = checkpoint.stopped.get(table_key(wish.source, wish.table))
         if why is None:
             self._state.note_request(wish, "done")
         else:
@@ -252,20 +256,20 @@ class Loading:
 
     # --- Batches ----------------------------------------------------------------------------
 
-    def is_asked(self, standing: Standing) -> bool:
+    def is_asked(self, checkpoint: Checkpoint) -> bool:
         """Return whether a resnapshot is waiting or running."""
-        running = any(load.request and not load.finished for load in standing.loads.values())
+        running = any(load.request and not load.finished for load in checkpoint.loads.values())
         return running or any(wish.state in ("asked", "running") for wish in self._state.requests())
 
-    def next(self, standing: Standing) -> tuple[list[ChunkWork], Mapping[str, int], list[str]]:
+    def next(self, checkpoint: Checkpoint) -> tuple[list[ChunkWork], Mapping[str, int], list[str]]:
         """Return the chunks of the next batch, the progress of each table after it, and the requests that it
         finishes."""
         works: list[ChunkWork] = []
         rows, rows_max = 0, self._width * self._settings.load.chunk_rows
         done: dict[str, int] = {}
         finished: list[str] = []
-        for key, load in standing.loads.items():
-            if load.finished or key in standing.stopped:
+        for key, load in checkpoint.loads.items():
+            if load.finished or key in checkpoint.stopped:
                 continue
             room = _CHUNKS_MAX - len(works)
             if room <= 0 or rows >= rows_max:
@@ -292,12 +296,12 @@ class Loading:
                 break
         return works, done, finished
 
-    def done(self, standing: Standing, record: BatchRecord) -> None:
+    def done(self, checkpoint: Checkpoint, record: BatchRecord) -> None:
         """Record the requests and loads that a batch finished."""
         for number in record.finished:
-            self._note_ended(number, standing)
+            self._note_ended(number, checkpoint)
         for key in record.loads:
-            load = standing.loads[key]
+            load = checkpoint.loads[key]
             if load.finished:
                 self._chunks.pop(load.pages, None)
                 self._state.drop_large(load.pages)

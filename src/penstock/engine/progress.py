@@ -11,7 +11,7 @@ import structlog
 from penstock.engine.job import Outcome
 from penstock.errors import CoordinationLost, PenstockError
 from penstock.pipeline.record import BatchRecord
-from penstock.pipeline.state import PipelineState, Standing
+from penstock.pipeline.state import Checkpoint, PipelineState
 from penstock.source.offsets import Offset
 
 _log = structlog.get_logger(__name__)
@@ -42,7 +42,7 @@ class Progress:
 
     def batch(
         self,
-        standing: Standing,
+        checkpoint: Checkpoint,
         record: BatchRecord,
         outcome: Outcome,
         seconds: float,
@@ -62,7 +62,7 @@ class Progress:
             for name, count in receipt.unrepresentable.items():
                 unrepresentable[name] = unrepresentable.get(name, 0) + count
         shown: dict[str, Any] = {
-            "state": "loading" if standing.loading else "running",
+            "state": "loading" if checkpoint.loading else "running",
             "batch": record.number,
             "rows": rows,
             "written": written,
@@ -81,15 +81,15 @@ class Progress:
         if outdated := sum(one.outdated for one in outcome.receipts):
             shown["outdated"] = outdated
         if record.chunks:
-            shown |= self._of_load(standing, record)
+            shown |= self._of_load(checkpoint, record)
         _log.info("a batch is done", **{name: value for name, value in shown.items() if name != "state"})
         self._show(shown, state)
 
-    def _of_load(self, standing: Standing, record: BatchRecord) -> dict[str, Any]:
+    def _of_load(self, checkpoint: Checkpoint, record: BatchRecord) -> dict[str, Any]:
         now = time.monotonic()
         self._loading_since = self._loading_since or now
-        chunks = sum(load.chunks for load in standing.loads.values())
-        done = sum(load.done for load in standing.loads.values())
+        chunks = sum(load.chunks for load in checkpoint.loads.values())
+        done = sum(load.done for load in checkpoint.loads.values())
         shown: dict[str, Any] = {"chunks": chunks, "chunks_done": done, "rows_loaded": self._loaded}
         elapsed = now - self._loading_since
         since = done - len(record.chunks)
@@ -97,7 +97,7 @@ class Progress:
             shown["load_ends_in_seconds"] = round((chunks - done) * elapsed / since)
         return shown
 
-    def idle(self, standing: Standing, state: PipelineState) -> None:
+    def idle(self, checkpoint: Checkpoint, state: PipelineState) -> None:
         """Show now and then that there is nothing to do."""
         if time.monotonic() - self._shown_at >= SECONDS_SHOWN:
             self._show({**self._shown, "state": "waiting for changes"}, state, tell=self._failing)

@@ -41,7 +41,7 @@ from penstock.errors import (
 from penstock.pipeline.cascades import CascadeWatch
 from penstock.pipeline.record import BatchRecord, RangeWork
 from penstock.pipeline.settings import PipelineSettings
-from penstock.pipeline.state import PipelineState, Standing, split_key, table_key
+from penstock.pipeline.state import Checkpoint, PipelineState, split_key, table_key
 from penstock.pipeline.verify.narrowing import narrow_rereads
 from penstock.retry import Backoff, Retry
 from penstock.sinks.sink import BatchMark, Sink, Spread
@@ -93,9 +93,9 @@ class PipelineRun:
         self._cascades = CascadeWatch(settings, self._sink)
         self._targets: dict[str, Offset] | None = None
         self._progress = Progress(settings.name, told)
-        # The state and the standing of the last attempt, None before the first.
+        # The state and the checkpoint of the last attempt, None before the first.
         self._state: PipelineState | None = None
-        self._standing: Standing | None = None
+        self._checkpoint: Checkpoint | None = None
         self._exhausted: PenstockError | None = None
         self._restarts = self._new_retries()
 
@@ -104,30 +104,30 @@ class PipelineRun:
         Safe for threads and signal handlers."""
         self._stop.set()
 
-    def run(self) -> Standing:
-        """Run until stopped, paused, or caught up, and return the standing.
+    def run(self) -> Checkpoint:
+        """Run until stopped, paused, or caught up, and return the checkpoint.
 
         Raises LeaseLost if another process runs the pipeline, OptionInvalid if the sink cannot be used, and
         the error that ended the run.
         """
         try:
             with self._driver.cancelling(self._stop, _STOP_SECONDS_MAX):
-                standing = self._run_until_lost()
-                while standing is None and not self._stop.is_set():
-                    standing = self._run_until_lost()
-                return standing or self._standing or Standing.new()
+                checkpoint = self._run_until_lost()
+                while checkpoint is None and not self._stop.is_set():
+                    checkpoint = self._run_until_lost()
+                return checkpoint or self._checkpoint or Checkpoint.new()
         finally:
             self._sink.close()
 
-    def _run_until_lost(self) -> Standing | None:
+    def _run_until_lost(self) -> Checkpoint | None:
         """Run from the recorded state. Return None after an outage that may be over by now."""
         try:
             state = self._state = PipelineState.open(self._settings.state, self._settings.name)
-            standing = self._take(state)
-            if self._standing is None:
+            checkpoint = self._take(state)
+            if self._checkpoint is None:
                 check_sink(self._settings, self._sink)
-                self._prefer_servers(standing)
-            self._standing = standing
+                self._prefer_servers(checkpoint)
+            self._checkpoint = checkpoint
             self._settings = self._servers.settings()
             self._logs = {
                 source.name: SourceLog(source, self._settings, self._cores)
@@ -135,7 +135,7 @@ class PipelineRun:
             }
             self._cascades = CascadeWatch(self._settings, self._sink)
             self._retried(self._cascades.look, state)
-            return self._loop(state, standing)
+            return self._loop(state, checkpoint)
         except PenstockError as problem:
             if self._is_over(problem):
                 self._progress.failed(problem, self._state)
@@ -148,9 +148,9 @@ class PipelineRun:
             if state_taken is not None:
                 state_taken.close()
 
-    def _prefer_servers(self, standing: Standing) -> None:
+    def _prefer_servers(self, checkpoint: Checkpoint) -> None:
         """Continue at the server that the positions belong to: a replaced server may answer again."""
-        for name, offset in standing.offsets.items():
+        for name, offset in checkpoint.offsets.items():
             self._servers.prefer(name, Offset.from_json(offset).server_key)
 
     def _is_over(self, problem: PenstockError) -> bool:
@@ -165,13 +165,13 @@ class PipelineRun:
             return True
         return False
 
-    def _take(self, state: PipelineState) -> Standing:
+    def _take(self, state: PipelineState) -> Checkpoint:
         """Acquire the lease, after the session of a dead runner has expired. Raises LeaseLost if another
         runner has the lease, or had it since this run did."""
         deadline: float | None = None
         while True:
             try:
-                return state.take(None if self._standing is None else self._standing.token)
+                return state.take(None if self._checkpoint is None else self._checkpoint.token)
             except LeaseLost as problem:
                 now = time.monotonic()
                 deadline = deadline or now + state.lease_seconds + _LEASE_MARGIN_SECONDS
@@ -183,75 +183,75 @@ class PipelineRun:
                 self._progress.retrying(problem, state)
                 self._stop.wait(_PAUSE_SECONDS)
 
-    def _loop(self, state: PipelineState, standing: Standing) -> Standing:
+    def _loop(self, state: PipelineState, checkpoint: Checkpoint) -> Checkpoint:
         self._loading = Loading(self._settings, state, self._sink, self._cores)
         self._tables = PipelineTables(self._settings, state, self._sink, self._steps, self._loading.reread)
-        self._tables.stopped.update(standing.stopped)
-        standing = self._noted(self._begin(state, standing))
-        begun = state.begun(standing)
+        self._tables.stopped.update(checkpoint.stopped)
+        checkpoint = self._noted(self._begin(state, checkpoint))
+        begun = state.begun(checkpoint)
         if begun is not None:
             _log.info("a batch that was begun is run again", batch=begun.number)
             if begun.is_exact:
-                standing = self._noted(self._settle(state, standing, begun))
+                checkpoint = self._noted(self._settle(state, checkpoint, begun))
             else:
-                standing = self._noted(self._complete(state, standing, begun, written=True))
-        resumed: Standing | None = None
+                checkpoint = self._noted(self._complete(state, checkpoint, begun, written=True))
+        resumed: Checkpoint | None = None
         while not self._stop.is_set():
             if (paused := state.pause_message()) is not None:
                 refuse_paused(self._settings, paused, until_caught_up=self._until_caught_up)
                 break
             started = time.monotonic()
             if resumed is None:
-                resumed = at_their_servers(self._logs, standing, lambda work: self._retried(work, state))
-                standing = standing if resumed == standing else self._noted(state.write(resumed))
-            standing = self._noted(self._loading.planned(standing, self._tables))
+                resumed = at_their_servers(self._logs, checkpoint, lambda work: self._retried(work, state))
+                checkpoint = checkpoint if resumed == checkpoint else self._noted(state.write(resumed))
+            checkpoint = self._noted(self._loading.planned(checkpoint, self._tables))
             try:
-                record = self._next(state, standing)
+                record = self._next(state, checkpoint)
             except PositionPurged as problem:
-                standing = self._noted(self._after_loss(state, standing, problem))
+                checkpoint = self._noted(self._after_loss(state, checkpoint, problem))
                 continue
             if record is None:
-                if self._until_caught_up and self._is_caught_up(standing):
+                if self._until_caught_up and self._is_caught_up(checkpoint):
                     break
                 self._restarts.succeeded()
-                self._progress.idle(standing, state)
+                self._progress.idle(checkpoint, state)
                 self._stop.wait(_POLL_SECONDS)
                 continue
-            standing = self._noted(self._complete(state, standing, record))
+            checkpoint = self._noted(self._complete(state, checkpoint, record))
             # A run with a fixed end gains nothing by waiting for more changes.
-            if not standing.loading and not self._until_caught_up:
+            if not checkpoint.loading and not self._until_caught_up:
                 self._stop.wait(max(0.0, self._settings.batch.interval - (time.monotonic() - started)))
-        return standing
+        return checkpoint
 
-    def _noted(self, standing: Standing) -> Standing:
-        self._standing = standing
-        return standing
+    def _noted(self, checkpoint: Checkpoint) -> Checkpoint:
+        self._checkpoint = checkpoint
+        return checkpoint
 
-    def _begin(self, state: PipelineState, standing: Standing) -> Standing:
+    def _begin(self, state: PipelineState, checkpoint: Checkpoint) -> Checkpoint:
         """Record the start of each source before reading any of it, then read the tables' definitions."""
-        if not standing.offsets:
-            self._retried(partial(refuse_lost_state, self._settings, self._sink, standing), state)
+        if not checkpoint.offsets:
+            self._retried(partial(refuse_lost_state, self._settings, self._sink, checkpoint), state)
         new = {
-            name: log.first((standing.earlier or {}).get(name)).to_json()
+            name: log.first((checkpoint.earlier or {}).get(name)).to_json()
             for name, log in self._logs.items()
-            if name not in standing.offsets
+            if name not in checkpoint.offsets
         }
         if new:
-            standing = state.write(replace(standing, offsets={**standing.offsets, **new}))
+            checkpoint = state.write(replace(checkpoint, offsets={**checkpoint.offsets, **new}))
         self._retried(self._tables.open, state)
-        return standing
+        return checkpoint
 
     # --- What is next -----------------------------------------------------------------------
 
-    def _next(self, state: PipelineState, standing: Standing) -> BatchRecord | None:
+    def _next(self, state: PipelineState, checkpoint: Checkpoint) -> BatchRecord | None:
         """Return the next batch: chunks while tables are loaded, then new changes of the logs."""
-        number, parts = standing.number + 1, self._settings.batch.parts or self._cores
+        number, parts = checkpoint.number + 1, self._settings.batch.parts or self._cores
         begin, end, ranges = {}, {}, []
-        chunks, loads, finished = self._loading.next(standing)
+        chunks, loads, finished = self._loading.next(checkpoint)
         # An exact load is retried as a new batch, so a change in it could be applied twice.
-        if not self._is_first_load(standing) and not any(chunk.exact for chunk in chunks):
+        if not self._is_first_load(checkpoint) and not any(chunk.exact for chunk in chunks):
             for name, log in self._logs.items():
-                stretch = self._retried(partial(self._stretch, standing, name, log), state)
+                stretch = self._retried(partial(self._stretch, checkpoint, name, log), state)
                 if stretch is None:
                     continue
                 first, last, works = stretch
@@ -268,17 +268,16 @@ class PipelineRun:
             number, begin, end, tuple(ranges), tuple(chunks), parts, loads, tuple(finished), tuple(divided)
         )
 
-    def _after_loss(self, state: PipelineState, standing: Standing, problem: PositionPurged) -> Standing:
-        """Continue at the end of each log whose next changes were purged, and request a reread of its tables.
-        Raises the error if `on_lost` is stop."""
-        offsets = dict(standing.offsets)
+    def _after_loss(self, state: PipelineState, checkpoint: Checkpoint, error: PositionPurged) -> Checkpoint:
+        """Continue at the end of each purged log and reread its tables. Raises `error` if none may."""
+        offsets = dict(checkpoint.offsets)
         for name, log in self._logs.items():
             if log.source.on_lost == "stop":
                 continue
             try:
-                self._retried(partial(self._stretch, standing, name, log), state)
+                self._retried(partial(self._stretch, checkpoint, name, log), state)
             except PositionPurged as lost:
-                begin = Offset.from_json(standing.offsets[name])
+                begin = Offset.from_json(checkpoint.offsets[name])
                 # The tables are read after this position, so none of their changes is missed.
                 offsets[name] = self._retried(partial(log.after_loss, begin), state).to_json()
                 tables = self._tables.jump(log.source)
@@ -291,26 +290,26 @@ class PipelineRun:
                 )
                 for table in tables:
                     self._loading.reread(name, table, f"purged at {time.time_ns()}", remove=True)
-        if offsets == standing.offsets:
-            raise problem
-        standing = state.write(replace(standing, offsets=offsets))
+        if offsets == checkpoint.offsets:
+            raise error
+        checkpoint = state.write(replace(checkpoint, offsets=offsets))
         narrow_rereads(self._settings, state, self._driver.spreading)
-        return standing
+        return checkpoint
 
     @staticmethod
-    def _is_first_load(standing: Standing) -> bool:
+    def _is_first_load(checkpoint: Checkpoint) -> bool:
         """Return whether the full load is not done. Changes are read after it."""
         return any(
-            not load.finished and not load.request and key not in standing.stopped
-            for key, load in standing.loads.items()
+            not load.finished and not load.request and key not in checkpoint.stopped
+            for key, load in checkpoint.loads.items()
         )
 
     def _stretch(
-        self, standing: Standing, name: str, log: SourceLog
+        self, checkpoint: Checkpoint, name: str, log: SourceLog
     ) -> tuple[Offset, Offset, list[RangeWork]] | None:
-        skips = standing.skips.get(name, ())
-        target = self._until(name, standing)
-        begin, until = around_skips(Offset.from_json(standing.offsets[name]), target, skips)
+        skips = checkpoint.skips.get(name, ())
+        target = self._until(name, checkpoint)
+        begin, until = around_skips(Offset.from_json(checkpoint.offsets[name]), target, skips)
         here = log.resume(begin)
         if target is not None and self._targets is not None and not log.has(target, here):
             # Another server answers. Its positions cannot be compared with the target, so settle a new one.
@@ -324,25 +323,25 @@ class PipelineRun:
         self._progress.seen(name, end, head)
         return here, end, log.works(here, end)
 
-    def _until(self, name: str, standing: Standing) -> Offset | None:
+    def _until(self, name: str, checkpoint: Checkpoint) -> Offset | None:
         """Return the position at which this run ends in a source; None if there is none yet."""
         if not self._until_caught_up:
             return None
         if self._targets is None:
-            if standing.loading or self._loading.is_asked(standing):
+            if checkpoint.loading or self._loading.is_asked(checkpoint):
                 return None
             # The rows of a load are consistent only together with the changes made during the load.
             self._targets = {source: log.target() for source, log in self._logs.items()}
         return self._targets[name]
 
-    def _is_caught_up(self, standing: Standing) -> bool:
-        return self._targets is not None and not standing.loading and not self._loading.is_asked(standing)
+    def _is_caught_up(self, checkpoint: Checkpoint) -> bool:
+        return self._targets is not None and not checkpoint.loading and not self._loading.is_asked(checkpoint)
 
     # --- One batch --------------------------------------------------------------------------
 
     def _complete(
-        self, state: PipelineState, standing: Standing, record: BatchRecord, *, written: bool = False
-    ) -> Standing:
+        self, state: PipelineState, checkpoint: Checkpoint, record: BatchRecord, *, written: bool = False
+    ) -> Checkpoint:
         """Run a batch until it is committed and recorded, through outages and changes of the server."""
         if not written:
             self._retried(partial(state.begin, record), state)
@@ -350,20 +349,20 @@ class PipelineRun:
         started = time.monotonic()
 
         def attempt() -> Outcome:
-            nonlocal record, standing
+            nonlocal record, checkpoint
             try:
-                return self._rounds(state, standing, record, learned)
+                return self._rounds(state, checkpoint, record, learned)
             except (ServerChanged, PositionInvalid):
                 # The log of the server that answers now has the same transactions at other positions.
                 record = self._planned_again(record)
                 if self._has_ranges_by_part():
                     # Parts already written covered other ranges: a duplicate is better than a loss.
-                    standing = state.write(replace(standing, number=record.number))
+                    checkpoint = state.write(replace(checkpoint, number=record.number))
                     record = replace(record, number=record.number + 1)
                 state.begin(record)
                 learned.statements.clear()
                 self._tables.undone()
-                return self._rounds(state, standing, record, learned)
+                return self._rounds(state, checkpoint, record, learned)
 
         if record.is_exact:
             # After a TransientError the run restarts and settles this batch first.
@@ -375,11 +374,11 @@ class PipelineRun:
                 # The log was purged after the batch was planned. The next plan handles it for each source.
                 if all(log.source.on_lost == "stop" for log in self._logs.values()):
                     raise
-                return self._given_up(state, standing, record, problem)
+                return self._given_up(state, checkpoint, record, problem)
         self._reread_children(record, outcome)
-        mark = self._mark(standing, record)
+        mark = self._mark(checkpoint, record)
         # Ask the source before committing, so that it cannot fail between the commit and its record.
-        read = self._read_to(standing, record, state)
+        read = self._read_to(checkpoint, record, state)
 
         def commit() -> None:
             state.confirm()
@@ -387,45 +386,45 @@ class PipelineRun:
 
         self._retried(commit, state)
         floors = {key: floor for counts in outcome.counts for key, floor in counts.floors.items()}
-        standing = self._record(state, standing, record, floors, read)
-        for name, offset in standing.offsets.items():
+        checkpoint = self._record(state, checkpoint, record, floors, read)
+        for name, offset in checkpoint.offsets.items():
             if name in self._logs:
                 self._logs[name].hold(Offset.from_json(offset))
-        self._loading.done(standing, record)
+        self._loading.done(checkpoint, record)
         self._restarts.succeeded()
-        self._progress.batch(standing, record, outcome, time.monotonic() - started, state)
-        return standing
+        self._progress.batch(checkpoint, record, outcome, time.monotonic() - started, state)
+        return checkpoint
 
     def _record(
         self,
         state: PipelineState,
-        standing: Standing,
+        checkpoint: Checkpoint,
         record: BatchRecord,
         floors: Mapping[str, int],
         read: Mapping[str, int],
-    ) -> Standing:
+    ) -> Checkpoint:
         """Record a batch that the sink has committed."""
         self._tables.done()
-        standing = replace(standing.after(record), stopped=dict(self._tables.stopped))
-        loads = {key: replace(standing.loads[key], floor=floor) for key, floor in floors.items()}
-        standing = replace(standing, loads={**standing.loads, **loads})
+        checkpoint = replace(checkpoint.after(record), stopped=dict(self._tables.stopped))
+        loads = {key: replace(checkpoint.loads[key], floor=floor) for key, floor in floors.items()}
+        checkpoint = replace(checkpoint, loads={**checkpoint.loads, **loads})
         for key, version in read.items():
-            standing = standing.with_read_version(key, version)
-        recorded: Standing = self._retried(partial(state.write, standing), state)
+            checkpoint = checkpoint.with_read_version(key, version)
+        recorded: Checkpoint = self._retried(partial(state.write, checkpoint), state)
         return recorded
 
-    def _settle(self, state: PipelineState, standing: Standing, record: BatchRecord) -> Standing:
+    def _settle(self, state: PipelineState, checkpoint: Checkpoint, record: BatchRecord) -> Checkpoint:
         """Record an interrupted exact load that a feed has already, or abandon its batch number."""
-        begin = Offset.from_json(standing.offsets[record.chunks[0].source])
-        mark = self._mark(standing, record)
+        begin = Offset.from_json(checkpoint.offsets[record.chunks[0].source])
+        mark = self._mark(checkpoint, record)
         work = partial(committed_floors, self._sink, self._tables, self._steps, mark, record, begin)
         floors = None if self._sink.keeps_state else self._retried(work, state)
         if floors is None:
-            return self._given_up(state, standing, record, None)
+            return self._given_up(state, checkpoint, record, None)
         _log.info("a load that was committed is recorded", batch=record.number)
-        standing = self._record(state, standing, record, floors, self._read_to(standing, record, state))
-        self._loading.done(standing, record)
-        return standing
+        checkpoint = self._record(state, checkpoint, record, floors, self._read_to(checkpoint, record, state))
+        self._loading.done(checkpoint, record)
+        return checkpoint
 
     def _reread_children(self, record: BatchRecord, outcome: Outcome) -> None:
         """Request that tables are read again whose rows a foreign key may have changed."""
@@ -437,15 +436,15 @@ class PipelineRun:
                     end = Offset.from_json(record.end[source]).position
                     self._loading.reread_later(source, table, f"a foreign key, {end}")
 
-    def _read_to(self, standing: Standing, record: BatchRecord, state: PipelineState) -> dict[str, int]:
+    def _read_to(self, checkpoint: Checkpoint, record: BatchRecord, state: PipelineState) -> dict[str, int]:
         """Return a commit version for each loaded table that no change in its rows has reached."""
         versions: dict[str, int] = {}
         for chunk in record.chunks:
             log, key = self._logs[chunk.source], table_key(chunk.source, chunk.table)
-            if key not in standing.loads or key in versions or log.source.options.is_kept:
+            if key not in checkpoint.loads or key in versions or log.source.options.is_kept:
                 continue
             head = self._retried(log.target, state).position
-            epoch = Offset.from_json(standing.offsets[chunk.source]).position.epoch
+            epoch = Offset.from_json(checkpoint.offsets[chunk.source]).position.epoch
             versions[key] = replace(head, epoch=epoch).commit_version
         return versions
 
@@ -454,22 +453,22 @@ class PipelineRun:
         return self._sink.spread is Spread.RANGES and type(self._sink).commit is Sink.commit
 
     def _given_up(
-        self, state: PipelineState, standing: Standing, record: BatchRecord, problem: Exception | None
-    ) -> Standing:
+        self, state: PipelineState, checkpoint: Checkpoint, record: BatchRecord, problem: Exception | None
+    ) -> Checkpoint:
         """Abandon a batch number: an exact read returns other rows each time, so it needs a new batch."""
         _log.warning("a batch is started again", batch=record.number, why=str(problem)[:500])
         self._stop.wait(_PAUSE_SECONDS)
-        return state.write(replace(standing, number=record.number))
+        return state.write(replace(checkpoint, number=record.number))
 
     def _rounds(
-        self, state: PipelineState, standing: Standing, record: BatchRecord, learned: Learned
+        self, state: PipelineState, checkpoint: Checkpoint, record: BatchRecord, learned: Learned
     ) -> Outcome:
         """Run the job of a batch, and again after each round of surprises. Raises the errors of its tasks."""
         rounds = 0
         asked: list[Surprise] = []
         refused: dict[str, PenstockError] = {}
         while rounds < _ROUNDS_MAX:
-            plan = self._plan(standing, record, learned)
+            plan = self._plan(checkpoint, record, learned)
             state.confirm()
             with watched(self._settings.sources, self._report):
                 outcome = run_job(self._driver, plan)
@@ -492,7 +491,7 @@ class PipelineRun:
                 break
             rounds += 1
             asked = outcome.surprises
-            self._tables.learn(asked, learned, self._floors(standing))
+            self._tables.learn(asked, learned, self._floors(checkpoint))
             for surprise in asked:
                 if surprise.what == OF_STATEMENT and "references" in surprise.value.text.lower():
                     self._cascades.look(str(surprise.value.position))
@@ -504,7 +503,7 @@ class PipelineRun:
         errors = [failure.error for failure in outcome.failures]
         return next((error for error in errors if not isinstance(error, TransientError)), errors[0])
 
-    def _plan(self, standing: Standing, record: BatchRecord, learned: Learned) -> TaskPlan:
+    def _plan(self, checkpoint: Checkpoint, record: BatchRecord, learned: Learned) -> TaskPlan:
         histories: dict[int, Any] = {}
         for name, log in self._logs.items():
             numbers = [number for number, work in enumerate(record.ranges) if work.source == name]
@@ -515,7 +514,7 @@ class PipelineRun:
                 if history is not None
             }
         spread = self._sink.spread
-        mark = replace(self._mark(standing, record), shared=self._sink.begin(self._tables.targets.values()))
+        mark = replace(self._mark(checkpoint, record), shared=self._sink.begin(self._tables.targets.values()))
         if mark.loads and self._sink.load_spread is not None:
             spread = self._sink.load_spread
         if self._settings.apply == "serial" and not record.chunks:
@@ -533,7 +532,7 @@ class PipelineRun:
             metadata_read=self._sink.metadata_read,
             in_driver=self._sink.in_driver,
             sources={source.name: source for source in self._settings.sources},
-            tables=self._tables.known(self._floors(standing)),
+            tables=self._tables.known(self._floors(checkpoint)),
             targets=self._tables.targets,
             statements=learned.statements,
             together=frozenset(learned.together),
@@ -544,7 +543,7 @@ class PipelineRun:
             dead_letter=self._settings.dead_letter,
             rate_rows=self._settings.load.rate,
             epochs={
-                name: Offset.from_json(offset).position.epoch for name, offset in standing.offsets.items()
+                name: Offset.from_json(offset).position.epoch for name, offset in checkpoint.offsets.items()
             },
         )
 
@@ -555,17 +554,17 @@ class PipelineRun:
             ranges += self._logs[name].works(begin, end)
         return replace(record, ranges=tuple(ranges))
 
-    def _mark(self, standing: Standing, record: BatchRecord) -> BatchMark:
+    def _mark(self, checkpoint: Checkpoint, record: BatchRecord) -> BatchMark:
         loads = not record.ranges and not any(
             chunk.request or chunk.exact or chunk.remove for chunk in record.chunks
         )
         tables = {table_key(chunk.source, chunk.table) for chunk in record.chunks}
         loads = loads and not any(map(self._tables.may_meet, tables))
-        return BatchMark(self._settings.name, standing.generation, record.number, loads)
+        return BatchMark(self._settings.name, checkpoint.generation, record.number, loads)
 
     @staticmethod
-    def _floors(standing: Standing) -> dict[str, int]:
-        return {key: load.floor for key, load in standing.loads.items() if load.floor}
+    def _floors(checkpoint: Checkpoint) -> dict[str, int]:
+        return {key: load.floor for key, load in checkpoint.loads.items() if load.floor}
 
     def _new_retries(self) -> Retry:
         return Retry(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The driver's knowledge of tables: their definitions, and the targets that were prepared for them.
 
-It is kept in the pipeline's state. What tasks meet and it does not know comes as surprises; `learn` takes
-them in the order of the log, prepares targets, and says what the batch has to know before it runs again.
+It is stored in the pipeline's state. Tasks report unknown tables as surprises. `learn` processes them in log
+order, prepares targets, and returns what the batch has to know before it is replayed.
 """
 
 import time
@@ -105,9 +105,8 @@ class PipelineTables:
         self.targets: dict[TableName, Target] = {}
         # Targets from before a reset: rows may name them no more, and what is in them has to go.
         self._written: set[TableName] = set()
-        # Tables whose CREATE TABLE was met, and that are not known otherwise yet.
-        self._made: set[str] = set()
-        # Tables that the pipeline goes on without, and why; the runner keeps it in the standing.
+        self._created: set[str] = set()  # Known only by their CREATE TABLE so far.
+        # Tables that the pipeline continues without, and why. The runner stores them in the checkpoint.
         self.stopped: dict[str, str] = {}
 
     # --- What is known ----------------------------------------------------------------------
@@ -195,7 +194,7 @@ class PipelineTables:
                 self._tables[key] = TrackedTable(
                     target, {number: target}, logged=target.columns, keys=keys_of(target)
                 )
-                self._tables[key].streamed = key in self._made
+                self._tables[key].streamed = key in self._created
                 continue
             taken = target if new_keys else with_known_keys(target, found.current)
             if found.current != taken:
@@ -278,7 +277,7 @@ class PipelineTables:
             found.current.mariadb if found else self._is_mariadb(source),
         )
         if found is None:
-            found = self._tables[key] = TrackedTable(logged, {}, streamed=key in self._made)
+            found = self._tables[key] = TrackedTable(logged, {}, streamed=key in self._created)
         elif found.gone:
             found.gone = False
         if columns_agree(found.current, value["columns"]):
@@ -440,7 +439,7 @@ class PipelineTables:
         """Note tables that are gone or there anew; return those whose target loses its rows."""
         emptied = set(ours(found.emptied))
         for name in ours(found.added):
-            self._made.add(table_key(source.name, name))
+            self._created.add(table_key(source.name, name))
             one = self._tables.get(table_key(source.name, name))
             if one is not None and (one.gone or name in found.surely_added):
                 # A table of this name was there before; its rows are not this one's.

@@ -2,7 +2,7 @@
 """The durable state of a pipeline in the coordination store: its progress, current batch and runner.
 
     /pipelines/NAME/lease      the current runner; ends with the runner's session
-                   /standing   `Standing`: the batches that are done, and the offsets reached
+                   /standing   `Checkpoint`: the batches that are done, and the offsets reached
                    /batch      `BatchRecord`: the batch begun last
                    /tables     the definitions that targets were prepared for
                    /loads      the chunks of full loads and resnapshots
@@ -11,7 +11,7 @@
                    /pause      exists while the pipeline is paused
                    /progress   the status that the runner publishes
 
-A batch is recorded before it runs. After the sink has committed it, a single write of the standing marks it
+A batch is recorded before it runs. After the sink has committed it, a single write of the checkpoint marks it
 done. A runner that dies at any moment therefore leaves either a batch to run again or a batch that is done.
 
 Any process can call `request_resnapshot`, whether or not the pipeline runs. Before its next batch, the runner
@@ -100,7 +100,7 @@ def _log_position(offset: Mapping[str, Any]) -> tuple[Any, ...]:
 
 
 @dataclass(frozen=True)
-class Standing:
+class Checkpoint:
     """The recorded progress: every batch up to `number`, and every change before `offsets`, by source.
 
     A reset changes `generation`. `token` is the fencing token of the runner. `loads` are the tables that are
@@ -224,7 +224,7 @@ class PipelineState:
         """How long the lease of a dead runner keeps others out."""
         return _LEASE_SECONDS if self._session is None else self._session.seconds
 
-    def take(self, token_before: int | None = None) -> Standing:
+    def take(self, token_before: int | None = None) -> Checkpoint:
         """Acquire the lease and return the progress.
 
         `token_before` is the token of this process's last lease. Raises LeaseLost if another process runs the
@@ -245,20 +245,20 @@ class PipelineState:
         if record is None:
             # Finish a reset that was interrupted.
             self._clear()
-        standing = Standing.decode(record.value) if record is not None else self._new_standing()
-        if token_before not in (None, standing.token):
+        checkpoint = Checkpoint.decode(record.value) if record is not None else self._new_checkpoint()
+        if token_before not in (None, checkpoint.token):
             self._lease.release()
             raise self._taken_over()
         self._version = ABSENT if record is None else record.version
         batch = self.store.get(self._at("batch"))
         self._batch_version = ABSENT if batch is None else batch.version
         # After this write the previous holder can no longer write.
-        written = self.write(replace(standing, token=self._lease.token))
+        written = self.write(replace(checkpoint, token=self._lease.token))
         self.drop_large("reset")
         return written
 
-    def _new_standing(self) -> Standing:
-        return Standing.new(self.get_large("reset"))
+    def _new_checkpoint(self) -> Checkpoint:
+        return Checkpoint.new(self.get_large("reset"))
 
     def runner(self) -> Holder | None:
         """Return the process that runs the pipeline, None if there is none."""
@@ -266,25 +266,25 @@ class PipelineState:
 
     # --- Progress ---------------------------------------------------------------------------
 
-    def standing(self) -> Standing | None:
+    def checkpoint(self) -> Checkpoint | None:
         """Return the progress, None if the pipeline never ran. Any process may call it."""
         record = self.store.get(self._at("standing"))
-        return None if record is None else Standing.decode(record.value)
+        return None if record is None else Checkpoint.decode(record.value)
 
-    def write(self, standing: Standing) -> Standing:
+    def write(self, checkpoint: Checkpoint) -> Checkpoint:
         """Write the progress, as the runner. Raises LeaseLost."""
         if self._lease is None or self._lease.lost:
             raise self._no_longer_held()
         try:
-            self._version = self.store.put(self._at("standing"), standing.encode(), self._version)
+            self._version = self.store.put(self._at("standing"), checkpoint.encode(), self._version)
         except VersionConflict as problem:
             raise self._taken_over() from problem
-        return standing
+        return checkpoint
 
     def confirm(self) -> None:
         """Check, as the runner, that this process still owns the pipeline. Raises LeaseLost.
 
-        A new runner writes the standing first, so nobody had taken over at the moment of this read. A runner
+        A new runner writes the checkpoint first, so nobody had taken over at the time of this read. A runner
         that is suspended right after it, until its lease has expired, can still perform one write. A sink
         that stores batch numbers recognises that batch. Other sinks get the rows of one batch again, possibly
         after those of the next batch.
@@ -310,13 +310,13 @@ class PipelineState:
         except VersionConflict as problem:
             raise self._taken_over() from problem
 
-    def begun(self, standing: Standing) -> BatchRecord | None:
+    def begun(self, checkpoint: Checkpoint) -> BatchRecord | None:
         """Return the batch that was begun but is not done, None if there is none."""
         value = self.get_large("batch")
         if value is None:
             return None
         record = BatchRecord.from_json(value)
-        return record if record.number == standing.number + 1 else None
+        return record if record.number == checkpoint.number + 1 else None
 
     def skip(self, source: str, begin: Mapping[str, Any], end: Mapping[str, Any]) -> None:
         """Skip a range of a source's log.
@@ -324,17 +324,17 @@ class PipelineState:
         An unfinished batch that may contain the range is abandoned with its number. Acquires the lease:
         raises LeaseLost while the pipeline runs.
         """
-        standing = self.take()
-        begun = self.begun(standing)
-        number = standing.number if begun is None else begun.number
-        known = [*standing.skips.get(source, ()), [dict(begin), dict(end)]]
-        self.write(replace(standing, number=number, skips={**standing.skips, source: known}))
+        checkpoint = self.take()
+        begun = self.begun(checkpoint)
+        number = checkpoint.number if begun is None else begun.number
+        known = [*checkpoint.skips.get(source, ()), [dict(begin), dict(end)]]
+        self.write(replace(checkpoint, number=number, skips={**checkpoint.skips, source: known}))
 
     def rewind(
         self,
         source: str,
         offset: Mapping[str, Any],
-        seen: Standing,
+        seen: Checkpoint,
         keyless: Callable[[TableName], None] | None = None,
     ) -> None:
         """Read a source's log again from an earlier offset, which was determined from progress `seen`.
@@ -345,8 +345,8 @@ class PipelineState:
         accepted. Acquires the lease: raises LeaseLost while the pipeline runs, PositionInvalid if it ran
         since `seen`.
         """
-        standing = self.take()
-        if (standing.generation, standing.offsets) != (seen.generation, seen.offsets):
+        checkpoint = self.take()
+        if (checkpoint.generation, checkpoint.offsets) != (seen.generation, seen.offsets):
             raise PositionInvalid(
                 f"the pipeline {self.name} went on while its earlier place was looked for",
                 hint=f"penstock pipelines pause {self.name}, then go back again",
@@ -361,8 +361,8 @@ class PipelineState:
         for name in reread:
             assert keyless is not None, "else none is read again"
             keyless(name)
-        begun = self.begun(standing)
-        number = standing.number if begun is None else begun.number
+        begun = self.begun(checkpoint)
+        number = checkpoint.number if begun is None else begun.number
         self._forget_requests(source)
         for name in reread:
             self.request_resnapshot(source, name, remove=False)
@@ -370,7 +370,7 @@ class PipelineState:
             table["logged"] = table["keys"] = None
         self.put_large("tables", known)
         # A crash before this write leaves needless requests but loses nothing.
-        self.write(replace(standing, number=number, offsets={**standing.offsets, source: dict(offset)}))
+        self.write(replace(checkpoint, number=number, offsets={**checkpoint.offsets, source: dict(offset)}))
 
     def _forget_requests(self, source: str) -> None:
         """Delete a source's requests. A request of a statement that is not done gets a number of its own."""
@@ -460,7 +460,7 @@ class PipelineState:
         `where` restricts both and is a condition on the source's columns in the server's SQL. Passing a
         `number` makes the call idempotent. Raises OptionInvalid if the pipeline never ran.
         """
-        if self.standing() is None:
+        if self.checkpoint() is None:
             raise OptionInvalid(
                 f"the pipeline {self.name} never ran", hint="penstock run pipeline.yaml loads its tables"
             )
@@ -555,15 +555,15 @@ class PipelineState:
                 f"the pipeline {self.name} is run by {runner.name}",
                 hint=f"penstock pipelines pause {self.name}, and wait until it has stopped",
             )
-        standing = self.standing()
-        if standing is not None:
+        checkpoint = self.checkpoint()
+        if checkpoint is not None:
             # A source that has not started since the last reset keeps its offset from before that reset.
-            self.put_large("reset", {**(standing.earlier or {}), **standing.offsets})
+            self.put_large("reset", {**(checkpoint.earlier or {}), **checkpoint.offsets})
             self.store.delete(self._at("standing"))
         self._clear()
 
     def _clear(self) -> None:
-        """Delete everything that belongs to a deleted standing, except the names of targets."""
+        """Delete everything that belongs to a deleted checkpoint, except the names of targets."""
         known = self.get_large("tables") or {"targets": []}
         written = {
             *known.get("written", ()),

@@ -11,7 +11,7 @@ from penstock.pipeline.load.targets import targets_of
 from penstock.pipeline.load.watermark import take_watermark
 from penstock.pipeline.record import BatchRecord
 from penstock.pipeline.settings import PipelineSettings, pipeline_of_values
-from penstock.pipeline.state import PipelineState, Standing
+from penstock.pipeline.state import Checkpoint, PipelineState
 from penstock.pipeline.step import Rejected, run_steps, target_through
 from penstock.pipeline.verify.log_reader import LogReader
 from penstock.sinks.sink import BatchMark, Evolution
@@ -61,9 +61,9 @@ class HandDriven:
 
     def follow(self) -> None:
         """Apply what was logged since."""
-        standing = self._standing()
+        checkpoint = self._checkpoint()
         tables = {table.name: table for table in targets_of(self.address, self.source.tables)}
-        log = LogReader(self.source, standing.offsets["here"], tables)
+        log = LogReader(self.source, checkpoint.offsets["here"], tables)
         try:
             made = list(log.read())
             assert not log.redefined, log.redefined
@@ -76,26 +76,26 @@ class HandDriven:
         """Write down a batch up to the head, as a runner does that is killed before it is done."""
         state = PipelineState.open(self.settings.state, self.settings.name)
         try:
-            standing = state.take()
+            checkpoint = state.take()
             place = take_watermark(self.address).position
             end = {"here": {"epoch": 0, "file": place.file, "offset": place.offset}}
-            state.begin(BatchRecord(standing.number + 1, standing.offsets, end, (), (), 1))
+            state.begin(BatchRecord(checkpoint.number + 1, checkpoint.offsets, end, (), (), 1))
         finally:
             state.close()
 
-    def _standing(self) -> Standing:
+    def _checkpoint(self) -> Checkpoint:
         state = PipelineState.open(self.settings.state, self.settings.name)
         try:
-            return state.standing() or Standing.new()
+            return state.checkpoint() or Checkpoint.new()
         finally:
             state.close()
 
     def _write(self, made: list[Changes], offset: dict[str, Any]) -> None:
         state = PipelineState.open(self.settings.state, self.settings.name)
         try:
-            standing = state.take()
-            number = standing.number + 1
-            mark = BatchMark(self.settings.name, standing.generation, number)
+            checkpoint = state.take()
+            number = checkpoint.number + 1
+            mark = BatchMark(self.settings.name, checkpoint.generation, number)
             writer = self._sink.open(mark, 0)
             for one in made:
                 for passed in run_steps(self._steps, one):
@@ -104,7 +104,9 @@ class HandDriven:
                         writer.write(passed)
             self._sink.commit(mark, [writer.finish()])
             state.write(
-                Standing(standing.generation, number, {"here": offset}, planned=True, token=standing.token)
+                Checkpoint(
+                    checkpoint.generation, number, {"here": offset}, planned=True, token=checkpoint.token
+                )
             )
         finally:
             state.close()

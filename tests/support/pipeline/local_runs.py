@@ -8,7 +8,7 @@ from typing import Any
 from penstock.engine.run import PipelineRun
 from penstock.local.driver import LocalDriver
 from penstock.pipeline.settings import PipelineSettings, pipeline_of_values
-from penstock.pipeline.state import Standing
+from penstock.pipeline.state import Checkpoint
 from tests.support.binlog.forged_log import write_forged_log
 
 # The log has 79 inserts, so this batch size gives two batches.
@@ -32,6 +32,6 @@ def run_here(
     settings: PipelineSettings,
     driver: LocalDriver | None = None,
     told: Callable[[Mapping[str, Any]], None] | None = None,
-) -> Standing:
+) -> Checkpoint:
     """Run a pipeline to the end of its log."""
     return PipelineRun(settings, driver or LocalDriver(2), until_caught_up=True, told=told).run()

@@ -17,7 +17,7 @@ from penstock.engine.run import PipelineRun
 from penstock.local.driver import LocalDriver
 from penstock.pipeline import state as state_module
 from penstock.pipeline.settings import PipelineSettings, pipeline_of_values
-from penstock.pipeline.state import PipelineState, Standing
+from penstock.pipeline.state import Checkpoint, PipelineState
 from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import Server
 
@@ -110,11 +110,11 @@ def wait_for_batches(settings: PipelineSettings, number: int) -> int:
     return _wait(settings, lambda progress: progress.number >= number)
 
 
-def _wait(settings: PipelineSettings, reached: Callable[[Standing], bool]) -> int:
+def _wait(settings: PipelineSettings, reached: Callable[[Checkpoint], bool]) -> int:
     with opened(settings) as state:
 
-        def progress() -> Standing:
-            return state.standing() or Standing.new()
+        def progress() -> Checkpoint:
+            return state.checkpoint() or Checkpoint.new()
 
         wait_until(lambda: reached(progress()) or state.runner() is None, BATCH_SECONDS_MAX)
         assert state.runner() is not None, "the pipeline runs"

@@ -22,7 +22,7 @@ from penstock.changes import Changes, Origin, Target
 from penstock.errors import PenstockError, ServerBehind
 from penstock.model import Position, TableName
 from penstock.pipeline.record import BatchRecord
-from penstock.pipeline.state import PipelineState, Standing, table_key
+from penstock.pipeline.state import Checkpoint, PipelineState, table_key
 from penstock.pipeline.verify.differences import Difference, Kind, differences, hashes_of
 from penstock.pipeline.verify.hashed import NONE, Hashes, concatenate_hashes, hashes, is_among
 from penstock.pipeline.verify.kept_values import expected_values
@@ -256,17 +256,17 @@ class Comparison:
     # --- A stopped pipeline -----------------------------------------------------------------
 
     def _compare_stopped(self) -> None:
-        standing = self._standing()
-        logs = _Logs(self._tables, standing.stands)
+        checkpoint = self._checkpoint()
+        logs = _Logs(self._tables, checkpoint.stands)
         try:
             # Changes that the pipeline has read from the log may not be visible in the tables yet.
             logs.settle()
             unfinished = _KeysOfChanges(self._tables)
-            record = self._state.begun(standing)
+            record = self._state.begun(checkpoint)
             if record is not None:
                 logs.read(unfinished.take, {name: position_of(end) for name, end in record.end.items()})
             logs.read()
-            self._mark_open(logs, standing)
+            self._mark_open(logs, checkpoint)
             first = self._find_suspects(logs.touched)
             # Changes since then may have hidden a difference, so their keys are compared as well.
             later_changes = _KeysOfChanges(self._tables)
@@ -301,10 +301,10 @@ class Comparison:
         )
         self._result(share).expected += source_rows.rows
 
-    def _mark_open(self, logs: _Logs, standing: Standing | None) -> None:
+    def _mark_open(self, logs: _Logs, checkpoint: Checkpoint | None) -> None:
         """Mark tables that cannot be judged as open."""
         for table in self._tables:
-            why = logs.why_open(table) or (_why_ahead(table, standing) if standing is not None else "")
+            why = logs.why_open(table) or (_why_ahead(table, checkpoint) if checkpoint is not None else "")
             if why:
                 self._results[table.target.name].open = f"{why}: {_CATCH_UP}"
 
@@ -334,7 +334,7 @@ class Comparison:
         None if the pipeline stopped.
         """
         tables = list({share.table.target.name: share.table for share, _ in pending}.values())
-        before = self._standing()
+        before = self._checkpoint()
         logs = _Logs(tables, before.stands)
         try:
             logs.skip()
@@ -342,14 +342,14 @@ class Comparison:
             if not self._wait_until_passed(logs.heads()):
                 return None
             target_rows = [target_rows_of(share, keys) for share, keys in pending]
-            standing = self._standing()
-            record = self._state.begun(standing)
-            written = standing.stands if record is None else {**standing.stands, **record.end}
+            checkpoint = self._checkpoint()
+            record = self._state.begun(checkpoint)
+            written = checkpoint.stands if record is None else {**checkpoint.stands, **record.end}
             since = _KeysOfChanges(tables)
             ends = {name: position_of(written[name]) for name in logs.names}
             logs.read(since.take, ends)
             reread = {table.target.name for table in tables if logs.why_open(table)}
-            reread |= {table.target.name for table in tables if _was_read(table, before, standing, record)}
+            reread |= {table.target.name for table in tables if _was_read(table, before, checkpoint, record)}
         finally:
             logs.close()
         still_moving = []
@@ -378,13 +378,14 @@ class Comparison:
         """
         deadline, before = time.monotonic() + self._settle_for, None
         while True:
-            standing = self._standing()
+            checkpoint = self._checkpoint()
             if all(
-                place_of(position_of(standing.stands[name])) >= place_of(head) for name, head in heads.items()
+                place_of(position_of(checkpoint.stands[name])) >= place_of(head)
+                for name, head in heads.items()
             ):
                 return True
-            if standing.number != before:
-                deadline, before = time.monotonic() + self._settle_for, standing.number
+            if checkpoint.number != before:
+                deadline, before = time.monotonic() + self._settle_for, checkpoint.number
             if self._state.runner() is None:
                 return False
             if time.monotonic() > deadline:
@@ -396,10 +397,10 @@ class Comparison:
 
     # --- Both -------------------------------------------------------------------------------
 
-    def _standing(self) -> Standing:
-        standing = self._state.standing()
-        assert standing is not None, "a pipeline that never ran is refused before"
-        return standing
+    def _checkpoint(self) -> Checkpoint:
+        checkpoint = self._state.checkpoint()
+        assert checkpoint is not None, "a pipeline that never ran is refused before"
+        return checkpoint
 
     def _find_suspects(self, touched: TouchedBySource) -> list[Hashes]:
         """Compare the hashes of all shares, and return the keys of each share that may differ."""
@@ -453,17 +454,17 @@ def _mark_unjudged(found: Sequence[Difference], target: Target, unjudged: Unjudg
     ]
 
 
-def _why_ahead(table: ComparedTable, standing: Standing) -> str:
+def _why_ahead(table: ComparedTable, checkpoint: Checkpoint) -> str:
     """Return why a table's rows are newer than the pipeline's position, "" if they are not."""
     for source in table.sources:
-        load = standing.loads.get(table_key(source.source.name, source.table.name))
-        position = position_of(standing.stands[source.source.name])
+        load = checkpoint.loads.get(table_key(source.source.name, source.table.name))
+        position = position_of(checkpoint.stands[source.source.name])
         if load is not None and position.commit_version < max(load.floor, load.read_to):
             return f"{source.table.name} was loaded, and the stream has not come to where its rows were read"
     return ""
 
 
-def _was_read(table: ComparedTable, before: Standing, after: Standing, begun: BatchRecord | None) -> bool:
+def _was_read(table: ComparedTable, before: Checkpoint, after: Checkpoint, begun: BatchRecord | None) -> bool:
     """Return whether a table's rows were read in the meantime. They may be newer than the log read."""
     keys = {table_key(source_table.source.name, source_table.table.name) for source_table in table.sources}
     chunks = () if begun is None else begun.chunks

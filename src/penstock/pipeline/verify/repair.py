@@ -17,7 +17,7 @@ from penstock import _native
 from penstock.changes import Changes
 from penstock.errors import LeaseLost
 from penstock.model import Position, quote_name
-from penstock.pipeline.state import PipelineState, Standing
+from penstock.pipeline.state import Checkpoint, PipelineState
 from penstock.pipeline.verify.comparison import TableResult
 from penstock.pipeline.verify.differences import Difference, Kind, hashes_of
 from penstock.pipeline.verify.hashed import Hashes, hashes, is_among
@@ -39,14 +39,14 @@ def repair(results: Sequence[TableResult], state: PipelineState) -> int:
     Holds the pipeline's lease in the meantime, so that no process starts the pipeline. Raises LeaseLost if
     the pipeline runs or has advanced since the comparison, and what the sink raises.
     """
-    before = state.standing()
-    standing = state.take()
-    if before is None or before.number != standing.number:
+    before = state.checkpoint()
+    checkpoint = state.take()
+    if before is None or before.number != checkpoint.number:
         raise LeaseLost(
             f"the pipeline {state.name} has moved since it was compared",
             hint="Compare again: penstock verify --repair",
         )
-    return sum(_repair_table(result, standing, state.name) for result in results if result.found)
+    return sum(_repair_table(result, checkpoint, state.name) for result in results if result.found)
 
 
 def repairable(result: TableResult) -> list[Difference]:
@@ -75,29 +75,29 @@ def rows_condition(result: TableResult) -> str | None:
     return text.decode()
 
 
-def _repair_table(result: TableResult, standing: Standing, pipeline: str) -> int:
+def _repair_table(result: TableResult, checkpoint: Checkpoint, pipeline: str) -> int:
     table, repairs = result.table, repairable(result)
     if not repairs:
         return 0
     sink = table.sink.make()
-    mark = BatchMark(pipeline, f"{standing.generation}/repair-{uuid.uuid4().hex[:12]}", 1)
+    mark = BatchMark(pipeline, f"{checkpoint.generation}/repair-{uuid.uuid4().hex[:12]}", 1)
     try:
         writer = sink.open(mark, 0)
         try:
             # Delete rows before writing, so that they do not conflict.
             (scope,) = scopes_of([table.sources[0].table], table.steps)
             extra = [difference.target for difference in repairs if difference.kind is Kind.EXTRA]
-            for changes in _rows_as(result, extra, "delete", standing.offsets):
+            for changes in _rows_as(result, extra, "delete", checkpoint.offsets):
                 writer.write(scope.deleted(changes))
             outdated = [difference.target for difference in repairs if difference.kind is not Kind.EXTRA]
-            for changes in _rows_as(result, outdated, "delete", standing.offsets):
+            for changes in _rows_as(result, outdated, "delete", checkpoint.offsets):
                 writer.write(changes)
             if table.target.primary_key:
-                writes = _rows_to_write(result, hashes_of(repairs), standing.offsets)
+                writes = _rows_to_write(result, hashes_of(repairs), checkpoint.offsets)
             else:
                 # Of rows that are equal, write only as many as are missing.
                 writes = _rows_as(
-                    result, [difference.source for difference in repairs], "insert", standing.offsets
+                    result, [difference.source for difference in repairs], "insert", checkpoint.offsets
                 )
             for changes in writes:
                 writer.write(changes)

@@ -13,7 +13,7 @@ from penstock.pipeline.load.chunks import Chunk
 from penstock.pipeline.load.targets import targets_of
 from penstock.pipeline.load.watermark import Watermark, take_watermark
 from penstock.pipeline.settings import LoadSettings, PipelineSettings, StepSettings
-from penstock.pipeline.state import PipelineState, Standing, split_key, table_key
+from penstock.pipeline.state import Checkpoint, PipelineState, split_key, table_key
 from penstock.pipeline.step import Rejected, ShardValue, Slots, Step, named_by_rows, run_steps
 from penstock.pipeline.verify.kept_keys import keeps_column
 from penstock.pipeline.verify.merges import may_share_rows, shard_of, targets_of_table
@@ -116,19 +116,19 @@ class _KnownTables:
     `streamed` are tables that are never loaded, None if not recorded yet.
     """
 
-    standing: Standing
+    checkpoint: Checkpoint
     tables: dict[str, Target]
     streamed: frozenset[str] | None
     targets: list[TableName]
 
     @classmethod
     def of(cls, state: PipelineState) -> Self:
-        standing, value = state.standing(), _read_tables(state)
-        assert standing is not None, "a pipeline that never ran is refused before"
+        checkpoint, value = state.checkpoint(), _read_tables(state)
+        assert checkpoint is not None, "a pipeline that never ran is refused before"
         if value is None:
-            return cls(standing, {}, None, [])
+            return cls(checkpoint, {}, None, [])
         return cls(
-            standing,
+            checkpoint,
             {key: Target.from_json(record["current"]) for key, record in value["tables"].items()},
             frozenset(key for key, record in value["tables"].items() if record["streamed"]),
             [Target.from_json(record).name for record in value["targets"]],
@@ -136,9 +136,9 @@ class _KnownTables:
 
     def why_left_out(self, key: str, *, loads: bool) -> str:
         """Return why a table is not compared, "" if it is. `loads`: whether the pipeline loads tables."""
-        load = self.standing.loads.get(key)
-        if key in self.standing.stopped:
-            return f"the pipeline goes on without it ({self.standing.stopped[key]})"
+        load = self.checkpoint.loads.get(key)
+        if key in self.checkpoint.stopped:
+            return f"the pipeline goes on without it ({self.checkpoint.stopped[key]})"
         if load is not None:
             return "" if load.finished else "it is not loaded to its end"
         if self.streamed is not None and loads and key not in self.streamed:
@@ -227,7 +227,7 @@ def _source_tables(settings: PipelineSettings, known: _KnownTables) -> Iterator[
     for source in settings.sources:
         server_tables = targets_of(address_of(source), PipelinePatterns(source.tables))
         for table in server_tables:
-            if source.name in known.standing.offsets:
+            if source.name in known.checkpoint.offsets:
                 why = known.why_left_out(
                     table_key(source.name, table.name), loads=settings.load.mode != "none"
                 )
@@ -236,7 +236,7 @@ def _source_tables(settings: PipelineSettings, known: _KnownTables) -> Iterator[
             yield SourceTable(source, table), why
         # A table that the pipeline continues without may be dropped, but its target still exists.
         names = {table_key(source.name, table.name) for table in server_tables}
-        for key in sorted(known.standing.stopped.keys() & known.tables.keys() - names):
+        for key in sorted(known.checkpoint.stopped.keys() & known.tables.keys() - names):
             if split_key(key)[0] == source.name:
                 yield SourceTable(source, known.tables[key]), known.why_left_out(key, loads=True)
 

@@ -74,18 +74,18 @@ def verify(
         )
     state = PipelineState.open(settings.state, settings.name)
     try:
-        standing = state.standing()
-        if standing is None or not standing.offsets:
+        checkpoint = state.checkpoint()
+        if checkpoint is None or not checkpoint.offsets:
             raise OptionInvalid(
                 f"the pipeline {settings.name} never ran, so there is nothing to compare",
                 hint="penstock run PIPELINE --until caught-up",
             )
-        settings = at_answering_servers(settings, standing.offsets)
+        settings = at_answering_servers(settings, checkpoint.offsets)
         compared = compared_tables(settings, state, TablePatterns(list(tables)), columns_left_out)
         shares = shares_of(compared, settings.load, share_rows)
         comparison = Comparison(compared, shares, state, spreading=spreading, limit=limit)
         results = comparison.run()
-        verification = Verification(results, dict(standing.offsets), state.runner() is not None)
+        verification = Verification(results, dict(checkpoint.offsets), state.runner() is not None)
         if mend and any(repairable(result) for result in results):
             if verification.running:
                 verification.requests = _request_rereads(results, state)
