@@ -75,13 +75,15 @@ class ToyWriter(Writer):
 """
 
 STEP = """
+from typing import ClassVar
+
 from penstock.changes import Changes, Target
 from penstock.pipeline.step import Step
 from penstock.pipeline.step_section import StepSection
 
 
 class Settings(StepSection):
-    PLAIN = "first"
+    SHORTHAND: ClassVar[str] = "first"
     first: int
 
 

@@ -12,8 +12,8 @@ from penstock.retry import Retry
 TRIES_WHILE_WAITING = 4
 # A stream can wait longer.
 STREAM_TRIES = RECONNECT_TRIES_MAX
-# Shorter pauses end before anybody could read about them.
-_QUIET_SECONDS = 0.4
+# The pauses of a waiting caller end before anybody could read about them.
+_QUIET_SECONDS = 1.0
 
 _Answer = TypeVar("_Answer")
 
