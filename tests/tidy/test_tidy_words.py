@@ -24,12 +24,12 @@ FILES_WITH_HOLLOW_VARIABLES = {
     f"src/penstock/{name}"
     for name in (
         *("client/batch.py", "client/daemons.py", "client/fake.py", "client/flow.py", "client/following.py"),
-        *("client/intake.py", "commit_versions.py", "engine/beginning.py", "engine/decode_task.py"),
-        *("engine/job.py", "engine/joints.py", "engine/loading.py", "engine/parts.py", "engine/progress.py"),
+        *("client/intake.py", "commit_versions.py", "engine/decode_task.py"),
+        *("engine/loading.py", "engine/parts.py", "engine/progress.py"),
         *("engine/reading.py", "engine/run.py", "engine/source_log.py", "engine/tables.py"),
-        *("engine/write_task.py", "errors.py", "pipeline/settings.py", "pipeline/verify/comparison.py"),
+        *("errors.py", "pipeline/settings.py", "pipeline/verify/comparison.py"),
         *("pipeline/verify/verify.py", "pipelines.py", "serve/canal/cursor.py", "sinks/sink.py"),
-        *("source/files.py", "source/kept_stream_log.py", "source/stream_log.py", "source/tracking.py"),
+        *("source/kept_stream_log.py", "source/stream_log.py", "source/tracking.py"),
         "spark/verifying.py",
     )
 }

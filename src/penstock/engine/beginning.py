@@ -32,11 +32,12 @@ def check_sink(settings: PipelineSettings, sink: Sink) -> None:
                 f" {sink.kind}, which keeps no table that can be compared",
                 hint="Leave on_lost out: then the run stops where its log was purged",
             )
-    fatal = [one for one in sink.check() if one.fatal]
+    fatal = [finding for finding in sink.check() if finding.fatal]
     if fatal:
+        problems = "; ".join(f"{finding.subject}: {finding.what}" for finding in fatal)
         raise OptionInvalid(
-            f"the sink cannot be used: {'; '.join(f'{one.subject}: {one.what}' for one in fatal)}",
-            hint="; ".join(one.mend for one in fatal if one.mend) or None,
+            f"the sink cannot be used: {problems}",
+            hint="; ".join(finding.mend for finding in fatal if finding.mend) or None,
         )
 
 
@@ -71,14 +72,14 @@ def refuse_lost_state(settings: PipelineSettings, sink: Sink, checkpoint: Checkp
 
 def _first_targets(settings: PipelineSettings) -> list[Target]:
     """Return the targets of the tables that servers have now, by name."""
-    steps, found = settings.make_steps(), dict[TableName, Target]()
+    steps, targets = settings.make_steps(), dict[TableName, Target]()
     for source in settings.sources:
         tables = [] if source.server is None else targets_of(source.server, PipelinePatterns(source.tables))
         for table in tables:
             target = target_through(steps, table)
             if target is not None and not named_by_rows(steps, table):
-                found[target.name] = target
-    return [found[name] for name in sorted(found)]
+                targets[target.name] = target
+    return [targets[name] for name in sorted(targets)]
 
 
 def refuse_keyless(

@@ -44,21 +44,21 @@ def run_job(driver: Driver, plan: TaskPlan) -> Outcome:
 
 
 def _outcome(words: Iterable[pyarrow.RecordBatch]) -> Outcome:
-    found = Outcome()
+    outcome = Outcome()
     receipts = []
     for row in (row for batch in words for row in batch.to_pylist()):
         body = row["body"]
         if row["kind"] == RECEIPT:
             receipts.append((row["part"], body))
         elif row["kind"] == SURPRISE:
-            found.surprises.append(pickle.loads(body))
+            outcome.surprises.append(pickle.loads(body))
         elif row["kind"] == PROBLEM:
-            found.failures.append(pickle.loads(body))
+            outcome.failures.append(pickle.loads(body))
         elif row["kind"] == COUNTS:
-            found.counts.append(pickle.loads(body))
-    found.receipts = [_receipt(body) for _, body in sorted(receipts)]
-    found.surprises.sort(key=lambda one: (one.work, one.seq))
-    return found
+            outcome.counts.append(pickle.loads(body))
+    outcome.receipts = [_receipt(body) for _, body in sorted(receipts)]
+    outcome.surprises.sort(key=lambda surprise: (surprise.work, surprise.seq))
+    return outcome
 
 
 def _receipt(body: bytes) -> Receipt:

@@ -31,8 +31,8 @@ class Ends:
 def prove_joints(ranges: Sequence[RangeWork], ends: Mapping[int, Ends]) -> None:
     """Raise RangesDisagree where two ranges of a cut file do not meet, by what their tasks saw.
 
-    `ends` are by the number of the work; one that is not there failed, and is not looked at. Tasks on hosts
-    with different copies of a file are told so.
+    `ends` maps the number of a work to its ends. A work without ends has failed and is skipped. The error
+    covers hosts whose copies of a file differ.
     """
     for (at, work), (following, after) in pairwise(enumerate(ranges)):
         if not work.byte_range.is_cut or at not in ends or following not in ends:
@@ -48,6 +48,6 @@ def prove_joints(ranges: Sequence[RangeWork], ends: Mapping[int, Ends]) -> None:
 
 
 def _go_on(work: RangeWork, after: RangeWork) -> bool:
-    one, other = work.byte_range, after.byte_range
-    same_file = (work.source, one.epoch, one.file) == (after.source, other.epoch, other.file)
-    return same_file and one.stop == other.start
+    earlier, later = work.byte_range, after.byte_range
+    same_file = (work.source, earlier.epoch, earlier.file) == (after.source, later.epoch, later.file)
+    return same_file and earlier.stop == later.start

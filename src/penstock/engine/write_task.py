@@ -83,5 +83,8 @@ class _Part:
 
     def word(self, kind: str, body: bytes) -> pyarrow.RecordBatch:
         values: list[list[Any]] = [[self._part], [0], [0], [kind], [body]]
-        arrays = [pyarrow.array(one, field.type) for one, field in zip(values, BETWEEN, strict=True)]
+        arrays = [
+            pyarrow.array(column_values, field.type)
+            for column_values, field in zip(values, BETWEEN, strict=True)
+        ]
         return pyarrow.RecordBatch.from_arrays(arrays, schema=BETWEEN)

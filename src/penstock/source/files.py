@@ -147,9 +147,11 @@ class FileSource:
         ranges = cut(extents, first, last, ranges_min, range_bytes)
         located_by_name = {located_file.file: located_file for located_file in located}
         return [
-            one
-            for one in (self._set_stop(one, located_by_name[one.file]) for one in ranges)
-            if one is not None
+            bounded
+            for bounded in (
+                self._set_stop(unbounded, located_by_name[unbounded.file]) for unbounded in ranges
+            )
+            if bounded is not None
         ]
 
     def open(
