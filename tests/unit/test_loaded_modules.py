@@ -24,7 +24,11 @@ CLIENT = ("pymysql", "penstock.mysql")
             (*SERVERS, *TERMINAL, *CLIENT, "penstock.capture", "urllib3"),
         ),
         ("from penstock import Pipeline", (*SERVERS, *TERMINAL, *CLIENT, "pyspark")),
-        ("import penstock.spark", (*SERVERS, *TERMINAL, "penstock.capture")),
+        # Executors need no other package than pyspark, pyarrow and those that the guide packs for them.
+        (
+            "import penstock.spark",
+            (*SERVERS, *TERMINAL, "penstock.capture", "urllib3", "pydantic", "zstandard", "yaml"),
+        ),
     ],
     ids=["package", "subscriber", "files", "pipeline", "spark"],
 )

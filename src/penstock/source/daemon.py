@@ -50,10 +50,7 @@ class DaemonSource(KeptSource):
         self._daemon_log.give_definition(name, self._to_log(position), definition)
 
     def hold(self, reader: Sequence[str], position: Position, seconds: int) -> None:
-        """Make the log keep everything after a position for a reader whose name has these parts.
-
-        Raises the errors of the daemon.
-        """
+        """Make the daemon keep everything after a position. Raises the errors of the daemon."""
         self._daemon_log.hold(".".join(map(reader_name, reader)), self._to_log(position), seconds)
 
     def behind(self, what: str, position: Position) -> PenstockError:

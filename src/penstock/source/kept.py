@@ -136,6 +136,12 @@ class KeptSource:
         """Close connections and files."""
         self._log.close()
 
+    def hold(self, reader: Sequence[str], position: Position, seconds: int) -> None:
+        """Make the log keep everything after a position for a reader whose name has these parts.
+
+        Does nothing unless a daemon answers: a folder is read without its writer's knowledge.
+        """
+
     # --- Epochs -------------------------------------------------------------------------------
 
     @property

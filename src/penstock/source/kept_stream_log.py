@@ -15,7 +15,6 @@ from penstock.gtid_sets import LoggedSet
 from penstock.model import Position
 from penstock.mysql.refusal import file_replaced
 from penstock.source.bounds import Bound, Bounds
-from penstock.source.daemon import DaemonSource
 from penstock.source.kept import KeptSource
 from penstock.source.offsets import EARLIEST, LATEST, Offset
 from penstock.source.source import ByteRange, Source, open_source, place_of
@@ -80,10 +79,8 @@ class KeptStreamLog(StreamLog):
         return found
 
     def hold(self, reader: Sequence[str], offset: Offset, seconds: int) -> None:
-        """Have a daemon keep what comes after an offset. A log's folder is kept by who writes it."""
-        source = self._kept(offset)
-        if isinstance(source, DaemonSource):
-            source.hold(reader, offset.position, seconds)
+        """Make a daemon keep what follows an offset; see `KeptSource.hold`."""
+        self._kept(offset).hold(reader, offset.position, seconds)
 
     def resume(self, begin: Offset) -> Offset:
         """Return where to go on from an offset: itself, or its place in a log that has other servers' files.
