@@ -4,12 +4,13 @@
 from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
 
 from penstock.local.driver import LocalDriver
 from penstock.model import TableName
 from penstock.pipeline.state import PipelineState
 from tests.support.pipeline.oracle import assert_same, mysql_rows, source_rows
-from tests.support.pipeline.running import pipeline_of, run_to_end, running, wait_for_batches
+from tests.support.pipeline.running import opened, pipeline_of, run_to_end, running, wait_for_batches
 from tests.support.suite.fixture_types import FreshDatabase
 from tools.servers import Server
 
@@ -87,6 +88,37 @@ def test_pipeline_continues_without_a_table_until_it_is_reloaded(
     mysql_server.sql("UPDATE bad SET a = 9", database=database)
     run_to_end(LocalDriver(2), settings)
     assert_equal(mysql_server, mariadb_server, database, "bad")
+
+
+@pytest.mark.parametrize(
+    ("mode", "requested_by"), [("history", "operator"), ("history", "pipeline"), ("mirror", "pipeline")]
+)
+def test_reload_finds_the_rows_that_were_deleted_while_the_table_was_set_aside(
+    mysql_server: Server, fresh_database: FreshDatabase, tmp_path: Path, mode: str, requested_by: str
+) -> None:
+    database = fresh_database(mysql_server)
+    mysql_server.sql("CREATE TABLE t (id INT PRIMARY KEY, a INT, b INT)", database=database)
+    mysql_server.sql("INSERT INTO t VALUES (1, 1, 1), (2, 2, 2), (3, 3, 3)", database=database)
+    sink = {"delta": {"path": str(tmp_path / "lake"), "mode": mode}}
+    settings = pipeline_of(mysql_server, database, sink, tmp_path, errors={"table": "skip_table"})
+    run_to_end(LocalDriver(2), settings)
+    mysql_server.sql(
+        "SET SESSION binlog_row_image = MINIMAL; UPDATE t SET a = 7 WHERE id = 1;"
+        "SET SESSION binlog_row_image = FULL; DELETE FROM t WHERE id = 2; INSERT INTO t VALUES (4, 4, 4)",
+        database=database,
+    )
+    run_to_end(LocalDriver(2), settings)
+    mysql_server.sql("DELETE FROM t WHERE id = 3", database=database)
+    with opened(settings) as state:
+        checkpoint = state.checkpoint()
+        assert checkpoint is not None
+        assert f"shop/{database}.t" in checkpoint.stopped
+        by_pipeline = {"remove": False, "number": "a statement"} if requested_by == "pipeline" else {}
+        state.request_resnapshot("shop", TableName(database, "t"), **by_pipeline)
+    run_to_end(LocalDriver(2), settings)
+    rows = DeltaTable(str(tmp_path / "lake" / database / "t")).to_pyarrow_table().to_pylist()
+    assert sorted(row["id"] for row in rows if row.get("_valid_to_version") is None) == [1, 4]
+    assert sorted(row["id"] for row in rows) == ([1, 1, 2, 3, 4] if mode == "history" else [1, 4])
 
 
 def assert_equal(source: Server, target: Server, database: str, table: str) -> None:

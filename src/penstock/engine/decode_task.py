@@ -166,6 +166,8 @@ class _Work:
         if work.exact and self._plan.keeps_state and target is not None:
             # Remove the rows of a previous attempt.
             yield from self._empty(key, self._plan.targets[target.name], 0)
+        if work.ends_before and target is not None:
+            yield from self._empty(key, self._plan.targets[target.name], work.ends_before - 1)
         try:
             for changes in chunk_changes(self._plan, work, told):
                 self._counts.chunk_rows += len(changes)

@@ -16,6 +16,7 @@ import structlog
 from penstock.engine.tables import PipelineTables
 from penstock.errors import OptionInvalid, PenstockError, TransientError
 from penstock.model import Position, TableName
+from penstock.pipeline.hidden_changes import Follows, follows
 from penstock.pipeline.load.chunks import plan_over
 from penstock.pipeline.load.session import LoadSession, check_condition, open_session
 from penstock.pipeline.load.watermark import Watermark, watermark_of
@@ -23,7 +24,7 @@ from penstock.pipeline.record import BatchRecord, ChunkWork
 from penstock.pipeline.resnapshot import Resnapshot
 from penstock.pipeline.settings import PipelineSettings, PipelineSource
 from penstock.pipeline.state import Checkpoint, PipelineState, TableLoad, split_key, table_key
-from penstock.pipeline.verify.merges import may_have_other_rows
+from penstock.pipeline.verify.merges import Emptied, may_have_other_rows
 from penstock.sinks.sink import Sink, keeps_tables
 from penstock.source.offsets import Offset
 
@@ -185,8 +186,11 @@ class Loading:
         afresh: bool = False,
         remove: bool = False,
     ) -> TableLoad | None:
-        """Cut a table into chunks; return None if none of it is to be read. With `afresh` the pipeline had
-        continued without the table. With `remove` its first load deletes rows that only the target has."""
+        """Cut a table into chunks; return None if none of it is to be read.
+
+        With `afresh` the pipeline had continued without the table and may have missed deletes. With `remove`
+        its first load deletes rows that only the target has.
+        """
         name, table = split_key(key)
         source, target = self._settings.source(name), tables.source_target(key)
         if source.server is None or target is None or tables.targets_of_source(key) is None:
@@ -206,6 +210,8 @@ class Loading:
         if where is not None:
             check_condition(session, target, where)
         before = loads.get(key)
+        misses_deletes = afresh and bool(target.primary_key) and keeps_tables(self._sink)
+        reopens = afresh and follows(self._sink) is Follows.REOPENS and ends_all(key, tables)
         # What is read again comes beside rows that are in the target already: the changes until then, deletes
         # and statements among them, still have to come. A table that it went on without has missed some
         # already, and one of those that are left may be what it was stopped by.
@@ -218,10 +224,11 @@ class Loading:
             rows=sum(chunk.rows for chunk in chunks),
             pages=pages,
             where=where,
-            remove=remove or (wish is not None and wish.remove),
+            remove=remove or (wish is not None and (wish.remove or (wish.by_pipeline and misses_deletes))),
             request=wish.number if wish is not None else "",
             floor=floor if not source.options.is_kept else 0,
             read_to=before.read_to if before is not None else 0,
+            ends_before=watermark.version if reopens else 0,
         )
 
     def _refuse_others(self, key: str, tables: PipelineTables, *, first: bool) -> None:
@@ -286,7 +293,16 @@ class Loading:
                 rows += chunk["rows"]
                 taken.append(chunk)
             works += [
-                ChunkWork(source, table, chunk, load.where, load.remove, load.request, exact)
+                ChunkWork(
+                    source,
+                    table,
+                    chunk,
+                    load.where,
+                    load.remove,
+                    load.request,
+                    exact,
+                    load.ends_before if chunk["number"] == 0 else 0,
+                )
                 for chunk in taken
             ]
             done[key] = load.done + len(taken)
@@ -311,3 +327,18 @@ class Loading:
         if found is None:
             found = self._chunks[load.pages] = self._state.get_large(load.pages) or []
         return found
+
+
+def ends_all(key: str, tables: PipelineTables) -> bool:
+    """Return whether all open rows of a table's history end when the table is read again.
+
+    Raises OptionInvalid if some of them may be rows of other tables.
+    """
+    effect = tables.emptying(key)
+    if effect not in (Emptied.WHOLE, Emptied.STAYS):
+        raise OptionInvalid(
+            f"the history of {key} may have rows of other tables, so it is not known which rows ended while"
+            " the pipeline went on without the table",
+            hint="Write each table to a history of its own (a route step), and run: penstock pipelines reset",
+        )
+    return effect is Emptied.WHOLE

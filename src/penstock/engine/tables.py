@@ -351,7 +351,7 @@ class PipelineTables:
         names: dict[str, TableName] = {}
         for name in sorted(emptied):
             key = table_key(source.name, name)
-            how, made = self._emptied(key), self.targets_of_source(key)
+            how, made = self.emptying(key), self.targets_of_source(key)
             if how is Emptied.WHOLE and made is not None:
                 names[key] = made.name
             elif how is not Emptied.STAYS:
@@ -394,7 +394,7 @@ class PipelineTables:
         table.dropped |= dropped
         table.logged = logged
 
-    def _emptied(self, key: str) -> Emptied:
+    def emptying(self, key: str) -> Emptied:
         """Return what emptying a table means for its targets."""
         made = self.targets_of_source(key)
         if made is None:
@@ -477,7 +477,7 @@ class PipelineTables:
                     hint="Name the server the log is of (source.server), so that the table can be read again",
                 )
             # Asked twice of one statement is once, so this asks for what an emptied table needs too.
-            how = self._emptied(table_key(source.name, name)) if name in emptied else Emptied.STAYS
+            how = self.emptying(table_key(source.name, name)) if name in emptied else Emptied.STAYS
             remove = name in rereads.compared or how is Emptied.COMPARED
             self._reread(source.name, name, statement.position, remove=remove)
 

@@ -66,7 +66,8 @@ class ChunkWork:
     only the target has are deleted. `request` is the number of the resnapshot that the chunk belongs to, ""
     for the pipeline's own full load. With `exact` the whole table, which has no key, is read at one log
     position in a batch of its own. That position differs on each attempt, so a failed batch is retried under
-    another number, and rows that an earlier attempt wrote are deleted first.
+    another number, and rows that an earlier attempt wrote are deleted first. Rows of a history that began
+    before version `ends_before` end; 0 ends none.
     """
 
     source: str
@@ -76,6 +77,7 @@ class ChunkWork:
     remove: bool = False
     request: str = ""
     exact: bool = False
+    ends_before: int = 0
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""

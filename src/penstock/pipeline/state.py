@@ -76,7 +76,8 @@ class TableLoad:
 
     `pages` names the record of its chunks. `where`, `remove` and `request` belong to the request; `request`
     is "" for a full load. Changes with a commit version before `floor` are already in the load. No row that
-    was read comes from a change at or after version `read_to`.
+    was read comes from a change at or after version `read_to`. Rows of a history that began before version
+    `ends_before` end with the first chunk; 0 ends none.
     """
 
     chunks: int
@@ -88,6 +89,7 @@ class TableLoad:
     request: str = ""
     floor: int = 0
     read_to: int = 0
+    ends_before: int = 0
 
     @property
     def finished(self) -> bool:
@@ -457,15 +459,24 @@ class PipelineState:
         """Ask the pipeline to read a table of a source again; return the request's number.
 
         The rows are read as they are at that time. With `remove`, rows that only the target has are deleted.
-        `where` restricts both and is a condition on the source's columns in the server's SQL. Passing a
-        `number` makes the call idempotent. Raises OptionInvalid if the pipeline never ran.
+        `where` restricts both and is a condition on the source's columns in the server's SQL. A pipeline's
+        own request passes its `number`, which makes the call idempotent. Raises OptionInvalid if the pipeline
+        never ran.
         """
         if self.checkpoint() is None:
             raise OptionInvalid(
                 f"the pipeline {self.name} never ran", hint="penstock run pipeline.yaml loads its tables"
             )
         request_number = number or f"{time.time_ns() // 1000:x}-{uuid.uuid4().hex[:6]}"
-        request = Resnapshot(request_number, source, table, where, remove, asked_us=time.time_ns() // 1000)
+        request = Resnapshot(
+            request_number,
+            source,
+            table,
+            where,
+            remove,
+            asked_us=time.time_ns() // 1000,
+            by_pipeline=number is not None,
+        )
         try:
             self.store.put(self._at("requests", request_number), request.encode(), ABSENT)
         except VersionConflict:
