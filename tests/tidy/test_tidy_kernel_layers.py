@@ -18,9 +18,9 @@ LAYERS = (
     {"cursor", "gtid", "charset", "shard"},
     {"column"},
     {"event"},
-    {"frame"},
+    {"frame", "write"},
     {"emit"},
-    {"stream", "blocks", "objects", "resultset", "slots", "sql", "partition", "row_hash", "bson"},
+    {"stream", "blocks", "objects", "resultset", "slots", "sql", "partition", "row_hash", "bson", "tidb"},
 )
 
 Module = tuple[str, ...]

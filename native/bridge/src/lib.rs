@@ -15,6 +15,7 @@ mod row_hash;
 mod schema;
 mod slots;
 mod sql;
+mod tidb;
 
 use pyo3::prelude::*;
 
@@ -53,6 +54,14 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(objects::column_texts, module)?)?;
     module.add_function(wrap_pyfunction!(objects::encode_changes, module)?)?;
     module.add_function(wrap_pyfunction!(objects::partitions, module)?)?;
+    module.add_function(wrap_pyfunction!(tidb::tidb_heads, module)?)?;
+    module.add_function(wrap_pyfunction!(tidb::tidb_prewrite_key, module)?)?;
+    module.add_function(wrap_pyfunction!(tidb::tidb_ddl, module)?)?;
+    module.add_function(wrap_pyfunction!(tidb::tidb_matched, module)?)?;
+    module.add_function(wrap_pyfunction!(tidb::tidb_payload_events, module)?)?;
+    module.add_function(wrap_pyfunction!(tidb::tidb_payloads, module)?)?;
+    module.add_function(wrap_pyfunction!(tidb::tidb_file_head, module)?)?;
+    module.add_function(wrap_pyfunction!(tidb::tidb_rotation, module)?)?;
     module.add_function(wrap_pyfunction!(convert::decode_text, module)?)?;
     module.add_function(wrap_pyfunction!(convert::error_kinds, module)?)?;
     module.add_function(wrap_pyfunction!(convert::event_kinds, module)?)?;

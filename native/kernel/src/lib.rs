@@ -8,7 +8,8 @@
 //! 4. `column` decodes each value to a [`column::Value`], a view of the bytes.
 //! 5. `emit` writes the output: typed Arrow columns, raw images, messages, or a row per event or transaction.
 //!
-//! In addition, `blocks` cuts the same bytes into blocks for a durable, indexed log.
+//! In addition, `blocks` cuts the same bytes into blocks for a durable, indexed log. `write` writes events as a MySQL
+//! server does, and `tidb` transcodes TiDB's change payloads to them.
 
 #![deny(unsafe_code)]
 #![warn(missing_docs)]
@@ -33,3 +34,5 @@ pub mod shard;
 pub mod slots;
 pub mod sql;
 pub mod stream;
+pub mod tidb;
+pub mod write;

@@ -1,7 +1,7 @@
 //! Events: the common header and the table of event types. Each body has its own file.
 //!
 //! The type codes are those of `mysql::binlog::event::Log_event_type` (MySQL, `binlog_event.h`) and of
-//! `Log_event_type` in MariaDB's `log_event.h` (160 and up).
+//! `Log_event_type` in MariaDB's `log_event.h` (160 and up). Penstock's own types are at the end, and flagged ignorable.
 
 pub mod compressed;
 pub mod format_description;
@@ -17,6 +17,8 @@ pub mod rows;
 pub mod session;
 pub mod table_map;
 pub mod tagged_gtid;
+pub mod tidb_commit;
+pub mod tidb_payload;
 pub mod transaction_payload;
 pub mod xa;
 
@@ -94,6 +96,11 @@ macro_rules! event_kinds {
             #[inline(always)]
             pub fn from_code(code: u8) -> Option<EventKind> {
                 match code { $($code => Some(EventKind::$kind),)+ _ => None }
+            }
+
+            /// Returns the code of the type.
+            pub const fn code(self) -> u8 {
+                match self { $(EventKind::$kind => $code),+ }
             }
 
             /// Returns the name that SHOW BINLOG EVENTS prints.
@@ -195,6 +202,10 @@ event_kinds! {
     UpdateRowsCompressed = 170, "Update_rows_compressed";
     /// MariaDB: deleted rows, compressed.
     DeleteRowsCompressed = 171, "Delete_rows_compressed";
+    /// Penstock: a payload of TiDB's pump client, as received.
+    TidbPayload = 197, "Tidb_payload";
+    /// Penstock: the commit timestamp of the TiDB transaction that it stands in.
+    TidbCommit = 198, "Tidb_commit";
 }
 
 /// The kind of change that a rows event logs.

@@ -1,0 +1,118 @@
+//! TiDB's payloads: their heads, and the events that keep them.
+
+use penstock_kernel::error::{Error, Result};
+use penstock_kernel::tidb::binlog::{self, Binlog};
+use penstock_kernel::tidb::payload_events;
+use penstock_kernel::write::file as log_file;
+use pyo3::buffer::PyBuffer;
+use pyo3::prelude::*;
+use pyo3::types::PyBytes;
+
+use crate::convert::slice_of;
+use crate::raise::raise;
+
+/// Kind (0 Prewrite, 1 Commit, 2 Rollback, 3 PreDDL, 4 PostDDL), start timestamp, commit timestamp, DDL job.
+type Head = (u8, i64, i64, i64);
+
+fn slices(payloads: &[PyBuffer<u8>]) -> PyResult<Vec<&[u8]>> {
+    payloads.iter().map(slice_of).collect()
+}
+
+/// Return the head of each payload: its kind (0 Prewrite, 1 Commit, 2 Rollback, 3 PreDDL, 4 PostDDL), start timestamp,
+/// commit timestamp and DDL job, 0 for what it lacks.
+///
+/// Raises `EventMalformed` for a payload that is no `Binlog` message, with its index.
+#[pyfunction]
+pub fn tidb_heads(py: Python<'_>, payloads: Vec<PyBuffer<u8>>) -> PyResult<Vec<Head>> {
+    let slices = slices(&payloads)?;
+    let read = |(index, payload): (usize, &&[u8])| -> Result<Head> {
+        let head = Binlog::read(payload).map_err(|error| error.within(&format!("TiDB payload {index}")))?;
+        Ok((head.kind as u8, head.start_ts, head.commit_ts, head.ddl_job_id))
+    };
+    py.detach(|| slices.iter().enumerate().map(read).collect::<Result<_>>()).map_err(|error| raise(py, &error))
+}
+
+fn view<'a>(py: Python<'_>, payload: &'a PyBuffer<u8>) -> PyResult<Binlog<'a>> {
+    Binlog::read(slice_of(payload)?).map_err(|error: Error| raise(py, &error))
+}
+
+/// Return the key by which TiKV knows the outcome of a payload's transaction; empty if it has none.
+///
+/// Raises `EventMalformed`.
+#[pyfunction]
+pub fn tidb_prewrite_key<'py>(py: Python<'py>, payload: PyBuffer<u8>) -> PyResult<Bound<'py, PyBytes>> {
+    Ok(PyBytes::new(py, view(py, &payload)?.prewrite_key))
+}
+
+/// Return the statement, the job and the schema state of a DDL; an empty text and zeros for a payload of rows.
+///
+/// Raises `EventMalformed`.
+#[pyfunction]
+pub fn tidb_ddl(py: Python<'_>, payload: PyBuffer<u8>) -> PyResult<(String, i64, i32)> {
+    let head = view(py, &payload)?;
+    Ok((head.query(), head.ddl_job_id, head.ddl_schema_state))
+}
+
+/// Return the Commit with the content of its Prewrite, as a Pump sends it to Drainers.
+///
+/// Raises `EventMalformed` if the payloads are not a Prewrite and a Commit with one start timestamp.
+#[pyfunction]
+pub fn tidb_matched<'py>(
+    py: Python<'py>,
+    prewrite: PyBuffer<u8>,
+    commit: PyBuffer<u8>,
+) -> PyResult<Bound<'py, PyBytes>> {
+    let (prewrite, commit) = (slice_of(&prewrite)?, slice_of(&commit)?);
+    let matched = py.detach(|| binlog::matched(prewrite, commit)).map_err(|error| raise(py, &error))?;
+    Ok(PyBytes::new(py, &matched))
+}
+
+/// Return the events that hold the payloads as they are, the first of which starts at `offset` of a file.
+///
+/// A payload of over 512 MiB takes several consecutive events. `time_s` is the time of the events, in seconds since
+/// 1970.
+#[pyfunction]
+#[pyo3(signature = (payloads, offset, *, server_id, time_s))]
+pub fn tidb_payload_events<'py>(
+    py: Python<'py>,
+    payloads: Vec<PyBuffer<u8>>,
+    offset: u64,
+    server_id: u32,
+    time_s: u32,
+) -> PyResult<Bound<'py, PyBytes>> {
+    let slices = slices(&payloads)?;
+    let events = py.detach(|| payload_events::events(&slices, offset, server_id, time_s));
+    Ok(PyBytes::new(py, &events.map_err(|error| raise(py, &error))?))
+}
+
+/// Return the payloads of whole events, which start with a header; events of other types are skipped.
+///
+/// Raises `ChecksumMismatch`, and `EventMalformed` for bytes that end inside an event or a payload.
+#[pyfunction]
+pub fn tidb_payloads<'py>(py: Python<'py>, events: PyBuffer<u8>) -> PyResult<Vec<Bound<'py, PyBytes>>> {
+    let events = slice_of(&events)?;
+    let payloads = py.detach(|| payload_events::payloads(events)).map_err(|error| raise(py, &error))?;
+    Ok(payloads.iter().map(|payload| PyBytes::new(py, payload)).collect())
+}
+
+/// Return the first bytes of a log's file: the magic, FORMAT_DESCRIPTION and an empty PREVIOUS_GTIDS.
+#[pyfunction]
+#[pyo3(signature = (*, server_id, time_s))]
+pub fn tidb_file_head(py: Python<'_>, server_id: u32, time_s: u32) -> PyResult<Bound<'_, PyBytes>> {
+    let head = log_file::head(server_id, time_s).map_err(|error| raise(py, &error))?;
+    Ok(PyBytes::new(py, &head))
+}
+
+/// Return the event at `offset` that ends a log's file: the log continues in `file`.
+#[pyfunction]
+#[pyo3(signature = (file, offset, *, server_id, time_s))]
+pub fn tidb_rotation<'py>(
+    py: Python<'py>,
+    file: &str,
+    offset: u64,
+    server_id: u32,
+    time_s: u32,
+) -> PyResult<Bound<'py, PyBytes>> {
+    let rotation = log_file::rotation(file, offset, server_id, time_s).map_err(|error| raise(py, &error))?;
+    Ok(PyBytes::new(py, &rotation))
+}
