@@ -17,6 +17,7 @@ DISTRIBUTIONS = {
     "confluent_kafka": "confluent-kafka",
     "elastic_transport": "elasticsearch",
     "google": "protobuf",
+    "grpc": "grpcio",
     "mysql_event_stream": "mysql-event-stream",
     "py4j": "pyspark",
     "pymysqlreplication": "mysql-replication",

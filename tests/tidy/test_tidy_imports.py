@@ -40,6 +40,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "check": LEAVES | {"mysql", "schema"},
     "logstore": LEAVES | {"settings"},
     "capture": LEAVES | {"settings", "mysql", "schema", "logstore"},
+    # TiDB's own protocols: its cluster, and the Pumps and Drainers of its binlog.
+    "tidb": LEAVES | {"settings", "mysql", "schema", "logstore", "capture"},
     "source": LEAVES | {"changes", "settings", "mysql", "schema", "logstore"},
     "serve": LEAVES | {"settings", "logstore", "capture", "source", "coordinate"},
     "client": LEAVES | {"source", "coordinate"},
@@ -52,7 +54,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "local": LEAVES | {"pipeline", "engine"},
     "spark": LEAVES | {"changes", "mysql", "schema", "source", "sinks", "pipeline", "engine"},
     # The only part that builds all others.
-    "daemon": LEAVES | {"settings", "mysql", "logstore", "capture", "source", "coordinate", "serve"},
+    "daemon": LEAVES | {"settings", "mysql", "logstore", "capture", "source", "coordinate", "serve", "tidb"},
     "cli": LEAVES
     | {
         "changes",
@@ -71,6 +73,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "engine",
         "local",
         "spark",
+        "tidb",
         "daemon",
     },
     # Pipelines inside a program, with Spark or without.
@@ -100,6 +103,7 @@ HOMES = {
         "src/penstock/client/",
         "src/penstock/sinks/http/sink.py",
     ),
+    "grpc": ("src/penstock/tidb/",),
     "kazoo": ("src/penstock/coordinate/backends/zookeeper.py",),
     "yaml": ("src/penstock/settings/file.py",),
     "pydantic": (

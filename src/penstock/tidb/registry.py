@@ -1,0 +1,141 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The Pumps and Drainers of a TiDB cluster, as they are registered in PD's etcd.
+
+A node is a JSON object below `/tidb-binlog/v1/pumps/` or `/tidb-binlog/v1/drainers/`. It has no lease: a node
+that died stays registered as it was, and only its `update_ts` stops advancing. TiDB's pump client, the
+original Pump and Drainer, and binlogctl read and write the same objects.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any, Protocol, Self
+
+import structlog
+
+from penstock.errors import EventMalformed, VersionConflict
+from penstock.tidb.messages import (
+    ETCD_RANGE,
+    ETCD_TXN,
+    etcd_key_values,
+    etcd_prefix_request,
+    etcd_put_request,
+    etcd_txn_succeeded,
+)
+
+_log = structlog.get_logger(__name__)
+
+_ROOT = "/tidb-binlog/v1"
+
+
+class NodeKind(StrEnum):
+    """The role of a node, as its folder in the registry is called."""
+
+    PUMP = "pumps"
+    DRAINER = "drainers"
+
+
+class NodeState(StrEnum):
+    """The state of a node. A node that is not online accepts no prewrites, or drains nothing."""
+
+    ONLINE = "online"
+    PAUSING = "pausing"
+    PAUSED = "paused"
+    CLOSING = "closing"
+    OFFLINE = "offline"
+
+
+@dataclass(frozen=True)
+class Node:
+    """A registered node. `host` is host:port of both its gRPC and its HTTP service.
+
+    `max_commit_ts` is the commit timestamp up to which a Pump has released, or a Drainer has stored,
+    everything; `update_ts` is the cluster's time when the node was last written.
+    """
+
+    node_id: str
+    host: str
+    state: NodeState
+    max_commit_ts: int = 0
+    update_ts: int = 0
+    score: int = 0
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    def with_state(self, state: NodeState) -> Self:
+        """Return this node in another state."""
+        return replace(self, state=state)
+
+    def to_values(self) -> dict[str, Any]:
+        """Return the JSON object."""
+        return {
+            "nodeId": self.node_id,
+            "host": self.host,
+            "state": str(self.state),
+            "isAlive": self.state is NodeState.ONLINE,
+            "score": self.score,
+            "label": {"labels": dict(self.labels)} if self.labels else None,
+            "maxCommitTS": self.max_commit_ts,
+            "updateTS": self.update_ts,
+        }
+
+    @classmethod
+    def parse(cls, content: bytes) -> Self:
+        """Read the JSON object. Raises EventMalformed if it is no node."""
+        try:
+            values = json.loads(content)
+            return cls(
+                str(values["nodeId"]),
+                str(values["host"]),
+                NodeState(values["state"]),
+                int(values.get("maxCommitTS") or 0),
+                int(values.get("updateTS") or 0),
+                int(values.get("score") or 0),
+                dict((values.get("label") or {}).get("labels") or {}),
+            )
+        except (ValueError, KeyError, TypeError, AttributeError) as problem:
+            raise EventMalformed(
+                f"a node in the registry is {content[:200]!r}, which is no Pump or Drainer",
+                hint="Correct or delete it with etcdctl",
+            ) from problem
+
+
+class Etcd(Protocol):
+    """The part of a cluster that a registry needs."""
+
+    def call_etcd(self, method: str, request: bytes) -> bytes:
+        """Call a method of PD's etcd."""
+
+
+class Registry:
+    """The nodes of one cluster. Thread-safe. Every method raises ConnectionLost and AccessDenied."""
+
+    def __init__(self, etcd: Etcd) -> None:
+        self._etcd = etcd
+
+    def nodes(self, kind: NodeKind) -> dict[str, Node]:
+        """Return all registered nodes of a kind, by id. An unreadable one is reported and left out."""
+        nodes = {}
+        response = self._etcd.call_etcd(ETCD_RANGE, etcd_prefix_request(f"{_ROOT}/{kind}/"))
+        for key, content in etcd_key_values(response):
+            try:
+                node = Node.parse(content)
+            except EventMalformed as problem:
+                _log.error("a registered node cannot be read", key=key, why=str(problem))
+                continue
+            nodes[node.node_id] = node
+        return nodes
+
+    def node(self, kind: NodeKind, node_id: str) -> Node | None:
+        """Return one node; None if it is not registered."""
+        return self.nodes(kind).get(node_id)
+
+    def put(self, kind: NodeKind, node: Node) -> None:
+        """Register a node, or replace it. Raises VersionConflict if others create and delete it meanwhile."""
+        content = json.dumps(node.to_values()).encode()
+        key = f"{_ROOT}/{kind}/{node.node_id}"
+        for exists in (True, False, True):
+            request = etcd_put_request(key, content, exists=exists)
+            if etcd_txn_succeeded(self._etcd.call_etcd(ETCD_TXN, request)):
+                return
+        raise VersionConflict(f"the node {node.node_id} is created and deleted by others in turn")
