@@ -37,6 +37,7 @@
         ├── EventUnknown             an unknown event type
         ├── EventUnsupported         a known event that cannot be turned into row changes
         ├── SequenceGap              files or events are missing between two positions
+        ├── BinlogInconsistent       binlogs of a TiDB transaction contradict each other
         ├── RangesDisagree           two adjacent ranges do not meet at an event boundary
         ├── LogEncrypted             the file is encrypted at rest
         ├── IncidentLogged           the server logged that changes may be lost
@@ -233,6 +234,16 @@ class EventUnsupported(StreamError):
 
 class SequenceGap(StreamError):
     """Files or events are missing between two positions."""
+
+
+class BinlogInconsistent(StreamError):
+    """Binlogs of a TiDB transaction contradict each other, or timestamps go backwards; `reason` says how."""
+
+    def __init__(
+        self, message: str, *, position: str | None = None, hint: str | None = None, reason: str = ""
+    ) -> None:
+        super().__init__(message, position=position, hint=hint)
+        self.reason = reason
 
 
 class RangesDisagree(StreamError):

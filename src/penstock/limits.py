@@ -206,6 +206,9 @@ COORDINATION_RECORD_BYTES_MAX = 512 * 1024
 # Each shard of a subscription has a lease and a checkpoint. One record lists the owners of all shards.
 SUBSCRIPTION_SHARDS_MAX = 4096
 
+# The latest outcomes that a Pump remembers, so that a binlog that its writer repeats is stored once.
+PUMP_OUTCOMES_MAX = 65_536
+
 assert BATCH_BYTES_MAX <= TRANSACTION_HELD_BYTES_MAX < (1 << 31), "string columns carry 32-bit offsets"
 assert RECONNECT_PAUSE_SECONDS_FIRST < RECONNECT_PAUSE_SECONDS_MAX
 assert SILENCE_SECONDS_MAX > HEARTBEAT_SECONDS
