@@ -208,6 +208,12 @@ SUBSCRIPTION_SHARDS_MAX = 4096
 
 # The latest outcomes that a Pump remembers, so that a binlog that its writer repeats is stored once.
 PUMP_OUTCOMES_MAX = 65_536
+# One group commit of a Pump. A larger payload is one of its own.
+PUMP_BATCH_BYTES_MAX = 32 * MIB
+# What a Pump reads from its log at a time for a Drainer, and how many Drainers it reads for at once.
+PUMP_PULL_COUNT = 256
+PUMP_PULL_BYTES = 4 * MIB
+PUMP_PULLS_MAX = 8
 
 assert BATCH_BYTES_MAX <= TRANSACTION_HELD_BYTES_MAX < (1 << 31), "string columns carry 32-bit offsets"
 assert RECONNECT_PAUSE_SECONDS_FIRST < RECONNECT_PAUSE_SECONDS_MAX

@@ -50,7 +50,6 @@ class OpenPrewrite(Generic[Location]):
     """A prewrite without an outcome. `digest` identifies its payload."""
 
     start_ts: int
-    prewrite_key: bytes
     digest: bytes
     location: Location
 
@@ -99,6 +98,7 @@ class Matching(Generic[Location]):
         self._open_heap: list[int] = []
         self._outcomes: OrderedDict[int, _Outcome] = OrderedDict()
         self._finished: list[tuple[int, int]] = []
+        self._fake_waits = False
         # The prewrites of finished transactions and of open ones, in the order of the log.
         self._unreleased: dict[int, Location] = {}
 
@@ -154,7 +154,7 @@ class Matching(Generic[Location]):
         start_ts = head.start_ts
         if head.kind is BinlogKind.PREWRITE:
             if start_ts not in self._open and start_ts not in self._outcomes:
-                self._open[start_ts] = OpenPrewrite(start_ts, head.prewrite_key, digest, location)
+                self._open[start_ts] = OpenPrewrite(start_ts, digest, location)
                 heapq.heappush(self._open_heap, start_ts)
                 self._unreleased[start_ts] = location
             return
@@ -170,8 +170,12 @@ class Matching(Generic[Location]):
         self.late += commit_ts > 0 and not self._was_released(commit_ts, start_ts)
 
     def add_fake(self, timestamp: int) -> None:
-        """Take a timestamp of the cluster. It is released like a transaction without content."""
-        if timestamp > self.released_ts:
+        """Take a timestamp of the cluster. It is released like a transaction without content.
+
+        It is ignored while an earlier one waits for open prewrites.
+        """
+        if timestamp > self.released_ts and not self._fake_waits:
+            self._fake_waits = True
             heapq.heappush(self._finished, (timestamp, _FAKE))
 
     def release(self) -> list[Released[Location]]:
@@ -180,7 +184,11 @@ class Matching(Generic[Location]):
         released: list[Released[Location]] = []
         while self._finished and (oldest is None or self._finished[0][0] < oldest.start_ts):
             commit_ts, start_ts = heapq.heappop(self._finished)
-            location = None if start_ts == _FAKE else self._unreleased.pop(start_ts)
+            location = None
+            if start_ts == _FAKE:
+                self._fake_waits = False
+            else:
+                location = self._unreleased.pop(start_ts)
             released.append(Released(commit_ts, start_ts or commit_ts, location, self.replay_start()))
             self.released_ts = commit_ts
         return released

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from typing import Self
 
+from penstock._native import tidb_heads
 from penstock.errors import EventMalformed
 
 _UINT64 = (1 << 64) - 1
@@ -160,21 +161,13 @@ class BinlogHead:
     kind: BinlogKind
     start_ts: int
     commit_ts: int
-    prewrite_key: bytes = b""
     ddl_job_id: int = 0
 
     @classmethod
-    def decode(cls, payload: bytes | memoryview) -> Self:
+    def decode(cls, payload: bytes) -> Self:
         """Read a binlog's head. Raises EventMalformed if the payload is no binlog."""
-        fields = Message(payload)
-        number = fields.unsigned(1)
-        if number > BinlogKind.POST_DDL:
-            raise EventMalformed(
-                f"a binlog has type {number}, and the last known one is {BinlogKind.POST_DDL}"
-            )
-        return cls(
-            BinlogKind(number), fields.signed(2), fields.signed(3), fields.content(4), fields.signed(7)
-        )
+        ((kind, start_ts, commit_ts, ddl_job_id),) = tidb_heads([payload])
+        return cls(BinlogKind(kind), start_ts, commit_ts, ddl_job_id)
 
     @property
     def is_fake(self) -> bool:

@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The commit-order index of a Pump: an entry of 64 bytes for each released transaction, in commit order.
+
+    <folder>/releases-00000001.idx    a header with the timestamp before the file, then entries
+
+PullBinlogs reads nothing else to find its transactions. The index is derived from the Pump's log: a torn tail
+is cut off, and replaying the log from the last entry's `replay_start` appends what is missing.
+"""
+
+import re
+import struct
+import threading
+import zlib
+from bisect import bisect_right
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+from penstock.errors import PositionPurged
+from penstock.limits import MIB
+from penstock.logstore.disk import AppendFile, Disk, ReadFile
+
+_FILE_BYTES_MAX = 16 * MIB
+_NAME = re.compile(r"releases-(\d{8})\.idx")
+
+# Commit and start timestamp; offset and bytes of the prewrite's events; offset of the replay's start; the
+# numbers of both files; the kind; the CRC32 of what precedes it.
+_ENTRY = struct.Struct("<QQQQQIII8x")
+_CRC = struct.Struct("<I")
+ENTRY_BYTES = _ENTRY.size + _CRC.size
+assert ENTRY_BYTES == 64
+
+_TRANSACTION, _FAKE, _HEADER = range(3)
+
+
+@dataclass(frozen=True, order=True)
+class Location:
+    """Where a payload is in a Pump's log: the number of the file, its offset, and the bytes of its events."""
+
+    file_number: int
+    offset: int
+    size: int = 0
+
+
+@dataclass(frozen=True)
+class ReleaseEntry:
+    """A released transaction; a fake has no `location`."""
+
+    commit_ts: int
+    start_ts: int
+    location: Location | None
+    replay_start: Location
+
+    def encode(self) -> bytes:
+        """Return its 64 bytes."""
+        location = self.location or Location(0, 0)
+        kind = _FAKE if self.location is None else _TRANSACTION
+        return _pack(self.commit_ts, self.start_ts, location, self.replay_start, kind)
+
+    @classmethod
+    def decode(cls, record: bytes) -> Self:
+        """Read 64 bytes with a correct CRC32."""
+        commit_ts, start_ts, offset, size, replay_offset, number, replay_number, kind = _ENTRY.unpack_from(
+            record
+        )
+        location = None if kind == _FAKE else Location(number, offset, size)
+        return cls(commit_ts, start_ts, location, Location(replay_number, replay_offset))
+
+
+def _pack(commit_ts: int, start_ts: int, location: Location, replay_start: Location, kind: int) -> bytes:
+    plain = _ENTRY.pack(
+        commit_ts,
+        start_ts,
+        location.offset,
+        location.size,
+        replay_start.offset,
+        location.file_number,
+        replay_start.file_number,
+        kind,
+    )
+    return plain + _CRC.pack(zlib.crc32(plain))
+
+
+def _is_sound(record: bytes) -> bool:
+    return len(record) == ENTRY_BYTES and _CRC.unpack_from(record, _ENTRY.size)[0] == zlib.crc32(
+        record[: _ENTRY.size]
+    )
+
+
+@dataclass
+class _File:
+    """One file. Its entries have commit timestamps above `floor`, and at or below the next file's floor."""
+
+    number: int
+    path: Path
+    floor: int
+    count: int
+    reader: ReadFile
+
+    def entry(self, index: int) -> ReleaseEntry:
+        return self.entries(index, 1)[0]
+
+    def entries(self, first: int, count: int) -> list[ReleaseEntry]:
+        """Return entries from an index on, at most `count`."""
+        stop = min(first + count, self.count)
+        content = self.reader.read((first + 1) * ENTRY_BYTES, (stop + 1) * ENTRY_BYTES)
+        return [
+            ReleaseEntry.decode(content[at : at + ENTRY_BYTES]) for at in range(0, len(content), ENTRY_BYTES)
+        ]
+
+    def first_after(self, commit_ts: int) -> int:
+        """Return the index of the first entry above a commit timestamp."""
+        low, high = 0, self.count
+        while low < high:
+            middle = (low + high) // 2
+            if self.entry(middle).commit_ts > commit_ts:
+                high = middle
+            else:
+                low = middle + 1
+        return low
+
+
+class ReleaseIndex:
+    """The index in a folder. One thread appends; any thread may read. Raises LogFull, DiskFailed."""
+
+    def __init__(self, disk: Disk, folder: Path) -> None:
+        """Open the index, create it if it is missing, and cut off a torn tail."""
+        self._disk = disk
+        self._folder = folder
+        self._lock = threading.Lock()
+        self._files: list[_File] = []
+        self._writer: AppendFile | None = None
+        # Of the last entry, None in an empty index.
+        self.last: ReleaseEntry | None = None
+        disk.make_folder(folder)
+        self._load()
+
+    @property
+    def floor(self) -> int:
+        """The commit timestamp up to which entries may have been removed; 0 if the index is whole."""
+        with self._lock:
+            return self._files[0].floor if self._files else 0
+
+    def append(self, entries: Sequence[ReleaseEntry], floor: int = 0) -> None:
+        """Append released transactions. `floor` is that of an index without entries."""
+        if not entries:
+            return
+        current = self._files[-1] if self._files else None
+        if current is None or self._writer is None or self._writer.size >= _FILE_BYTES_MAX:
+            current = self._begin_file(self.last.commit_ts if self.last is not None else floor)
+        assert self._writer is not None, "the file was begun"
+        self._writer.write([b"".join(entry.encode() for entry in entries)])
+        with self._lock:
+            current.count += len(entries)
+            self.last = entries[-1]
+
+    def after(self, commit_ts: int, count: int) -> list[ReleaseEntry]:
+        """Return the first entries above a commit timestamp, at most `count`. Raises PositionPurged."""
+        with self._lock:
+            files = list(self._files)
+        if not files:
+            return []
+        at = max(0, bisect_right([file.floor for file in files], commit_ts) - 1)
+        if commit_ts < files[at].floor:
+            raise PositionPurged(
+                f"the Pump keeps binlogs after {files[at].floor} only",
+                position=str(commit_ts),
+                hint="Load the tables again, and let the Drainer start there; or raise log.retention",
+            )
+        first = files[at].first_after(commit_ts)
+        while first >= files[at].count and at + 1 < len(files):
+            at, first = at + 1, 0
+        return files[at].entries(first, count) if first < files[at].count else []
+
+    def contains(self, commit_ts: int, start_ts: int) -> bool:
+        """Return whether a transaction was released. False for one whose entry was removed."""
+        if commit_ts <= self.floor:
+            return False
+        for entry in self.after(commit_ts - 1, 2):
+            if (entry.commit_ts, entry.start_ts) == (commit_ts, start_ts):
+                return entry.location is not None
+        return False
+
+    def trim(self, earliest: Location) -> None:
+        """Remove files whose last transaction is no longer in the log, which begins at `earliest`."""
+        while len(self._files) > 1:
+            first = self._files[0]
+            last = first.entry(first.count - 1)
+            if max(last.replay_start, last.location or last.replay_start) >= earliest:
+                return
+            with self._lock:
+                del self._files[0]
+            first.reader.close()
+            self._disk.remove(first.path)
+
+    def sync(self) -> None:
+        """Make the entries durable, so that a restart replays little."""
+        if self._writer is not None:
+            self._writer.sync()
+
+    def close(self) -> None:
+        """Close all files."""
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+        with self._lock:
+            files, self._files = self._files, []
+        for file in files:
+            file.reader.close()
+
+    # --- Inside -----------------------------------------------------------------------------
+
+    def _begin_file(self, floor: int) -> _File:
+        number = self._files[-1].number + 1 if self._files else 1
+        path = self._folder / f"releases-{number:08d}.idx"
+        if self._writer is not None:
+            self._writer.sync()
+            self._writer.close()
+        self._writer = self._disk.append_open(path)
+        self._writer.truncate(0)
+        self._writer.write([_pack(floor, 0, Location(0, 0), Location(0, 0), _HEADER)])
+        self._writer.sync()
+        self._disk.sync_folder(self._folder)
+        file = _File(number, path, floor, 0, self._disk.open_read(path))
+        with self._lock:
+            self._files.append(file)
+        return file
+
+    def _load(self) -> None:
+        numbers = sorted(
+            int(match[1]) for name in self._disk.list(self._folder) if (match := _NAME.fullmatch(name))
+        )
+        torn = False
+        for number in numbers:
+            path = self._folder / f"releases-{number:08d}.idx"
+            content = b"" if torn else self._disk.read(path)
+            sound = 0
+            while _is_sound(content[sound * ENTRY_BYTES : (sound + 1) * ENTRY_BYTES]):
+                sound += 1
+            if sound < 1:
+                # Everything after a damaged entry is derived again.
+                self._disk.remove(path)
+                torn = True
+                continue
+            file = _File(number, path, _ENTRY.unpack_from(content)[0], sound - 1, self._disk.open_read(path))
+            self._files.append(file)
+            if file.count:
+                self.last = file.entry(file.count - 1)
+            if sound * ENTRY_BYTES < len(content):
+                writer = self._disk.append_open(path)
+                writer.truncate(sound * ENTRY_BYTES)
+                writer.close()
+                torn = True
+        if self._files:
+            self._writer = self._disk.append_open(self._files[-1].path)
