@@ -201,6 +201,10 @@ PTUBES_TABLES_MAX = 4096
 # gets the error response.
 PTUBES_BODY_BYTES_READ_MAX = 8 * MIB
 
+# Transactions read from some Pumps of a TiDB cluster while they wait for another Pump. At this size the rest
+# stays in the Pumps, which keep it for days.
+DRAINER_BUFFER_BYTES_DEFAULT = 64 * MIB
+
 # A coordination record. ZooKeeper refuses nodes of 1 MiB.
 COORDINATION_RECORD_BYTES_MAX = 512 * 1024
 # Each shard of a subscription has a lease and a checkpoint. One record lists the owners of all shards.

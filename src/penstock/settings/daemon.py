@@ -34,6 +34,7 @@ from penstock.settings.listen import (
     ListenSettings,
     split_host_port,
 )
+from penstock.settings.tidb import TidbSettings, is_tidb_url, pd_addresses
 from penstock.settings.values import (
     Bytes,
     Seconds,
@@ -169,7 +170,11 @@ class InstanceSettings(Section):
     """One captured cluster: its servers, the account used there, and where capture starts in an empty log."""
 
     # A URL may contain a password, so no representation shows it.
-    source: str = Field(description="mysql://user@host:port: the first server to connect to", repr=False)
+    source: str = Field(
+        description="mysql://user@host:port: the first server to connect to; tidb://pd1:2379,pd2:2379: the"
+        " PD members of a TiDB cluster",
+        repr=False,
+    )
     servers: tuple[str, ...] = Field(
         default=(), description="more servers of the cluster, host:port, tried in turn", repr=False
     )
@@ -208,12 +213,18 @@ class InstanceSettings(Section):
         description="acknowledge commits to the server once they are durable (semi-synchronous replication)",
     )
     log: LogOverrides = Field(default_factory=LogOverrides)
+    tidb: TidbSettings = Field(
+        default_factory=TidbSettings, description="how the instance takes part in its TiDB cluster"
+    )
 
     @field_validator("source")
     @classmethod
     def _a_server(cls, url: str) -> str:
+        if is_tidb_url(url):
+            pd_addresses(url)
+            return url
         if not is_server_url(url):
-            raise ValueError("it must be a server: mysql://user@host:3306")
+            raise ValueError("it must be a server: mysql://user@host:3306, or a cluster: tidb://pd1:2379")
         validate_option(lambda: ServerAddress.parse(url, password=Secret("-")))
         return url
 
@@ -252,14 +263,28 @@ class InstanceSettings(Section):
     @model_validator(mode="after")
     def _has_valid_addresses(self) -> Self:
         self.addresses()
+        of_servers = {"servers", "server_id", "semi_sync", "fail_over_after"}
+        wrong = (of_servers if self.is_tidb else {"tidb"}) & self.model_fields_set
+        if wrong:
+            other = "a MySQL or MariaDB server" if self.is_tidb else "a tidb:// source"
+            raise ValueError(f"{', '.join(sorted(wrong))}: only for {other}")
         return self
+
+    @property
+    def is_tidb(self) -> bool:
+        """Whether the source is a TiDB cluster."""
+        return is_tidb_url(self.source)
 
     def addresses(self) -> list[ServerAddress]:
         """Return every server of the cluster in the order to try them. Raises ValueError.
 
-        A further server that is written as host and port only has everything else from `source`.
+        A further server that is written as host and port only has everything else from `source`. A TiDB
+        cluster has the server of `tidb.sql`, or none.
         """
         password = one_secret(self.password, self.password_file, self.password_env, "password")
+        if self.is_tidb:
+            sql = self.tidb.sql
+            return [] if sql is None else [ServerAddress.parse(sql, password=password)]
         first = validate_option(
             lambda: ServerAddress.parse(self.source, password=password, server_id=self.server_id)
         )
