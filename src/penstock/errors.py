@@ -51,6 +51,7 @@
         ├── ValueMalformed           a value contradicts its type
         ├── StepFailed               a pipeline step failed on a row
         ├── LimitExceeded            a limit in `penstock.limits` would be exceeded
+        ├── TransactionLate          a TiDB Pump sent a transaction after later ones were merged
         ├── LogDamaged               a file of the kept log is corrupt
         └── LogTorn                  durable bytes of the kept log are gone
 
@@ -296,6 +297,10 @@ class StepFailed(StreamError):
 
 class LimitExceeded(StreamError):
     """A limit in `penstock.limits` would be exceeded."""
+
+
+class TransactionLate(StreamError):
+    """A Pump of a TiDB cluster sent a transaction after later ones had been merged."""
 
 
 class LogDamaged(StreamError):
