@@ -117,7 +117,7 @@ class _Generation:
     def content(self) -> bytes:
         """Return the content of the file."""
         lines = [{"position": str(position), **line} for position, line in self.lines]
-        return b"".join(map(_line, [_first(self.position, self.snapshot, self.continues), *lines]))
+        return b"".join(map(encode_line, [_first(self.position, self.snapshot, self.continues), *lines]))
 
 
 class SchemaLog(Generic[_Kept]):
@@ -249,7 +249,7 @@ class SchemaLog(Generic[_Kept]):
             names = self._names()
             index = len(generation.upto(position))
             if generation.path == self._path(names[-1]) and index == len(generation.lines):
-                content = b"".join(_line({"position": str(position), **line}) for line in lines)
+                content = b"".join(encode_line({"position": str(position), **line}) for line in lines)
                 self._append(generation, content)
                 self._loaded = None
                 return
@@ -336,7 +336,7 @@ class SchemaLog(Generic[_Kept]):
     def _begin(self, snapshot: dict[str, Any], position: Position, *, continues: bool = False) -> None:
         self._close()
         self._disk.make_folder(self.folder)
-        first = _line(_first(position, snapshot, continues))
+        first = encode_line(_first(position, snapshot, continues))
         self._disk.write_atomic(self._path(position.commit_version), first)
         self._newest, self._loaded = None, None
         earliest = self._earliest()
@@ -345,7 +345,7 @@ class SchemaLog(Generic[_Kept]):
 
     def _keep(self, newest: _Generation, history: _Kept, line: dict[str, Any], position: Position) -> None:
         """Append a line to the newest generation, and start a new one if the lines outgrow the snapshot."""
-        content = _line({"position": str(position), **line})
+        content = encode_line({"position": str(position), **line})
         if len(content) > STATEMENT_BYTES_MAX:
             history.date_doubts(position)
             self._begin(history.in_force(position), position)
@@ -440,7 +440,8 @@ def _first(position: Position, snapshot: dict[str, Any], continues: bool) -> dic
     return {**first, "continues": True} if continues else first
 
 
-def _line(value: dict[str, Any]) -> bytes:
+def encode_line(value: dict[str, Any]) -> bytes:
+    """Return a JSON object as a line with its CRC32."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
     return b"%08x %b\n" % (zlib.crc32(text), text)
 
@@ -448,7 +449,7 @@ def _line(value: dict[str, Any]) -> bytes:
 def _parse(path: Path, content: bytes) -> _Generation:
     """Parse a generation. Raises SchemaInvalid without a snapshot, or for an unknown format."""
     try:
-        lines = list(_sound_lines(content))
+        lines = list(sound_lines(content))
         first, snapshot_bytes = lines[0]
         if first["format"] != FORMAT:
             raise SchemaInvalid(
@@ -474,7 +475,7 @@ def _parse(path: Path, content: bytes) -> _Generation:
         ) from problem
 
 
-def _sound_lines(content: bytes) -> Iterator[tuple[dict[str, Any], int]]:
+def sound_lines(content: bytes) -> Iterator[tuple[dict[str, Any], int]]:
     """Yield each line before the first torn or damaged one, with the offset of its end."""
     start = 0
     while (end := content.find(b"\n", start)) >= 0:

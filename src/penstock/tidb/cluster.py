@@ -5,10 +5,11 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 
 import grpc
 
-from penstock.errors import ConnectionLost, PenstockError, ServerChanged, TransientError
+from penstock.errors import ConnectionLost, EventMalformed, PenstockError, ServerChanged, TransientError
 from penstock.retry import Backoff, Retry
 from penstock.tidb.channels import ClusterTls, call, open_channel, translate_rpc_error, without_scheme
 from penstock.tidb.messages import (
@@ -17,6 +18,7 @@ from penstock.tidb.messages import (
     GET_REGION,
     GET_STORE,
     LOGICAL_BITS,
+    SCAN,
     TSO,
     Members,
     Message,
@@ -25,6 +27,7 @@ from penstock.tidb.messages import (
     encode,
     pd_error,
     pd_header,
+    scan_request,
     timestamp_of,
 )
 
@@ -119,14 +122,28 @@ class Cluster:
         lock that has not expired by then: this writes to the cluster, and the transaction can never commit.
         Raises ConnectionLost, ServerChanged, AccessDenied.
         """
-        retry = Retry(
-            "a region of TiKV is looked up again",
-            backoff=_REGION_BACKOFF,
-            tries=_REGION_TRIES,
-            quiet_seconds=_REGION_BACKOFF.longest,
-        )
         with self._lock:
-            return retry.run(lambda: self._check_status(start_ts, primary_key, roll_back_at))
+            return _region_retry().run(lambda: self._check_status(start_ts, primary_key, roll_back_at))
+
+    def scan(
+        self, start: bytes, end: bytes, limit: int, *, newest: bool = False
+    ) -> list[tuple[bytes, bytes]]:
+        """Return up to `limit` keys in [start, end) with their present values, in ascending order.
+
+        With `newest` they are the last keys in descending order, all from the last region of the range.
+        Raises ConnectionLost, ServerChanged, AccessDenied.
+        """
+        pairs: list[tuple[bytes, bytes]] = []
+        with self._lock:
+            version = self.timestamp()
+            while True:
+                found, following = _region_retry().run(
+                    partial(self._scan_region, start, end, limit - len(pairs), version, newest)
+                )
+                pairs += found
+                if newest or len(pairs) >= limit or following is None or following >= end:
+                    return pairs
+                start = following
 
     def close(self) -> None:
         """Close all connections."""
@@ -177,10 +194,26 @@ class Cluster:
     def _check_status(self, start_ts: int, primary_key: bytes, roll_back_at: int) -> TransactionStatus:
         region, address = self._locate(primary_key)
         request = check_txn_status_request(region, primary_key, start_ts, roll_back_at, bool(roll_back_at))
-        response = Message(self._call_store(address, request))
+        response = Message(self._call_store(address, CHECK_TXN_STATUS, request))
         if response.has(1):
             raise ConnectionLost(f"{address}: the region {region.id} was split, moved, or has another leader")
         return _status_of(response, address)
+
+    def _scan_region(
+        self, start: bytes, end: bytes, limit: int, version: int, newest: bool
+    ) -> tuple[list[tuple[bytes, bytes]], bytes | None]:
+        """Scan one region; return the pairs, and where the next region starts, None after the last."""
+        region, address = self._locate(end if newest else start)
+        request = scan_request(region, start, end, limit, version, reverse=newest)
+        response = Message(self._call_store(address, SCAN, request))
+        if response.has(1):
+            raise ConnectionLost(f"{address}: the region {region.id} was split, moved, or has another leader")
+        pairs = response.messages(2)
+        # A key that is locked by a transaction is returned as an error, and is read again.
+        if response.has(3) or any(pair.has(1) for pair in pairs):
+            raise ConnectionLost(f"{address}: TiKV could not read a key, which may be locked")
+        following = decode_memcomparable(region.end_key) if region.end_key else None
+        return [(pair.content(2), pair.content(3)) for pair in pairs], following
 
     def _ask(self, leader: str, method: str, request: bytes) -> Message:
         response = Message(self.call_etcd(method, request))
@@ -200,9 +233,9 @@ class Cluster:
 
     # --- Channels ---------------------------------------------------------------------------
 
-    def _call_store(self, address: str, request: bytes) -> bytes:
+    def _call_store(self, address: str, method: str, request: bytes) -> bytes:
         try:
-            return call(self._channel(address), address, CHECK_TXN_STATUS, request, _CALL_SECONDS)
+            return call(self._channel(address), address, method, request, _CALL_SECONDS)
         except TransientError:
             self._forget(address)
             raise
@@ -220,6 +253,15 @@ class Cluster:
         channel = self._channels.pop(address, None)
         if channel is not None:
             channel.close()
+
+
+def _region_retry() -> Retry:
+    return Retry(
+        "a region of TiKV is looked up again",
+        backoff=_REGION_BACKOFF,
+        tries=_REGION_TRIES,
+        quiet_seconds=_REGION_BACKOFF.longest,
+    )
 
 
 def _status_of(response: Message, address: str) -> TransactionStatus:
@@ -244,3 +286,17 @@ def memcomparable(key: bytes) -> bytes:
         padding = _KEY_GROUP_BYTES - len(group)
         groups += group + bytes(padding) + bytes([0xFF - padding])
     return bytes(groups)
+
+
+def decode_memcomparable(key: bytes) -> bytes:
+    """Return the key of `memcomparable`. Raises EventMalformed."""
+    decoded = bytearray()
+    for at in range(0, len(key), _KEY_GROUP_BYTES + 1):
+        group = key[at : at + _KEY_GROUP_BYTES + 1]
+        padding = 0xFF - group[-1]
+        if len(group) <= _KEY_GROUP_BYTES or padding > _KEY_GROUP_BYTES:
+            break
+        decoded += group[: _KEY_GROUP_BYTES - padding]
+        if padding:
+            return bytes(decoded)
+    raise EventMalformed(f"the key {key.hex()} of a region is not encoded as PD does it")

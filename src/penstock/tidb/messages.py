@@ -284,6 +284,12 @@ class Region:
     epoch: bytes
     leader: bytes
     store_id: int
+    end_key: bytes = b""
+
+    @property
+    def context(self) -> bytes:
+        """The context of a request to the region's store."""
+        return encode((1, self.id), (2, self.epoch), (3, self.leader))
 
     @classmethod
     def of(cls, response: Message) -> Self | None:
@@ -291,12 +297,15 @@ class Region:
         region, leader = response.message(2), response.message(3)
         if not region.unsigned(1) or not leader.unsigned(2):
             return None
-        return cls(region.unsigned(1), region.content(4), response.content(3), leader.unsigned(2))
+        return cls(
+            region.unsigned(1), region.content(4), response.content(3), leader.unsigned(2), region.content(3)
+        )
 
 
 # --- TiKV -----------------------------------------------------------------------------------
 
 CHECK_TXN_STATUS = "/tikvpb.Tikv/KvCheckTxnStatus"
+SCAN = "/tikvpb.Tikv/KvScan"
 
 
 def check_txn_status_request(
@@ -307,8 +316,17 @@ def check_txn_status_request(
     With `current_ts` 0 no lock expires, and without `roll_back` nothing is written, so the request changes
     nothing in the cluster.
     """
-    context = encode((1, region.id), (2, region.epoch), (3, region.leader))
-    return encode((1, context), (2, primary_key), (3, start_ts), (4, 0), (5, current_ts), (6, int(roll_back)))
+    numbers = ((3, start_ts), (4, 0), (5, current_ts), (6, int(roll_back)))
+    return encode((1, region.context), (2, primary_key), *numbers)
+
+
+def scan_request(
+    region: Region, start: bytes, end: bytes, limit: int, version: int, *, reverse: bool
+) -> bytes:
+    """Return a ScanRequest for [start, end); in reverse order the range is named from its end."""
+    first, last = (end, start) if reverse else (start, end)
+    numbers = ((3, limit), (4, version), (6, int(reverse)))
+    return encode((1, region.context), (2, first), *numbers, (7, last))
 
 
 # --- etcd -----------------------------------------------------------------------------------

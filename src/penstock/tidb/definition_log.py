@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The definitions of a TiDB cluster's tables, kept beside the log that was written with them.
+
+`tidb-definitions.jsonl` is a snapshot and the DDL jobs applied after it, one JSON object per line with its
+CRC32. A job is durable here before anything that depends on it is written to the log, so a restarted drainer
+reads the same rows with the same definitions, and asks the cluster for no job twice. A line torn by a crash
+is ignored: its job is read again. The file is rewritten when its jobs outgrow the snapshot.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from penstock.errors import EventMalformed, SchemaInvalid
+from penstock.limits import MIB
+from penstock.logstore.disk import AppendFile, Disk
+from penstock.logstore.schemas import encode_line, sound_lines
+from penstock.tidb.definitions import Definitions, TableVersion
+from penstock.tidb.jobs import DdlJob
+
+FILE = "tidb-definitions.jsonl"
+FORMAT = 1
+
+_JOBS_BYTES_MAX = 4 * MIB
+
+
+class DefinitionLog:
+    """The definitions kept with one log. One thread uses it."""
+
+    def __init__(self, disk: Disk, folder: Path) -> None:
+        """Read what is kept; nothing is written. Raises SchemaInvalid."""
+        self._disk = disk
+        self._path = folder / FILE
+        self._file: AppendFile | None = None
+        self._sound_bytes = self._snapshot_bytes = 0
+        self.definitions: Definitions | None = None
+        if disk.exists(self._path):
+            self._load()
+
+    def _load(self) -> None:
+        try:
+            lines = list(sound_lines(self._disk.read(self._path)))
+            first, self._snapshot_bytes = lines[0]
+            if first["format"] != FORMAT:
+                raise SchemaInvalid(
+                    f"{self._path} has format {first['format']}, this program reads {FORMAT}",
+                    hint="Read it with the version of penstock that wrote it, or a newer one",
+                )
+            definitions = Definitions.from_json(first["definitions"])
+            for line, _ in lines[1:]:
+                definitions.apply(DdlJob.parse(json.dumps(line)))
+        except (IndexError, KeyError, TypeError, ValueError, EventMalformed) as problem:
+            raise SchemaInvalid(
+                f"{self._path} is damaged: its definitions cannot be read ({problem!r})",
+                hint=f"Move {self._path} away: the definitions are read from the cluster at the next start",
+            ) from problem
+        self._sound_bytes = lines[-1][1]
+        self.definitions = definitions
+
+    def seed(self, definitions: Definitions) -> None:
+        """Replace everything by these definitions, durably. Raises LogFull, DiskFailed."""
+        self.close()
+        first = encode_line({"format": FORMAT, "definitions": definitions.to_json()})
+        self._disk.write_atomic(self._path, first)
+        self._sound_bytes = self._snapshot_bytes = len(first)
+        self.definitions = definitions
+
+    def apply(self, job: DdlJob) -> Sequence[TableVersion]:
+        """Apply a job durably; return the definitions that it changed.
+
+        After an error open the definitions again. Raises LogFull, DiskFailed, EventUnsupported.
+        """
+        definitions = self.definitions
+        assert definitions is not None, "the definitions were seeded before"
+        if job.schema_version <= definitions.version:
+            return ()
+        if self._sound_bytes - self._snapshot_bytes > max(_JOBS_BYTES_MAX, self._snapshot_bytes):
+            self.seed(definitions)
+        changed = definitions.apply(job)
+        line = encode_line(job.to_json())
+        file = self._file = self._file or self._disk.append_open(self._path)
+        if file.size != self._sound_bytes:
+            # A crash tore the last line.
+            file.truncate(self._sound_bytes)
+        file.write([line])
+        file.sync()
+        self._sound_bytes += len(line)
+        return changed
+
+    def close(self) -> None:
+        """Close the file. It is opened again when needed."""
+        file, self._file = self._file, None
+        if file is not None:
+            file.close()

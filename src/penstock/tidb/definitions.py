@@ -1,0 +1,210 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables of a TiDB cluster at each version of its schema, derived from DDL jobs.
+
+Every transaction names the schema version that it was prepared with. Its rows are read with the definitions
+of that version, so the last two definitions of each table are kept: a transaction that was prepared before a
+change of the schema may be committed after it.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self
+
+from penstock.errors import EventUnsupported
+from penstock.model import TableName
+from penstock.schema.statements.effects import RenameTable
+from penstock.schema.statements.statement import effects_of
+from penstock.schema.statements.tokens import ServerSpelling
+from penstock.tidb.jobs import NOT_LOGGED, Action, DdlJob
+
+# Databases that TiDB keeps for itself. Their tables are not replicated, as with the original Drainer.
+SYSTEM_DATABASES = frozenset({"mysql", "information_schema", "performance_schema", "metrics_schema", "sys"})
+
+_VERSIONS_KEPT = 2
+# A transaction is committed within this many changes of the schema after it was prepared.
+_DROP_REMEMBERED = 1000
+_DROPS = (Action.DROP_TABLE, Action.DROP_VIEW, Action.DROP_SEQUENCE)
+
+
+@dataclass(frozen=True)
+class TableVersion:
+    """A table's definition from a schema version on: TiDB's TableInfo. `info` is None once it was dropped."""
+
+    table_id: int
+    database: str
+    schema_version: int
+    info: dict[str, Any] | None = field(repr=False)
+
+    @property
+    def name(self) -> TableName | None:
+        """The name, None for a dropped table."""
+        return None if self.info is None else TableName(self.database, self.info["name"]["O"])
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether rows of the table belong into the log."""
+        return self.info is not None and self.database.lower() not in SYSTEM_DATABASES
+
+
+@dataclass(frozen=True)
+class LoggedStatement:
+    """The SQL of a DDL job as it is logged. `database` resolves the names in it that have no database."""
+
+    database: str
+    text: str
+
+
+class Definitions:
+    """The definitions of all tables up to `version`. Jobs are applied in ascending order of their version."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self._databases: dict[int, str] = {}
+        self._tables: dict[int, list[TableVersion]] = {}
+
+    # --- Jobs -------------------------------------------------------------------------------
+
+    def apply(self, job: DdlJob) -> Sequence[TableVersion]:
+        """Apply a job; return the definitions that it created, replaced or dropped.
+
+        A job that was applied before, or that has no effect, changes nothing. Raises EventUnsupported for a
+        change of rows that no binlog has.
+        """
+        if job.schema_version <= self.version:
+            return ()
+        if job.action in (Action.FLASHBACK_CLUSTER, Action.RECOVER_SCHEMA):
+            raise EventUnsupported(
+                f"the cluster executed {job.query!r}: rows changed that are in no binlog",
+                position=str(job.finished_ts),
+                hint="Begin a new log: move the folder of this one away, and read the tables again",
+            )
+        changed = self._changes_of(job)
+        self.version = job.schema_version
+        for table in changed:
+            versions = self._tables.setdefault(table.table_id, [])
+            versions.append(table)
+            del versions[:-_VERSIONS_KEPT]
+        return changed
+
+    def statement_of(self, job: DdlJob, text: str) -> LoggedStatement | None:
+        """Return how to log the statement of a job, given the text in its binlog; None to leave it out.
+
+        Call it before `apply`: a rename is logged with the names of both databases.
+        """
+        database = self._databases.get(job.schema_id, job.schema_name)
+        if job.database is not None:
+            database = job.database["db_name"]["O"]
+        if not job.schema_version or job.action in NOT_LOGGED or database.lower() in SYSTEM_DATABASES:
+            return None
+        text = text.strip().removesuffix(";")
+        if job.action in (Action.RENAME_TABLE, Action.RENAME_TABLES):
+            renamed = ", ".join(
+                f"{old.sql} TO {new.sql}" for old, new in self._renamed(job) if old is not None and old != new
+            )
+            text = f"RENAME TABLE {renamed}" if renamed else text
+        return LoggedStatement(database, text)
+
+    def _changes_of(self, job: DdlJob) -> list[TableVersion]:
+        version = job.schema_version
+        if job.database is not None:
+            self._databases[int(job.database["id"])] = job.database["db_name"]["O"]
+        if job.action == Action.DROP_SCHEMA:
+            database = self._databases.get(job.schema_id, job.schema_name)
+            return [self._dropped(table, version) for table in self.tables() if table.database == database]
+        if job.action in _DROPS:
+            table_ids = {job.table_id, *(int(info["id"]) for info in job.tables)}
+            return [self._dropped(table, version) for table in self.tables() if table.table_id in table_ids]
+        changed = []
+        if job.action == Action.TRUNCATE_TABLE:
+            changed += [
+                self._dropped(table, version) for table in self.tables() if table.table_id == job.table_id
+            ]
+        elif job.action == Action.EXCHANGE_PARTITION:
+            changed += self._exchanged(job)
+        for info in job.tables:
+            changed.append(TableVersion(int(info["id"]), self._database_of(job, info), version, info))
+        return changed
+
+    def _database_of(self, job: DdlJob, info: dict[str, Any]) -> str:
+        """Return the database of a table after a job."""
+        known = self._databases.get(int(info.get("db_id") or 0))
+        if known is None and job.action == Action.RENAME_TABLES:
+            # Such a job has one schema id for tables of several databases, so its statement decides.
+            known = _rename_targets(job).get(info["name"]["L"])
+        return known or self._databases.get(job.schema_id, job.schema_name)
+
+    def _renamed(self, job: DdlJob) -> Iterable[tuple[TableName | None, TableName]]:
+        for info in job.tables:
+            versions = self._tables.get(int(info["id"]))
+            new = TableName(self._database_of(job, info), info["name"]["O"])
+            yield versions[-1].name if versions else None, new
+
+    def _exchanged(self, job: DdlJob) -> list[TableVersion]:
+        """Return the table that gave its rows to a partition: it continues under the partition's old id."""
+        single = self._tables.get(job.table_id)
+        if not single or single[-1].info is None:
+            return []
+        changed = [self._dropped(single[-1], job.schema_version)]
+        for info in job.tables:
+            before = self._tables.get(int(info["id"]))
+            ids_before = _partition_ids(before[-1].info) if before else set()
+            for new_id in ids_before - _partition_ids(info):
+                renumbered = {**single[-1].info, "id": new_id}
+                changed.append(TableVersion(new_id, single[-1].database, job.schema_version, renumbered))
+        return changed
+
+    @staticmethod
+    def _dropped(table: TableVersion, version: int) -> TableVersion:
+        return TableVersion(table.table_id, table.database, version, None)
+
+    # --- State ------------------------------------------------------------------------------
+
+    def tables(self) -> list[TableVersion]:
+        """Return the newest definition of every existing table."""
+        return [versions[-1] for versions in self._tables.values() if versions[-1].info is not None]
+
+    def versions(self) -> list[TableVersion]:
+        """Return every definition that is kept, in ascending order of their versions."""
+        kept = [table for versions in self._tables.values() for table in versions]
+        return sorted(kept, key=lambda table: table.schema_version)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the state as JSON values."""
+        forgotten = {
+            table_id
+            for table_id, versions in self._tables.items()
+            if versions[-1].info is None and versions[-1].schema_version < self.version - _DROP_REMEMBERED
+        }
+        return {
+            "version": self.version,
+            "databases": {str(number): name for number, name in self._databases.items()},
+            "tables": [
+                [table.table_id, table.database, table.schema_version, table.info]
+                for table in self.versions()
+                if table.table_id not in forgotten
+            ],
+        }
+
+    @classmethod
+    def from_json(cls, values: dict[str, Any]) -> Self:
+        """Return the definitions of `to_json`."""
+        definitions = cls()
+        definitions.version = values["version"]
+        definitions._databases = {int(number): name for number, name in values["databases"].items()}
+        for table_id, database, version, info in values["tables"]:
+            table = TableVersion(table_id, database, version, info)
+            definitions._tables.setdefault(table_id, []).append(table)
+        return definitions
+
+
+def _partition_ids(info: dict[str, Any] | None) -> set[int]:
+    partition = (info or {}).get("partition") or {}
+    return {int(definition["id"]) for definition in partition.get("definitions") or ()}
+
+
+def _rename_targets(job: DdlJob) -> dict[str, str]:
+    """Return the database of each new table name, in lower case, in a RENAME TABLE statement."""
+    effects = effects_of(job.query, job.schema_name, ServerSpelling.of_server("8.0.11"))
+    return {
+        effect.to.table.lower(): effect.to.database for effect in effects if isinstance(effect, RenameTable)
+    }
