@@ -39,7 +39,8 @@ class Pipeline:
     (`{"mask": {...}}`), or a function over Arrow batches, which stands for the step `python`. `sink` is a
     kind, or a kind with what it is told. `name` names the pipeline in its state; without one its name is
     made of source and sink, the same whenever they are. `folder` is where the state and the dead letter lie
-    unless `settings` says otherwise: those are the further sections of a file, such as `load` and `errors`.
+    unless `settings` says otherwise: those are the further sections of a file, such as `load`, `errors`, and
+    `sinks` in place of `sink`.
 
     Raises OptionInvalid, which tells every problem; DependencyMissing.
     """
@@ -48,7 +49,7 @@ class Pipeline:
         self,
         *,
         source: str | Path | Mapping[str, Any] | Sequence[str | Path | Mapping[str, Any]],
-        sink: str | Mapping[str, Any],
+        sink: str | Mapping[str, Any] | None = None,
         steps: Sequence[str | Mapping[str, Any] | Callable[..., Any]] = (),
         tables: str | Sequence[str] | None = None,
         exclude: str | Sequence[str] | None = None,
@@ -60,7 +61,7 @@ class Pipeline:
             **settings,
             **_sources(source, tables, exclude),
             "steps": [{"python": {"function": one}} if callable(one) else one for one in steps],
-            "sink": sink,
+            **({} if sink is None else {"sink": sink}),
             "name": name or _UNNAMED,
         }
         made = pipeline_of_values(value, folder)
@@ -83,8 +84,9 @@ class Pipeline:
         local: bool = False,
         until: str | None = None,
         told: Callable[[Mapping[str, Any]], None] | None = None,
-    ) -> "Checkpoint":
-        """Load the tables and follow their changes, until `stop`, or until "caught-up"; return what is done.
+    ) -> "Checkpoint | dict[str, Checkpoint]":
+        """Load the tables and follow their changes, until `stop`, or until "caught-up"; return what is done:
+        with `sinks`, for each sink by name.
 
         `spark` is a session, classic or Connect; without one this process's own, or one on this host's cores.
         With `local` everything runs in this process, and no Spark is needed. `told` is called with plain
@@ -95,10 +97,10 @@ class Pipeline:
             raise OptionInvalid(f"until {until!r} is unknown", hint=f'The one end there is is "{CAUGHT_UP}"')
         if local and spark is not None:
             raise OptionInvalid("local and a Spark session are both given", hint="Give one place to run")
-        from penstock.engine.run import PipelineRun
+        from penstock.engine.sink_runs import run_of
 
         driver = self._local() if local else self._on_spark(spark)
-        run = PipelineRun(self.settings, driver, until_caught_up=until is not None, told=told)
+        run = run_of(self.settings, driver, until_caught_up=until is not None, report=told)
         self._running = run
         return run.run()
 
@@ -125,10 +127,16 @@ class Pipeline:
         return made
 
     def preview(self) -> dict[str, Any]:
-        """Return what would be read, prepared and written. Asks servers and sink, changes nothing."""
+        """Return what would be read, prepared and written; with `sinks`, below `sinks` for each sink by name.
+
+        Asks servers and sinks, changes nothing.
+        """
         from penstock.pipeline.preview import preview
 
-        return preview(self.settings)
+        if len(self.settings.sinks) == 1:
+            return preview(self.settings)
+        sinks = {settings.sink.name: preview(settings) for settings in self.settings.each_sink()}
+        return {"pipeline": self.settings.name, "sinks": sinks}
 
     def stop(self) -> None:
         """End what runs, behind its batch. Safe for threads and signals."""
@@ -137,7 +145,8 @@ class Pipeline:
 
     def __repr__(self) -> str:
         sources = ", ".join(one.name for one in self.settings.sources)
-        return f"Pipeline({self.settings.name!r}: {sources} to {self.settings.sink.kind})"
+        kinds = ", ".join(sink.kind for sink in self.settings.sinks)
+        return f"Pipeline({self.settings.name!r}: {sources} to {kinds})"
 
 
 def _sources(source: Any, tables: Any, exclude: Any) -> dict[str, Any]:
@@ -159,5 +168,6 @@ def _source(source: Any) -> dict[str, Any]:
 def _name_of(settings: PipelineSettings) -> str:
     """Return a name that another source, other tables or another sink do not have."""
     # No representation has a secret in it, so neither has the name.
-    told = repr([(one.name, one.tables) for one in settings.sources]) + repr(settings.sink.settings)
-    return f"{settings.sink.kind}-{hashlib.sha256(told.encode()).hexdigest()[:10]}"
+    told = repr([(one.name, one.tables) for one in settings.sources])
+    told += "".join(repr(sink.settings) for sink in settings.sinks)
+    return f"{settings.sinks[0].kind}-{hashlib.sha256(told.encode()).hexdigest()[:10]}"

@@ -12,6 +12,7 @@ LEAVES = {
     "limits",
     "commit_versions",
     "model",
+    "narrowed_patterns",
     "gtid_sets",
     "fingerprint",
     "retry",
@@ -29,6 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "retry": {"errors", "limits"},
     "predicate": {"errors"},
     "model": {"errors", "limits", "commit_versions", "_native"},
+    "narrowed_patterns": {"model"},
     # The data that moves through a pipeline.
     "changes": {"errors", "model", "_native"},
     "coordinate": LEAVES,

@@ -18,9 +18,11 @@ from penstock.coordinate.backends import sqlite
 from penstock.engine import beginning, servers, source_log
 from penstock.engine import run as run_module
 from penstock.engine.beginning import at_their_servers, refuse_lost_state
+from penstock.engine.progress import Progress
 from penstock.engine.run import PipelineRun
 from penstock.engine.servers import SourceServers
 from penstock.engine.source_log import SourceLog
+from penstock.engine.stretches import Stretches
 from penstock.engine.task_plan import TaskPlan
 from penstock.errors import (
     ConnectionLost,
@@ -137,11 +139,11 @@ def test_unavailable_store_at_the_start_is_retried(
     opened = PipelineState.open
     tries = []
 
-    def open_late(url: str, name: str) -> PipelineState:
+    def open_late(url: str, name: str, sink: str) -> PipelineState:
         tries.append(url)
         if len(tries) < 3:
             raise CoordinationLost("the store is away")
-        return opened(url, name)
+        return opened(url, name, sink)
 
     monkeypatch.setattr(PipelineState, "open", open_late)
     run, told = run_of(settings, monkeypatch, ends)
@@ -491,13 +493,13 @@ class LogOfTwoServers:
 
 
 def test_run_until_caught_up_settles_its_end_again_at_another_server(settings: PipelineSettings) -> None:
-    run = PipelineRun(settings, NoTasks(), until_caught_up=True)
     log: Any = LogOfTwoServers()
     nothing_asked: Any = SimpleNamespace(is_asked=lambda checkpoint: False)
-    run._logs, run._loading = {"shop": log}, nothing_asked
+    stretches = Stretches(Progress(settings, None), until_caught_up=True)
+    stretches.open({"shop": log}, nothing_asked)
     begin = Offset(Position(0, "bin.000001", 4), server_key="mysql:a")
     checkpoint = replace(Checkpoint.new(), planned=True, offsets={"shop": begin.to_json()})
     for server in ("mysql:a", "mysql:a", "mysql:b", "mysql:b"):
         log.key = server
-        run._stretch(checkpoint, "shop", log)
+        stretches.next(checkpoint, "shop")
     assert [end.server_key for end in log.ends] == ["mysql:a", "mysql:a", "mysql:b", "mysql:b"]

@@ -30,6 +30,7 @@ _DESCRIBED_SEPARATELY = {
     "load": "a section (see below), or just its mode",
     "steps": "a list of [steps](#steps), applied in order",
     "sink": "one of the [sinks](#sinks)",
+    "sinks": "several [sinks](#sinks) by name, instead of `sink`; each also accepts `tables` and `exclude`",
     "batch": "see below",
     "errors": "see below",
     "loops": "see below",
@@ -57,7 +58,11 @@ def page() -> str:
     for verb in step.verbs():
         module = import_module(f"{steps.__name__}.{verb}")
         parts += [f"### {verb}", *_prose(module), _fields(module.Settings, {"tables", "exclude", "on_error"})]
-    parts.append("## Sinks")
+    parts += [
+        "## Sinks",
+        "Below `sinks` every sink has a name, and also accepts these settings:",
+        _fields(sections.SinkTablesSection),
+    ]
     for kind in sink.kinds():
         module = import_module(f"penstock.sinks.{kind}.sink")
         needs = f"Needs `pip install 'penstock[{module.EXTRA}]'`." if module.EXTRA else ""

@@ -4,6 +4,7 @@
 import json
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Annotated, Any
@@ -19,13 +20,14 @@ from penstock.model import Position, TableName
 from penstock.pipeline.rewinding import earlier_offset
 from penstock.pipeline.settings import PipelineSettings, load_pipeline, place_of_state
 from penstock.pipeline.skipping import transaction_at
-from penstock.pipeline.state import Checkpoint, PipelineState, table_key
+from penstock.pipeline.state import Checkpoint, PipelineState, smallest_offsets, table_key
 from penstock.pipeline.verify.merges import may_have_other_rows
 from penstock.source.bounds import Bound, parse_bound
 
 HELP = "Show, pause, resume, reset and repair pipelines."
 
 _File = Annotated[Path, typer.Argument(metavar="pipeline.yaml", help="The pipeline file.")]
+_Sink = Annotated[str | None, typer.Option(help="The sink, if the pipeline has several. Default: all.")]
 _AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
@@ -39,14 +41,16 @@ def list_(
     url = place_of_state(Path(state)).state if state.endswith((".yaml", ".yml")) else state
     store = open_store(url)
     try:
-        summaries = [_summarize(PipelineState(store, name)) for name in PipelineState.names(store)]
+        summaries = [_summarize_pipeline(PipelineState(store, name)) for name in PipelineState.names(store)]
     finally:
         store.close()
     if as_json:
         write_json(sys.stdout, iter(summaries))
         return
     for summary in summaries:
-        typer.echo(f"{summary['pipeline']:<24}{summary['state']:<20}{summary['runner'] or '-'}")
+        for part in summary.get("sinks", {"": summary}).values():
+            name = f"{part['pipeline']}/{part['sink']}" if part.get("sink") else part["pipeline"]
+            typer.echo(f"{name:<24}{part['state']:<20}{part['runner'] or '-'}")
 
 
 def show(file: _File, as_json: _AsJson = False) -> None:
@@ -54,12 +58,19 @@ def show(file: _File, as_json: _AsJson = False) -> None:
     location = place_of_state(file)
     state = PipelineState.open(location.state, location.name)
     try:
-        summary = _summarize(state)
+        summary = _summarize_pipeline(state)
     finally:
         state.close()
     if as_json:
         write_json(sys.stdout, iter([summary]))
         return
+    _print_summary({name: value for name, value in summary.items() if name != "sinks"})
+    for sink in summary.get("sinks", {}).values():
+        typer.echo("")
+        _print_summary(sink)
+
+
+def _print_summary(summary: Mapping[str, Any]) -> None:
     for name, value in summary.items():
         if isinstance(value, dict):
             typer.echo(f"{name}:")
@@ -106,6 +117,7 @@ def reset(
         str | None, typer.Option("--time", help="Rewind to this time (UTC) instead of resetting.")
     ] = None,
     source: Annotated[str | None, typer.Option(help="The source, if the pipeline has several.")] = None,
+    sink: _Sink = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the old and the new position; change nothing.")
     ] = False,
@@ -122,31 +134,48 @@ def reset(
         raise OptionInvalid("one place at a time", hint="Give one of --position, --gtid-set, --time")
     if bounds:
         bound = parse_bound(bounds[0] if gtid_set is None else f"gtid:{gtid_set}")
-        _rewind(file, bound, source, yes=yes, dry_run=dry_run)
+        for settings in load_pipeline(file).each_sink(sink):
+            _rewind(file, settings, bound, source, yes=yes, dry_run=dry_run)
         return
     location = place_of_state(file)
+    name = f"{location.name}/{sink}" if sink else location.name
     if dry_run or not yes:
         raise OptionInvalid(
-            f"the state of {location.name} would be forgotten, and its next run begin with a full load",
+            f"the state of {name} would be forgotten, and its next run begin with a full load",
             hint=f"penstock pipelines reset {file} --yes; to read single tables again: penstock resnapshot",
         )
     with closing(PipelineState.open(location.state, location.name)) as state:
-        state.reset()
+        _reset(state, sink)
     typer.echo(
-        f"{location.name} begins with a full load: rows that only the target has are deleted,"
+        f"{name} begins with a full load: rows that only the target has are deleted,"
         " a feed receives every row again"
     )
 
 
-def _rewind(file: Path, bound: Bound, source: str | None, *, yes: bool, dry_run: bool) -> None:
-    settings = load_pipeline(file)
+def _reset(state: PipelineState, sink: str | None) -> None:
+    """Forget the progress of one sink, or of all. Raises OptionInvalid for an unknown sink."""
+    known = state.sinks()
+    if sink is not None and sink not in known:
+        raise OptionInvalid(
+            f"the pipeline {state.name} has no state of a sink {sink!r}",
+            hint=f"It has {', '.join(known) or 'one sink without a name'}",
+        )
+    states = [PipelineState(state.store, state.name, name) for name in known if sink in (None, name)]
+    for sink_state in [*states, *([state] if sink is None else [])]:
+        sink_state.reset()
+
+
+def _rewind(
+    file: Path, settings: PipelineSettings, bound: Bound, source: str | None, *, yes: bool, dry_run: bool
+) -> None:
     name = _name_of_source(settings, source)
-    with closing(PipelineState.open(settings.state, settings.name)) as state:
+    with closing(PipelineState.open(settings.state, settings.name, settings.sink.name)) as state:
         progress = _load_progress(state, name, file)
         target = earlier_offset(settings.source(name), progress.offsets[name], bound)
         old_offset = progress.offsets[name]
+        into = f"{state.sink}, " if state.sink else ""
         message = (
-            f"{name}: from {old_offset['file']}:{old_offset['offset']} back to {target.position},"
+            f"{into}{name}: from {old_offset['file']}:{old_offset['offset']} back to {target.position},"
             f" {target.bytes} bytes of its log are read again"
         )
         is_mirror = settings.sink.make().keeps_state
@@ -191,27 +220,44 @@ def skip(
         str, typer.Argument(metavar="POSITION", help="A position inside the transaction, file:offset.")
     ],
     source: Annotated[str | None, typer.Option(help="The source, if the pipeline has several.")] = None,
+    sink: _Sink = None,
 ) -> None:
     """Skip one transaction that the pipeline cannot apply, such as one that was prepared and rolled back.
 
     Stop the pipeline first. The next run applies everything before the transaction and resumes after it.
     """
-    settings = load_pipeline(file)
-    name = _name_of_source(settings, source)
-    state = PipelineState.open(settings.state, settings.name)
-    try:
-        progress = _load_progress(state, name, file)
-        transaction = transaction_at(settings.source(name), progress.offsets[name], Position.parse(position))
-        state.skip(name, transaction.begin, transaction.end)
-    finally:
-        state.close()
-    description = transaction.tables or transaction.statement or "no table"
-    typer.echo(
-        f"passed over: {transaction.gtid or position},"
-        f" {transaction.begin['file']}:{transaction.begin['offset']} to"
-        f" {transaction.end['offset']}: {description}"
-    )
-    typer.echo(f"once it has caught up: penstock verify {file} --repair")
+    pipeline = load_pipeline(file)
+    name = _name_of_source(pipeline, source)
+    for settings in pipeline.each_sink(sink):
+        with closing(PipelineState.open(settings.state, settings.name, settings.sink.name)) as state:
+            progress = _load_progress(state, name, file)
+            transaction = transaction_at(
+                settings.source(name), progress.offsets[name], Position.parse(position)
+            )
+            state.skip(name, transaction.begin, transaction.end)
+        description = transaction.tables or transaction.statement or "no table"
+        typer.echo(
+            f"passed over: {transaction.gtid or position},"
+            f" {transaction.begin['file']}:{transaction.begin['offset']} to"
+            f" {transaction.end['offset']}: {description}"
+        )
+        chosen = f" --sink {settings.sink.name}" if settings.sink.name else ""
+        typer.echo(f"once it has caught up: penstock verify {file}{chosen} --repair")
+
+
+def adopt(
+    file: _File,
+    sink: Annotated[str, typer.Option(help="The name of the sink, below `sinks` in the file.")],
+) -> None:
+    """Give the progress of a pipeline with `sink` to one of its `sinks`. Stop the pipeline first.
+
+    Use it after you have moved `sink` below `sinks`. The named sink continues at the position and the batch
+    of the former sink; the other sinks begin with a full load.
+    """
+    settings = load_pipeline(file).of_sink(sink)
+    with closing(PipelineState.open(settings.state, settings.name)) as state:
+        state.adopt(sink)
+    typer.echo(f"{settings.name}/{sink} continues where {settings.name} stopped; penstock run {file}")
 
 
 def _name_of_source(settings: PipelineSettings, source: str | None) -> str:
@@ -234,10 +280,33 @@ def _load_progress(state: PipelineState, source: str, file: Path) -> Checkpoint:
     return progress
 
 
+def _summarize_pipeline(state: PipelineState) -> dict[str, Any]:
+    """Return the status of a pipeline; with several sinks the status of each, and where the first one is.
+
+    A source has to keep its log from the smallest position of all sinks. A sink without rows to write
+    advances like the others.
+    """
+    names = state.sinks()
+    if not names:
+        return _summarize(state)
+    states = [PipelineState(state.store, state.name, name) for name in names]
+    sinks = {sink_state.sink: _summarize(sink_state) for sink_state in states}
+    checkpoints = [checkpoint for each in states if (checkpoint := each.checkpoint()) is not None]
+    return {
+        "pipeline": state.name,
+        "sources_keep": {
+            name: f"{offset['file']}:{offset['offset']}"
+            for name, offset in smallest_offsets(checkpoints).items()
+        },
+        "sinks": sinks,
+    }
+
+
 def _summarize(state: PipelineState) -> dict[str, Any]:
     progress, runner, shown = state.checkpoint(), state.runner(), state.shown()
     summary: dict[str, Any] = {
         "pipeline": state.name,
+        **({"sink": state.sink} if state.sink else {}),
         "state": _state(state, progress, runner is not None, shown),
         "runner": runner.name if runner is not None else None,
     }
@@ -294,6 +363,7 @@ VERBS = {
     "pause": pause,
     "resume": resume,
     "reset": reset,
+    "adopt": adopt,
     "skip": skip,
     "dead-letters": list_dead_letters,
     "replay": replay_dead_letters,

@@ -29,6 +29,9 @@ def run(
         list[str], typer.Argument(metavar="TABLES", help="Source tables: shop.orders, shop.*.")
     ],
     source: Annotated[str | None, typer.Option(help="The source, if the pipeline has several.")] = None,
+    sink: Annotated[
+        str | None, typer.Option(help="Read into this sink only. Default: every sink of the pipeline.")
+    ] = None,
     where: Annotated[
         str | None,
         typer.Option(
@@ -46,19 +49,36 @@ def run(
     A running pipeline reads the tables chunk by chunk between its batches. A stopped pipeline begins at its
     next start. Rows that the source no longer has are deleted from the target, if the target can be read.
     """
-    settings = load_pipeline(file)
-    chosen = _chosen(settings, tables, source)
-    if where is not None and len(chosen) > 1:
+    wanted = [
+        (settings, _chosen(settings, tables, source)) for settings in load_pipeline(file).each_sink(sink)
+    ]
+    names = {target.name for _, chosen in wanted for _, target in chosen}
+    if where is not None and len(names) > 1:
         raise OptionInvalid(
-            f"--where is for one table, and {len(chosen)} are meant", hint="Name one table as database.table"
+            f"--where is for one table, and {len(names)} are meant", hint="Name one table as database.table"
         )
+    for settings, chosen in wanted:
+        _request(file, settings, chosen, where, keep=keep, wait=wait, as_json=as_json)
+
+
+def _request(
+    file: Path,
+    settings: PipelineSettings,
+    chosen: list[tuple[PipelineSource, Target]],
+    where: str | None,
+    *,
+    keep: bool,
+    wait: bool,
+    as_json: bool,
+) -> None:
+    """Request the tables for one sink, and show the requests."""
     if where is not None:
-        ((table_source, target),) = chosen
-        with open_session(address_of(table_source)) as session:
-            check_condition(session, target, where)
+        for table_source, target in chosen:
+            with open_session(address_of(table_source)) as session:
+                check_condition(session, target, where)
     # If the sink cannot be read back, extra rows cannot be detected.
     remove = not keep and keeps_tables(settings.make_sink())
-    state = PipelineState.open(settings.state, settings.name)
+    state = PipelineState.open(settings.state, settings.name, settings.sink.name)
     try:
         numbers = [
             state.request_resnapshot(table_source.name, target.name, where, remove=remove)
@@ -71,7 +91,8 @@ def run(
             write_json(sys.stdout, (_as_json(request) for request in requests))
         else:
             for request in requests:
-                typer.echo(f"{request.table}: {request.state}, request {request.number}")
+                into = f" into {state.sink}" if state.sink else ""
+                typer.echo(f"{request.table}{into}: {request.state}, request {request.number}")
             if not wait and state.runner() is None:
                 typer.echo(f"{settings.name} does not run now; penstock run {file} begins with it")
     finally:

@@ -14,7 +14,7 @@ import typer
 from penstock.cli.shared.signals import stopped_by_signals
 from penstock.engine.beginning import refuse_paused
 from penstock.engine.driver import Driver
-from penstock.engine.run import PipelineRun
+from penstock.engine.sink_runs import run_of
 from penstock.errors import CoordinationLost, DependencyMissing, OptionInvalid
 from penstock.local.driver import LocalDriver
 from penstock.pipeline.settings import PipelineSettings, json_schema, load_pipeline
@@ -77,7 +77,7 @@ def run(
     stop = threading.Event()
     with stopped_by_signals(stop.set):
         driver: Driver = LocalDriver() if local else _spark_driver(settings, master)
-        PipelineRun(settings, driver, until_caught_up=until is not None, stop=stop, told=report_line).run()
+        run_of(settings, driver, until_caught_up=until is not None, stop=stop, report=report_line).run()
 
 
 def _spark_driver(settings: PipelineSettings, master: str | None) -> Driver:
@@ -109,14 +109,21 @@ def _print_line(progress: Mapping[str, Any]) -> None:
 def _print_plan(settings: PipelineSettings, *, as_json: bool) -> None:
     from penstock.pipeline.preview import preview
 
-    plan = preview(settings)
+    plans = [preview(sink_settings) for sink_settings in settings.each_sink()]
     if as_json:
-        _print_line(plan)
+        for plan in plans:
+            _print_line(plan)
         return
-    typer.echo(f"pipeline    {plan['pipeline']}")
+    typer.echo(f"pipeline    {settings.name}")
+    for plan in plans:
+        _print_plan_of_sink(plan)
+
+
+def _print_plan_of_sink(plan: Mapping[str, Any]) -> None:
     for source in plan["sources"]:
         typer.echo(f"source      {source['name']}: {len(source['tables'])} tables")
-    typer.echo(f"sink        {plan['sink']} ({plan['delivery']})")
+    name = f"{plan['sink_name']}: " if plan["sink_name"] else ""
+    typer.echo(f"sink        {name}{plan['sink']} ({plan['delivery']})")
     for finding in plan["findings"]:
         mark = "stops it" if finding["fatal"] else "to know"
         hint = f"; {finding['mend']}" if finding["mend"] else ""

@@ -26,6 +26,9 @@ def run(
             metavar="[TABLES]", help="Only these tables of the target or the source: shop.orders, shop.*."
         ),
     ] = None,
+    sink: Annotated[
+        str | None, typer.Option(help="The sink to compare, if the pipeline has several.")
+    ] = None,
     repair: Annotated[
         bool,
         typer.Option(
@@ -56,7 +59,7 @@ def run(
     is compared while it continues. Exits with 1 if rows differ and were not repaired, and with 5 if no
     difference was found but not everything could be compared.
     """
-    settings = load_pipeline(file)
+    settings = load_pipeline(file).of_sink(sink)
     verification = verify(
         settings,
         tables or (),

@@ -39,3 +39,6 @@ class Driver(Protocol):
 
         `run` then raises a TransientError.
         """
+
+    def beside(self, runs: int) -> "Driver":
+        """Return a driver for one of several runs that share the cores and the memory of this one."""

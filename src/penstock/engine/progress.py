@@ -11,6 +11,7 @@ import structlog
 from penstock.engine.job import Outcome
 from penstock.errors import CoordinationLost, PenstockError
 from penstock.pipeline.record import BatchRecord
+from penstock.pipeline.settings import PipelineSettings
 from penstock.pipeline.state import Checkpoint, PipelineState
 from penstock.source.offsets import Offset
 
@@ -23,8 +24,9 @@ SECONDS_SHOWN = 5.0
 class Progress:
     """Counts and rates of one run."""
 
-    def __init__(self, name: str, told: Callable[[Mapping[str, Any]], None] | None) -> None:
-        self._name = name
+    def __init__(self, settings: PipelineSettings, told: Callable[[Mapping[str, Any]], None] | None) -> None:
+        sink = settings.sink.name
+        self._names = {"pipeline": settings.name} | ({"sink": sink} if sink else {})
         self._told = told
         self._rows = 0
         self._written = 0
@@ -82,7 +84,8 @@ class Progress:
             shown["outdated"] = outdated
         if record.chunks:
             shown |= self._of_load(checkpoint, record)
-        _log.info("a batch is done", **{name: value for name, value in shown.items() if name != "state"})
+        logged = {name: value for name, value in {**self._names, **shown}.items() if name != "state"}
+        _log.info("a batch is done", **logged)
         self._show(shown, state)
 
     def _of_load(self, checkpoint: Checkpoint, record: BatchRecord) -> dict[str, Any]:
@@ -129,8 +132,8 @@ class Progress:
             self._tell(shown)
 
     def _write(self, shown: dict[str, Any], state: PipelineState) -> None:
-        state.show({"pipeline": self._name, "updated_us": time.time_ns() // 1000, **shown})
+        state.show({**self._names, "updated_us": time.time_ns() // 1000, **shown})
 
     def _tell(self, shown: dict[str, Any]) -> None:
         if self._told is not None:
-            self._told({"pipeline": self._name, **shown})
+            self._told({**self._names, **shown})

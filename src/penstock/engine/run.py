@@ -23,8 +23,9 @@ from penstock.engine.job import Outcome, run_job
 from penstock.engine.loading import Loading
 from penstock.engine.progress import Progress
 from penstock.engine.servers import SourceServers, watched
-from penstock.engine.source_log import SourceLog, around_skips
+from penstock.engine.source_log import SourceLog
 from penstock.engine.standstill import asks_again, no_progress
+from penstock.engine.stretches import Stretches
 from penstock.engine.tables import PipelineTables
 from penstock.engine.task_plan import OF_STATEMENT, Surprise, TaskPlan
 from penstock.engine.tracked_table import Learned
@@ -91,12 +92,14 @@ class PipelineRun:
         self._logs: dict[str, SourceLog] = {}
         self._servers = SourceServers(settings)
         self._cascades = CascadeWatch(settings, self._sink)
-        self._targets: dict[str, Offset] | None = None
-        self._progress = Progress(settings.name, told)
+        self._progress = Progress(settings, told)
+        self._stretches = Stretches(self._progress, until_caught_up=until_caught_up)
         # The state and the checkpoint of the last attempt, None before the first.
         self._state: PipelineState | None = None
         self._checkpoint: Checkpoint | None = None
         self._exhausted: PenstockError | None = None
+        # Whether a batch was completed, or there was nothing to do.
+        self.has_progressed = False
         self._restarts = self._new_retries()
 
     def stop(self) -> None:
@@ -122,7 +125,8 @@ class PipelineRun:
     def _run_until_lost(self) -> Checkpoint | None:
         """Run from the recorded state. Return None after an outage that may be over by now."""
         try:
-            state = self._state = PipelineState.open(self._settings.state, self._settings.name)
+            settings = self._settings
+            state = self._state = PipelineState.open(settings.state, settings.name, settings.sink.name)
             checkpoint = self._take(state)
             if self._checkpoint is None:
                 check_sink(self._settings, self._sink)
@@ -185,6 +189,7 @@ class PipelineRun:
 
     def _loop(self, state: PipelineState, checkpoint: Checkpoint) -> Checkpoint:
         self._loading = Loading(self._settings, state, self._sink, self._cores)
+        self._stretches.open(self._logs, self._loading)
         self._tables = PipelineTables(self._settings, state, self._sink, self._steps, self._loading.reread)
         self._tables.stopped.update(checkpoint.stopped)
         checkpoint = self._noted(self._begin(state, checkpoint))
@@ -211,9 +216,9 @@ class PipelineRun:
                 checkpoint = self._noted(self._after_loss(state, checkpoint, problem))
                 continue
             if record is None:
-                if self._until_caught_up and self._is_caught_up(checkpoint):
+                if self._until_caught_up and self._stretches.is_caught_up(checkpoint):
                     break
-                self._restarts.succeeded()
+                self._note_progress()
                 self._progress.idle(checkpoint, state)
                 self._stop.wait(_POLL_SECONDS)
                 continue
@@ -222,6 +227,10 @@ class PipelineRun:
             if not checkpoint.loading and not self._until_caught_up:
                 self._stop.wait(max(0.0, self._settings.batch.interval - (time.monotonic() - started)))
         return checkpoint
+
+    def _note_progress(self) -> None:
+        self.has_progressed = True
+        self._restarts.succeeded()
 
     def _noted(self, checkpoint: Checkpoint) -> Checkpoint:
         self._checkpoint = checkpoint
@@ -250,8 +259,8 @@ class PipelineRun:
         chunks, loads, finished = self._loading.next(checkpoint)
         # An exact load is retried as a new batch, so a change in it could be applied twice.
         if not self._is_first_load(checkpoint) and not any(chunk.exact for chunk in chunks):
-            for name, log in self._logs.items():
-                stretch = self._retried(partial(self._stretch, checkpoint, name, log), state)
+            for name in self._logs:
+                stretch = self._retried(partial(self._stretches.next, checkpoint, name), state)
                 if stretch is None:
                     continue
                 first, last, works = stretch
@@ -275,7 +284,7 @@ class PipelineRun:
             if log.source.on_lost == "stop":
                 continue
             try:
-                self._retried(partial(self._stretch, checkpoint, name, log), state)
+                self._retried(partial(self._stretches.next, checkpoint, name), state)
             except PositionPurged as lost:
                 begin = Offset.from_json(checkpoint.offsets[name])
                 # The tables are read after this position, so none of their changes is missed.
@@ -303,39 +312,6 @@ class PipelineRun:
             not load.finished and not load.request and key not in checkpoint.stopped
             for key, load in checkpoint.loads.items()
         )
-
-    def _stretch(
-        self, checkpoint: Checkpoint, name: str, log: SourceLog
-    ) -> tuple[Offset, Offset, list[RangeWork]] | None:
-        skips = checkpoint.skips.get(name, ())
-        target = self._until(name, checkpoint)
-        begin, until = around_skips(Offset.from_json(checkpoint.offsets[name]), target, skips)
-        here = log.resume(begin)
-        if target is not None and self._targets is not None and not log.has(target, here):
-            # Another server answers. Its positions cannot be compared with the target, so settle a new one.
-            target = self._targets[name] = log.target()
-            _log.warning("the run now ends at another server's log", source=name, target=str(target))
-            _, until = around_skips(begin, target, skips)
-        ends = log.next(here, until)
-        if ends is None:
-            return None
-        end, head = ends
-        self._progress.seen(name, end, head)
-        return here, end, log.works(here, end)
-
-    def _until(self, name: str, checkpoint: Checkpoint) -> Offset | None:
-        """Return the position at which this run ends in a source; None if there is none yet."""
-        if not self._until_caught_up:
-            return None
-        if self._targets is None:
-            if checkpoint.loading or self._loading.is_asked(checkpoint):
-                return None
-            # The rows of a load are consistent only together with the changes made during the load.
-            self._targets = {source: log.target() for source, log in self._logs.items()}
-        return self._targets[name]
-
-    def _is_caught_up(self, checkpoint: Checkpoint) -> bool:
-        return self._targets is not None and not checkpoint.loading and not self._loading.is_asked(checkpoint)
 
     # --- One batch --------------------------------------------------------------------------
 
@@ -391,7 +367,7 @@ class PipelineRun:
             if name in self._logs:
                 self._logs[name].hold(Offset.from_json(offset))
         self._loading.done(checkpoint, record)
-        self._restarts.succeeded()
+        self._note_progress()
         self._progress.batch(checkpoint, record, outcome, time.monotonic() - started, state)
         return checkpoint
 

@@ -52,7 +52,9 @@ class SourceLog:
         self._log = kind(self._settings, TRIES_WHILE_WAITING)
         self._tracked: TrackedSchemas | None = None
         self._is_tracking = True
-        self._reader = ("pipeline", settings.name, source.name)
+        # Each sink holds the log by itself, so the daemon keeps it from the smallest position of all sinks.
+        sink = settings.sink.name
+        self._reader = ("pipeline", settings.name, source.name, *([sink] if sink else []))
         self._hold_at = 0.0
 
     def close(self) -> None:

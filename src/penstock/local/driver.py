@@ -46,6 +46,10 @@ class LocalDriver:
         self._buffered_bytes_max = buffered_bytes_max
         self._cancelled = threading.Event()
 
+    def beside(self, runs: int) -> "LocalDriver":
+        """Return a driver for one of several runs in this process."""
+        return LocalDriver(self.cores, self._buffered_bytes_max // runs)
+
     def run(self, plan: TaskPlan) -> Iterable[pyarrow.RecordBatch]:
         """Run a plan's tasks to their end; see `Driver.run`. Raises ConnectionLost if they were cancelled,
         DiskFailed if rows cannot be spilled."""

@@ -234,7 +234,7 @@ def _request_reread(settings: PipelineSettings, letter: DeadLetter, changes: Cha
         between=" OR ",
         bytes_max=_CONDITION_BYTES_MAX,
     )
-    state = PipelineState.open(settings.state, settings.name)
+    state = PipelineState.open(settings.state, settings.name, settings.sink.name)
     try:
         for number, (_, condition) in enumerate(pieces):
             state.request_resnapshot(

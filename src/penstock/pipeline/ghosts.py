@@ -40,16 +40,26 @@ class PipelinePatterns(TablePatterns):
 
     def __init__(self, patterns: TablePatterns, left_out: frozenset[TableName] = frozenset()) -> None:
         super().__init__(list(patterns.include) or None, list(patterns.exclude) or None)
+        self._patterns = patterns
         self.left_out = left_out
         named = [TablePatterns([pattern]).single() for pattern in patterns.include]
         self._named = frozenset(name for name in named if name is not None)
 
+    @property
+    def selects_all(self) -> bool:
+        """Whether the source's patterns select every table."""
+        return self._patterns.selects_all and not self.left_out
+
+    def may_match_in(self, database: str) -> bool:
+        """Return whether the source's patterns may select a table of that database."""
+        return self._patterns.may_match_in(database)
+
     def matches(self, database: str, table: str) -> bool:
         """Return whether the pipeline reads the table."""
         name = TableName(database, table)
-        if name in self.left_out or not super().matches(database, table):
+        patterns = self._patterns
+        if name in self.left_out or not patterns.matches(database, table):
             return False
         ghost_of = table_of_ghost(name)
-        return (
-            ghost_of is None or name in self._named or not super().matches(ghost_of.database, ghost_of.table)
-        )
+        is_ghost = ghost_of is not None and patterns.matches(ghost_of.database, ghost_of.table)
+        return name in self._named or not is_ghost

@@ -62,6 +62,7 @@ def preview(settings: PipelineSettings) -> dict[str, Any]:
         "pipeline": settings.name,
         "sources": sources,
         "sink": sink.kind,
+        "sink_name": settings.sink.name,
         "delivery": str(sink.delivery),
         "findings": findings,
         "targets": targets,

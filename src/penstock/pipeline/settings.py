@@ -10,20 +10,22 @@
 
 `load_pipeline(path)` returns `PipelineSettings`. Its sources hold the `options` that open them. Steps and
 sink are settings of their own kind, from which `make_steps` and `make_sink` create the working objects.
+With `sinks` a pipeline has several sinks by name, and `of_sink` returns the settings of one of them.
 Everything can be pickled.
 """
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 from urllib.parse import quote
 
 from pydantic import ValidationError
 
 from penstock.errors import OptionInvalid, PenstockError
 from penstock.model import ServerAddress, TablePatterns
+from penstock.narrowed_patterns import NarrowedPatterns
 from penstock.pipeline import step as step_seam
 from penstock.pipeline.settings_sections import (
     EARLIEST,
@@ -33,7 +35,9 @@ from penstock.pipeline.settings_sections import (
     LoadSettings,
     LoopSettings,
     PipelineSection,
+    SinkTablesSection,
     SourceSection,
+    validate_name,
 )
 from penstock.pipeline.step import Step
 from penstock.settings.file import (
@@ -105,10 +109,16 @@ class StepSettings:
 
 @dataclass(frozen=True)
 class SinkSettings:
-    """A sink as configured: its kind and its settings."""
+    """A sink as configured: its kind and its settings.
+
+    `name` is its name among `sinks`, "" for the sink of a pipeline with `sink`. `tables` select the source
+    tables whose rows it receives.
+    """
 
     kind: str
     settings: Section = field(repr=False)
+    name: str = ""
+    tables: TablePatterns = field(default_factory=TablePatterns)
 
     def make(self) -> Sink:
         """Create the sink without connecting. Raises OptionInvalid, DependencyMissing."""
@@ -124,7 +134,8 @@ class PipelineSettings:
                       fail_on_data_loss
       `load`          mode ("full", "consistent", "none"), chunk_rows, parallel,
                       rate (rows per second), where; `load.where_of(database, table)`
-      `steps`, `sink` `make_steps()`, `make_sink()`; `sink.kind`
+      `steps`         `make_steps()`
+      `sinks`         one or more `SinkSettings`; of one sink: `sink`, `make_sink()`, `sink.kind`
       `batch`         bytes, rows, interval (seconds), parts, range_bytes
       `schema_changes` an `Evolution`; `apply` "parallel" or "serial"
       `on_cascade`    "refuse", "reread" or "ignore"
@@ -138,7 +149,7 @@ class PipelineSettings:
     name: str
     state: str = field(repr=False)
     sources: tuple[PipelineSource, ...]
-    sink: SinkSettings
+    sinks: tuple[SinkSettings, ...]
     dead_letter: str = field(repr=False)
     steps: tuple[StepSettings, ...] = ()
     load: LoadSettings = field(default_factory=LoadSettings)
@@ -154,6 +165,45 @@ class PipelineSettings:
     def make_steps(self) -> list[Step]:
         """Create the steps, in the order written. Raises OptionInvalid, DependencyMissing."""
         return [step.make() for step in self.steps]
+
+    @property
+    def sink(self) -> SinkSettings:
+        """The only sink. Raises OptionInvalid if there are several: choose one with `of_sink`."""
+        if len(self.sinks) > 1:
+            names = " or ".join(sink.name for sink in self.sinks)
+            raise OptionInvalid(
+                f"the pipeline {self.name} has several sinks; choose one with --sink", hint=f"--sink {names}"
+            )
+        return self.sinks[0]
+
+    def of_sink(self, name: str | None) -> Self:
+        """Return the settings of one sink: its tables, and a dead letter of its own.
+
+        None chooses the only sink. Raises OptionInvalid if there is no such sink, or no name for several.
+        """
+        sinks = {sink.name: sink for sink in self.sinks}
+        if name is not None and name not in sinks:
+            known = ", ".join(filter(None, sinks)) or "one sink without a name"
+            raise OptionInvalid(f"the pipeline has no sink {name!r}", hint=f"It has {known}")
+        sink = self.sink if name is None else sinks[name]
+        return self if len(self.sinks) == 1 else self.narrowed_to(sink)
+
+    def each_sink(self, name: str | None = None) -> list[Self]:
+        """Return the settings of a sink, or of every sink. Raises OptionInvalid for an unknown name."""
+        names = [sink.name or None for sink in self.sinks] if name is None else [name]
+        return [self.of_sink(sink) for sink in names]
+
+    def narrowed_to(self, sink: SinkSettings) -> Self:
+        """Return these settings with one sink alone, its tables, and a dead letter of its own."""
+        return replace(
+            self,
+            sinks=(sink,),
+            sources=tuple(
+                replace(source, tables=NarrowedPatterns(source.tables, sink.tables))
+                for source in self.sources
+            ),
+            dead_letter=f"{self.dead_letter}/{sink.name}",
+        )
 
     def make_sink(self) -> Sink:
         """Create the sink without connecting. Raises OptionInvalid, DependencyMissing."""
@@ -225,16 +275,16 @@ class _Reading:
         whole = value if isinstance(value, dict) else {}
         section = self._section(PipelineSection, value, ())
         steps = self._steps(whole.get("steps"), _policy_of(whole))
-        sink = self._sink(whole.get("sink"), section.apply if section is not None else None)
+        sinks = self._sinks(whole, section.apply if section is not None else None)
         sources = self._sources(section) if section is not None else []
         name = (section.name or self._name_of_file()) if section is not None else ""
-        if self._problems or section is None or sink is None:
+        if self._problems or section is None:
             raise self._refused()
-        return PipelineSettings(
+        settings = PipelineSettings(
             name=name,
             state=self._state_url(section.state),
             sources=tuple(sources),
-            sink=sink,
+            sinks=tuple(sinks),
             dead_letter=self._dead_letter(section.dead_letter, name),
             steps=tuple(steps),
             load=section.load,
@@ -247,6 +297,7 @@ class _Reading:
             spark=section.spark,
             path=self._path,
         )
+        return settings.narrowed_to(sinks[0]) if len(sinks) == 1 and sinks[0].name else settings
 
     def place_of_state(self) -> StatePlace:
         value = self._document.value
@@ -322,11 +373,48 @@ class _Reading:
             steps.append(StepSettings(verb, settings))
         return steps
 
-    def _sink(self, value: Any, apply: str | None) -> SinkSettings | None:
+    def _sinks(self, whole: Mapping[str, Any], apply: str | None) -> list[SinkSettings]:
+        several = whole.get("sinks")
+        if several is None:
+            sink = self._sink(whole.get("sink"), ("sink",), apply)
+            return [] if sink is None else [sink]
+        if whole.get("sink") is not None:
+            self._add_problem(("sinks",), "write either sink or sinks")
+        if not isinstance(several, Mapping) or not several:
+            self._add_problem(("sinks",), "write sinks by name: lake: {delta: {path: /lake/shop}}")
+            return []
+        sinks = [self._named_sink(str(name), value, apply) for name, value in several.items()]
+        whole_sinks = [sink for sink in sinks if sink is not None]
+        for number, sink in enumerate(whole_sinks):
+            for other in whole_sinks[:number]:
+                is_same = (sink.kind, sink.settings) == (other.kind, other.settings)
+                if is_same and (sink.tables.selects_all or other.tables.selects_all):
+                    what = f"it writes to the same target as {other.name}: give both different tables"
+                    self._add_problem(("sinks", sink.name), what)
+        return whole_sinks
+
+    def _named_sink(self, name: str, value: Any, apply: str | None) -> SinkSettings | None:
+        place: ValuePath = ("sinks", name)
+        try:
+            validate_name(name)
+        except ValueError as problem:
+            self._add_problem(place, str(problem))
+        tables = TablePatterns()
+        if isinstance(value, Mapping):
+            names = set(SinkTablesSection.model_fields)
+            chosen = {key: setting for key, setting in value.items() if key in names}
+            section = self._section(SinkTablesSection, chosen, place)
+            if section is not None:
+                tables = TablePatterns(list(section.tables), list(section.exclude))
+            value = {key: setting for key, setting in value.items() if key not in names}
+        sink = self._sink(value, place, apply)
+        return None if sink is None else replace(sink, name=name, tables=tables)
+
+    def _sink(self, value: Any, place: ValuePath, apply: str | None) -> SinkSettings | None:
         if value is None:
-            self._add_problem(("sink",), "it is missing: write sink: {stdout: }")
+            self._add_problem(place, f"it is missing: write {place[-1]}: {{stdout: }}")
             return None
-        variant = self._parse_variant(value, ("sink",), sink_seam.settings_of, sink_seam.kinds())
+        variant = self._parse_variant(value, place, sink_seam.settings_of, sink_seam.kinds())
         if variant is None:
             return None
         kind, settings = variant
@@ -438,8 +526,22 @@ def json_schema() -> dict[str, Any]:
     sink = _choice(sink_seam.kinds(), sink_seam.settings_of, "sink", definitions)
     whole["properties"]["steps"] = {"type": "array", "items": step, "description": "in the order written"}
     whole["properties"]["sink"] = sink | {"description": "where changes go"}
-    whole["required"] = ["sink"]
+    tables = SinkTablesSection.model_json_schema()["properties"]
+    named = {"oneOf": [_with_properties(choice, tables) for choice in sink["oneOf"]]}
+    whole["properties"]["sinks"] = {
+        "type": "object",
+        "additionalProperties": named,
+        "description": "several sinks by name, instead of `sink`",
+    }
+    whole["oneOf"] = [{"required": ["sink"]}, {"required": ["sinks"]}]
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **whole}
+
+
+def _with_properties(choice: dict[str, Any], properties: dict[str, Any]) -> dict[str, Any]:
+    """Return the schema of a variant that accepts further properties beside its name."""
+    if "properties" not in choice:
+        return choice
+    return {**choice, "properties": {**properties, **choice["properties"]}}
 
 
 def _choice(names: Sequence[str], settings_of: Any, what: str, definitions: dict[str, Any]) -> dict[str, Any]:

@@ -31,7 +31,8 @@ EARLIEST, LATEST = "earliest", "latest"
 _NAME = re.compile(r"[0-9A-Za-z_][0-9A-Za-z_.-]{0,99}")
 
 
-def _name(text: str) -> str:
+def validate_name(text: str) -> str:
+    """Return a valid name of a pipeline, source or sink. Raises ValueError."""
     if not _NAME.fullmatch(text):
         raise ValueError(
             f"{text!r} is not a valid name: use letters, digits, _ - and ., and do not start with . or -"
@@ -43,7 +44,7 @@ def _names(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
-Name = Annotated[str, AfterValidator(_name)]
+Name = Annotated[str, AfterValidator(validate_name)]
 # One text, or a list of texts.
 Texts = Annotated[tuple[str, ...], BeforeValidator(_names)]
 
@@ -277,6 +278,15 @@ class LoopSettings(Section):
     )
 
 
+class SinkTablesSection(Section):
+    """The source tables whose rows one of several sinks receives."""
+
+    tables: TablePatternTexts = Field(
+        default=(), description="patterns of source tables; default: every table of the pipeline"
+    )
+    exclude: TablePatternTexts = Field(default=(), description="patterns of source tables to exclude")
+
+
 class PipelineSection(Section):
     """The whole pipeline file, except for the settings of steps and sink."""
 
@@ -298,6 +308,7 @@ class PipelineSection(Section):
     load: Annotated[LoadSettings, BeforeValidator(_load_mode)] = Field(default_factory=LoadSettings)
     steps: Any = ()
     sink: Any = None
+    sinks: Any = None
     batch: BatchSettings = Field(default_factory=BatchSettings)
     schema_changes: Evolution = Field(
         default=Evolution.EVOLVE,

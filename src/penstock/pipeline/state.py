@@ -10,6 +10,7 @@
                    /reset      the offsets before a reset, kept until the next run
                    /pause      exists while the pipeline is paused
                    /progress   the status that the runner publishes
+                   /sinks/SINK the same records, except `pause`, for each sink of a pipeline with `sinks`
 
 A batch is recorded before it runs. After the sink has committed it, a single write of the checkpoint marks it
 done. A runner that dies at any moment therefore leaves either a batch to run again or a batch that is done.
@@ -25,7 +26,7 @@ import socket
 import time
 import uuid
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
@@ -43,18 +44,21 @@ from penstock.coordinate.store import (
     reading_record,
 )
 from penstock.errors import CoordinationLost, LeaseLost, OptionInvalid, PositionInvalid, VersionConflict
-from penstock.limits import COORDINATION_RECORD_BYTES_MAX
 from penstock.model import TableName
+from penstock.pipeline.paged_records import PagedRecords
 from penstock.pipeline.record import BatchRecord
 from penstock.pipeline.resnapshot import HINT_STATE, Resnapshot
+from penstock.source.offsets import Offset
+from penstock.source.source import place_of
 
 _TOP = "pipelines"
-# Leave room for what a store adds to a record.
-_PAGE_BYTES = COORDINATION_RECORD_BYTES_MAX - 4096
+_SINKS = "sinks"
 # How long the lease of a dead runner keeps others out.
 _LEASE_SECONDS = 10.0
 _ENDED_REQUESTS_KEPT = 100
-_OUTLIVES_RESET = ("lease", "pause", "reset")
+# The records that belong to the pipeline and to none of its sinks.
+_OF_PIPELINE = ("lease", "pause", _SINKS)
+_OUTLIVES_RESET = ("lease", "pause", "reset", _SINKS)
 
 _log = structlog.get_logger(__name__)
 
@@ -170,37 +174,62 @@ class Checkpoint:
             return cls(**fields)
 
 
-class PipelineState:
-    """The state of one pipeline. Its runner holds the lease; other processes read, request and pause.
+def _place_of(offset: Mapping[str, Any]) -> tuple[int, int, int]:
+    return place_of(Offset.from_json(offset).position)
+
+
+def smallest_offsets(checkpoints: Iterable[Checkpoint]) -> dict[str, Mapping[str, Any]]:
+    """Return the smallest offset of several sinks for each source: the log is still needed from there on."""
+    smallest: dict[str, Mapping[str, Any]] = {}
+    for checkpoint in checkpoints:
+        for source, offset in checkpoint.offsets.items():
+            known = smallest.get(source)
+            if known is None or _place_of(offset) < _place_of(known):
+                smallest[source] = offset
+    return smallest
+
+
+class PipelineState(PagedRecords):
+    """The state of one pipeline, or of one of its sinks. Its runner holds the lease; other processes read,
+    request and pause.
 
     Every method raises CoordinationLost if the store does not answer. Writes of the runner raise LeaseLost if
     another process has taken over.
     """
 
-    def __init__(self, store: CoordinationStore, name: str) -> None:
-        self.store = store
+    def __init__(self, store: CoordinationStore, name: str, sink: str = "") -> None:
+        super().__init__(store, path_of(_TOP, name, *((_SINKS, sink) if sink else ())))
         self.name = name
-        self._path = path_of(_TOP, name)
+        self.sink = sink
+        # All sinks pause together.
+        self._pause = path_of(_TOP, name, "pause")
         self._version = ABSENT
         self._batch_version: int | None = ABSENT
         self._session: Session | None = None
         self._lease: Lease | None = None
         # Finished requests by number. They no longer change.
         self._ended: dict[str, Resnapshot] = {}
-        # Names whose orphaned pages were deleted.
-        self._swept: set[str] = set()
         # Whether another process is known to have taken over.
         self.lost = False
 
     @classmethod
-    def open(cls, url: str, name: str) -> Self:
+    def open(cls, url: str, name: str, sink: str = "") -> Self:
         """Open the store that a URL names. Raises OptionInvalid, CoordinationLost."""
-        return cls(open_store(url), name)
+        return cls(open_store(url), name, sink)
 
     @classmethod
     def names(cls, store: CoordinationStore) -> list[str]:
         """Return the pipelines that a store knows, sorted."""
         return sorted(decoded_name(name) for name in store.list(path_of(_TOP)))
+
+    @property
+    def shown_name(self) -> str:
+        """The pipeline's name, with the sink's name if it has one."""
+        return f"{self.name}/{self.sink}" if self.sink else self.name
+
+    def sinks(self) -> list[str]:
+        """Return the sinks of the pipeline that have a state of their own, sorted."""
+        return sorted(decoded_name(name) for name in self.store.list(path_of(_TOP, self.name, _SINKS)))
 
     def close(self) -> None:
         """Release the lease and close the store."""
@@ -230,8 +259,10 @@ class PipelineState:
         """Acquire the lease and return the progress.
 
         `token_before` is the token of this process's last lease. Raises LeaseLost if another process runs the
-        pipeline, or ran or reset it since that lease.
+        pipeline, or ran or reset it since that lease, and OptionInvalid if the progress was recorded with
+        `sink` and the pipeline has `sinks` now, or the other way round.
         """
+        self._refuse_other_sinks()
         if self._session is None or not self._session.alive:
             self._session = self.store.session(_LEASE_SECONDS)
         holder = f"{socket.gethostname()}:{os.getpid()}"
@@ -239,7 +270,7 @@ class PipelineState:
         if self._lease is None:
             other = self.runner()
             raise LeaseLost(
-                f"the pipeline {self.name} is run by {other.name if other else 'another process'}",
+                f"the pipeline {self.shown_name} is run by {other.name if other else 'another process'}",
                 hint=f"penstock pipelines show {self.name}; a runner that died lets go after"
                 f" {_LEASE_SECONDS:.0f} seconds",
             )
@@ -258,6 +289,47 @@ class PipelineState:
         written = self.write(replace(checkpoint, token=self._lease.token))
         self.drop_large("reset")
         return written
+
+    def _refuse_other_sinks(self) -> None:
+        if self.sink and self.store.get(path_of(_TOP, self.name, "standing")) is not None:
+            raise OptionInvalid(
+                f"the progress of the pipeline {self.name} was recorded with `sink`, and it has `sinks` now",
+                hint=f"penstock pipelines adopt FILE --sink {self.sink} gives the progress to this sink;"
+                " penstock pipelines reset FILE --yes forgets it",
+            )
+        if not self.sink and (sinks := self.sinks()):
+            raise OptionInvalid(
+                f"the progress of the pipeline {self.name} is recorded for the sinks {', '.join(sinks)},"
+                " and it has `sink` now",
+                hint="Write the sink under `sinks` with its name; penstock pipelines reset FILE --yes forgets"
+                " the progress of all sinks",
+            )
+
+    def adopt(self, sink: str) -> None:
+        """Give the progress that was recorded with `sink` to one of `sinks`.
+
+        An interrupted call can be repeated. Raises LeaseLost while the pipeline runs, OptionInvalid if there
+        is nothing to give, or if the sink has progress of its own.
+        """
+        checkpoint, adopted = self.checkpoint(), PipelineState(self.store, self.name, sink)
+        if checkpoint is None:
+            raise OptionInvalid(
+                f"the pipeline {self.name} has no progress that was recorded with `sink`",
+                hint=f"penstock pipelines show FILE lists its sinks: {', '.join(self.sinks()) or 'none'}",
+            )
+        known = adopted.checkpoint()
+        if known is not None and known.generation != checkpoint.generation:
+            raise OptionInvalid(
+                f"the sink {sink} of the pipeline {self.name} has progress of its own",
+                hint=f"penstock pipelines reset FILE --sink {sink} --yes forgets it",
+            )
+        self._refuse_while_run()
+        names = [name for name in map(decoded_name, self.store.list(self._path)) if name not in _OF_PIPELINE]
+        # The checkpoint is copied last and deleted first, so a crash leaves one that is complete.
+        for name in sorted(names, key=lambda name: name == "standing"):
+            self._copy_below(self._at(name), adopted._at(name))
+        for name in sorted(names, key=lambda name: name != "standing"):
+            self._delete_below(self._at(name))
 
     def _new_checkpoint(self) -> Checkpoint:
         return Checkpoint.new(self.get_large("reset"))
@@ -299,11 +371,11 @@ class PipelineState:
 
     def _no_longer_held(self) -> LeaseLost:
         self.lost = True
-        return LeaseLost(f"the pipeline {self.name} is no longer held by this process")
+        return LeaseLost(f"the pipeline {self.shown_name} is no longer held by this process")
 
     def _taken_over(self) -> LeaseLost:
         self.lost = True
-        return LeaseLost(f"another process has taken the pipeline {self.name} over, or it was reset")
+        return LeaseLost(f"another process has taken the pipeline {self.shown_name} over, or it was reset")
 
     def begin(self, record: BatchRecord) -> None:
         """Record a batch before it runs. Raises LeaseLost."""
@@ -383,68 +455,6 @@ class PipelineState:
                     self.request_resnapshot(source, request.table, request.where, remove=request.remove)
                 self.store.delete(self._at("requests", request.number))
 
-    # --- Values of any size -----------------------------------------------------------------
-
-    def put_large(self, name: str, value: Any, version: int | None = None) -> int:
-        """Write a JSON value of any size atomically: first its pages, then the record that names them.
-
-        Returns the record's version. Raises VersionConflict if `version` is passed and differs.
-        """
-        data = zlib.compress(json.dumps(value).encode(), 1)
-        path = self._at(name)
-        before = self.store.get(path)
-        pages = [data[at : at + _PAGE_BYTES] for at in range(0, len(data), _PAGE_BYTES)]
-        tag = ""
-        if len(pages) == 1:
-            written = self.store.put(path, b"\0" + pages[0], version)
-        else:
-            tag = uuid.uuid4().hex[:12]
-            for number, page in enumerate(pages):
-                self.store.put(path + path_of(tag, str(number)), page)
-            written = self.store.put(path, json.dumps({"tag": tag, "pages": len(pages)}).encode(), version)
-        if before is not None and not before.value.startswith(b"\0"):
-            self._drop_pages(path, before.value)
-        if version is not None and name not in self._swept:
-            # Delete pages of a writer that died before naming them. A fenced writer can no longer name any.
-            self._swept.add(name)
-            for left in self.store.list(path):
-                if decoded_name(left) != tag:
-                    self._delete_below(f"{path}/{left}")
-        return written
-
-    def get_large(self, name: str) -> Any:
-        """Return what `put_large` wrote, None if nothing was written."""
-        path = self._at(name)
-        record = self.store.get(path)
-        if record is None:
-            return None
-        with reading_record(f"{path} in the state of a pipeline", HINT_STATE):
-            if record.value.startswith(b"\0"):
-                return json.loads(zlib.decompress(record.value[1:]))
-            head = json.loads(record.value)
-            data = b""
-            for number in range(head["pages"]):
-                page = self.store.get(path + path_of(head["tag"], str(number)))
-                if page is None:
-                    raise VersionConflict(f"{path} was rewritten while it was read")
-                data += page.value
-            return json.loads(zlib.decompress(data))
-
-    def drop_large(self, name: str) -> None:
-        """Delete what `put_large` wrote."""
-        path = self._at(name)
-        record = self.store.get(path)
-        if record is not None:
-            self.store.delete(path)
-            # Also delete the pages of a writer that died before naming them.
-            for tag in self.store.list(path):
-                self._delete_below(f"{path}/{tag}")
-
-    def _drop_pages(self, path: str, head: bytes) -> None:
-        head_fields = json.loads(head)
-        for number in range(head_fields["pages"]):
-            self.store.delete(path + path_of(head_fields["tag"], str(number)))
-
     # --- Resnapshots ------------------------------------------------------------------------
 
     def request_resnapshot(
@@ -523,20 +533,20 @@ class PipelineState:
     def pause(self, why: str = "") -> None:
         """Pause the pipeline. A running pipeline stops after its current batch."""
         value = {"why": why, "since_us": time.time_ns() // 1000}
-        self.store.put(self._at("pause"), json.dumps(value).encode())
+        self.store.put(self._pause, json.dumps(value).encode())
 
     def resume(self) -> None:
         """Allow the pipeline to run again."""
-        self.store.delete(self._at("pause"))
+        self.store.delete(self._pause)
 
     @property
     def paused(self) -> bool:
         """Whether the pipeline is paused."""
-        return self.store.get(self._at("pause")) is not None
+        return self.store.get(self._pause) is not None
 
     def pause_message(self) -> str | None:
         """Return a message that the pipeline is paused and why, None if it is not."""
-        record = self.store.get(self._at("pause"))
+        record = self.store.get(self._pause)
         if record is None:
             return None
         with reading_record("the pause of a pipeline", HINT_STATE):
@@ -561,17 +571,20 @@ class PipelineState:
 
         Raises LeaseLost while the pipeline runs.
         """
-        if (runner := self.runner()) is not None:
-            raise LeaseLost(
-                f"the pipeline {self.name} is run by {runner.name}",
-                hint=f"penstock pipelines pause {self.name}, and wait until it has stopped",
-            )
+        self._refuse_while_run()
         checkpoint = self.checkpoint()
         if checkpoint is not None:
             # A source that has not started since the last reset keeps its offset from before that reset.
             self.put_large("reset", {**(checkpoint.earlier or {}), **checkpoint.offsets})
             self.store.delete(self._at("standing"))
         self._clear()
+
+    def _refuse_while_run(self) -> None:
+        if (runner := self.runner()) is not None:
+            raise LeaseLost(
+                f"the pipeline {self.shown_name} is run by {runner.name}",
+                hint=f"penstock pipelines pause {self.name}, and wait until it has stopped",
+            )
 
     def _clear(self) -> None:
         """Delete everything that belongs to a deleted checkpoint, except the names of targets."""
@@ -586,11 +599,3 @@ class PipelineState:
         for name in self.store.list(self._path):
             if decoded_name(name) not in kept:
                 self._delete_below(f"{self._path}/{name}")
-
-    def _delete_below(self, path: str) -> None:
-        for name in self.store.list(path):
-            self._delete_below(f"{path}/{name}")
-        self.store.delete(path)
-
-    def _at(self, *names: str) -> str:
-        return self._path + path_of(*names)

@@ -23,6 +23,7 @@ from starlette.requests import Request
 
 from penstock.errors import AccessDenied, QuotaReached
 from penstock.model import Secret, TableName, TablePatterns
+from penstock.narrowed_patterns import NarrowedPatterns
 from penstock.settings.daemon import AccountSettings, Listening, ListenSettings
 
 # The burst that an idle account may receive at once, in seconds of its rate.
@@ -32,35 +33,6 @@ _BURST_SECONDS = 1.0
 _DEBT_SECONDS_MAX = 5.0
 
 _SCRAMBLED_BYTES = 2 * hashlib.sha1(usedforsecurity=False).digest_size
-
-
-class PermittedTables(TablePatterns):
-    """The requested tables, limited to those an account may read. Hashable, like its base class."""
-
-    def __init__(self, requested: TablePatterns, permitted: TablePatterns) -> None:
-        super().__init__(list(requested.include), list(requested.exclude))
-        self.permitted = permitted
-
-    def matches(self, database: str, table: str) -> bool:
-        """Return whether the table is requested and permitted."""
-        return super().matches(database, table) and self.permitted.matches(database, table)
-
-    @property
-    def selects_all(self) -> bool:
-        """Whether all tables are requested and permitted."""
-        return super().selects_all and self.permitted.selects_all
-
-    def may_match_in(self, database: str) -> bool:
-        """Return whether a table of that database can be requested and permitted."""
-        return super().may_match_in(database) and self.permitted.may_match_in(database)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, PermittedTables):
-            return False
-        return super().__eq__(other) and self.permitted == other.permitted
-
-    def __hash__(self) -> int:
-        return hash((super().__hash__(), self.permitted))
 
 
 @dataclass(frozen=True)
@@ -119,7 +91,7 @@ class Account:
                     f"account {self.name} may not read {table}",
                     hint=f"It may read {', '.join(self.tables.include) or 'others'}: access in penstock.yaml",
                 )
-        return PermittedTables(requested, self.tables)
+        return NarrowedPatterns(requested, self.tables)
 
     def prove_reads(self, instance: str, subscription: str | None = None) -> None:
         """Raise AccessDenied unless the account may read the instance, as a subscription if one is named."""

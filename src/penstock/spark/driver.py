@@ -38,6 +38,13 @@ class SparkDriver:
         self._session = session
         self.cores = _cores_of(session)
         self.spreading = SparkSpreading(session)
+        self._lock = threading.Lock()
+        self._runs = 0
+        self._rows_at_once = ""
+
+    def beside(self, runs: int) -> "SparkDriver":
+        """Return this driver: a session runs the jobs of several threads."""
+        return self
 
     def run(self, plan: TaskPlan) -> Iterable[pyarrow.RecordBatch]:
         """Run a plan's tasks to their end; see `Driver.run`.
@@ -45,14 +52,8 @@ class SparkDriver:
         Raises ConnectionLost if Spark lost a task, OptionInvalid if a task could not start.
         """
         try:
-            old_limit = self._session.conf.get(_ROWS_AT_ONCE) or "10000"
-            # Pass few rows to Python at a time: by default Spark sends 10,000 rows, however large the blobs
-            # are.
-            self._session.conf.set(_ROWS_AT_ONCE, "8")
-            try:
+            with self._few_rows_at_once():
                 return self._run(plan)
-            finally:
-                self._session.conf.set(_ROWS_AT_ONCE, old_limit)
         except PythonException as problem:
             # Tasks return their errors. A task that fails could not start or has a bug, and would fail again.
             raise OptionInvalid(
@@ -64,6 +65,25 @@ class SparkDriver:
             raise ConnectionLost(
                 f"Spark lost a task: {str(problem)[:500]}", hint="The executors' logs tell why"
             ) from problem
+
+    @contextmanager
+    def _few_rows_at_once(self) -> Iterator[None]:
+        """Pass few rows to Python at a time: by default Spark sends 10,000 rows, however large the blobs are.
+
+        The jobs of several threads share the setting. The last one to end restores it.
+        """
+        with self._lock:
+            if self._runs == 0:
+                self._rows_at_once = self._session.conf.get(_ROWS_AT_ONCE) or "10000"
+                self._session.conf.set(_ROWS_AT_ONCE, "8")
+            self._runs += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._runs -= 1
+                if self._runs == 0:
+                    self._session.conf.set(_ROWS_AT_ONCE, self._rows_at_once)
 
     def _run(self, plan: TaskPlan) -> Iterable[pyarrow.RecordBatch]:
         data, works, parts = pickle_for_executors(plan, plan.steps), len(plan.record.works), plan.record.parts

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.engine.run import PipelineRun
+from penstock.engine.sink_runs import SinkRuns
 from penstock.local.driver import LocalDriver
 from penstock.pipeline.settings import PipelineSettings, pipeline_of_values
 from penstock.pipeline.state import Checkpoint
@@ -15,14 +16,14 @@ from tests.support.binlog.forged_log import write_forged_log
 NOTES_BATCH_ROWS = 40
 
 
-def notes_pipeline(folder: Path, sink: Mapping[str, Any], **more: Any) -> PipelineSettings:
+def notes_pipeline(folder: Path, sink: Mapping[str, Any] | None = None, **more: Any) -> PipelineSettings:
     """Return a pipeline of the notes of a forged log into a sink."""
     path = write_forged_log(folder / "log", blob_bytes=50_000)
     values = {
         "name": "notes",
         "source": {"path": str(path), "name": "shop", "tables": "shop.notes"},
         "load": "none",
-        "sink": dict(sink),
+        **({} if sink is None else {"sink": dict(sink)}),
         "batch": {"interval": 0, "rows": NOTES_BATCH_ROWS},
     }
     return pipeline_of_values(values | more, folder)
@@ -35,3 +36,10 @@ def run_here(
 ) -> Checkpoint:
     """Run a pipeline to the end of its log."""
     return PipelineRun(settings, driver or LocalDriver(2), until_caught_up=True, told=told).run()
+
+
+def run_sinks_here(
+    settings: PipelineSettings, report: Callable[[Mapping[str, Any]], None] | None = None
+) -> dict[str, Checkpoint]:
+    """Run all sinks of a pipeline to the end of its log."""
+    return SinkRuns(settings, LocalDriver(2), until_caught_up=True, report=report).run()

@@ -15,27 +15,32 @@ from penstock.pipeline.dead_letter import dead_letters, replay, rows_of_letter
 from penstock.pipeline.settings import load_pipeline
 
 _File = Annotated[Path, typer.Argument(metavar="pipeline.yaml", help="The pipeline file.")]
+_Sink = Annotated[str | None, typer.Option(help="The sink, if the pipeline has several. Default: all.")]
 _AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def list_dead_letters(
     file: _File,
+    sink: _Sink = None,
     rows: Annotated[bool, typer.Option("--rows", help="Also print the rows.")] = False,
     as_json: _AsJson = False,
 ) -> None:
     """List the rows on which a step failed: their position, the step and the error."""
-    settings = load_pipeline(file)
-    letters = dead_letters(settings)
+    letters = [
+        (settings, letter)
+        for settings in load_pipeline(file).each_sink(sink)
+        for letter in dead_letters(settings)
+    ]
     if as_json:
-        write_json(sys.stdout, (letter.to_json() for letter in letters))
+        write_json(sys.stdout, (letter.to_json() for _, letter in letters))
         return
-    for letter in letters:
+    for settings, letter in letters:
         when = datetime.fromtimestamp(letter.noted_us / 1e6, UTC)
         typer.echo(f"{letter.name}  {when:%Y-%m-%d %H:%M:%S}  {letter.table}  {letter.rows} rows")
         typer.echo(f"    {letter.step} at {letter.position}: {letter.error}: {letter.message}")
         if rows:
             _print_rows(rows_of_letter(settings, letter.name))
-    total = sum(letter.rows for letter in letters)
+    total = sum(letter.rows for _, letter in letters)
     typer.echo(f"{total} rows in {len(letters)} entries")
 
 
@@ -50,6 +55,7 @@ def replay_dead_letters(
     names: Annotated[
         list[str] | None, typer.Argument(metavar="[NAME]...", help="Entries to replay. Default: all.")
     ] = None,
+    sink: _Sink = None,
     as_json: _AsJson = False,
 ) -> None:
     """Replay rows from the dead letter through the current steps into the sink.
@@ -57,7 +63,13 @@ def replay_dead_letters(
     A sink that keeps state must not receive outdated rows. For such a sink the pipeline reads the keys of
     these rows again from the source, at its next batch.
     """
-    for replayed in replay(load_pipeline(file), names or ()):
+    pipeline = load_pipeline(file)
+    if names and sink is None and len(pipeline.sinks) > 1:
+        pipeline.of_sink(None)
+    outcomes = (
+        replayed for settings in pipeline.each_sink(sink) for replayed in replay(settings, names or ())
+    )
+    for replayed in outcomes:
         if as_json:
             write_json(sys.stdout, iter([vars(replayed)]))
         elif replayed.read_again:

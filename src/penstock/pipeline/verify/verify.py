@@ -72,7 +72,7 @@ def verify(
             f"a {settings.sink.kind} sink keeps no table that can be compared",
             hint="Compare a pipeline whose sink mirrors tables",
         )
-    state = PipelineState.open(settings.state, settings.name)
+    state = PipelineState.open(settings.state, settings.name, settings.sink.name)
     try:
         checkpoint = state.checkpoint()
         if checkpoint is None or not checkpoint.offsets:

@@ -1,0 +1,206 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The runs of a pipeline with several sinks: one for each sink, side by side in one process."""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from typing import Any
+
+import structlog
+
+from penstock.engine.driver import Driver
+from penstock.engine.run import PipelineRun
+from penstock.errors import LeaseLost, PenstockError
+from penstock.pipeline.settings import PipelineSettings
+from penstock.pipeline.state import Checkpoint, PipelineState
+from penstock.retry import Backoff
+
+_log = structlog.get_logger(__name__)
+
+# Pauses before a sink that failed is started again. It has been retried for `errors.retry_for` before.
+_RESTARTS = Backoff(first=5.0, longest=300.0)
+_POLL_SECONDS = 0.5
+# The store releases the lease of a dead runner shortly after it has expired.
+_LEASE_MARGIN_SECONDS = 2.0
+
+
+class SinkRuns:
+    """The runs of all sinks of a pipeline, each from its own position.
+
+    A sink that does not answer, or that fails, falls behind alone. Its run ends with an error, which is
+    logged and shown with the sink's name. It is started again from its own position, after a pause that
+    doubles up to five minutes, until it works. Once all sinks have failed, `run` raises the error. With
+    `until_caught_up` a sink that failed is not started again: `run` raises its error after the other sinks
+    have caught up. `report` is called as by `PipelineRun`, by one thread at a time; each report names its
+    `sink`.
+    """
+
+    def __init__(
+        self,
+        settings: PipelineSettings,
+        driver: Driver,
+        *,
+        until_caught_up: bool = False,
+        stop: threading.Event | None = None,
+        report: Callable[[Mapping[str, Any]], None] | None = None,
+    ) -> None:
+        self._name = settings.name
+        self._until_caught_up = until_caught_up
+        self._stop = stop or threading.Event()
+        self._lock = threading.Lock()
+        self._report = report
+        self._sinks = {
+            sink_settings.sink.name: _SinkRun(self, sink_settings, driver.beside(len(settings.sinks)))
+            for sink_settings in settings.each_sink()
+        }
+        self._bug: BaseException | None = None
+
+    def stop(self) -> None:
+        """End all runs, as `PipelineRun.stop` does."""
+        self._stop.set()
+
+    def run(self) -> dict[str, Checkpoint]:
+        """Run until stopped, paused, or caught up, and return the checkpoint of each sink.
+
+        Raises LeaseLost if another process runs the pipeline, and the error of a sink as described above.
+        """
+        self._wait_for_leases()
+        threads = [
+            threading.Thread(target=sink.run, name=f"sink-{name}", daemon=True)
+            for name, sink in self._sinks.items()
+        ]
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                # Join with a timeout, because an unbounded join would block KeyboardInterrupt.
+                while thread.is_alive():
+                    thread.join(_POLL_SECONDS)
+        finally:
+            self._stop.set()
+            for thread in threads:
+                thread.join()
+        if self._bug is not None:
+            raise self._bug
+        failed = {name: sink.failure for name, sink in self._sinks.items() if sink.failure is not None}
+        if failed and (self._until_caught_up or len(failed) == len(self._sinks)):
+            raise _named(*next(iter(failed.items())))
+        return {name: sink.checkpoint for name, sink in self._sinks.items()}
+
+    def _wait_for_leases(self) -> None:
+        """Wait for the sessions of a dead runner to expire. Raises LeaseLost if another process is alive."""
+        deadline: float | None = None
+        for sink in self._sinks.values():
+            with closing(sink.open_state()) as state:
+                while (runner := state.runner()) is not None and not self._stop.is_set():
+                    now = time.monotonic()
+                    deadline = deadline or now + state.lease_seconds + _LEASE_MARGIN_SECONDS
+                    if now > deadline:
+                        raise LeaseLost(
+                            f"the pipeline {state.shown_name} is run by {runner.name}",
+                            hint=f"penstock pipelines show {self._name}",
+                        )
+                    self._stop.wait(_POLL_SECONDS)
+
+    # --- Called by the threads of the sinks -------------------------------------------------
+
+    def start(self, settings: PipelineSettings, driver: Driver) -> PipelineRun:
+        """Return a new run of a sink."""
+        return PipelineRun(
+            settings, driver, until_caught_up=self._until_caught_up, stop=self._stop, told=self._tell
+        )
+
+    def wait_after(self, name: str, problem: PenstockError, pause: float) -> bool:
+        """Report the failure of a sink and wait. Return whether to start the sink again."""
+        others = [sink for other, sink in self._sinks.items() if other != name]
+        if self._until_caught_up or self._stop.is_set():
+            _log.error("a sink failed", pipeline=self._name, sink=name, why=str(problem))
+            return False
+        if all(other.has_failed for other in others):
+            _log.error("all sinks have failed", pipeline=self._name, sink=name, why=str(problem))
+            self._stop.set()
+            return False
+        _log.error(
+            "a sink failed and is started again later, the other sinks continue",
+            pipeline=self._name,
+            sink=name,
+            seconds=pause,
+            why=str(problem),
+        )
+        return not self._stop.wait(pause)
+
+    def end_with(self, bug: BaseException) -> None:
+        """End all runs because of an error that is not a PenstockError."""
+        with self._lock:
+            self._bug = self._bug or bug
+        self._stop.set()
+
+    def _tell(self, report: Mapping[str, Any]) -> None:
+        if self._report is not None:
+            with self._lock:
+                self._report(report)
+
+
+class _SinkRun:
+    """One sink: its current run, and why its last run failed."""
+
+    def __init__(self, runs: SinkRuns, settings: PipelineSettings, driver: Driver) -> None:
+        self._runs = runs
+        self._settings = settings
+        self._driver = driver
+        self._current: PipelineRun | None = None
+        self.failure: PenstockError | None = None
+        self.checkpoint = Checkpoint.new()
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether the last run failed, and no run has worked since."""
+        return self.failure is not None and not (self._current and self._current.has_progressed)
+
+    def open_state(self) -> PipelineState:
+        """Open the sink's state."""
+        return PipelineState.open(self._settings.state, self._settings.name, self._settings.sink.name)
+
+    def run(self) -> None:
+        """Run the sink until the end of all runs, again after each failure."""
+        failures = 0
+        try:
+            while True:
+                run = self._runs.start(self._settings, self._driver)
+                self._current = run
+                try:
+                    self.checkpoint = run.run()
+                except PenstockError as problem:
+                    failures = 1 if run.has_progressed else failures + 1
+                    self.failure, self._current = problem, None
+                    pause = _RESTARTS.bound(failures)
+                    if not self._runs.wait_after(self._settings.sink.name, problem, pause):
+                        return
+                else:
+                    self.failure = None
+                    return
+        except BaseException as bug:
+            # A thread cannot raise it for its caller.
+            self._runs.end_with(bug)
+            raise
+
+
+def _named(sink: str, problem: PenstockError) -> PenstockError:
+    """Return the error of a sink with the sink's name."""
+    message = f"sink {sink}: {problem.message}"
+    return type(problem)(message, position=problem.position, hint=problem.hint)
+
+
+def run_of(
+    settings: PipelineSettings,
+    driver: Driver,
+    *,
+    until_caught_up: bool = False,
+    stop: threading.Event | None = None,
+    report: Callable[[Mapping[str, Any]], None] | None = None,
+) -> PipelineRun | SinkRuns:
+    """Return the run of a pipeline with one sink or with several."""
+    if len(settings.sinks) > 1:
+        return SinkRuns(settings, driver, until_caught_up=until_caught_up, stop=stop, report=report)
+    return PipelineRun(settings, driver, until_caught_up=until_caught_up, stop=stop, told=report)

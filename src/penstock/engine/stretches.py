@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far the next batch goes in the log of each source."""
+
+from collections.abc import Mapping
+
+import structlog
+
+from penstock.engine.loading import Loading
+from penstock.engine.progress import Progress
+from penstock.engine.source_log import SourceLog, around_skips
+from penstock.pipeline.record import RangeWork
+from penstock.pipeline.state import Checkpoint
+from penstock.source.offsets import Offset
+
+_log = structlog.get_logger(__name__)
+
+
+class Stretches:
+    """The stretches of the logs that a run reads next, through all restarts of the run.
+
+    With `until_caught_up` they end where the logs ended when the loads were done.
+    """
+
+    def __init__(self, progress: Progress, *, until_caught_up: bool) -> None:
+        self._progress = progress
+        self._until_caught_up = until_caught_up
+        self._logs: Mapping[str, SourceLog] = {}
+        self._loading: Loading | None = None
+        self._targets: dict[str, Offset] | None = None
+
+    def open(self, logs: Mapping[str, SourceLog], loading: Loading) -> None:
+        """Use the logs and the loads of an attempt of the run."""
+        self._logs, self._loading = logs, loading
+
+    def next(self, checkpoint: Checkpoint, name: str) -> tuple[Offset, Offset, list[RangeWork]] | None:
+        """Return the begin, the end and the ranges of a source's next stretch, None if nothing is new.
+
+        Raises PositionPurged, and what reading the log raises.
+        """
+        log = self._logs[name]
+        skips = checkpoint.skips.get(name, ())
+        target = self._until(name, checkpoint)
+        begin, until = around_skips(Offset.from_json(checkpoint.offsets[name]), target, skips)
+        here = log.resume(begin)
+        if target is not None and self._targets is not None and not log.has(target, here):
+            # Another server answers. Its positions cannot be compared with the target, so settle a new one.
+            target = self._targets[name] = log.target()
+            _log.warning("the run now ends at another server's log", source=name, target=str(target))
+            _, until = around_skips(begin, target, skips)
+        ends = log.next(here, until)
+        if ends is None:
+            return None
+        end, head = ends
+        self._progress.seen(name, end, head)
+        return here, end, log.works(here, end)
+
+    def is_caught_up(self, checkpoint: Checkpoint) -> bool:
+        """Return whether a run that ends by itself has read everything up to its end, if nothing is new."""
+        return self._targets is not None and not self._is_loading(checkpoint)
+
+    def _until(self, name: str, checkpoint: Checkpoint) -> Offset | None:
+        """Return the position at which this run ends in a source; None if there is none yet."""
+        if not self._until_caught_up:
+            return None
+        if self._targets is None:
+            if self._is_loading(checkpoint):
+                return None
+            # The rows of a load are consistent only together with the changes made during the load.
+            self._targets = {source: log.target() for source, log in self._logs.items()}
+        return self._targets[name]
+
+    def _is_loading(self, checkpoint: Checkpoint) -> bool:
+        assert self._loading is not None, "the run opens its stretches first"
+        return checkpoint.loading or self._loading.is_asked(checkpoint)
