@@ -23,9 +23,8 @@ NO_GTIDS = LoggedSet("")
 class ExecutedSet:
     """The GTIDs that a server reports as executed, whatever its log holds up to now.
 
-    MariaDB's text names the last transaction of each domain, and says nothing of those before it: another
-    server may have written other transactions under the same sequence numbers. `ends` has the highest
-    sequence number that the server's log has of each domain and server id (`gtid_binlog_state`), which tells.
+    MariaDB's text is its `gtid_binlog_state`: the last transaction of each domain and server id, which `ends`
+    has as numbers. Two servers may have written different transactions under the same sequence numbers.
     `applied` are the last transactions that it has from other servers, perhaps without logging them
     (`gtid_slave_pos`): its log may begin after exactly these.
     """
@@ -48,7 +47,7 @@ class ExecutedSet:
         ends = self.ends
         lacking = (
             gtid
-            for gtid in mariadb_gtids(gtid_set)
+            for gtid in mariadb_gtids(mariadb_position(gtid_set))
             if ends.get(gtid[:2], 0) < gtid[2] and gtid not in self.applied
         )
         return ",".join(f"{domain}-{server}-{number}" for domain, server, number in lacking)
@@ -58,10 +57,40 @@ class ExecutedSet:
         ends = self.ends or {}
         return any(
             ends.get((domain, server), 0) < number < last
-            for domain, server, number in mariadb_gtids(gtid_set)
+            for domain, server, number in mariadb_gtids(mariadb_position(gtid_set))
             for of_domain, _, last in self.applied
             if of_domain == domain
         )
+
+
+class OutsideSet:
+    """Tells which transactions of a log are outside a GTID set. Call it with each transaction in log order.
+
+    `before` has the transactions before the first one. Raises PositionInvalid if the log does not tell.
+    """
+
+    def __init__(self, gtid_set: str, before: LoggedSet) -> None:
+        self._excluded = GtidSet.parse(gtid_set)
+        self._before = GtidSet.parse(before)
+
+    def __call__(self, gtid: str) -> bool:
+        """Return whether the next transaction is outside the set. One without a GTID is not."""
+        if not gtid:
+            return False
+        is_outside = not self._excluded.contains_in_log(gtid, self._before)
+        if is_mariadb(gtid):
+            self._before = self._before.union(GtidSet.parse(gtid))
+        return is_outside
+
+
+def is_mariadb(gtid_set: str) -> bool:
+    """Return whether a set is MariaDB's, whose transactions are numbered in the order of a log."""
+    return bool(gtid_set) and ":" not in gtid_set
+
+
+def mariadb_position(gtid_set: str) -> str:
+    """Return the newest transaction of each domain, which is what MariaDB accepts as a position."""
+    return str(GtidSet.parse(gtid_set).position())
 
 
 def mariadb_gtids(text: str) -> Iterator[tuple[int, int, int]]:
@@ -71,5 +100,5 @@ def mariadb_gtids(text: str) -> Iterator[tuple[int, int, int]]:
 
 
 def union(first: LoggedSet, second: LoggedSet) -> LoggedSet:
-    """Return the transactions of either set. For two sets of one log."""
+    """Return the transactions of either set. For two sets of one log, the earlier one first."""
     return LoggedSet(str(GtidSet.parse(first).union(GtidSet.parse(second))))

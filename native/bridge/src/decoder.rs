@@ -79,7 +79,7 @@ impl Decoder {
     #[new]
     #[pyo3(signature = (
         *, instance, file, offset=0, epoch=0, file_number=None, head=None, aligned=true, live=false, start=None,
-        stop=None, joint=None, passing=false, gtid_after=None, gtid_until=None, time_from_us=None, time_until_us=None, emit="typed",
+        stop=None, joint=None, passing=false, gtid_before="", gtid_after=None, gtid_repeated=None, gtid_until=None, time_from_us=None, time_until_us=None, emit="typed",
         statements=None, changes=None, batch_rows_max=65_536, batch_bytes_max=8_388_608, held_bytes_max=67_108_864,
         prepared_bytes_max=16_777_216, verify_checksum=true, resume_rows=0, resume_start=None, dialect=None, message_per_row=false, server_zone_seconds=0, executed=None,
     ))]
@@ -98,7 +98,9 @@ impl Decoder {
         stop: Option<(u32, u64)>,
         joint: Option<u64>,
         passing: bool,
+        gtid_before: &str,
         gtid_after: Option<&str>,
+        gtid_repeated: Option<&str>,
         gtid_until: Option<&str>,
         time_from_us: Option<i64>,
         time_until_us: Option<i64>,
@@ -130,7 +132,9 @@ impl Decoder {
             stop,
             joint,
             passing,
+            gtid_before: parse_set(py, Some(gtid_before))?.unwrap_or_default(),
             gtid_after: parse_set(py, gtid_after)?,
+            gtid_repeated: parse_set(py, gtid_repeated)?,
             gtid_until: parse_set(py, gtid_until)?,
             time_from_us,
             time_until_us,

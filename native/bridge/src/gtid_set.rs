@@ -37,7 +37,7 @@ impl GtidSet {
         self.inner.contains_set(&other.inner)
     }
 
-    /// Return the transactions of both sets.
+    /// Return the transactions of both sets. In MariaDB, what only the other set has comes later.
     fn union(&self, other: &GtidSet) -> GtidSet {
         let mut inner = self.inner.clone();
         inner.union(&other.inner);
@@ -49,6 +49,19 @@ impl GtidSet {
         let mut inner = self.inner.clone();
         inner.subtract(&other.inner);
         GtidSet { inner }
+    }
+
+    /// Return the set as the server takes it where a replica is to start: in MariaDB, the newest transaction of each
+    /// domain.
+    fn position(&self) -> GtidSet {
+        GtidSet { inner: self.inner.position() }
+    }
+
+    /// Return whether the set contains a transaction of a log in which those of `before` precede it. Raises
+    /// `PositionInvalid` if the log does not tell.
+    fn contains_in_log(&self, py: Python<'_>, gtid: &str, before: &GtidSet) -> PyResult<bool> {
+        let gtid = gtid::Gtid::parse(gtid).map_err(|error| raise(py, &error))?;
+        self.inner.contains_in_log(&gtid, &before.inner).map_err(|error| raise(py, &error))
     }
 
     /// Return the encoding of COM_BINLOG_DUMP_GTID. Raises `PositionInvalid` for a set of MariaDB.

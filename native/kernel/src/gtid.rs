@@ -1,7 +1,9 @@
 //! Global transaction ids of both families, and sets of them.
 //!
-//! MySQL: `uuid[:tag]:number`; a set has intervals for each uuid and tag. MariaDB: `domain-server-sequence`; a set is
-//! a position, the last sequence of each domain, and includes all transactions up to it.
+//! MySQL: `uuid[:tag]:number`; a set has intervals for each uuid and tag. MariaDB: `domain-server-sequence`; a set has
+//! the last sequence of each server in each domain, like `gtid_binlog_state`, and the newest transaction of a domain
+//! comes last. A position such as `gtid_binlog_pos` is a set of one transaction for each domain: it does not name the servers
+//! that wrote before, so the place of a transaction in the log decides whether it belongs to the set.
 
 use std::collections::BTreeMap;
 
@@ -77,6 +79,16 @@ fn parse_uuid(text: &str) -> Option<[u8; 16]> {
 }
 
 impl Gtid {
+    /// Parses the text of an id; an empty text is a transaction without id.
+    pub fn parse(text: &str) -> Result<Gtid> {
+        let set = GtidSet::parse(text)?;
+        if let Some((domain, server, sequence)) = set.mariadb_ends().next() {
+            return Ok(Gtid::Mariadb { domain, server, sequence });
+        }
+        let first = set.mysql.into_iter().next().and_then(|(key, intervals)| Some((key, intervals.first()?.0)));
+        Ok(first.map_or(Gtid::Anonymous, |((uuid, tag), number)| Gtid::Mysql { uuid, tag, number }))
+    }
+
     /// Appends the text of the id; nothing for a transaction without id.
     pub fn write(&self, out: &mut String) {
         match self {
@@ -124,6 +136,16 @@ fn wrong_family(set: &GtidSet, family: &str, form: &str) -> Error {
         .hint(format!("write {form}, several by commas"))
 }
 
+#[cold]
+fn ambiguous(gtid: &Gtid, place: &str) -> Error {
+    let mut text = String::new();
+    gtid.write(&mut text);
+    let message = format!("{text} {place}, so GTIDs do not tell whether it is still to be read");
+    Error::new(ErrorKind::PositionInvalid, message).hint(
+        "gtid_strict_mode was off while servers wrote into one domain; go on by file and offset, and compare the tables: penstock verify",
+    )
+}
+
 /// Intervals `[start, end)`: sorted, disjoint, and with gaps between them.
 type Intervals = Vec<(u64, u64)>;
 
@@ -134,7 +156,62 @@ const KEYS_SCANNED_MAX: usize = 8;
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct GtidSet {
     mysql: BTreeMap<([u8; 16], String), Intervals>,
-    mariadb: BTreeMap<u32, (u32, u64)>,
+    mariadb: BTreeMap<u32, Domain>,
+}
+
+/// The transactions of a MariaDB domain: at least one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Domain {
+    /// The last sequence of each server.
+    ends: BTreeMap<u32, u64>,
+    /// The server of the newest transaction.
+    last: u32,
+}
+
+impl Domain {
+    fn new(server: u32, sequence: u64) -> Domain {
+        Domain { ends: BTreeMap::from([(server, sequence)]), last: server }
+    }
+
+    /// Adds the newest transaction. A sequence that goes back replaces the higher one, as in the server.
+    fn add(&mut self, server: u32, sequence: u64) {
+        self.ends.insert(server, sequence);
+        self.last = server;
+    }
+
+    fn contains(&self, server: u32, sequence: u64) -> bool {
+        self.ends.get(&server).is_some_and(|end| sequence <= *end)
+    }
+
+    /// The newest transaction.
+    fn newest(&self) -> (u32, u64) {
+        (self.last, self.ends.get(&self.last).copied().unwrap_or_default())
+    }
+
+    /// Whether all transactions of `log`, which come first in a log, belong to this set.
+    ///
+    /// Transactions of a server that the set does not name belong to it up to the newest transaction of the set.
+    fn covers(&self, log: &Domain) -> bool {
+        let (server, sequence) = self.newest();
+        let is_passed = log.contains(server, sequence);
+        log.ends.iter().all(|(other, end)| match self.ends.get(other) {
+            Some(known) => end <= known,
+            None if is_passed => log.last == server,
+            None => *end <= sequence,
+        })
+    }
+
+    fn union(&mut self, other: &Domain) {
+        let (newest_server, newest) = other.newest();
+        let is_later = !self.contains(newest_server, newest);
+        for (&server, &end) in &other.ends {
+            let existing = self.ends.entry(server).or_insert(end);
+            *existing = end.max(*existing);
+        }
+        if is_later {
+            self.last = newest_server;
+        }
+    }
 }
 
 impl GtidSet {
@@ -181,7 +258,7 @@ impl GtidSet {
         let domain = fields.next()?.parse().ok()?;
         let server = fields.next()?.parse().ok()?;
         let sequence = fields.next()?.parse().ok()?;
-        self.mariadb.insert(domain, (server, sequence));
+        self.add(&Gtid::Mariadb { domain, server, sequence });
         Some(())
     }
 
@@ -230,28 +307,34 @@ impl GtidSet {
         match gtid {
             Gtid::Anonymous => {}
             Gtid::Mysql { uuid, tag, number } => self.add_interval(*uuid, tag, *number, number.saturating_add(1)),
-            Gtid::Mariadb { domain, server, sequence } => {
-                self.mariadb.insert(*domain, (*server, *sequence));
-            }
+            Gtid::Mariadb { domain, server, sequence } => match self.mariadb.get_mut(domain) {
+                Some(existing) => existing.add(*server, *sequence),
+                None => {
+                    self.mariadb.insert(*domain, Domain::new(*server, *sequence));
+                }
+            },
         }
     }
 
-    /// Adds all transactions of another set.
+    /// Adds all transactions of another set. What is new of a MariaDB domain comes after the transactions of this set.
     pub fn union(&mut self, other: &GtidSet) {
         for ((uuid, tag), intervals) in &other.mysql {
             for &(start, end) in intervals {
                 self.add_interval(*uuid, tag, start, end);
             }
         }
-        for (&domain, &(server, sequence)) in &other.mariadb {
-            let existing = self.mariadb.entry(domain).or_insert((server, sequence));
-            if existing.1 < sequence {
-                *existing = (server, sequence);
+        for (domain, others) in &other.mariadb {
+            match self.mariadb.get_mut(domain) {
+                Some(existing) => existing.union(others),
+                None => {
+                    self.mariadb.insert(*domain, others.clone());
+                }
             }
         }
     }
 
-    /// Removes the transactions of another set. A MariaDB domain is removed if `other` has reached its position.
+    /// Removes the transactions of another set. A MariaDB domain is removed if `other` has reached its position,
+    /// otherwise the servers of which `other` has all transactions.
     pub fn subtract(&mut self, other: &GtidSet) {
         for (key, intervals) in &mut self.mysql {
             let Some(removed) = other.mysql.get(key) else { continue };
@@ -271,11 +354,21 @@ impl GtidSet {
             *intervals = remaining;
         }
         self.mysql.retain(|_, intervals| !intervals.is_empty());
-        self.mariadb
-            .retain(|domain, (_, sequence)| other.mariadb.get(domain).is_none_or(|existing| existing.1 < *sequence));
+        self.mariadb.retain(|domain, rest| {
+            let Some(removed) = other.mariadb.get(domain) else { return true };
+            if removed.covers(rest) {
+                return false;
+            }
+            let newest = rest.newest();
+            rest.ends.retain(|server, end| !removed.contains(*server, *end));
+            if !rest.ends.contains_key(&newest.0) {
+                rest.last = rest.ends.keys().next_back().copied().unwrap_or_default();
+            }
+            !rest.ends.is_empty()
+        });
     }
 
-    /// Whether the set contains the transaction.
+    /// Whether the set contains the transaction. A MariaDB set contains only transactions of servers that it names.
     pub fn contains(&self, gtid: &Gtid) -> bool {
         match gtid {
             Gtid::Anonymous => false,
@@ -288,10 +381,42 @@ impl GtidSet {
                     }
                 })
             }
-            Gtid::Mariadb { domain, sequence, .. } => {
-                self.mariadb.get(domain).is_some_and(|existing| *sequence <= existing.1)
+            Gtid::Mariadb { domain, server, sequence } => {
+                self.mariadb.get(domain).is_some_and(|existing| existing.contains(*server, *sequence))
             }
         }
+    }
+
+    /// Whether the set contains a transaction of a log in which those of `before` precede it.
+    ///
+    /// A MariaDB set also contains transactions of servers that it does not name, up to its newest transaction in the
+    /// log. Raises `PositionInvalid` if the log does not tell: a sequence of one server goes back or comes again, or the
+    /// log has other transactions where the newest transaction should be.
+    pub fn contains_in_log(&self, gtid: &Gtid, before: &GtidSet) -> Result<bool> {
+        let Gtid::Mariadb { domain, server, sequence } = *gtid else { return Ok(self.contains(gtid)) };
+        let Some(set) = self.mariadb.get(&domain) else { return Ok(false) };
+        let log = before.mariadb.get(&domain);
+        if set.ends.contains_key(&server) {
+            if !set.contains(server, sequence) {
+                return Ok(false);
+            }
+            return match log.filter(|log| log.contains(server, sequence)) {
+                Some(_) => Err(ambiguous(gtid, "comes after the same or a higher number of its server")),
+                None => Ok(true),
+            };
+        }
+        let (newest_server, newest) = set.newest();
+        if log.is_some_and(|log| log.contains(newest_server, newest)) {
+            return Ok(false);
+        }
+        if sequence < newest {
+            return Ok(true);
+        }
+        if sequence == newest || log.is_some() {
+            let place = format!("comes without {domain}-{newest_server}-{newest} before it");
+            return Err(ambiguous(gtid, &place));
+        }
+        Ok(false)
     }
 
     /// Whether the set contains all transactions of `other`.
@@ -331,13 +456,32 @@ impl GtidSet {
                 }
             }
         }
-        for (&domain, &(server, sequence)) in &self.mariadb {
+        for (domain, server, sequence) in self.mariadb_ends() {
             if !out.is_empty() {
                 out.push(',');
             }
             Gtid::Mariadb { domain, server, sequence }.write(&mut out);
         }
         out
+    }
+
+    /// Domain, server and last sequence of each server of MariaDB; the newest of a domain comes last.
+    fn mariadb_ends(&self) -> impl Iterator<Item = (u32, u32, u64)> + '_ {
+        self.mariadb.iter().flat_map(|(&domain, set)| {
+            let earlier = set.ends.iter().filter(|(server, _)| **server != set.last);
+            let newest = set.ends.get_key_value(&set.last);
+            earlier.chain(newest).map(move |(&server, &end)| (domain, server, end))
+        })
+    }
+
+    /// Returns the set as the server takes it where a replica is to start: MariaDB accepts only the newest transaction
+    /// of each domain.
+    pub fn position(&self) -> GtidSet {
+        let newest = self.mariadb.iter().map(|(&domain, set)| {
+            let (server, sequence) = set.newest();
+            (domain, Domain::new(server, sequence))
+        });
+        GtidSet { mysql: self.mysql.clone(), mariadb: newest.collect() }
     }
 
     /// Encodes the set for COM_BINLOG_DUMP_GTID (`Gtid_set::encode`): a count, then uuid, tag and intervals. Only
@@ -352,13 +496,13 @@ impl GtidSet {
     }
 
     /// Encodes the set as the body of GTID_LIST (`Gtid_list_log_event`): a count, then domain, server and sequence of
-    /// each domain. Raises `PositionInvalid` for a set of MySQL.
+    /// each server. Raises `PositionInvalid` for a set of MySQL.
     pub fn encode_mariadb(&self) -> Result<Vec<u8>> {
         if !self.mysql.is_empty() {
             return Err(wrong_family(self, "MariaDB", "domain-server-sequence"));
         }
-        let mut out = (self.mariadb.len() as u32).to_le_bytes().to_vec();
-        for (domain, (server, sequence)) in &self.mariadb {
+        let mut out = (self.mariadb_ends().count() as u32).to_le_bytes().to_vec();
+        for (domain, server, sequence) in self.mariadb_ends() {
             out.extend_from_slice(&domain.to_le_bytes());
             out.extend_from_slice(&server.to_le_bytes());
             out.extend_from_slice(&sequence.to_le_bytes());
@@ -398,42 +542,4 @@ impl GtidSet {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const UUID: &str = "3e11fa47-71ca-11e1-9e33-c80aa9429562";
-
-    #[test]
-    fn text_is_canonical_and_round_trips() {
-        for (text, canonical) in [
-            (format!("{UUID}:1-5:8"), format!("{UUID}:1-5:8")),
-            (format!("{UUID}:8:1-3:4-5"), format!("{UUID}:1-5:8")),
-            (format!("{UUID}:1:blue:2-3"), format!("{UUID}:1:blue:2-3")),
-            ("0-1-5, 7-2-9".to_owned(), "0-1-5,7-2-9".to_owned()),
-            (String::new(), String::new()),
-        ] {
-            assert_eq!(GtidSet::parse(&text).unwrap().text(), canonical);
-        }
-        assert!(GtidSet::parse("nonsense").is_err());
-        assert!(GtidSet::parse(&format!("{UUID}:5-1")).is_err());
-    }
-
-    #[test]
-    fn membership_follows_intervals_and_positions() {
-        let set = GtidSet::parse(&format!("{UUID}:1-5:8,3-1-7")).unwrap();
-        let uuid = parse_uuid(UUID).unwrap();
-        for (number, is_member) in [(1, true), (5, true), (6, false), (8, true), (9, false)] {
-            assert_eq!(set.contains(&Gtid::Mysql { uuid, tag: String::new(), number }), is_member, "{number}");
-        }
-        assert!(set.contains(&Gtid::Mariadb { domain: 3, server: 9, sequence: 7 }));
-        assert!(!set.contains(&Gtid::Mariadb { domain: 3, server: 9, sequence: 8 }));
-    }
-
-    #[test]
-    fn subtracting_a_set_splits_intervals() {
-        let mut set = GtidSet::parse(&format!("{UUID}:1-10")).unwrap();
-        set.subtract(&GtidSet::parse(&format!("{UUID}:3-4:7")).unwrap());
-        assert_eq!(set.text(), format!("{UUID}:1-2:5-6:8-10"));
-        assert!(GtidSet::parse(&format!("{UUID}:1-10")).unwrap().contains_set(&set));
-    }
-}
+mod tests;

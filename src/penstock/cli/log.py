@@ -263,7 +263,8 @@ def locate(
         exact = first_from(reader, source, located.position, is_gtid(gtid))
     elif gtid_set is not None:
         description, located = f"after {gtid_set}", reader.locate_gtid_set(gtid_set)
-        exact = first_from(reader, source, located.position, outside(gtid_set))
+        is_outside = outside(gtid_set, reader.gtid_set(located.position))
+        exact = first_from(reader, source, located.position, is_outside)
     else:
         assert position is not None, "one of four is given"
         description, located = position, reader.locate_position(Position.parse(position))
@@ -433,7 +434,7 @@ def _bound(reader: LogReader, source: Source, text: str | None) -> Position | No
         return bound.position
     if bound.gtid_set is not None:
         start = reader.locate_gtid_set(bound.gtid_set).position
-        return first_from(reader, source, start, outside(bound.gtid_set))
+        return first_from(reader, source, start, outside(bound.gtid_set, reader.gtid_set(start)))
     assert bound.time_us is not None, "a bound has one field"
     return first_from(
         reader, source, reader.locate_time(bound.time_us).position, committed_from(bound.time_us)

@@ -8,10 +8,10 @@ from typing import Any
 
 import pyarrow
 
-from penstock._native import GtidSet
 from penstock.client.fetch import ChangesAnswer
 from penstock.client.flow import Place, Survey, hopelessness
 from penstock.errors import PenstockError, ServerBehind, TransientError
+from penstock.gtid_sets import NO_GTIDS, OutsideSet
 from penstock.model import Position
 from penstock.source.asking import ask_again
 from penstock.source.bounds import Bound, parse_bound
@@ -142,12 +142,10 @@ class Daemons:
         bound = start.bound
         assert bound is not None, "a start has one field"
         if bound.gtid_set is not None:
-            consumed = GtidSet.parse(bound.gtid_set)
-            return self._first(
-                daemon,
-                Position.parse(client.ask("locate", gtid_set=bound.gtid_set)["position"]),
-                lambda gtid, _: bool(gtid) and not consumed.contains(GtidSet.parse(gtid)),
-            )
+            located = Position.parse(client.ask("locate", gtid_set=bound.gtid_set)["position"])
+            before = client.ask("gtid_set", position=str(located))["gtid_set"] or NO_GTIDS
+            is_outside = OutsideSet(bound.gtid_set, before)
+            return self._first(daemon, located, lambda gtid, _: is_outside(gtid))
         if bound.time_us is not None:
             from_us = bound.time_us
             return self._first(

@@ -183,7 +183,7 @@ class Locator:
             return self._boundary(search, segment, blocks, max(index, 0))
 
     def _run(self, search: "_Search", segment: SegmentRecord, blocks: BlockIndex) -> "_Run":
-        return _Run(blocks, segment.base, search.head(self._access, segment).flavor)
+        return _Run(blocks, segment.base, search.head(self._access, segment))
 
     def _continues(self, search: "_Search", before: int, after: int) -> bool:
         """Return whether an epoch's first segment includes the GTIDs before the last segment of the epoch
@@ -295,10 +295,12 @@ class _Run:
     For such a block, the record alone says which transactions of the segment precede it.
     """
 
-    def __init__(self, blocks: BlockIndex, base: int, flavor: str) -> None:
+    def __init__(self, blocks: BlockIndex, base: int, head: SegmentHead) -> None:
         self._blocks = blocks
         self._base = base
-        self._flavor = flavor
+        self._flavor = head.flavor
+        # A MariaDB position is passed or not depending on what precedes the run.
+        self._before = GtidSet.parse(head.gtid_set if head.flavor != "mysql" else "")
         self._first = blocks.record(0) if len(blocks) else None
 
     def proves(self, index: int, fits: Callable[[GtidSet], bool]) -> bool:
@@ -325,7 +327,7 @@ class _Run:
         first = self._first
         assert first is not None
         return last < first.gtid_number or fits(
-            _gtids(self._flavor, record.gtid_source, first.gtid_number, last)
+            self._before.union(_gtids(self._flavor, record.gtid_source, first.gtid_number, last))
         )
 
 

@@ -320,7 +320,7 @@ class LogReader:
     def _with_epoch(self, position: Position | None, gtid_set: LoggedSet) -> LoggedSet:
         """Add to a set what preceded the position's epoch, if the epoch was completed after it began."""
         record = None if position is None else self._epochs.get(position.epoch)
-        return gtid_set if record is None or not record.is_logged_set else union(gtid_set, record.gtid_set)
+        return gtid_set if record is None or not record.is_logged_set else union(record.gtid_set, gtid_set)
 
     def _tail(self, segment: StoredSegment, before: SegmentIndex) -> tuple[SegmentRecord, Position]:
         """Return the newest segment's record and the end of its last whole transaction."""

@@ -165,10 +165,11 @@ class Connection:
         if self.identity().flavor != MARIADB:
             return ExecutedSet(self._gtid_variable("gtid_executed"))
         ends: dict[tuple[int, int], int] = {}
-        for domain, server, number in mariadb_gtids(self._gtid_variable("gtid_binlog_state")):
+        state = self._gtid_variable("gtid_binlog_state")
+        for domain, server, number in mariadb_gtids(state):
             ends[domain, server] = max(number, ends.get((domain, server), 0))
         applied = frozenset(mariadb_gtids(self._gtid_variable("gtid_slave_pos")))
-        return ExecutedSet(self._gtid_variable("gtid_binlog_pos"), ends, applied)
+        return ExecutedSet(state, ends, applied)
 
     def purged(self) -> LoggedSet:
         """Return the GTIDs from before the server's oldest file that no file may list.

@@ -7,6 +7,7 @@ more. Only the message text differs, so the server is queried for the actual cau
 
 from typing import TYPE_CHECKING
 
+from penstock._native import GtidSet
 from penstock.errors import (
     DumpReplaced,
     PenstockError,
@@ -139,19 +140,11 @@ def check_gtid_set(connection: Connection, gtid_set: str) -> PenstockError | Non
 
 def _mariadb_gtid_bounds(connection: Connection, gtid_set: str) -> tuple[bool, bool]:
     """Return whether a position is before the oldest file, and whether it is after the newest."""
-    requested = _sequences(gtid_set)
     oldest = connection.binary_logs()[0].file
     # A file starts with its format description and the list of GTIDs before it.
     events = connection.query("SHOW BINLOG EVENTS IN %s LIMIT 4", (oldest,))
     listed = next((str(event["Info"]) for event in events if event["Event_type"] == "Gtid_list"), "")
-    purged = any(requested.get(domain, 0) < number for domain, number in _sequences(listed).items())
+    before = ",".join("-".join(map(str, gtid)) for gtid in mariadb_gtids(listed))
+    purged = not GtidSet.parse(gtid_set).contains(GtidSet.parse(before))
     executed = connection.executed()
     return purged or executed.unlogged(gtid_set), not executed.contains(gtid_set)
-
-
-def _sequences(text: str) -> dict[int, int]:
-    """Return the highest sequence number of each domain in a text of `domain-server-number`s."""
-    highest: dict[int, int] = {}
-    for domain, _, number in mariadb_gtids(text):
-        highest[domain] = max(number, highest.get(domain, 0))
-    return highest

@@ -19,6 +19,7 @@ from typing import Self
 
 from penstock._native import Framer, encode_gtid_set
 from penstock.errors import ConnectionLost
+from penstock.gtid_sets import mariadb_position
 from penstock.limits import HEARTBEAT_SECONDS, READ_BYTES, SILENCE_SECONDS_MAX
 from penstock.model import Position, ServerAddress
 from penstock.mysql.acknowledge import acknowledgement, ask_for_marks
@@ -281,7 +282,7 @@ def _set_session_variables(
         # 4 means "supports GTID events". Without it the server rewrites them into BEGIN statements.
         settings["mariadb_slave_capability"] = 4
         if start.gtid_set is not None:
-            settings["slave_connect_state"] = start.gtid_set
+            settings["slave_connect_state"] = mariadb_position(start.gtid_set)
             settings["slave_gtid_strict_mode"] = 1
             settings["slave_gtid_ignore_duplicates"] = 0
     else:

@@ -100,8 +100,8 @@ class OwnSource(KeptSource):
             holds = (run.epoch, run.file) == (position.epoch, position.file)
             begin = max(position.offset, run.start) if holds else run.start
             if begin < run.end:
-                repeated = self._repeated(run.epoch)
-                return ByteRange(run.epoch, run.file, begin, None, True, repeated), run.end
+                byte_range = ByteRange(run.epoch, run.file, begin, None, True)
+                return self._with_earlier_gtids(byte_range), run.end
         return None
 
     def __str__(self) -> str:

@@ -12,8 +12,9 @@ from typing import Any
 
 from penstock._native import Decoder, GtidSet
 from penstock.errors import PenstockError, PreparedMissing, ServerBusy
+from penstock.gtid_sets import is_mariadb
 from penstock.model import Position
-from penstock.source.source import ByteRange, Source, file_number
+from penstock.source.source import FIRST_EVENT_OFFSET, ByteRange, Source, file_number
 
 # An event's length is in the four header bytes before this offset.
 _LENGTH_END = 13
@@ -35,18 +36,27 @@ class RangeDecoding:
     def __init__(self, source: Source, byte_range: ByteRange, **options: Any) -> None:
         self.byte_range = byte_range
         self._source = source
-        if byte_range.gtid_after:
-            gtid_sets = [
-                gtid_set for gtid_set in (options.get("gtid_after"), byte_range.gtid_after) if gtid_set
-            ]
-            options["gtid_after"] = ",".join(gtid_sets)
-        self._options = options
+        self._opened = byte_range if byte_range.aligned else source.align(byte_range)
+        self._options = options | {"gtid_repeated": byte_range.gtid_after or None}
         self._partial_event = bytearray()
         self._pending_batches: deque[Any] = deque()
-        self._passed = GtidSet()
-        self._opened = byte_range if byte_range.aligned else source.align(byte_range)
+        self._passed = GtidSet.parse(self._gtids_before())
         self._joint = source.joint(byte_range)
         self.decoder = self._make_decoder(self._opened.position, self._opened.aligned)
+
+    def _gtids_before(self) -> str:
+        """Return the GTIDs before the range, if a filter of the range needs them; else "".
+
+        A MariaDB position contains the transactions before it in the log, so their place in the log counts. A
+        range that begins with its file reads them from the file's list.
+        """
+        filters = (self._options.get("gtid_after"), self._options.get("gtid_until"))
+        if not any(is_mariadb(gtid_set or "") for gtid_set in filters):
+            return ""
+        before = GtidSet.parse(self.byte_range.gtid_before)
+        if self._opened.start > FIRST_EVENT_OFFSET:
+            before = before.union(GtidSet.parse(self._source.gtid_set(self._opened.position)))
+        return str(before)
 
     def states(self, *, drop_open: bool = False) -> Iterator[str]:
         """Yield "batch", "table" and "statement" as they become due, until the range is decoded.
@@ -309,6 +319,7 @@ class RangeDecoding:
             start=max((number, position.offset), (first, self.byte_range.start)),
             stop=(first + 1, 0) if stop is None else (first, stop),
             joint=self._joint,
+            gtid_before=str(self._passed),
             resume_rows=resume_rows,
             resume_start=resume_start,
             **self._options,

@@ -124,7 +124,7 @@ class KeptSource:
         self._heads: dict[tuple[int, str], bytes] = {}
         self._file_starts = {FIRST_EVENT_OFFSET}
         self._joined: set[tuple[Position, Position]] = set()
-        self._repeats: dict[int, str] = {}
+        self._repeats: dict[int, tuple[str, str]] = {}
         self._prepared = PreparedSearch(self, self._find_recorded)
 
     @property
@@ -238,7 +238,7 @@ class KeptSource:
             for byte_range in ranges
         ]
         return [
-            replace(byte_range, gtid_after=self._repeated(byte_range.epoch))
+            self._with_earlier_gtids(byte_range)
             for byte_range in stopped
             if byte_range.stop is not None and byte_range.start < byte_range.stop
         ]
@@ -372,11 +372,15 @@ class KeptSource:
             raise _gap(run.last, next_run.first, str(self))
         self._joined.add(joint)
 
-    def _repeated(self, epoch: int) -> str:
-        """Return the GTIDs that an epoch may repeat because the previous epoch has them; "" for none.
+    def _with_earlier_gtids(self, byte_range: ByteRange) -> ByteRange:
+        """Return a range with the GTIDs that the previous epoch has, and those that this one may repeat.
 
         Another server of the same cluster may have committed the transactions in another order.
         """
+        repeated, before = self._earlier_gtids(byte_range.epoch)
+        return replace(byte_range, gtid_after=repeated, gtid_before=before)
+
+    def _earlier_gtids(self, epoch: int) -> tuple[str, str]:
         if epoch not in self._repeats:
             runs = self._runs()
             earlier = [run for run in runs if run.epoch < epoch]
@@ -386,7 +390,7 @@ class KeptSource:
             is_other_server = bool(earlier) and self.server_key(earlier[-1].epoch) != self.server_key(epoch)
             upto = self.gtid_set(earlier[-1].last) if is_other_server else ""
             before = GtidSet.parse(self.gtid_set(first.first) if upto else "")
-            self._repeats[epoch] = "" if before.contains(GtidSet.parse(upto)) else upto
+            self._repeats[epoch] = "" if before.contains(GtidSet.parse(upto)) else upto, upto
         return self._repeats[epoch]
 
     def _begins_file(self, run: KeptRun) -> bool:

@@ -54,8 +54,8 @@ class ByteRange:
     `stop` None means the end of the file. `aligned` is true if `start` is known to lie between two
     transactions; otherwise the source decides where to open the range (`Source.align`). `is_cut` means that
     another range of the same plan continues at `stop`. Transactions of `gtid_after` are skipped: an earlier
-    part of the log has them from another server. `fingerprint` identifies the file, "" accepts any file with
-    the name; it is checked against a live server. Can be pickled.
+    part of the log, `gtid_before`, has them from another server. `fingerprint` identifies the file, ""
+    accepts any file with the name; it is checked against a live server. Can be pickled.
     """
 
     epoch: int
@@ -66,6 +66,7 @@ class ByteRange:
     gtid_after: str = ""
     is_cut: bool = False
     fingerprint: str = ""
+    gtid_before: str = ""
 
     @property
     def position(self) -> Position:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pyarrow
+import structlog
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -25,6 +26,8 @@ from penstock.source.stream_log import StreamLog
 from penstock.source.tracking import TrackedSchemas
 from penstock.spark.partition import Decoding, EmptyPartition, RangePartition, read_partition
 from penstock.spark.schema import TableShape
+
+_log = structlog.get_logger(__name__)
 
 
 class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
@@ -89,6 +92,10 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         head = log.head_behind(resumed)
         self._seen = head
         if self._target is not None:
+            if not log.has(self._target, resumed):
+                # Another server answers. Its positions cannot be compared with the target: settle a new one.
+                self._target = log.target()
+                _log.warning("the run now ends at another server's log", target=str(self._target))
             head = log.up_to(head, self._target, resumed)
         moved = resumed.position.epoch != begin.position.epoch
         if place_of(head.position) <= place_of(resumed.position):

@@ -154,7 +154,7 @@ impl MessagesBatch {
             self.texts.gtid.clear();
             transaction.gtid.write(&mut self.texts.gtid);
             if let Some(executed) = &self.executed {
-                self.texts.gtid_set = executed.text();
+                self.texts.gtid_set = executed.position().text();
             }
         }
         self.out.current.1 = transaction.commit_version;

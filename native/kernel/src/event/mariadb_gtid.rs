@@ -70,7 +70,7 @@ pub fn read_list(body: &[u8]) -> Result<GtidSet> {
         let domain = cursor.u32()?;
         let server = cursor.u32()?;
         let sequence = cursor.u64()?;
-        // The list may name several servers of a domain. The last GTID is the newest, so it wins.
+        // The list may name several servers of a domain, the one with the newest transaction last.
         set.add(&Gtid::Mariadb { domain, server, sequence });
     }
     Ok(set)

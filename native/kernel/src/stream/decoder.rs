@@ -157,7 +157,7 @@ impl Decoder {
             statement_wanted: None,
             event: EventView::default(),
             xid: None,
-            seen: GtidSet::default(),
+            seen: options.gtid_before.clone(),
             next_file: None,
             stopped: false,
             done: false,

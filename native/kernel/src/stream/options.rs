@@ -48,8 +48,12 @@ pub struct Options {
     pub joint: Option<u64>,
     /// Skip all transactions, incidents and unknown events, and only record prepared transactions.
     pub passing: bool,
-    /// Skip the transactions in this set.
+    /// Transactions that precede the first byte in the log. `gtid_after` and `gtid_until` need them.
+    pub gtid_before: GtidSet,
+    /// Skip the transactions that this set contains at their place in the log.
     pub gtid_after: Option<GtidSet>,
+    /// Skip the transactions in this set, wherever they are: an earlier part of the log has them.
+    pub gtid_repeated: Option<GtidSet>,
     /// Skip transactions outside this set, and end the range when the whole set was seen.
     pub gtid_until: Option<GtidSet>,
     /// Skip transactions committed before this time, in microseconds since 1970.
@@ -102,7 +106,9 @@ impl Options {
             stop: None,
             joint: None,
             passing: false,
+            gtid_before: GtidSet::default(),
             gtid_after: None,
+            gtid_repeated: None,
             gtid_until: None,
             time_from_us: None,
             time_until_us: None,

@@ -10,6 +10,7 @@ use crate::event::gtid::TransactionHead;
 use crate::event::query::savepoint_name;
 use crate::event::Header;
 use crate::frame::events::Span;
+use crate::gtid::GtidSet;
 use crate::limits::SAVEPOINTS_MAX;
 
 impl Decoder {
@@ -40,13 +41,12 @@ impl Decoder {
             Some(us) => us,
             None => i64::from(header.timestamp) * 1_000_000,
         };
-        let skipped = match self.range_verdict(&head, commit_us, span) {
+        let skipped = match self.range_verdict(&head, commit_us, span)? {
             Some(skipped) => skipped,
             None => return Ok(Flow::Done),
         };
         self.orphan = false;
         self.xid = None;
-        self.seen.add(&head.gtid);
         let resume_rows = if skipped { 0 } else { self.take_resume_rows(span) };
         if matches!(self.emitter, Emitter::Transactions(_)) {
             self.tally = Tally { server_id: header.server_id, ..Tally::default() };
@@ -118,15 +118,21 @@ impl Decoder {
     }
 
     /// Decides whether to skip a transaction; None if the range ends before it.
-    fn range_verdict(&self, head: &TransactionHead, commit_us: i64, span: Span) -> Option<bool> {
+    fn range_verdict(&self, head: &TransactionHead, commit_us: i64, span: Span) -> Result<Option<bool>> {
         let options = &self.options;
         let mut skipped = options.passing || options.start.is_some_and(|start| (self.file_number, span.start) < start);
-        skipped |= options.gtid_after.as_ref().is_some_and(|set| set.contains(&head.gtid));
+        skipped |= options.gtid_repeated.as_ref().is_some_and(|set| set.contains(&head.gtid));
         skipped |= options.time_from_us.is_some_and(|from| commit_us < from);
-        if let Some(until) = &options.gtid_until {
-            if !until.contains(&head.gtid) {
+        let is_in_set = |set: &GtidSet| {
+            set.contains_in_log(&head.gtid, &self.seen).map_err(|error| error.at(&self.file, span.start))
+        };
+        if let Some(after) = options.gtid_after.as_ref().filter(|_| !skipped) {
+            skipped = is_in_set(after)?;
+        }
+        if let Some(until) = options.gtid_until.as_ref().filter(|_| !skipped) {
+            if !is_in_set(until)? {
                 if self.seen.contains_set(until) {
-                    return None;
+                    return Ok(None);
                 }
                 skipped = true;
             }
@@ -135,11 +141,11 @@ impl Decoder {
             // MySQL's commit times follow the order of the log, so all later transactions are too late as well. If
             // only statement times are logged, a later transaction may have an earlier time.
             if head.commit_us.is_some() {
-                return None;
+                return Ok(None);
             }
             skipped = true;
         }
-        Some(skipped)
+        Ok(Some(skipped))
     }
 
     fn commit_version(&self, start: u64) -> i64 {
@@ -154,6 +160,7 @@ impl Decoder {
             return Ok(());
         };
         self.mark_boundary(span.end);
+        self.seen.add(&open.view.gtid);
         if !open.skipped {
             self.counters.transactions += 1;
             self.counters.changes += u64::from(open.rows);

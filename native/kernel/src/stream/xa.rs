@@ -134,8 +134,11 @@ impl Decoder {
 
     /// Ends the open transaction without emitting any of its rows here.
     pub(super) fn end_without_rows(&mut self, span: Span) {
-        if let Some(open) = self.open.take().filter(|open| !open.skipped) {
-            self.commit_us = open.view.commit_us;
+        if let Some(open) = self.open.take() {
+            self.seen.add(&open.view.gtid);
+            if !open.skipped {
+                self.commit_us = open.view.commit_us;
+            }
         }
         self.orphan = false;
         self.mark_boundary(span.end);

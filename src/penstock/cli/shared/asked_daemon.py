@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """An instance's log as seen through its daemon: the lag of checkpoints, and positions for new ones."""
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -135,20 +136,29 @@ class AskedDaemon:
         if isinstance(bound, str):
             return source.earliest() if bound == EARLIEST else source.head()
         if bound.time_us is not None:
-            return self._first(source, source.find_time(bound.time_us), committed_from(bound.time_us))
+            is_late = committed_from(bound.time_us)
+            return self._first(source, source.find_time(bound.time_us), lambda begin: is_late)
         if bound.gtid_set is not None:
-            return self._first(source, source.find_gtid_set(bound.gtid_set), outside(bound.gtid_set))
+            gtid_set = bound.gtid_set
+            located = source.find_gtid_set(gtid_set)
+            return self._first(source, located, lambda begin: outside(gtid_set, source.gtid_set(begin)))
         assert bound.position is not None, "a bound has one field"
         self._check_position(source, bound.position)
         return bound.position
 
-    def _first(self, source: DaemonSource, start: Position, condition: Condition) -> Position:
-        """Return the first matching transaction from `start` on, otherwise the end of the log."""
+    def _first(
+        self, source: DaemonSource, start: Position, condition_from: Callable[[Position], Condition]
+    ) -> Position:
+        """Return the first matching transaction from `start` on, otherwise the end of the log.
+
+        `condition_from` is called with the position where each run of the log is read from.
+        """
         for run in self._runs():
             if run.last <= start:
                 continue
             begin = start.offset if run.first <= start else run.start
-            position = first_in(source, ByteRange(run.epoch, run.file, begin, run.end, True), condition)
+            span = ByteRange(run.epoch, run.file, begin, run.end, True)
+            position = first_in(source, span, condition_from(span.position))
             if position is not None:
                 return position
         return source.head()

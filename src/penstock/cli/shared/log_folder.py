@@ -15,8 +15,8 @@ import numpy.typing as npt
 import pyarrow
 import typer
 
-from penstock._native import GtidSet
 from penstock.errors import LogLocked, OptionInvalid, SourceMissing
+from penstock.gtid_sets import LoggedSet, OutsideSet
 from penstock.logstore.disk import Disk, LocalDisk
 from penstock.logstore.index import BLOCK_BYTES_DEFAULT, SegmentIndex, scan
 from penstock.logstore.layout import Layout, is_log_folder
@@ -267,12 +267,10 @@ def committed_from(time_us: int) -> Condition:
     return lambda batch: commit_times(batch) >= time_us
 
 
-def outside(gtid_set: str) -> Condition:
-    """Match transactions outside a GTID set."""
-    excluded = GtidSet.parse(gtid_set)
-    return lambda batch: [
-        bool(gtid) and not excluded.contains(GtidSet.parse(gtid)) for gtid in batch["gtid"].to_pylist()
-    ]
+def outside(gtid_set: str, before: LoggedSet) -> Condition:
+    """Match transactions outside a GTID set, in a log that has those of `before` first."""
+    is_outside = OutsideSet(gtid_set, before)
+    return lambda batch: [is_outside(gtid) for gtid in batch["gtid"].to_pylist()]
 
 
 def is_gtid(gtid: str) -> Condition:

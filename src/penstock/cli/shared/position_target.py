@@ -152,7 +152,7 @@ def find_in_log(chosen: LogFolder, reader: LogReader, bound: Bound) -> Target:
             raise OptionInvalid("the log does not have this", position=str(bound.position), hint=_HINT_ASK)
     elif bound.gtid_set is not None:
         start = reader.locate_gtid_set(bound.gtid_set).position
-        position = first_from(reader, chosen.source(), start, outside(bound.gtid_set))
+        position = first_from(reader, chosen.source(), start, outside(bound.gtid_set, reader.gtid_set(start)))
     else:
         assert bound.time_us is not None, "a bound has one field"
         start = reader.locate_time(bound.time_us).position
