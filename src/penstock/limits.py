@@ -218,6 +218,10 @@ PUMP_BATCH_BYTES_MAX = 32 * MIB
 PUMP_PULL_COUNT = 256
 PUMP_PULL_BYTES = 4 * MIB
 PUMP_PULLS_MAX = 8
+# A Pump rolls no undecided transaction back in the cluster before this, which the original Pump waits too.
+PUMP_DECIDE_SECONDS_MIN = 600.0
+# How long the end of a Pump waits for a question to TiKV.
+PUMP_STOP_SECONDS_MAX = 5.0
 
 assert BATCH_BYTES_MAX <= TRANSACTION_HELD_BYTES_MAX < (1 << 31), "string columns carry 32-bit offsets"
 assert RECONNECT_PAUSE_SECONDS_FIRST < RECONNECT_PAUSE_SECONDS_MAX

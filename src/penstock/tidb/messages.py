@@ -344,14 +344,33 @@ def etcd_prefix_request(prefix: str) -> bytes:
     return encode((1, start), (2, start[:-1] + bytes([start[-1] + 1])))
 
 
+def etcd_key_request(key: str) -> bytes:
+    """Return a RangeRequest for one key."""
+    return encode((1, key))
+
+
 def etcd_key_values(response: bytes) -> list[tuple[str, bytes]]:
     """Return the keys and values of a RangeResponse. Raises EventMalformed."""
     return [(pair.text(1), pair.content(5)) for pair in Message(response).messages(2)]
 
 
+def etcd_revision(response: bytes) -> int:
+    """Return the revision of the only key of a RangeResponse, 0 without one. Raises EventMalformed."""
+    return sum(pair.unsigned(3) for pair in Message(response).messages(2))
+
+
 def etcd_put_request(key: str, value: bytes, *, exists: bool) -> bytes:
     """Return a TxnRequest that puts a value if the key exists, or if it does not."""
-    compare = encode((1, _GREATER if exists else _EQUAL), (2, _MOD_REVISION), (3, key), (6, 0))
+    return _put_if(key, value, _GREATER if exists else _EQUAL, 0)
+
+
+def etcd_replace_request(key: str, value: bytes, revision: int) -> bytes:
+    """Return a TxnRequest that puts a value if the key is unchanged since a revision; 0: if it is missing."""
+    return _put_if(key, value, _EQUAL, revision)
+
+
+def _put_if(key: str, value: bytes, comparison: int, revision: int) -> bytes:
+    compare = encode((1, comparison), (2, _MOD_REVISION), (3, key), (6, revision))
     put = encode((2, encode((1, key), (2, value))))
     return encode((1, compare), (2, put))
 

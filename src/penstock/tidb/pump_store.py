@@ -204,8 +204,15 @@ class PumpStore:
             return
         self.log.store()
         self.log.sync()
+        late = self.matching.late
         for each, location in self._staged:
             self.matching.add(each.head, each.digest, location)
+        if self.matching.late > late:
+            _log.warning(
+                "transactions were committed before what is released here: another Pump has them",
+                count=self.matching.late - late,
+                start_ts=[each.head.start_ts for each, _ in self._staged if each.write.is_decision],
+            )
         self._staged = []
         self._release()
 

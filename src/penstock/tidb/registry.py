@@ -18,9 +18,12 @@ from penstock.errors import EventMalformed, VersionConflict
 from penstock.tidb.messages import (
     ETCD_RANGE,
     ETCD_TXN,
+    etcd_key_request,
     etcd_key_values,
     etcd_prefix_request,
     etcd_put_request,
+    etcd_replace_request,
+    etcd_revision,
     etcd_txn_succeeded,
 )
 
@@ -126,9 +129,22 @@ class Registry:
             nodes[node.node_id] = node
         return nodes
 
-    def node(self, kind: NodeKind, node_id: str) -> Node | None:
-        """Return one node; None if it is not registered."""
-        return self.nodes(kind).get(node_id)
+    def node(self, kind: NodeKind, node_id: str) -> tuple[Node | None, int]:
+        """Return one node and its revision for `replace`; None if it is missing or unreadable."""
+        response = self._etcd.call_etcd(ETCD_RANGE, etcd_key_request(f"{_ROOT}/{kind}/{node_id}"))
+        node = None
+        for key, content in etcd_key_values(response):
+            try:
+                node = Node.parse(content)
+            except EventMalformed as problem:
+                _log.error("a registered node cannot be read", key=key, why=str(problem))
+        return node, etcd_revision(response)
+
+    def replace(self, kind: NodeKind, node: Node, revision: int) -> bool:
+        """Replace a node unless it was changed since a revision. Returns whether it was replaced."""
+        content = json.dumps(node.to_values()).encode()
+        request = etcd_replace_request(f"{_ROOT}/{kind}/{node.node_id}", content, revision)
+        return etcd_txn_succeeded(self._etcd.call_etcd(ETCD_TXN, request))
 
     def put(self, kind: NodeKind, node: Node) -> None:
         """Register a node, or replace it. Raises VersionConflict if others create and delete it meanwhile."""

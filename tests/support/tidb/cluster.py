@@ -7,6 +7,7 @@ of `tests/tidb_peers`.
 
 import threading
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -23,6 +24,7 @@ from penstock.tidb.messages import (
     GET_REGION,
     GET_STORE,
     LOGICAL_BITS,
+    NOTIFY,
     TSO,
     Message,
     encode,
@@ -50,6 +52,8 @@ class FakeCluster:
     region_errors: int = 0
     # Whether PD has no leader.
     leaderless: bool = False
+    # Whether it answers Notify, as a Drainer does.
+    notified: bool = False
     keys: dict[str, bytes] = field(default_factory=dict)
     calls: list[str] = field(default_factory=list)
     status_requests: list[dict[str, int]] = field(default_factory=list)
@@ -146,24 +150,34 @@ class FakeCluster:
         return encode((3, transaction.lock_ttl_ms), (4, transaction.commit_ts))
 
     def range(self, request: bytes) -> bytes:
-        """Answer etcd's Range."""
+        """Answer etcd's Range. A key's revision is the hash of its value."""
         fields = Message(request)
         start, end = fields.text(1), fields.text(2)
-        pairs = [(2, encode((1, key), (5, value))) for key, value in self.keys.items() if start <= key < end]
+        pairs = [
+            (2, encode((1, key), (3, _revision(value)), (5, value)))
+            for key, value in self.keys.items()
+            if key == start or start <= key < end
+        ]
         return encode(*pairs)
 
     def put(self, request: bytes) -> bytes:
-        """Answer etcd's Txn: a put after a comparison of the revision with 0."""
+        """Answer etcd's Txn: a put after a comparison of the revision."""
         fields = Message(request)
         compare, put = fields.message(1), fields.message(2).message(2)
-        exists = compare.text(3) in self.keys
-        if exists != bool(compare.unsigned(1)):
-            return b""
-        self.keys[put.text(1)] = put.content(2)
+        with self._lock:
+            revision = _revision(self.keys.get(compare.text(3)))
+            wanted = compare.unsigned(6)
+            if not (revision > wanted if compare.unsigned(1) else revision == wanted):
+                return b""
+            self.keys[put.text(1)] = put.content(2)
         return encode((2, 1))
 
     def _header(self) -> tuple[int, bytes]:
         return 1, encode((1, self.cluster_id))
+
+
+def _revision(value: bytes | None) -> int:
+    return 0 if value is None else 1 + zlib.crc32(value)
 
 
 class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
@@ -184,6 +198,8 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
         if method == TSO:
             return grpc.stream_stream_rpc_method_handler(self._cluster.timestamps)
         answer = self._answers.get(method)
+        if method == NOTIFY and self._cluster.notified:
+            return grpc.unary_unary_rpc_method_handler(lambda request, context: b"")
         if answer is None:
             return None
         return grpc.unary_unary_rpc_method_handler(lambda request, context: answer(request))

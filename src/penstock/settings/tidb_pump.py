@@ -1,0 +1,43 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The `tidb.pump` block: how an instance receives binlogs from TiDB servers."""
+
+from pydantic import Field, field_validator
+
+from penstock.limits import PUMP_DECIDE_SECONDS_MIN
+from penstock.settings.listen import split_host_port
+from penstock.settings.values import Seconds, Section
+
+
+class PumpSettings(Section):
+    """The Pump: TiDB servers write their binlogs to it, and Drainers pull them in commit order."""
+
+    listen: str = Field(
+        default="127.0.0.1:8250", description="host:port for TiDB servers, Drainers and binlogctl"
+    )
+    advertise: str | None = Field(
+        default=None, description="host:port under which they reach it; default: the address of listen"
+    )
+    node_id: str | None = Field(
+        default=None, description="its name in the cluster's registry; default: the advertised address"
+    )
+    socket: str | None = Field(
+        default=None, description="a path for TiDB servers on this host with the strategy local-unix"
+    )
+    decide_after: Seconds | None = Field(
+        default=None,
+        ge=PUMP_DECIDE_SECONDS_MIN,
+        description="roll back a transaction in the cluster whose outcome is unknown for this long, 10m or"
+        " more; default: never, it is held and reported",
+    )
+
+    @field_validator("listen", "advertise")
+    @classmethod
+    def _address(cls, text: str | None) -> str | None:
+        if text is not None:
+            split_host_port(text)
+        return text
+
+    @property
+    def advertised(self) -> str:
+        """The address in the registry."""
+        return self.advertise or self.listen

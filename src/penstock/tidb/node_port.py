@@ -1,0 +1,320 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The one port of a Pump or Drainer: gRPC for the cluster, and HTTP for binlogctl and operators.
+
+Both are registered under one address, so a connection's first bytes tell what it is. HTTP/2 begins with a
+fixed preface and is passed on to the gRPC server, which listens on a file that only this user can open.
+TLS ends here, and so does a client whose certificate has none of the allowed common names.
+"""
+
+import asyncio
+import json
+import os
+import shutil
+import socket
+import ssl
+import tempfile
+import threading
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, cast
+
+import grpc
+import h11
+import structlog
+
+from penstock.errors import OptionInvalid, PenstockError, TlsFailed
+from penstock.limits import (
+    CONNECTIONS_PER_PEER_MAX,
+    DRAIN_SECONDS_MAX,
+    REQUEST_HEAD_BYTES_MAX,
+    REQUEST_SECONDS_MAX,
+)
+from penstock.tidb.channels import MESSAGE_OPTIONS, ClusterTls
+
+_log = structlog.get_logger(__name__)
+
+_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
+
+_SERVER_OPTIONS = (
+    *MESSAGE_OPTIONS,
+    # Go's clients ping every ten seconds, which gRPC's servers refuse by default.
+    ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
+    ("grpc.http2.max_ping_strikes", 0),
+    ("grpc.keepalive_permit_without_calls", 1),
+)
+
+# Answers an HTTP request, by its method and path: the JSON object; None for an unknown path.
+HttpHandler = Callable[[str, str], Awaitable[Any]]
+
+
+@dataclass(frozen=True)
+class PortTls:
+    """The certificate of a port, and the common names that its clients may have; none: any name."""
+
+    files: ClusterTls
+    allowed_names: tuple[str, ...] = ()
+
+    def context(self) -> ssl.SSLContext:
+        """Return a context that requires a certificate of the cluster's authority. Raises TlsFailed."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        try:
+            context.load_cert_chain(self.files.cert, self.files.key)
+            context.load_verify_locations(self.files.ca)
+        except OSError as problem:
+            raise TlsFailed(
+                f"the certificate {self.files.cert} cannot be used: {problem}", hint="Correct tidb.tls"
+            ) from problem
+        context.verify_mode = ssl.CERT_REQUIRED
+        context.set_alpn_protocols(["h2", "http/1.1"])
+        return context
+
+
+def bind_port(host: str, port: int) -> socket.socket:
+    """Return a listening socket. Raises OptionInvalid if the address is taken or is not ours."""
+    try:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        return socket.create_server((host, port), family=family, backlog=1024)
+    except OSError as problem:
+        raise OptionInvalid(
+            f"{host}:{port} cannot be listened on: {problem.strerror}", hint="Choose another address"
+        ) from problem
+
+
+class NodePort:
+    """Serves a bound socket in a thread of its own, which has an event loop.
+
+    `make_service` is called in the loop and returns the gRPC handlers. `unix_path` is a further address, for
+    clients on this host.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        bound: socket.socket,
+        make_service: Callable[[asyncio.AbstractEventLoop], grpc.GenericRpcHandler],
+        http: HttpHandler,
+        tls: PortTls | None,
+        *,
+        unix_path: str | None = None,
+    ) -> None:
+        self._bound = bound
+        self._make_service = make_service
+        self._http = http
+        self._unix_path = unix_path
+        self.allowed_names = tls.allowed_names if tls is not None else ()
+        self._context = tls.context() if tls is not None else None
+        self._folder = tempfile.mkdtemp(prefix="penstock-")
+        self.grpc_path = os.path.join(self._folder, "grpc")
+        self._started: threading.Event = threading.Event()
+        self._stopping = asyncio.Event()
+        self._connections: set[_Connection] = set()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._thread = threading.Thread(target=self._run, name=f"port-{name}", daemon=True)
+
+    def start(self) -> None:
+        """Begin to serve, and return once connections are accepted."""
+        self._thread.start()
+        self._started.wait()
+
+    def stop(self) -> None:
+        """Refuse new calls, give the running ones a moment, and end the thread."""
+        if self._loop is not None and self._thread.is_alive():
+            self._loop.call_soon_threadsafe(self._stopping.set)
+        self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._serve())
+        finally:
+            self._started.set()
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def _serve(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        server = grpc.aio.server(options=_SERVER_OPTIONS)
+        server.add_generic_rpc_handlers((self._make_service(self._loop),))
+        server.add_insecure_port(f"unix:{self.grpc_path}")
+        await server.start()
+        front = await self._loop.create_server(lambda: _Connection(self), sock=self._bound, ssl=self._context)
+        fronts = [front]
+        if self._unix_path is not None:
+            fronts.append(await self._loop.create_unix_server(lambda: _Connection(self), self._unix_path))
+        self._started.set()
+        await self._stopping.wait()
+        for front in fronts:
+            front.close()
+        await server.stop(DRAIN_SECONDS_MAX)
+        for connection in list(self._connections):
+            connection.close()
+
+    # --- Used by connections ----------------------------------------------------------------
+
+    def admit(self, connection: "_Connection") -> bool:
+        """Count a connection. Returns whether there is room for it."""
+        self._connections.add(connection)
+        return len(self._connections) <= CONNECTIONS_PER_PEER_MAX
+
+    def release(self, connection: "_Connection") -> None:
+        """Forget a closed connection."""
+        self._connections.discard(connection)
+
+    async def answer(self, method: str, path: str) -> tuple[int, Any]:
+        """Return the status and the JSON object for an HTTP request."""
+        try:
+            answer = await self._http(method, path)
+        except PenstockError as problem:
+            return 200, {"message": str(problem), "code": 3, "data": None}
+        return (404, {"message": "not found", "code": 2, "data": None}) if answer is None else (200, answer)
+
+
+class _Relay(asyncio.Protocol):
+    """The inner half of a gRPC connection: what the gRPC server sends goes to the client."""
+
+    def __init__(self, client: "_Connection") -> None:
+        self._client = client
+        self.transport: asyncio.Transport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        self._client.joined(self.transport)
+
+    def data_received(self, data: bytes) -> None:
+        self._client.transport.write(data)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._client.close()
+
+    def pause_writing(self) -> None:
+        self._client.transport.pause_reading()
+
+    def resume_writing(self) -> None:
+        self._client.transport.resume_reading()
+
+
+class _Connection(asyncio.Protocol):
+    """A client's connection: undecided at first, then relayed to gRPC, or answered as HTTP."""
+
+    transport: asyncio.Transport
+
+    def __init__(self, port: NodePort) -> None:
+        self._port = port
+        self._pending = b""
+        self._is_http2 = False
+        self._inner: asyncio.Transport | None = None
+        self._parser = h11.Connection(h11.SERVER, max_incomplete_event_size=REQUEST_HEAD_BYTES_MAX)
+        self._request = "", ""
+        self._tasks: set[asyncio.Task[Any]] = set()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport = cast(asyncio.Transport, transport)
+        if not self._port.admit(self) or not self._is_allowed():
+            self.transport.abort()
+            return
+        loop = asyncio.get_running_loop()
+        self._deadline = loop.call_later(REQUEST_SECONDS_MAX, self.transport.abort)
+
+    def data_received(self, data: bytes) -> None:
+        if self._inner is not None:
+            self._inner.write(data)
+            return
+        self._pending += data
+        if self._is_http2:
+            return
+        if self._pending.startswith(_PREFACE):
+            self._is_http2 = True
+            self._deadline.cancel()
+            # Until the gRPC server is connected, nothing more is read.
+            self.transport.pause_reading()
+            self._start(self._join())
+        elif not _PREFACE.startswith(self._pending):
+            self._receive_http()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._port.release(self)
+        if hasattr(self, "_deadline"):
+            self._deadline.cancel()
+        if self._inner is not None:
+            self._inner.close()
+
+    def pause_writing(self) -> None:
+        if self._inner is not None:
+            self._inner.pause_reading()
+
+    def resume_writing(self) -> None:
+        if self._inner is not None:
+            self._inner.resume_reading()
+
+    def close(self) -> None:
+        """Close the connection after sending what is buffered."""
+        self.transport.close()
+
+    def _is_allowed(self) -> bool:
+        """Return whether the certificate has an allowed common name."""
+        if not self._port.allowed_names:
+            return True
+        certificate = self.transport.get_extra_info("peercert") or {}
+        names = [
+            value for part in certificate.get("subject", ()) for key, value in part if key == "commonName"
+        ]
+        if set(names) & set(self._port.allowed_names):
+            return True
+        _log.warning("a certificate's common name is not allowed", names=names)
+        return False
+
+    # --- gRPC -------------------------------------------------------------------------------
+
+    async def _join(self) -> None:
+        try:
+            await asyncio.get_running_loop().create_unix_connection(
+                lambda: _Relay(self), self._port.grpc_path
+            )
+        except OSError:
+            # The port is being closed.
+            self.transport.abort()
+
+    def joined(self, inner: asyncio.Transport) -> None:
+        """Pass on what was received, and everything after it."""
+        self._inner = inner
+        inner.write(self._pending)
+        self._pending = b""
+        self.transport.resume_reading()
+
+    # --- HTTP -------------------------------------------------------------------------------
+
+    def _receive_http(self) -> None:
+        self._parser.receive_data(self._pending)
+        self._pending = b""
+        try:
+            while self._parser.their_state in (h11.IDLE, h11.SEND_BODY):
+                event = self._parser.next_event()
+                if event in (h11.NEED_DATA, h11.PAUSED):
+                    return
+                if isinstance(event, h11.Request):
+                    self._request = event.method.decode(), event.target.decode()
+                if isinstance(event, h11.EndOfMessage):
+                    self._start(self._answer(*self._request))
+                    return
+        except h11.RemoteProtocolError:
+            self.transport.abort()
+
+    async def _answer(self, method: str, path: str) -> None:
+        status, answer = await self._port.answer(method, path)
+        body = json.dumps(answer).encode()
+        headers = [
+            ("Content-Type", "application/json"),
+            ("Content-Length", str(len(body))),
+            ("Connection", "close"),
+        ]
+        for event in (
+            h11.Response(status_code=status, headers=headers),
+            h11.Data(data=body),
+            h11.EndOfMessage(),
+        ):
+            self.transport.write(self._parser.send(event) or b"")
+        self.transport.close()
+
+    def _start(self, work: Any) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

@@ -1,0 +1,399 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Pump over gRPC and HTTP, in a cluster that a stand-in plays in this process."""
+
+import http.client
+import json
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from penstock.errors import OptionInvalid
+from penstock.logstore.disk import LocalDisk
+from penstock.retry import Backoff
+from penstock.settings.daemon import LogSettings
+from penstock.settings.tidb_pump import PumpSettings
+from penstock.tidb import pump as pump_module
+from penstock.tidb import resolver as resolver_module
+from penstock.tidb.decisions import Decisions
+from penstock.tidb.messages import NOTIFY
+from penstock.tidb.pump import Pump
+from penstock.tidb.registry import Node, NodeState
+from tests.support.suite.patience import wait_until
+from tests.support.tidb.binlogs import commit, matched, prewrite, rollback
+from tests.support.tidb.cluster import FakeCluster, RecordedTransaction
+from tests.support.tidb.pump_client import PumpClient
+
+PUMPS = "/tidb-binlog/v1/pumps/"
+DRAINERS = "/tidb-binlog/v1/drainers/"
+
+
+@pytest.fixture(autouse=True)
+def fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Shorten the intervals: the tests wait for events."""
+    for name in ("_TICK_SECONDS", "_HEARTBEAT_SECONDS", "_HOLD_SECONDS", "_RESOLVE_SECONDS"):
+        monkeypatch.setattr(pump_module, name, 0.02)
+    monkeypatch.setattr(resolver_module, "_ASK_AFTER_SECONDS", 0.0)
+    monkeypatch.setattr(resolver_module, "_ASK_AGAIN", Backoff(0.02, 0.02))
+    monkeypatch.setattr(resolver_module, "_STALLED_SECONDS", 0.0)
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    with FakeCluster() as fake:
+        yield fake
+
+
+class Running:
+    """A Pump, its cluster, and a client."""
+
+    def __init__(self, pump: Pump, cluster: FakeCluster) -> None:
+        self.pump = pump
+        self.cluster = cluster
+        self.client = PumpClient(pump.address)
+
+    @property
+    def node(self) -> dict[str, Any]:
+        """The registered node."""
+        node: dict[str, Any] = json.loads(self.cluster.keys[PUMPS + self.pump.node_id])
+        return node
+
+    def wait_for(self, state: NodeState) -> None:
+        wait_until(lambda: self.pump.state is state and self.node["state"] == state)
+
+
+Start = Callable[..., Running]
+
+
+@contextmanager
+def running(folder: Path, cluster: FakeCluster, **settings: Any) -> Iterator[Running]:
+    options = {"listen": "127.0.0.1:0", "node_id": "pump-1", **settings}
+    log = LogSettings(folder=folder / "shop.pump")
+    pump = Pump("shop", [cluster.address], PumpSettings.model_validate(options), log)
+    pump.start()
+    try:
+        with PumpClient(pump.address):
+            yield Running(pump, cluster)
+    finally:
+        pump.stop()
+        assert pump.join(30)
+
+
+@pytest.fixture
+def start(tmp_path: Path, cluster: FakeCluster) -> Iterator[Start]:
+    with ExitStack() as stack:
+
+        def begin(**settings: Any) -> Running:
+            begun = stack.enter_context(running(tmp_path, cluster, **settings))
+            begun.wait_for(NodeState.ONLINE)
+            return begun
+
+        yield begin
+
+
+def ask(address: str, method: str, path: str) -> tuple[int, Any]:
+    host, _, port = address.rpartition(":")
+    connection = http.client.HTTPConnection(host, int(port), timeout=30)
+    connection.request(method, path)
+    response = connection.getresponse()
+    return response.status, json.loads(response.read())
+
+
+def refusal(call: Callable[[], object]) -> tuple[str, str]:
+    with pytest.raises(grpc.RpcError) as raised:
+        call()
+    return raised.value.code().name, raised.value.details()
+
+
+# --- Writing and pulling --------------------------------------------------------------------
+
+
+def test_transactions_are_pulled_as_they_commit(start: Start) -> None:
+    client = start().client
+    client.write(prewrite(1))
+    client.write(prewrite(3, bytes(5 << 20)))
+    client.write(commit(3, 5))
+    client.write(commit(1, 7))
+    assert client.pull_some(2) == [matched(3, 5, bytes(5 << 20)), matched(1, 7)]
+    assert client.pull_some(1, after_ts=5) == [matched(1, 7)]
+
+
+def test_waiting_drainer_gets_the_next_transaction(start: Start) -> None:
+    client = start().client
+    client.write(prewrite(1))
+    pulling = client.pull()
+    client.write(commit(1, 7))
+    assert next(pulling) == matched(1, 7)
+    client.write(prewrite(9))
+    client.write(commit(9, 11))
+    assert matched(9, 11) in pulling
+
+
+def test_compressed_pull_returns_the_same(start: Start) -> None:
+    client = start().client
+    client.write(prewrite(1, bytes(100_000)))
+    client.write(commit(1, 7))
+    assert client.pull_some(1, compression=grpc.Compression.Gzip) == [matched(1, 7, bytes(100_000))]
+
+
+def test_concurrent_writers_share_syncs(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = start()
+    syncs = []
+    sync = begun.pump._store.log.sync
+
+    def count_sync() -> None:
+        syncs.append(1)
+        sync()
+
+    monkeypatch.setattr(begun.pump._store.log, "sync", count_sync)
+    writes = [begun.client.write_later(prewrite(start_ts)) for start_ts in range(1, 121, 2)]
+    assert [write.result() for write in writes] == [b""] * 60
+    writes = [begun.client.write_later(commit(start_ts, start_ts + 500)) for start_ts in range(1, 121, 2)]
+    assert [write.result() for write in writes] == [b""] * 60
+    assert len(begun.client.pull_some(60)) == 60
+    assert 2 <= len(syncs) < 100
+
+
+@pytest.mark.parametrize(
+    ("payload", "code", "reason"),
+    [
+        (b"\xff\xff", "INVALID_ARGUMENT", "malformed payload"),
+        (commit(9, 11), "FAILED_PRECONDITION", "commit without prewrite"),
+        (prewrite(1, b"other"), "FAILED_PRECONDITION", "two prewrites of one start timestamp"),
+        (commit(1, 1), "FAILED_PRECONDITION", "timestamp goes backwards"),
+    ],
+)
+def test_bad_payload_is_not_acknowledged_and_counted(
+    start: Start, payload: bytes, code: str, reason: str
+) -> None:
+    begun = start()
+    begun.client.write(prewrite(1))
+    assert refusal(lambda: begun.client.write(payload))[0] == code
+    assert begun.pump.status()["refused"] == {reason: 1}
+
+
+def test_wrong_cluster_is_refused_in_the_words_of_the_original(start: Start) -> None:
+    begun = start()
+    with PumpClient(begun.pump.address, cluster_id=7002) as other:
+        assert refusal(lambda: other.write(b"")) == ("UNKNOWN", "cluster ID are mismatch, 7002 vs 7001")
+        assert refusal(lambda: other.pull_some(1))[0] == "UNKNOWN"
+    assert begun.pump.status()["refused"] == {"wrong cluster id": 2}
+
+
+def test_probe_and_unknown_rollback_are_accepted(start: Start) -> None:
+    begun = start()
+    begun.client.write(b"")
+    begun.client.write(rollback(9))
+    assert begun.pump.status()["stored"] == 0
+
+
+def test_garbage_closes_only_its_own_connection(start: Start) -> None:
+    begun = start()
+    host, _, port = begun.pump.address.rpartition(":")
+    for garbage in (
+        b"\x00" * 100,
+        b"PRI * HTTP/1.1\r\n\r\n",
+        b"GET " + b"x" * 200_000,
+        b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\xff" * 99,
+    ):
+        with socket.create_connection((host, int(port))) as connection:
+            connection.settimeout(30)
+            connection.sendall(garbage)
+            try:
+                while connection.recv(65536):
+                    pass
+            except ConnectionResetError:
+                pass
+    begun.client.write(prewrite(1))
+
+
+def test_unix_socket_is_the_same_pump(start: Start, tmp_path: Path) -> None:
+    begun = start(socket=str(tmp_path / "pump.sock"))
+    with PumpClient(f"unix:{tmp_path}/pump.sock") as local:
+        local.write(prewrite(1))
+    begun.client.write(commit(1, 7))
+    assert begun.client.pull_some(1) == [matched(1, 7)]
+
+
+def test_taken_port_is_reported_at_once(start: Start, tmp_path: Path, cluster: FakeCluster) -> None:
+    begun = start()
+    with pytest.raises(OptionInvalid, match="cannot be listened on"):
+        Pump(
+            "other",
+            [cluster.address],
+            PumpSettings(listen=begun.pump.address),
+            LogSettings(folder=tmp_path / "o"),
+        )
+
+
+# --- Outcomes that do not arrive ------------------------------------------------------------
+
+
+def test_lost_commit_is_found_in_tikv(start: Start) -> None:
+    begun = start()
+    begun.cluster.transactions[1] = RecordedTransaction(commit_ts=7)
+    begun.cluster.transactions[3] = RecordedTransaction(rolled_back=True)
+    begun.client.write(prewrite(1))
+    begun.client.write(prewrite(3))
+    assert begun.client.pull_some(1) == [matched(1, 7)]
+    wait_until(lambda: begun.pump.status()["open"] == 0)
+
+
+def test_undecided_transaction_holds_everything_after_it_and_is_named(start: Start) -> None:
+    begun = start()
+    begun.cluster.transactions[1] = RecordedTransaction(lock_ttl_ms=3000)
+    before = dict(begun.cluster.transactions)
+    begun.client.write(prewrite(1))
+    begun.client.write(prewrite(3))
+    begun.client.write(commit(3, 5))
+    wait_until(lambda: len(begun.cluster.status_requests) > 5)
+    assert begun.pump.status()["stalled_by"]["start_ts"] == 1
+    assert "the transaction 1 has no outcome" in begun.pump.status()["problem"]
+    assert (begun.pump.status()["released_ts"], begun.cluster.transactions) == (0, before)
+    assert not any(
+        request["current_ts"] or request["rollback_if_not_exist"] for request in begun.cluster.status_requests
+    )
+    begun.cluster.transactions[1] = RecordedTransaction(commit_ts=9)
+    assert begun.client.pull_some(2) == [matched(3, 5), matched(1, 9)]
+
+
+def test_operator_decides_a_transaction_that_tikv_does_not_know(start: Start, tmp_path: Path) -> None:
+    begun = start()
+    for start_ts in (1, 3):
+        begun.client.write(prewrite(start_ts))
+    decisions = Decisions(LocalDisk(), tmp_path / "shop.pump")
+    decisions.put(3, 0)
+    path = decisions.put(1, 5)
+    assert begun.client.pull_some(1) == [matched(1, 5)]
+    wait_until(lambda: not path.exists())
+
+
+def test_decide_after_rolls_back_in_the_cluster(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = start(decide_after="10m")
+    begun.client.write(prewrite(1))
+    wait_until(lambda: len(begun.cluster.status_requests) > 3)
+    assert begun.cluster.transactions == {}
+    now = resolver_module.time.monotonic()
+    assert begun.pump._resolver is not None
+    monkeypatch.setattr(begun.pump._resolver, "_clock", lambda: now + 700)
+    wait_until(lambda: begun.pump.status()["open"] == 0)
+    assert begun.cluster.transactions[1].rolled_back
+
+
+# --- States ---------------------------------------------------------------------------------
+
+
+def test_idle_pump_advances_by_fakes(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pump_module, "_FAKE_SECONDS", 0.02)
+    begun = start()
+    payload = next(begun.client.pull())
+    assert payload.startswith(b"\x08\x02")
+    wait_until(lambda: begun.node["maxCommitTS"] > 0)
+
+
+def test_node_tells_its_load(start: Start) -> None:
+    node = start().node
+    assert (node["nodeId"], node["isAlive"], sorted(node["label"]["labels"])) == (
+        "pump-1",
+        True,
+        ["backlog", "free_bytes", "writes_per_second"],
+    )
+    assert 0 < node["score"] <= 100
+    assert node["updateTS"] > 0
+
+
+def test_binlogctl_pauses_and_resumes_a_pump(start: Start) -> None:
+    begun = start()
+    begun.client.write(prewrite(1))
+    assert ask(begun.pump.address, "PUT", "/state/other/pause")[1]["code"] == 2
+    assert ask(begun.pump.address, "PUT", "/state/pump-1/stop")[1]["code"] == 1
+    assert ask(begun.pump.address, "PUT", "/state/pump-1/pause")[1]["code"] == 200
+    begun.wait_for(NodeState.PAUSED)
+    assert ask(begun.pump.address, "PUT", "/state/pump-1/pause")[1]["code"] == 3
+    assert refusal(lambda: begun.client.write(prewrite(3))) == ("UNAVAILABLE", "no online: pausing")
+    begun.client.write(commit(1, 7))
+    assert begun.client.pull_some(1) == [matched(1, 7)]
+    begun.cluster.keys[PUMPS + "pump-1"] = json.dumps(begun.node | {"state": "online"}).encode()
+    begun.wait_for(NodeState.ONLINE)
+    begun.client.write(prewrite(3))
+
+
+def test_status_is_that_of_the_original(start: Start) -> None:
+    begun = start()
+    status, answer = ask(begun.pump.address, "GET", "/status")
+    assert (status, answer["status"]["pump-1"]["state"], answer["ErrMsg"]) == (200, "online", "")
+    assert answer["penstock"]["node_id"] == "pump-1"
+    assert ask(begun.pump.address, "GET", "/nothing")[0] == 404
+
+
+def test_closing_pump_waits_for_drainers(start: Start) -> None:
+    begun = start()
+    node = Node("d", "127.0.0.1:1", NodeState.PAUSED, max_commit_ts=5)
+    begun.cluster.keys[DRAINERS + "d"] = json.dumps(node.to_values()).encode()
+    ask(begun.pump.address, "PUT", "/state/pump-1/close")
+    wait_until(lambda: "the Drainer d has everything up to 5 only" in str(begun.pump.status()["problem"]))
+    assert begun.pump.state is NodeState.CLOSING
+    done = Node("d", "127.0.0.1:1", NodeState.PAUSED, max_commit_ts=1 << 62)
+    begun.cluster.keys[DRAINERS + "d"] = json.dumps(done.to_values()).encode()
+    begun.wait_for(NodeState.OFFLINE)
+
+
+def test_new_pump_is_online_only_after_every_drainer_knows_it(
+    tmp_path: Path, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pump_module, "_NOTIFY_TRIES", 1)
+    node = Node("d", cluster.address, NodeState.ONLINE)
+    cluster.keys[DRAINERS + "d"] = json.dumps(node.to_values()).encode()
+    with running(tmp_path, cluster) as begun:
+        wait_until(lambda: "d (" in str(begun.pump.status()["problem"]))
+        assert "binlogctl" in begun.pump.status()["problem"]
+        assert begun.node["state"] == "paused"
+        assert refusal(lambda: begun.client.write(prewrite(1))) == ("UNAVAILABLE", "no online: paused")
+        cluster.notified = True
+        begun.wait_for(NodeState.ONLINE)
+    assert cluster.calls.count(NOTIFY) >= 2
+    # The Drainer knows it now, so a restart does not wait for it.
+    cluster.notified = False
+    with running(tmp_path, cluster) as begun:
+        begun.wait_for(NodeState.ONLINE)
+
+
+def test_stopped_pump_is_paused_and_starts_again_with_everything(
+    tmp_path: Path, cluster: FakeCluster
+) -> None:
+    with running(tmp_path, cluster) as begun:
+        begun.wait_for(NodeState.ONLINE)
+        begun.client.write(prewrite(1))
+    assert json.loads(cluster.keys[PUMPS + "pump-1"])["state"] == "paused"
+    with running(tmp_path, cluster) as begun:
+        begun.wait_for(NodeState.ONLINE)
+        begun.client.write(commit(1, 7))
+        assert begun.client.pull_some(1) == [matched(1, 7)]
+
+
+def test_pump_survives_an_absent_cluster(start: Start) -> None:
+    begun = start()
+    begun.cluster.stop()
+    wait_until(lambda: begun.pump.status()["problem"])
+    begun.client.write(prewrite(1))
+    begun.client.write(commit(1, 7))
+    assert begun.client.pull_some(1) == [matched(1, 7)]
+    begun.cluster.start()
+    wait_until(lambda: begun.pump.status()["problem"] is None)
+
+
+def test_log_is_held_for_drainers(start: Start, tmp_path: Path) -> None:
+    begun = start()
+    begun.client.write(prewrite(1))
+    begun.client.write(commit(1, 7))
+    node = Node("d", "127.0.0.1:1", NodeState.PAUSED, max_commit_ts=5)
+    begun.cluster.keys[DRAINERS + "d"] = json.dumps(node.to_values()).encode()
+    hold = tmp_path / "shop.pump/holds/penstock.pump.json"
+    (entry,) = begun.pump._store.index.after(5, 1)
+    assert entry.location is not None
+    position = str(begun.pump._store.log.position_of(entry.location))
+    wait_until(lambda: hold.exists() and json.loads(hold.read_text())["position"] == position)
