@@ -18,7 +18,7 @@ from penstock.changes import Changes, Origin, Target
 from penstock.engine.joints import Ends
 from penstock.engine.part_writing import PartWriting
 from penstock.engine.parts import blob_of, in_log_order, parts_of, slices, table_part
-from penstock.engine.reading import chunk_changes, range_parts, removed_changes
+from penstock.engine.reading import RangeParts, chunk_changes, range_parts, removed_changes
 from penstock.engine.task_plan import (
     BETWEEN,
     COUNTS,
@@ -60,10 +60,13 @@ _GATHERED_BYTES_MAX = 64 << 20
 _FIRST = -1
 
 
-def decode_works(plan: TaskPlan, numbers: Iterable[int]) -> Iterator[pyarrow.RecordBatch]:
-    """Yield the rows and words of the works with these numbers, in the columns of BETWEEN."""
+def decode_works(
+    plan: TaskPlan, numbers: Iterable[int], parts: RangeParts = range_parts
+) -> Iterator[pyarrow.RecordBatch]:
+    """Yield the rows and words of the works with these numbers, in the columns of BETWEEN. `parts` opens the
+    ranges."""
     for number in numbers:
-        yield from _Work(plan, number).run()
+        yield from _Work(plan, number, parts).run()
 
 
 def as_json(receipt: Receipt) -> bytes:
@@ -78,8 +81,9 @@ def as_json(receipt: Receipt) -> bytes:
 class _Work:
     """One run over one work of a batch."""
 
-    def __init__(self, plan: TaskPlan, number: int) -> None:
+    def __init__(self, plan: TaskPlan, number: int, parts: RangeParts) -> None:
         self._plan = plan
+        self._parts = parts
         self._number = number
         self._work = plan.record.works[number]
         self._divided = frozenset(plan.record.divided)
@@ -128,7 +132,7 @@ class _Work:
         wave: list[Changes] = []
         place: Position | None = None
         seen: set[tuple[str, int]] = set()
-        for part in range_parts(self._plan, self._work, self._number, self._note_ends):
+        for part in self._parts(self._plan, self._work, self._number, self._note_ends):
             if isinstance(part, frozenset):
                 self._marked = part
                 continue

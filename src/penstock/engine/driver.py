@@ -8,6 +8,7 @@ from typing import Protocol
 
 import pyarrow
 
+from penstock.engine.shared_ranges import SharedRanges
 from penstock.engine.task_plan import TaskPlan
 from penstock.pipeline.verify.comparison import Spreading
 
@@ -40,5 +41,8 @@ class Driver(Protocol):
         `run` then raises a TransientError.
         """
 
-    def beside(self, runs: int) -> "Driver":
-        """Return a driver for one of several runs that share the cores and the memory of this one."""
+    def beside(self, runs: int, ranges: SharedRanges) -> "Driver":
+        """Return a driver for one of several runs that share the cores and the memory of this one.
+
+        Tasks in this process read ranges of logs from `ranges`.
+        """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a task reads: a byte range of a source's log, or a chunk of a table."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
 
 from penstock.changes import Changes, Target
@@ -34,13 +34,24 @@ _RECONNECT_TRIES_MAX = 6
 _RECONNECT_TRIES_MAX_OF_SEVERAL = 2
 
 
+# What a range consists of: batches, statements, and first of all the transactions of a pipeline itself.
+Part = Batch | LoggedStatement | frozenset[int]
+# Opens the range of a work, by its number in the plan.
+RangeParts = Callable[[TaskPlan, RangeWork, int, Callable[[Ends], None]], Iterator[Part]]
+
+
 def range_parts(
-    plan: TaskPlan, work: RangeWork, number: int, ends: Callable[[Ends], None]
-) -> Iterator[Batch | LoggedStatement | frozenset[int]]:
+    plan: TaskPlan,
+    work: RangeWork,
+    number: int,
+    ends: Callable[[Ends], None],
+    tables: TablePatterns | None = None,
+) -> Generator[Part, None, None]:
     """Yield the typed batches and statements of a range, in order.
 
     First of all come the versions of the transactions that a pipeline itself wrote, where they have a mark.
-    `ends` is told where the range is opened and where the next one begins.
+    `ends` is told where the range is opened and where the next one begins. `tables` are read in place of the
+    plan's own.
     """
     told = plan.sources[work.source]
     options = replace(
@@ -60,7 +71,10 @@ def range_parts(
         yield from read_in_order(
             source,
             work.byte_range,
-            Selection(_selected(plan, work.source, told.tables), bounds=work.bounds),
+            Selection(
+                PipelinePatterns(tables or told.tables, passed_over_tables(plan, work.source)),
+                bounds=work.bounds,
+            ),
             known,
             batch_bytes_max=_BATCH_BYTES_MAX,
             batch_rows_max=_BATCH_ROWS_MAX,
@@ -69,11 +83,10 @@ def range_parts(
         source.close()
 
 
-def _selected(plan: TaskPlan, source: str, tables: TablePatterns) -> TablePatterns:
-    passed_over = {
-        TableName.parse(key.partition("/")[2]) for key in plan.passed_over if key.partition("/")[0] == source
-    }
-    return PipelinePatterns(tables, frozenset(passed_over))
+def passed_over_tables(plan: TaskPlan, source: str) -> frozenset[TableName]:
+    """Return the tables of a source that the pipeline continues without."""
+    keys = [key.partition("/") for key in plan.passed_over]
+    return frozenset(TableName.parse(table) for name, _, table in keys if name == source)
 
 
 def chunk_changes(plan: TaskPlan, work: ChunkWork, told: Callable[[Watermark], None]) -> Iterator[Changes]:

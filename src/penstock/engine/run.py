@@ -23,6 +23,7 @@ from penstock.engine.job import Outcome, run_job
 from penstock.engine.loading import Loading
 from penstock.engine.progress import Progress
 from penstock.engine.servers import SourceServers, watched
+from penstock.engine.shared_ends import SharedEnds
 from penstock.engine.source_log import SourceLog
 from penstock.engine.standstill import asks_again, no_progress
 from penstock.engine.stretches import Stretches
@@ -70,7 +71,7 @@ class PipelineRun:
     `errors.retry_for`. If a retry in place does not help, the run restarts from the recorded state, as a new
     process would. With `until_caught_up` the run ends once the target has every change that was logged before
     its start, or before its loads ended. `told` is called with the progress after each batch, and with each
-    error.
+    error. Runs of several sinks agree on the ends of their batches in `shared_ends`, by source.
     """
 
     def __init__(
@@ -81,12 +82,14 @@ class PipelineRun:
         until_caught_up: bool = False,
         stop: threading.Event | None = None,
         told: Callable[[Mapping[str, Any]], None] | None = None,
+        shared_ends: Mapping[str, SharedEnds] | None = None,
     ) -> None:
         self._settings = settings
         self._driver = driver
         self._until_caught_up = until_caught_up
         self._stop = stop or threading.Event()
         self._cores = driver.cores
+        self._shared_ends = shared_ends or {}
         self._sink = settings.make_sink()
         self._steps = settings.make_steps()
         self._logs: dict[str, SourceLog] = {}
@@ -134,7 +137,9 @@ class PipelineRun:
             self._checkpoint = checkpoint
             self._settings = self._servers.settings()
             self._logs = {
-                source.name: SourceLog(source, self._settings, self._cores)
+                source.name: SourceLog(
+                    source, self._settings, self._cores, self._shared_ends.get(source.name)
+                )
                 for source in self._settings.sources
             }
             self._cascades = CascadeWatch(self._settings, self._sink)

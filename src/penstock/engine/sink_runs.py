@@ -11,6 +11,8 @@ import structlog
 
 from penstock.engine.driver import Driver
 from penstock.engine.run import PipelineRun
+from penstock.engine.shared_ends import SharedEnds
+from penstock.engine.shared_ranges import SharedRanges
 from penstock.errors import LeaseLost, PenstockError
 from penstock.pipeline.settings import PipelineSettings
 from penstock.pipeline.state import Checkpoint, PipelineState
@@ -28,6 +30,7 @@ _LEASE_MARGIN_SECONDS = 2.0
 class SinkRuns:
     """The runs of all sinks of a pipeline, each from its own position.
 
+    Sinks at the same position share what is decoded in this process: see `shared_ranges`.
     A sink that does not answer, or that fails, falls behind alone. Its run ends with an error, which is
     logged and shown with the sink's name. It is started again from its own position, after a pause that
     doubles up to five minutes, until it works. Once all sinks have failed, `run` raises the error. With
@@ -50,8 +53,11 @@ class SinkRuns:
         self._stop = stop or threading.Event()
         self._lock = threading.Lock()
         self._report = report
+        self._shared_ends = {source.name: SharedEnds() for source in settings.sources}
+        count = len(settings.sinks)
+        ranges = SharedRanges({source.name: source.tables for source in settings.sources}, count)
         self._sinks = {
-            sink_settings.sink.name: _SinkRun(self, sink_settings, driver.beside(len(settings.sinks)))
+            sink_settings.sink.name: _SinkRun(self, sink_settings, driver.beside(count, ranges))
             for sink_settings in settings.each_sink()
         }
         self._bug: BaseException | None = None
@@ -108,7 +114,12 @@ class SinkRuns:
     def start(self, settings: PipelineSettings, driver: Driver) -> PipelineRun:
         """Return a new run of a sink."""
         return PipelineRun(
-            settings, driver, until_caught_up=self._until_caught_up, stop=self._stop, told=self._tell
+            settings,
+            driver,
+            until_caught_up=self._until_caught_up,
+            stop=self._stop,
+            told=self._tell,
+            shared_ends=self._shared_ends,
         )
 
     def wait_after(self, name: str, problem: PenstockError, pause: float) -> bool:

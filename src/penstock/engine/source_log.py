@@ -8,6 +8,7 @@ from typing import Any
 
 import structlog
 
+from penstock.engine.shared_ends import SharedEnds, Stretch
 from penstock.errors import PenstockError
 from penstock.limits import HOLD_AGE_SECONDS_DEFAULT, PIPELINE_HOLD_PAUSE_SECONDS
 from penstock.pipeline.ghosts import PipelinePatterns
@@ -31,8 +32,15 @@ class SourceLog:
     """Plans batches of one source: offsets from listings, ranges by size. Holds a session; `close` ends
     it."""
 
-    def __init__(self, source: PipelineSource, settings: PipelineSettings, cores: int) -> None:
+    def __init__(
+        self,
+        source: PipelineSource,
+        settings: PipelineSettings,
+        cores: int,
+        shared_ends: SharedEnds | None = None,
+    ) -> None:
         self.source = source
+        self._shared_ends = shared_ends
         count = len(settings.sources)
         self._settings = ReadSettings(
             # The driver retries, and reports what it waits for.
@@ -96,14 +104,21 @@ class SourceLog:
 
     def next(self, here: Offset, until: Offset | None) -> tuple[Offset, Offset] | None:
         """Return the end of the batch that begins at an offset of `resume`, and the end of the log. Return
-        None if there is nothing new."""
+        None if there is nothing new. If several sinks read the log, they agree on the end."""
         log = self._log
+        if self._shared_ends is not None:
+            shared = self._shared_ends.stretch_from(here)
+            if shared is not None and (until is None or log.up_to(shared.end, until, here) == shared.end):
+                return shared.end, shared.head
         head = seen = log.head_behind(here)
         if until is not None:
             head = log.up_to(head, until, here)
         if place_of(head.position) <= place_of(here.position):
             return None
-        return log.limited(here, head), seen
+        stretch = Stretch(here, log.limited(here, head), seen)
+        if self._shared_ends is not None:
+            stretch = self._shared_ends.agree(stretch)
+        return stretch.end, stretch.head
 
     def after_loss(self, begin: Offset) -> Offset:
         """Return where to go on without what lies between an offset that was purged and the log's end now."""

@@ -19,6 +19,8 @@ import pyarrow
 import structlog
 
 from penstock.engine.decode_task import decode_works
+from penstock.engine.reading import RangeParts, range_parts
+from penstock.engine.shared_ranges import SharedRanges
 from penstock.engine.task_plan import TaskPlan
 from penstock.engine.write_task import write_parts
 from penstock.errors import ConnectionLost
@@ -40,20 +42,26 @@ class LocalDriver:
     Every task has its own steps and its own sink. Several threads call the function of a `python` step.
     """
 
-    def __init__(self, cores: int | None = None, buffered_bytes_max: int = BUFFERED_BYTES_MAX) -> None:
+    def __init__(
+        self,
+        cores: int | None = None,
+        buffered_bytes_max: int = BUFFERED_BYTES_MAX,
+        parts: RangeParts = range_parts,
+    ) -> None:
         self.cores = cores or _available_cores()
         self.spreading: Spreading = in_this_process
         self._buffered_bytes_max = buffered_bytes_max
+        self._parts = parts
         self._cancelled = threading.Event()
 
-    def beside(self, runs: int) -> "LocalDriver":
-        """Return a driver for one of several runs in this process."""
-        return LocalDriver(self.cores, self._buffered_bytes_max // runs)
+    def beside(self, runs: int, ranges: SharedRanges) -> "LocalDriver":
+        """Return a driver for one of several runs in this process, which share the decoded ranges."""
+        return LocalDriver(self.cores, self._buffered_bytes_max // runs, ranges.parts)
 
     def run(self, plan: TaskPlan) -> Iterable[pyarrow.RecordBatch]:
         """Run a plan's tasks to their end; see `Driver.run`. Raises ConnectionLost if they were cancelled,
         DiskFailed if rows cannot be spilled."""
-        job = _Job(plan, self.cores, self._buffered_bytes_max, self._cancelled)
+        job = _Job(plan, self.cores, self._buffered_bytes_max, self._parts, self._cancelled)
         try:
             return job.run()
         finally:
@@ -85,9 +93,15 @@ class _Job:
     """One plan's tasks. After an error, an interrupt or a cancellation all tasks end at their next row."""
 
     def __init__(
-        self, plan: TaskPlan, cores: int, buffered_bytes_max: int, cancelled: threading.Event
+        self,
+        plan: TaskPlan,
+        cores: int,
+        buffered_bytes_max: int,
+        parts: RangeParts,
+        cancelled: threading.Event,
     ) -> None:
         self._plan = plan
+        self._parts = parts
         self._cores = cores
         self._cancelled = cancelled
         self._shuffle = Shuffle(buffered_bytes_max)
@@ -109,7 +123,7 @@ class _Job:
         self._shuffle.close()
 
     def _decode(self, work: int) -> None:
-        rows = self._until_ended(decode_works(self._plan, [work]))
+        rows = self._until_ended(decode_works(self._plan, [work], self._parts))
         if self._plan.in_one_stage and not self._plan.in_driver:
             self._words.extend(rows)
             return

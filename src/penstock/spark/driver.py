@@ -18,6 +18,7 @@ from pyspark.errors import PySparkException, PythonException
 from pyspark.sql import SparkSession
 
 from penstock.engine.decode_task import decode_works
+from penstock.engine.shared_ranges import SharedRanges
 from penstock.engine.task_plan import BETWEEN_SQL, TaskPlan
 from penstock.engine.write_task import write_parts
 from penstock.errors import ConnectionLost, OptionInvalid
@@ -42,8 +43,9 @@ class SparkDriver:
         self._runs = 0
         self._rows_at_once = ""
 
-    def beside(self, runs: int) -> "SparkDriver":
-        """Return this driver: a session runs the jobs of several threads."""
+    def beside(self, runs: int, ranges: SharedRanges) -> "SparkDriver":
+        """Return this driver: a session runs the jobs of several threads. Each decodes for its own sink,
+        because executors share no memory."""
         return self
 
     def run(self, plan: TaskPlan) -> Iterable[pyarrow.RecordBatch]:

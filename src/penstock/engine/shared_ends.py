@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where the batches of several sinks end in one source's log, so that their ranges can be shared.
+
+Two sinks that plan at different moments see different ends of the log. A sink takes the end that another sink
+has planned from the same position. A sink that is behind ends its batch where a batch of another sink begins
+or ends, so that both are at the same position afterwards.
+"""
+
+import threading
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from penstock.source.offsets import Offset
+from penstock.source.source import place_of
+
+# A sink that is further behind makes larger batches of its own.
+_STRETCHES_KEPT = 8
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """The log between two offsets that a batch covers; `head` is the end of the log that was seen."""
+
+    begin: Offset
+    end: Offset
+    head: Offset
+
+
+class SharedEnds:
+    """The last stretches that the sinks of a pipeline have planned in one source's log. Safe for threads."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._stretches: OrderedDict[Offset, Stretch] = OrderedDict()
+
+    def stretch_from(self, begin: Offset) -> Stretch | None:
+        """Return the stretch that another sink has planned from an offset, None if there is none."""
+        with self._lock:
+            return self._stretches.get(begin)
+
+    def agree(self, stretch: Stretch) -> Stretch:
+        """Return the stretch to read in place of one that was planned: the same, or a shorter one."""
+        with self._lock:
+            known = self._stretches.get(stretch.begin)
+            if known is not None and _is_before(known.end, stretch.end):
+                return known
+            meetings = [
+                offset
+                for other in self._stretches.values()
+                for offset in (other.begin, other.end)
+                if _is_before(stretch.begin, offset) and _is_before(offset, stretch.end)
+            ]
+            if meetings:
+                end = max(meetings, key=lambda offset: place_of(offset.position))
+                stretch = Stretch(stretch.begin, end, stretch.head)
+            self._stretches[stretch.begin] = stretch
+            self._stretches.move_to_end(stretch.begin)
+            while len(self._stretches) > _STRETCHES_KEPT:
+                self._stretches.popitem(last=False)
+            return stretch
+
+
+def _is_before(first: Offset, second: Offset) -> bool:
+    """Return whether an offset is before another one in the log of one server."""
+    is_same_log = (first.server_key, first.position.epoch) == (second.server_key, second.position.epoch)
+    is_exact = not (first.by_set or second.by_set)
+    return is_same_log and is_exact and place_of(first.position) < place_of(second.position)
