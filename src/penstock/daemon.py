@@ -23,6 +23,7 @@ from types import FrameType
 import structlog
 
 from penstock.capture.kept_schemas import follow_schemas
+from penstock.capture.readings import read_capture
 from penstock.capture.run import Capture, CaptureParts
 from penstock.coordinate.store import CoordinationStore, open_store
 from penstock.errors import LogFull, OptionInvalid, PenstockError, TransientError
@@ -35,13 +36,16 @@ from penstock.logstore.upkeep import Upkeep
 from penstock.model import ServerAddress
 from penstock.mysql.start import LogLookup, StartAt
 from penstock.serve.access import Access
+from penstock.serve.coordination import CoordinationProbe
 from penstock.serve.listener import Listener
 from penstock.serve.ports import Ports
 from penstock.serve.served import Arrivals, Served
+from penstock.serve.telemetry import Telemetry
 from penstock.settings.daemon import InstanceSettings, LogSettings, Settings
 from penstock.source.bounds import parse_bound
 from penstock.source.server import ServerSource
 from penstock.source.source import SourceOptions
+from penstock.telemetry.readings import Readings
 
 _log = structlog.get_logger(__name__)
 
@@ -56,6 +60,10 @@ _OWN_DESCRIPTORS = 4096
 
 _UPKEEP_SECONDS = 10.0
 _LAG_SECONDS = 5.0
+# A scrape or a probe waits for the coordination store for this long.
+_PROBE_SECONDS = 2.0
+# How soon the server of a new connection is asked what it keeps.
+_SURVEY_POLL_SECONDS = 1.0
 
 
 def start_of(instance: InstanceSettings) -> StartAt:
@@ -104,6 +112,7 @@ def make_capture(name: str, settings: Settings, arrived: Callable[[str], None]) 
         open_lookup=_open_lookup,
         arrived=arrived,
         schemas_of=follow_schemas,
+        metrics_tables=settings.metrics.tables,
     )
     return Capture(name, instance, log, start_of(instance), parts)
 
@@ -130,12 +139,21 @@ class Daemon:
         canal_gtid = [name for name, instance in settings.instances.items() if instance.canal_gtid]
         hold_seconds = {name: settings.log_of(name).retention.hold_age for name in settings.instances}
         self._ports = Ports.take(settings.listen)
+        served = Served(self._captures, self._arrivals, shard_columns, canal_gtid, hold_seconds)
         self._listener = Listener(
             settings.listen,
-            Served(self._captures, self._arrivals, shard_columns, canal_gtid, hold_seconds),
+            served,
             Access.of_settings(settings.listen, settings.access),
             self._ports,
             _store_opener(settings),
+            Telemetry(
+                served,
+                self._ports,
+                [partial(self._read_instance, name) for name in self._captures],
+                _coordination_probe(settings),
+                settings.metrics,
+                settings.telemetry,
+            ),
         )
 
     @property
@@ -178,6 +196,12 @@ class Daemon:
         """Stop, from any thread or a signal handler."""
         self._listener.stop()
 
+    def _read_instance(self, name: str, readings: Readings) -> None:
+        """Add the metrics of an instance."""
+        read_capture(readings, self._captures[name], by_table=self._settings.metrics.tables > 0)
+        if name in self._upkeep:
+            readings.add_counter("penstock_log_tier_uploads_total", self._upkeep[name].uploads, instance=name)
+
     def _end(self, clock: threading.Thread) -> None:
         self._stopping.set()
         for capture in self._captures.values():
@@ -203,11 +227,16 @@ class Daemon:
                     _log.error("upkeep failed", instance=name, error=type(problem).__name__, why=str(problem))
 
     def _measure(self) -> None:
-        """Measure the lag behind the servers, in a separate thread because it may block."""
-        while not self._stopping.wait(_LAG_SECONDS):
+        """Measure the lag and what the servers keep, in a separate thread because it may block."""
+        measured_at = time.monotonic()
+        while not self._stopping.wait(_SURVEY_POLL_SECONDS):
+            is_lag_due = time.monotonic() - measured_at >= _LAG_SECONDS
+            measured_at = time.monotonic() if is_lag_due else measured_at
             for capture in self._captures.values():
                 try:
-                    capture.measure_lag()
+                    capture.survey_server()
+                    if is_lag_due:
+                        capture.measure_lag()
                 except PenstockError as problem:
                     _log.debug("lag is not known", instance=capture.name, why=str(problem))
 
@@ -248,6 +277,15 @@ def _store_opener(settings: Settings) -> Callable[[], CoordinationStore] | None:
     if url.startswith("sqlite:"):
         open_store(url).close()
     return partial(open_store, url)
+
+
+def _coordination_probe(settings: Settings) -> CoordinationProbe | None:
+    """Return the probe of the coordination store; None if neither the settings nor a listener need one."""
+    if settings.coordination is None and settings.listen.canal is None:
+        return None
+    url = settings.coordination_url()
+    open_probe = partial(open_store, url, _PROBE_SECONDS)
+    return CoordinationProbe(url, open_probe, settings.instances)
 
 
 def _open_log(name: str, settings: LogSettings) -> Log:

@@ -18,7 +18,9 @@ import pytest
 from penstock.limits import WAIT_SECONDS_DEFAULT
 from penstock.limits import WAIT_SECONDS_MAX as NEWS_SECONDS_MAX
 from penstock.serve.listener import make_app
+from penstock.serve.ports import Ports
 from penstock.serve.served import Arrivals, Served
+from penstock.serve.telemetry import Telemetry
 from tests.support.daemon.process import DaemonProcess, Refused
 from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import Server
@@ -530,7 +532,8 @@ def requests_of(daemon: DaemonProcess, subscriber: str) -> int:
 def test_openapi_description_lists_exactly_the_routes(shop: Shop) -> None:
     described = shop.daemon.get("/v1/openapi.json")
     moved_rows = {(method.upper(), path) for path, calls in described["paths"].items() for method in calls}
-    routes = make_app(Served({}, Arrivals()), {}).routes
+    served = Served({}, Arrivals())
+    routes = make_app(served, {}, Telemetry(served, Ports({})).routes()).routes
     there = {
         (method, route.path)  # type: ignore[attr-defined]
         for route in routes

@@ -18,6 +18,8 @@ DISTRIBUTIONS = {
     "elastic_transport": "elasticsearch",
     "google": "protobuf",
     "grpc": "grpcio",
+    "opentelemetry": "opentelemetry-sdk",
+    "prometheus_client": "prometheus-client",
     "mysql_event_stream": "mysql-event-stream",
     "py4j": "pyspark",
     "pymysqlreplication": "mysql-replication",
@@ -28,7 +30,14 @@ DISTRIBUTIONS = {
 ELSEWHERE = {"canal", "cosmic_ray", "coverage", "parso"}
 
 # Required but not imported: plugins of pytest, programs, and dependencies of other packages.
-WORK_UNSEEN = {"pytest-timeout", "pytest-xdist", "ruff", "mypy", "pandas"}
+WORK_UNSEEN = {
+    "opentelemetry-exporter-otlp-proto-http",
+    "pytest-timeout",
+    "pytest-xdist",
+    "ruff",
+    "mypy",
+    "pandas",
+}
 
 # Extras for the project's developers.
 FOR_WORK = ("test", "check", "bench")

@@ -36,16 +36,17 @@ MAY_IMPORT: dict[str, set[str]] = {
     "coordinate": LEAVES,
     # The daemon's settings, and the basis of every settings file.
     "settings": {"errors", "limits", "model", "coordinate"},
+    "telemetry": {"errors"},
     # The connections to a server, and the columns of its rows.
     "mysql": LEAVES,
     "schema": LEAVES | {"mysql"},
     "check": LEAVES | {"mysql", "schema"},
-    "logstore": LEAVES | {"settings"},
-    "capture": LEAVES | {"settings", "mysql", "schema", "logstore"},
+    "logstore": LEAVES | {"settings", "telemetry"},
+    "capture": LEAVES | {"settings", "telemetry", "mysql", "schema", "logstore"},
     # TiDB's own protocols: its cluster, and the Pumps and Drainers of its binlog.
-    "tidb": LEAVES | {"settings", "mysql", "schema", "logstore", "capture"},
+    "tidb": LEAVES | {"settings", "telemetry", "mysql", "schema", "logstore", "capture"},
     "source": LEAVES | {"changes", "settings", "mysql", "schema", "logstore"},
-    "serve": LEAVES | {"settings", "logstore", "capture", "source", "coordinate"},
+    "serve": LEAVES | {"settings", "telemetry", "logstore", "capture", "source", "coordinate"},
     "client": LEAVES | {"source", "coordinate"},
     "binlog": LEAVES | {"schema", "source"},
     # The sinks and steps do not depend on Spark.
@@ -56,7 +57,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "local": LEAVES | {"pipeline", "engine"},
     "spark": LEAVES | {"changes", "mysql", "schema", "source", "sinks", "pipeline", "engine"},
     # The only part that builds all others.
-    "daemon": LEAVES | {"settings", "mysql", "logstore", "capture", "source", "coordinate", "serve", "tidb"},
+    "daemon": LEAVES
+    | {"settings", "telemetry", "mysql", "logstore", "capture", "source", "coordinate", "serve", "tidb"},
     "cli": LEAVES
     | {
         "changes",
@@ -116,6 +118,8 @@ HOMES = {
     ),
     "starlette": ("src/penstock/serve/",),
     "uvicorn": ("src/penstock/serve/listener.py", "src/penstock/serve/connections.py"),
+    "prometheus_client": ("src/penstock/telemetry/",),
+    "opentelemetry": ("src/penstock/telemetry/otlp.py",),
     "pyspark": ("src/penstock/spark/", "src/pyspark_penstock/", "src/penstock/pipelines.py"),
     "py4j": ("src/penstock/spark/",),
     "typer": ("src/penstock/cli/",),

@@ -7,12 +7,13 @@ A test fails if a page on disk differs.
 
 from collections.abc import Callable
 
-from tools.document import cli, errors, limits, options, pipelines, sink_types, types
+from tools.document import cli, errors, limits, metrics, options, pipelines, sink_types, types
 
 PAGES: dict[str, Callable[[], str]] = {
     "cli.md": cli.page,
     "errors.md": errors.page,
     "limits.md": limits.page,
+    "metrics.md": metrics.page,
     "options.md": options.page,
     "pipelines.md": pipelines.page,
     "sink_types.md": sink_types.page,

@@ -3,7 +3,7 @@
 use std::ffi::c_int;
 use std::sync::{Arc, Mutex, Weak};
 
-use penstock_kernel::blocks::{self, HeadParts, Settings, State};
+use penstock_kernel::blocks::{self, Counts, HeadParts, Settings, State};
 use penstock_kernel::error::{Error, ErrorKind};
 use penstock_kernel::gtid::{Gtid, GtidSet};
 use pyo3::buffer::PyBuffer;
@@ -72,6 +72,48 @@ impl Chunk {
 /// A DDL statement for Python: text, database, source offsets of the start and end of its event, and session.
 type StatementTuple = (String, String, u64, u64, SessionTuple);
 
+/// Counters of what cutters have processed, for metrics. They outlive the cutters, and any thread may read them.
+///
+/// The first `tables_max` tables have counters of their own, all others share one. A transaction is large if its events
+/// have more than `large_bytes` bytes.
+#[pyclass(frozen, module = "penstock._native")]
+pub struct CutCounts {
+    counts: Arc<Counts>,
+}
+
+#[pymethods]
+impl CutCounts {
+    #[new]
+    #[pyo3(signature = (tables_max=0, large_bytes=u64::MAX))]
+    fn new(tables_max: usize, large_bytes: u64) -> CutCounts {
+        CutCounts { counts: Arc::new(Counts::new(tables_max, large_bytes)) }
+    }
+
+    /// Number of complete transactions.
+    #[getter]
+    fn transactions(&self) -> u64 {
+        self.counts.transactions()
+    }
+
+    /// Number of large transactions.
+    #[getter]
+    fn large_transactions(&self) -> u64 {
+        self.counts.large_transactions()
+    }
+
+    /// Return the number of events by type, as SHOW BINLOG EVENTS prints it. A name may occur more than once.
+    fn events(&self) -> Vec<(&'static str, u64)> {
+        self.counts.events()
+    }
+
+    /// Return the inserts, updates and deletes of each counted table; under "" those of all other tables.
+    fn rows(&self) -> Vec<(String, [u64; 3])> {
+        let mut rows = self.counts.tables_rows();
+        rows.push((String::new(), self.counts.other_rows()));
+        rows
+    }
+}
+
 /// Cuts the bytes of a log into blocks: event bytes to store, and index records.
 ///
 /// Feed it bytes; `state` says what it needs: "input" (feed more), "file" (a new source file begins: take the output,
@@ -110,7 +152,7 @@ impl BlockCutter {
     #[new]
     #[pyo3(signature = (
         *, epoch, file, offset, flavor, live, gtid_set="", block_bytes=65_536, time_max_us=0, head=None,
-        semi_sync=false, statements=true,
+        semi_sync=false, statements=true, counts=None,
     ))]
     #[allow(clippy::too_many_arguments)]
     fn new(
@@ -126,6 +168,7 @@ impl BlockCutter {
         head: Option<PyBuffer<u8>>,
         semi_sync: bool,
         statements: bool,
+        counts: Option<&CutCounts>,
     ) -> PyResult<BlockCutter> {
         is_mariadb(py, flavor)?;
         let settings = Settings {
@@ -140,7 +183,10 @@ impl BlockCutter {
             statements,
         };
         let head = head.as_ref().map(slice_of).transpose()?;
-        let inner = blocks::BlockCutter::new(settings, head).map_err(|error| raise(py, &error))?;
+        let mut inner = blocks::BlockCutter::new(settings, head).map_err(|error| raise(py, &error))?;
+        if let Some(counts) = counts {
+            inner = inner.with_counts(counts.counts.clone());
+        }
         Ok(BlockCutter { inner, spare: Arc::default() })
     }
 

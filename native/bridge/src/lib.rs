@@ -30,6 +30,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(framer::follow_events, module)?)?;
     module.add_class::<gtid_set::GtidSet>()?;
     module.add_class::<blocks::BlockCutter>()?;
+    module.add_class::<blocks::CutCounts>()?;
     module.add_class::<blocks::Chunk>()?;
     module.add_class::<resultset::ResultSet>()?;
     module.add_class::<schema::Schema>()?;

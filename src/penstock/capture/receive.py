@@ -7,14 +7,14 @@ small amount of work for a piece of four megabytes as for a hundred bytes.
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from threading import Event
 from typing import Protocol
 
-from penstock._native import BlockCutter
+from penstock._native import BlockCutter, CutCounts
 from penstock.capture.status import Rate
-from penstock.errors import ConnectionLost, LogFull, SourceMissing, StreamError
+from penstock.errors import ConnectionLost, LogFull, PenstockError, SourceMissing, StreamError
 from penstock.fingerprint import file_fingerprint
 from penstock.gtid_sets import LoggedSet
 from penstock.limits import READ_BYTES
@@ -22,6 +22,8 @@ from penstock.logstore.log import Log
 from penstock.model import Position, StatementSession
 from penstock.mysql.refusal import refusal_of
 from penstock.mysql.replica import ReplicaStream
+from penstock.telemetry.counters import Counter, Histogram
+from penstock.telemetry.definitions import LAG_BOUNDS, SECONDS_BOUNDS
 
 # While the log is full, check for space at this interval.
 _HOLD_SECONDS = 0.1
@@ -52,11 +54,14 @@ class Progress:
     caught_up: bool = False
     gtid_set: str = ""
     time_us: int = 0
-    transactions: int = 0
-    changes: int = 0
+    bytes: int = 0
+    counts: CutCounts = field(default_factory=CutCounts)
 
     def __post_init__(self) -> None:
         self.bytes_rate, self.transactions_rate, self.changes_rate = Rate(), Rate(), Rate()
+        self.statements = Counter("applied", "failed")
+        self.event_lags = Histogram(LAG_BOUNDS)
+        self.acknowledgements = Histogram(SECONDS_BOUNDS)
 
 
 class Receiver:
@@ -207,6 +212,9 @@ class Receiver:
             # Acknowledge only after the sync: the server then tells its client that the commit is on two
             # machines.
             stream.acknowledge(*acknowledgement)
+            received_at = self._progress.heard_at
+            if received_at is not None:
+                self._progress.acknowledgements.observe(max(time.time() - received_at, 0.0))
         self._notify_readers()
 
     def _notify_readers(self) -> None:
@@ -254,7 +262,10 @@ class Receiver:
         progress.transactions_rate.add(transactions - self._counted[0], clock)
         progress.changes_rate.add(changes - self._counted[1], clock)
         self._counted = transactions, changes
+        progress.bytes += end - start
         progress.gtid_set, progress.time_us = cutter.gtid_set, cutter.last_time_us or progress.time_us
+        if progress.time_us:
+            progress.event_lags.observe(max(time.time() - progress.time_us / 1e6, 0.0))
 
     def _apply_statements(self, schemas: Schemas, cutter: BlockCutter) -> None:
         """Apply the statements of the buffered bytes. If one fails, it and those after it stay unapplied."""
@@ -268,7 +279,12 @@ class Receiver:
             for text, database, _, end, session in cutter.take_statements()
         ]
         while self._unapplied:
-            schemas.apply(*self._unapplied[0])
+            try:
+                schemas.apply(*self._unapplied[0])
+            except PenstockError:
+                self._progress.statements.add("failed")
+                raise
+            self._progress.statements.add("applied")
             del self._unapplied[0]
 
     def _wait_for_room(self) -> None:

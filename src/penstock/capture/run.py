@@ -16,11 +16,12 @@ from typing import Any
 
 import structlog
 
-from penstock._native import BlockCutter
+from penstock._native import BlockCutter, CutCounts
 from penstock.capture.attempts import Attempts
 from penstock.capture.receive import Progress, Receiver, Schemas
 from penstock.capture.resume import OpenLookup, Resumption
-from penstock.capture.status import CaptureStatus, Failure, State, lag_seconds
+from penstock.capture.server_log import ServerLog, bytes_after, read_server_log
+from penstock.capture.status import CaptureCounts, CaptureStatus, Failure, State, lag_seconds
 from penstock.errors import (
     ConnectionLost,
     DiskFailed,
@@ -31,7 +32,7 @@ from penstock.errors import (
     ServerBehind,
     ServerBusy,
 )
-from penstock.limits import CAPTURE_CHUNK_BYTES, SILENCE_SECONDS_MAX
+from penstock.limits import CAPTURE_CHUNK_BYTES, SILENCE_SECONDS_MAX, TRANSACTION_HELD_BYTES_MAX
 from penstock.logstore.log import Log
 from penstock.logstore.prepared import old_prepared
 from penstock.model import Position, ServerAddress
@@ -47,6 +48,8 @@ _MEMORY_CHUNKS_MIN = 32
 # A login over TLS on a busy server takes this long, so `fail_over_after` cannot make the timeout shorter.
 _ANSWER_SECONDS_MIN = 2.0
 
+_SURVEY_SECONDS = 60.0
+
 OpenLog = Callable[[], Log]
 
 
@@ -56,13 +59,15 @@ class CaptureParts:
 
     `schemas_of` returns the schemas that follow the statements of an opened log, given a session on its
     server and the position where capture resumes; None for no schemas. `arrived` is called with the
-    instance's name after something became visible.
+    instance's name after something became visible. Changes of the first `metrics_tables` tables are counted
+    by table.
     """
 
     open_log: OpenLog
     open_lookup: OpenLookup
     arrived: Callable[[str], None]
     schemas_of: Callable[[Log, Connection, Position], Schemas | None] = lambda log, connection, position: None
+    metrics_tables: int = 0
 
 
 class Capture:
@@ -81,7 +86,7 @@ class Capture:
         self._thread = threading.Thread(target=self._run, name=f"capture-{name}", daemon=True)
         self._log: Log | None = None
         self._stream: ReplicaStream | None = None
-        self._progress = Progress()
+        self._progress = Progress(counts=CutCounts(parts.metrics_tables, TRANSACTION_HELD_BYTES_MAX))
         # The values of the status. Only the capturing thread assigns them.
         self._state = State.OPENING
         self._why: str | None = None
@@ -92,6 +97,11 @@ class Capture:
         self._note: str | None = None
         self._connects = 0
         self._lag_bytes: int | None = None
+        self.counts = CaptureCounts()
+        # What the server keeps, as of the latest survey.
+        self.server_log: ServerLog | None = None
+        # The connection that it followed, and when the next one is due.
+        self._surveyed = (0, 0.0)
         self._attempts = Attempts(len(self._addresses), settings.fail_over_after)
         # After `fail_over_after` another server is tried, so no response is worth waiting longer for.
         patience = settings.fail_over_after if len(self._addresses) > 1 else ANSWER_SECONDS_MAX
@@ -131,6 +141,11 @@ class Capture:
                 raise self._refusal.with_traceback(None)
             raise ServerBusy(f"the log of {self._name} is being opened", hint="Ask again in a moment")
         return log
+
+    @property
+    def progress(self) -> Progress:
+        """What has been received."""
+        return self._progress
 
     def status(self) -> dict[str, Any]:
         """Return the state of the capture as plain JSON values. Never waits."""
@@ -182,14 +197,24 @@ class Capture:
             if position is None or epoch is None or epoch.server_key != connection.identity().key:
                 # Nothing has arrived yet from the current server.
                 return
-            remaining_bytes = 0
-            for file in connection.binary_logs():
-                number = Position(position.epoch, file.file, 0).file_number
-                if number == position.file_number:
-                    remaining_bytes += max(file.bytes - position.offset, 0)
-                elif number > position.file_number:
-                    remaining_bytes += file.bytes
-        self._lag_bytes = remaining_bytes
+            self._lag_bytes = bytes_after(connection.binary_logs(), position)
+
+    def survey_server(self) -> None:
+        """Query the server for what it keeps of its log, after each connect and then once a minute.
+
+        Raises the errors of a session.
+        """
+        log, server, now = self._log, self._server, time.monotonic()
+        survey = self._connects, now + _SURVEY_SECONDS
+        if log is None or server is None or (survey[0] == self._surveyed[0] and now < self._surveyed[1]):
+            return
+        self._surveyed = survey
+        with connect(server[0]) as connection:
+            epoch, position = log.epoch, log.visible
+            is_followed = epoch is not None and epoch.server_key == connection.identity().key
+            self.server_log = read_server_log(
+                connection, server[0], position if is_followed else None, self.server_log
+            )
 
     # --- The thread -------------------------------------------------------------------------
 
@@ -273,8 +298,11 @@ class Capture:
                     position=str(position),
                     hint="Set max_binlog_size to 1 GiB, or gtid_mode to ON",
                 )
+            previous = self._server
             self._server, self._stream = (address, identity), stream
             self._connects += 1
+            if previous is not None and previous[0] != address:
+                self.counts.failovers += 1
             self._note = beginning.note or self._note
             note_field = {"note": beginning.note} if beginning.note else {}
             _log.info("capturing", instance=self._name, server=str(address), at=str(position), **note_field)
@@ -299,6 +327,9 @@ class Capture:
             opened_at = time.monotonic()
             try:
                 receiver.receive(stream, cutter)
+            except PenstockError as problem:
+                self.counts.disconnects.add(type(problem).__name__)
+                raise
             finally:
                 self._stream = None
                 self._progress.caught_up = False
@@ -380,6 +411,7 @@ class Capture:
             time_max_us=log.time_max_us,
             live=True,
             semi_sync=stream.semi_sync,
+            counts=self._progress.counts,
             # Without schemas, nothing takes the statements, so they would accumulate for the whole session.
             statements=statements,
         )
@@ -461,6 +493,7 @@ class Capture:
         self._state = state
 
     def _record_error(self, problem: PenstockError) -> None:
+        self.counts.errors.add(type(problem).__name__)
         self._failure = Failure(
             type(problem).__name__, problem.message, problem.position, problem.hint, time.time_ns() // 1000
         )

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from penstock.limits import HEARTBEAT_SECONDS
+from penstock.telemetry.counters import Counter
 
 # Rates are averaged mostly over the last ten seconds.
 _RATE_SECONDS = 10.0
@@ -89,6 +90,15 @@ class CaptureStatus:
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
         return asdict(self)
+
+
+@dataclass
+class CaptureCounts:
+    """What happened to a capture since the start, for metrics. Errors are counted by class."""
+
+    errors: Counter = field(default_factory=Counter)
+    disconnects: Counter = field(default_factory=Counter)
+    failovers: int = 0
 
 
 class Rate:

@@ -80,15 +80,15 @@ class Log(LogReader):
         self._syncing = threading.RLock()
         self._indexing = threading.Lock()
         self._end = Tail(disk, self.layout, settings, clock)
+        self.sync_seconds = self._end.sync_seconds
         self._gtid_set = NO_GTIDS
         self._durable: Position | None = None
         self._saved: tuple[Position | None, float] = (None, 0.0)
         self._unsaved_bytes = 0
         self._retried: tuple[int, int] | None = None
         self._failure: PenstockError | None = None
-        self._closed = threading.Event()
+        self._closed, self._sync_due = threading.Event(), threading.Event()
         self._sync_thread: threading.Thread | None = None
-        self._sync_due = threading.Event()
         self._unsynced = 0
         try:
             self._recover(accept_loss)
@@ -143,9 +143,8 @@ class Log(LogReader):
         with self._changed:
             segments, visible, durable = self._index, self._visible, self._durable
             epoch, writer = self._epochs.latest, self._end.writer
-        records = [segment for segment in segments if segment.state != OPEN]
-        if writer is not None:
-            records.append(writer.record())
+        open_segment = [] if writer is None else [writer.record()]
+        records = [segment for segment in segments if segment.state != OPEN] + open_segment
         return LogStatus(
             epoch=None if epoch is None else epoch.epoch,
             segments=len(records),
@@ -153,6 +152,7 @@ class Log(LogReader):
             earliest=self.earliest(),
             visible=visible,
             durable=durable,
+            time_first_us=next((record.time_first_us for record in records if record.time_first_us), 0),
             transactions=sum(segment.transactions for segment in records),
             changes=sum(segment.changes for segment in records),
         )
@@ -336,7 +336,7 @@ class Log(LogReader):
                 return target
             try:
                 if writer is not None:
-                    writer.sync()
+                    self._end.sync(writer)
             except DiskFailed as problem:
                 # Which bytes a failed sync lost is unknown until the files are read again.
                 self._fail(problem)

@@ -4,6 +4,7 @@
 Not thread-safe. Readers see nothing here until the log publishes it.
 """
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -19,6 +20,8 @@ from penstock.logstore.recovery import sound_blocks
 from penstock.logstore.segment import SegmentHead, SegmentReader, SegmentWriter
 from penstock.model import Position
 from penstock.settings.daemon import LogSettings
+from penstock.telemetry.counters import Histogram
+from penstock.telemetry.definitions import SECONDS_BOUNDS
 
 _log = structlog.get_logger(__name__)
 
@@ -53,7 +56,7 @@ class OpenFile:
 class Tail:
     """The open file and the open segment of one log; either may be None.
 
-    `time_max_us` is the latest commit time of the log so far.
+    `time_max_us` is the latest commit time of the log so far, `sync_seconds` the durations of its syncs.
     """
 
     def __init__(self, disk: Disk, layout: Layout, settings: LogSettings, clock: Callable[[], float]) -> None:
@@ -64,6 +67,13 @@ class Tail:
         self.file: OpenFile | None = None
         self.writer: SegmentWriter | None = None
         self.time_max_us = 0
+        self.sync_seconds = Histogram(SECONDS_BOUNDS)
+
+    def sync(self, writer: SegmentWriter) -> None:
+        """Make a segment durable. Raises DiskFailed."""
+        began = time.monotonic()
+        writer.sync()
+        self.sync_seconds.observe(time.monotonic() - began)
 
     def resume(self, writer: SegmentWriter | None, gtid_set: str, time_max_us: int) -> None:
         """Continue with the recovered segment, which ends at a transaction boundary."""

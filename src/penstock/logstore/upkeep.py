@@ -7,6 +7,7 @@ One pass does a bounded amount of work, so that the logs of several instances ta
 import time
 from calendar import timegm
 from collections.abc import Callable
+from functools import partial
 
 import structlog
 
@@ -21,6 +22,7 @@ from penstock.logstore.records import CLOSED, COLD, SegmentRecord
 from penstock.logstore.retention import Retention, RetentionPolicy
 from penstock.logstore.tier import Tier
 from penstock.settings.daemon import LogSettings
+from penstock.telemetry.counters import Counter
 
 _HOUR_SECONDS = 3600
 # Errors limited to one segment. Any other error would hit the next segment too.
@@ -40,6 +42,8 @@ class Upkeep:
         self._layout = layout
         self._cold_after = settings.cold_after
         self._tier = Tier(settings.tier, disk, layout, writes=True) if settings.tier is not None else None
+        # Segments moved to the tier, and failures, by outcome.
+        self.uploads = Counter("moved", "failed")
         # When work on a segment last failed, by its state and version; monotonic seconds.
         self._failed: dict[tuple[int, int], float] = {}
         self._prepared = PreparedSurvey(disk, layout)
@@ -108,7 +112,15 @@ class Upkeep:
         tier = self._tier
         if tier is not None:
             compressed = [segment for segment in catalog.segments if segment.state == COLD]
-            self._work_on_one(compressed, lambda segment: tier.move(catalog, segment))
+            self._work_on_one(compressed, partial(self._upload, tier, catalog))
+
+    def _upload(self, tier: Tier, catalog: SegmentCatalog, segment: SegmentRecord) -> None:
+        try:
+            tier.move(catalog, segment)
+        except PenstockError:
+            self.uploads.add("failed")
+            raise
+        self.uploads.add("moved")
 
     def _work_on_one(self, due: list[SegmentRecord], work: Callable[[SegmentRecord], object]) -> None:
         """Work on the first segment that did not fail within the last hour."""

@@ -53,6 +53,7 @@ class Account:
     tables: TablePatterns = field(default_factory=TablePatterns)
     admin: bool = False
     quota: Quota = field(default_factory=Quota)
+    metrics: bool = False
     requests: int = 0
     _debt_bytes: float = 0.0
     _debt_at: float = 0.0
@@ -126,6 +127,14 @@ class Account:
             raise AccessDenied(
                 f"account {self.name} may read {instance}, and change nothing",
                 hint="Set admin: true for the account: access in penstock.yaml",
+            )
+
+    def prove_reads_metrics(self) -> None:
+        """Raise AccessDenied unless the account may read the metrics of all instances, tables and readers."""
+        if not (self.metrics or self.admin):
+            raise AccessDenied(
+                f"account {self.name} may not read the metrics, which name all instances and readers",
+                hint="Set metrics: true for the account: access in penstock.yaml",
             )
 
     def prove_may_take_over(self, subscription: str, owner: str) -> None:
@@ -227,6 +236,7 @@ class Access:
                     TablePatterns(list(settings.tables)),
                     settings.admin,
                     Quota(settings.bytes_per_second, settings.requests_max),
+                    settings.metrics,
                 ),
                 settings.token_secret(),
                 settings.user,

@@ -7,7 +7,7 @@ A peer that is silent or sends one byte at a time holds a descriptor for a while
 import asyncio
 import socket
 import time
-from collections import Counter
+from collections import Counter as Tally
 from collections.abc import Callable
 from typing import Any, Protocol
 
@@ -17,7 +17,9 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from penstock.limits import REQUEST_SECONDS_MAX, SEND_SECONDS_MAX
 from penstock.serve.accepting import Admission, ListeningSocket
-from penstock.settings.daemon import Listening
+from penstock.settings.daemon import LISTENERS, Listening
+from penstock.telemetry.counters import Counter, Histogram
+from penstock.telemetry.definitions import SECONDS_BOUNDS
 
 _log = structlog.get_logger(__name__)
 
@@ -63,7 +65,7 @@ class RateLimitedLog:
 
     def __init__(self) -> None:
         self._logged_at: dict[tuple[str, ...], float] = {}
-        self._unlogged: Counter[tuple[str, ...]] = Counter()
+        self._unlogged: Tally[tuple[str, ...]] = Tally()
 
     def tell(self, message: str, listener: Listening, peer: str, **more: Any) -> None:
         """Log a warning unless one of the same kind was just logged; `times` counts those since then."""
@@ -78,6 +80,15 @@ class RateLimitedLog:
             self._logged_at[kind] = now
 
 
+class Traffic:
+    """Requests and refusals of every listener, for metrics."""
+
+    def __init__(self) -> None:
+        self.requests = Counter()
+        self.rejected = Counter()
+        self.seconds = {name: Histogram(SECONDS_BOUNDS) for name in LISTENERS}
+
+
 class Connections:
     """All connections of a daemon, limited by `limits`. Belongs to the event loop."""
 
@@ -85,6 +96,7 @@ class Connections:
         self.admission = Admission()
         self._open: set[Connection] = set()
         self._log = RateLimitedLog()
+        self.traffic = Traffic()
 
     def listen(self, listener: Listening, bound: socket.socket, *, over_tls: bool) -> ListeningSocket:
         """Replace a bound socket by one that counts its connections here."""
@@ -113,6 +125,7 @@ class Connections:
 
     def tell(self, what: str, listener: Listening, peer: str, **more: Any) -> None:
         """Log a rate-limited warning about a peer; see `RateLimitedLog`."""
+        self.traffic.rejected.add(listener, what)
         self._log.tell(what, listener, peer, **more)
 
 

@@ -11,9 +11,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from penstock.errors import AuthenticationFailed, LimitExceeded, PenstockError, QuotaReached
 from penstock.limits import REQUEST_BODY_BYTES_MAX
 from penstock.serve.access import WHOLE, Access, Account
-from penstock.serve.connections import RateLimitedLog
+from penstock.serve.connections import RateLimitedLog, Traffic
 from penstock.serve.problems import problem_response
 from penstock.settings.daemon import Listening, is_loopback
+
+# Probes of the daemon's health carry no credentials, and learn only whether it works.
+OPEN_PATHS = frozenset({"/livez", "/readyz", "/startupz"})
 
 
 class Guard:
@@ -23,15 +26,21 @@ class Guard:
     page in a browser from reaching the daemon under the page's own host name (DNS rebinding).
     """
 
-    def __init__(self, app: ASGIApp, access: Access, listener: Listening, own_host: str) -> None:
+    def __init__(
+        self, app: ASGIApp, access: Access, listener: Listening, own_host: str, traffic: Traffic
+    ) -> None:
         self._app = app
         self._access = access
         self._listener = listener
         self._own_host = own_host
+        self._traffic = traffic
         self._log = RateLimitedLog()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        if self._listener == "http" and scope["path"] in OPEN_PATHS:
             await self._app(scope, receive, send)
             return
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
@@ -69,6 +78,7 @@ class Guard:
     def _log_refusal(self, refusal: PenstockError, scope: Scope) -> None:
         peer = (scope.get("client") or ("?",))[0]
         error = type(refusal).__name__
+        self._traffic.rejected.add(self._listener, error)
         self._log.tell("a request is refused", self._listener, peer, error=error, why=refusal.message)
 
 
@@ -109,6 +119,26 @@ def _paced(send: Send, account: Account) -> Send:
             await asyncio.sleep(wait)
 
     return paced
+
+
+class Measured:
+    """Counts the requests of a listener by status, and measures the time to each response's first byte."""
+
+    def __init__(self, app: ASGIApp, listener: Listening, traffic: Traffic) -> None:
+        self._app = app
+        self._listener = listener
+        self._traffic = traffic
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        began = time.monotonic()
+
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._traffic.requests.add(self._listener, str(message["status"]))
+                self._traffic.seconds[self._listener].observe(time.monotonic() - began)
+            await send(message)
+
+        await self._app(scope, receive, counted)
 
 
 def comes_from_this_machine(headers: Mapping[str, str]) -> bool:

@@ -12,7 +12,7 @@ They share the accounts (`access`), the certificate, and the limits on connectio
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
 
 import structlog
@@ -37,7 +37,7 @@ from penstock.serve.access import Access
 from penstock.serve.canal.listener import CanalListener
 from penstock.serve.canal.protocol import CanalServer
 from penstock.serve.connections import Connections, bounded_http
-from penstock.serve.guard import Guard
+from penstock.serve.guard import Guard, Measured
 from penstock.serve.http import changes, holds
 from penstock.serve.http import log as http
 from penstock.serve.ports import Ports
@@ -46,6 +46,7 @@ from penstock.serve.ptubes.heads import RequestHeads
 from penstock.serve.ptubes.monitor import monitor_app
 from penstock.serve.ptubes.protocol import ptubes_app
 from penstock.serve.served import Served
+from penstock.serve.telemetry import Telemetry
 from penstock.settings.daemon import Listening, ListenSettings
 
 _log = structlog.get_logger(__name__)
@@ -54,7 +55,7 @@ _log = structlog.get_logger(__name__)
 _STORE_BACKOFF = Backoff(longest=4.0)
 
 
-def make_app(served: Served, listeners: Mapping[str, str]) -> Starlette:
+def make_app(served: Served, listeners: Mapping[str, str], more: Sequence[Route] = ()) -> Starlette:
     """Return the application of the HTTP port. `listeners` maps each listener to its address."""
 
     async def where(request: Request) -> Response:
@@ -66,6 +67,7 @@ def make_app(served: Served, listeners: Mapping[str, str]) -> Starlette:
             *changes.routes(served),
             *holds.routes(served),
             Route("/v1/listeners", where, name="_listeners"),
+            *more,
         ],
         exception_handlers={PenstockError: as_problem, HTTPException: as_http_problem},
     )
@@ -86,8 +88,14 @@ class HttpListener(uvicorn.Server):
         self._port = port
         super().__init__(
             uvicorn.Config(
-                # Ptubes clients understand no status but 200, so their application authenticates itself.
-                app if name == "ptubes" else Guard(app, access, name, settings.addresses()[name][0]),
+                Measured(
+                    # Ptubes clients understand no status but 200, so their application authenticates itself.
+                    app
+                    if name == "ptubes"
+                    else Guard(app, access, name, settings.addresses()[name][0], connections.traffic),
+                    name,
+                    connections.traffic,
+                ),
                 log_config=None,
                 access_log=False,
                 lifespan="off",
@@ -156,6 +164,7 @@ class Listener(HttpListener):
         access: Access,
         ports: Ports,
         open_store: Callable[[], CoordinationStore] | None = None,
+        telemetry: Telemetry | None = None,
     ) -> None:
         """`open_store` opens the store of the Canal clients' cursors; only Canal clients wait for it."""
         self._served = served
@@ -168,9 +177,11 @@ class Listener(HttpListener):
         self._other_listeners: list[HttpListener | CanalListener] = []
         self._opening: asyncio.Task[None] | None = None
         self._holding: asyncio.Task[None] | None = None
+        self._telemetry = telemetry or Telemetry(served, ports)
+        self._reporting: asyncio.Task[None] | None = None
         super().__init__(
             "http",
-            make_app(served, ports.addresses()),
+            make_app(served, ports.addresses(), self._telemetry.routes()),
             settings,
             access,
             self._connections,
@@ -198,7 +209,9 @@ class Listener(HttpListener):
         ]
         for listener in self._other_listeners:
             await listener.start()
+        self._telemetry.health.listening.update(name for name in self._ports.sockets if name != "canal")
         self._holding = asyncio.create_task(self._served.consumers.run())
+        self._reporting = asyncio.create_task(self._telemetry.run())
         if "canal" in self._ports.sockets:
             self._opening = asyncio.create_task(self._start_canal())
 
@@ -207,6 +220,8 @@ class Listener(HttpListener):
         self._served.arrivals.close()
         if self._opening is not None:
             self._opening.cancel()
+        if self._reporting is not None:
+            self._reporting.cancel()
         ending = [listener.stop_serving() for listener in self._other_listeners]
         await asyncio.gather(super().shutdown(sockets), *ending)
         self._ports.close()
@@ -215,6 +230,7 @@ class Listener(HttpListener):
             await self._served.consumers.write()
         if self._store is not None:
             await asyncio.to_thread(self._store.close)
+        await asyncio.to_thread(self._telemetry.close)
 
     async def _start_canal(self) -> None:
         """Accept Canal clients once the store of their cursors answers; until then they wait."""
@@ -229,6 +245,7 @@ class Listener(HttpListener):
         # The TLS context, if any, is loaded by now.
         canal = CanalListener(server.serve, self._connections, self.config.ssl, self._ports.sockets["canal"])
         await canal.start()
+        self._telemetry.health.listening.add("canal")
         self._other_listeners.append(canal)
 
     def _http(self, name: Listening) -> HttpListener:

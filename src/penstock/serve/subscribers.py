@@ -20,8 +20,8 @@ _SHARDS_TEXT_MAX = 200
 class Subscriber:
     """A follower of an instance, over consecutive requests or one connection.
 
-    `rows` and `bytes` were sent since `since_us`, and `position` is the end of the latest data. `moved`
-    counts the updates that brought a row to its shards from another shard.
+    `rows` and `bytes` were sent since `since_us`; `position` and `time_us` are the end of the latest data.
+    `moved` counts the updates that brought a row to its shards from another shard.
     """
 
     protocol: str
@@ -31,16 +31,18 @@ class Subscriber:
     account: str
     since_us: int
     position: Position | None = None
+    time_us: int = 0
     rows: int = 0
     moved: int = 0
     bytes: int = 0
     requests: int = 0
     seen_us: int = 0
 
-    def sent(self, size: int, rows: int, position: Position | None) -> None:
-        """Count sent data."""
+    def sent(self, size: int, rows: int, position: Position | None, time_us: int = 0) -> None:
+        """Count sent data; `time_us` is the commit time of its last transaction, 0 if unknown."""
         self.bytes += size
         self.rows += rows
+        self.time_us = time_us or self.time_us
         if position is not None:
             self.position = position
 

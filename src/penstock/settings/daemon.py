@@ -34,6 +34,7 @@ from penstock.settings.listen import (
     ListenSettings,
     split_host_port,
 )
+from penstock.settings.telemetry import MetricsSettings, TelemetrySettings
 from penstock.settings.tidb import TidbSettings, is_tidb_url, pd_addresses
 from penstock.settings.values import (
     Bytes,
@@ -306,6 +307,8 @@ class Settings(Section):
     access: tuple[AccountSettings, ...] = Field(
         default=(), description="accounts in addition to listen.token, which has all permissions"
     )
+    metrics: MetricsSettings = Field(default_factory=MetricsSettings)
+    telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings)
     # A URL may contain a password, so no representation shows it.
     coordination: str | None = Field(
         default=None,

@@ -201,6 +201,9 @@ class AccountSettings(Section):
     admin: bool = Field(
         default=False, description="whether the account may reset, move, resize and delete subscriptions"
     )
+    metrics: bool = Field(
+        default=False, description="whether the account may read /metrics, which covers every instance"
+    )
     bytes_per_second: Bytes | None = Field(
         default=None, gt=0, description="quota: maximum bytes per second sent to the account"
     )

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from penstock._native import BlockCutter
+from penstock._native import BlockCutter, CutCounts
 from penstock.logstore.disk import Disk
 from penstock.logstore.log import Log
 from penstock.logstore.reader import LogReader
@@ -43,6 +43,7 @@ class SourceFile:
         time_max_us: int | None = None,
         block_bytes: int = BLOCK_BYTES,
         head: bytes | None = None,
+        counts: CutCounts | None = None,
     ) -> BlockCutter:
         """Return a cutter that starts at an offset of the file."""
         first = 4 + int.from_bytes(self.content[13:17], "little")
@@ -56,6 +57,7 @@ class SourceFile:
             block_bytes=block_bytes,
             time_max_us=self.time_max_us if time_max_us is None else time_max_us,
             head=(head or self.content[:first]) if offset else None,
+            counts=counts,
         )
 
 
@@ -75,7 +77,7 @@ def server_files() -> tuple[SourceFile, ...]:
             file = SourceFile(epoch, flavor, f"{stem}.{number:06d}", content, gtid_set, time_max_us)
             files.append(file)
             cutter = file.cutter()
-            _feed_whole(cutter, content)
+            feed_whole(cutter, content)
             gtid_set, time_max_us = cutter.gtid_set, cutter.time_max_us
     return tuple(files)
 
@@ -99,7 +101,8 @@ def boundaries() -> dict[Position, str]:
     return sets
 
 
-def _feed_whole(cutter: BlockCutter, content: bytes) -> None:
+def feed_whole(cutter: BlockCutter, content: bytes) -> None:
+    """Feed a file to a cutter, which keeps its output."""
     at = 0
     while at < len(content):
         at += cutter.feed(content[at:])

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::counts::Counts;
 use super::decompressor::Decompressor;
 use super::event_buffer::EventBuffer;
 use super::open::Open;
@@ -120,6 +121,7 @@ pub struct BlockCutter {
     pub(super) time_max_us: i64,
     pub(super) last_heartbeat: Option<(String, u64)>,
     pub(super) counters: Counters,
+    pub(super) counts: Arc<Counts>,
 }
 
 impl BlockCutter {
@@ -159,6 +161,7 @@ impl BlockCutter {
             time_max_us: settings.time_max_us,
             last_heartbeat: None,
             counters: Counters::default(),
+            counts: Arc::default(),
             settings,
         };
         cutter.buffer.move_to(cutter.offset);
@@ -171,6 +174,12 @@ impl BlockCutter {
             None => {}
         }
         Ok(cutter)
+    }
+
+    /// Counts events and changes for metrics in counters that outlive the cutter.
+    pub fn with_counts(mut self, counts: Arc<Counts>) -> BlockCutter {
+        self.counts = counts;
+        self
     }
 
     /// What the cutter needs from the caller.

@@ -174,6 +174,9 @@ impl BlockCutter {
         self.dispatch(&header, kind, body, span)?;
         self.offset = span.end;
         self.counters.events += 1;
+        if let Some(kind) = kind {
+            self.counts.add_event(kind);
+        }
         self.close_event();
         Ok(Disposition::Kept)
     }

@@ -5,6 +5,7 @@
 //! Events whose checksum is valid are kept even if their contents cannot be read: the bytes are the source of truth
 //! and can be read again later.
 
+mod counts;
 mod cutter;
 mod decompressor;
 mod event_buffer;
@@ -16,6 +17,7 @@ mod record;
 mod tables;
 mod walk;
 
+pub use counts::Counts;
 pub use cutter::{BlockCutter, Counters, Settings, State, Statement};
 pub use head::{read_segment_head, segment_head, HeadParts, SegmentHead};
 pub use record::{FLAG_BEGINS, FLAG_CONSECUTIVE, FLAG_ENDS, FLAG_STATEMENT, FLAG_UNCOUNTED, RECORD_BYTES};

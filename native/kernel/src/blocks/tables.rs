@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
+use super::counts::{Counts, RowCounts};
 use crate::checksum::crc32;
 use crate::column::Kind;
 use crate::cursor::Cursor;
@@ -25,6 +26,7 @@ pub(super) const ALL_TABLES: u64 = u64::MAX;
 struct Table {
     body: Box<[u8]>,
     bit: u64,
+    rows: Arc<RowCounts>,
     /// How to skip its rows; None if the log lacks the metadata.
     kinds: Option<Vec<Kind>>,
 }
@@ -41,7 +43,7 @@ pub(super) struct Tables {
 impl Tables {
     /// Processes a table map and returns the bit of its table.
     #[inline]
-    pub fn announce(&mut self, body: &[u8], format: &Format) -> Result<u64> {
+    pub fn announce(&mut self, body: &[u8], format: &Format, counts: &Counts) -> Result<u64> {
         let id = table_id(body, format.table_id_bytes_table_map)?;
         if let Some((last, table)) = &self.last {
             if *last == id && *table.body == *body {
@@ -50,29 +52,30 @@ impl Tables {
         }
         let table = match self.open.get(&id).filter(|table| *table.body == *body) {
             Some(table) => table.clone(),
-            None => self.open_table(id, body, format)?,
+            None => self.open_table(id, body, format, counts)?,
         };
         let bit = table.bit;
         self.last = Some((id, table));
         Ok(bit)
     }
 
-    fn open_table(&mut self, id: u64, body: &[u8], format: &Format) -> Result<Arc<Table>> {
+    fn open_table(&mut self, id: u64, body: &[u8], format: &Format, counts: &Counts) -> Result<Arc<Table>> {
         self.bytes += body.len();
         if self.bytes > TABLES_OPEN_BYTES_MAX {
             return Err(Error::new(ErrorKind::LimitExceeded, "one transaction changes too many tables"));
         }
-        let bit = 1 << (crc32(&qualified_name(body, format)?) & 63);
+        let name = qualified_name(body, format)?;
+        let bit = 1 << (crc32(&name) & 63);
         // Events with a valid checksum are kept even if a column's type is unknown.
         let kinds = TableMap::read(body, format).and_then(|map| map.skip_kinds()).ok();
-        let table = Arc::new(Table { body: body.into(), bit, kinds });
+        let table = Arc::new(Table { body: body.into(), bit, rows: counts.rows_of(&name), kinds });
         if let Some(previous) = self.open.insert(id, table.clone()) {
             self.bytes -= previous.body.len();
         }
         Ok(table)
     }
 
-    /// Counts the changes of a rows event; None if the rows cannot be read.
+    /// Counts the changes of a rows event, also for metrics; None if the rows cannot be read.
     #[inline]
     pub fn count(&self, kind: EventKind, body: &[u8], format: &Format) -> Result<Option<u32>> {
         let head = RowsHead::read(body, kind, format.table_id_bytes_rows)?;
@@ -85,11 +88,15 @@ impl Tables {
             },
         };
         let Some(kinds) = &table.kinds else { return Ok(None) };
-        if kind.has_compressed_rows() {
-            let counted = decompress(head.images).and_then(|images| count_changes(&head, &images, kinds, kind));
-            return Ok(counted.ok());
+        let counted = if kind.has_compressed_rows() {
+            decompress(head.images).and_then(|images| count_changes(&head, &images, kinds, kind))
+        } else {
+            count_changes(&head, head.images, kinds, kind)
+        };
+        if let (Ok(rows), Some(change)) = (&counted, kind.change()) {
+            table.rows.add(change, *rows);
         }
-        Ok(count_changes(&head, head.images, kinds, kind).ok())
+        Ok(counted.ok())
     }
 
     /// Limits memory between transactions.

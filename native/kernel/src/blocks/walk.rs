@@ -27,7 +27,7 @@ impl BlockCutter {
         match kind {
             TableMap => {
                 let Some(format) = &self.format else { return Ok(()) };
-                let bit = self.tables.announce(body, format)?;
+                let bit = self.tables.announce(body, format, &self.counts)?;
                 if let Some(block) = &mut self.block {
                     block.tables |= bit;
                 }
@@ -123,6 +123,7 @@ impl BlockCutter {
         self.last_gtid = open.gtid;
         self.last_time_us = open.time_us;
         self.counters.transactions += 1;
+        self.counts.add_transaction(span.end - open.start);
         if let Some(block) = &mut self.block {
             block.transactions = block.transactions.saturating_add(1);
             block.last_boundary = span.end;

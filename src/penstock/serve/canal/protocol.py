@@ -377,7 +377,10 @@ class CanalSession:
             return
         assert client.cursor is not None, "it was gathered with it"
         batch = client.cursor.give(gathered)
-        subscriber.sent(gathered.bytes, gathered.rows, gathered.mark.position if gathered.mark else None)
+        mark = gathered.mark
+        subscriber.sent(
+            gathered.bytes, gathered.rows, mark.position if mark else None, mark.time_us if mark else 0
+        )
         await self._send(frames.messages_head(batch.id, gathered.bytes), *gathered.parts)
         wait = account.spend(gathered.bytes, time.monotonic())
         if wait > 0:

@@ -239,7 +239,7 @@ class ChangesAnswer(StreamedAnswer):
                 return "closing" if cursor.pieces.arrivals.closing else "wait"
             cursor.prefetch()
             size, rows = await self._send_piece(send, piece)
-            subscriber.sent(size, rows, piece.end)
+            subscriber.sent(size, rows, piece.end, piece.time_us)
             subscriber.moved += self._moved
             credit -= size
             # A response must not end inside a transaction: no position to continue from exists there.

@@ -11,6 +11,7 @@ from penstock.serve.problems import PROBLEM_TYPE
 
 _JSON = "application/json"
 _BYTES = "application/octet-stream"
+_TEXT = "text/plain"
 _INSTANCE = "/v1/instances/{instance}"
 
 # Query parameters by name: JSON type and description.
@@ -37,6 +38,10 @@ _CALLS: tuple[tuple[str, str, str, str, str], ...] = (
     ("get", "/v1/listeners", "The address of each listener", "", _JSON),
     ("get", "/v1/subscribers", "Connected subscribers and their positions", "", _JSON),
     ("get", "/v1/openapi.json", "This description", "", _JSON),
+    ("get", "/metrics", "Metrics as Prometheus text or OpenMetrics", "", _TEXT),
+    ("get", "/livez", "Whether the daemon is alive", "", _TEXT),
+    ("get", "/readyz", "Whether the daemon is ready", "", _TEXT),
+    ("get", "/startupz", "Whether the daemon has started", "", _TEXT),
     ("get", f"{_INSTANCE}/status", "The status of an instance", "", _JSON),
     ("get", f"{_INSTANCE}/epochs", "The server of each epoch", "", _JSON),
     ("get", f"{_INSTANCE}/extents", "Contiguous byte ranges in the log", "", _JSON),

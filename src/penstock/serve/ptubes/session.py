@@ -242,7 +242,8 @@ class Session:
             if self.last_checkpoint is not None:
                 latest = self.last_checkpoint.encode()
         content = answer(parts, self._rules, latest)
-        self._shown.sent(len(content), sum(part.count for part in parts), self._cursor.position)
+        rows = sum(part.count for part in parts)
+        self._shown.sent(len(content), rows, self._cursor.position, self._time_us)
         return content
 
     def _cursor_checkpoint(self) -> PtubesCheckpoint | None:

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The coordination store as seen by metrics and health: whether it answers, and its subscriptions.
+
+It has a connection of its own with short timeouts, so that a lost store delays a scrape by seconds at most.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from penstock.coordinate.store import CoordinationStore, path_of, without_password
+from penstock.coordinate.subscription_record import Subscriptions
+from penstock.errors import PenstockError
+from penstock.telemetry.counters import Histogram
+from penstock.telemetry.definitions import SECONDS_BOUNDS
+from penstock.telemetry.readings import Readings
+
+# Scrapes and probes that come more often share an answer, so that they do not load the store.
+_FRESH_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class _SubscriptionState:
+    """A subscription, and how its shards are shared."""
+
+    instance: str
+    name: str
+    members: int
+    shards: int
+    unowned: int
+    rebalances: int
+
+
+class CoordinationProbe:
+    """Asks one coordination store. Thread-safe; every method may block for the store's timeout."""
+
+    def __init__(
+        self, url: str, open_store: Callable[[], CoordinationStore], instances: Collection[str]
+    ) -> None:
+        self._url = without_password(url)
+        self._open = open_store
+        self._instances = tuple(instances)
+        self._lock = threading.Lock()
+        self._store: CoordinationStore | None = None
+        self._failure: PenstockError | None = None
+        self._asked_at = float("-inf")
+        self._states: list[_SubscriptionState] = []
+        self._errors = 0
+        self._seconds = Histogram(SECONDS_BOUNDS)
+
+    def failure(self) -> PenstockError | None:
+        """Return why the store does not answer, None if it does."""
+        with self._lock:
+            self._refresh()
+            return self._failure
+
+    def read(self, readings: Readings) -> None:
+        """Add the state of the store and of the subscriptions of this daemon's instances."""
+        with self._lock:
+            self._refresh()
+            readings.add("penstock_coordination_up", float(self._failure is None), store=self._url)
+            readings.add("penstock_coordination_errors_total", self._errors, store=self._url)
+            readings.add_histogram("penstock_coordination_request_seconds", self._seconds, store=self._url)
+            for state in self._states if self._failure is None else ():
+                labels = {"instance": state.instance, "subscription": state.name}
+                readings.add("penstock_subscription_members", state.members, **labels)
+                readings.add("penstock_subscription_shards", state.shards, **labels)
+                readings.add("penstock_subscription_shards_unowned", state.unowned, **labels)
+                readings.add("penstock_subscription_rebalances_total", state.rebalances, **labels)
+
+    def close(self) -> None:
+        """Close the connection to the store."""
+        with self._lock:
+            store, self._store = self._store, None
+            if store is not None:
+                store.close()
+
+    def _refresh(self) -> None:
+        now = time.monotonic()
+        if now - self._asked_at < _FRESH_SECONDS:
+            return
+        try:
+            if self._store is None:
+                self._store = self._open()
+            # The one request whose duration is measured.
+            self._store.list(path_of("subscriptions"))
+            self._seconds.observe(time.monotonic() - now)
+            self._states = self._subscription_states(self._store)
+            self._failure = None
+        except PenstockError as problem:
+            self._errors += 1
+            self._failure = problem
+        self._asked_at = time.monotonic()
+
+    def _subscription_states(self, store: CoordinationStore) -> list[_SubscriptionState]:
+        subscriptions = Subscriptions(store)
+        states = []
+        for instance in self._instances:
+            for subscription in subscriptions.list(instance):
+                assignment = store.get(subscription.assignment_path)
+                states.append(
+                    _SubscriptionState(
+                        instance,
+                        subscription.name,
+                        len(subscriptions.members(subscription)),
+                        subscription.shard_count,
+                        subscription.shard_count - len(subscriptions.held(subscription)),
+                        0 if assignment is None else assignment.version,
+                    )
+                )
+        return states

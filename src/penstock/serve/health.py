@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The daemon's health, as service managers and orchestrators ask for it.
+
+    alive      the event loop answers
+    started    every log has been opened once, and every listener accepts connections
+    ready      every log is open, every listener accepts connections, and the coordination store answers
+
+None depends on a MySQL server: restarting the daemon does not repair its source. An instance that has stopped
+needs an operator, not a restart, so it does not count unless all instances have stopped.
+"""
+
+from collections.abc import Collection
+
+from penstock.errors import PenstockError, ServerBusy, TransientError
+from penstock.serve.coordination import CoordinationProbe
+from penstock.serve.served import Served
+from penstock.serve.threads import run_in
+
+
+class Health:
+    """Checks a daemon. Belongs to the event loop. `listening` are the listeners that accept connections."""
+
+    def __init__(
+        self, served: Served, listeners: Collection[str], coordination: CoordinationProbe | None
+    ) -> None:
+        self._served = served
+        self._listeners = frozenset(listeners)
+        self._coordination = coordination
+        self.listening: set[str] = set()
+        self._opened: set[str] = set()
+
+    def is_started(self) -> bool:
+        """Return whether the daemon has started. Remains true."""
+        self._opened |= self._served.instances.keys() - self._unopened()
+        return not self._served.instances.keys() - self._opened and self._listeners <= self.listening
+
+    async def checks(self) -> dict[str, bool]:
+        """Return the checks of readiness by name; ready if all are true."""
+        checks = {
+            "log": not self._unopened() and not self._all_stopped(),
+            "listeners": self._listeners <= self.listening,
+            "serving": not self._served.arrivals.closing,
+        }
+        if self._coordination is not None:
+            failure = await run_in(self._served.threads.searching, self._coordination.failure)
+            checks["coordination"] = failure is None
+        return checks
+
+    def _unopened(self) -> set[str]:
+        """Return the instances whose log is not open yet, or is being reopened."""
+        unopened = set()
+        for name, instance in self._served.instances.items():
+            try:
+                instance.log()
+            except (ServerBusy, TransientError):
+                unopened.add(name)
+            except PenstockError:
+                # The instance has stopped.
+                continue
+        return unopened
+
+    def _all_stopped(self) -> bool:
+        instances = self._served.instances.values()
+        return bool(instances) and all(instance.status()["state"] == "stopped" for instance in instances)

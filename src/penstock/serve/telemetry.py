@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the daemon reports on itself: metrics to scrape or push, health, and the service manager.
+
+Everything is gathered when it is asked for. What belongs to the event loop is read in it, the rest in a
+thread.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+import structlog
+from starlette.routing import Route
+
+from penstock.serve import systemd
+from penstock.serve.coordination import CoordinationProbe
+from penstock.serve.health import Health
+from penstock.serve.http import health as health_routes
+from penstock.serve.http import metrics as metrics_routes
+from penstock.serve.ports import Ports
+from penstock.serve.readings import copy_readers, read_listeners, read_readers
+from penstock.serve.served import Served
+from penstock.serve.subscribers import Subscriber
+from penstock.serve.threads import run_in
+from penstock.settings.telemetry import MetricsSettings, TelemetrySettings
+from penstock.telemetry.otlp import OtlpPush
+from penstock.telemetry.process import read_process
+from penstock.telemetry.readings import Readings, Report
+
+_log = structlog.get_logger(__name__)
+
+
+class Telemetry:
+    """Gathers the metrics of a daemon and reports its health. Belongs to the event loop.
+
+    `reports` add the metrics of the captures, in a thread. Raises DependencyMissing for OTLP without its
+    packages.
+    """
+
+    def __init__(
+        self,
+        served: Served,
+        ports: Ports,
+        reports: Sequence[Report] = (),
+        coordination: CoordinationProbe | None = None,
+        metrics: MetricsSettings | None = None,
+        telemetry: TelemetrySettings | None = None,
+    ) -> None:
+        self._served = served
+        self._connections = ports.connections
+        self._listening = frozenset(ports.sockets)
+        self._reports = tuple(reports)
+        self._coordination = coordination
+        self._alias = (metrics or MetricsSettings()).alias
+        telemetry = telemetry or TelemetrySettings()
+        self._interval = telemetry.interval
+        self._push = None if telemetry.otlp is None else OtlpPush(telemetry.otlp)
+        self.health = Health(served, self._listening, coordination)
+
+    def routes(self) -> list[Route]:
+        """Return the routes of metrics and health."""
+        return [
+            *metrics_routes.routes(self.read, self._served.threads.searching, self._alias),
+            *health_routes.routes(self.health),
+        ]
+
+    async def read(self) -> Readings:
+        """Gather all metrics now."""
+        readings = Readings()
+        read_listeners(readings, self._connections, self._listening)
+        readers = copy_readers(self._served.subscribers)
+        await run_in(self._served.threads.searching, self._read_blocking, readings, readers)
+        return readings
+
+    async def run(self) -> None:
+        """Notify the service manager and push metrics until cancelled."""
+        tasks = [systemd.notify_until_cancelled(self.health.is_started)]
+        if self._push is not None:
+            tasks.append(self._push_until_cancelled(self._push))
+        await asyncio.gather(*tasks)
+
+    def close(self) -> None:
+        """Close the connections to the coordination store and the collector."""
+        if self._coordination is not None:
+            self._coordination.close()
+        if self._push is not None:
+            self._push.close()
+
+    def _read_blocking(self, readings: Readings, readers: list[Subscriber]) -> None:
+        """Gather what does not belong to the event loop."""
+        for report in self._reports:
+            report(readings)
+        read_readers(readings, readers, lambda name: self._served.instance(name).log())
+        if self._coordination is not None:
+            self._coordination.read(readings)
+        read_process(readings)
+
+    async def _push_until_cancelled(self, push: OtlpPush) -> None:
+        while True:
+            await asyncio.sleep(self._interval)
+            readings = await self.read()
+            problem = await run_in(self._served.threads.searching, push.push, readings)
+            if problem is not None:
+                _log.warning("metrics were not pushed", why=problem)

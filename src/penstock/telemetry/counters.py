@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counters and histograms of events that leave no other trace. Everything else is read at scrape time.
+
+Both are added to by one thread at a time and may be read by any thread.
+"""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+
+class Counter:
+    """Counts events by the values of their labels, in the order of the metric's definition.
+
+    The values must come from a bounded set, such as the classes of errors. `known` values are reported as 0
+    before their first event, so that a rate shows the first one.
+    """
+
+    def __init__(self, *known: str) -> None:
+        self._counts: dict[tuple[str, ...], float] = {(value,): 0 for value in known}
+
+    def add(self, *labels: str, by: float = 1) -> None:
+        """Count an event, or several."""
+        self._counts[labels] = self._counts.get(labels, 0) + by
+
+    def counts(self) -> dict[tuple[str, ...], float]:
+        """Return a copy of the counts by label values."""
+        return dict(self._counts)
+
+    def total(self) -> float:
+        """Return the sum of all counts."""
+        return sum(self._counts.copy().values())
+
+
+class Histogram:
+    """The distribution of a measured value.
+
+    `bounds` are the inclusive upper bounds of its buckets, ascending; a last bucket has everything above
+    them.
+    """
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self.bounds = tuple(bounds)
+        self._counts = [0] * (len(self.bounds) + 1)
+        self.sum = 0.0
+
+    def observe(self, value: float) -> None:
+        """Count one measurement."""
+        self._counts[bisect_left(self.bounds, value)] += 1
+        self.sum += value
+
+    def counts(self) -> tuple[int, ...]:
+        """Return the number of measurements in each bucket; not cumulative."""
+        return tuple(self._counts)

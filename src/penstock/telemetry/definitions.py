@@ -1,0 +1,208 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Every metric: its name, type, labels, meaning and unit. `docs/reference/metrics.md` is generated from this.
+
+Names follow Prometheus: base units, `_total` on counters. The number of values of each label is bounded.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal
+
+# Latencies of a local disk and of a network, up to the longest timeouts.
+SECONDS_BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
+# Lags: from an idle network to a replica that is a day behind.
+LAG_BOUNDS = (0.01, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0, 21_600.0, 86_400.0)
+
+
+class Kind(StrEnum):
+    """The type of a metric. INFO is a constant 1 whose labels are the value."""
+
+    COUNTER = "counter"
+    GAUGE = "gauge"
+    HISTOGRAM = "histogram"
+    INFO = "info"
+
+
+# The process that has a metric: a daemon, a pipeline, or both.
+Origin = Literal["daemon", "pipeline", "any"]
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A metric. Histograms have `bounds`; a label that is `optional` may be missing from a sample."""
+
+    name: str
+    kind: Kind
+    help: str
+    labels: tuple[str, ...] = ()
+    bounds: tuple[float, ...] = ()
+    optional: frozenset[str] = frozenset()
+
+    @property
+    def unit(self) -> str:
+        """The base unit, "" for a number of things."""
+        name = self.name.removesuffix("_total")
+        return next((unit for unit in ("seconds", "bytes") if name.endswith(f"_{unit}")), "")
+
+
+@dataclass(frozen=True)
+class Group:
+    """Metrics about one subject, by the kind of process that has them."""
+
+    title: str
+    origin: Origin
+    definitions: tuple[Definition, ...]
+
+
+def _counter(name: str, meaning: str, *labels: str, optional: str = "") -> Definition:
+    return Definition(
+        f"penstock_{name}_total", Kind.COUNTER, meaning, labels, (), frozenset(optional.split())
+    )
+
+
+def _gauge(name: str, meaning: str, *labels: str) -> Definition:
+    return Definition(f"penstock_{name}", Kind.GAUGE, meaning, labels)
+
+
+def _histogram(
+    name: str, meaning: str, *labels: str, bounds: tuple[float, ...] = SECONDS_BOUNDS
+) -> Definition:
+    return Definition(f"penstock_{name}", Kind.HISTOGRAM, meaning, labels, bounds)
+
+
+_CAPTURE = (
+    _gauge(
+        "capture_state", "1 for the state of the instance's capture, 0 for the others", "instance", "state"
+    ),
+    _gauge("capture_lag_seconds", "How far the log may be behind its server", "instance"),
+    _gauge("capture_lag_bytes", "Bytes of the server's log that are still to be received", "instance"),
+    _histogram(
+        "capture_event_lag_seconds",
+        "Age of the last commit of each received piece of the log when it was stored",
+        "instance",
+        bounds=LAG_BOUNDS,
+    ),
+    _gauge(
+        "capture_last_event_timestamp_seconds", "Commit time of the last received transaction", "instance"
+    ),
+    _gauge("capture_last_heard_timestamp_seconds", "Time of the server's last packet", "instance"),
+    _counter("capture_received_bytes", "Bytes appended to the log", "instance"),
+    _counter("capture_transactions", "Complete transactions received", "instance"),
+    _counter("capture_large_transactions", "Received transactions of more than 64 MiB", "instance"),
+    _counter("capture_events", "Events received, by type as in SHOW BINLOG EVENTS", "instance", "type"),
+    _counter(
+        "capture_rows",
+        "Row changes received; an update counts once. With metrics.tables also by table",
+        "instance",
+        "operation",
+        "table",
+        optional="table",
+    ),
+    _counter(
+        "capture_statements",
+        "Statements that may define tables: applied to the definitions, or failed and retried",
+        "instance",
+        "outcome",
+    ),
+    _counter("capture_connects", "Streams opened on a server", "instance"),
+    _counter("capture_disconnects", "Streams that ended, by the class of the error", "instance", "reason"),
+    _counter("capture_failovers", "Streams opened on another server than the one before", "instance"),
+    _counter("capture_errors", "Failed attempts, by the class of the error", "instance", "type"),
+    _counter("capture_checksum_failures", "Streams that ended at an event with a wrong checksum", "instance"),
+    _gauge("capture_epoch", "The epoch of the log", "instance"),
+    _gauge("capture_tables_in_doubt", "Tables whose definition is not settled", "instance"),
+    _gauge(
+        "capture_binlog_file", "Number of the source file at the end of the received transactions", "instance"
+    ),
+    _gauge("capture_binlog_position", "Offset in that file", "instance"),
+    _histogram(
+        "semisync_ack_seconds",
+        "Time from the receipt of a commit to its acknowledgement, with semi_sync",
+        "instance",
+    ),
+)
+
+_SERVER = (
+    _gauge("server_binlog_file", "Number of the newest binlog file of the server", "instance"),
+    _gauge("server_binlog_position", "Size of that file", "instance"),
+    _gauge("server_binlog_bytes", "Size of all binlog files that the server keeps", "instance"),
+    _gauge(
+        "server_kept_bytes_before_capture",
+        "Bytes that the server keeps before the end of the log: at 0 the next bytes are about to be purged",
+        "instance",
+    ),
+    _gauge(
+        "server_earliest_timestamp_seconds",
+        "Creation time of the oldest binlog file of the server",
+        "instance",
+    ),
+    _gauge(
+        "server_retention_seconds", "How long the server keeps binlog files; 0: without limit", "instance"
+    ),
+)
+
+_LOG = (
+    _gauge("log_bytes", "Size of the segments: on this disk, compressed, or in the tier", "instance", "tier"),
+    _gauge("log_segments", "Number of segments", "instance", "tier"),
+    _gauge("log_earliest_timestamp_seconds", "Commit time of the first transaction in the log", "instance"),
+    _gauge(
+        "log_durable_binlog_file",
+        "Number of the source file at the end of the durable transactions",
+        "instance",
+    ),
+    _gauge("log_durable_binlog_position", "Offset in that file", "instance"),
+    _gauge("log_holds", "Holds in force", "instance"),
+    _gauge("log_hold_bytes", "Bytes after a hold, for the holds that keep the most", "instance", "reader"),
+    _gauge("log_holds_broken", "Holds that a limit has broken", "instance"),
+    _gauge("log_disk_free_bytes", "Free bytes on the disk of the log", "instance"),
+    _gauge("log_disk_reserved_bytes", "Free bytes below which capture pauses", "instance"),
+    _histogram("log_fsync_seconds", "Duration of each sync of the log", "instance"),
+    _counter("log_tier_uploads", "Segments moved to the tier, and failures", "instance", "outcome"),
+    _gauge("memory_buffer_bytes", "Bytes in the memory tier", "instance"),
+    _gauge("memory_buffer_limit_bytes", "Maximum bytes of the memory tier", "instance"),
+)
+
+_READER = ("instance", "protocol", "subscription", "shard")
+_SERVING = (
+    _gauge("reader_lag_seconds", "Age of the last commit sent to a reader that is not at the end", *_READER),
+    _gauge("reader_lag_bytes", "Bytes of the log after the position of a reader", *_READER),
+    _counter("reader_sent_bytes", "Bytes sent to a reader", *_READER),
+    _counter("reader_sent_rows", "Rows sent to a reader", *_READER),
+    _gauge("listener_sessions", "Open connections", "protocol"),
+    _counter("listener_requests", "HTTP requests answered, by status", "protocol", "code"),
+    _histogram("listener_request_seconds", "Time to the first byte of each HTTP response", "protocol"),
+    _counter("listener_rejected", "Connections and requests refused or cut off", "protocol", "reason"),
+)
+
+_SUBSCRIPTION = ("instance", "subscription")
+_COORDINATION = (
+    _gauge("subscription_members", "Members of a subscription", *_SUBSCRIPTION),
+    _gauge("subscription_shards", "Shards of a subscription", *_SUBSCRIPTION),
+    _gauge("subscription_shards_unowned", "Shards that no member holds", *_SUBSCRIPTION),
+    _counter("subscription_rebalances", "Assignments of shards to members", *_SUBSCRIPTION),
+    _gauge("coordination_up", "1 if the coordination store answers", "store"),
+    _counter("coordination_errors", "Failed requests to the coordination store", "store"),
+    _histogram("coordination_request_seconds", "Duration of requests to the coordination store", "store"),
+)
+
+_PROCESS = (
+    Definition("penstock_build_info", Kind.INFO, "The version that runs", ("version", "python")),
+    Definition("process_cpu_seconds_total", Kind.COUNTER, "Processor time of the process"),
+    Definition("process_start_time_seconds", Kind.GAUGE, "Start of the process, since 1970"),
+    Definition("process_resident_memory_bytes", Kind.GAUGE, "Resident memory"),
+    Definition("process_virtual_memory_bytes", Kind.GAUGE, "Virtual memory"),
+    Definition("process_open_fds", Kind.GAUGE, "Open file descriptors"),
+    Definition("process_max_fds", Kind.GAUGE, "Maximum of open file descriptors"),
+    Definition("python_gc_collections_total", Kind.COUNTER, "Runs of the garbage collector", ("generation",)),
+)
+
+GROUPS = (
+    Group("Capture", "daemon", _CAPTURE),
+    Group("Server", "daemon", _SERVER),
+    Group("Log", "daemon", _LOG),
+    Group("Readers and listeners", "daemon", _SERVING),
+    Group("Coordination", "daemon", _COORDINATION),
+    Group("Process", "any", _PROCESS),
+)
+
+DEFINITIONS = {definition.name: definition for group in GROUPS for definition in group.definitions}

@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The metrics of the process itself."""
+
+import gc
+import os
+import platform
+import resource
+import time
+from importlib.metadata import version
+from pathlib import Path
+
+from penstock.telemetry.readings import Readings
+
+_PAGE_BYTES = resource.getpagesize()
+_STARTED = time.time()
+
+
+def read_process(readings: Readings) -> None:
+    """Add version, processor time, memory, descriptors and garbage collections of this process."""
+    readings.add("penstock_build_info", 1, version=version("penstock"), python=platform.python_version())
+    readings.add("process_cpu_seconds_total", time.process_time())
+    readings.add("process_start_time_seconds", _STARTED)
+    readings.add("process_max_fds", resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    for generation, statistics in enumerate(gc.get_stats()):
+        readings.add("python_gc_collections_total", statistics["collections"], generation=str(generation))
+    # Elsewhere than on Linux these are unknown.
+    if os.path.isdir("/proc/self"):
+        virtual, resident = Path("/proc/self/statm").read_text().split()[:2]
+        readings.add("process_virtual_memory_bytes", int(virtual) * _PAGE_BYTES)
+        readings.add("process_resident_memory_bytes", int(resident) * _PAGE_BYTES)
+        readings.add("process_open_fds", len(os.listdir("/proc/self/fd")))

@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The values of the metrics at one moment, as gathered for a scrape or a push."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from penstock.telemetry.counters import Counter, Histogram
+from penstock.telemetry.definitions import DEFINITIONS, Definition
+
+Labels = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Buckets:
+    """A histogram at one moment; `counts` are not cumulative and have one more element than `bounds`."""
+
+    bounds: tuple[float, ...]
+    counts: tuple[int, ...]
+    sum: float
+
+
+class Readings:
+    """Values by metric and labels. Only defined metrics with exactly their labels are accepted."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, dict[Labels, float]] = {}
+        self._buckets: dict[str, dict[Labels, Buckets]] = {}
+
+    def add(self, name: str, value: float | None, **labels: str) -> None:
+        """Add a value; None is unknown and adds nothing."""
+        if value is not None:
+            self._values.setdefault(name, {})[_labels_of(DEFINITIONS[name], labels)] = value
+
+    def add_states(self, name: str, current: str, states: Iterable[str], **labels: str) -> None:
+        """Add 1 for the current state and 0 for the others."""
+        for state in states:
+            self.add(name, float(state == current), state=state, **labels)
+
+    def add_counter(self, name: str, counter: Counter, **labels: str) -> None:
+        """Add the counts of a counter, whose label values follow those in `labels`."""
+        counted = [label for label in DEFINITIONS[name].labels if label not in labels]
+        for values, count in counter.counts().items():
+            self.add(name, count, **labels, **dict(zip(counted, values, strict=True)))
+
+    def add_histogram(self, name: str, histogram: Histogram, **labels: str) -> None:
+        """Add the distribution of a measured value."""
+        assert histogram.bounds == DEFINITIONS[name].bounds, f"the buckets of {name} are defined"
+        buckets = Buckets(histogram.bounds, histogram.counts(), histogram.sum)
+        self._buckets.setdefault(name, {})[_labels_of(DEFINITIONS[name], labels)] = buckets
+
+    def values(self, name: str) -> Mapping[Labels, float]:
+        """Return the values of a metric that is no histogram."""
+        return self._values.get(name, {})
+
+    def buckets(self, name: str) -> Mapping[Labels, Buckets]:
+        """Return the values of a histogram."""
+        return self._buckets.get(name, {})
+
+    def present(self) -> list[Definition]:
+        """Return the metrics that have a value, in the order of their definitions."""
+        return [
+            definition
+            for name, definition in DEFINITIONS.items()
+            if name in self._values or name in self._buckets
+        ]
+
+
+# Adds what it knows to the readings.
+Report = Callable[[Readings], None]
+
+
+def _labels_of(definition: Definition, labels: Mapping[str, str]) -> Labels:
+    missing = set(definition.labels) - labels.keys()
+    assert missing <= definition.optional, f"{definition.name} lacks {missing}"
+    assert labels.keys() <= set(definition.labels), f"{definition.name} has no {labels.keys()}"
+    return tuple((name, labels[name]) for name in definition.labels if name in labels)
