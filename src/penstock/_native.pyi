@@ -17,6 +17,7 @@ __all__ = [
     "Batch",
     "BlockCutter",
     "Chunk",
+    "CutCounts",
     "Decoder",
     "Framer",
     "GtidSet",

@@ -50,7 +50,7 @@ def _job(definitions: Definitions, action: int, table_id: int = 0, **more: Any) 
     return DdlJob.parse(json.dumps(values))
 
 
-def _info(definitions: Definitions, name: str) -> dict[str, Any]:
+def _table(definitions: Definitions, name: str) -> dict[str, Any]:
     for table in definitions.tables():
         if table.name is not None and table.name.table == name:
             assert table.info is not None
@@ -99,14 +99,14 @@ def test_statement_is_logged_with_its_database() -> None:
 
 def test_statements_that_mysql_does_not_have_are_left_out() -> None:
     definitions = _defined()
-    job = _job(definitions, Action.SET_TIFLASH_REPLICA, 86, table=_info(definitions, "test"))
+    job = _job(definitions, Action.SET_TIFLASH_REPLICA, 86, table=_table(definitions, "test"))
     assert definitions.statement_of(job, "ALTER TABLE `test` SET TIFLASH REPLICA 1") is None
 
 
 def test_rename_is_logged_with_both_databases() -> None:
     definitions = _defined()
     definitions.apply(_job(definitions, 1, schema_id=200, database={"id": 200, "db_name": {"O": "old"}}))
-    renamed = {**_info(definitions, "test"), "name": {"O": "Moved", "L": "moved"}}
+    renamed = {**_table(definitions, "test"), "name": {"O": "Moved", "L": "moved"}}
     job = _job(definitions, Action.RENAME_TABLE, 86, schema_id=200, table=renamed)
     statement = definitions.statement_of(job, "RENAME TABLE `test` TO `old`.`Moved`")
     assert statement == LoggedStatement("old", "RENAME TABLE `shop`.`test` TO `old`.`Moved`")
@@ -116,8 +116,8 @@ def test_rename_is_logged_with_both_databases() -> None:
 
 def test_tables_renamed_together_may_change_their_databases() -> None:
     definitions = _defined()
-    first = {**_info(definitions, "test"), "name": {"O": "first", "L": "first"}}
-    second = {**_info(definitions, "nopk"), "name": {"O": "second", "L": "second"}}
+    first = {**_table(definitions, "test"), "name": {"O": "first", "L": "first"}}
+    second = {**_table(definitions, "nopk"), "name": {"O": "second", "L": "second"}}
     job = _job(
         definitions,
         Action.RENAME_TABLES,
@@ -136,7 +136,7 @@ def test_tables_renamed_together_may_change_their_databases() -> None:
 
 def test_truncate_replaces_the_table_under_a_new_id() -> None:
     definitions = _defined()
-    table = {**_info(definitions, "test"), "id": 300}
+    table = {**_table(definitions, "test"), "id": 300}
     dropped, created = definitions.apply(_job(definitions, Action.TRUNCATE_TABLE, 86, table=table))
     assert (dropped.table_id, dropped.info, created.table_id) == (86, None, 300)
 
@@ -151,8 +151,8 @@ def test_dropped_database_drops_its_tables() -> None:
 
 def test_exchanged_table_continues_under_the_id_of_the_partition() -> None:
     definitions = _defined()
-    partitioned = json.loads(json.dumps(_info(definitions, "part")))
-    single_id = _info(definitions, "test")["id"]
+    partitioned = json.loads(json.dumps(_table(definitions, "part")))
+    single_id = _table(definitions, "test")["id"]
     partition = partitioned["partition"]["definitions"][0]
     old_id, partition["id"] = partition["id"], single_id
     job = _job(definitions, Action.EXCHANGE_PARTITION, single_id, table=partitioned)
@@ -206,7 +206,7 @@ def test_damaged_snapshot_is_refused(tmp_path: Path) -> None:
 def status_port() -> Iterator[str]:
     """The part of TiDB's status port that lists DDL jobs."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class StatusPort(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             url = urlsplit(self.path)
             query = {name: int(values[0]) for name, values in parse_qs(url.query).items()}
@@ -218,7 +218,7 @@ def status_port() -> Iterator[str]:
         def log_message(self, format: str, *args: object) -> None:
             return
 
-    server = HTTPServer(("127.0.0.1", 0), Handler)
+    server = HTTPServer(("127.0.0.1", 0), StatusPort)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,))
     thread.start()
     yield f"http://127.0.0.1:{server.server_port}"

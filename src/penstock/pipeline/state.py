@@ -470,8 +470,7 @@ class PipelineState(PagedRecords):
 
         The rows are read as they are at that time. With `remove`, rows that only the target has are deleted.
         `where` restricts both and is a condition on the source's columns in the server's SQL. A pipeline's
-        own request passes its `number`, which makes the call idempotent. Raises OptionInvalid if the pipeline
-        never ran.
+        own request has a `number` and is made once. Raises OptionInvalid if the pipeline never ran.
         """
         if self.checkpoint() is None:
             raise OptionInvalid(

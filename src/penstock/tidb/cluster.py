@@ -137,10 +137,10 @@ class Cluster:
         with self._lock:
             version = self.timestamp()
             while True:
-                found, following = _region_retry().run(
+                pairs_of_region, following = _region_retry().run(
                     partial(self._scan_region, start, end, limit - len(pairs), version, newest)
                 )
-                pairs += found
+                pairs += pairs_of_region
                 if newest or len(pairs) >= limit or following is None or following >= end:
                     return pairs
                 start = following
