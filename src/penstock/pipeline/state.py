@@ -80,8 +80,8 @@ class TableLoad:
 
     `pages` names the record of its chunks. `where`, `remove` and `request` belong to the request; `request`
     is "" for a full load. Changes with a commit version before `floor` are already in the load. No row that
-    was read comes from a change at or after version `read_to`. Rows of a history that began before version
-    `ends_before` end with the first chunk; 0 ends none.
+    was read comes from a change at or after version `read_to`. The first chunk ends rows of a history that
+    began before `ends_before`.
     """
 
     chunks: int
@@ -469,8 +469,8 @@ class PipelineState(PagedRecords):
         """Ask the pipeline to read a table of a source again; return the request's number.
 
         The rows are read as they are at that time. With `remove`, rows that only the target has are deleted.
-        `where` restricts both and is a condition on the source's columns in the server's SQL. A pipeline's
-        own request has a `number` and is made once. Raises OptionInvalid if the pipeline never ran.
+        `where`, a condition on the source's columns in the server's SQL, restricts both. Only the pipeline's
+        own requests have a `number`. Raises OptionInvalid if the pipeline never ran.
         """
         if self.checkpoint() is None:
             raise OptionInvalid(
@@ -588,10 +588,8 @@ class PipelineState(PagedRecords):
     def _clear(self) -> None:
         """Delete everything that belongs to a deleted checkpoint, except the names of targets."""
         known = self.get_large("tables") or {"targets": []}
-        written = {
-            *known.get("written", ()),
-            *(str(Target.from_json(target).name) for target in known["targets"]),
-        }
+        written = set(known.get("written", ()))
+        written |= {str(Target.from_json(target).name) for target in known["targets"]}
         if written:
             self.put_large("tables", {"tables": {}, "targets": [], "written": sorted(written)})
         kept = (*_OUTLIVES_RESET, "tables") if written else _OUTLIVES_RESET
