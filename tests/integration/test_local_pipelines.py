@@ -113,6 +113,48 @@ def test_killed_and_restarted_pipeline_ends_equal_to_its_source(
 
 
 @pytest.mark.deep(
+    guard="tests/unit/test_pipeline_sinks.py::test_failed_sink_is_named_and_catches_up_while_the_other_stands"
+)
+def test_killed_pipeline_with_a_fast_and_a_blocked_sink_ends_equal_in_both(
+    mysql_server: Server, mariadb_server: Server, fresh_database: FreshDatabase, tmp_path: Path
+) -> None:
+    """Two tables are locked in the mirror, so its writes hang while the feed goes on."""
+    database = fresh_database(mysql_server)
+    workload = Workload(mysql_server, database, seed=33, truncates=False, big_rows=100)
+    workload.create(filled=False)
+    sinks = {
+        "mirror": {"mysql": {"url": mariadb_server.url("root")}},
+        "feed": {"files": {"path": str(tmp_path / "feed")}},
+    }
+    file = tmp_path / "shop.yaml"
+    source = {"url": mysql_server.url("root"), "name": "shop", "tables": f"{database}.*"}
+    values = {"source": source, "sinks": sinks, "load": "none", "batch": {"interval": 0, "rows": 200}}
+    file.write_text(json.dumps(values), encoding="utf-8")
+    run_to_end(LocalDriver(2), load_pipeline(file))
+    locks = ", ".join(f"`{database}`.`{table}` WRITE" for table in workload.tables)
+    words = ("run", "--local", str(file), "--json")
+    with workload.busy(0.002):
+        with mariadb_server.connect() as blocker, blocker.cursor() as cursor:
+            cursor.execute(f"LOCK TABLES {locks}")
+            with penstock(*words) as killed:
+                ahead = lines(killed, 4)
+                killed.send_signal(signal.SIGKILL)
+        with penstock(*words) as killed:
+            both = lines(killed, 6)
+            killed.send_signal(signal.SIGKILL)
+    assert {line["sink"] for line in ahead} == {"feed"}, "the mirror is behind"
+    assert {line["sink"] for line in both} == {"feed", "mirror"}
+    run_to_end(LocalDriver(2), load_pipeline(file))
+    for table in each(workload.tables):
+        wanted = source_rows(mysql_server, database, table)
+        assert_same(wanted, mysql_rows(mariadb_server, database, table), key=workload.keys(table))
+        changes = parquet_rows(str(tmp_path / "feed" / database / table / "[!_]*.parquet"))
+        places = [(row["_commit_version"], row["_metadata"]["row"], row["_change_type"]) for row in changes]
+        assert len(set(places)) == len(places), f"a change of {table} is there twice"
+        assert_same(wanted, net_rows(changes, wanted), key=workload.keys(table))
+
+
+@pytest.mark.deep(
     guard="tests/integration/test_local_pipelines.py"
     "::test_killed_and_restarted_pipeline_ends_equal_to_its_source"
 )

@@ -14,6 +14,7 @@ import pytest
 
 from penstock.engine.driver import Driver
 from penstock.engine.run import PipelineRun
+from penstock.engine.sink_runs import run_of
 from penstock.local.driver import LocalDriver
 from penstock.pipeline import state as state_module
 from penstock.pipeline.settings import PipelineSettings, pipeline_of_values
@@ -49,8 +50,8 @@ def driver_of(engine: "SparkSession | LocalDriver") -> Driver:
 def run_to_end(engine: "SparkSession | LocalDriver", settings: PipelineSettings) -> list[dict[str, Any]]:
     """Run until all current changes are in the target; return the reports of each batch."""
     shown: list[dict[str, Any]] = []
-    run = PipelineRun(
-        settings, driver_of(engine), until_caught_up=True, told=lambda report: shown.append(dict(report))
+    run = run_of(
+        settings, driver_of(engine), until_caught_up=True, report=lambda report: shown.append(dict(report))
     )
     with patient_leases():
         run.run()
