@@ -200,7 +200,9 @@ class Daemon:
         """Add the metrics of an instance."""
         read_capture(readings, self._captures[name], by_table=self._settings.metrics.tables > 0)
         if name in self._upkeep:
-            readings.add_counter("penstock_log_tier_uploads_total", self._upkeep[name].uploads, instance=name)
+            readings.add_counter(
+                "penstock_log_tier_uploads_total", self._upkeep[name].uploads, penstock_instance=name
+            )
 
     def _end(self, clock: threading.Thread) -> None:
         self._stopping.set()

@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from penstock.coordinate.store import open_store
 from penstock.coordinate.subscription_record import Subscription, Subscriptions
 from penstock.telemetry.definitions import GROUPS
 from tests.support.capture.captured_log import head_of, rotate
 from tests.support.daemon.process import DaemonProcess, Refused
+from tests.support.daemon.scraping import samples
 from tests.support.suite.fixture_types import FreshDatabase
 from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import Server
@@ -30,11 +30,7 @@ def systemd_socket(tmp_path: Path) -> Iterator[socket.socket]:
 
 def scrape(daemon: DaemonProcess) -> dict[tuple[str, ...], float]:
     """Return the samples of a scrape by name and label values."""
-    return {
-        (sample.name, *sample.labels.values()): sample.value
-        for family in text_string_to_metric_families(daemon.get("/metrics").decode())
-        for sample in family.samples
-    }
+    return samples(daemon.get("/metrics").decode())
 
 
 def dump_threads(server: Server) -> list[int]:
@@ -51,7 +47,7 @@ def test_live_daemon_reports_every_metric_of_the_registry(
     settings = {
         "listen": {"canal": "127.0.0.1:0"},
         "coordination": f"sqlite://{tmp_path}/coordination.db",
-        "log": {"tier": f"file://{tmp_path}/tier", "block_bytes": 4096},
+        "log": {"tier": f"file://{tmp_path}/tier", "folder": str(tmp_path / "log"), "block_bytes": 4096},
         "metrics": {"tables": 10},
         "instances": {"shop": {"source": server.url(), "start": str(head_of(server))}},
     }

@@ -16,6 +16,7 @@ from penstock.telemetry.definitions import DEFINITIONS, LAG_BOUNDS, SECONDS_BOUN
 from penstock.telemetry.otlp import OtlpPush
 from penstock.telemetry.prometheus import exposition
 from penstock.telemetry.readings import Readings
+from tests.support.daemon.scraping import samples
 from tests.support.daemon.served_log import INSTANCE, ServedLog, captured_log, serving
 from tests.support.logstore.source import feed_whole, server_files
 from tests.support.suite.patience import WAIT_SECONDS_MAX
@@ -36,15 +37,6 @@ def daemon() -> Iterator[ServedLog]:
         yield daemon
 
 
-def samples(text: str, parse: Any = text_string_to_metric_families) -> dict[tuple[str, ...], float]:
-    """Return the samples of an exposition by name and label values, in the order of the labels' names."""
-    return {
-        (sample.name, *sample.labels.values()): sample.value
-        for family in parse(text)
-        for sample in family.samples
-    }
-
-
 def example() -> Readings:
     """Return a reading of each type."""
     readings, lags, errors = Readings(), Histogram(LAG_BOUNDS), Counter()
@@ -52,10 +44,10 @@ def example() -> Readings:
         lags.observe(seconds)
     errors.add("ConnectionLost")
     errors.add("ConnectionLost")
-    readings.add(LAG, 1.5, instance="shop")
-    readings.add_counter("penstock_capture_errors_total", errors, instance="shop")
-    readings.add_histogram(EVENT_LAG, lags, instance="shop")
-    readings.add_states("penstock_capture_state", "held", ["running", "held"], instance="shop")
+    readings.add(LAG, 1.5, penstock_instance="shop")
+    readings.add_counter("penstock_capture_errors_total", errors, penstock_instance="shop")
+    readings.add_histogram(EVENT_LAG, lags, penstock_instance="shop")
+    readings.add_states("penstock_capture_state", "held", ["running", "held"], penstock_instance="shop")
     readings.add("penstock_build_info", 1, version="1", python="3")
     return readings
 
@@ -86,7 +78,7 @@ def test_openmetrics_names_the_unit() -> None:
 
 @pytest.mark.parametrize(
     ("name", "labels"),
-    [("penstock_unknown", {}), (LAG, {}), (LAG, {"instance": "shop", "table": "shop.orders"})],
+    [("penstock_unknown", {}), (LAG, {}), (LAG, {"penstock_instance": "shop", "table": "shop.orders"})],
     ids=["metric", "missing-label", "further-label"],
 )
 def test_undefined_metric_or_label_is_refused(name: str, labels: dict[str, str]) -> None:
@@ -97,10 +89,10 @@ def test_undefined_metric_or_label_is_refused(name: str, labels: dict[str, str])
 def test_canals_names_have_the_values_of_ours() -> None:
     readings = Readings()
     for protocol, name in (("canal", "canal-1"), ("canal", "canal-2"), ("changes", "cache")):
-        labels = {"instance": "shop", "protocol": protocol, "subscription": name, "shard": ""}
+        labels = {"penstock_instance": "shop", "protocol": protocol, "subscription": name, "shard": ""}
         readings.add("penstock_reader_sent_rows_total", 10, **labels)
         readings.add("penstock_reader_lag_bytes", 0, **labels)
-    readings.add(LAG, 2, instance="shop")
+    readings.add(LAG, 2, penstock_instance="shop")
     values = samples(exposition(readings, "", "canal")[0].decode())
     assert values["canal_instance_get_rows", "shop"] == 20
     assert values["canal_instance_subscriptions", "shop"] == 2
@@ -166,7 +158,7 @@ def test_lost_coordination_is_reported_and_does_not_fail_the_scrape() -> None:
     readings = Readings()
     probe.read(readings)
     text = exposition(readings)[0].decode()
-    values = {name: value for (name, store, *_), value in samples(text).items()}
+    values = {name: value for (name, _, *_), value in samples(text).items()}
     assert values["penstock_coordination_up"] == 0
     assert values["penstock_coordination_errors_total"] == 1
     assert "secret" not in text

@@ -19,9 +19,12 @@ _OTHER = "other"
 def read_capture(readings: Readings, capture: Capture, *, by_table: bool = False) -> None:
     """Add the metrics of one instance. With `by_table`, rows carry the table; see `metrics.tables`."""
     status, progress, counts = capture.snapshot(), capture.progress, capture.counts
-    add = partial(readings.add, instance=capture.name)
+    add = partial(readings.add, penstock_instance=capture.name)
     readings.add_states(
-        "penstock_capture_state", status.state, [state.value for state in State], instance=capture.name
+        "penstock_capture_state",
+        status.state,
+        [state.value for state in State],
+        penstock_instance=capture.name,
     )
     add("penstock_capture_lag_seconds", status.lag_seconds)
     add("penstock_capture_lag_bytes", status.lag_bytes)
@@ -41,9 +44,13 @@ def read_capture(readings: Readings, capture: Capture, *, by_table: bool = False
         ("penstock_capture_disconnects_total", counts.disconnects),
         ("penstock_capture_statements_total", progress.statements),
     ):
-        readings.add_counter(name, counter, instance=capture.name)
-    readings.add_histogram("penstock_capture_event_lag_seconds", progress.event_lags, instance=capture.name)
-    readings.add_histogram("penstock_semisync_ack_seconds", progress.acknowledgements, instance=capture.name)
+        readings.add_counter(name, counter, penstock_instance=capture.name)
+    readings.add_histogram(
+        "penstock_capture_event_lag_seconds", progress.event_lags, penstock_instance=capture.name
+    )
+    readings.add_histogram(
+        "penstock_semisync_ack_seconds", progress.acknowledgements, penstock_instance=capture.name
+    )
     _read_counts(readings, capture, by_table=by_table)
     _read_server(readings, capture)
     try:
@@ -59,8 +66,8 @@ def read_capture(readings: Readings, capture: Capture, *, by_table: bool = False
 def add_position(readings: Readings, name: str, position: Position | None, instance: str) -> None:
     """Add a position as two gauges: the number of its file, and the offset."""
     if position is not None:
-        readings.add(f"{name}_file", position.file_number, instance=instance)
-        readings.add(f"{name}_position", position.offset, instance=instance)
+        readings.add(f"{name}_file", position.file_number, penstock_instance=instance)
+        readings.add(f"{name}_position", position.offset, penstock_instance=instance)
 
 
 def _read_counts(readings: Readings, capture: Capture, *, by_table: bool) -> None:
@@ -69,12 +76,16 @@ def _read_counts(readings: Readings, capture: Capture, *, by_table: bool) -> Non
     for kind, number in counts.events():
         events[kind] += number
     for kind, number in events.items():
-        readings.add("penstock_capture_events_total", number, instance=capture.name, type=kind)
+        readings.add("penstock_capture_events_total", number, penstock_instance=capture.name, type=kind)
     for table, rows in counts.rows():
         labels = {"table": table or _OTHER} if by_table else {}
         for operation, number in zip(_OPERATIONS, rows, strict=True):
             readings.add(
-                "penstock_capture_rows_total", number, instance=capture.name, operation=operation, **labels
+                "penstock_capture_rows_total",
+                number,
+                penstock_instance=capture.name,
+                operation=operation,
+                **labels,
             )
 
 
@@ -82,7 +93,7 @@ def _read_server(readings: Readings, capture: Capture) -> None:
     server = capture.server_log
     if server is None:
         return
-    add = partial(readings.add, instance=capture.name)
+    add = partial(readings.add, penstock_instance=capture.name)
     add("penstock_server_binlog_file", server.file_number)
     add("penstock_server_binlog_position", server.file_bytes)
     add("penstock_server_binlog_bytes", server.bytes)

@@ -22,14 +22,14 @@ HOLDS_SHOWN_MAX = 50
 
 def read_log(readings: Readings, log: Log, instance: str) -> None:
     """Add the metrics of one log."""
-    add = partial(readings.add, instance=instance)
+    add = partial(readings.add, penstock_instance=instance)
     _read_segments(readings, log, instance)
     _read_holds(readings, log, instance)
     add("penstock_log_disk_reserved_bytes", log.settings.free_bytes_min)
     # Capture stops at the same error and reports it.
     with suppress(PenstockError):
         add("penstock_log_disk_free_bytes", log.disk.free_bytes(log.folder))
-    readings.add_histogram("penstock_log_fsync_seconds", log.sync_seconds, instance=instance)
+    readings.add_histogram("penstock_log_fsync_seconds", log.sync_seconds, penstock_instance=instance)
     if log.memory is not None:
         add("penstock_memory_buffer_bytes", log.memory.bytes_held)
         add("penstock_memory_buffer_limit_bytes", log.memory.bytes_max)
@@ -47,19 +47,21 @@ def _read_segments(readings: Readings, log: Log, instance: str) -> None:
     # L1 has no size of the open segment, while the status does.
     sizes["local"] += status.bytes - sum(sizes.values())
     for tier in _TIERS:
-        readings.add("penstock_log_bytes", sizes[tier], instance=instance, tier=tier)
-        readings.add("penstock_log_segments", numbers[tier], instance=instance, tier=tier)
+        readings.add("penstock_log_bytes", sizes[tier], penstock_instance=instance, tier=tier)
+        readings.add("penstock_log_segments", numbers[tier], penstock_instance=instance, tier=tier)
     if status.time_first_us:
-        readings.add("penstock_log_earliest_timestamp_seconds", status.time_first_us / 1e6, instance=instance)
+        readings.add(
+            "penstock_log_earliest_timestamp_seconds", status.time_first_us / 1e6, penstock_instance=instance
+        )
 
 
 def _read_holds(readings: Readings, log: Log, instance: str) -> None:
     holds = log.holds() if isinstance(log, MemoryLog) else Holds(log.disk, log.layout).readable(_now_us())
-    readings.add("penstock_log_holds", len(holds), instance=instance)
-    readings.add("penstock_log_holds_broken", len(log.broken_holds), instance=instance)
+    readings.add("penstock_log_holds", len(holds), penstock_instance=instance)
+    readings.add("penstock_log_holds_broken", len(log.broken_holds), penstock_instance=instance)
     oldest: list[Hold] = heapq.nsmallest(HOLDS_SHOWN_MAX, holds, key=lambda hold: hold.position)
     for hold, size in zip(oldest, log.bytes_behind_all([hold.position for hold in oldest]), strict=True):
-        readings.add("penstock_log_hold_bytes", size, instance=instance, reader=hold.name)
+        readings.add("penstock_log_hold_bytes", size, penstock_instance=instance, reader=hold.name)
 
 
 def _tier_of(segment: SegmentRecord) -> str:

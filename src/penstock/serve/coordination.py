@@ -63,7 +63,7 @@ class CoordinationProbe:
             readings.add("penstock_coordination_errors_total", self._errors, store=self._url)
             readings.add_histogram("penstock_coordination_request_seconds", self._seconds, store=self._url)
             for state in self._states if self._failure is None else ():
-                labels = {"instance": state.instance, "subscription": state.name}
+                labels = {"penstock_instance": state.instance, "subscription": state.name}
                 readings.add("penstock_subscription_members", state.members, **labels)
                 readings.add("penstock_subscription_shards", state.shards, **labels)
                 readings.add("penstock_subscription_shards_unowned", state.unowned, **labels)

@@ -70,7 +70,7 @@ def read_listeners(readings: Readings, connections: Connections, listening: froz
 
 def _labels(subscriber: Subscriber) -> dict[str, str]:
     return {
-        "instance": subscriber.instance,
+        "penstock_instance": subscriber.instance,
         "protocol": subscriber.protocol,
         "subscription": subscriber.name,
         "shard": subscriber.shards,

@@ -54,7 +54,7 @@ def canal_metrics(readings: Readings) -> Iterator[Metric]:
             sample = dict(labels)
             if alias.protocol in (None, sample.get("protocol")):
                 by = value * alias.scale if alias.scale else 1.0
-                sums[sample["instance"]] = sums.get(sample["instance"], 0.0) + by
+                sums[sample["penstock_instance"]] = sums.get(sample["penstock_instance"], 0.0) + by
         # Canal's counters have no suffix, which OpenMetrics requires of a counter.
         metric = Metric(alias.name, f"As in Canal: {alias.source}", "unknown")
         for instance, value in sums.items():

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Every metric: its name, type, labels, meaning and unit. `docs/reference/metrics.md` is generated from this.
 
-Names follow Prometheus: base units, `_total` on counters. The number of values of each label is bounded.
+Names follow Prometheus: base units, `_total` on counters. The number of values of each label is bounded. The
+instance is in `penstock_instance`, because Prometheus sets `instance` to the address that it scrapes.
 """
 
 from dataclasses import dataclass
@@ -72,28 +73,37 @@ def _histogram(
 
 _CAPTURE = (
     _gauge(
-        "capture_state", "1 for the state of the instance's capture, 0 for the others", "instance", "state"
+        "capture_state",
+        "1 for the state of the instance's capture, 0 for the others",
+        "penstock_instance",
+        "state",
     ),
-    _gauge("capture_lag_seconds", "How far the log may be behind its server", "instance"),
-    _gauge("capture_lag_bytes", "Bytes of the server's log that are still to be received", "instance"),
+    _gauge("capture_lag_seconds", "How far the log may be behind its server", "penstock_instance"),
+    _gauge(
+        "capture_lag_bytes", "Bytes of the server's log that are still to be received", "penstock_instance"
+    ),
     _histogram(
         "capture_event_lag_seconds",
         "Age of the last commit of each received piece of the log when it was stored",
-        "instance",
+        "penstock_instance",
         bounds=LAG_BOUNDS,
     ),
     _gauge(
-        "capture_last_event_timestamp_seconds", "Commit time of the last received transaction", "instance"
+        "capture_last_event_timestamp_seconds",
+        "Commit time of the last received transaction",
+        "penstock_instance",
     ),
-    _gauge("capture_last_heard_timestamp_seconds", "Time of the server's last packet", "instance"),
-    _counter("capture_received_bytes", "Bytes appended to the log", "instance"),
-    _counter("capture_transactions", "Complete transactions received", "instance"),
-    _counter("capture_large_transactions", "Received transactions of more than 64 MiB", "instance"),
-    _counter("capture_events", "Events received, by type as in SHOW BINLOG EVENTS", "instance", "type"),
+    _gauge("capture_last_heard_timestamp_seconds", "Time of the server's last packet", "penstock_instance"),
+    _counter("capture_received_bytes", "Bytes appended to the log", "penstock_instance"),
+    _counter("capture_transactions", "Complete transactions received", "penstock_instance"),
+    _counter("capture_large_transactions", "Received transactions of more than 64 MiB", "penstock_instance"),
+    _counter(
+        "capture_events", "Events received, by type as in SHOW BINLOG EVENTS", "penstock_instance", "type"
+    ),
     _counter(
         "capture_rows",
         "Row changes received; an update counts once. With metrics.tables also by table",
-        "instance",
+        "penstock_instance",
         "operation",
         "table",
         optional="table",
@@ -101,68 +111,94 @@ _CAPTURE = (
     _counter(
         "capture_statements",
         "Statements that may define tables: applied to the definitions, or failed and retried",
-        "instance",
+        "penstock_instance",
         "outcome",
     ),
-    _counter("capture_connects", "Streams opened on a server", "instance"),
-    _counter("capture_disconnects", "Streams that ended, by the class of the error", "instance", "reason"),
-    _counter("capture_failovers", "Streams opened on another server than the one before", "instance"),
-    _counter("capture_errors", "Failed attempts, by the class of the error", "instance", "type"),
-    _counter("capture_checksum_failures", "Streams that ended at an event with a wrong checksum", "instance"),
-    _gauge("capture_epoch", "The epoch of the log", "instance"),
-    _gauge("capture_tables_in_doubt", "Tables whose definition is not settled", "instance"),
-    _gauge(
-        "capture_binlog_file", "Number of the source file at the end of the received transactions", "instance"
+    _counter("capture_connects", "Streams opened on a server", "penstock_instance"),
+    _counter(
+        "capture_disconnects", "Streams that ended, by the class of the error", "penstock_instance", "reason"
     ),
-    _gauge("capture_binlog_position", "Offset in that file", "instance"),
+    _counter(
+        "capture_failovers", "Streams opened on another server than the one before", "penstock_instance"
+    ),
+    _counter("capture_errors", "Failed attempts, by the class of the error", "penstock_instance", "type"),
+    _counter(
+        "capture_checksum_failures",
+        "Streams that ended at an event with a wrong checksum",
+        "penstock_instance",
+    ),
+    _gauge("capture_epoch", "The epoch of the log", "penstock_instance"),
+    _gauge("capture_tables_in_doubt", "Tables whose definition is not settled", "penstock_instance"),
+    _gauge(
+        "capture_binlog_file",
+        "Number of the source file at the end of the received transactions",
+        "penstock_instance",
+    ),
+    _gauge("capture_binlog_position", "Offset in that file", "penstock_instance"),
     _histogram(
         "semisync_ack_seconds",
         "Time from the receipt of a commit to its acknowledgement, with semi_sync",
-        "instance",
+        "penstock_instance",
     ),
 )
 
 _SERVER = (
-    _gauge("server_binlog_file", "Number of the newest binlog file of the server", "instance"),
-    _gauge("server_binlog_position", "Size of that file", "instance"),
-    _gauge("server_binlog_bytes", "Size of all binlog files that the server keeps", "instance"),
+    _gauge("server_binlog_file", "Number of the newest binlog file of the server", "penstock_instance"),
+    _gauge("server_binlog_position", "Size of that file", "penstock_instance"),
+    _gauge("server_binlog_bytes", "Size of all binlog files that the server keeps", "penstock_instance"),
     _gauge(
         "server_kept_bytes_before_capture",
         "Bytes that the server keeps before the end of the log: at 0 the next bytes are about to be purged",
-        "instance",
+        "penstock_instance",
     ),
     _gauge(
         "server_earliest_timestamp_seconds",
         "Creation time of the oldest binlog file of the server",
-        "instance",
+        "penstock_instance",
     ),
     _gauge(
-        "server_retention_seconds", "How long the server keeps binlog files; 0: without limit", "instance"
+        "server_retention_seconds",
+        "How long the server keeps binlog files; 0: without limit",
+        "penstock_instance",
     ),
 )
 
 _LOG = (
-    _gauge("log_bytes", "Size of the segments: on this disk, compressed, or in the tier", "instance", "tier"),
-    _gauge("log_segments", "Number of segments", "instance", "tier"),
-    _gauge("log_earliest_timestamp_seconds", "Commit time of the first transaction in the log", "instance"),
+    _gauge(
+        "log_bytes",
+        "Size of the segments: on this disk, compressed, or in the tier",
+        "penstock_instance",
+        "tier",
+    ),
+    _gauge("log_segments", "Number of segments", "penstock_instance", "tier"),
+    _gauge(
+        "log_earliest_timestamp_seconds",
+        "Commit time of the first transaction in the log",
+        "penstock_instance",
+    ),
     _gauge(
         "log_durable_binlog_file",
         "Number of the source file at the end of the durable transactions",
-        "instance",
+        "penstock_instance",
     ),
-    _gauge("log_durable_binlog_position", "Offset in that file", "instance"),
-    _gauge("log_holds", "Holds in force", "instance"),
-    _gauge("log_hold_bytes", "Bytes after a hold, for the holds that keep the most", "instance", "reader"),
-    _gauge("log_holds_broken", "Holds that a limit has broken", "instance"),
-    _gauge("log_disk_free_bytes", "Free bytes on the disk of the log", "instance"),
-    _gauge("log_disk_reserved_bytes", "Free bytes below which capture pauses", "instance"),
-    _histogram("log_fsync_seconds", "Duration of each sync of the log", "instance"),
-    _counter("log_tier_uploads", "Segments moved to the tier, and failures", "instance", "outcome"),
-    _gauge("memory_buffer_bytes", "Bytes in the memory tier", "instance"),
-    _gauge("memory_buffer_limit_bytes", "Maximum bytes of the memory tier", "instance"),
+    _gauge("log_durable_binlog_position", "Offset in that file", "penstock_instance"),
+    _gauge("log_holds", "Holds in force", "penstock_instance"),
+    _gauge(
+        "log_hold_bytes",
+        "Bytes after a hold, for the holds that keep the most",
+        "penstock_instance",
+        "reader",
+    ),
+    _gauge("log_holds_broken", "Holds that a limit has broken", "penstock_instance"),
+    _gauge("log_disk_free_bytes", "Free bytes on the disk of the log", "penstock_instance"),
+    _gauge("log_disk_reserved_bytes", "Free bytes below which capture pauses", "penstock_instance"),
+    _histogram("log_fsync_seconds", "Duration of each sync of the log", "penstock_instance"),
+    _counter("log_tier_uploads", "Segments moved to the tier, and failures", "penstock_instance", "outcome"),
+    _gauge("memory_buffer_bytes", "Bytes in the memory tier", "penstock_instance"),
+    _gauge("memory_buffer_limit_bytes", "Maximum bytes of the memory tier", "penstock_instance"),
 )
 
-_READER = ("instance", "protocol", "subscription", "shard")
+_READER = ("penstock_instance", "protocol", "subscription", "shard")
 _SERVING = (
     _gauge("reader_lag_seconds", "Age of the last commit sent to a reader that is not at the end", *_READER),
     _gauge("reader_lag_bytes", "Bytes of the log after the position of a reader", *_READER),
@@ -174,7 +210,7 @@ _SERVING = (
     _counter("listener_rejected", "Connections and requests refused or cut off", "protocol", "reason"),
 )
 
-_SUBSCRIPTION = ("instance", "subscription")
+_SUBSCRIPTION = ("penstock_instance", "subscription")
 _COORDINATION = (
     _gauge("subscription_members", "Members of a subscription", *_SUBSCRIPTION),
     _gauge("subscription_shards", "Shards of a subscription", *_SUBSCRIPTION),
