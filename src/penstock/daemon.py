@@ -114,6 +114,11 @@ def make_capture(name: str, settings: Settings, arrived: Callable[[str], None]) 
         schemas_of=follow_schemas,
         metrics_tables=settings.metrics.tables,
     )
+    if instance.is_tidb:
+        # Only a TiDB cluster needs gRPC.
+        from penstock.tidb.drainer import TidbCapture
+
+        return TidbCapture(name, instance, log, start_of(instance), parts)
     return Capture(name, instance, log, start_of(instance), parts)
 
 
@@ -125,12 +130,14 @@ class Daemon:
         self._settings = settings
         self._arrivals = Arrivals()
         self._captures = {
-            name: make_capture(name, settings, self._arrivals.arrived) for name in settings.instances
+            name: make_capture(name, settings, self._arrivals.arrived)
+            for name, instance in settings.instances.items()
+            if instance.is_captured
         }
         # Created before anything starts, so that a tier with a missing package is reported at once.
         self._upkeep = {
             name: Upkeep(LocalDisk(), Layout(settings.log_of(name).folder), settings.log_of(name))
-            for name in settings.instances
+            for name in self._captures
             # A log in memory removes consumed data itself.
             if settings.log_of(name).mode != "memory"
         }

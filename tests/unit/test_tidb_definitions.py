@@ -212,8 +212,11 @@ def status_port() -> Iterator[str]:
             query = {name: int(values[0]) for name, values in parse_qs(url.query).items()}
             self.send_response(200 if url.path == "/ddl/history" else 404)
             self.end_headers()
-            jobs = [job for job in JOBS if job["id"] >= query.get("start_job_id", 0)]
-            self.wfile.write(json.dumps(jobs[: query.get("limit", 10)]).encode())
+            start = query.get("start_job_id", 1 << 40)
+            jobs = sorted((job for job in JOBS if job["id"] <= start), key=lambda job: -job["id"])
+            # Below the first job, TiDB's iterator is in other data.
+            foreign = {"id": 84, "type": 0, "state": 5, "schema_id": 0, "table_id": 0}
+            self.wfile.write(json.dumps((jobs or [foreign])[: query["limit"]]).encode())
 
         def log_message(self, format: str, *args: object) -> None:
             return
@@ -227,14 +230,16 @@ def status_port() -> Iterator[str]:
     server.server_close()
 
 
-def test_status_port_returns_jobs(status_port: str) -> None:
+@pytest.mark.parametrize("page", [1, 3, 256])
+def test_status_port_returns_jobs(status_port: str, page: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("penstock.tidb.job_sources._PAGE", page)
     source = StatusJobs(status_port, None)
-    assert [job.job_id for job in source.jobs()] == sorted(job["id"] for job in JOBS)
+    assert sorted(job.job_id for job in source.jobs()) == sorted(job["id"] for job in JOBS)
     job = source.job(87)
     assert job is not None
     assert job.query.startswith("create table test")
     assert source.job(88) is None, "the next job has another id"
-    assert len(source.newest()) == len(JOBS)
+    assert len(source.newest()) == min(len(JOBS), page)
 
 
 def test_another_server_is_no_status_port(status_port: str) -> None:

@@ -259,7 +259,7 @@ _CONTROL_SETTINGS = settings(_SETTINGS, max_examples=1000, phases=[Phase.generat
 
 
 def test_log_is_every_transaction_in_commit_order() -> None:
-    run_state_machine_as_test(MergeMachine, settings=_SETTINGS)  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(MergeMachine, settings=_SETTINGS)
 
 
 class _EagerMerge(Merge):
@@ -281,4 +281,4 @@ class _UnannouncedMachine(MergeMachine):
 @pytest.mark.parametrize("control", [_EagerMachine, _UnannouncedMachine])
 def test_control_without_the_rule_or_without_announcements_fails(control: type[MergeMachine]) -> None:
     with pytest.raises((AssertionError, TransactionLate)):
-        run_state_machine_as_test(control, settings=_CONTROL_SETTINGS)  # type: ignore[no-untyped-call]
+        run_state_machine_as_test(control, settings=_CONTROL_SETTINGS)

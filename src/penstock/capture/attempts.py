@@ -25,6 +25,7 @@ from penstock.errors import (
     ServerUnsupported,
     StreamError,
     TlsFailed,
+    TransactionLate,
 )
 from penstock.limits import (
     FAIL_OVER_REMEMBERED_SECONDS,
@@ -41,7 +42,8 @@ STREAM_TRIES_MAX = 3
 _REPLACEMENT_WINDOW_SECONDS = 60.0
 
 # The daemon cannot recover from these by retrying.
-_NEVER_HEALS = (OptionInvalid, LogDamaged, LogTorn, SchemaInvalid, LimitExceeded)
+# A transaction that came too late would not be noticed again.
+_NEVER_HEALS = (OptionInvalid, LogDamaged, LogTorn, SchemaInvalid, LimitExceeded, TransactionLate)
 # Errors of the local log, which do not depend on the server. A restart ends the process that holds the lock.
 _LOG_ERRORS = (LogFull, LogLocked, DiskFailed)
 # Permanent failures of one server. Another server of the cluster may have what is needed.

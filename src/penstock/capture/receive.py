@@ -18,6 +18,7 @@ from penstock.errors import ConnectionLost, LogFull, PenstockError, SourceMissin
 from penstock.fingerprint import file_fingerprint
 from penstock.gtid_sets import LoggedSet
 from penstock.limits import READ_BYTES
+from penstock.logstore.disk import Buffer
 from penstock.logstore.log import Log
 from penstock.model import Position, StatementSession
 from penstock.mysql.refusal import refusal_of
@@ -124,6 +125,17 @@ class Receiver:
         self._append(cutter)
         self._notify_readers()
 
+    def feed(self, events: Buffer, cutter: BlockCutter) -> None:
+        """Store whole events that were generated here instead of received. Raises the errors of the log."""
+        self._wait_for_room()
+        self._cut(cutter, memoryview(events), cutter.feed)
+        self._append(cutter)
+        self._notify_readers()
+
+    def resume_file(self, cutter: BlockCutter) -> None:
+        """Continue the log's last file with events that will be generated here."""
+        self._begin(cutter)
+
     def _receive(self, stream: ReplicaStream, cutter: BlockCutter) -> None:
         buffer = memoryview(bytearray(min(READ_BYTES, self._chunk_bytes)))
         filled = 0
@@ -134,7 +146,7 @@ class Receiver:
                 buffer = memoryview(bytearray(buffer) + bytes(len(buffer)))
             filled += stream.receive_into(buffer[filled:])
             self._progress.heard_at = time.time()
-            consumed = self._cut(cutter, buffer[:filled])
+            consumed = self._cut(cutter, buffer[:filled], cutter.feed_packets)
             if cutter.events:
                 stream.delivered = True
             buffer[: filled - consumed] = buffer[consumed:filled]
@@ -150,9 +162,9 @@ class Receiver:
                     f"{stream.address}: the server ended the stream, as it does when it shuts down"
                 )
 
-    def _cut(self, cutter: BlockCutter, received: memoryview) -> int:
+    def _cut(self, cutter: BlockCutter, received: memoryview, feed: Callable[[memoryview], int]) -> int:
         """Feed received bytes. Start a new file in the log where a file starts or bytes are omitted."""
-        consumed = cutter.feed_packets(received)
+        consumed = feed(received)
         while cutter.state != "input":
             self._append(cutter)
             if cutter.state == "file":
@@ -160,7 +172,7 @@ class Receiver:
             else:
                 cutter.take_hole()
             self._begin(cutter)
-            consumed += cutter.feed_packets(received[consumed:])
+            consumed += feed(received[consumed:])
         return consumed
 
     def _begin(self, cutter: BlockCutter) -> None:

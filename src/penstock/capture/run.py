@@ -260,10 +260,7 @@ class Capture:
 
     def _attempt(self) -> None:
         """Open the log if necessary, connect, and receive until something fails."""
-        if self._log is None:
-            self._set_state(State.OPENING)
-            self._log = self._parts.open_log()
-            self._parts.arrived(self._name)
+        log = self._opened_log()
         if self._attempts.chosen is None:
             self._attempts.chosen = self._index_of_last_server()
         address = self._addresses[self._attempts.chosen]
@@ -271,12 +268,20 @@ class Capture:
         with connect(address, self._answer_seconds) as connection:
             identity = connection.identity()
             beginning = self._beginning(address, connection, identity)
-            schemas = self._parts.schemas_of(self._log, connection, beginning.position)
+            schemas = self._parts.schemas_of(log, connection, beginning.position)
         try:
             self._receive(address, identity, beginning, schemas)
         finally:
             if schemas is not None:
                 schemas.close()
+
+    def _opened_log(self) -> Log:
+        """Return the log; open it if necessary, and tell readers."""
+        if self._log is None:
+            self._set_state(State.OPENING)
+            self._log = self._parts.open_log()
+            self._parts.arrived(self._name)
+        return self._log
 
     def _receive(
         self, address: ServerAddress, identity: ServerIdentity, beginning: Beginning, schemas: Schemas | None

@@ -276,6 +276,15 @@ class InstanceSettings(Section):
         """Whether the source is a TiDB cluster."""
         return is_tidb_url(self.source)
 
+    def has_role(self, role: Literal["pump", "drainer"]) -> bool:
+        """Return whether the instance plays a role in a TiDB cluster."""
+        return self.is_tidb and role in self.tidb.roles
+
+    @property
+    def is_captured(self) -> bool:
+        """Whether the instance has a log of changes: all but a TiDB cluster's Pump without a Drainer."""
+        return not self.is_tidb or self.has_role("drainer")
+
     def addresses(self) -> list[ServerAddress]:
         """Return every server of the cluster in the order to try them. Raises ValueError.
 

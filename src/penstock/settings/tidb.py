@@ -84,6 +84,7 @@ class DrainerSettings(Section):
     node_id: str | None = Field(
         default=None, description="its name in the cluster's registry; default: the advertised address"
     )
+    compress: bool = Field(default=False, description="ask Pumps to compress what they send, with gzip")
     buffer_bytes: Bytes = Field(
         default=DRAINER_BUFFER_BYTES_DEFAULT,
         ge=MIB,

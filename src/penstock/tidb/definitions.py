@@ -17,7 +17,7 @@ from penstock.schema.statements.statement import effects_of
 from penstock.schema.statements.tokens import ServerSpelling
 from penstock.tidb.jobs import NOT_LOGGED, Action, DdlJob
 
-# Databases that TiDB keeps for itself. Their tables are not replicated, as with the original Drainer.
+# Databases that TiDB creates for itself, so their statements are not logged.
 SYSTEM_DATABASES = frozenset({"mysql", "information_schema", "performance_schema", "metrics_schema", "sys"})
 
 _VERSIONS_KEPT = 2
@@ -39,11 +39,6 @@ class TableVersion:
     def name(self) -> TableName | None:
         """The name, None for a dropped table."""
         return None if self.info is None else TableName(self.database, self.info["name"]["O"])
-
-    @property
-    def is_replicated(self) -> bool:
-        """Whether rows of the table belong into the log."""
-        return self.info is not None and self.database.lower() not in SYSTEM_DATABASES
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ class JobSource(Protocol):
         """Return a finished job, None if it is not finished."""
 
     def jobs(self) -> Iterator[DdlJob]:
-        """Yield all finished jobs in ascending order of their ids."""
+        """Yield all finished jobs."""
 
     def newest(self) -> Sequence[DdlJob]:
         """Return the last few hundred jobs, in no certain order."""
@@ -55,7 +55,7 @@ class SqlJobs:
         return jobs[0] if jobs else None
 
     def jobs(self) -> Iterator[DdlJob]:
-        """Yield all finished jobs in ascending order of their ids."""
+        """Yield all finished jobs."""
         last = -1
         while jobs := self._read(f"WHERE job_id > %s ORDER BY job_id LIMIT {_PAGE}", last):
             yield from jobs
@@ -83,7 +83,7 @@ class SqlJobs:
 
 
 class StatusJobs:
-    """Reads jobs from the HTTP status port of a TiDB server."""
+    """Reads jobs from the HTTP status port of a TiDB server, which lists them from the newest on."""
 
     def __init__(self, url: str, tls: ClusterTls | None) -> None:
         self._url = url.rstrip("/")
@@ -95,21 +95,25 @@ class StatusJobs:
 
     def job(self, job_id: int) -> DdlJob | None:
         """Return a finished job, None if it is not finished."""
-        jobs = self._read(start_job_id=job_id, limit=1)
+        jobs = self._read(start_job_id=job_id + 1, limit=2)
         return next((job for job in jobs if job.job_id == job_id), None)
 
     def jobs(self) -> Iterator[DdlJob]:
-        """Yield all finished jobs in ascending order of their ids."""
-        start = 0
-        while jobs := self._read(start_job_id=start, limit=_PAGE):
+        """Yield all finished jobs."""
+        jobs = self._read(limit=_PAGE)
+        while jobs:
             yield from jobs
-            start = jobs[-1].job_id + 1
+            least = min(job.job_id for job in jobs)
+            jobs = [
+                job for job in self._read(start_job_id=max(least - 1, 1), limit=_PAGE) if job.job_id < least
+            ]
 
     def newest(self) -> Sequence[DdlJob]:
         """Return the last few hundred jobs, in no certain order."""
         return self._read(limit=_PAGE)
 
     def _read(self, **query: int) -> list[DdlJob]:
+        """Return jobs in descending order of their ids, from `start_job_id` or from the newest on."""
         url = f"{self._url}/ddl/history?{urllib.parse.urlencode(query)}"
         try:
             with urllib.request.urlopen(url, timeout=_ANSWER_SECONDS, context=self._context) as response:
@@ -123,7 +127,8 @@ class StatusJobs:
             raise ConnectionLost(f"{self._url}: {problem}") from problem
         except ValueError as problem:
             raise EventMalformed(f"{self._url} answered something else than JSON") from problem
-        return sorted((DdlJob.parse(json.dumps(job)) for job in values or ()), key=lambda job: job.job_id)
+        # Below the first job, TiDB answers with what is stored next to its history, as a job without a type.
+        return [DdlJob.parse(json.dumps(job)) for job in values or () if job["type"]]
 
     def close(self) -> None:
         """Do nothing: each request has its own connection."""
@@ -142,7 +147,7 @@ class TikvJobs:
         return DdlJob.parse(pairs[0][1]) if pairs else None
 
     def jobs(self) -> Iterator[DdlJob]:
-        """Yield all finished jobs in ascending order of their ids."""
+        """Yield all finished jobs."""
         start = _job_key(0)
         while pairs := self._cluster.scan(start, _job_key((1 << 64) - 1), _PAGE):
             yield from (DdlJob.parse(value) for _, value in pairs)

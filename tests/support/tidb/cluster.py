@@ -25,6 +25,7 @@ from penstock.tidb.messages import (
     GET_STORE,
     LOGICAL_BITS,
     NOTIFY,
+    SCAN,
     TSO,
     Message,
     encode,
@@ -48,6 +49,8 @@ class FakeCluster:
 
     cluster_id: int = 7001
     transactions: dict[int, RecordedTransaction] = field(default_factory=dict)
+    # What TiKV has of other keys.
+    values: dict[bytes, bytes] = field(default_factory=dict)
     # The next calls of CheckTxnStatus that find no region, as during a split.
     region_errors: int = 0
     # Whether PD has no leader.
@@ -149,6 +152,14 @@ class FakeCluster:
             return encode((5, 1))
         return encode((3, transaction.lock_ttl_ms), (4, transaction.commit_ts))
 
+    def scan(self, request: bytes) -> bytes:
+        """Answer KvScan over `values`."""
+        fields = Message(request)
+        start, end, newest = fields.content(2), fields.content(7), bool(fields.unsigned(6))
+        first, last = (end, start) if newest else (start, end)
+        keys = sorted((key for key in self.values if first <= key < last), reverse=newest)
+        return encode(*((2, encode((2, key), (3, self.values[key]))) for key in keys[: fields.unsigned(3)]))
+
     def range(self, request: bytes) -> bytes:
         """Answer etcd's Range. A key's revision is the hash of its value."""
         fields = Message(request)
@@ -188,6 +199,7 @@ class _Handlers(grpc.GenericRpcHandler):  # type: ignore[misc]
             GET_REGION: cluster.region,
             GET_STORE: cluster.store,
             CHECK_TXN_STATUS: cluster.transaction_status,
+            SCAN: cluster.scan,
             ETCD_RANGE: cluster.range,
             ETCD_TXN: cluster.put,
         }

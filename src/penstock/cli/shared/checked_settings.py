@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from penstock.errors import OptionInvalid, PenstockError
 from penstock.model import ServerAddress
 from penstock.mysql.connection import connect
-from penstock.settings.daemon import Settings
+from penstock.settings.daemon import InstanceSettings, Settings
+from penstock.settings.tidb import pd_addresses
 
 
 def check_surroundings(settings: Settings) -> list[str]:
@@ -22,6 +23,8 @@ def check_surroundings(settings: Settings) -> list[str]:
     for name, instance in settings.instances.items():
         addresses = instance.addresses()
         refused = [problem for address in addresses if (problem := _problem_of(address)) is not None]
+        if instance.is_tidb and (no_cluster := _problem_of_cluster(instance)) is not None:
+            problems.append(f"instances.{name}: {no_cluster.message}")
         messages = [f"instances.{name}: {problem.message}" for problem in refused]
         if len(refused) < len(addresses):
             remarks += messages
@@ -43,6 +46,23 @@ def _problem_of(address: ServerAddress) -> PenstockError | None:
     try:
         with connect(address) as connection:
             connection.head()
+    except PenstockError as problem:
+        return problem
+    return None
+
+
+def _problem_of_cluster(instance: InstanceSettings) -> PenstockError | None:
+    """Return why a TiDB cluster cannot be used, None if its PD answers."""
+    # Only a TiDB cluster needs gRPC.
+    from penstock.tidb.cluster import Cluster
+    from penstock.tidb.drainer import cluster_tls
+
+    try:
+        cluster = Cluster(pd_addresses(instance.source), cluster_tls(instance.tidb))
+        try:
+            cluster.timestamp()
+        finally:
+            cluster.close()
     except PenstockError as problem:
         return problem
     return None

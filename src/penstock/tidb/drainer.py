@@ -1,0 +1,372 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The capture of a TiDB cluster: the drainer, which merges all Pumps into the instance's log.
+
+    registry ─▶ readers of the Pumps ─▶ merge by commit timestamp ─▶ events ─▶ the log
+
+It resumes after the last transaction of its log, and asks every Pump for what follows. What it has stored
+durably is its entry in the registry, which Pumps wait for before they go offline.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from penstock._native import TidbTranscoder
+from penstock.capture.receive import Receiver
+from penstock.capture.run import Capture
+from penstock.capture.status import CaptureStatus, State
+from penstock.errors import OptionInvalid, ServerChanged
+from penstock.gtid_sets import NO_GTIDS
+from penstock.limits import CAPTURE_CHUNK_BYTES
+from penstock.logstore.disk import Disk
+from penstock.logstore.epochs import seal_json, unseal_json
+from penstock.logstore.log import Log
+from penstock.model import Position
+from penstock.mysql.replica import FIRST_EVENT_OFFSET
+from penstock.settings.listen import split_host_port
+from penstock.settings.tidb import TidbSettings, pd_addresses
+from penstock.tidb.channels import ClusterTls
+from penstock.tidb.cluster import Cluster
+from penstock.tidb.definition_log import DefinitionLog
+from penstock.tidb.drainer_service import DrainerService, http_handler
+from penstock.tidb.job_sources import JobSource, SqlJobs, StatusJobs, TikvJobs
+from penstock.tidb.membership import DrainerProgress, PumpMembers, Registration
+from penstock.tidb.merged_log import (
+    EPOCH,
+    FLAVOR,
+    SERVER_ID,
+    VERSION,
+    MergedLog,
+    end_of_merged_log,
+    file_name,
+    server_key_of,
+)
+from penstock.tidb.messages import LOGICAL_BITS
+from penstock.tidb.node_port import NodePort, PortTls, bind_port
+from penstock.tidb.pulling import MergeQueue, PumpReader
+from penstock.tidb.registry import Node, NodeState, Registry
+from penstock.tidb.transcription import Transcription, TranscriptionParts
+
+_log = structlog.get_logger(__name__)
+
+POSITION_FILE = "tidb-position.json"
+
+_TAKE_SECONDS = 0.5
+_DURABLE_SECONDS = 1.0
+# A Pump that sends nothing for this long is named in the status, if others wait for it.
+_STALL_SECONDS = 10.0
+# An idle cluster's position is saved at this interval. What follows it is pulled again.
+_SAVED_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class MergePosition:
+    """A commit timestamp up to which everything is durable in the log, which then reached `log_end`.
+
+    It may be later than the last transaction in the log: an idle cluster advances, too.
+    """
+
+    commit_ts: int
+    log_end: Position | None
+
+    @classmethod
+    def load(cls, disk: Disk, folder: Path) -> "MergePosition | None":
+        """Read the position of a log; None if there is none, or if it is damaged."""
+        path = folder / POSITION_FILE
+        values = unseal_json(disk.read(path)) if disk.exists(path) else {}
+        if not values:
+            return None
+        end = values["log_end"]
+        return cls(values["commit_ts"], None if end is None else Position.parse(end))
+
+    def write(self, disk: Disk, folder: Path) -> None:
+        """Replace the position of a log durably. Raises LogFull, DiskFailed."""
+        end = None if self.log_end is None else str(self.log_end)
+        disk.write_atomic(folder / POSITION_FILE, seal_json({"commit_ts": self.commit_ts, "log_end": end}))
+
+
+class TidbCapture(Capture):
+    """Captures a TiDB cluster into the log of an instance, with the interface of every capture."""
+
+    _drainer: "Drainer | None" = None
+    _cluster_id: int | None = None
+    _stalled_since: float | None = None
+
+    @property
+    def _tidb(self) -> TidbSettings:
+        return self._settings.tidb
+
+    def stop(self) -> None:
+        """Ask the thread to end. It stores what it has merged first."""
+        super().stop()
+        drainer = self._drainer
+        if drainer is not None:
+            drainer.interrupt()
+
+    def snapshot(self) -> CaptureStatus:
+        """Return the state of the capture. Never waits."""
+        version = None if self._cluster_id is None else f"cluster {self._cluster_id}"
+        return replace(super().snapshot(), server=self._settings.source, server_version=version)
+
+    # --- The thread -------------------------------------------------------------------------
+
+    def _attempt(self) -> None:
+        """Open the log if necessary, find where to resume, and merge until something fails."""
+        log = self._opened_log()
+        self._set_state(State.CONNECTING, f"asking {self._settings.source}")
+        tls = cluster_tls(self._tidb)
+        cluster = Cluster(pd_addresses(self._settings.source), tls)
+        jobs = self._job_source(cluster, tls)
+        try:
+            self._cluster_id = cluster.cluster_id
+            self._begin_log(log, cluster)
+            self._merge(log, cluster, jobs)
+        finally:
+            jobs.close()
+            cluster.close()
+
+    def _begin_log(self, log: Log, cluster: Cluster) -> None:
+        """Record the cluster in a new log, and where it starts. Raises ServerChanged for another cluster."""
+        key = server_key_of(cluster.cluster_id)
+        if log.epoch is None:
+            # First the position: after a crash in between, the log is still new.
+            MergePosition(self._start_ts(cluster), None).write(log.disk, log.folder)
+            log.begin_epoch(
+                epoch=EPOCH,
+                server_key=key,
+                server_id=SERVER_ID,
+                flavor=FLAVOR,
+                version=VERSION,
+                file=file_name(1),
+                offset=FIRST_EVENT_OFFSET,
+                gtid_set=NO_GTIDS,
+            )
+        elif log.epoch.server_key != key:
+            raise ServerChanged(
+                f"{log.folder} is the log of {log.epoch.server_key}, and {self._settings.source} is {key}",
+                hint="Correct source, or use another log folder for another cluster",
+            )
+
+    def _start_ts(self, cluster: Cluster) -> int:
+        start = self._start_at
+        if start.earliest:
+            return 0
+        if start.time_us is not None:
+            return start.time_us // 1000 << LOGICAL_BITS
+        if start.position is not None or start.gtid_set is not None:
+            raise OptionInvalid(
+                "a TiDB cluster has no such position", hint="start: earliest, latest, or a time"
+            )
+        return cluster.timestamp()
+
+    def _merge(self, log: Log, cluster: Cluster, jobs: JobSource) -> None:
+        """Take part in the cluster, and store what its Pumps send, until stopped or something fails."""
+        kept = DefinitionLog(log.disk, log.folder)
+        drainer = Drainer(log, cluster, self._tidb, resume_ts(log), self._heard)
+        self._drainer = drainer
+        if self._stopping.is_set():
+            drainer.interrupt()
+        try:
+            drainer.start()
+            merged = MergedLog(log, self._receiver(log))
+            transcoder = TidbTranscoder(cluster_id=cluster.cluster_id, server_id=SERVER_ID)
+            parts = TranscriptionParts(kept, jobs, transcoder, self._stopping, self._report_wait)
+            transcription = Transcription(merged, parts)
+            self._connects += 1
+            self._set_state(State.RUNNING)
+            while not self._stopping.is_set() and drainer.wanted_state is None:
+                drainer.step(transcription)
+                self._report_progress(drainer)
+            drainer.make_durable()
+        finally:
+            drainer.end()
+            kept.close()
+        if drainer.wanted_state is not None:
+            why = f"binlogctl asked for the state {drainer.wanted_state}; start the daemon again to go on"
+            self._set_state(State.STOPPED, why)
+            self._stopping.wait()
+
+    # --- Parts ------------------------------------------------------------------------------
+
+    def _receiver(self, log: Log) -> Receiver:
+        return Receiver(
+            log,
+            self._progress,
+            self._stopping,
+            epoch=EPOCH,
+            server_id=SERVER_ID,
+            flavor=FLAVOR,
+            chunk_bytes=CAPTURE_CHUNK_BYTES,
+            schemas=None,
+            hold=self._hold,
+            arrived=self._handle_arrival,
+        )
+
+    def _job_source(self, cluster: Cluster, tls: ClusterTls | None) -> JobSource:
+        addresses = self._settings.addresses()
+        if addresses:
+            return SqlJobs(addresses[0])
+        if self._tidb.status is not None:
+            return StatusJobs(self._tidb.status, tls)
+        return TikvJobs(cluster)
+
+    def _report_progress(self, drainer: "Drainer") -> None:
+        """Show in the status whether everything was merged, and which Pumps hold back the others."""
+        stalled_by = drainer.members.stalled_by()
+        self._progress.caught_up = drainer.is_idle and not stalled_by
+        now = time.monotonic()
+        if not stalled_by:
+            self._stalled_since = None
+        elif self._stalled_since is None:
+            self._stalled_since = now
+        why = None
+        if self._stalled_since is not None and now - self._stalled_since > _STALL_SECONDS:
+            why = f"the merge waits for {'; '.join(stalled_by)}"
+        if why != self._why:
+            if why is not None and self._why is None:
+                _log.warning("the merge waits for a pump", instance=self.name, pumps=stalled_by)
+            self._set_state(State.RUNNING, why)
+
+    def _heard(self) -> None:
+        self._progress.heard_at = time.time()
+
+    def _report_wait(self, why: str | None) -> None:
+        self._set_state(State.RUNNING, why)
+
+
+class Drainer:
+    """One run over an open log: from the entry in the registry to the next failure."""
+
+    def __init__(
+        self, log: Log, cluster: Cluster, settings: TidbSettings, position: int, heard: Callable[[], None]
+    ) -> None:
+        """`position` is the commit timestamp up to which the log has everything.
+
+        Raises OptionInvalid if the port is taken, TlsFailed.
+        """
+        self._log = log
+        self._cluster = cluster
+        self._queue = MergeQueue(position, settings.drainer.buffer_bytes)
+        self._stored_ts = self._durable_ts = position
+        self._durable_at = self._saved_at = time.monotonic()
+        # Whether the last step found nothing.
+        self.is_idle = False
+        self.wanted_state: NodeState | None = None
+        tls, cluster_id = cluster_tls(settings), cluster.cluster_id
+        compress = settings.drainer.compress
+
+        def open_reader(pump: str, address: str) -> PumpReader:
+            return PumpReader(pump, address, self._queue, cluster_id, tls, compress=compress, heard=heard)
+
+        registry = Registry(cluster)
+        self.members = PumpMembers(registry, self._queue, open_reader)
+        bound = bind_port(*split_host_port(settings.drainer.listen))
+        host, port = bound.getsockname()[:2]
+        address = settings.drainer.advertise or f"{f'[{host}]' if ':' in host else host}:{port}"
+        self._node = Node(settings.drainer.node_id or address, address, NodeState.ONLINE)
+        self._registration = Registration(registry, self.members, self._node, self._registered_progress)
+        port_tls = None
+        if tls is not None and settings.tls is not None:
+            port_tls = PortTls(tls, settings.tls.allowed_names)
+        make_service = partial(DrainerService, self)
+        self._port = NodePort("drainer", bound, make_service, http_handler(self), port_tls)
+
+    # --- The draining thread ----------------------------------------------------------------
+
+    def start(self) -> None:
+        """Open the port, register, and read the registered Pumps.
+
+        Raises ConnectionLost, AccessDenied, VersionConflict.
+        """
+        self._port.start()
+        self._registration.start()
+
+    def step(self, transcription: Transcription) -> None:
+        """Store the transactions that are due, or wait a moment for the next."""
+        taken, position = self._queue.take(CAPTURE_CHUNK_BYTES, _TAKE_SECONDS)
+        for transactions in taken:
+            transcription.write(transactions)
+        self.is_idle = not taken
+        self._stored_ts = position
+        now = time.monotonic()
+        if now - self._durable_at >= _DURABLE_SECONDS:
+            self._durable_at = now
+            self._log.sync()
+            self._durable_ts = position
+            if now - self._saved_at >= _SAVED_SECONDS:
+                self._saved_at = now
+                self._save()
+
+    def make_durable(self) -> None:
+        """Make everything stored durable, and record it. Raises LogFull, DiskFailed."""
+        self._log.sync()
+        self._durable_ts = self._stored_ts
+        self._save()
+
+    def interrupt(self) -> None:
+        """End a wait of the draining thread, from any thread."""
+        self._queue.close()
+
+    def end(self) -> None:
+        """Close the port and all readers, and register the last state."""
+        self._queue.close()
+        self._port.stop()
+        self.members.close()
+        self._registration.end(self.wanted_state or NodeState.PAUSED)
+
+    def _registered_progress(self) -> DrainerProgress:
+        return DrainerProgress(self._durable_ts, self._cluster.timestamp())
+
+    def _save(self) -> None:
+        MergePosition(self._durable_ts, self._log.visible).write(self._log.disk, self._log.folder)
+
+    # --- The port ---------------------------------------------------------------------------
+
+    @property
+    def node_id(self) -> str:
+        """The drainer's name in the registry."""
+        return self._node.node_id
+
+    def refresh_pumps(self) -> None:
+        """Read the Pumps that are registered now. Raises ConnectionLost, AccessDenied."""
+        self.members.refresh()
+
+    def status_values(self) -> dict[str, Any]:
+        """Return the status as the original Drainer shows it."""
+        return {
+            "PumpPos": self._queue.positions(),
+            "Synced": self.is_idle,
+            "LastTS": self._durable_ts,
+            "TsMap": "",
+        }
+
+    def durable_ts(self) -> int:
+        """Return the commit timestamp up to which everything is durable."""
+        return self._durable_ts
+
+    def request_state(self, state: NodeState) -> None:
+        """End the drainer, and leave it registered in this state."""
+        self.wanted_state = state
+        self.interrupt()
+
+
+def resume_ts(log: Log) -> int:
+    """Return the commit timestamp up to which a log has everything."""
+    saved = MergePosition.load(log.disk, log.folder)
+    last = end_of_merged_log(log).commit_ts
+    # A log that lost its end, for example in a power failure, is behind the saved position.
+    has_end = saved is not None and (
+        saved.log_end is None or (log.visible is not None and saved.log_end <= log.visible)
+    )
+    return max(last, saved.commit_ts if saved is not None and has_end else 0)
+
+
+def cluster_tls(settings: TidbSettings) -> ClusterTls | None:
+    """Return the files for TLS with the cluster; None without TLS."""
+    tls = settings.tls
+    return None if tls is None else ClusterTls(tls.ca, tls.cert, tls.key)

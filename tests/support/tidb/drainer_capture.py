@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A drainer in this process, over stand-ins for its cluster and its Pumps, and a sample of transactions."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from penstock.capture.run import CaptureParts
+from penstock.logstore.log import Log
+from penstock.mysql.start import StartAt
+from penstock.settings.daemon import InstanceSettings, LogSettings
+from penstock.tidb.drainer import TidbCapture
+from penstock.tidb.messages import BinlogHead
+from tests.support.tidb.cluster import FakeCluster
+
+SAMPLES = Path(__file__).parents[2] / "samples" / "tidb"
+
+_WAIT_SECONDS_MAX = 60.0
+
+
+def sample_payloads() -> list[bytes]:
+    """Return the matched binlogs of a real Pump, in commit order."""
+    return [path.read_bytes() for path in sorted((SAMPLES / "payloads").glob("*.bin"))]
+
+
+def sample_jobs() -> list[dict[str, Any]]:
+    """Return the DDL jobs of the same cluster."""
+    jobs: list[dict[str, Any]] = json.loads((SAMPLES / "ddl_jobs.json").read_text())
+    return jobs
+
+
+def last_commit_ts(payloads: list[bytes]) -> int:
+    """Return the commit timestamp of the last payload."""
+    return BinlogHead.decode(payloads[-1]).commit_ts
+
+
+class RunningDrainer:
+    """A drainer that is being run, and the events that tests wait for."""
+
+    def __init__(self, capture: TidbCapture) -> None:
+        self.capture = capture
+
+    @property
+    def log(self) -> Log:
+        """The log that it writes."""
+        return self.capture.log()
+
+    def wait_until(self, reached: Callable[[], Any]) -> None:
+        """Wait until a condition holds; fail with the drainer's status after a minute."""
+        deadline = time.monotonic() + _WAIT_SECONDS_MAX
+        while not reached():
+            assert time.monotonic() < deadline, self.capture.status()
+            time.sleep(0.005)
+
+    def wait_for_ts(self, cluster: FakeCluster, commit_ts: int) -> None:
+        """Wait until everything up to a commit timestamp is durable, according to the registry."""
+        self.wait_until(lambda: (registered(cluster) or {}).get("maxCommitTS", 0) >= commit_ts)
+
+
+def registered(cluster: FakeCluster) -> dict[str, Any] | None:
+    """Return the drainer's entry in the registry."""
+    entries = [
+        json.loads(value)
+        for key, value in cluster.keys.items()
+        if key.startswith("/tidb-binlog/v1/drainers/")
+    ]
+    return entries[0] if entries else None
+
+
+@contextmanager
+def running_drainer(
+    cluster: FakeCluster, folder: Path, *, earliest: bool = True, **drainer: Any
+) -> Iterator[RunningDrainer]:
+    """Run a drainer with its log in a folder until the end of the block."""
+    settings = InstanceSettings.model_validate(
+        {
+            "source": f"tidb://{cluster.address}",
+            "tidb": {
+                "roles": ["drainer"],
+                "drainer": {"listen": "127.0.0.1:0", "node_id": "drainer", **drainer},
+            },
+        }
+    )
+    log_settings = LogSettings(folder=folder)
+
+    def no_lookup(*_: object) -> Any:
+        raise AssertionError("a cluster has no server's log")
+
+    arrived = threading.Event()
+    parts = CaptureParts(
+        open_log=lambda: Log.open(folder, log_settings, instance="shop"),
+        open_lookup=no_lookup,
+        arrived=lambda name: arrived.set(),
+    )
+    capture = TidbCapture("shop", settings, log_settings, StartAt(earliest=earliest), parts)
+    capture.start()
+    try:
+        yield RunningDrainer(capture)
+    finally:
+        capture.stop()
+        assert capture.join(30.0), capture.status()

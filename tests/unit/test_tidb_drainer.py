@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The drainer over stand-ins for a cluster and its Pumps, with the transactions of a real one."""
+
+import json
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+import penstock
+from penstock.capture.status import State
+from penstock.tidb.messages import NOTIFY, BinlogHead
+from penstock.tidb.registry import NodeState
+from tests.support.tidb.cluster import FakeCluster
+from tests.support.tidb.drainer_capture import (
+    last_commit_ts,
+    registered,
+    running_drainer,
+    sample_jobs,
+    sample_payloads,
+)
+from tests.support.tidb.drainer_pumps import StandInPump, store_jobs
+
+PAYLOADS = sample_payloads()
+END = last_commit_ts(PAYLOADS)
+
+
+@pytest.fixture(autouse=True)
+def _in_haste(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make the drainer report its progress at once, for tests that wait for it."""
+    monkeypatch.setattr("penstock.tidb.drainer._DURABLE_SECONDS", 0.0)
+    monkeypatch.setattr("penstock.tidb.membership.HEARTBEAT_SECONDS", 0.01)
+    monkeypatch.setattr("penstock.tidb.membership.LISTING_SECONDS", 0.05)
+
+
+@pytest.fixture
+def cluster() -> Iterator[FakeCluster]:
+    with FakeCluster() as cluster:
+        store_jobs(cluster, sample_jobs())
+        yield cluster
+
+
+def _changes(folder: Path) -> list[tuple[Any, ...]]:
+    rows = []
+    for batch in penstock.read_binlog(folder, tables="shop.*"):
+        for row in batch.to_arrow().to_pylist():
+            values = {name: value for name, value in row.items() if not name.startswith("_")}
+            rows.append((row["_commit_version"], row["_change_type"], str(batch.table), str(values)))
+    return sorted(rows, key=lambda row: row[0])
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[Any, ...]]:
+    """The changes of the sample, merged from a single Pump."""
+    folder = tmp_path_factory.mktemp("expected") / "log"
+    with FakeCluster() as cluster:
+        store_jobs(cluster, sample_jobs())
+        return _merged_by_one_pump(cluster, folder)
+
+
+def _merged_by_one_pump(cluster: FakeCluster, folder: Path) -> list[tuple[Any, ...]]:
+    with StandInPump(cluster, "only") as pump:
+        pump.release(*PAYLOADS)
+        pump.release_fake(END + 1)
+        pump.register()
+        with running_drainer(cluster, folder) as drainer:
+            drainer.wait_for_ts(cluster, END)
+    return _changes(folder)
+
+
+def test_transactions_of_several_pumps_are_one_log(
+    cluster: FakeCluster, tmp_path: Path, expected: list[tuple[Any, ...]]
+) -> None:
+    assert expected
+    with StandInPump(cluster, "first") as first, StandInPump(cluster, "second") as second:
+        first.release(*PAYLOADS[::2])
+        second.release(*PAYLOADS[1::2])
+        for pump in (first, second):
+            pump.release_fake(END + 1)
+            pump.register()
+        with running_drainer(cluster, tmp_path / "two") as drainer:
+            drainer.wait_for_ts(cluster, END)
+    assert _changes(tmp_path / "two") == expected
+    commits = {BinlogHead.decode(payload).commit_ts for payload in PAYLOADS}
+    assert {row[0] for row in expected} <= commits, "the commit version is the commit timestamp"
+
+
+def test_restarted_drainer_continues_after_its_last_transaction(
+    cluster: FakeCluster, tmp_path: Path, expected: list[tuple[Any, ...]]
+) -> None:
+    with StandInPump(cluster, "first") as pump:
+        pump.register()
+        with running_drainer(cluster, tmp_path / "two") as drainer:
+            pump.release(*PAYLOADS[:9])
+            drainer.wait_for_ts(cluster, last_commit_ts(PAYLOADS[:9]))
+        pump.release(*PAYLOADS[9:])
+        with running_drainer(cluster, tmp_path / "two") as drainer:
+            drainer.wait_for_ts(cluster, END)
+        assert pump.pulled_after == [0, last_commit_ts(PAYLOADS[:9])]
+    assert _changes(tmp_path / "two") == expected
+
+
+def test_lost_connection_is_resumed_where_the_stream_ended(
+    cluster: FakeCluster, tmp_path: Path, expected: list[tuple[Any, ...]]
+) -> None:
+    with StandInPump(cluster, "first") as pump:
+        pump.register()
+        with running_drainer(cluster, tmp_path / "two") as drainer:
+            for start in range(0, len(PAYLOADS), 5):
+                following = PAYLOADS[start : start + 5]
+                pump.release(*following)
+                drainer.wait_for_ts(cluster, last_commit_ts(following))
+                pump.stop()
+                pump.start()
+    assert _changes(tmp_path / "two") == expected
+
+
+def test_pump_that_notifies_is_in_the_merge_before_the_answer(
+    cluster: FakeCluster, tmp_path: Path, expected: list[tuple[Any, ...]]
+) -> None:
+    with StandInPump(cluster, "first") as first, StandInPump(cluster, "second") as second:
+        first.register()
+        with running_drainer(cluster, tmp_path / "two") as drainer:
+            first.release(*PAYLOADS[:6])
+            joined_at = last_commit_ts(PAYLOADS[:6])
+            drainer.wait_for_ts(cluster, joined_at)
+            second.register(NodeState.PAUSED)
+            with grpc.insecure_channel(_drainer_address(cluster)) as channel:
+                channel.unary_unary(NOTIFY)(b"", timeout=10.0)
+            first.release(*PAYLOADS[7:])
+            first.release_fake(END + 1)
+            drainer.wait_until(lambda: drainer.capture.status()["lag_seconds"] != 0.0)
+            assert int((registered(cluster) or {})["maxCommitTS"]) == joined_at, "the second may send more"
+            second.release(PAYLOADS[6])
+            second.release_fake(END + 1)
+            drainer.wait_for_ts(cluster, END)
+    assert _changes(tmp_path / "two") == expected
+
+
+def test_pump_leaves_once_it_is_offline_and_everything_of_it_was_read(
+    cluster: FakeCluster, tmp_path: Path, expected: list[tuple[Any, ...]]
+) -> None:
+    with StandInPump(cluster, "first") as first, StandInPump(cluster, "second") as second:
+        second.release(*PAYLOADS[:5])
+        second.register(NodeState.OFFLINE)
+        first.register()
+        with running_drainer(cluster, tmp_path / "two") as drainer:
+            first.release(*PAYLOADS[5:])
+            drainer.wait_for_ts(cluster, END)
+            drainer.wait_until(lambda: set(json.loads(_get(cluster, "status"))["PumpPos"]) == {"first"})
+            assert json.loads(_get(cluster, "status"))["LastTS"] == END
+    assert _changes(tmp_path / "two") == expected
+
+
+def test_paused_pump_holds_back_the_merge_and_is_named(
+    cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.tidb.drainer._STALL_SECONDS", 0.0)
+    with StandInPump(cluster, "first") as first, StandInPump(cluster, "second") as second:
+        first.register()
+        second.stop()
+        second.register(NodeState.PAUSED)
+        with running_drainer(cluster, tmp_path / "log") as drainer:
+            first.release(*PAYLOADS)
+            drainer.wait_until(lambda: "Pump second (paused)" in str(drainer.capture.status()["why"]))
+            assert drainer.log.visible is None
+            second.start()
+            second.release_fake(END + 1)
+            drainer.wait_for_ts(cluster, END)
+            drainer.wait_until(lambda: drainer.capture.status()["why"] is None)
+
+
+def test_binlogctl_closes_the_drainer(cluster: FakeCluster, tmp_path: Path) -> None:
+    with StandInPump(cluster, "first") as pump:
+        pump.release(*PAYLOADS)
+        pump.register()
+        with running_drainer(cluster, tmp_path / "log") as drainer:
+            drainer.wait_for_ts(cluster, END)
+            assert json.loads(_get(cluster, "commit_ts"))["data"] == {"ts": END}
+            assert json.loads(_put(cluster, "state/another/close"))["code"] == 2
+            assert json.loads(_put(cluster, "state/drainer/close"))["code"] == 200
+            drainer.wait_until(lambda: (registered(cluster) or {})["state"] == "offline")
+            drainer.wait_until(lambda: drainer.capture.status()["state"] is State.STOPPED)
+
+
+def test_log_of_another_cluster_is_refused(cluster: FakeCluster, tmp_path: Path) -> None:
+    _merged_by_one_pump(cluster, tmp_path / "log")
+    cluster.cluster_id += 1
+    with running_drainer(cluster, tmp_path / "log") as drainer:
+        drainer.wait_until(lambda: drainer.capture.status()["error"] is not None)
+        assert drainer.capture.status()["error"]["kind"] == "ServerChanged"
+
+
+def _drainer_address(cluster: FakeCluster) -> str:
+    node = registered(cluster)
+    assert node is not None
+    return str(node["host"])
+
+
+def _get(cluster: FakeCluster, path: str, method: str = "GET") -> bytes:
+    request = urllib.request.Request(f"http://{_drainer_address(cluster)}/{path}", method=method)
+    with urllib.request.urlopen(request, timeout=10.0) as response:
+        content: bytes = response.read()
+        return content
+
+
+def _put(cluster: FakeCluster, path: str) -> bytes:
+    return _get(cluster, path, "PUT")
