@@ -10,6 +10,7 @@ TITLE = "Binlog file to Arrow, one core (rates per second of CPU)"
 
 #: Peers in other languages, which are built if their tools are available.
 _READERS = ("go_mysql", "mysql_binlog_connector_java")
+_FILE_READERS = ("mysql_common",)
 
 #: The targets for Penstock, by peer. The Python peers decode a part of the file: all of it takes many
 #: minutes.
@@ -19,7 +20,7 @@ _TARGETS = {
     "mysql_event_stream_python": Target(10),
     "python_mysql_replication": Target(100),
     "server_rate": Target(1, aim=True),
-    **dict.fromkeys(_READERS, Target(1, aim=True)),
+    **dict.fromkeys((*_READERS, *_FILE_READERS), Target(1, aim=True)),
 }
 
 
@@ -47,6 +48,7 @@ def _measure(binlog: Corpus, options: Options) -> list[Outcome]:
             ("server_rate", "receive_raw", job),
         ]
         orders += [(name, "decode_stream", job) for name in _READERS if not can_run(name)]
+        orders += [(name, "decode_file", job) for name in _FILE_READERS if not can_run(name)]
         return measure_all(orders, options.repeat)
 
 
