@@ -2,6 +2,7 @@
 """Keep a copy of shop.orders in SQLite, by as many processes as you start.
 
     python examples/orders_copy.py penstock://127.0.0.1:7070/shop copy.db
+    python examples/orders_copy.py mysql://repl@127.0.0.1:3306 copy.db    # without a daemon
 
 Each batch is written with its shard's token in one transaction. What comes again changes nothing, and a
 process that lost its shard without noticing writes nothing: the copy refuses a token smaller than one it has

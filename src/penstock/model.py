@@ -530,6 +530,11 @@ class ServerAddress:
             server_id=_checked_server_id(server_id if server_id is not None else query_server_id),
         )
 
+    @property
+    def name(self) -> str:
+        """The name of the server as an instance: `host:port`, or its socket."""
+        return self.unix_socket or f"{self.host}:{self.port}"
+
     def __str__(self) -> str:
         if self.unix_socket:
             return f"{self.scheme}://{self.user}@localhost?unix_socket={self.unix_socket}"

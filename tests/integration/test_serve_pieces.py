@@ -32,11 +32,12 @@ from penstock.serve.http.changes_request import ChangesRequest
 from penstock.serve.pieces import Piece, PieceMemory, Pieces, View
 from penstock.serve.ptubes.messages import CheckpointMode, FetchRequest, PtubesCheckpoint, PtubesSubscription
 from penstock.serve.ptubes.session import Session
-from penstock.serve.sieve import ShardSet, sieve_of
+from penstock.serve.sieve import sieve_of
 from penstock.serve.subscribers import Subscriber, Subscribers
 from penstock.serve.subscription import Cursor, Start, Started, resolve_start
 from penstock.serve.threads import Threads
 from penstock.source.files import FileSource
+from penstock.source.rows_filter import ShardSet
 from tests.support.binlog.xa_log import XA_STATEMENTS
 from tests.support.logstore.folders import binlogs, keep, open_log
 from tests.support.ptubes.packet import RdsEnvelope, shards_of

@@ -23,7 +23,7 @@ HOLLOW_VARIABLES = {"one", "found", "told", "made", "place", "standing", "manner
 FILES_WITH_HOLLOW_VARIABLES = {
     f"src/penstock/{name}"
     for name in (
-        *("client/batch.py", "client/daemons.py", "client/fake.py", "client/flow.py", "client/following.py"),
+        *("client/batch.py", "client/fake.py", "client/flow.py", "client/following.py"),
         *("client/intake.py", "commit_versions.py", "engine/decode_task.py"),
         *("engine/loading.py", "engine/parts.py", "engine/progress.py"),
         *("engine/reading.py", "engine/run.py", "engine/source_log.py", "engine/tables.py"),

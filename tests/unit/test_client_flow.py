@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from penstock.commit_versions import epoch_base
 from penstock.errors import (
     ConnectionLost,
     OptionInvalid,
+    PositionInvalid,
     PositionPurged,
     ServerBehind,
     ServerChanged,
@@ -209,6 +211,7 @@ def test_position_of_another_server_is_located_by_gtid_set_with_rising_commit_ve
     ("asked", "at", "problem"),
     [
         (survey(head=400), place_at(500), ServerBehind),
+        (replace(survey(head=400), is_server=True), place_at(500), PositionInvalid),
         (survey(earliest=600), place_at(500), PositionPurged),
         (survey(epochs=((0, "y"),)), place_at(500), ServerChanged),
         (Survey(problem=ConnectionLost("away")), place_at(500), ConnectionLost),

@@ -20,6 +20,10 @@ CLIENT = ("pymysql", "penstock.mysql")
         ("import penstock", (*SERVERS, *TERMINAL, *CLIENT, "pyarrow", "pydantic")),
         ("from penstock.client import Subscriber", (*SERVERS, *TERMINAL, *CLIENT, "penstock.capture")),
         (
+            "from penstock.client import Subscriber; Subscriber('mysql://root@127.0.0.1:1', name='cache')",
+            (*SERVERS, *TERMINAL, *CLIENT, "penstock.capture"),
+        ),
+        (
             f"import penstock; list(penstock.read_binlog({str(LOG)!r}))",
             (*SERVERS, *TERMINAL, *CLIENT, "penstock.capture", "urllib3"),
         ),
@@ -30,7 +34,7 @@ CLIENT = ("pymysql", "penstock.mysql")
             (*SERVERS, *TERMINAL, "penstock.capture", "urllib3", "pydantic", "zstandard", "yaml"),
         ),
     ],
-    ids=["package", "subscriber", "files", "pipeline", "spark"],
+    ids=["package", "subscriber", "subscriber of a server", "files", "pipeline", "spark"],
 )
 def test_program_loads_only_the_modules_it_uses(program: str, absent: tuple[str, ...]) -> None:
     words = [sys.executable, "-c", f"{program}\nimport sys\nprint(*sys.modules, sep='\\n', file=sys.stderr)"]

@@ -177,7 +177,7 @@ class _Following:
         """
         start = Start.parse(text)
         if start.end == _LATEST:
-            position = self._daemons.place(start)
+            position = self._daemons.locate_start(start)
             return {"position": str(position.position), "server_key": position.server_key}
         if start.end is not None:
             return start.end

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Subscribers: programs that follow a daemon's log in shards, with a checkpoint.
+"""Subscribers: programs that follow a daemon's or a server's log in shards, with a checkpoint.
 
     from penstock.client import Subscriber
 

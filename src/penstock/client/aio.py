@@ -14,6 +14,7 @@ from typing import Unpack
 from penstock.client.consume_async import AsyncConsumption
 from penstock.client.following import Following, FollowingStatus
 from penstock.client.options import Options, read_options
+from penstock.model import ServerAddress
 from penstock.source.daemon_address import DaemonAddress
 
 
@@ -23,7 +24,9 @@ class AsyncSubscriber(AsyncConsumption):
     A callback may be a coroutine function. Each shard has its own task, so shards never wait for each other.
     """
 
-    def __init__(self, source: str | DaemonAddress, *, name: str, **options: Unpack[Options]) -> None:
+    def __init__(
+        self, source: str | DaemonAddress | ServerAddress, *, name: str, **options: Unpack[Options]
+    ) -> None:
         parsed = read_options(source, name=name, **options)
         self.options = parsed
         self._following = Following(parsed)

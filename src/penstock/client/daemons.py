@@ -100,7 +100,10 @@ class Daemons:
         """Return the start of the first transaction outside a set at a daemon. Raises PositionPurged."""
         return self._locate(daemon, Start(bound=Bound(gtid_set=gtid_set)))
 
-    def place(self, start: Start) -> Place:
+    def prove(self, daemon: int, location: Place) -> None:
+        """Do nothing: a daemon's log has the server's files as they were received."""
+
+    def locate_start(self, start: Start) -> Place:
         """Return the place of a start, from the first daemon that answers.
 
         Raises PositionPurged and PositionInvalid if no daemon has it, ConnectionLost if none answers.
@@ -110,7 +113,7 @@ class Daemons:
             failure: PenstockError | None = None
             for daemon in range(len(self)):
                 try:
-                    return self._place(daemon, start)
+                    return self._locate_start(daemon, start)
                 except PenstockError as problem:
                     # Prefer a transient error, because the caller retries it.
                     if failure is None or isinstance(problem, TransientError):
@@ -122,7 +125,7 @@ class Daemons:
 
     # --- Requests -------------------------------------------------------------------------------
 
-    def _place(self, daemon: int, start: Start) -> Place:
+    def _locate_start(self, daemon: int, start: Start) -> Place:
         client = self._clients[daemon]
         position = self._locate(daemon, start)
         epochs = {epoch["epoch"]: epoch["server_key"] for epoch in client.ask("epochs")["epochs"]}

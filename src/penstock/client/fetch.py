@@ -47,6 +47,11 @@ class BatchFrame:
     key: tuple[str, ...]
     content: memoryview
 
+    @property
+    def bytes(self) -> int:
+        """The number of bytes received."""
+        return len(self.content)
+
     def to_arrow(self) -> pyarrow.RecordBatch:
         """Return the rows, backed by the received bytes.
 
@@ -62,10 +67,35 @@ class BatchFrame:
 
 
 @dataclass(frozen=True)
+class RowsFrame:
+    """Rows of one table that were decoded in this process; see `BatchFrame`."""
+
+    table: str
+    schema_version: int
+    key: tuple[str, ...]
+    batch: pyarrow.RecordBatch
+
+    @property
+    def rows(self) -> int:
+        """The number of rows."""
+        return int(self.batch.num_rows)
+
+    @property
+    def bytes(self) -> int:
+        """The memory used by the rows."""
+        return int(self.batch.nbytes)
+
+    def to_arrow(self) -> pyarrow.RecordBatch:
+        """Return the rows."""
+        return self.batch
+
+
+@dataclass(frozen=True)
 class PositionFrame:
     """Everything before `position` has been sent.
 
-    `behind_bytes` is the size of the log after it at that time.
+    `behind_bytes` is the size of the log after it at that time. `fingerprint` identifies the position's file,
+    "" if it comes from a daemon.
     """
 
     position: Position
@@ -73,6 +103,7 @@ class PositionFrame:
     server_key: str
     time_us: int
     behind_bytes: int
+    fingerprint: str = ""
 
 
 @dataclass(frozen=True)
@@ -82,7 +113,8 @@ class EndFrame:
     why: str
 
 
-Frame = BatchFrame | PositionFrame | EndFrame
+RowFrame = BatchFrame | RowsFrame
+Frame = RowFrame | PositionFrame | EndFrame
 
 
 class ChangesAnswer:

@@ -16,6 +16,7 @@ from penstock.commit_versions import epoch_base, next_epoch
 from penstock.errors import (
     OptionInvalid,
     PenstockError,
+    PositionInvalid,
     PositionPurged,
     ServerBehind,
     ServerChanged,
@@ -39,13 +40,14 @@ class Place:
     """A place in a log that is valid on every daemon: the position, its server, and the GTIDs before it.
 
     `time_us` is the commit time of the last transaction before it, in microseconds UTC since 1970, 0 if
-    unknown.
+    unknown. `fingerprint` identifies the position's file on a server, "" if the place is in a daemon's log.
     """
 
     position: Position
     gtid_set: str = ""
     server_key: str = ""
     time_us: int = 0
+    fingerprint: str = ""
 
     def shifted(self, shift: int) -> "Place":
         """Return the same place in a log whose epoch bases are `shift` higher."""
@@ -215,8 +217,8 @@ class FailurePolicy:
 class Survey:
     """The state of a daemon: its epochs, the ends of its log, and its load.
 
-    `load` counts the subscribers that it serves. `problem` is why it could not answer; the other fields are
-    then empty.
+    `load` counts the subscribers that it serves. `is_server` is true for a server's own log, which no other
+    log is ahead of. `problem` is why it could not answer; the other fields are then empty.
     """
 
     load: int = 0
@@ -224,6 +226,7 @@ class Survey:
     earliest: Position | None = None
     head: Position | None = None
     problem: PenstockError | None = None
+    is_server: bool = False
 
 
 @dataclass(frozen=True)
@@ -267,6 +270,12 @@ def fit(survey: Survey, place: Place) -> Fit:
             f"the daemon's log begins at {survey.earliest}",
             position=str(place.position),
             hint="Set the subscription to where the log begins: penstock subscriptions reset",
+        )
+    if daemon_position > survey.head and survey.is_server:
+        raise PositionInvalid(
+            f"the server's log ends at {survey.head}",
+            position=str(place.position),
+            hint="Was the server reset or restored? Read the tables again, and begin with start='latest'",
         )
     if daemon_position > survey.head:
         raise ServerBehind(

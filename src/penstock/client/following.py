@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A running member of a subscription: its shards come from the coordination store, their rows from
-daemons."""
+daemons or from the server."""
 
 import threading
 import time
@@ -12,11 +12,12 @@ from typing import TypeVar
 
 import structlog
 
-from penstock.client.daemons import EARLIEST, LATEST, Daemons, Start
+from penstock.client.daemons import EARLIEST, LATEST, Start
 from penstock.client.flow import Place
 from penstock.client.intake import Intake
 from penstock.client.options import SubscriberOptions
 from penstock.client.owned import OwnedShard, OwnedShards
+from penstock.client.publishers import Publishers, open_publishers
 from penstock.client.supply import Taker
 from penstock.coordinate.checkpoint import Checkpoint
 from penstock.coordinate.held_shard import LOST, HeldShard
@@ -60,7 +61,7 @@ class Following:
         self._owned = OwnedShards()
         self._held: dict[HeldShard, OwnedShard] = {}
         self._store: CoordinationStore | None = None
-        self._daemons: Daemons | None = None
+        self._publishers: Publishers | None = None
         self._member: Member | None = None
         self._intake: Intake | None = None
         self._taker: Taker | None = None
@@ -91,10 +92,10 @@ class Following:
         """
         options = self._options
         self._taker = taker
-        self._daemons = Daemons(options.address)
+        self._publishers = open_publishers(options.address, options.instance)
         try:
             self._store = self._until_answered(partial(open_store, options.coordination))
-            self._join(self._store, self._daemons)
+            self._join(self._store, self._publishers)
         except BaseException as problem:
             # A start that was interrupted by `stop` has not failed.
             was_stopped = self._stopping.is_set() and isinstance(problem, TransientError)
@@ -115,24 +116,24 @@ class Following:
                 self._member.stop()
             if self._intake is not None:
                 self._intake.join()
-            if self._daemons is not None:
-                self._daemons.close()
+            if self._publishers is not None:
+                self._publishers.close()
             if self._store is not None:
                 self._store.close()
 
     # --- Joining ----------------------------------------------------------------------------
 
-    def _join(self, store: CoordinationStore, daemons: Daemons) -> None:
+    def _join(self, store: CoordinationStore, publishers: Publishers) -> None:
         options = self._options
         registry = Subscriptions(store)
         subscription = self._until_answered(lambda: registry.create(self._requested_subscription(registry)))
-        self._wait_for_log(daemons)
+        self._wait_for_log(publishers)
         session = self._until_answered(store.session)
         try:
             start_lease = self._acquire_start_lease(store, session, subscription)
-            self._set_start(registry, subscription, daemons)
+            self._set_start(registry, subscription, publishers)
             self._intake = Intake(
-                daemons,
+                publishers,
                 self._owned,
                 options.request(),
                 {table: list(names) for table, names in subscription.shard_columns.items()},
@@ -158,11 +159,11 @@ class Following:
         finally:
             session.close()
 
-    def _wait_for_log(self, daemons: Daemons) -> None:
+    def _wait_for_log(self, publishers: Publishers) -> None:
         """Wait until a daemon has the first bytes of its log. In an empty log, latest means its beginning."""
-        while not self._until_answered(daemons.have_something):
+        while not self._until_answered(publishers.have_something):
             if not self._log_is_empty:
-                _log.info("waiting for the first change", daemons=str(self._options.address))
+                _log.info("waiting for the first change", source=str(self._options.address))
             self._log_is_empty = True
             if self._stopping.wait(_EMPTY_SECONDS):
                 return
@@ -201,7 +202,7 @@ class Following:
             time.sleep(_LOOK_SECONDS)
         return lease
 
-    def _set_start(self, registry: Subscriptions, subscription: Subscription, daemons: Daemons) -> None:
+    def _set_start(self, registry: Subscriptions, subscription: Subscription, publishers: Publishers) -> None:
         """Give each shard without a checkpoint one, or all shards a new one, before any member takes them.
 
         All start at the same place, so that a shard that is taken later misses nothing.
@@ -211,7 +212,9 @@ class Following:
         if options.start is not None:
             members = registry.members(subscription)
             if not members:
-                registry.reset(subscription.instance, subscription.name, self._place(daemons, options.start))
+                registry.reset(
+                    subscription.instance, subscription.name, self._place(publishers, options.start)
+                )
                 return
             _log.warning(
                 "the start is not applied, as others are at work: reading goes on from the checkpoint",
@@ -220,15 +223,15 @@ class Following:
             )
         missing = [view.shard for view in states if view.state.checkpoint is None]
         if missing:
-            checkpoint = self._place(daemons, options.begin)
+            checkpoint = self._place(publishers, options.begin)
             everything = len(missing) == len(states)
             for shard in [None] if everything else missing:
                 registry.reset(subscription.instance, subscription.name, checkpoint, shard)
 
-    def _place(self, daemons: Daemons, start: Start) -> Checkpoint:
+    def _place(self, publishers: Publishers, start: Start) -> Checkpoint:
         if self._log_is_empty and start.end == LATEST:
             start = Start(end=EARLIEST)
-        place = self._until_answered(lambda: daemons.place(start))
+        place = self._until_answered(lambda: publishers.locate_start(start))
         _log.info("the subscription starts", name=self._options.name, position=str(place.position))
         return _checkpoint_of(place)
 
@@ -257,11 +260,11 @@ class Following:
             ).start()
 
     def _find_begin(self, held: HeldShard) -> None:
-        assert self._daemons is not None
+        assert self._publishers is not None
         retry = Retry("no daemon says where to begin", stop=self._stopping)
         while held.leaving is None and not self._stopping.is_set():
             try:
-                checkpoint = self._place(self._daemons, self._options.begin)
+                checkpoint = self._place(self._publishers, self._options.begin)
             except TransientError as problem:
                 retry.wait(problem, shard=held.shard)
             except PenstockError as problem:
@@ -330,9 +333,15 @@ class Following:
 
 def _place_of(checkpoint: Checkpoint) -> Place:
     return Place(
-        Position.parse(checkpoint.position), checkpoint.gtid_set, checkpoint.server_key, checkpoint.time_us
+        Position.parse(checkpoint.position),
+        checkpoint.gtid_set,
+        checkpoint.server_key,
+        checkpoint.time_us,
+        checkpoint.fingerprint,
     )
 
 
 def _checkpoint_of(place: Place) -> Checkpoint:
-    return Checkpoint.now(str(place.position), place.gtid_set, place.server_key, place.time_us)
+    return Checkpoint.now(
+        str(place.position), place.gtid_set, place.server_key, place.time_us, place.fingerprint
+    )

@@ -14,10 +14,10 @@ from typing import Any
 
 import structlog
 
-from penstock.client.daemons import Daemons
-from penstock.client.fetch import BatchFrame, ChangesAnswer, EndFrame, PositionFrame
+from penstock.client.fetch import EndFrame, PositionFrame, RowFrame
 from penstock.client.flow import REEVALUATE_SECONDS, Choice, DaemonBackoff, Place, Survey, choose
 from penstock.client.owned import HELD_BYTES_MAX, STALLED_SECONDS, OwnedShard, OwnedShards, Rows
+from penstock.client.publishers import Answer, Publishers
 from penstock.client.split import Cut, split
 from penstock.errors import ConnectionLost, PenstockError, TransientError
 from penstock.limits import MIB, SILENCE_SECONDS_MAX
@@ -55,14 +55,14 @@ class Intake:
 
     def __init__(
         self,
-        daemons: Daemons,
+        publishers: Publishers,
         shards: OwnedShards,
         request: Mapping[str, Any],
         shard_columns: Mapping[str, list[str]],
         preference: int,
         failed: Callable[[BaseException], None],
     ) -> None:
-        self._daemons = daemons
+        self._publishers = publishers
         self._shards = shards
         self._request = dict(request)
         self._shard_columns = dict(shard_columns)
@@ -71,7 +71,7 @@ class Intake:
         self._backoff = DaemonBackoff()
         self._refused: dict[int, PenstockError] = {}
         self._current: int | None = None
-        self._answer: ChangesAnswer | None = None
+        self._answer: Answer | None = None
         self._answer_lock = threading.Lock()
         self._ending = False
         self._thread = threading.Thread(target=self._run, name="penstock-intake", daemon=True)
@@ -80,7 +80,7 @@ class Intake:
     @property
     def url(self) -> str | None:
         """The daemon that is read from, None before the first."""
-        return None if self._current is None else self._daemons.url(self._current)
+        return None if self._current is None else self._publishers.url(self._current)
 
     def start(self) -> None:
         """Start reading."""
@@ -129,15 +129,15 @@ class Intake:
         """Choose a daemon that has the shards' places; None if none can be read now."""
         places = {number: shard.read for number, shard in shards.items()}
         now = time.monotonic()
-        ready = self._backoff.ready(range(len(self._daemons)), now)
+        ready = self._backoff.ready(range(len(self._publishers)), now)
         if not ready:
-            self._shards.wait(version, self._backoff.pause(range(len(self._daemons)), now))
+            self._shards.wait(version, self._backoff.pause(range(len(self._publishers)), now))
             return None
         surveys = {
-            daemon: Survey(problem=ConnectionLost(f"{self._daemons.url(daemon)} did not answer before"))
-            for daemon in range(len(self._daemons))
+            daemon: Survey(problem=ConnectionLost(f"{self._publishers.url(daemon)} did not answer before"))
+            for daemon in range(len(self._publishers))
         }
-        surveys.update(self._daemons.survey(ready))
+        surveys.update(self._publishers.survey(ready))
         surveys.update({daemon: Survey(problem=problem) for daemon, problem in self._refused.items()})
         try:
             choice = choose(surveys, places, self._current, self._preference)
@@ -145,13 +145,13 @@ class Intake:
         except TransientError as problem:
             for daemon in ready:
                 self._backoff.failed(daemon, time.monotonic())
-            pause = self._backoff.pause(range(len(self._daemons)), time.monotonic())
+            pause = self._backoff.pause(range(len(self._publishers)), time.monotonic())
             _log.warning("no daemon can be read", why=str(problem), again_after_seconds=round(pause, 1))
             self._shards.wait(version, pause)
             return None
         lowest = min(positions.values())
         if choice.daemon != self._current:
-            _log.info("reading from", daemon=self._daemons.url(choice.daemon), position=str(lowest))
+            _log.info("reading from", daemon=self._publishers.url(choice.daemon), position=str(lowest))
         self._current = choice.daemon
         count = next(iter(shards.values())).count
         cuts = {number: Cut(positions[number].commit_version, choice.fits[number].shift) for number in places}
@@ -168,15 +168,17 @@ class Intake:
         for number, place in places.items():
             mapping = choice.fits[number]
             if mapping.by_gtid_set:
-                positions[number] = self._daemons.after_gtid_set(choice.daemon, place.gtid_set)
+                positions[number] = self._publishers.after_gtid_set(choice.daemon, place.gtid_set)
                 _log.warning(
                     "another server's log is read on by GTID set",
                     shard=number,
-                    daemon=self._daemons.url(choice.daemon),
+                    daemon=self._publishers.url(choice.daemon),
                     position=str(positions[number]),
                 )
             else:
-                positions[number] = place.shifted(-mapping.shift).position
+                here = place.shifted(-mapping.shift)
+                self._publishers.prove(choice.daemon, here)
+                positions[number] = here.position
         return positions
 
     # --- Reading ----------------------------------------------------------------------------
@@ -186,29 +188,29 @@ class Intake:
         try:
             while not self._turned(link):
                 self._read(link)
-                if len(self._daemons) > 1 and time.monotonic() - link.chosen_at >= REEVALUATE_SECONDS:
+                if len(self._publishers) > 1 and time.monotonic() - link.chosen_at >= REEVALUATE_SECONDS:
                     return
         except TransientError as problem:
             if self._turned(link):
                 return
             self._backoff.failed(link.daemon, time.monotonic())
-            _log.warning("a daemon is left", daemon=self._daemons.url(link.daemon), why=str(problem))
+            _log.warning("a daemon is left", daemon=self._publishers.url(link.daemon), why=str(problem))
         except PenstockError as problem:
             # The error may concern this daemon alone. If all daemons refuse, `choose` raises it.
             self._refused[link.daemon] = problem
-            if len(self._refused) == len(self._daemons):
+            if len(self._refused) == len(self._publishers):
                 raise
-            _log.warning("a daemon is left", daemon=self._daemons.url(link.daemon), why=str(problem))
+            _log.warning("a daemon is left", daemon=self._publishers.url(link.daemon), why=str(problem))
 
     def _turned(self, link: _Link) -> bool:
         return self._ending or link.version != self._shards.version
 
     def _read(self, link: _Link) -> None:
         consumed = _consumed(link)
-        answer = self._daemons.changes(link.daemon, self._body(link), SILENCE_SECONDS_MAX, consumed)
+        answer = self._publishers.changes(link.daemon, self._body(link), SILENCE_SECONDS_MAX, consumed)
         with self._answer_lock:
             self._answer = answer
-        frames_held: list[BatchFrame] = []
+        frames_held: list[RowFrame] = []
         frames_held_bytes = 0
         frames = answer.frames()
         try:
@@ -216,9 +218,9 @@ class Intake:
                 # The shards changed before there was a response to cut.
                 return
             for frame in frames:
-                if isinstance(frame, BatchFrame):
+                if isinstance(frame, RowFrame):
                     frames_held.append(frame)
-                    frames_held_bytes += len(frame.content)
+                    frames_held_bytes += frame.bytes
                     if frames_held_bytes >= HELD_BYTES_MAX and self._hand_on(link, frames_held):
                         frames_held, frames_held_bytes = [], 0
                 elif isinstance(frame, EndFrame):
@@ -254,7 +256,7 @@ class Intake:
             }
         return body
 
-    def _hand_on(self, link: _Link, held: list[BatchFrame]) -> bool:
+    def _hand_on(self, link: _Link, held: list[RowFrame]) -> bool:
         """Deliver the start of a transaction that is too large to buffer; return False if it must be
         buffered.
 
@@ -269,19 +271,19 @@ class Intake:
         self._room(link)
         return True
 
-    def _deliver(self, link: _Link, held: list[BatchFrame], frame: PositionFrame) -> None:
+    def _deliver(self, link: _Link, held: list[RowFrame], frame: PositionFrame) -> None:
         """Deliver to each shard its new rows, and the place after them."""
         cuts = self._floored(link, frame)
         rows_of = self._rows_of(link, held, cuts)
-        place = Place(frame.position, frame.gtid_set, frame.server_key, frame.time_us)
+        place = Place(frame.position, frame.gtid_set, frame.server_key, frame.time_us, frame.fingerprint)
         for number, shard in link.shards.items():
             shard.offer(rows_of[number], place.shifted(cuts[number].shift))
 
-    def _rows_of(self, link: _Link, held: list[BatchFrame], cuts: Mapping[int, Cut]) -> dict[int, list[Rows]]:
+    def _rows_of(self, link: _Link, held: list[RowFrame], cuts: Mapping[int, Cut]) -> dict[int, list[Rows]]:
         """Return the rows of some batches for each shard."""
         rows_of: dict[int, list[Rows]] = {number: [] for number in link.shards}
         for frame in held:
-            row_bytes = len(frame.content) / max(frame.rows, 1)
+            row_bytes = frame.bytes / max(frame.rows, 1)
             for number, batch in split(frame.to_arrow(), link.count, cuts):
                 size = int(row_bytes * batch.num_rows)
                 rows_of[number].append(Rows(frame.table, frame.schema_version, frame.key, batch, size))

@@ -14,7 +14,7 @@ from penstock.client.flow import FailurePolicy
 from penstock.coordinate.store import SESSION_SECONDS
 from penstock.errors import OptionInvalid
 from penstock.limits import BATCH_ROWS_MAX
-from penstock.model import Secret, TablePatterns, Tls
+from penstock.model import Secret, ServerAddress, TablePatterns, Tls, is_server_url
 from penstock.source.bounds import BoundText
 from penstock.source.daemon_address import DaemonAddress
 from penstock.source.reading import CHANGE_TYPES, SYSTEM_COLUMNS
@@ -34,7 +34,7 @@ class SubscriberOptions:
     `start` None continues from the checkpoint. `shards` None takes the subscription's count, 1 for a new one.
     """
 
-    address: DaemonAddress
+    address: DaemonAddress | ServerAddress
     name: str
     member: str
     # The URL of a store may contain a password.
@@ -58,7 +58,7 @@ class SubscriberOptions:
     @property
     def instance(self) -> str:
         """The instance to follow."""
-        return self.address.instance
+        return self.address.instance if isinstance(self.address, DaemonAddress) else self.address.name
 
     def request(self) -> dict[str, Any]:
         """Return the body of the changes call, without shards and start."""
@@ -90,6 +90,7 @@ class Options(TypedDict, total=False):
     start: BoundText
     begin: BoundText
     coordination: str | None
+    state: str | os.PathLike[str] | None
     on_failure: str
     retries: int | None
     ack: str
@@ -102,7 +103,7 @@ class Options(TypedDict, total=False):
 
 
 def read_options(
-    source: str | DaemonAddress,
+    source: str | DaemonAddress | ServerAddress,
     *,
     name: str,
     tables: str | Sequence[str] | None = None,
@@ -117,6 +118,7 @@ def read_options(
     start: BoundText = CHECKPOINT,
     begin: BoundText = "latest",
     coordination: str | None = None,
+    state: str | os.PathLike[str] | None = None,
     on_failure: str = "retry",
     retries: int | None = None,
     ack: str = "auto",
@@ -128,8 +130,8 @@ def read_options(
     tls: Tls | None = None,
 ) -> SubscriberOptions:
     """Parse and validate the options. Raises OptionInvalid."""
-    if not isinstance(source, DaemonAddress):
-        source = DaemonAddress.parse(source, token=token, token_file=token_file, tls=tls)
+    if isinstance(source, str):
+        source = _address(source, token, token_file, tls)
     _refuse_names(name, member)
     patterns = TablePatterns(_as_list(tables), _as_list(exclude))
     if shards is not None and shards < 1:
@@ -146,7 +148,7 @@ def read_options(
         address=source,
         name=name,
         member=member or default_member(),
-        coordination=coordination or default_coordination(),
+        coordination=_store_url(coordination, state),
         tables=patterns.include,
         exclude=patterns.exclude,
         shards=shards,
@@ -163,6 +165,28 @@ def read_options(
         checkpoint_seconds=checkpoint_seconds,
         session_seconds=session_seconds,
     )
+
+
+def _address(
+    source: str, token: str | Secret | None, token_file: str | None, tls: Tls | None
+) -> DaemonAddress | ServerAddress:
+    if not is_server_url(source):
+        return DaemonAddress.parse(source, token=token, token_file=token_file, tls=tls)
+    if token is not None or token_file is not None:
+        raise OptionInvalid(
+            "a token is for a daemon", hint="Write the source as penstock://host:7070/instance"
+        )
+    return ServerAddress.parse(source, tls=tls)
+
+
+def _store_url(coordination: str | None, state: str | os.PathLike[str] | None) -> str:
+    """Return the URL of the store of positions. `state` may also be the path of an SQLite file."""
+    if state is None:
+        return coordination or default_coordination()
+    if coordination is not None:
+        raise OptionInvalid("state and coordination name two stores", hint="Leave one of them out")
+    text = os.fspath(state)
+    return text if "://" in text else f"sqlite://{Path(text).absolute()}"
 
 
 def default_coordination() -> str:

@@ -10,9 +10,9 @@ import numpy
 import numpy.typing as npt
 import pyarrow
 
+from penstock.source.rows_filter import SLOT_COLUMN
 from penstock.source.sharding import CHANGE_TYPE, preimages_of, with_kinds
 
-SLOT_COLUMN = "_shard_slot"
 VERSION_COLUMN = "_commit_version"
 
 # The epoch base starts at this bit of a commit version.

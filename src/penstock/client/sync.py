@@ -13,6 +13,7 @@ from typing import Unpack
 from penstock.client.consume import Consumption
 from penstock.client.following import Following, FollowingStatus
 from penstock.client.options import Options, read_options
+from penstock.model import ServerAddress
 from penstock.source.daemon_address import DaemonAddress
 
 
@@ -20,10 +21,11 @@ class Subscriber(Consumption):
     """One member of a subscription: it consumes some of its shards, or all of them while it is the only
     member.
 
-    `source` names an instance and the daemons that serve it. `name` is the subscription. Any number of
+    `source` names an instance and the daemons that serve it; or a server, `mysql://user@host:3306`, which is
+    then read and filtered in this process, without a daemon. `name` is the subscription. Any number of
     processes on any number of hosts can be its members, as long as they share `coordination`: by default an
     SQLite file in the user's state folder, which connects the processes of one host; `zookeeper://...`
-    connects hosts.
+    connects hosts. `state` is the same store by URL, or the path of an SQLite file.
 
     Selection, applied by the daemon: `tables` and `exclude` are patterns, by default what the instance shows;
     `changes` are some of insert, update and delete; `where` is an SQL predicate over columns; `columns` are
@@ -41,7 +43,9 @@ class Subscriber(Consumption):
     Raises OptionInvalid for invalid options, and if another subscription has the name.
     """
 
-    def __init__(self, source: str | DaemonAddress, *, name: str, **options: Unpack[Options]) -> None:
+    def __init__(
+        self, source: str | DaemonAddress | ServerAddress, *, name: str, **options: Unpack[Options]
+    ) -> None:
         parsed = read_options(source, name=name, **options)
         self.options = parsed
         self._following = Following(parsed)

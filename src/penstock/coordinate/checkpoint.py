@@ -37,7 +37,8 @@ class Checkpoint:
     `position` lies between transactions, in the format of `Position`, in the coordinates of the server
     `server_key`. `gtid_set` has all transactions before it and locates it on another server of the cluster;
     "" without GTIDs. `time_us` is the commit time of the last consumed transaction (0 for none), `updated_us`
-    the time of the checkpoint; both in microseconds UTC since 1970.
+    the time of the checkpoint; both in microseconds UTC since 1970. `fingerprint` identifies the position's
+    file if it was read from the server itself.
     """
 
     position: str
@@ -45,11 +46,14 @@ class Checkpoint:
     server_key: str = ""
     time_us: int = 0
     updated_us: int = 0
+    fingerprint: str = ""
 
     @classmethod
-    def now(cls, position: str, gtid_set: str = "", server_key: str = "", time_us: int = 0) -> Self:
+    def now(
+        cls, position: str, gtid_set: str = "", server_key: str = "", time_us: int = 0, fingerprint: str = ""
+    ) -> Self:
         """Return a checkpoint with the current time."""
-        return cls(position, gtid_set, server_key, time_us, time.time_ns() // 1000)
+        return cls(position, gtid_set, server_key, time_us, time.time_ns() // 1000, fingerprint)
 
 
 @dataclass(frozen=True)
@@ -73,7 +77,11 @@ class ShardState:
         """Return the value of the record."""
         values: dict[str, Any] = {"token": self.token, "fence": self.fence}
         if self.checkpoint is not None:
-            values["checkpoint"] = asdict(self.checkpoint)
+            checkpoint = asdict(self.checkpoint)
+            if not self.checkpoint.fingerprint:
+                # Versions without server subscriptions do not know the field.
+                del checkpoint["fingerprint"]
+            values["checkpoint"] = checkpoint
         if self.floors:
             values["floors"] = self.floors.to_json()
         return json.dumps(values).encode()

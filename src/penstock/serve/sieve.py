@@ -4,21 +4,27 @@
 Everything works on whole columns. Results that do not depend on the subscriber are computed once per piece.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy
 import pyarrow
-import pyarrow.compute as compute
 
-from penstock.errors import OptionInvalid
-from penstock.limits import SLOTS
 from penstock.model import TableName
 from penstock.predicate import Predicate
 from penstock.serve.piece import TYPED
 from penstock.serve.pieces import Piece, Pieces, View
 from penstock.source.reading import Batch
+from penstock.source.rows_filter import (
+    SLOT_COLUMN,
+    Mask,
+    RowsFilter,
+    ShardSet,
+    both,
+    decoded_for,
+    whole_updates,
+)
 from penstock.source.sharding import (
     CHANGE_TYPE,
     POSTIMAGE,
@@ -29,38 +35,9 @@ from penstock.source.sharding import (
     slots_of,
 )
 
-SLOT_COLUMN = "_shard_slot"
-
 # The values of `kind` in messages of changes; higher values are not changes.
 _MESSAGE_KINDS = {"insert": 0, PREIMAGE: 1, POSTIMAGE: 1, "delete": 2}
 _NO_CHANGE = 3
-
-# A mask of the rows or messages that pass.
-_Mask = Any
-
-
-@dataclass(frozen=True)
-class ShardSet:
-    """A subset of `count` shards: a row belongs to shard `slot % count`."""
-
-    count: int
-    of: frozenset[int]
-    _has: _Mask = field(init=False, repr=False, compare=False)
-
-    def __post_init__(self) -> None:
-        if self.count < 1 or not self.of or not all(0 <= shard < self.count for shard in self.of):
-            raise OptionInvalid(
-                f"shards {sorted(self.of)} of {self.count} are none",
-                hint="Name at least one shard, from 0 up to the count less one",
-            )
-        has = numpy.isin(numpy.arange(SLOTS + 1) % self.count, list(self.of))
-        # Slot -1, which indexes the last element, belongs to every shard.
-        has[-1] = True
-        object.__setattr__(self, "_has", has)
-
-    def mask(self, slots: numpy.ndarray) -> _Mask:
-        """Return a mask of the slots that belong to one of the shards."""
-        return self._has[slots]
 
 
 @dataclass(frozen=True)
@@ -117,7 +94,7 @@ class Sieve:
             return None
         return "parts", self.shards.count
 
-    async def passing(self, pieces: Pieces, piece: Piece) -> dict[str, _Mask]:
+    async def passing(self, pieces: Pieces, piece: Piece) -> dict[str, Mask]:
         """Return which changes of each table pass, for `sift`, if messages do not show it; else an empty
         result.
 
@@ -128,19 +105,19 @@ class Sieve:
             return {}
         columns = tuple(sorted({*self.where.columns, CHANGE_TYPE}))
         view = View(TYPED, self.view.tables, columns, gtid_after=self.view.gtid_after)
-        masks_by_table: dict[str, list[_Mask]] = {}
+        masks_by_table: dict[str, list[Mask]] = {}
         position = piece.start
         while position < piece.end:
             typed = await pieces.at(view, position, piece.end)
             assert typed is not None, "the messages were made of it"
             for index, (batch, arrow) in enumerate(zip(typed.batches, typed.arrow(), strict=True)):
                 befores = _preimages(typed)[index]
-                mask = _whole_updates(self.where.passes(arrow), befores)
+                mask = whole_updates(self.where.passes(arrow), befores)
                 masks_by_table.setdefault(_plain_name(batch.table), []).append(mask[~befores])
             position = typed.end
         return {table: numpy.concatenate(masks) for table, masks in masks_by_table.items()}
 
-    def sift(self, piece: Piece, passing: dict[str, _Mask]) -> list[Sifted]:
+    def sift(self, piece: Piece, passing: dict[str, Mask]) -> list[Sifted]:
         """Return the part of a piece that passes, without empty batches. Raises OptionInvalid.
 
         `passing` is the result of the method of that name. May run in any thread.
@@ -149,28 +126,13 @@ class Sieve:
             return self._sift_messages(piece, passing)
         if self.shards is not None and self._parts_key is not None:
             return self._sift_single_shard(self.shards, self._parts_key, piece)
-        sifted = []
+        rows_filter, sifted = self._rows_filter, []
         for index, (batch, arrow) in enumerate(zip(piece.batches, piece.arrow(), strict=True)):
-            mask, sharded_rows = None, None
-            if self.changes is not None:
-                change_types = pyarrow.array(self.changes)
-                mask = compute.is_in(arrow.column(CHANGE_TYPE), change_types).to_numpy(False)
-            if self.shards is not None:
-                sharded_rows = _shard_batch(piece, index, self.shards.count)
-                arrow = sharded_rows.rows
-                mask = _both(mask, self.shards.mask(sharded_rows.slots))
-            if self.where is not None:
-                befores = _preimages(piece)[index] if sharded_rows is None else sharded_rows.preimages
-                mask = _both(mask, _whole_updates(self.where.passes(arrow), befores))
-            if mask is not None and not mask.any():
-                continue
-            moved = 0
-            if sharded_rows is not None:
-                arrow = arrow.append_column(SLOT_COLUMN, pyarrow.array(sharded_rows.slots))
-                moved = len(sharded_rows.moved) if mask is None else int(mask[sharded_rows.moved].sum())
-            if mask is not None and not mask.all():
-                arrow = arrow.filter(pyarrow.array(mask))
-            sifted.append(Sifted(batch, self._project(arrow), moved))
+            preimages = partial(_preimages_at, piece, index)
+            sharded_rows = None if self.shards is None else _shard_batch(piece, index, self.shards.count)
+            passing_rows = rows_filter.passing(arrow, sharded_rows, preimages)
+            if passing_rows is not None:
+                sifted.append(Sifted(batch, *passing_rows))
         return sifted
 
     def _sift_single_shard(self, shards: ShardSet, key: tuple[str, int], piece: Piece) -> list[Sifted]:
@@ -186,17 +148,15 @@ class Sieve:
         for batch, part in zip(piece.batches, parts, strict=True):
             begin, end = part.bounds[shard : shard + 2].tolist()
             if begin < end:
-                rows = self._project(part.rows.slice(begin, end - begin))
+                rows = self._rows_filter.project(part.rows.slice(begin, end - begin))
                 sifted.append(Sifted(batch, rows, int(part.moved[shard])))
         return sifted
 
-    def _project(self, arrow: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
-        if self.columns is None:
-            return arrow
-        shown = {*self.columns, SLOT_COLUMN}
-        return arrow.select([name for name in arrow.schema.names if name in shown])
+    @property
+    def _rows_filter(self) -> RowsFilter:
+        return RowsFilter(self.shards, self.where, self.changes, self.columns)
 
-    def _sift_messages(self, piece: Piece, passing: dict[str, _Mask]) -> list[Sifted]:
+    def _sift_messages(self, piece: Piece, passing: dict[str, Mask]) -> list[Sifted]:
         remaining = dict(passing)
         sifted = []
         for batch, arrow in zip(piece.batches, piece.arrow(), strict=True):
@@ -206,9 +166,9 @@ class Sieve:
                 mask = self.shards.mask(arrow.column("slot").to_numpy())
             if self.changes is not None:
                 wanted_kinds = [_MESSAGE_KINDS[change] for change in self.changes]
-                mask = _both(mask, numpy.isin(kinds, wanted_kinds) | (kinds >= _NO_CHANGE))
+                mask = both(mask, numpy.isin(kinds, wanted_kinds) | (kinds >= _NO_CHANGE))
             if self.where is not None:
-                mask = _both(mask, _messages_passing(arrow, kinds, remaining))
+                mask = both(mask, _messages_passing(arrow, kinds, remaining))
             if mask is not None and not mask.all():
                 if not mask.any():
                     continue
@@ -227,56 +187,21 @@ def sieve_of(view: View, *, shards: ShardSet | None = None, where: Predicate | N
     if not view.is_typed:
         shared = replace(view, changes=None, message_per_row=True)
         return Sieve(shared, shards, where, changes)
-    decoded_changes, left_changes = changes, None
-    if changes is not None and (PREIMAGE in changes) != (POSTIMAGE in changes):
-        # Both images are needed to determine an update's shard, and whether it passes.
-        decoded_changes, left_changes = tuple(sorted({*changes, PREIMAGE, POSTIMAGE})), changes
-    decoded_columns = columns
-    if columns is not None:
-        needed = {CHANGE_TYPE, *(where.columns if where is not None else ())}
-        if shards is not None:
-            # _metadata lists the columns missing in a partial image.
-            needed.add("_metadata")
-        decoded_columns = tuple(dict.fromkeys([*columns, *sorted(needed)]))
-    shared = replace(view, changes=decoded_changes, columns=decoded_columns, with_keys=shards is not None)
-    return Sieve(shared, shards, where, left_changes, columns)
+    decoded = decoded_for(columns, changes, is_sharded=shards is not None, where=where)
+    shared = replace(view, changes=decoded.changes, columns=decoded.columns, with_keys=shards is not None)
+    return Sieve(shared, shards, where, decoded.left_changes, columns)
 
 
-def row_parts(arrow: pyarrow.RecordBatch, rows_max: int) -> Iterator[pyarrow.RecordBatch]:
-    """Yield rows in parts of at most `rows_max`, at least two, never splitting an update's images."""
-    befores = None
-    if arrow.num_rows > rows_max and CHANGE_TYPE in arrow.schema.names:
-        befores = preimages_of(arrow)
-    begin = 0
-    while begin < arrow.num_rows:
-        end = min(begin + rows_max, arrow.num_rows)
-        if befores is not None and end < arrow.num_rows and befores[end - 1] and not befores[end]:
-            end += -1 if end - begin > 1 else 1
-        yield arrow.slice(begin, end - begin)
-        begin = end
-
-
-def _both(first: _Mask | None, second: _Mask) -> _Mask:
-    return second if first is None else first & second
-
-
-def _preimages(piece: Piece) -> Sequence[_Mask]:
+def _preimages(piece: Piece) -> Sequence[Mask]:
     """Return a mask of the preimages for each batch; the postimage follows each."""
-    masks: Sequence[_Mask] | None = piece.derived.get("befores")
+    masks: Sequence[Mask] | None = piece.derived.get("befores")
     if masks is None:
         masks = piece.derived["befores"] = [preimages_of(arrow) for arrow in piece.arrow()]
     return masks
 
 
-def _whole_updates(mask: _Mask, befores: _Mask) -> _Mask:
-    """Return a mask in which both images of an update pass if either does."""
-    (updates,) = befores.nonzero()
-    if not updates.size:
-        return mask
-    whole = mask.copy()
-    either = mask[updates] | mask[updates + 1]
-    whole[updates] = whole[updates + 1] = either
-    return whole
+def _preimages_at(piece: Piece, index: int) -> Mask:
+    return _preimages(piece)[index]
 
 
 def _slots(piece: Piece) -> Sequence[numpy.ndarray]:
@@ -325,7 +250,7 @@ def _plain_name(table: str) -> str:
     return f"{name.database}.{name.table}"
 
 
-def _messages_passing(arrow: pyarrow.RecordBatch, kinds: numpy.ndarray, passing: dict[str, _Mask]) -> _Mask:
+def _messages_passing(arrow: pyarrow.RecordBatch, kinds: numpy.ndarray, passing: dict[str, Mask]) -> Mask:
     """Return a mask of the messages that pass; removes what it used from `passing`, for the next batch."""
     mask = kinds >= _NO_CHANGE
     tables = arrow.column("table")

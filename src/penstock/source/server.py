@@ -18,8 +18,9 @@ from penstock.limits import RANGE_BYTES_DEFAULT
 from penstock.model import Position, ServerAddress, TableName
 from penstock.mysql.connection import Connection, LogFile, connect
 from penstock.mysql.follow import follow
-from penstock.mysql.refusal import file_replaced
+from penstock.mysql.refusal import check_position, file_replaced
 from penstock.mysql.replica import DumpStart, open_stream
+from penstock.mysql.start import server_behind
 from penstock.source.asking import ask_again
 from penstock.source.prepared import PreparedSearch
 from penstock.source.search import ROTATE_EVENT, find_time, first_events, gtid_set_before
@@ -70,6 +71,31 @@ class ServerSource:
         session, self._session = self._session, None
         if session is not None:
             session.close()
+
+    def server_key(self) -> str:
+        """Return the identity of the server that answers."""
+        return self._ask(Connection.identity).key
+
+    def prove_position(self, position: Position) -> None:
+        """Raise PositionPurged or PositionInvalid if the server has no such position."""
+        problem = self._ask(lambda session: check_position(session, position))
+        if problem is not None:
+            raise problem
+
+    def prove_executed(self, gtid_set: str) -> None:
+        """Raise ServerBehind if the server lacks transactions of a set."""
+
+        def prove(session: Connection) -> None:
+            if not session.executed().contains(gtid_set):
+                raise server_behind(session, gtid_set)
+
+        self._ask(prove)
+
+    def prove_file(self, position: Position, fingerprint: str) -> None:
+        """Raise PositionInvalid if the server has another file under the name of a position's file."""
+        actual = self.fingerprint(position.file)
+        if actual != fingerprint:
+            raise file_replaced(str(self.address), position, fingerprint, actual)
 
     def earliest(self) -> Position:
         """Return the first position that the server still has."""

@@ -179,8 +179,7 @@ class SourceOptions:
                 server_id=server_id,
                 tls=tls,
             )
-            default = address.unix_socket or f"{address.host}:{address.port}"
-            return cls(address=address, instance=instance or default, epoch=epoch)
+            return cls(address=address, instance=instance or address.name, epoch=epoch)
         if not names:
             raise OptionInvalid(
                 "no source is named", hint="Name binlog files, a folder, or mysql://user@host"

@@ -104,14 +104,14 @@ class Running:
 
     def wait_for(self, count: int) -> None:
         """Wait for exactly this many rows."""
-        self._wait(lambda: len(self.rows) >= count)
+        self.wait_until(lambda: len(self.rows) >= count)
         assert len(self.rows) == count
 
     def wait_owning(self, count: int) -> None:
         """Wait until the subscriber owns this many shards."""
-        self._wait(lambda: len(self.subscriber.status().shards) == count)
+        self.wait_until(lambda: len(self.subscriber.status().shards) == count)
 
-    def _wait(self, condition: Callable[[], bool]) -> None:
+    def wait_until(self, condition: Callable[[], bool]) -> None:
         """Wait for a condition, or raise the error with which the subscriber ended."""
         try:
             wait_until(lambda: self.failure is not None or condition())

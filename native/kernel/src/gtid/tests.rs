@@ -43,8 +43,10 @@ fn mariadb_set_has_the_last_sequence_of_each_server_and_the_newest_last() {
     assert_eq!((set.text(), set.position().text()), ("0-2-150,0-1-151,7-1-3".into(), "0-1-151,7-1-3".into()));
     set.union(&GtidSet::parse("0-1-100,0-3-152").unwrap());
     assert_eq!(set.text(), "0-1-151,0-2-150,0-3-152,7-1-3");
-    set.subtract(&GtidSet::parse("0-1-151,0-3-152").unwrap());
-    assert_eq!(set.text(), "0-2-150,7-1-3");
+    set.subtract(&GtidSet::parse("0-1-151").unwrap());
+    assert_eq!(set.text(), "0-2-150,0-3-152,7-1-3");
+    set.subtract(&GtidSet::parse("0-3-152").unwrap());
+    assert_eq!(set.text(), "7-1-3", "the position contains what other servers wrote before it");
 }
 
 #[test]

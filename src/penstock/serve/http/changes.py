@@ -38,10 +38,11 @@ from penstock.serve.http.openapi import description
 from penstock.serve.pieces import Piece, View
 from penstock.serve.problems import problem_body
 from penstock.serve.served import Served, ServedInstance
-from penstock.serve.sieve import ShardSet, Sieve, Sifted, row_parts, sieve_of
+from penstock.serve.sieve import Sieve, Sifted, sieve_of
 from penstock.serve.subscribers import Subscriber
 from penstock.serve.subscription import Cursor, resolve_start
 from penstock.serve.threads import run_in
+from penstock.source.rows_filter import ShardSet, row_parts
 
 _log = structlog.get_logger(__name__)
 
