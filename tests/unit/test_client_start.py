@@ -54,7 +54,7 @@ def test_start_waits_for_unavailable_daemons_and_store(
         following, "open_store", late(lambda: store, CoordinationLost("locked"), tries, "store")
     )
     monkeypatch.setattr(Daemons, "have_something", late(True, away, tries, "log"))
-    monkeypatch.setattr(Daemons, "locate_start", late(BEGIN, away, tries, "place"))
+    monkeypatch.setattr(Daemons, "locate_start", late(BEGIN, away, tries, "start"))
     with subscriber_in(tmp_path) as subscriber:
         thread = threading.Thread(target=subscriber.run, args=(lambda batch: None,))
         thread.start()
@@ -64,7 +64,7 @@ def test_start_waits_for_unavailable_daemons_and_store(
         assert list(subscriber.positions.values()) == [str(BEGIN.position)]
         subscriber.stop()
         thread.join(WAIT_SECONDS_MAX)
-    assert sorted(tries) == ["log"] * 3 + ["locate_start"] * 3 + ["store"] * 3
+    assert sorted(tries) == ["log"] * 3 + ["start"] * 3 + ["store"] * 3
 
 
 def test_stop_ends_a_waiting_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
