@@ -19,6 +19,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from types import FrameType
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -42,10 +43,14 @@ from penstock.serve.ports import Ports
 from penstock.serve.served import Arrivals, Served
 from penstock.serve.telemetry import Telemetry
 from penstock.settings.daemon import InstanceSettings, LogSettings, Settings
+from penstock.settings.tidb import pd_addresses
 from penstock.source.bounds import parse_bound
 from penstock.source.server import ServerSource
 from penstock.source.source import SourceOptions
 from penstock.telemetry.readings import Readings
+
+if TYPE_CHECKING:
+    from penstock.tidb.pump import Pump
 
 _log = structlog.get_logger(__name__)
 
@@ -87,6 +92,9 @@ def check(settings: Settings) -> None:
                 f"instances.{name}.semi_sync: a log in memory forgets with the process what it acknowledged"
             )
     folders: dict[str, str] = {}
+    for name, instance in settings.instances.items():
+        if instance.has_role("pump"):
+            folders[str(settings.pump_log_of(name).folder.absolute())] = f"the Pump of {name}"
     for name in settings.instances:
         folder = str(settings.log_of(name).folder.absolute())
         if folder in folders:
@@ -122,6 +130,24 @@ def make_capture(name: str, settings: Settings, arrived: Callable[[str], None]) 
     return Capture(name, instance, log, start_of(instance), parts)
 
 
+def _make_pump(name: str, settings: Settings) -> "Pump":
+    """Return an instance's Pump with its port bound. Raises OptionInvalid, TlsFailed, DependencyMissing."""
+    # gRPC is an extra, and takes long to import.
+    from penstock.tidb.channels import ClusterTls
+    from penstock.tidb.pump import Pump
+
+    instance = settings.instances[name]
+    tls = instance.tidb.tls
+    return Pump(
+        name,
+        pd_addresses(instance.source),
+        instance.tidb.pump,
+        settings.pump_log_of(name),
+        None if tls is None else ClusterTls(tls.ca, tls.cert, tls.key),
+        () if tls is None else tls.allowed_names,
+    )
+
+
 class Daemon:
     """Everything that one process captures and serves. The main thread calls `run`."""
 
@@ -133,6 +159,11 @@ class Daemon:
             name: make_capture(name, settings, self._arrivals.arrived)
             for name, instance in settings.instances.items()
             if instance.is_captured
+        }
+        self._pumps = {
+            name: _make_pump(name, settings)
+            for name, instance in settings.instances.items()
+            if instance.has_role("pump")
         }
         # Created before anything starts, so that a tier with a missing package is reported at once.
         self._upkeep = {
@@ -180,6 +211,8 @@ class Daemon:
         with self._ending_on_signals():
             for capture in self._captures.values():
                 capture.start()
+            for pump in self._pumps.values():
+                pump.start()
             clock.start()
             meter.start()
             listen = self._settings.listen
@@ -192,7 +225,7 @@ class Daemon:
                 address=self.address,
                 **further,
                 tls=listen.tls is not None,
-                instances=sorted(self._captures),
+                instances=sorted(self._settings.instances),
             )
             try:
                 self._listener.serve_until_stopped()
@@ -215,10 +248,15 @@ class Daemon:
         self._stopping.set()
         for capture in self._captures.values():
             capture.stop()
+        for pump in self._pumps.values():
+            pump.stop()
         deadline = time.monotonic() + _JOIN_SECONDS_MAX
         for capture in self._captures.values():
             if not capture.join(max(0.0, deadline - time.monotonic())):
                 _log.error("a capture does not end", instance=capture.name)
+        for name, pump in self._pumps.items():
+            if not pump.join(max(0.0, deadline - time.monotonic())):
+                _log.error("a Pump does not end", instance=name)
         clock.join(max(0.0, deadline - time.monotonic()))
         _log.info("ended")
 
@@ -226,14 +264,20 @@ class Daemon:
 
     def _run_upkeep(self) -> None:
         """Trim, compress and tier each log, in small steps."""
+        works: list[tuple[str, Callable[[], None]]] = []
+        works += [(name, partial(self._maintain, name)) for name in self._upkeep]
+        works += [(name, pump.run_upkeep) for name, pump in self._pumps.items()]
         while not self._stopping.wait(_UPKEEP_SECONDS):
-            for name, upkeep in self._upkeep.items():
+            for name, work in works:
                 try:
-                    upkeep.run(self._captures[name].log())
+                    work()
                 except TransientError as problem:
                     _log.info("upkeep waits", instance=name, why=str(problem))
                 except PenstockError as problem:
                     _log.error("upkeep failed", instance=name, error=type(problem).__name__, why=str(problem))
+
+    def _maintain(self, name: str) -> None:
+        self._upkeep[name].run(self._captures[name].log())
 
     def _measure(self) -> None:
         """Measure the lag and what the servers keep, in a separate thread because it may block."""

@@ -19,14 +19,17 @@ from penstock.settings.daemon import LogSettings
 from penstock.settings.tidb_pump import PumpSettings
 from penstock.tidb import pump as pump_module
 from penstock.tidb import resolver as resolver_module
+from penstock.tidb.channels import ClusterTls
 from penstock.tidb.decisions import Decisions
 from penstock.tidb.messages import NOTIFY
+from penstock.tidb.node_port import NodePort, PortTls, bind_port
 from penstock.tidb.pump import Pump
 from penstock.tidb.registry import Node, NodeState
 from tests.support.suite.patience import wait_until
 from tests.support.tidb.binlogs import commit, matched, prewrite, rollback
 from tests.support.tidb.cluster import FakeCluster, RecordedTransaction
 from tests.support.tidb.pump_client import PumpClient
+from tools.servers import certificate
 
 PUMPS = "/tidb-binlog/v1/pumps/"
 DRAINERS = "/tidb-binlog/v1/drainers/"
@@ -228,6 +231,53 @@ def test_taken_port_is_reported_at_once(start: Start, tmp_path: Path, cluster: F
             PumpSettings(listen=begun.pump.address),
             LogSettings(folder=tmp_path / "o"),
         )
+
+
+@pytest.mark.parametrize(
+    ("allowed", "accepted"), [((), True), (("Penstock test server",), True), (("someone else",), False)]
+)
+def test_port_over_tls_requires_an_allowed_certificate(
+    tmp_path: Path, cluster: FakeCluster, allowed: tuple[str, ...], accepted: bool
+) -> None:
+    certificate.make(tmp_path / "tls")
+    ca, key, cert = (tmp_path / "tls" / name for name in ("authority.pem", "server-key.pem", "server.pem"))
+    bound = bind_port("127.0.0.1", 0)
+    address = "{}:{}".format(*bound.getsockname())
+
+    async def answer(method: str, path: str) -> dict[str, str]:
+        return {"asked": path}
+
+    tls = PortTls(ClusterTls(ca, cert, key), allowed)
+    port = NodePort("test", bound, lambda loop: Answering(), answer, tls)
+    port.start()
+    try:
+        credentials = grpc.ssl_channel_credentials(ca.read_bytes(), key.read_bytes(), cert.read_bytes())
+        with PumpClient(address, credentials=credentials) as known:
+            assert (outcome(known) == "OK") is accepted
+        with PumpClient(address, credentials=grpc.ssl_channel_credentials(ca.read_bytes())) as unknown:
+            assert outcome(unknown) == "UNAVAILABLE"
+        with PumpClient(address) as plain:
+            assert outcome(plain) == "UNAVAILABLE"
+    finally:
+        port.stop()
+
+
+class Answering(grpc.GenericRpcHandler):  # type: ignore[misc]
+    """Accepts every binlog."""
+
+    def service(self, handler_call_details: Any) -> Any:
+        async def accept(request: bytes, context: Any) -> bytes:
+            return b""
+
+        return grpc.unary_unary_rpc_method_handler(accept)
+
+
+def outcome(client: PumpClient) -> str:
+    try:
+        client.write(b"")
+    except grpc.RpcError as problem:
+        return str(problem.code().name)
+    return "OK"
 
 
 # --- Outcomes that do not arrive ------------------------------------------------------------

@@ -44,6 +44,8 @@ def test_sql_server_has_the_password_of_the_instance(tmp_path: Path) -> None:
         ("{source: 'tidb://pd1', tidb: {roles: [pump, pump]}}", "name each role once"),
         ("{source: 'tidb://pd1', tidb: {sql: 'http://db'}}", "it must be a TiDB server"),
         ("{source: 'tidb://pd1', tidb: {status: 'mysql://db'}}", "it must be the status port"),
+        ("{source: 'tidb://pd1', tidb: {pump: {listen: '0.0.0.0:8250'}}}", "pump.listen: 0.0.0.0"),
+        ("{source: 'tidb://pd1', tidb: {pump: {decide_after: 9m}}}", "greater than or equal to 600"),
         ("{source: 'tidb://pd1', tidb: {drainer: {listen: '0.0.0.0:8249'}}}", "set tls, or insecure"),
         ("{source: 'tidb://pd1', tidb: {tls: {ca: /none, cert: /none, key: /none}}}", "/none cannot be read"),
     ],

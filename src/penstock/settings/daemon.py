@@ -363,6 +363,11 @@ class Settings(Section):
         admins = (account.token_secret() for account in self.access if account.admin)
         return self.listen.secret() or next((token for token in admins if token is not None), None)
 
+    def pump_log_of(self, instance: str) -> LogSettings:
+        """Return the settings of the log of an instance's Pump; `folder` is its own."""
+        log = self.log_of(instance)
+        return log.model_copy(update={"folder": log.folder.with_name(f"{log.folder.name}.pump")})
+
     def log_of(self, instance: str) -> LogSettings:
         """Return the settings of an instance's log; `folder` is its own."""
         overrides = self.instances[instance].log

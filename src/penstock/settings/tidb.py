@@ -19,6 +19,7 @@ from pydantic import Field, field_validator, model_validator
 from penstock.limits import DRAINER_BUFFER_BYTES_DEFAULT, MIB
 from penstock.model import Secret, ServerAddress, is_loopback, is_server_url
 from penstock.settings.listen import split_host_port
+from penstock.settings.tidb_pump import PumpSettings
 from penstock.settings.values import Bytes, Section, validate_option
 
 SCHEME = "tidb://"
@@ -123,6 +124,7 @@ class TidbSettings(Section):
         default=False, description="listen beyond this host without TLS, as TiDB clusters often do"
     )
     tls: TidbTlsSettings | None = Field(default=None, description="TLS with the cluster")
+    pump: PumpSettings = Field(default_factory=PumpSettings)
     drainer: DrainerSettings = Field(default_factory=DrainerSettings)
 
     @field_validator("roles")
@@ -150,7 +152,9 @@ class TidbSettings(Section):
 
     @model_validator(mode="after")
     def _listens_safely(self) -> Self:
-        host = split_host_port(self.drainer.listen)[0]
-        if "drainer" in self.roles and not is_loopback(host) and self.tls is None and not self.insecure:
-            raise ValueError(f"drainer.listen: {host} is open to the network: set tls, or insecure: true")
+        listens = {"pump": self.pump.listen, "drainer": self.drainer.listen}
+        for role in self.roles:
+            host = split_host_port(listens[role])[0]
+            if not is_loopback(host) and self.tls is None and not self.insecure:
+                raise ValueError(f"{role}.listen: {host} is open to the network: set tls, or insecure: true")
         return self

@@ -17,7 +17,13 @@ from penstock.tidb.messages import (
 )
 from tests.support.suite.patience import WAIT_SECONDS_MAX
 
-_OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
+_OPTIONS = (
+    ("grpc.max_receive_message_length", -1),
+    ("grpc.max_send_message_length", -1),
+    ("grpc.initial_reconnect_backoff_ms", 50),
+    ("grpc.min_reconnect_backoff_ms", 50),
+    ("grpc.max_reconnect_backoff_ms", 50),
+)
 
 
 class PumpClient:
