@@ -44,7 +44,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "logstore": LEAVES | {"settings", "telemetry"},
     "capture": LEAVES | {"settings", "telemetry", "mysql", "schema", "logstore"},
     # TiDB's own protocols: its cluster, and the Pumps and Drainers of its binlog.
-    "tidb": LEAVES | {"settings", "telemetry", "mysql", "schema", "logstore", "capture"},
+    "tidb": LEAVES | {"settings", "telemetry", "mysql", "schema", "check", "logstore", "capture"},
     "source": LEAVES | {"changes", "settings", "mysql", "schema", "logstore"},
     "serve": LEAVES | {"settings", "telemetry", "logstore", "capture", "source", "coordinate"},
     "client": LEAVES | {"source", "coordinate"},

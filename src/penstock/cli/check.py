@@ -2,6 +2,8 @@
 """`penstock check`: settings and tables of a server that would break or hide changes."""
 
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -14,6 +16,8 @@ from penstock.cli.shared.rendering import write_json
 from penstock.errors import OptionInvalid
 from penstock.model import ServerAddress, TablePatterns, is_server_url
 from penstock.mysql.connection import READING_SECONDS_MAX, connect
+from penstock.settings.daemon import InstanceSettings, load_settings
+from penstock.settings.tidb import is_tidb_url, pd_addresses
 
 EXIT_FINDINGS = 1
 
@@ -22,7 +26,13 @@ _MARKS = {"error": ("ERROR", "bold red"), "warning": ("warn ", "yellow"), "ok": 
 
 
 def run(
-    server: Annotated[str, typer.Argument(metavar="mysql://...", help="The server: mysql://user@host:port.")],
+    server: Annotated[
+        str,
+        typer.Argument(
+            metavar="mysql://...",
+            help="The server: mysql://user@host:port; or the PD members of a TiDB cluster: tidb://pd1:2379,pd2.",
+        ),
+    ],
     tables: Annotated[
         str | None, typer.Option(help="Check only these tables: patterns such as shop.orders,shop.*.")
     ] = None,
@@ -33,11 +43,20 @@ def run(
     password_file: Annotated[
         str | None, typer.Option(help="A file with the password. PENSTOCK_PASSWORD also works.")
     ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(
+            help="For a TiDB cluster: settings with its instance, for tidb.sql, tidb.status and tls."
+        ),
+    ] = None,
 ) -> None:
     """Report server settings that hide or corrupt changes, each with the statement that fixes it.
 
     Exits with 1 if a finding is an error.
     """
+    if is_tidb_url(server):
+        _print(server, list(_cluster_findings(server, config)), json=json)
+        return
     if not is_server_url(server):
         raise OptionInvalid(
             f"{server!r} is no server", hint="Write mysql://user@host:3306; for files use penstock inspect"
@@ -45,11 +64,49 @@ def run(
     address = ServerAddress.parse(server, user=user, password_file=password_file)
     with connect(address, READING_SECONDS_MAX) as connection:
         findings = precheck(connection, TablePatterns(tables))
+    _print(str(address), findings, json=json)
+
+
+def _cluster_findings(source: str, config: Path | None) -> Iterator[Finding]:
+    """Yield the findings about a TiDB cluster, with the settings of its instance if a file has one."""
+    # Only a TiDB cluster needs gRPC.
+    from penstock.tidb.cluster import Cluster
+    from penstock.tidb.drainer import cluster_tls, job_source
+    from penstock.tidb.precheck import precheck_cluster
+
+    instance = _instance_of(source, config)
+    cluster = Cluster(pd_addresses(source), cluster_tls(instance.tidb))
+    jobs = job_source(instance, cluster)
+    try:
+        yield from precheck_cluster(cluster, jobs, next(iter(instance.addresses()), None))
+    finally:
+        jobs.close()
+        cluster.close()
+
+
+def _instance_of(source: str, config: Path | None) -> InstanceSettings:
+    """Return the instance of a cluster in a settings file, or one with defaults. Raises OptionInvalid."""
+    try:
+        members = pd_addresses(source)
+    except ValueError as problem:
+        raise OptionInvalid(str(problem)) from problem
+    if config is None:
+        return InstanceSettings(source=source)
+    for instance in load_settings(config).instances.values():
+        if instance.is_tidb and set(pd_addresses(instance.source)) & set(members):
+            return instance
+    raise OptionInvalid(
+        f"{config} has no instance with the source {source}", hint="Write its source as there"
+    )
+
+
+def _print(server: str, findings: list[Finding], *, json: bool) -> None:
+    """Print the findings, the most severe first. Exits with 1 if one is an error."""
     findings.sort(key=lambda finding: list(_MARKS).index(finding.severity))
     if json:
         write_json(sys.stdout, (_as_json(finding) for finding in findings))
     else:
-        _report(Console(highlight=False), str(address), findings)
+        _report(Console(highlight=False), server, findings)
     if any(finding.severity == "error" for finding in findings):
         raise typer.Exit(EXIT_FINDINGS)
 

@@ -28,6 +28,7 @@ from penstock.logstore.epochs import seal_json, unseal_json
 from penstock.logstore.log import Log
 from penstock.model import Position
 from penstock.mysql.replica import FIRST_EVENT_OFFSET
+from penstock.settings.daemon import InstanceSettings
 from penstock.settings.listen import split_host_port
 from penstock.settings.tidb import TidbSettings, pd_addresses
 from penstock.tidb.channels import ClusterTls
@@ -119,9 +120,8 @@ class TidbCapture(Capture):
         """Open the log if necessary, find where to resume, and merge until something fails."""
         log = self._opened_log()
         self._set_state(State.CONNECTING, f"asking {self._settings.source}")
-        tls = cluster_tls(self._tidb)
-        cluster = Cluster(pd_addresses(self._settings.source), tls)
-        jobs = self._job_source(cluster, tls)
+        cluster = Cluster(pd_addresses(self._settings.source), cluster_tls(self._tidb))
+        jobs = job_source(self._settings, cluster)
         try:
             self._cluster_id = cluster.cluster_id
             self._begin_log(log, cluster)
@@ -206,14 +206,6 @@ class TidbCapture(Capture):
             hold=self._hold,
             arrived=self._handle_arrival,
         )
-
-    def _job_source(self, cluster: Cluster, tls: ClusterTls | None) -> JobSource:
-        addresses = self._settings.addresses()
-        if addresses:
-            return SqlJobs(addresses[0])
-        if self._tidb.status is not None:
-            return StatusJobs(self._tidb.status, tls)
-        return TikvJobs(cluster)
 
     def _report_progress(self, drainer: "Drainer") -> None:
         """Show in the status whether everything was merged, and which Pumps hold back the others."""
@@ -370,3 +362,13 @@ def cluster_tls(settings: TidbSettings) -> ClusterTls | None:
     """Return the files for TLS with the cluster; None without TLS."""
     tls = settings.tls
     return None if tls is None else ClusterTls(tls.ca, tls.cert, tls.key)
+
+
+def job_source(instance: InstanceSettings, cluster: Cluster) -> JobSource:
+    """Return where to read DDL jobs: by SQL if the instance has a server, else its status port, else TiKV."""
+    addresses = instance.addresses()
+    if addresses:
+        return SqlJobs(addresses[0])
+    if instance.tidb.status is not None:
+        return StatusJobs(instance.tidb.status, cluster_tls(instance.tidb))
+    return TikvJobs(cluster)
