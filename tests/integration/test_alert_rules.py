@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Each alert rule fires in a scenario that makes it true, and resolves after it."""
+
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.support.suite.fixture_types import MissingPart
+from tests.support.suite.patience import WAIT_SECONDS_MAX
+from tools.servers import PartMissing
+from tools.servers.packages import program_on_host
+
+RULES = Path(__file__).resolve().parents[2] / "ops/penstock.rules.yml"
+
+SHOP = 'penstock_instance="shop"'
+READER = f'{SHOP}, protocol="changes", subscription="cache"'
+# Long enough for the longest wait of a rule, and for the range of its expression to pass.
+FIRING, RESOLVED = 150, 480
+
+
+@dataclass(frozen=True)
+class Series:
+    """A series that has one value while the alert is due, minutes 60 to 180, and another value otherwise.
+
+    With `step`, the value grows by that much in each minute: until the end while `always`, else while the
+    alert is due.
+    """
+
+    text: str
+    usual: float = 0
+    due: float = 0
+    step: float = 0
+    usual_step: float = 0
+
+    def values(self) -> str:
+        value, values = self.usual, []
+        for minute in range(RESOLVED + 1):
+            is_due = 60 <= minute < 180
+            if self.step or self.usual_step:
+                value += self.step if is_due else self.usual_step
+            else:
+                value = self.due if is_due else self.usual
+            values.append(f"{value:g}")
+        return " ".join(values)
+
+
+SCENARIOS: dict[str, list[Series]] = {
+    "PenstockCaptureStopped": [Series(f'penstock_capture_state{{{SHOP}, state="stopped"}}', 0, 1)],
+    "PenstockCaptureDown": [
+        Series(f'penstock_capture_state{{{SHOP}, state="running"}}', 1, 0),
+        Series(f'penstock_capture_state{{{SHOP}, state="stopped"}}', 0, 0),
+    ],
+    "PenstockCaptureLagHigh": [Series(f"penstock_capture_lag_seconds{{{SHOP}}}", 1, 61)],
+    "PenstockCaptureLagCritical": [Series(f"penstock_capture_lag_seconds{{{SHOP}}}", 1, 601)],
+    "PenstockCaptureLagGrowing": [
+        Series(f"penstock_capture_lag_bytes{{{SHOP}}}", 2e8, step=1e6, usual_step=-1e3)
+    ],
+    "PenstockSourceSilent": [
+        Series(f"penstock_server_binlog_position{{{SHOP}}}", 4, step=100, usual_step=100),
+        Series(f"penstock_capture_received_bytes_total{{{SHOP}}}", 4, step=0, usual_step=100),
+    ],
+    "PenstockPurgeNear": [
+        Series(f"penstock_server_kept_bytes_before_capture{{{SHOP}}}", 9e9, 1e9),
+        Series(f"penstock_server_binlog_bytes{{{SHOP}}}", 1e10, 1e10),
+        Series(f"penstock_capture_lag_bytes{{{SHOP}}}", 0, 9e9),
+    ],
+    "PenstockReconnectFlapping": [Series(f"penstock_capture_connects_total{{{SHOP}}}", 1, step=1)],
+    "PenstockFailedOver": [Series(f"penstock_capture_failovers_total{{{SHOP}}}", 1, step=1)],
+    "PenstockChecksumFailure": [Series(f"penstock_capture_checksum_failures_total{{{SHOP}}}", 0, step=1)],
+    "PenstockTablesInDoubt": [Series(f"penstock_capture_tables_in_doubt{{{SHOP}}}", 0, 2)],
+    "PenstockLogDiskFull": [
+        Series(f"penstock_log_disk_free_bytes{{{SHOP}}}", 1e12, 5e8),
+        Series(f"penstock_log_disk_reserved_bytes{{{SHOP}}}", 3e8, 3e8),
+    ],
+    "PenstockLogDiskFullSoon": [
+        Series(f"penstock_log_disk_free_bytes{{{SHOP}}}", 1e12, step=-5e9, usual_step=1e9),
+        Series(f"penstock_log_disk_reserved_bytes{{{SHOP}}}", 3e8, 3e8),
+    ],
+    "PenstockHoldBroken": [Series(f"penstock_log_holds_broken{{{SHOP}}}", 0, 1)],
+    "PenstockHoldLarge": [Series(f'penstock_log_hold_bytes{{{SHOP}, reader="cache"}}', 1, 2e11)],
+    "PenstockTierUploadFailing": [
+        Series(f'penstock_log_tier_uploads_total{{{SHOP}, outcome="failed"}}', 0, step=1)
+    ],
+    "PenstockLogSyncSlow": [
+        Series(f'penstock_log_fsync_seconds_bucket{{{SHOP}, le="1.0"}}', 0, step=0, usual_step=60),
+        Series(f'penstock_log_fsync_seconds_bucket{{{SHOP}, le="5.0"}}', 0, step=60, usual_step=60),
+        Series(f'penstock_log_fsync_seconds_bucket{{{SHOP}, le="+Inf"}}', 0, step=60, usual_step=60),
+    ],
+    "PenstockReaderStuck": [
+        Series(f"penstock_reader_lag_bytes{{{READER}}}", 0, 2e6),
+        Series(f"penstock_reader_sent_bytes_total{{{READER}}}", 1, step=0, usual_step=100),
+    ],
+    "PenstockReaderLagHigh": [Series(f"penstock_reader_lag_seconds{{{READER}}}", 0, 700)],
+    "PenstockShardUnowned": [
+        Series(f'penstock_subscription_shards_unowned{{{SHOP}, subscription="cache"}}', 0, 1),
+        Series(f'penstock_subscription_members{{{SHOP}, subscription="cache"}}', 2, 2),
+    ],
+    "PenstockCoordinationLost": [Series('penstock_coordination_up{store="zookeeper://h"}', 1, 0)],
+    "PenstockRequestsRefused": [
+        Series('penstock_listener_rejected_total{protocol="http", reason="QuotaReached"}', 0, step=50)
+    ],
+}
+# The only rule about a series that is missing, and missing series have no values here.
+ABSENT = "PenstockDaemonAbsent"
+
+
+@pytest.fixture(scope="module")
+def promtool(missing_part: MissingPart) -> Path:
+    try:
+        return program_on_host("promtool", "prometheus")
+    except PartMissing as problem:
+        missing_part("promtool", str(problem))
+
+
+def run(*words: str | Path) -> str:
+    done = subprocess.run(words, capture_output=True, text=True, timeout=WAIT_SECONDS_MAX)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_every_rule_has_a_scenario() -> None:
+    rules = yaml.safe_load(RULES.read_text())["groups"]
+    assert {rule["alert"] for group in rules for rule in group["rules"]} == {*SCENARIOS, ABSENT}
+
+
+@pytest.mark.deep(guard="tests/unit/test_metric_names.py::test_every_named_metric_is_in_the_registry")
+def test_every_rule_fires_and_resolves(promtool: Path, tmp_path: Path) -> None:
+    assert "SUCCESS" in run(promtool, "check", "rules", RULES)
+    scenarios = [
+        _scenario(alert, [(each.text, each.values()) for each in series])
+        for alert, series in SCENARIOS.items()
+    ]
+    build = 'penstock_build_info{version="1", python="3"}'
+    scenarios.append(_scenario(ABSENT, [(build, f"1x59 _x120 1x{RESOLVED - 180}")]))
+    tests = tmp_path / "tests.yml"
+    content = {"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": scenarios}
+    tests.write_text(yaml.safe_dump(content))
+    run(promtool, "test", "rules", tests)
+
+
+def _scenario(alert: str, series: list[tuple[str, str]]) -> dict[str, Any]:
+    firing = f'count(ALERTS{{alertname="{alert}", alertstate="firing"}})'
+
+    def expect(minute: int, samples: list[dict[str, Any]]) -> dict[str, Any]:
+        return {"expr": firing, "eval_time": f"{minute}m", "exp_samples": samples}
+
+    return {
+        "name": alert,
+        "interval": "1m",
+        "input_series": [{"series": text, "values": values} for text, values in series],
+        "promql_expr_test": [
+            expect(59, []),
+            expect(FIRING, [{"labels": "{}", "value": 1}]),
+            expect(RESOLVED, []),
+        ],
+    }
