@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
+from penstock.capture.alerts import conditions
 from penstock.capture.kept_schemas import follow_schemas
 from penstock.capture.readings import read_capture
 from penstock.capture.run import Capture, CaptureParts
@@ -41,12 +42,14 @@ from penstock.serve.coordination import CoordinationProbe
 from penstock.serve.listener import Listener
 from penstock.serve.ports import Ports
 from penstock.serve.served import Arrivals, Served
-from penstock.serve.telemetry import Telemetry
+from penstock.serve.telemetry import Alerting, Telemetry
+from penstock.settings.alerts import AlertSettings
 from penstock.settings.daemon import InstanceSettings, LogSettings, Settings
 from penstock.settings.tidb import pd_addresses
 from penstock.source.bounds import parse_bound
 from penstock.source.server import ServerSource
 from penstock.source.source import SourceOptions
+from penstock.telemetry.channel import Channel
 from penstock.telemetry.readings import Readings
 
 if TYPE_CHECKING:
@@ -191,6 +194,7 @@ class Daemon:
                 _coordination_probe(settings),
                 settings.metrics,
                 settings.telemetry,
+                None if settings.alerts is None else self._alerting(settings.alerts),
             ),
         )
 
@@ -235,6 +239,14 @@ class Daemon:
     def stop(self) -> None:
         """Stop, from any thread or a signal handler."""
         self._listener.stop()
+
+    def _alerting(self, settings: AlertSettings) -> Alerting:
+        """Return what to alert on: the conditions of every instance."""
+        captures = self._captures.values()
+        return Alerting(
+            lambda: [alert for capture in captures for alert in conditions(capture, settings)],
+            Channel(settings),
+        )
 
     def _read_instance(self, name: str, readings: Readings) -> None:
         """Add the metrics of an instance."""

@@ -36,7 +36,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "coordinate": LEAVES,
     # The daemon's settings, and the basis of every settings file.
     "settings": {"errors", "limits", "model", "coordinate"},
-    "telemetry": {"errors"},
+    "telemetry": {"errors", "model", "settings"},
     # The connections to a server, and the columns of its rows.
     "mysql": LEAVES,
     "schema": LEAVES | {"mysql"},
@@ -63,6 +63,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     | {
         "changes",
         "settings",
+        "telemetry",
         "mysql",
         "schema",
         "check",
@@ -106,6 +107,7 @@ HOMES = {
         "src/penstock/source/daemon_client.py",
         "src/penstock/client/",
         "src/penstock/sinks/http/sink.py",
+        "src/penstock/telemetry/channel.py",
     ),
     "grpc": ("src/penstock/tidb/",),
     "kazoo": ("src/penstock/coordinate/backends/zookeeper.py",),

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from penstock.telemetry.definitions import DEFINITIONS, Kind
+from tests.support.suite.nonempty import each
 
 ROOT = Path(__file__).resolve().parents[2]
 RULES = ROOT / "ops/penstock.rules.yml"
@@ -83,7 +84,7 @@ def test_dashboards_show_nearly_every_metric() -> None:
 
 
 def test_every_label_of_a_rule_belongs_to_one_of_its_metrics() -> None:
-    for rule in rules():
+    for rule in each(rules()):
         labels = {label for name in names(rule["expr"]) for label in DEFINITIONS[name].labels}
         known = labels | {"job", "instance", "le"}
         selected = set(re.findall(r"[{,]\s*([a-z_]+)\s*(?:=~|!=|!~|=)", rule["expr"]))

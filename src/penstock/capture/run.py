@@ -98,6 +98,8 @@ class Capture:
         self._connects = 0
         self._lag_bytes: int | None = None
         self.counts = CaptureCounts()
+        # When it last left the state running; monotonic seconds.
+        self.last_running = time.monotonic()
         # What the server keeps, as of the latest survey.
         self.server_log: ServerLog | None = None
         # The connection that it followed, and when the next one is due.
@@ -494,6 +496,8 @@ class Capture:
         failure = self._failure
         if state is State.RUNNING and failure is not None and failure.cleared_us is None:
             self._failure = replace(failure, cleared_us=time.time_ns() // 1000)
+        if self._state is State.RUNNING:
+            self.last_running = time.monotonic()
         self._why = why
         self._state = state
 

@@ -1,12 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`penstock status`: the state of a daemon's instances."""
 
-import json as json_text
-import ssl
 import sys
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any
@@ -17,18 +13,13 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-import penstock.errors
-from penstock.cli.shared.asked_daemon import daemon_address
 from penstock.cli.shared.rendering import bytes_text, write_json
-from penstock.errors import AuthenticationFailed, ConnectionLost, PenstockError, SourceMissing
-from penstock.model import Secret
-from penstock.source.daemon_client import lost_hint, tls_context
+from penstock.cli.shared.whole_daemon import WholeDaemon
 
 TOKEN_VARIABLE = "PENSTOCK_TOKEN"
 
 EXIT_FINDINGS = 1
 
-_ANSWER_SECONDS_MAX = 10.0
 _WATCH_SECONDS = 1.0
 _WIDTH_UNBOUNDED = 240
 
@@ -50,7 +41,7 @@ def run(
 
     Exits with 1 if an instance has stopped. The token comes from --config or PENSTOCK_TOKEN.
     """
-    daemon = _Daemon.find(url, config)
+    daemon = WholeDaemon.find(url, config)
     if watch and not json:
         _watch(daemon, instance)
         return
@@ -69,75 +60,10 @@ def run(
         raise typer.Exit(EXIT_FINDINGS)
 
 
-class _Daemon:
-    """A daemon that is queried over HTTP."""
-
-    def __init__(self, url: str, token: Secret | None, context: ssl.SSLContext | None) -> None:
-        self._url = url.rstrip("/")
-        self._token = token
-        self._context = context
-
-    @classmethod
-    def find(cls, url: str | None, config: Path | None) -> "_Daemon":
-        """Return the daemon selected by the options. Raises OptionInvalid."""
-        address = daemon_address("all", url, config)
-        context = None if address.tls is None else tls_context(address.tls)
-        return cls(address.base_urls[0], address.token, context)
-
-    def instances(self, name: str | None) -> list[dict[str, Any]]:
-        """Return the status of one instance or of all. Raises ConnectionLost and the daemon's errors."""
-        statuses: list[dict[str, Any]] = self._ask("/v1/status")["instances"]
-        chosen = [status for status in statuses if name in (None, status["instance"])]
-        if not chosen:
-            names = ", ".join(status["instance"] for status in statuses)
-            raise SourceMissing(f"there is no instance {name!r}", hint=f"The instances here are: {names}")
-        return chosen
-
-    def listeners(self) -> dict[str, str]:
-        """Return the daemon's listeners: host:port by the name of each listener."""
-        listeners: dict[str, str] = self._ask("/v1/listeners")["listeners"]
-        return listeners
-
-    def _ask(self, path: str) -> dict[str, Any]:
-        headers = {"Authorization": f"Bearer {self._token.reveal()}"} if self._token else {}
-        request = urllib.request.Request(self._url + path, headers=headers)
-        try:
-            with urllib.request.urlopen(
-                request, timeout=_ANSWER_SECONDS_MAX, context=self._context
-            ) as answer:
-                value: dict[str, Any] = json_text.load(answer)
-                return value
-        except urllib.error.HTTPError as problem:
-            raise _problem_of(problem.read(), f"{self._url} answers {problem.code}") from problem
-        except (OSError, ValueError) as problem:
-            reason = getattr(problem, "reason", problem)
-            if isinstance(reason, ssl.SSLCertVerificationError):
-                raise AuthenticationFailed(
-                    f"{self._url} cannot be trusted: {reason.verify_message}",
-                    hint="Give its settings with --config, or its authority: https://HOST:PORT?ssl_ca=ca.pem",
-                ) from problem
-            raise ConnectionLost(
-                f"{self._url} does not answer: {reason}",
-                hint=lost_hint(self._url, reason, "Is the daemon running? Name it with --url or --config"),
-            ) from problem
-
-
-def _problem_of(body: bytes, default: str) -> PenstockError:
-    """Return the error that a daemon reported, with its class."""
-    try:
-        report = json_text.loads(body)
-    except ValueError:
-        report = {}
-    kind = getattr(penstock.errors, str(report.get("type")), ConnectionLost)
-    return kind(
-        str(report.get("detail") or default), position=report.get("position"), hint=report.get("hint")
-    )
-
-
 # --- Showing --------------------------------------------------------------------------------
 
 
-def _watch(daemon: _Daemon, instance: str | None) -> None:
+def _watch(daemon: WholeDaemon, instance: str | None) -> None:
     with Live(console=_console(), auto_refresh=False, screen=False) as live:
         while True:
             live.update(_table(daemon.instances(instance)), refresh=True)

@@ -6,14 +6,18 @@ thread.
 """
 
 import asyncio
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import structlog
 from starlette.routing import Route
 
+from penstock.errors import PenstockError
 from penstock.serve import systemd
 from penstock.serve.coordination import CoordinationProbe
 from penstock.serve.health import Health
+from penstock.serve.http import alerts as alert_routes
 from penstock.serve.http import health as health_routes
 from penstock.serve.http import metrics as metrics_routes
 from penstock.serve.ports import Ports
@@ -22,11 +26,25 @@ from penstock.serve.served import Served
 from penstock.serve.subscribers import Subscriber
 from penstock.serve.threads import run_in
 from penstock.settings.telemetry import MetricsSettings, TelemetrySettings
+from penstock.telemetry.alerts import Alert, Alerts
+from penstock.telemetry.channel import Channel
 from penstock.telemetry.otlp import OtlpPush
 from penstock.telemetry.process import read_process
 from penstock.telemetry.readings import Readings, Report
 
 _log = structlog.get_logger(__name__)
+
+
+# How often the conditions of alerts are checked.
+_ALERT_SECONDS = 10.0
+
+
+@dataclass(frozen=True)
+class Alerting:
+    """What to alert on, and where to. `conditions` may block, and `channel` does."""
+
+    conditions: Callable[[], list[Alert]]
+    channel: Channel
 
 
 class Telemetry:
@@ -44,6 +62,7 @@ class Telemetry:
         coordination: CoordinationProbe | None = None,
         metrics: MetricsSettings | None = None,
         telemetry: TelemetrySettings | None = None,
+        alerting: Alerting | None = None,
     ) -> None:
         self._served = served
         self._connections = ports.connections
@@ -54,6 +73,8 @@ class Telemetry:
         telemetry = telemetry or TelemetrySettings()
         self._interval = telemetry.interval
         self._push = None if telemetry.otlp is None else OtlpPush(telemetry.otlp)
+        self._alerting = alerting
+        self._alerts = Alerts()
         self.health = Health(served, self._listening, coordination)
 
     def routes(self) -> list[Route]:
@@ -61,6 +82,9 @@ class Telemetry:
         return [
             *metrics_routes.routes(self.read, self._served.threads.searching, self._alias),
             *health_routes.routes(self.health),
+            *alert_routes.routes(
+                self._alerts.firing, None if self._alerting is None else self._alerting.channel.address
+            ),
         ]
 
     async def read(self) -> Readings:
@@ -76,6 +100,8 @@ class Telemetry:
         tasks = [systemd.notify_until_cancelled(self.health.is_started)]
         if self._push is not None:
             tasks.append(self._push_until_cancelled(self._push))
+        if self._alerting is not None:
+            tasks.append(self._alert_until_cancelled(self._alerting))
         await asyncio.gather(*tasks)
 
     def close(self) -> None:
@@ -101,3 +127,17 @@ class Telemetry:
             problem = await run_in(self._served.threads.searching, push.push, readings)
             if problem is not None:
                 _log.warning("metrics were not pushed", why=problem)
+
+    async def _alert_until_cancelled(self, alerting: Alerting) -> None:
+        """Check the conditions and report what has begun or ended. A failed delivery is tried again."""
+        while True:
+            current = await run_in(self._served.threads.searching, alerting.conditions)
+            self._alerts.update(current, time.time_ns() // 1000)
+            for notification in self._alerts.pending():
+                try:
+                    await run_in(self._served.threads.searching, alerting.channel.send, notification)
+                except PenstockError as problem:
+                    _log.error("an alert was not delivered", alert=notification.text(), why=str(problem))
+                    break
+                self._alerts.delivered(notification)
+            await asyncio.sleep(_ALERT_SECONDS)

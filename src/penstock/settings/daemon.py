@@ -24,6 +24,7 @@ from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, fie
 
 from penstock.limits import HOLD_AGE_SECONDS_DEFAULT, HOLD_BYTES_DEFAULT, HOLD_FREE_BYTES_DEFAULT, MIB
 from penstock.model import Secret, ServerAddress, TablePatterns, is_loopback, is_server_url
+from penstock.settings.alerts import AlertSettings
 from penstock.settings.file import Problem, read_yaml, refuse, translate_validation_errors
 from penstock.settings.listen import (
     LISTENERS,
@@ -318,6 +319,7 @@ class Settings(Section):
     )
     metrics: MetricsSettings = Field(default_factory=MetricsSettings)
     telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings)
+    alerts: AlertSettings | None = None
     # A URL may contain a password, so no representation shows it.
     coordination: str | None = Field(
         default=None,

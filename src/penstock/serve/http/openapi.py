@@ -38,6 +38,7 @@ _CALLS: tuple[tuple[str, str, str, str, str], ...] = (
     ("get", "/v1/listeners", "The address of each listener", "", _JSON),
     ("get", "/v1/subscribers", "Connected subscribers and their positions", "", _JSON),
     ("get", "/v1/openapi.json", "This description", "", _JSON),
+    ("get", "/v1/alerts", "The conditions that operators are alerted on and that are true now", "", _JSON),
     ("get", "/metrics", "Metrics as Prometheus text or OpenMetrics", "", _TEXT),
     ("get", "/livez", "Whether the daemon is alive", "", _TEXT),
     ("get", "/readyz", "Whether the daemon is ready", "", _TEXT),

@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock alerts`: list the alerts of a daemon, and test where they are sent."""
+
+import sys
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock.cli.holds import Config, Url
+from penstock.cli.shared.log_folder import Json
+from penstock.cli.shared.rendering import Field, LineWriter, write_json
+from penstock.cli.shared.whole_daemon import WholeDaemon
+from penstock.errors import OptionInvalid
+from penstock.settings.daemon import load_settings
+from penstock.telemetry.alerts import Alert, Notification
+from penstock.telemetry.channel import Channel
+
+HELP = "List the alerts of a daemon, and test where they are sent."
+
+_SECOND_US = 1_000_000
+_COLUMNS = (Field("instance", 16), Field("alert", 16), Field("since", 20), Field("summary", 0))
+
+
+def list_alerts(url: Url = None, config: Config = None, json: Json = False) -> None:
+    """List the conditions that are true now, the oldest first."""
+    answer = WholeDaemon.find(url, config).alerts()
+    if json:
+        write_json(sys.stdout, answer["alerts"])
+        return
+    if answer["channel"] is None:
+        typer.echo("the daemon sends no alerts: set alerts in penstock.yaml", err=True)
+    lines = LineWriter(sys.stdout, _COLUMNS)
+    for alert in answer["alerts"]:
+        since = datetime.fromtimestamp(alert["since_us"] // _SECOND_US, UTC)
+        lines.write([alert["instance"], alert["name"], since, alert["summary"]])
+
+
+def test(
+    config: Annotated[Path, typer.Option(help="The daemon's settings file, whose `alerts` is tested.")],
+) -> None:
+    """Send an alert and its end to the webhook or mail address of a settings file."""
+    settings = load_settings(config).alerts
+    if settings is None:
+        raise OptionInvalid(f"{config} has no alerts", hint="Set alerts.webhook or alerts.mail")
+    channel = Channel(settings)
+    alert = Alert(
+        "test", "test", "penstock alerts test was run; nothing is wrong", None, time.time_ns() // 1000
+    )
+    for resolved in (False, True):
+        channel.send(Notification(alert, resolved))
+    typer.echo(f"sent: an alert and its end to {channel.address}")
+
+
+VERBS = {"list": list_alerts, "test": test}

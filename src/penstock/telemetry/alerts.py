@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Alerts: conditions that are true now, and the notifications of their begin and end.
+
+Pending states, silences and routing are the business of Prometheus' Alertmanager. Here an alert is reported
+once when it begins and once when it ends, however often its numbers change meanwhile.
+"""
+
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Alert:
+    """A condition that is true. `name` and `instance` identify it; `summary` may change while it lasts."""
+
+    name: str
+    instance: str
+    summary: str
+    hint: str | None = None
+    since_us: int = 0
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """What identifies it."""
+        return self.name, self.instance
+
+
+@dataclass(frozen=True)
+class Notification:
+    """The begin or the end of an alert."""
+
+    alert: Alert
+    resolved: bool
+
+    def text(self) -> str:
+        """Return it as a message. The word Penstock satisfies chat robots that require a keyword."""
+        alert = self.alert
+        lines = [
+            f"Penstock {'resolved' if self.resolved else 'alert'}: {alert.instance} {alert.name}",
+            alert.summary,
+        ]
+        if alert.hint and not self.resolved:
+            lines.append(alert.hint)
+        return "\n".join(lines)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return {"status": "resolved" if self.resolved else "firing", **asdict(self.alert)}
+
+
+class Alerts:
+    """The alerts of a daemon. For one thread or task.
+
+    A notification stays pending until `delivered` is called for it, so that none is lost while the channel
+    is down. An alert that ends before its begin was delivered is not reported at all.
+    """
+
+    def __init__(self) -> None:
+        self._firing: dict[tuple[str, str], Alert] = {}
+        self._reported: dict[tuple[str, str], Alert] = {}
+
+    def update(self, current: Iterable[Alert], now_us: int) -> None:
+        """Replace the alerts by the conditions that are true now."""
+        self._firing = {alert.key: replace(alert, since_us=self._since(alert, now_us)) for alert in current}
+
+    def firing(self) -> list[Alert]:
+        """Return the alerts, the oldest first."""
+        return sorted(self._firing.values(), key=lambda alert: (alert.since_us, alert.key))
+
+    def pending(self) -> list[Notification]:
+        """Return what is still to be reported: ends first, then begins."""
+        ended = [alert for key, alert in self._reported.items() if key not in self._firing]
+        begun = [alert for alert in self.firing() if alert.key not in self._reported]
+        return [Notification(alert, True) for alert in ended] + [
+            Notification(alert, False) for alert in begun
+        ]
+
+    def delivered(self, notification: Notification) -> None:
+        """Record that a notification was delivered."""
+        if notification.resolved:
+            self._reported.pop(notification.alert.key, None)
+        else:
+            self._reported[notification.alert.key] = notification.alert
+
+    def _since(self, alert: Alert, now_us: int) -> int:
+        known = self._firing.get(alert.key)
+        return now_us if known is None else known.since_us

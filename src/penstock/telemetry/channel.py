@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The channel of alerts: one webhook or one mail server."""
+
+import json
+import smtplib
+import ssl
+from email.message import EmailMessage
+from typing import Any
+from urllib.parse import urlsplit
+
+import urllib3
+from urllib3.exceptions import HTTPError
+
+from penstock.errors import ConnectionLost, OptionInvalid, PenstockError
+from penstock.model import is_loopback
+from penstock.settings.alerts import FORMATS, PORTS, AlertSettings, MailSettings
+from penstock.settings.values import one_secret
+from penstock.telemetry.alerts import Notification
+
+_SECONDS_MAX = 10.0
+# How much of a refusing response is shown.
+_SHOWN_MAX = 300
+# Chat services refuse a message with status 200 and a number in one of these fields.
+_CODE_FIELDS = ("errcode", "code", "StatusCode")
+_REFUSALS = (
+    smtplib.SMTPResponseException,
+    smtplib.SMTPRecipientsRefused,
+    smtplib.SMTPNotSupportedError,
+)
+
+
+class Channel:
+    """Delivers notifications. `address` names the channel without its credentials."""
+
+    def __init__(self, settings: AlertSettings) -> None:
+        self._settings = settings
+        if settings.webhook is not None:
+            self.address = str(urlsplit(settings.webhook.reveal()).hostname)
+        else:
+            assert settings.mail is not None, "the settings have one channel"
+            self.address = ", ".join(settings.mail.to)
+
+    def send(self, notification: Notification) -> None:
+        """Deliver a notification. Raises ConnectionLost, and OptionInvalid if the receiver refuses it."""
+        if self._settings.mail is not None:
+            _send_mail(self._settings.mail, notification, self.address)
+        else:
+            self._post(notification)
+
+    def body(self, notification: Notification) -> bytes:
+        """Return the body of a request to the webhook."""
+        template = self._settings.body or FORMATS.get(self._settings.format)
+        if template is None:
+            return json.dumps(notification.to_json()).encode()
+        return template.replace("{text}", json.dumps(notification.text())).encode()
+
+    def _post(self, notification: Notification) -> None:
+        assert self._settings.webhook is not None, "the settings have one channel"
+        try:
+            answer = urllib3.request(
+                "POST",
+                self._settings.webhook.reveal(),
+                body=self.body(notification),
+                headers={"Content-Type": "application/json"},
+                timeout=_SECONDS_MAX,
+                retries=False,
+                redirect=False,
+            )
+        except HTTPError as problem:
+            # The text of the error may hold the URL, whose path is the credential.
+            raise ConnectionLost(
+                f"the webhook at {self.address} does not answer: {type(problem).__name__}"
+            ) from None
+        if not 200 <= answer.status < 300 or _refuses(answer.data):
+            shown = answer.data[:_SHOWN_MAX].decode(errors="replace")
+            raise OptionInvalid(
+                f"the webhook at {self.address} refused an alert with status {answer.status}: {shown}",
+                hint="Check alerts.webhook and alerts.format: penstock alerts test --config penstock.yaml",
+            )
+
+
+def _refuses(content: bytes) -> bool:
+    try:
+        answer: Any = json.loads(content)
+    except ValueError:
+        return False
+    return isinstance(answer, dict) and any(answer.get(field) not in (None, 0, "0") for field in _CODE_FIELDS)
+
+
+def _send_mail(mail: MailSettings, notification: Notification, address: str) -> None:
+    parts = urlsplit(mail.server)
+    message = EmailMessage()
+    message["From"], message["To"] = mail.sender, ", ".join(mail.to)
+    # A line break would end the header.
+    message["Subject"] = " ".join(notification.text().split("\n", 1)[0].split())
+    message.set_content(notification.text())
+    password = one_secret(mail.password, mail.password_file, mail.password_env, "password")
+    context = ssl.create_default_context()
+    host, port = str(parts.hostname), parts.port or PORTS[parts.scheme]
+    try:
+        if parts.scheme == "smtps":
+            session: smtplib.SMTP = smtplib.SMTP_SSL(host, port, timeout=_SECONDS_MAX, context=context)
+        else:
+            session = smtplib.SMTP(host, port, timeout=_SECONDS_MAX)
+        with session:
+            session.ehlo()
+            if parts.scheme == "smtp" and session.has_extn("starttls"):
+                session.starttls(context=context)
+            elif parts.scheme == "smtp" and mail.user is not None and not is_loopback(host):
+                raise OptionInvalid(
+                    f"the mail server {host} offers no TLS for the password of {mail.user}",
+                    hint="Write smtps://host:465, or leave out user",
+                )
+            if mail.user is not None and password is not None:
+                session.login(mail.user, password.reveal())
+            session.send_message(message)
+    except _REFUSALS as problem:
+        raise _refused(host, address, problem) from problem
+    except (OSError, smtplib.SMTPException) as problem:
+        raise ConnectionLost(f"the mail server {host} does not answer: {problem}") from problem
+
+
+def _refused(host: str, address: str, problem: Exception) -> PenstockError:
+    return OptionInvalid(
+        f"the mail server {host} refused mail to {address}: {problem}",
+        hint="Check alerts.mail, then: penstock alerts test --config penstock.yaml",
+    )

@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: Apache-2.0
+import asyncio
+import json
+import socketserver
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from penstock.capture.alerts import conditions
+from penstock.capture.run import Capture, CaptureParts
+from penstock.capture.server_log import ServerLog
+from penstock.capture.status import State
+from penstock.errors import ConnectionLost, OptionInvalid
+from penstock.logstore.log import Log
+from penstock.mysql.start import StartAt
+from penstock.serve.telemetry import Alerting, Telemetry
+from penstock.settings.alerts import AlertSettings
+from penstock.settings.daemon import InstanceSettings, LogSettings, Settings
+from penstock.telemetry.alerts import Alert, Alerts
+from penstock.telemetry.channel import Channel
+from tests.support.daemon.served_log import captured_log, serving
+from tests.support.logstore.kept_log import penstock
+from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
+
+LAG = Alert("lag", "shop", 'the log is 700 s "behind"', "Run: penstock status")
+NOW_US = 1_700_000_000_000_000
+
+
+class Webhook:
+    """A webhook that keeps what it gets, and answers as told."""
+
+    def __init__(self) -> None:
+        self.bodies: list[Any] = []
+        self.answer: tuple[int, bytes] = (200, b"ok")
+        self.url = ""
+
+
+@pytest.fixture
+def webhook() -> Iterator[Webhook]:
+    receiver = Webhook()
+
+    class Receiver(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            receiver.bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            status, content = receiver.answer
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, format: str, *arguments: Any) -> None:
+            """Print nothing."""
+
+    with HTTPServer(("127.0.0.1", 0), Receiver) as server, in_thread(server):
+        receiver.url = f"http://127.0.0.1:{server.server_port}/secret-path"
+        yield receiver
+
+
+@contextmanager
+def in_thread(server: socketserver.BaseServer) -> Iterator[None]:
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,))
+    thread.start()
+    try:
+        yield
+    finally:
+        server.shutdown()
+        thread.join(WAIT_SECONDS_MAX)
+
+
+def channel_of(webhook: Webhook, **settings: Any) -> Channel:
+    return Channel(AlertSettings.model_validate({"webhook": webhook.url, **settings}))
+
+
+def notifications(*alerts: Alert) -> list[Any]:
+    book = Alerts()
+    book.update(alerts, NOW_US)
+    return book.pending()
+
+
+def test_alert_is_reported_once_when_it_begins_and_once_when_it_ends() -> None:
+    book = Alerts()
+    book.update([LAG], NOW_US)
+    (begun,) = book.pending()
+    assert not begun.resolved
+    # Undelivered, it stays pending.
+    assert book.pending() == [begun]
+    book.delivered(begun)
+    book.update([Alert("lag", "shop", "the log is 800 s behind")], NOW_US + 1)
+    assert book.pending() == []
+    assert book.firing()[0].since_us == NOW_US
+    book.update([], NOW_US + 2)
+    (ended,) = book.pending()
+    assert ended.resolved
+    assert ended.alert == begun.alert
+    book.delivered(ended)
+    assert book.pending() == []
+
+
+def test_alert_that_ends_before_it_was_delivered_is_not_reported() -> None:
+    book = Alerts()
+    book.update([LAG], NOW_US)
+    book.update([], NOW_US + 1)
+    assert book.pending() == []
+
+
+@pytest.mark.parametrize(
+    ("format", "text_of"),
+    [
+        ("slack", lambda body: body["text"]),
+        ("dingtalk", lambda body: body["text"]["content"]),
+        ("wecom", lambda body: body["text"]["content"]),
+        ("feishu", lambda body: body["content"]["text"]),
+    ],
+)
+def test_each_format_carries_the_message(
+    webhook: Webhook, format: str, text_of: Callable[[Any], str]
+) -> None:
+    (notification,) = notifications(LAG)
+    channel_of(webhook, format=format).send(notification)
+    assert text_of(webhook.bodies[0]) == notification.text()
+    assert 'the log is 700 s "behind"' in notification.text()
+
+
+def test_json_and_bodies_of_ones_own_carry_the_alert(webhook: Webhook) -> None:
+    (notification,) = notifications(LAG)
+    channel_of(webhook).send(notification)
+    channel_of(webhook, body='{"room": 7, "say": {text}}').send(notification)
+    assert webhook.bodies[0]["status"] == "firing"
+    assert webhook.bodies[0]["since_us"] == NOW_US
+    assert webhook.bodies[1] == {"room": 7, "say": notification.text()}
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        (500, b"down"),
+        (302, b""),
+        (200, b'{"errcode": 310000, "errmsg": "keywords not in content"}'),
+        (200, b'{"code": 19024}'),
+    ],
+    ids=["error", "redirect", "dingtalk", "feishu"],
+)
+def test_refused_alert_is_an_error_without_the_secret(webhook: Webhook, answer: tuple[int, bytes]) -> None:
+    webhook.answer = answer
+    with pytest.raises(OptionInvalid) as refused:
+        channel_of(webhook).send(notifications(LAG)[0])
+    assert "penstock alerts test" in str(refused.value)
+    assert "secret-path" not in str(refused.value)
+
+
+def test_accepting_answers_of_chat_services_are_no_errors(webhook: Webhook) -> None:
+    for content in (b'{"errcode": 0, "errmsg": "ok"}', b'{"code": 0, "StatusCode": 0}', b"", b"[]"):
+        webhook.answer = (200, content)
+        channel_of(webhook).send(notifications(LAG)[0])
+    assert len(webhook.bodies) == 4
+
+
+def test_silent_webhook_is_a_lost_connection_without_the_secret() -> None:
+    settings = AlertSettings.model_validate({"webhook": "http://127.0.0.1:1/secret-path"})
+    with pytest.raises(ConnectionLost) as lost:
+        Channel(settings).send(notifications(LAG)[0])
+    assert "secret-path" not in str(lost.value)
+    assert "secret-path" not in repr(settings)
+
+
+def test_mail_carries_the_message_and_no_further_header() -> None:
+    received: list[str] = []
+
+    class MailServer(socketserver.StreamRequestHandler):
+        def handle(self) -> None:
+            self.wfile.write(b"220 ready\r\n")
+            lines: list[str] | None = None
+            for raw in self.rfile:
+                line = raw.decode().rstrip("\r\n")
+                if lines is not None:
+                    if line == ".":
+                        received.append("\n".join(lines))
+                        lines = None
+                        self.wfile.write(b"250 taken\r\n")
+                    else:
+                        lines.append(line)
+                elif line.upper() == "DATA":
+                    lines = []
+                    self.wfile.write(b"354 go on\r\n")
+                elif line.upper() == "QUIT":
+                    self.wfile.write(b"221 bye\r\n")
+                    return
+                else:
+                    self.wfile.write(b"250 ok\r\n")
+
+    with socketserver.TCPServer(("127.0.0.1", 0), MailServer) as server, in_thread(server):
+        mail = {
+            "server": f"smtp://127.0.0.1:{server.server_address[1]}",
+            "sender": "p@h",
+            "to": ["a@h", "b@h"],
+        }
+        channel = Channel(AlertSettings.model_validate({"mail": mail}))
+        hostile = Alert("lag", "shop\nBcc: thief@h", "the log is behind")
+        channel.send(notifications(hostile)[0])
+    (message,) = received
+    head, _, body = message.partition("\n\n")
+    assert "To: a@h, b@h" in head
+    assert "\nBcc" not in head
+    assert "the log is behind" in body
+
+
+@pytest.mark.parametrize(
+    ("alerts", "problem"),
+    [
+        ({}, "set webhook or mail"),
+        ({"webhook": "ftp://h"}, "must be a URL"),
+        ({"webhook": "http://h", "body": '{"text": 1}'}, "{text}"),
+        ({"webhook": "http://h", "body": '{"text": {text}'}, "no JSON"),
+        ({"mail": {"server": "http://h", "sender": "a@h", "to": ["b@h"]}}, "smtp://"),
+        ({"mail": {"server": "smtp://h", "sender": "a@h\nBcc: c@h", "to": ["b@h"]}}, "no address"),
+    ],
+)
+def test_wrong_settings_are_refused_by_name(alerts: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValueError, match="(?s)" + problem.replace("{", r"\{").replace("}", r"\}")):
+        AlertSettings.model_validate(alerts)
+
+
+class StateOfCapture:
+    """A capture in a state of the test's choice, which never connects."""
+
+    def __init__(self, log: Log) -> None:
+        settings = InstanceSettings(source="mysql://nobody@127.0.0.1:1")
+        parts = CaptureParts(open_log=lambda: log, open_lookup=_no_lookup, arrived=lambda name: None)
+        self.capture = Capture("shop", settings, LogSettings(), StartAt(), parts)
+        self.capture._log = log
+        self.capture._set_state(State.RUNNING)
+
+    def alerts(self, **settings: Any) -> set[str]:
+        chosen = AlertSettings.model_validate({"webhook": "http://h", "disk": None, **settings})
+        return {alert.name for alert in conditions(self.capture, chosen)}
+
+
+def _no_lookup(*arguments: Any) -> Any:
+    raise AssertionError("nothing is looked up")
+
+
+def test_each_condition_begins_and_ends() -> None:
+    with captured_log() as log:
+        state = StateOfCapture(log)
+        capture = state.capture
+        assert state.alerts() == set()
+        capture._set_state(State.WAITING, "no answer")
+        assert state.alerts(after=3600) == set()
+        assert state.alerts(after=0) == {"not running"}
+        capture._set_state(State.STOPPED, "the log is damaged")
+        assert state.alerts() == {"stopped"}
+        capture._set_state(State.RUNNING)
+        capture.progress.heard_at, capture.progress.time_us = 1.0, NOW_US
+        assert state.alerts() == {"lag"}
+        assert state.alerts(lag=None) == set()
+        assert state.alerts(lag=None, disk=1 << 60) == {"disk"}
+        capture.server_log = ServerLog(9, 100, 1000, "mysql-bin.000005", 1, 200, 800, 0.0)
+        assert state.alerts(lag=None) == {"purge near"}
+        assert state.alerts(lag=None, kept=0.1) == set()
+        capture.server_log = ServerLog(9, 100, 1000, "mysql-bin.000005", 1, None, 800, 0.0)
+        assert state.alerts(lag=None) == {"purged"}
+        # A position of another server's log cannot be compared.
+        capture.server_log = ServerLog(9, 100, 1000, "mysql-bin.000005", 1, None, None, 0.0)
+        assert state.alerts(lag=None) == set()
+
+
+def test_daemon_reports_alerts_and_repeats_a_failed_delivery(
+    webhook: Webhook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.serve.telemetry._ALERT_SECONDS", 0.01)
+    current = [LAG]
+    webhook.answer = (500, b"down")
+    with captured_log() as log, serving(log) as daemon:
+        alerting = Alerting(lambda: list(current), channel_of(webhook, format="slack"))
+        telemetry = Telemetry(daemon.served, daemon.ports, alerting=alerting)
+
+        async def report() -> None:
+            running = asyncio.create_task(telemetry.run())
+            await asyncio.to_thread(wait_until, lambda: len(webhook.bodies) >= 2)
+            webhook.answer = (200, b"ok")
+            await asyncio.to_thread(wait_until, lambda: telemetry._alerts.pending() == [])
+            current.clear()
+            await asyncio.to_thread(wait_until, lambda: "resolved" in webhook.bodies[-1]["text"])
+            running.cancel()
+            await asyncio.wait({running})
+
+        asyncio.run(report())
+    texts = [body["text"].partition(":")[0] for body in webhook.bodies]
+    assert set(texts[:-1]) == {"Penstock alert"}
+    assert texts[-1] == "Penstock resolved"
+
+
+def test_command_line_lists_alerts_and_tests_the_channel(webhook: Webhook, tmp_path: Path) -> None:
+    config = tmp_path / "penstock.yaml"
+    settings = {
+        "instances": {"shop": {"source": "mysql://nobody@127.0.0.1:1"}},
+        "alerts": {"webhook": webhook.url, "format": "slack"},
+    }
+    config.write_text(yaml.safe_dump(settings))
+    tested = penstock("alerts", "test", "--config", str(config))
+    assert tested.code == 0, tested.err
+    assert [body["text"].split(":")[0] for body in webhook.bodies] == ["Penstock alert", "Penstock resolved"]
+    with captured_log() as log, serving(log) as daemon:
+        listed = penstock("alerts", "list", "--url", f"http://127.0.0.1:{daemon.port()}")
+        assert listed.code == 0, listed.err
+        assert "sends no alerts" in listed.err
+    del settings["alerts"]
+    config.write_text(yaml.safe_dump(settings))
+    assert penstock("alerts", "test", "--config", str(config)).code == 2
+    assert Settings.model_validate(settings).alerts is None
