@@ -1,6 +1,5 @@
-// SPDX-License-Identifier: Apache-2.0
-
 //! Reads every row of a binlog file with mysql_common: `drain FILE` prints "inserts updates deletes columns".
+// SPDX-License-Identifier: Apache-2.0
 
 use std::env::args;
 use std::fs::File;

@@ -34,7 +34,7 @@ from penstock.settings.tidb import TidbSettings, pd_addresses
 from penstock.tidb.channels import ClusterTls
 from penstock.tidb.cluster import Cluster
 from penstock.tidb.definition_log import DefinitionLog
-from penstock.tidb.drainer_service import DrainerService, http_handler
+from penstock.tidb.drainer_service import DrainerService, answers_of
 from penstock.tidb.job_sources import JobSource, SqlJobs, StatusJobs, TikvJobs
 from penstock.tidb.membership import DrainerProgress, PumpMembers, Registration
 from penstock.tidb.merged_log import (
@@ -266,7 +266,7 @@ class Drainer:
         if tls is not None and settings.tls is not None:
             port_tls = PortTls(tls, settings.tls.allowed_names)
         make_service = partial(DrainerService, self)
-        self._port = NodePort("drainer", bound, make_service, http_handler(self), port_tls)
+        self._port = NodePort("drainer", bound, make_service, answers_of(self), port_tls)
 
     # --- The draining thread ----------------------------------------------------------------
 

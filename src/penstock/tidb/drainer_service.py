@@ -60,7 +60,7 @@ class DrainerService(grpc.GenericRpcHandler):  # type: ignore[misc]
         return _NOTIFY_RESPONSE
 
 
-def http_handler(drainer: ServedDrainer) -> Callable[[str, str], Any]:
+def answers_of(drainer: ServedDrainer) -> Callable[[str, str], Any]:
     """Return the handler of HTTP requests, with the paths and answers of the original Drainer."""
 
     async def answer(method: str, path: str) -> Any:

@@ -3,7 +3,6 @@
 
 import json
 import threading
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,11 +14,10 @@ from penstock.mysql.start import StartAt
 from penstock.settings.daemon import InstanceSettings, LogSettings
 from penstock.tidb.drainer import TidbCapture
 from penstock.tidb.messages import BinlogHead
+from tests.support.suite.patience import wait_until
 from tests.support.tidb.cluster import FakeCluster
 
 SAMPLES = Path(__file__).parents[2] / "samples" / "tidb"
-
-_WAIT_SECONDS_MAX = 60.0
 
 
 def sample_payloads() -> list[bytes]:
@@ -50,11 +48,8 @@ class RunningDrainer:
         return self.capture.log()
 
     def wait_until(self, reached: Callable[[], Any]) -> None:
-        """Wait until a condition holds; fail with the drainer's status after a minute."""
-        deadline = time.monotonic() + _WAIT_SECONDS_MAX
-        while not reached():
-            assert time.monotonic() < deadline, self.capture.status()
-            time.sleep(0.005)
+        """Wait until a condition holds."""
+        wait_until(reached)
 
     def wait_for_ts(self, cluster: FakeCluster, commit_ts: int) -> None:
         """Wait until everything up to a commit timestamp is durable, according to the registry."""
