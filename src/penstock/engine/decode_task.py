@@ -164,7 +164,7 @@ class _Work:
 
         def told(watermark: Watermark) -> None:
             if work.exact:
-                self._counts.floors[key] = watermark.position.commit_version
+                self._counts.floors[key] = watermark.floor
 
         target = target_through(self._steps, self._plan.tables[key].current)
         if work.exact and self._plan.keeps_state and target is not None:

@@ -199,7 +199,10 @@ class Loading:
             self._refuse_others(key, tables, first=wish is None and not remove)
         settings = self._settings.load
         session, watermark = self._session(source)
-        chunks = plan_over(session, target, rows=settings.chunk_rows)
+        chunks = [
+            replace(chunk, commit_ts=watermark.commit_ts)
+            for chunk in plan_over(session, target, rows=settings.chunk_rows)
+        ]
         pages = (
             f"loads-{hashlib.blake2b(f'{key} {wish and wish.number}'.encode(), digest_size=8).hexdigest()}"
         )

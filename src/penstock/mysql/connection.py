@@ -53,6 +53,11 @@ class ServerIdentity:
     gtid_mode: str
 
     @property
+    def is_tidb(self) -> bool:
+        """Whether it is a TiDB server, which speaks MySQL's protocol."""
+        return "-TiDB-" in self.version_text
+
+    @property
     def key(self) -> str:
         """Text that stays equal across restarts of a server and differs between servers."""
         if self.flavor == MARIADB:

@@ -15,6 +15,7 @@ from penstock.errors import (
     ConnectionLost,
     DumpReplaced,
     PenstockError,
+    PositionPurged,
     PrivilegeMissing,
     ServerBusy,
     ServerUnsupported,
@@ -34,6 +35,7 @@ SPELLED_OTHERWISE = frozenset((SYNTAX_ERROR, UNKNOWN_VARIABLE, UNKNOWN_TABLE, NO
 
 _HINT_ACCOUNT = "Check the user, its host part and the password (option, URL, PENSTOCK_PASSWORD)"
 HINT_GRANT = "`penstock check` prints the GRANT statement that is missing"
+_HINT_GC = "Keep old versions for longer: SET GLOBAL tidb_gc_life_time = '24h'"
 _HINT_BINLOG = "Start the server with --log-bin --server-id=1"
 
 _CLASSES: dict[int, tuple[type[PenstockError], str | None]] = {
@@ -81,6 +83,11 @@ _CLASSES: dict[int, tuple[type[PenstockError], str | None]] = {
     4052: (DumpReplaced, "Leave server_id out for a random one, or give each replica its own"),
     2026: (TlsFailed, "Set ssl_mode: the server and the TLS settings do not agree"),
     3159: (TlsFailed, "The server takes encrypted connections only: set ssl_mode=required"),
+    # TiDB: PD or TiKV timed out or is busy, a region has no leader.
+    **dict.fromkeys((9001, 9002, 9003, 9005), (ServerBusy, None)),
+    # TiDB: the versions of the requested time were collected.
+    8055: (PositionPurged, _HINT_GC),
+    9006: (PositionPurged, _HINT_GC),
     NO_BINARY_LOGGING: (ServerUnsupported, _HINT_BINLOG),
 }
 

@@ -36,6 +36,7 @@ class Chunk:
     `key` names the columns of the index `index`, by which the table is cut. It is () for a table without a
     key, which is one chunk. `low` (inclusive) and `high` (exclusive) are values of those columns as SQL
     literals, None if unbounded. `rows` is the server's estimate, `number` counts a table's chunks from 0.
+    `commit_ts` is when the load was planned on a TiDB cluster: all of its chunks are read as of that time.
     """
 
     table: TableName
@@ -45,6 +46,7 @@ class Chunk:
     index: str = ""
     rows: int = 0
     number: int = 0
+    commit_ts: int | None = None
 
     @property
     def condition(self) -> str:
@@ -61,6 +63,7 @@ class Chunk:
             "index": self.index,
             "rows": self.rows,
             "number": self.number,
+            **({} if self.commit_ts is None else {"commit_ts": self.commit_ts}),
         }
 
     @classmethod
@@ -78,7 +81,7 @@ class Chunk:
             }:
                 bounds = [None if bound is None else tuple(map(str, bound)) for bound in (low, high)]
                 name, columns = TableName(database, table), tuple(map(str, key))
-                return cls(name, columns, bounds[0], bounds[1], index, rows, number)
+                return cls(name, columns, bounds[0], bounds[1], index, rows, number, value.get("commit_ts"))
         raise SchemaInvalid("a chunk has table, key, low, high, index, rows and number")
 
 
@@ -225,15 +228,21 @@ class _Planner:
         low, last = self._key("", "ASC"), self._key("", "DESC")
         if low is None or last is None:
             return [whole]
-        rows = self._rows(None, None)
-        self._cuts = _CUTS_MIN + _CUTS_PER_CHUNK_MAX * (rows // self._wanted_rows)
-        ranges = list(self._merge_small(self._divide(_Range(low, last, None, rows))))
-        if not self._is_believable(ranges):
-            ranges = list(self._scan_ranges(low, last))
+        ranges = self._estimated_ranges(low, last) or list(self._scan_ranges(low, last))
         chunks = [replace(whole, low=part.low, high=part.high, rows=part.rows) for part in ranges]
         # Rows may be inserted before the first chunk.
         chunks[0] = replace(chunks[0], low=None)
         return chunks
+
+    def _estimated_ranges(self, low: tuple[str, ...], last: tuple[str, ...]) -> list[_Range] | None:
+        """Return ranges according to the optimizer's estimates; None if they are not usable."""
+        if self._session.tidb:
+            # Before a table is analyzed, TiDB estimates every range alike.
+            return None
+        rows = self._rows(None, None)
+        self._cuts = _CUTS_MIN + _CUTS_PER_CHUNK_MAX * (rows // self._wanted_rows)
+        ranges = list(self._merge_small(self._divide(_Range(low, last, None, rows))))
+        return ranges if self._is_believable(ranges) else None
 
     def _is_believable(self, ranges: Sequence[_Range]) -> bool:
         """Check the size of the middle range by reading that many index entries."""

@@ -3,8 +3,9 @@
 
 If rows have a key, reading a row slightly later than its watermark is harmless: its change is applied again
 and wins. Without a key the row would be duplicated. Such a table is therefore read from a snapshot whose log
-position is known exactly. MariaDB reports the position. On MySQL, the snapshot is opened at a moment without
-commits, or under a read lock on the table that is held only until the snapshot is open.
+position is known exactly. MariaDB reports the position, and TiDB reads as of a timestamp. On MySQL, the
+snapshot is opened at a moment without commits, or under a read lock on the table that is held only until the
+snapshot is open.
 """
 
 from collections.abc import Sequence
@@ -38,7 +39,7 @@ class ExactSnapshot:
     @property
     def floor(self) -> int:
         """The first commit version whose changes are not in the snapshot."""
-        return self.watermark.position.commit_version
+        return self.watermark.floor
 
     def __enter__(self) -> Self:
         return self
@@ -57,6 +58,8 @@ def open_exact(address: ServerAddress, tables: Sequence[TableName], *, epoch: in
     """
     session = open_session(address)
     try:
+        if session.tidb:
+            return ExactSnapshot(session, open_snapshot(session, epoch))
         if _has_no_snapshots(session, tables):
             _lock(session, tables)
             return ExactSnapshot(session, _at_head(session, epoch))

@@ -8,10 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 import pyarrow
+import structlog
 
 from penstock._native import ResultSet
 from penstock.changes import Changes, Origin, Target
-from penstock.errors import AnswerTimedOut, OptionInvalid, ServerChanged, TransientError
+from penstock.errors import AnswerTimedOut, OptionInvalid, PositionPurged, ServerChanged, TransientError
 from penstock.limits import (
     LOAD_BATCH_BYTES_MAX,
     LOAD_BATCH_ROWS_MAX,
@@ -22,8 +23,10 @@ from penstock.pipeline.load.chunks import Chunk, after
 from penstock.pipeline.load.exact import open_exact
 from penstock.pipeline.load.keys import KeyColumn
 from penstock.pipeline.load.session import LoadSession, open_session
-from penstock.pipeline.load.watermark import Watermark, watermark_of
+from penstock.pipeline.load.watermark import Watermark, read_as_of, watermark_of
 from penstock.retry import Retry
+
+_log = structlog.get_logger(__name__)
 
 # A server prints six digits of a FLOAT, and of a DOUBLE as many as its declaration says.
 _ROUNDED = re.compile(r"\s*(float|(double|real)\b.*\()", re.IGNORECASE)
@@ -53,7 +56,7 @@ def read_chunk(
 
     `exact` reads a table without a key as it was at one log position (see `open_exact`) and ignores
     `watermark`. `on_watermark` is called with the watermark in use before the first row. With `exact`,
-    changes of the table with a `_commit_version` below `watermark.position.commit_version` are already in the
+    changes of the table with a `_commit_version` below `watermark.floor` are already in the
     rows.
 
     A lost connection is reopened, up to `tries_max` times without progress, and the read resumes after the
@@ -72,19 +75,28 @@ def read_chunk(
                 throttle(len(changes))
         return
     retry = Retry("reading a chunk again", tries=tries_max - 1)
+    is_given, planned_ts = watermark is not None, chunk.commit_ts
     while True:
         handed_out = reading.rows
         try:
             with open_session(address) as session:
                 if watermark is None:
-                    watermark = watermark_of(session, epoch)
+                    watermark = watermark_of(session, epoch, planned_ts)
                 _check_server(session, watermark)
+                read_as_of(session, watermark)
                 if on_watermark is not None and not reading.rows:
                     on_watermark(watermark)
                 for changes in reading.changes(session, watermark):
                     yield changes
                     throttle(len(changes))
                 return
+        except PositionPurged as problem:
+            # TiDB collected the versions of the planned time. Each row is exact at any later time, too.
+            has_progress = planned_ts is not None or reading.rows > handed_out
+            if is_given or not has_progress or not reading.can_resume:
+                raise
+            _log.warning("a chunk is read as of now", table=str(target.name), why=problem.message)
+            planned_ts = watermark = None
         except TransientError as problem:
             if reading.rows > handed_out:
                 retry.succeeded()

@@ -66,6 +66,11 @@ class LoadSession:
         """Whether the server is MariaDB."""
         return self.identity.flavor == MARIADB
 
+    @property
+    def tidb(self) -> bool:
+        """Whether the server belongs to a TiDB cluster."""
+        return self.identity.is_tidb
+
     def query(self, sql: str, *args: Any) -> list[dict[str, Any]]:
         """Run a statement with few result rows. Text must be ASCII or UTF-8."""
         return self.connection.query(sql, args or None)

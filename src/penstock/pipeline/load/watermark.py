@@ -4,7 +4,8 @@
 A server logs a transaction before readers can see it. The end of the log alone is therefore no safe
 watermark: a row could be read in its old state and later be considered newer than its change.
 `take_watermark` asks MariaDB for the position of a snapshot. On MySQL it takes the log's end, and waits until
-every transaction before it is visible.
+every transaction before it is visible. A TiDB cluster is read as of a timestamp, which is exact for any
+number of sessions.
 """
 
 from dataclasses import dataclass, replace
@@ -15,23 +16,35 @@ from penstock.model import Position, ServerAddress
 from penstock.mysql.committed import wait_until_committed
 from penstock.pipeline.load.session import LoadSession, open_session
 
+# Shown as the file of rows that were read from a TiDB cluster: before all files of its log.
+_CLUSTER_FILE = "tidb-binlog.000000"
+# The logical part of a TiDB timestamp; the rest is in milliseconds.
+_TIDB_LOGICAL_BITS = 18
+
 
 @dataclass(frozen=True)
 class Watermark:
     """A log position: reads after it was taken contain every transaction before it. Can be pickled.
 
     `exact` means that they contain nothing else. `server_id` and `time_us` (since 1970) are the server's.
+    `commit_ts` is the commit timestamp at which a TiDB cluster was read.
     """
 
     position: Position
     server_id: int
     time_us: int
     exact: bool = False
+    commit_ts: int | None = None
+
+    @property
+    def floor(self) -> int:
+        """The first commit version whose changes the reads need not contain."""
+        return self.position.commit_version if self.commit_ts is None else self.commit_ts + 1
 
     @property
     def version(self) -> int:
-        """The `_commit_version` of rows: above all earlier transactions, below all from here on."""
-        return self.position.commit_version - 1
+        """The `_commit_version` of rows: not below any earlier transaction, below all from here on."""
+        return self.floor - 1
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -42,6 +55,7 @@ class Watermark:
             "server_id": self.server_id,
             "time_us": self.time_us,
             "exact": self.exact,
+            **({} if self.commit_ts is None else {"commit_ts": self.commit_ts}),
         }
 
     @classmethod
@@ -56,7 +70,8 @@ class Watermark:
                 "time_us": int(time_us),
                 "exact": bool(exact),
             }:
-                return cls(Position(epoch, file, offset), server_id, time_us, exact)
+                commit_ts = value.get("commit_ts")
+                return cls(Position(epoch, file, offset), server_id, time_us, exact, commit_ts)
         raise PositionInvalid("a watermark has epoch, file, offset, server_id, time_us and exact")
 
 
@@ -69,8 +84,13 @@ def take_watermark(address: ServerAddress, *, epoch: int = 0) -> Watermark:
         return watermark_of(session, epoch)
 
 
-def watermark_of(session: LoadSession, epoch: int = 0) -> Watermark:
-    """Return a watermark like `take_watermark`, over an open session without a transaction."""
+def watermark_of(session: LoadSession, epoch: int = 0, commit_ts: int | None = None) -> Watermark:
+    """Return a watermark like `take_watermark`, over an open session without a transaction.
+
+    A TiDB cluster is read as of `commit_ts`, by default now.
+    """
+    if session.tidb:
+        return _cluster_watermark(session, commit_ts or _cluster_timestamp(session), epoch)
     if session.mariadb:
         watermark = open_snapshot(session, epoch)
         session.query("ROLLBACK")
@@ -80,6 +100,33 @@ def watermark_of(session: LoadSession, epoch: int = 0) -> Watermark:
     wait_until_committed(session.connection)
     position = Position(epoch, head.file, head.offset)
     return Watermark(position, session.identity.server_id, now_us(session))
+
+
+def _cluster_watermark(session: LoadSession, commit_ts: int, epoch: int) -> Watermark:
+    """Return the watermark of reads as of a timestamp of a TiDB cluster.
+
+    Its position is no place in a log, which knows nothing of the reads.
+    """
+    position = Position(epoch, _CLUSTER_FILE, 0)
+    time_us = (commit_ts >> _TIDB_LOGICAL_BITS) * 1000
+    return Watermark(position, session.identity.server_id, time_us, exact=True, commit_ts=commit_ts)
+
+
+def read_as_of(session: LoadSession, watermark: Watermark) -> None:
+    """Have a session read a TiDB cluster as of a watermark. Other servers are read as they are.
+
+    Raises PositionPurged if the cluster's garbage collection has removed the versions of that time.
+    """
+    if watermark.commit_ts is not None:
+        session.query(f"SET @@tidb_snapshot = '{watermark.commit_ts}'")
+
+
+def _cluster_timestamp(session: LoadSession) -> int:
+    """Return the present timestamp of a TiDB cluster, and of no transaction of it."""
+    session.query("BEGIN")
+    commit_ts = int(session.query("SELECT @@tidb_current_ts AS ts")[0]["ts"])
+    session.query("ROLLBACK")
+    return commit_ts
 
 
 def now_us(session: LoadSession) -> int:
@@ -95,6 +142,10 @@ def open_snapshot(session: LoadSession, epoch: int = 0) -> Watermark:
     On MariaDB the position is exact, otherwise it is at or before the snapshot. The session's queries read
     the snapshot until the transaction ends.
     """
+    if session.tidb:
+        watermark = watermark_of(session, epoch)
+        read_as_of(session, watermark)
+        return watermark
     if not session.mariadb:
         watermark = watermark_of(session, epoch)
         session.query("START TRANSACTION WITH CONSISTENT SNAPSHOT")
