@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Epochs and commit versions as numbers: what is counted, what has a base, and how both rise."""
+"""Epochs and commit versions as numbers: what is counted, what has a base, and how both rise.
+
+A transaction of a TiDB cluster has its commit timestamp as its commit version, which its log contains. The
+versions here are those of positions, by which places in that log are still ordered.
+"""
 
 from penstock.errors import LimitExceeded, PositionInvalid
 from penstock.limits import (
@@ -11,6 +15,17 @@ from penstock.limits import (
 )
 
 _COUNTED = EPOCH_COUNTED_MAX + 1
+
+# The name, before its number, of the files that a TiDB cluster's changes are written to.
+TIDB_LOG_NAME = "tidb-binlog"
+
+
+def are_positional(file: str) -> bool:
+    """Return whether commit versions of a file's transactions follow from their positions.
+
+    Those of a TiDB cluster are the cluster's commit timestamps.
+    """
+    return file.rpartition(".")[0] != TIDB_LOG_NAME
 
 
 def commit_version(epoch: int, file_number: int, offset: int) -> int:

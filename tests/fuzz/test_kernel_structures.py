@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Ten million structurally damaged logs against the kernel; `cargo test` runs the short everyday form."""
+"""Ten million damaged logs and payloads against the kernel; `cargo test` runs the short everyday form."""
 
 import os
 import subprocess
@@ -14,7 +14,8 @@ MUTATIONS = 10_000_000
 
 @pytest.mark.long
 @pytest.mark.timeout(24 * 3600)
-def test_ten_million_damaged_logs_end_or_are_refused_by_name() -> None:
+@pytest.mark.parametrize("target", ["structures", "payloads"])
+def test_ten_million_damaged_logs_end_or_are_refused_by_name(target: str) -> None:
     environment = {"PENSTOCK_KERNEL_MUTATIONS": str(MUTATIONS), "PENSTOCK_SEED": str(SEED or 0)}
     command = [
         "cargo",
@@ -24,7 +25,7 @@ def test_ten_million_damaged_logs_end_or_are_refused_by_name() -> None:
         "--package",
         "penstock-kernel",
         "--test",
-        "structures",
+        target,
     ]
     done = subprocess.run(
         command, cwd=ROOT, env=os.environ | environment, capture_output=True, text=True, check=False

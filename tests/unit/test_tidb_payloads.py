@@ -21,7 +21,7 @@ from tests.support.binlog.events import MAGIC, ROTATE, events
 
 SAMPLES = ROOT / "tests/samples/tidb"
 PREWRITE, COMMIT = 0, 1
-TIDB_PAYLOAD = 197
+TIDB_PAYLOAD = 120
 IGNORABLE = 0x80
 
 

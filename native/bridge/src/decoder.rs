@@ -540,6 +540,12 @@ impl Statement {
         self.inner.transaction_end.map(|offset| format!("{}:{offset}", self.inner.file))
     }
 
+    /// The commit timestamp of its transaction, if it is of a TiDB cluster; None for a server's log.
+    #[getter]
+    fn commit_ts(&self) -> Option<i64> {
+        self.inner.commit_ts
+    }
+
     /// Start time of the statement, in microseconds since 1970.
     #[getter]
     fn timestamp_us(&self) -> i64 {

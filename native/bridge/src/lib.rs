@@ -11,6 +11,7 @@ mod gtid_set;
 mod objects;
 mod raise;
 mod resultset;
+mod row_events;
 mod row_hash;
 mod schema;
 mod slots;
@@ -55,6 +56,9 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(objects::column_texts, module)?)?;
     module.add_function(wrap_pyfunction!(objects::encode_changes, module)?)?;
     module.add_function(wrap_pyfunction!(objects::partitions, module)?)?;
+    module.add_class::<row_events::RowEventWriter>()?;
+    module.add_class::<tidb::TidbTranscoder>()?;
+    module.add_class::<tidb::TidbPieces>()?;
     module.add_function(wrap_pyfunction!(tidb::tidb_heads, module)?)?;
     module.add_function(wrap_pyfunction!(tidb::tidb_prewrite_key, module)?)?;
     module.add_function(wrap_pyfunction!(tidb::tidb_ddl, module)?)?;

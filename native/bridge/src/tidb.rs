@@ -1,8 +1,9 @@
-//! TiDB's payloads: their heads, and the events that keep them.
+//! TiDB's payloads: their heads, the events that keep them, and the transactions that they are.
 
 use penstock_kernel::error::{Error, Result};
 use penstock_kernel::tidb::binlog::{self, Binlog};
 use penstock_kernel::tidb::payload_events;
+use penstock_kernel::tidb::transcoder::{Pieces, Transcoder};
 use penstock_kernel::write::file as log_file;
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
@@ -115,4 +116,103 @@ pub fn tidb_rotation<'py>(
 ) -> PyResult<Bound<'py, PyBytes>> {
     let rotation = log_file::rotation(file, offset, server_id, time_s).map_err(|error| raise(py, &error))?;
     Ok(PyBytes::new(py, &rotation))
+}
+
+/// Transcodes the transactions of a TiDB cluster to those of a MySQL binlog.
+///
+/// The bytes depend on payloads, definitions and position alone: transcoded again after a crash, they are the same.
+#[pyclass(module = "penstock._native")]
+pub struct TidbTranscoder {
+    inner: Transcoder,
+}
+
+#[pymethods]
+impl TidbTranscoder {
+    #[new]
+    #[pyo3(signature = (*, cluster_id, server_id))]
+    fn new(cluster_id: u64, server_id: u32) -> TidbTranscoder {
+        TidbTranscoder { inner: Transcoder::new(cluster_id, server_id) }
+    }
+
+    /// Set the definition of a table from a schema version on: TiDB's `TableInfo` as JSON. Return the table's number.
+    ///
+    /// Rows of its partitions are rows of the table. The last eight definitions of a table are kept. A table with a
+    /// column type that MySQL lacks is refused when its rows come. Raises `SchemaInvalid` for text that is no
+    /// definition.
+    fn define(
+        &mut self,
+        py: Python<'_>,
+        database: &str,
+        table_info: PyBuffer<u8>,
+        schema_version: i64,
+    ) -> PyResult<i64> {
+        let definition = slice_of(&table_info)?;
+        self.inner.define(database, definition, schema_version).map_err(|error| raise(py, &error))
+    }
+
+    /// Forget a table and its partitions: rows of it are refused from now on.
+    fn forget(&mut self, table_id: i64) {
+        self.inner.forget(table_id);
+    }
+
+    /// Return the schema version under which a payload's rows were written, and the numbers of the tables that they
+    /// belong to, in the order of the payload.
+    ///
+    /// Raises `EventMalformed`.
+    #[staticmethod]
+    fn tables_of(py: Python<'_>, payload: PyBuffer<u8>) -> PyResult<(i64, Vec<i64>)> {
+        let payload = slice_of(&payload)?;
+        py.detach(|| Transcoder::tables_of(payload)).map_err(|error| raise(py, &error))
+    }
+
+    /// Return the bytes of a committed DDL at `offset` of a file. `query` replaces the payload's statement, if given.
+    ///
+    /// Raises `EventMalformed` for a payload that is no committed DDL.
+    #[pyo3(signature = (payload, database, offset, query=None))]
+    fn ddl<'py>(
+        &self,
+        py: Python<'py>,
+        payload: PyBuffer<u8>,
+        database: &str,
+        offset: u64,
+        query: Option<&str>,
+    ) -> PyResult<Bound<'py, PyBytes>> {
+        let events = self.inner.ddl(slice_of(&payload)?, database, offset, query);
+        Ok(PyBytes::new(py, &events.map_err(|error| raise(py, &error))?))
+    }
+
+    /// Return the transaction at `offset` of a file that the payloads of one commit timestamp are, as an iterator over
+    /// pieces of whole events.
+    ///
+    /// A transaction of up to 4 MiB is one piece; a larger one has pieces of about 1 MiB or one row, so memory is
+    /// bounded. All of it is checked before the first piece. Raises `EventMalformed` for payloads that are no
+    /// committed rows of one commit timestamp, or contradict themselves; `SchemaUnknown` for rows of a table without a
+    /// definition for their schema version; `EventUnsupported` for a column type that MySQL lacks; `SchemaMismatch` and
+    /// `ValueMalformed` for rows that do not fit the definition.
+    fn transaction(&self, py: Python<'_>, payloads: Vec<PyBuffer<u8>>, offset: u64) -> PyResult<TidbPieces> {
+        let slices = slices(&payloads)?;
+        let inner = py.detach(|| self.inner.transaction(&slices, offset)).map_err(|error| raise(py, &error))?;
+        Ok(TidbPieces { payloads, inner })
+    }
+}
+
+/// The pieces of a transaction that is being transcoded.
+#[pyclass(module = "penstock._native")]
+pub struct TidbPieces {
+    payloads: Vec<PyBuffer<u8>>,
+    inner: Pieces,
+}
+
+#[pymethods]
+impl TidbPieces {
+    fn __iter__(pieces: PyRef<'_, Self>) -> PyRef<'_, Self> {
+        pieces
+    }
+
+    fn __next__<'py>(&mut self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyBytes>>> {
+        let slices = slices(&self.payloads)?;
+        let inner = &mut self.inner;
+        let piece = py.detach(|| inner.next(&slices)).map_err(|error| raise(py, &error))?;
+        Ok(piece.map(|piece| PyBytes::new(py, &piece)))
+    }
 }

@@ -328,7 +328,7 @@ class PipelineTables:
             position=str(statement.position),
             statement=statement.text[:200],
         )
-        version = statement.position.commit_version
+        version = statement.version
 
         def ours(names: Iterable[TableName]) -> list[TableName]:
             # What a load has read already happened before it.

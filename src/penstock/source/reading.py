@@ -34,6 +34,7 @@ from penstock.schema.statements.row_changes import tables_of
 from penstock.schema.statements.tokens import ServerSpelling
 from penstock.source.bounds import Bounds
 from penstock.source.decoding import RangeDecoding
+from penstock.source.logged_statement import LoggedStatement as LoggedStatement
 from penstock.source.source import FIRST_EVENT_OFFSET, ByteRange, Source, place_of
 from penstock.source.unlogged_changes import refuse_change, warn_of_unlogged_rows
 
@@ -151,39 +152,6 @@ class Batch:
 
     def __repr__(self) -> str:
         return f"Batch({self.table!r}, rows={self.rows}, position={str(self.position)!r})"
-
-
-@dataclass(frozen=True)
-class LoggedStatement:
-    """A logged statement that defines, renames, drops or empties selected tables.
-
-    It lies at [`position`, `end`). `tables` are all tables that it names, `databases` those that it drops,
-    `emptied` the tables that it empties, `unlogged` those whose rows it adds or removes without logging them.
-    `transaction` is the start of the transaction that contains it, None if it stands alone. `sql_mode` has
-    the session's SQL modes that change how the text is read. Can be pickled.
-    """
-
-    text: str
-    database: str
-    position: Position
-    end: Position
-    tables: frozenset[TableName]
-    databases: frozenset[str]
-    emptied: frozenset[TableName]
-    transaction: Position | None = None
-    unlogged: frozenset[TableName] = frozenset()
-    sql_mode: frozenset[str] = frozenset()
-
-    @property
-    def emptied_to(self) -> int:
-        """The commit version up to which the rows of emptied tables are deleted.
-
-        CREATE TABLE ... SELECT is logged inside the transaction of its rows. Those rows have the version of
-        the transaction's start and are kept.
-        """
-        if self.transaction is None:
-            return self.position.commit_version
-        return self.transaction.commit_version - 1
 
 
 def read_range(
@@ -506,6 +474,7 @@ class _RangeReader:
             self._transaction(statement),
             statement_tables.unlogged,
             StatementSession.of_event(*statement.session).sql_mode,
+            statement.commit_ts,
         )
 
     def _transaction(self, statement: Any) -> Position | None:

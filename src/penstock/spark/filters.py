@@ -21,7 +21,7 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from penstock.commit_versions import commit_version
+from penstock.commit_versions import are_positional, commit_version
 from penstock.source.reading import CHANGE_TYPES
 from penstock.source.source import ByteRange, file_number
 
@@ -46,6 +46,8 @@ class Narrowing:
         """Return whether a range can contain a transaction that passes."""
         if self.files is not None and byte_range.file not in self.files:
             return False
+        if not are_positional(byte_range.file):
+            return True
         number = file_number(byte_range.file)
         first_version = commit_version(byte_range.epoch, number, byte_range.start)
         if self.version_max is not None and first_version > self.version_max:

@@ -334,6 +334,31 @@ pub(crate) fn write_text(value: &Decimal<'_>, out: &mut Vec<u8>) -> Result<()> {
     Ok(())
 }
 
+impl<'a> Decimal<'a> {
+    /// Takes the next value, packed as in a row image of a DECIMAL(`precision`,`scale`).
+    ///
+    /// Raises `ValueMalformed` for a precision or scale that no server has.
+    pub fn take(precision: u8, scale: u8, cursor: &mut Cursor<'a>) -> Result<Decimal<'a>> {
+        if !fits_words(precision, scale) {
+            return Err(value_malformed(format!("a DECIMAL({precision},{scale})")));
+        }
+        read(precision, scale, cursor)
+    }
+
+    /// Appends the number as in a row image of a DECIMAL(`precision`,`scale`). Raises `ValueMalformed` if that has too
+    /// few digits.
+    #[inline]
+    pub fn repack(&self, precision: u8, scale: u8, out: &mut Vec<u8>) -> Result<()> {
+        if (self.precision, self.scale) == (precision, scale) {
+            out.extend_from_slice(self.bytes);
+            return Ok(());
+        }
+        let mut text = Vec::new();
+        write_text(self, &mut text)?;
+        pack_text(&String::from_utf8_lossy(&text), precision, scale, out)
+    }
+}
+
 /// Returns the value of bytes packed as in a row image.
 #[inline]
 pub(super) fn of_packed(bytes: &[u8], precision: u8, scale: u8) -> Decimal<'_> {
@@ -361,7 +386,7 @@ pub(super) fn pack_number(value: i128, precision: u8, scale: u8, out: &mut Vec<u
 }
 
 /// Packs a number given as text. Raises `ValueMalformed` if the text is not a number or has too many digits.
-pub(super) fn pack_text(text: &str, precision: u8, scale: u8, out: &mut Vec<u8>) -> Result<()> {
+pub(crate) fn pack_text(text: &str, precision: u8, scale: u8, out: &mut Vec<u8>) -> Result<()> {
     let wrong = || value_malformed(format!("`{text}` in a DECIMAL({precision},{scale})"));
     let (negative, number) = match text.strip_prefix('-') {
         Some(number) => (true, number),

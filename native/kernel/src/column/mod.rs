@@ -62,6 +62,7 @@ pub(crate) use integer::write_unsigned as write_unsigned_integer;
 pub use kind::Kind;
 pub use layout::{Form, Layout};
 pub use noted::{noted, Noted};
+pub(crate) use sent::value as value_of_text;
 pub use time::Time;
 pub use timestamp::Timestamp;
 pub use value::Value;

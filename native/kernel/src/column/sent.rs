@@ -11,7 +11,7 @@ use crate::error::{value_malformed, Error, Result};
 use super::kind::misplaced;
 use super::store::{Appended, Store};
 use super::{binary, bit, date, datetime, decimal, fraction, inet, integer, text, time, timestamp, uuid, vector, year};
-use super::{Date, DateTime, Kind, Time, Timestamp};
+use super::{Date, DateTime, Kind, Time, Timestamp, Value};
 
 const DAY_SECONDS: i64 = 86_400;
 
@@ -125,7 +125,7 @@ fn not_an_integer(sent: &[u8]) -> Error {
 }
 
 #[inline(always)]
-fn append_signed(sent: &[u8], store: &mut Store) -> Appended {
+fn signed(sent: &[u8]) -> Result<i64> {
     let (negative, magnitude) = match sent.split_first() {
         Some((b'-', digits)) => (true, unsigned(digits)?),
         _ => (false, unsigned(sent)?),
@@ -134,7 +134,33 @@ fn append_signed(sent: &[u8], store: &mut Store) -> Appended {
         true => 0i64.checked_sub_unsigned(magnitude),
         false => i64::try_from(magnitude).ok(),
     };
-    let value = value.ok_or_else(|| not_an_integer(sent))?;
+    value.ok_or_else(|| not_an_integer(sent))
+}
+
+/// Returns the value of a text, for the types whose text is their value.
+///
+/// Raises `ValueMalformed` for a text that is no value of the kind, and for kinds of other types.
+pub(crate) fn value<'a>(kind: &Kind, sent: &'a [u8]) -> Result<Value<'a>> {
+    Ok(match kind {
+        Kind::Integer { unsigned: false, .. } => Value::Int(signed(sent)?),
+        Kind::Integer { unsigned: true, .. } => Value::UInt(unsigned(sent)?),
+        Kind::Bit { .. } => Value::Bit(unsigned(sent)?),
+        Kind::Float => Value::Float(ascii(sent).and_then(|text| text.parse().ok()).ok_or_else(|| wrong(sent, kind))?),
+        Kind::Double => Value::Double(number(sent)?),
+        Kind::Year => Value::Year(year_of(sent)?),
+        Kind::Date => Value::Date(day(sent, kind)?),
+        Kind::DateTime { .. } => Value::DateTime(moment(sent, kind)?),
+        Kind::Timestamp { .. } => Value::Timestamp(stamp(moment(sent, kind)?)?),
+        Kind::Time { .. } => Value::Time(span(sent, kind)?),
+        Kind::Text { .. } => Value::Text(sent),
+        Kind::Binary { .. } => Value::Bytes(sent),
+        kind => return Err(wrong(sent, kind)),
+    })
+}
+
+#[inline(always)]
+fn append_signed(sent: &[u8], store: &mut Store) -> Appended {
+    let value = signed(sent)?;
     match store {
         Store::Int64(values) => values.push(value),
         Store::Int32(values) => match i32::try_from(value) {

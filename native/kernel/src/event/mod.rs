@@ -1,7 +1,7 @@
 //! Events: the common header and the table of event types. Each body has its own file.
 //!
 //! The type codes are those of `mysql::binlog::event::Log_event_type` (MySQL, `binlog_event.h`) and of
-//! `Log_event_type` in MariaDB's `log_event.h` (160 and up). Penstock's own types are at the end, and flagged ignorable.
+//! `Log_event_type` in MariaDB's `log_event.h` (160 and up). Penstock's own types, 120 and up, are flagged ignorable.
 
 pub mod compressed;
 pub mod format_description;
@@ -178,6 +178,10 @@ event_kinds! {
     HeartbeatV2 = 41, "Heartbeat";
     /// The GTID, with a tag, of the transaction that follows.
     TaggedGtid = 42, "Gtid";
+    /// Penstock: a payload of TiDB's pump client, as received.
+    TidbPayload = 120, "Tidb_payload";
+    /// Penstock: the commit timestamp of the TiDB transaction that it stands in.
+    TidbCommit = 121, "Tidb_commit";
     /// MariaDB: the text of the statement that changed the rows that follow.
     AnnotateRows = 160, "Annotate_rows";
     /// MariaDB: the oldest file that crash recovery needs.
@@ -202,10 +206,6 @@ event_kinds! {
     UpdateRowsCompressed = 170, "Update_rows_compressed";
     /// MariaDB: deleted rows, compressed.
     DeleteRowsCompressed = 171, "Delete_rows_compressed";
-    /// Penstock: a payload of TiDB's pump client, as received.
-    TidbPayload = 197, "Tidb_payload";
-    /// Penstock: the commit timestamp of the TiDB transaction that it stands in.
-    TidbCommit = 198, "Tidb_commit";
 }
 
 /// The kind of change that a rows event logs.

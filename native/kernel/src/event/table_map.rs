@@ -16,7 +16,8 @@ use crate::error::{malformed, Error, ErrorKind, Result};
 use crate::event::format_description::Format;
 use crate::limits::COLUMNS_MAX;
 
-mod code {
+/// The server's type numbers.
+pub(crate) mod code {
     pub const TINY: u8 = 1;
     pub const SHORT: u8 = 2;
     pub const LONG: u8 = 3;
@@ -24,6 +25,7 @@ mod code {
     pub const DOUBLE: u8 = 5;
     pub const LONGLONG: u8 = 8;
     pub const INT24: u8 = 9;
+    pub const DATE: u8 = 10;
     pub const YEAR: u8 = 13;
     pub const VARCHAR: u8 = 15;
     pub const BIT: u8 = 16;

@@ -65,6 +65,7 @@ impl Decoder {
                 self.rows_query(kind, body);
                 Ok(Flow::Next)
             }
+            TidbCommit => self.note_tidb_commit(body).map(|()| Flow::Next),
             XaPrepare => self.end_prepared(span),
             TransactionPayload => self.open_payload(body, span),
             Incident => self.refuse_incident(body),
@@ -336,6 +337,7 @@ impl Decoder {
             transaction_end: self.open.as_ref().and_then(|open| open.end),
             timestamp_us: i64::from(header.timestamp) * 1_000_000,
             gtid: self.open_gtid(),
+            commit_ts: self.open.as_ref().and_then(|open| open.commit_ts),
         })
     }
 

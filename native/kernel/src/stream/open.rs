@@ -28,4 +28,6 @@ pub(super) struct Open {
     pub(super) savepoints: Vec<(Vec<u8>, u32)>,
     /// The events of an XA transaction, until it is prepared or ends.
     pub held_events: Option<Box<HeldEvents>>,
+    /// The commit timestamp, if the transaction is of a TiDB cluster: its commit version.
+    pub commit_ts: Option<i64>,
 }

@@ -29,4 +29,6 @@ pub struct Statement {
     pub timestamp_us: i64,
     /// The GTID of its transaction; may be empty.
     pub gtid: String,
+    /// The commit timestamp, if the statement is of a TiDB cluster.
+    pub commit_ts: Option<i64>,
 }

@@ -8,6 +8,7 @@ use crate::emit::TransactionView;
 use crate::error::{malformed, Error, ErrorKind, Result};
 use crate::event::gtid::TransactionHead;
 use crate::event::query::savepoint_name;
+use crate::event::tidb_commit::TidbCommit;
 use crate::event::Header;
 use crate::frame::events::Span;
 use crate::gtid::GtidSet;
@@ -71,6 +72,7 @@ impl Decoder {
             end: head.length.and_then(|length| span.start.checked_add(length)),
             savepoints: Vec::new(),
             held_events: None,
+            commit_ts: None,
         });
         if let (Emitter::Messages(batch), Some(open)) = (&mut self.emitter, &self.open) {
             batch.open(&open.view, self.event);
@@ -146,6 +148,20 @@ impl Decoder {
             skipped = true;
         }
         Ok(Some(skipped))
+    }
+
+    /// Takes the commit version of a TiDB transaction from the event that follows its GTID event.
+    pub(super) fn note_tidb_commit(&mut self, body: &[u8]) -> Result<()> {
+        let commit = TidbCommit::read(body)?;
+        let commit_ts = i64::try_from(commit.commit_ts).map_err(|_| malformed("a commit timestamp over 63 bits"))?;
+        match &mut self.open {
+            Some(open) if open.commit_ts.is_none() && open.rows == 0 => {
+                open.commit_ts = Some(commit_ts);
+                open.view.commit_version = commit_ts;
+                Ok(())
+            }
+            _ => Err(malformed("a TiDB commit that does not begin its transaction")),
+        }
     }
 
     fn commit_version(&self, start: u64) -> i64 {

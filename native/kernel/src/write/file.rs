@@ -21,13 +21,14 @@ const POST_HEADER_BYTES: [u8; 42] = [
     18, 52, 0, 10, 40, 0, 0,
 ];
 
-/// Readers refuse an event whose code is over the number of types in the format description, even if it is ignorable.
+/// MySQL refuses an event whose code is over the number of types in the format description, or over 127, even if it is
+/// ignorable.
 const TYPES: usize = EventKind::TidbCommit.code() as usize;
 
 const CRC32: u8 = 1;
 const MAGIC: [u8; MAGIC_BYTES] = *b"\xfebin";
 
-const _: () = assert!(56 + 1 + TYPES <= 255, "a format description counts its own length in a byte");
+const _: () = assert!(TYPES < 128, "MySQL refuses higher codes");
 
 /// Returns the first bytes of a file: the magic, FORMAT_DESCRIPTION and an empty PREVIOUS_GTIDS.
 ///
@@ -71,8 +72,6 @@ mod tests {
     #[test]
     fn a_head_is_read_as_one_of_mysql() {
         let bytes = head(7, 1_700_000_000).unwrap();
-        let format = Format::read(bytes.get(MAGIC_BYTES + EVENT_HEADER_BYTES..).unwrap_or_default()).unwrap_err();
-        assert!(format.message().contains("checksum algorithm"), "the body ends where the next event starts");
         let size = EVENT_HEADER_BYTES + 2 + VERSION_BYTES + 4 + 1 + TYPES + 1 + 4;
         let body = bytes.get(MAGIC_BYTES + EVENT_HEADER_BYTES..MAGIC_BYTES + size).unwrap();
         let format = Format::read(body).unwrap();

@@ -5,3 +5,9 @@
 
 pub mod events;
 pub mod file;
+pub mod json;
+pub mod row_events;
+pub mod table;
+pub mod text;
+pub mod transaction;
+pub mod value;

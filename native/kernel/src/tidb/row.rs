@@ -1,0 +1,167 @@
+//! Rows of a payload as row images.
+//!
+//! An inserted row is its handle and pairs of a column's number and its value, in which the columns of the handle may
+//! be missing. An updated row is the pairs of the old row, then those of the new. A deleted row is its pairs, for a
+//! table without a primary key with one more, of number -1, for the row id.
+
+use super::column::Missing;
+use super::datum::Datum;
+use super::table::{Handle, TidbTable};
+use super::value;
+use crate::cursor::Cursor;
+use crate::error::{malformed, Error, ErrorKind, Result};
+use crate::write::transaction::image;
+
+/// The values of a row by column; None for a column that the row lacks.
+type Cells<'a> = Vec<Option<Datum<'a>>>;
+
+/// Appends the image of an inserted row.
+pub fn write_inserted(table: &TidbTable, row: &[u8], out: &mut Vec<u8>) -> Result<()> {
+    let mut cursor = Cursor::new(row);
+    let mut cells: Cells<'_> = vec![None; table.columns.len()];
+    match &table.handle {
+        Handle::RowId => {
+            Datum::read(&mut cursor)?;
+        }
+        Handle::Integer(column) => set(&mut cells, *column, Datum::read(&mut cursor)?),
+        Handle::Clustered(columns) => {
+            for column in columns {
+                let datum = Datum::read(&mut cursor)?;
+                if let Some(column) = column {
+                    set(&mut cells, *column, datum);
+                }
+            }
+        }
+    }
+    let mut pairs = Pairs { cursor, next: 0 };
+    while let Some((column, datum)) = pairs.next(table)? {
+        if let Some(column) = column {
+            // The row has the whole value where the handle has a prefix or a collation's sort key.
+            set(&mut cells, column, datum);
+        }
+    }
+    write_cells(table, &cells, out)
+}
+
+/// Appends the image of a deleted row.
+pub fn write_deleted(table: &TidbTable, row: &[u8], out: &mut Vec<u8>) -> Result<()> {
+    let mut cells: Cells<'_> = vec![None; table.columns.len()];
+    let mut pairs = Pairs { cursor: Cursor::new(row), next: 0 };
+    while let Some((column, datum)) = pairs.next(table)? {
+        if let Some(column) = column {
+            set(&mut cells, column, datum);
+        }
+    }
+    write_cells(table, &cells, out)
+}
+
+/// Appends both images of an updated row.
+///
+/// Both rows have the same columns in the same order: the first number that comes again begins the new row.
+pub fn write_updated(table: &TidbTable, row: &[u8], out: &mut Vec<u8>) -> Result<()> {
+    let mut before: Cells<'_> = vec![None; table.columns.len()];
+    let mut after = before.clone();
+    let mut pairs = Pairs { cursor: Cursor::new(row), next: 0 };
+    let (mut first, mut in_after) = (None, false);
+    let mut counts = (0usize, 0usize);
+    while !pairs.cursor.is_empty() {
+        let id = column_id(Datum::read(&mut pairs.cursor)?)?;
+        if !in_after && first == Some(id) {
+            in_after = true;
+            pairs.next = 0;
+        }
+        first = first.or(Some(id));
+        let (cells, count) = if in_after { (&mut after, &mut counts.1) } else { (&mut before, &mut counts.0) };
+        *count += 1;
+        if let (Some(column), datum) = pairs.value(table, id)? {
+            set(cells, column, datum);
+        }
+    }
+    let same_columns = before.iter().zip(&after).all(|(before, after)| before.is_some() == after.is_some());
+    if counts.0 != counts.1 || !same_columns {
+        return Err(malformed(format!("an updated row of {} old and {} new values", counts.0, counts.1)));
+    }
+    write_cells(table, &before, out)?;
+    write_cells(table, &after, out)
+}
+
+#[inline]
+fn set<'a>(cells: &mut Cells<'a>, column: usize, datum: Datum<'a>) {
+    if let Some(cell) = cells.get_mut(column) {
+        *cell = Some(datum);
+    }
+}
+
+fn column_id(datum: Datum<'_>) -> Result<i64> {
+    match datum {
+        Datum::Int(id) => Ok(id),
+        other => Err(malformed(format!("{} where a column's number is due", other.name()))),
+    }
+}
+
+/// Reads pairs of a column's number and its value.
+struct Pairs<'a> {
+    cursor: Cursor<'a>,
+    /// The index of the column that is expected next.
+    next: usize,
+}
+
+impl<'a> Pairs<'a> {
+    /// Returns the next value, and the index of its column: None for a column that is not written.
+    #[inline]
+    fn next(&mut self, table: &TidbTable) -> Result<Option<(Option<usize>, Datum<'a>)>> {
+        if self.cursor.is_empty() {
+            return Ok(None);
+        }
+        let number = Datum::read(&mut self.cursor)?;
+        if number == Datum::Null && self.cursor.is_empty() {
+            // A row without a pair is written as one NULL.
+            return Ok(None);
+        }
+        self.value(table, column_id(number)?).map(Some)
+    }
+
+    /// Returns the value of the column with a number.
+    #[inline]
+    fn value(&mut self, table: &TidbTable, id: i64) -> Result<(Option<usize>, Datum<'a>)> {
+        let column = table.column_of(id, self.next);
+        let datum = Datum::read(&mut self.cursor)?;
+        if let Some(column) = column {
+            self.next = column + 1;
+        }
+        Ok((column, datum))
+    }
+}
+
+fn write_cells(table: &TidbTable, cells: &[Option<Datum<'_>>], out: &mut Vec<u8>) -> Result<()> {
+    image(cells.len(), out, |index, out| {
+        let (Some(cell), Some(written)) = (cells.get(index), table.written.columns.get(index)) else { return Ok(true) };
+        match cell {
+            Some(datum) => value::write(&written.kind, *datum, out).map_err(|error| within(table, index, error)),
+            None => write_missing(table, index, out),
+        }
+    })
+}
+
+/// Appends the value of a column that the row lacks. Returns whether it is NULL.
+fn write_missing(table: &TidbTable, index: usize, out: &mut Vec<u8>) -> Result<bool> {
+    match table.columns.get(index).map(|column| &column.missing) {
+        Some(Missing::Default(default)) => {
+            out.extend_from_slice(default);
+            Ok(false)
+        }
+        Some(Missing::Null) | None => Ok(true),
+        Some(Missing::Unreadable(error)) => Err(within(table, index, error.clone())),
+        Some(Missing::Never) => {
+            let message = "a row lacks the column, which has no default";
+            let hint = "the definition is not that of the row's schema version; read the DDL jobs again";
+            Err(within(table, index, Error::new(ErrorKind::SchemaMismatch, message).hint(hint)))
+        }
+    }
+}
+
+#[cold]
+fn within(table: &TidbTable, index: usize, error: Error) -> Error {
+    let column = table.written.columns.get(index).map_or("", |column| &column.name);
+    error.within(&format!("table `{}`.`{}`, column `{column}`", table.written.database, table.written.table))
+}

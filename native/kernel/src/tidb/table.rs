@@ -1,0 +1,146 @@
+//! Table definitions: TiDB's `TableInfo`, as DDL jobs and the status port give it in JSON.
+//!
+//! Source: TiDB's `parser/model` and `parser/types`. Numbers of column types and flags are MySQL's.
+
+use serde_json::Value as Json;
+
+use super::column::{self, TidbColumn};
+use super::table_info::{flag, invalid, items, name, numbers};
+use crate::error::Result;
+use crate::write::table::{KeyPart, WrittenColumn, WrittenTable};
+
+/// Schema state of a column or an index that readers see.
+const PUBLIC: i64 = 5;
+/// Flag of a column of the primary key.
+const PRIMARY_KEY_FLAG: u64 = 2;
+
+/// What the first datums of an inserted row identify it by.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Handle {
+    /// A hidden row id, which is no column.
+    RowId,
+    /// The integer primary key: the index of its column.
+    Integer(usize),
+    /// The columns of a clustered primary key, in its order: their indexes.
+    Clustered(Vec<Option<usize>>),
+}
+
+/// A table, prepared for reading rows.
+#[derive(Debug)]
+pub struct TidbTable {
+    /// TiDB's number of the table.
+    pub id: i64,
+    /// Numbers of the partitions; empty if there are none.
+    pub partitions: Vec<i64>,
+    /// The table as it is written.
+    pub written: WrittenTable,
+    /// What its columns are in TiDB, in the same order.
+    pub columns: Vec<TidbColumn>,
+    /// How an inserted row begins.
+    pub handle: Handle,
+}
+
+impl TidbTable {
+    /// Reads a definition. `database` is the name of the table's database.
+    ///
+    /// Columns that are not public, and virtual ones, which TiDB does not send, are not columns of the written table. A
+    /// view or a sequence, which has no rows, has no columns.
+    /// Raises `SchemaInvalid` for an incomplete definition, `EventUnsupported` for a column type that MySQL lacks.
+    pub fn read(database: &str, json: &Json) -> Result<TidbTable> {
+        let (id, partitions) = numbers(json)?;
+        let table = name(json.get("name").unwrap_or(&Json::Null))?.to_owned();
+        let has_rows = ["view", "sequence"].iter().all(|kind| json.get(*kind).is_none_or(Json::is_null));
+        let columns = if has_rows { items(json, "cols") } else { &[] };
+        let mut stored: Vec<&Json> = columns.iter().filter(|column| is_stored(column)).collect();
+        stored.sort_by_key(|column| column.get("offset").and_then(Json::as_i64));
+        let mut columns = Vec::with_capacity(stored.len());
+        let mut written_columns: Vec<WrittenColumn> = Vec::with_capacity(stored.len());
+        for column in &stored {
+            let (read, written) = column::read(column).map_err(|error| error.within(&format!("table `{table}`")))?;
+            columns.push(read);
+            written_columns.push(written);
+        }
+        let keys = KeyReader { json, stored: &stored };
+        let handle = keys.handle()?;
+        let written = WrittenTable {
+            // Readers recognize a changed definition by its content. Only six bytes are written, and no table of a
+            // user has a number that needs more.
+            id: u64::from_ne_bytes(id.to_ne_bytes()) & 0xffff_ffff_ffff,
+            database: database.to_owned(),
+            primary_key: keys.primary_key(&handle)?,
+            table,
+            columns: written_columns,
+        };
+        Ok(TidbTable { id, partitions, written, columns, handle })
+    }
+
+    /// Returns the index of a column by TiDB's number; None for one that is not written.
+    #[inline]
+    pub fn column_of(&self, id: i64, expected: usize) -> Option<usize> {
+        // Rows nearly always have the columns in the table's order.
+        if self.columns.get(expected).is_some_and(|column| column.id == id) {
+            return Some(expected);
+        }
+        self.columns.iter().position(|column| column.id == id)
+    }
+}
+
+/// Whether a column is public and in the rows that TiDB sends.
+fn is_stored(column: &Json) -> bool {
+    let expression = column.get("generated_expr_string").and_then(Json::as_str).unwrap_or_default();
+    let is_virtual = !expression.is_empty() && !flag(column, "generated_stored");
+    column.get("state").and_then(Json::as_i64) == Some(PUBLIC) && !is_virtual
+}
+
+/// Reads which columns identify a row.
+struct KeyReader<'a> {
+    json: &'a Json,
+    stored: &'a [&'a Json],
+}
+
+impl KeyReader<'_> {
+    fn handle(&self) -> Result<Handle> {
+        if flag(self.json, "pk_is_handle") {
+            let is_key = |column: &&Json| {
+                let flags = column.get("type").and_then(|kind| kind.get("Flag")).and_then(Json::as_u64);
+                flags.is_some_and(|flags| flags & PRIMARY_KEY_FLAG != 0)
+            };
+            let index = self.stored.iter().position(is_key);
+            return Ok(Handle::Integer(index.ok_or_else(|| invalid("has no column for its integer primary key"))?));
+        }
+        if !flag(self.json, "is_common_handle") {
+            return Ok(Handle::RowId);
+        }
+        let index = self.primary_index().ok_or_else(|| invalid("has no index for its clustered primary key"))?;
+        let parts = items(index, "idx_cols").iter();
+        let whole = |part: &Json| part.get("length").and_then(Json::as_i64) == Some(-1);
+        let columns = parts.map(|part| Ok(self.column_of(part)?.filter(|_| whole(part))));
+        Ok(Handle::Clustered(columns.collect::<Result<_>>()?))
+    }
+
+    fn primary_index(&self) -> Option<&Json> {
+        let public = |index: &&Json| index.get("state").and_then(Json::as_i64) == Some(PUBLIC);
+        items(self.json, "index_info").iter().filter(public).find(|index| flag(index, "is_primary"))
+    }
+
+    /// Returns the written column of an index's part; None if the column is not written.
+    fn column_of(&self, part: &Json) -> Result<Option<usize>> {
+        let wanted = name(part.get("name").unwrap_or(&Json::Null))?;
+        let has_name =
+            |column: &&Json| column.get("name").and_then(|names| name(names).ok()).is_some_and(|name| name == wanted);
+        Ok(self.stored.iter().position(has_name))
+    }
+
+    fn primary_key(&self, handle: &Handle) -> Result<Vec<KeyPart>> {
+        if let Handle::Integer(column) = handle {
+            return Ok(vec![KeyPart { column: *column, prefix: 0 }]);
+        }
+        let Some(index) = self.primary_index() else { return Ok(Vec::new()) };
+        let part = |part: &Json| -> Result<KeyPart> {
+            let column = self.column_of(part)?.ok_or_else(|| invalid("has a primary key of a hidden column"))?;
+            let length = part.get("length").and_then(Json::as_i64).unwrap_or(-1);
+            Ok(KeyPart { column, prefix: u32::try_from(length).unwrap_or(0) })
+        };
+        items(index, "idx_cols").iter().map(part).collect()
+    }
+}

@@ -1,0 +1,206 @@
+//! Writes a transaction: its GTID event, table maps, rows and commit, or a statement.
+
+use super::events::EventWriter;
+use super::file::SERVER_VERSION_NUMBER;
+use super::table::WrittenTable;
+use crate::checksum::crc32;
+use crate::error::{Error, ErrorKind, Result};
+use crate::event::tidb_commit::TidbCommit;
+use crate::event::{Change, EventKind, FLAG_IGNORABLE};
+use crate::limits::{CHECKSUM_BYTES, EVENT_HEADER_BYTES};
+
+/// A rows event is closed once it has this many bytes, so that readers need not hold more at a time.
+pub const ROWS_BYTES: usize = 1 << 20;
+
+/// Flag of the last rows event of a statement.
+const STATEMENT_ENDS: u16 = 1;
+
+/// Where the transaction's length is in its GTID event: after flags, UUID, number, clock and commit time, and the
+/// byte that says that eight bytes follow.
+const LENGTH_START: usize = EVENT_HEADER_BYTES + 1 + 16 + 8 + 17 + 7 + 1;
+
+/// What a GTID event says about its transaction.
+#[derive(Debug, Clone, Copy)]
+pub struct Opening {
+    /// Where the transaction starts in its file.
+    pub offset: u64,
+    /// The server id of every event.
+    pub server_id: u32,
+    /// The commit time, in microseconds since 1970.
+    pub commit_us: u64,
+    /// Whether rows follow, not a statement.
+    pub rows: bool,
+    /// Bytes of the whole transaction; 0 if `TransactionWriter::set_length` sets it.
+    pub length: u64,
+}
+
+/// The rows event that is being written.
+#[derive(Debug, Clone, Copy)]
+struct OpenRows {
+    start: usize,
+    change: Change,
+}
+
+/// Writes one transaction after another event of a file.
+#[derive(Debug, Clone)]
+pub struct TransactionWriter {
+    events: EventWriter,
+    rows: Option<OpenRows>,
+}
+
+impl TransactionWriter {
+    /// Opens a transaction with an anonymous GTID event.
+    pub fn open(opening: &Opening) -> Result<TransactionWriter> {
+        let time_s = u32::try_from(opening.commit_us / 1_000_000).unwrap_or(u32::MAX);
+        let mut events = EventWriter::new(opening.offset, opening.server_id, time_s);
+        events.event(EventKind::AnonymousGtid, 0, |out| {
+            out.push(u8::from(!opening.rows));
+            // No UUID, no number, and a logical clock that orders nothing: transactions apply one after another.
+            out.extend_from_slice(&[0; 24]);
+            out.push(2);
+            out.extend_from_slice(&[0; 16]);
+            out.extend_from_slice(opening.commit_us.to_le_bytes().get(..7).unwrap_or_default());
+            out.push(254);
+            out.extend_from_slice(&opening.length.to_le_bytes());
+            out.extend_from_slice(&SERVER_VERSION_NUMBER.to_le_bytes());
+        })?;
+        Ok(TransactionWriter { events, rows: None })
+    }
+
+    /// Appends the commit of the TiDB transaction that this one is.
+    pub fn tidb_commit(&mut self, commit: &TidbCommit) -> Result<()> {
+        self.events.event(EventKind::TidbCommit, FLAG_IGNORABLE, |out| commit.write(out))
+    }
+
+    /// Appends a statement, or BEGIN before rows. Raises `LimitExceeded` for a database of over 255 bytes.
+    pub fn statement(&mut self, database: &str, text: &str) -> Result<()> {
+        let database_bytes = u8::try_from(database.len()).map_err(|_| {
+            Error::new(ErrorKind::LimitExceeded, format!("the database `{database}` has {} bytes", database.len()))
+        })?;
+        self.events.event(EventKind::Query, 0, |out| {
+            // No connection, no run time.
+            out.extend_from_slice(&[0; 8]);
+            out.push(database_bytes);
+            out.extend_from_slice(&0u16.to_le_bytes());
+            out.extend_from_slice(&(STATUS_VARIABLES.len() as u16).to_le_bytes());
+            out.extend_from_slice(&STATUS_VARIABLES);
+            out.extend_from_slice(database.as_bytes());
+            out.push(0);
+            out.extend_from_slice(text.as_bytes());
+        })
+    }
+
+    /// Appends the table map of the rows that follow.
+    pub fn table(&mut self, table: &WrittenTable) -> Result<()> {
+        let start = self.events.open();
+        table.write(self.events.body())?;
+        self.events.close(start, EventKind::TableMap, 0)
+    }
+
+    /// Appends a change of the table, whose images `write` appends.
+    #[inline]
+    pub fn row(
+        &mut self,
+        table: &WrittenTable,
+        change: Change,
+        write: impl FnOnce(&mut Vec<u8>) -> Result<()>,
+    ) -> Result<()> {
+        match self.rows {
+            Some(open) if open.change == change && self.events.body().len() - open.start < ROWS_BYTES => {}
+            _ => {
+                self.close_rows(0)?;
+                self.open_rows(table, change);
+            }
+        }
+        write(self.events.body())
+    }
+
+    /// Ends the statement that changed the table: the next rows have a table map of their own.
+    pub fn end_table(&mut self) -> Result<()> {
+        self.close_rows(STATEMENT_ENDS)
+    }
+
+    /// Appends the commit.
+    pub fn commit(&mut self, xid: u64) -> Result<()> {
+        self.events.event(EventKind::Xid, 0, |out| out.extend_from_slice(&xid.to_le_bytes()))
+    }
+
+    /// Bytes of complete events.
+    pub fn complete_bytes(&mut self) -> usize {
+        self.rows.map_or_else(|| self.events.body().len(), |open| open.start)
+    }
+
+    /// Removes and returns all complete events.
+    pub fn take(&mut self) -> Vec<u8> {
+        let count = self.complete_bytes();
+        if let Some(open) = &mut self.rows {
+            open.start = 0;
+        }
+        self.events.take(count)
+    }
+
+    /// Sets the length of a transaction all of whose bytes are here.
+    pub fn set_length(&mut self) {
+        let bytes = self.events.body();
+        let length = bytes.len() as u64;
+        let end = LENGTH_START + 8 + 4;
+        if let Some(field) = bytes.get_mut(LENGTH_START..LENGTH_START + 8) {
+            field.copy_from_slice(&length.to_le_bytes());
+        }
+        let checksum = crc32(bytes.get(..end).unwrap_or_default());
+        if let Some(field) = bytes.get_mut(end..end + CHECKSUM_BYTES) {
+            field.copy_from_slice(&checksum.to_le_bytes());
+        }
+    }
+
+    fn open_rows(&mut self, table: &WrittenTable, change: Change) {
+        let start = self.events.open();
+        let out = self.events.body();
+        out.extend_from_slice(table.id.to_le_bytes().get(..6).unwrap_or_default());
+        // The flags, which `close_rows` sets, and the length of an extra header that has nothing else.
+        out.extend_from_slice(&[0, 0, 2, 0]);
+        let width = table.columns.len();
+        super::events::length_encoded(width as u64, out);
+        let images = if change == Change::Update { 2 } else { 1 };
+        out.extend(std::iter::repeat_n(0xff, width.div_ceil(8) * images));
+        self.rows = Some(OpenRows { start, change });
+    }
+
+    fn close_rows(&mut self, flags: u16) -> Result<()> {
+        let Some(OpenRows { start, change }) = self.rows.take() else { return Ok(()) };
+        let flags_start = start + EVENT_HEADER_BYTES + 6;
+        if let Some(field) = self.events.body().get_mut(flags_start..flags_start + 2) {
+            field.copy_from_slice(&flags.to_le_bytes());
+        }
+        let kind = match change {
+            Change::Insert => EventKind::WriteRows,
+            Change::Update => EventKind::UpdateRows,
+            Change::Delete => EventKind::DeleteRows,
+        };
+        self.events.close(start, kind, 0)
+    }
+}
+
+/// The session of every statement: no options, SQL mode empty, catalog `std`, and utf8mb4 for the text.
+const STATUS_VARIABLES: [u8; 26] =
+    [0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 6, 3, b's', b't', b'd', 4, 45, 0, 46, 0, 46, 0];
+
+/// Appends an image: a bit for each null, then the values. `value` appends the value of a column and returns whether
+/// it is null.
+#[inline]
+pub fn image(
+    width: usize,
+    out: &mut Vec<u8>,
+    mut value: impl FnMut(usize, &mut Vec<u8>) -> Result<bool>,
+) -> Result<()> {
+    let start = out.len();
+    out.extend(std::iter::repeat_n(0, width.div_ceil(8)));
+    for index in 0..width {
+        if value(index, out)? {
+            if let Some(byte) = out.get_mut(start + index / 8) {
+                *byte |= 1 << (index % 8);
+            }
+        }
+    }
+    Ok(())
+}

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A logged statement, as readers of rows get it."""
+
+from dataclasses import dataclass
+
+from penstock.model import Position, TableName
+
+
+@dataclass(frozen=True)
+class LoggedStatement:
+    """A logged statement that defines, renames, drops or empties selected tables.
+
+    It lies at [`position`, `end`). `tables` are all tables that it names, `databases` those that it drops,
+    `emptied` the tables that it empties, `unlogged` those whose rows it adds or removes without logging them.
+    `transaction` is the start of the transaction that contains it, None if it stands alone. `sql_mode` has
+    the session's SQL modes that change how the text is read. `commit_ts` is the commit timestamp of a
+    statement of a TiDB cluster. Can be pickled.
+    """
+
+    text: str
+    database: str
+    position: Position
+    end: Position
+    tables: frozenset[TableName]
+    databases: frozenset[str]
+    emptied: frozenset[TableName]
+    transaction: Position | None = None
+    unlogged: frozenset[TableName] = frozenset()
+    sql_mode: frozenset[str] = frozenset()
+    commit_ts: int | None = None
+
+    @property
+    def version(self) -> int:
+        """The commit version that compares with those of rows before and after the statement."""
+        return self.position.commit_version if self.commit_ts is None else self.commit_ts
+
+    @property
+    def emptied_to(self) -> int:
+        """The commit version up to which the rows of emptied tables are deleted.
+
+        CREATE TABLE ... SELECT is logged inside the transaction of its rows. Those rows have the version of
+        the transaction's start and are kept.
+        """
+        if self.transaction is None:
+            return self.version
+        return (self.transaction.commit_version if self.commit_ts is None else self.commit_ts) - 1
