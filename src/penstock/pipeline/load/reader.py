@@ -54,10 +54,8 @@ def read_chunk(
     a watermark, one is taken just before the read. `columns` selects the columns of the rows and of their
     target. `where` is a condition in the server's SQL. `rate` is in rows per second.
 
-    `exact` reads a table without a key as it was at one log position (see `open_exact`) and ignores
-    `watermark`. `on_watermark` is called with the watermark in use before the first row. With `exact`,
-    changes of the table with a `_commit_version` below `watermark.floor` are already in the
-    rows.
+    `exact` reads a table without a key as it was at one log position (see `open_exact`), ignores `watermark`,
+    and has the table's changes below `watermark.floor`. `on_watermark` is called before the first row.
 
     A lost connection is reopened, up to `tries_max` times without progress, and the read resumes after the
     last row that was yielded. If rows were yielded but the key does not identify the last one, ConnectionLost
