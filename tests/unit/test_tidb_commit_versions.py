@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Commit versions of a TiDB cluster are commit timestamps, which no position tells."""
 
+import pyarrow
 import pytest
 
+from penstock.client.split import Cut, split
 from penstock.model import Position, TableName
 from penstock.pipeline.load.watermark import Watermark
 from penstock.source.logged_statement import LoggedStatement
@@ -44,3 +46,13 @@ def test_rows_read_at_a_commit_timestamp_contain_the_changes_up_to_it() -> None:
     # What 0.1 wrote has no commit timestamp, and still has none.
     assert "commit_ts" not in of_server.to_json()
     assert Watermark.from_json(of_server.to_json()) == of_server
+
+
+def test_subscriber_gets_the_same_commit_timestamps_from_every_daemon() -> None:
+    rows = pyarrow.record_batch({"_commit_version": pyarrow.array([COMMIT_TS], pyarrow.int64())})
+    # The other daemon counts one epoch more, which is part of a server's commit versions.
+    shift = (
+        Position(1, "mysql-bin.000003", 4).commit_version - Position(0, "mysql-bin.000003", 4).commit_version
+    )
+    ((_, kept),) = split(rows, 1, {0: Cut.at(POSITION, shift >> 32)})
+    assert kept.column("_commit_version").to_pylist() == [COMMIT_TS]

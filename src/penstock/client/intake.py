@@ -154,7 +154,7 @@ class Intake:
             _log.info("reading from", daemon=self._publishers.url(choice.daemon), position=str(lowest))
         self._current = choice.daemon
         count = next(iter(shards.values())).count
-        cuts = {number: Cut(positions[number].commit_version, choice.fits[number].shift) for number in places}
+        cuts = {number: Cut.at(positions[number], choice.fits[number].shift) for number in places}
         start = {"position": str(lowest)}
         by_gtid_set = any(daemon.by_gtid_set for daemon in choice.fits.values())
         if all(daemon.by_gtid_set for daemon in choice.fits.values()):

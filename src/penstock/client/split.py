@@ -4,12 +4,14 @@ loops."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import numpy
 import numpy.typing as npt
 import pyarrow
 
+from penstock.commit_versions import are_positional
+from penstock.model import Position
 from penstock.source.rows_filter import SLOT_COLUMN
 from penstock.source.sharding import CHANGE_TYPE, preimages_of, with_kinds
 
@@ -33,6 +35,15 @@ class Cut:
     floor: int
     shift: int = 0
     floors: _Versions | None = None
+
+    @classmethod
+    def at(cls, position: Position, shift: int) -> Self:
+        """Return the cut of a shard that has consumed the rows before a position of the daemon.
+
+        Commit versions of a TiDB cluster are the same in every daemon's log and say nothing of positions.
+        There, rows that this shard has consumed after another shard's position are delivered again.
+        """
+        return cls(position.commit_version, shift) if are_positional(position.file) else cls(0)
 
 
 def split(

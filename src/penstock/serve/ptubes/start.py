@@ -29,12 +29,13 @@ _TIME_US_MAX = (1 << 63) - 1
 
 @dataclass(frozen=True)
 class _Transaction:
-    """One transaction of the log: its start and end, its GTID ("" if it has none), and its time."""
+    """One transaction of the log: its start and end, GTID ("" if it has none), time and commit version."""
 
     start: Position
     end: Position
     gtid: str
     time_us: int
+    commit_version: int
 
 
 async def start_of(pieces: Pieces, checkpoint: PtubesCheckpoint) -> tuple[Started, Skip | None]:
@@ -150,7 +151,7 @@ def _in_transaction(
 def _start_after_event(
     transaction: _Transaction, checkpoint: PtubesCheckpoint
 ) -> tuple[Started, Skip | None]:
-    return Started(transaction.start), Skip(transaction.start.commit_version, checkpoint.event_index)
+    return Started(transaction.start), Skip(transaction.commit_version, checkpoint.event_index)
 
 
 def _by_gtid(source: OwnSource, checkpoint: PtubesCheckpoint) -> tuple[Started, Skip | None]:
@@ -184,7 +185,7 @@ def _transactions(source: OwnSource, start: Position, stop: int) -> Iterator[_Tr
             decoding.decoder.take_statement()
             continue
         batch = pyarrow.record_batch(decoding.take_batch())
-        names = batch.select(["offset", "end_offset", "gtid"]).to_pylist()
+        names = batch.select(["offset", "end_offset", "gtid", "commit_version"]).to_pylist()
         times = batch["commit_timestamp"].cast(pyarrow.int64()).to_pylist()
         for row, time_us in zip(names, times, strict=True):
             yield _Transaction(
@@ -192,6 +193,7 @@ def _transactions(source: OwnSource, start: Position, stop: int) -> Iterator[_Tr
                 replace(start, offset=row["end_offset"]),
                 row["gtid"] or "",
                 time_us,
+                row["commit_version"],
             )
 
 
