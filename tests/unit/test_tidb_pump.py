@@ -21,9 +21,10 @@ from penstock.tidb import pump as pump_module
 from penstock.tidb import resolver as resolver_module
 from penstock.tidb.channels import ClusterTls
 from penstock.tidb.decisions import Decisions
-from penstock.tidb.messages import NOTIFY
+from penstock.tidb.messages import NOTIFY, BinlogHead
 from penstock.tidb.node_port import NodePort, PortTls, bind_port
 from penstock.tidb.pump import Pump
+from penstock.tidb.pump_log import PumpLog
 from penstock.tidb.registry import Node, NodeState
 from tests.support.suite.patience import wait_until
 from tests.support.tidb.binlogs import commit, matched, prewrite, rollback
@@ -137,10 +138,16 @@ def test_waiting_drainer_gets_the_next_transaction(start: Start) -> None:
 
 
 def test_compressed_pull_returns_the_same(start: Start) -> None:
-    client = start().client
+    client = start(compress=True).client
     client.write(prewrite(1, bytes(100_000)))
     client.write(commit(1, 7))
-    assert client.pull_some(1, compression=grpc.Compression.Gzip) == [matched(1, 7, bytes(100_000))]
+    assert client.pull_some(1) == [matched(1, 7, bytes(100_000))]
+
+
+def test_impossible_socket_ends_the_pump_with_its_reason(tmp_path: Path, cluster: FakeCluster) -> None:
+    with running(tmp_path, cluster, socket="/nowhere/pump.sock") as begun:
+        wait_until(lambda: begun.pump.join(0))
+        assert "the port cannot be served" in str(begun.pump.status()["problem"])
 
 
 def test_concurrent_writers_share_syncs(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -380,15 +387,21 @@ def test_status_is_that_of_the_original(start: Start) -> None:
     assert ask(begun.pump.address, "GET", "/nothing")[0] == 404
 
 
-def test_closing_pump_waits_for_drainers(start: Start) -> None:
+def test_closing_pump_waits_for_drainers_and_goes_on_sending_fakes(start: Start) -> None:
     begun = start()
-    node = Node("d", "127.0.0.1:1", NodeState.PAUSED, max_commit_ts=5)
-    begun.cluster.keys[DRAINERS + "d"] = json.dumps(node.to_values()).encode()
+
+    def register_drainer(max_commit_ts: int) -> None:
+        node = Node("d", "127.0.0.1:1", NodeState.PAUSED, max_commit_ts=max_commit_ts)
+        begun.cluster.keys[DRAINERS + "d"] = json.dumps(node.to_values()).encode()
+
+    register_drainer(5)
     ask(begun.pump.address, "PUT", "/state/pump-1/close")
     wait_until(lambda: "the Drainer d has everything up to 5 only" in str(begun.pump.status()["problem"]))
     assert begun.pump.state is NodeState.CLOSING
-    done = Node("d", "127.0.0.1:1", NodeState.PAUSED, max_commit_ts=1 << 62)
-    begun.cluster.keys[DRAINERS + "d"] = json.dumps(done.to_values()).encode()
+    # The original Drainer stores a fake's timestamp only when later ones follow.
+    pulling = begun.client.pull()
+    fakes = [BinlogHead.decode(next(pulling)).commit_ts for _ in range(3)]
+    register_drainer(fakes[1])
     begun.wait_for(NodeState.OFFLINE)
 
 
@@ -423,6 +436,25 @@ def test_stopped_pump_is_paused_and_starts_again_with_everything(
         begun.wait_for(NodeState.ONLINE)
         begun.client.write(commit(1, 7))
         assert begun.client.pull_some(1) == [matched(1, 7)]
+
+
+def test_pump_waits_for_the_log_of_one_that_is_ending(tmp_path: Path, cluster: FakeCluster) -> None:
+    log = PumpLog(tmp_path / "shop.pump", LogSettings(), 7001)
+    with running(tmp_path, cluster) as begun:
+        wait_until(lambda: "writes the log" in str(begun.pump.status()["problem"]))
+        log.close()
+        begun.wait_for(NodeState.ONLINE)
+
+
+def test_stop_ends_the_calls_of_drainers_at_once(tmp_path: Path, cluster: FakeCluster) -> None:
+    with running(tmp_path, cluster) as begun:
+        begun.wait_for(NodeState.ONLINE)
+        begun.client.write(prewrite(1))
+        begun.client.write(commit(1, 7))
+        pulling = begun.client.pull()
+        assert next(pulling) == matched(1, 7)
+        begun.pump.stop()
+        assert refusal(lambda: list(pulling)) == ("UNAVAILABLE", "the Pump is ending")
 
 
 def test_pump_survives_an_absent_cluster(start: Start) -> None:

@@ -23,6 +23,9 @@ class PumpSettings(Section):
     socket: str | None = Field(
         default=None, description="a path for TiDB servers on this host with the strategy local-unix"
     )
+    compress: bool = Field(
+        default=False, description="compress what Drainers pull with gzip, which each of them must understand"
+    )
     decide_after: Seconds | None = Field(
         default=None,
         ge=PUMP_DECIDE_SECONDS_MIN,

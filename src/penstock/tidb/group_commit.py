@@ -88,7 +88,8 @@ class GroupCommit:
         with self._lock:
             self._stopping.set()
             self._lock.notify()
-        self._thread.join()
+        if self._thread.ident is not None:
+            self._thread.join()
         store, self._store = self._store, None
         if store is not None:
             store.close()

@@ -9,7 +9,6 @@ TLS ends here, and so does a client whose certificate has none of the allowed co
 import asyncio
 import json
 import os
-import shutil
 import socket
 import ssl
 import tempfile
@@ -71,20 +70,27 @@ class PortTls:
 
 
 def bind_port(host: str, port: int) -> socket.socket:
-    """Return a listening socket. Raises OptionInvalid if the address is taken or is not ours."""
+    """Return a bound socket, which refuses connections until it is served.
+
+    Raises OptionInvalid if the address is taken or is not ours.
+    """
+    bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
     try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=1024)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind((host, port))
     except OSError as problem:
+        bound.close()
         raise OptionInvalid(
             f"{host}:{port} cannot be listened on: {problem.strerror}", hint="Choose another address"
         ) from problem
+    return bound
 
 
 class NodePort:
     """Serves a bound socket in a thread of its own, which has an event loop.
 
-    `make_service` is called in the loop and returns the gRPC handlers. `unix_path` is a further address, for
+    `make_service` is called in the loop and returns the gRPC handlers, and `end_service` once no more
+    calls arrive, to end those that have no end. `unix_path` is a further address, for
     clients on this host.
     """
 
@@ -96,39 +102,52 @@ class NodePort:
         http: HttpHandler,
         tls: PortTls | None,
         *,
+        end_service: Callable[[], None] = lambda: None,
         unix_path: str | None = None,
     ) -> None:
         self._bound = bound
         self._make_service = make_service
         self._http = http
+        self._end_service = end_service
         self._unix_path = unix_path
         self.allowed_names = tls.allowed_names if tls is not None else ()
         self._context = tls.context() if tls is not None else None
-        self._folder = tempfile.mkdtemp(prefix="penstock-")
-        self.grpc_path = os.path.join(self._folder, "grpc")
-        self._started: threading.Event = threading.Event()
+        self.grpc_path = ""
+        self._started = threading.Event()
+        self._failure: OSError | None = None
         self._stopping = asyncio.Event()
         self._connections: set[_Connection] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name=f"port-{name}", daemon=True)
 
     def start(self) -> None:
-        """Begin to serve, and return once connections are accepted."""
+        """Begin to serve, and return once connections are accepted. Raises OptionInvalid."""
         self._thread.start()
         self._started.wait()
+        if self._failure is not None:
+            raise OptionInvalid(
+                f"the port cannot be served: {self._failure}", hint="Choose another address or socket"
+            ) from self._failure
 
     def stop(self) -> None:
         """Refuse new calls, give the running ones a moment, and end the thread."""
-        if self._loop is not None and self._thread.is_alive():
+        if self._thread.ident is None:
+            self._bound.close()
+            return
+        if self._failure is None and self._loop is not None and self._thread.is_alive():
             self._loop.call_soon_threadsafe(self._stopping.set)
         self._thread.join()
 
     def _run(self) -> None:
-        try:
-            asyncio.run(self._serve())
-        finally:
-            self._started.set()
-            shutil.rmtree(self._folder, ignore_errors=True)
+        with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
+            self.grpc_path = os.path.join(folder, "grpc")
+            try:
+                asyncio.run(self._serve())
+            except OSError as problem:
+                self._failure = problem
+            finally:
+                self._bound.close()
+                self._started.set()
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
@@ -136,17 +155,23 @@ class NodePort:
         server.add_generic_rpc_handlers((self._make_service(self._loop),))
         server.add_insecure_port(f"unix:{self.grpc_path}")
         await server.start()
-        front = await self._loop.create_server(lambda: _Connection(self), sock=self._bound, ssl=self._context)
-        fronts = [front]
-        if self._unix_path is not None:
-            fronts.append(await self._loop.create_unix_server(lambda: _Connection(self), self._unix_path))
-        self._started.set()
-        await self._stopping.wait()
-        for front in fronts:
-            front.close()
-        await server.stop(DRAIN_SECONDS_MAX)
-        for connection in list(self._connections):
-            connection.close()
+        fronts: list[asyncio.Server] = []
+        try:
+            fronts.append(await self._loop.create_server(self._connect, sock=self._bound, ssl=self._context))
+            if self._unix_path is not None:
+                fronts.append(await self._loop.create_unix_server(self._connect, self._unix_path))
+            self._started.set()
+            await self._stopping.wait()
+        finally:
+            for front in fronts:
+                front.close()
+            self._end_service()
+            await server.stop(DRAIN_SECONDS_MAX)
+            for connection in list(self._connections):
+                connection.close()
+
+    def _connect(self) -> "_Connection":
+        return _Connection(self)
 
     # --- Used by connections ----------------------------------------------------------------
 

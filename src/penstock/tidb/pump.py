@@ -17,7 +17,15 @@ from urllib.parse import unquote
 
 import structlog
 
-from penstock.errors import ConnectionLost, OptionInvalid, PenstockError, PositionPurged, TransientError
+from penstock.errors import (
+    ConnectionLost,
+    LogLocked,
+    OptionInvalid,
+    PenstockError,
+    PositionPurged,
+    ServerBusy,
+    TransientError,
+)
 from penstock.limits import PUMP_STOP_SECONDS_MAX
 from penstock.logstore.disk import LocalDisk
 from penstock.logstore.holds import OWN_PREFIX, Hold, Holds
@@ -92,7 +100,13 @@ class Pump:
         port_tls = PortTls(tls, allowed_names) if tls is not None else None
         self._service: PumpService | None = None
         self._port = NodePort(
-            f"pump-{instance}", bound, self._make_service, self._answer, port_tls, unix_path=settings.socket
+            f"pump-{instance}",
+            bound,
+            self._make_service,
+            self._answer,
+            port_tls,
+            end_service=self._end_service,
+            unix_path=settings.socket,
         )
         self._cluster = Cluster(members, tls)
         # Questions about transactions may wait for TiKV, and must not delay the heartbeat.
@@ -138,9 +152,8 @@ class Pump:
 
     def run_upkeep(self) -> None:
         """Trim, compress and tier the log, in one small step. Raises the errors of `Upkeep.run`."""
-        commit = self._commit
-        if commit is not None:
-            store = commit.store
+        store = self._open_store()
+        if store is not None:
             self._upkeep.run(store.log.log)
             store.index.trim(store.log.earliest)
 
@@ -160,9 +173,8 @@ class Pump:
             "refused": dict(counts.refused),
             "writes_per_second": round(self._rate, 1),
         }
-        commit, resolver = self._commit, self._resolver
-        if commit is not None and resolver is not None:
-            store = commit.store
+        store, resolver = self._open_store(), self._resolver
+        if store is not None and resolver is not None:
             values |= {
                 "released_ts": store.released_ts,
                 "open": store.matching.open_count,
@@ -210,7 +222,7 @@ class Pump:
             return store
 
         self._commit = GroupCommit(self.instance, open_refusing, self._finished, self._released)
-        self._retry("the Pump's log cannot be opened", self._commit.start)
+        self._retry("the Pump's log cannot be opened", self._start_commit)
         self._resolver = Resolver(
             self._resolving_cluster,
             lambda prewrite: self._store.prewrite_key(prewrite),
@@ -222,6 +234,14 @@ class Pump:
         self._beat_at = self._fake_at = self._held_at = time.monotonic()
         self._stored_before = self._counts.stored, self._beat_at
         self._fake_seen = self._counts.stored
+
+    def _start_commit(self) -> None:
+        assert self._commit is not None, "it was created"
+        try:
+            self._commit.start()
+        except LogLocked as problem:
+            # The daemon before this one may still be ending.
+            raise ServerBusy(problem.message, hint=problem.hint) from problem
 
     def _join_cluster(self) -> None:
         """Register as paused, announce the Pump to every Drainer if they may not know it, and go online."""
@@ -326,7 +346,8 @@ class Pump:
         self._set_state(NodeState.CLOSING)
         last_ts = self._cluster.timestamp()
         while not self._stopping.is_set():
-            self._store_call(lambda store: store.add_fake(last_ts))
+            # Drainers pass a timestamp only when a later one follows, from this Pump too.
+            self._add_fake(self._cluster.timestamp())
             behind = self._behind(last_ts)
             if behind is None:
                 self._set_state(NodeState.OFFLINE)
@@ -343,15 +364,17 @@ class Pump:
         if store.released_ts < last_ts:
             return f"the transaction {oldest.start_ts} has no outcome" if oldest else "binlogs are released"
         for drainer in self._registry.nodes(NodeKind.DRAINER).values():
-            if drainer.state is not NodeState.OFFLINE and drainer.max_commit_ts < store.released_ts:
+            if drainer.state is not NodeState.OFFLINE and drainer.max_commit_ts < last_ts:
                 return f"the Drainer {drainer.node_id} has everything up to {drainer.max_commit_ts} only"
         return None
 
     def _fake_if_idle(self) -> None:
         stored, self._fake_seen = self._fake_seen, self._counts.stored
         if self._fake_seen == stored:
-            timestamp = self._cluster.timestamp()
-            self._store_call(lambda store: store.add_fake(timestamp))
+            self._add_fake(self._cluster.timestamp())
+
+    def _add_fake(self, timestamp: int) -> None:
+        self._store_call(lambda store: store.add_fake(timestamp))
 
     def _hold_log(self) -> None:
         """Keep retention from removing what is not released, or not drained."""
@@ -434,8 +457,8 @@ class Pump:
         return None
 
     def _status_answer(self) -> dict[str, Any]:
-        commit = self._commit
-        released_ts = commit.store.released_ts if commit is not None else 0
+        store = self._open_store()
+        released_ts = store.released_ts if store is not None else 0
         node = Node(self.node_id, self.address, self._state, max_commit_ts=released_ts)
         return {
             "status": {self.node_id: node.to_values()},
@@ -465,6 +488,13 @@ class Pump:
         assert self._commit is not None, "the store was opened"
         return self._commit.store
 
+    def _open_store(self) -> PumpStore | None:
+        """Return the store; None before it is open, after the end, and while it is opened again."""
+        try:
+            return None if self._commit is None else self._commit.store
+        except ServerBusy:
+            return None
+
     def _store_call(self, change: Callable[[PumpStore], Any]) -> Any:
         assert self._commit is not None, "the store was opened"
         return resolved(self._commit.call(change), _STORE_CALL_SECONDS)
@@ -477,8 +507,14 @@ class Pump:
 
     def _make_service(self, loop: Any) -> PumpService:
         assert self._commit is not None, "the store was opened"
-        self._service = PumpService(self._cluster_id, self._counts, loop, self._commit)
+        self._service = PumpService(
+            self._cluster_id, self._counts, loop, self._commit, compress=self._settings.compress
+        )
         return self._service
+
+    def _end_service(self) -> None:
+        if self._service is not None:
+            self._service.end()
 
     def _finished(self, writes: Any) -> None:
         if self._service is not None:
@@ -509,9 +545,7 @@ class Pump:
         self._stopping.set()
         if self._resolve_thread.is_alive():
             self._resolve_thread.join(PUMP_STOP_SECONDS_MAX)
-        if self._service is not None:
-            self._port.stop()
-            self._service.close()
+        self._port.stop()
         if self._commit is not None:
             try:
                 self._commit.stop()

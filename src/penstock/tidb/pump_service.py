@@ -34,7 +34,6 @@ from penstock.tidb.pump_store import StoreCounts, Write
 _log = structlog.get_logger(__name__)
 
 _ACCEPTED = write_binlog_response()
-_GZIP = "gzip"
 
 
 class _WaitingWrite(Write):
@@ -47,13 +46,21 @@ class PumpService(grpc.GenericRpcHandler):  # type: ignore[misc]
     """The handlers of both methods. Created in the event loop that serves them."""
 
     def __init__(
-        self, cluster_id: int, counts: StoreCounts, loop: asyncio.AbstractEventLoop, commit: GroupCommit
+        self,
+        cluster_id: int,
+        counts: StoreCounts,
+        loop: asyncio.AbstractEventLoop,
+        commit: GroupCommit,
+        *,
+        compress: bool,
     ) -> None:
         self._cluster_id = cluster_id
         self._counts = counts
         self._loop = loop
+        self._compress = compress
         self._commit = commit
         self._releases = 0
+        self._is_ending = False
         self._release_waiters: set[asyncio.Future[None]] = set()
         self._readers = ThreadPoolExecutor(PUMP_PULLS_MAX, "pump-pull")
         self._handlers: dict[str, Any] = {
@@ -65,8 +72,10 @@ class PumpService(grpc.GenericRpcHandler):  # type: ignore[misc]
         """Return the handler of a method; None for an unknown one."""
         return self._handlers.get(handler_call_details.method)
 
-    def close(self) -> None:
-        """Release the threads."""
+    def end(self) -> None:
+        """End the calls of Drainers, which connect again elsewhere or later."""
+        self._is_ending = True
+        self._wake_drainers()
         self._readers.shutdown(wait=False, cancel_futures=True)
 
     # --- Called by the storing thread -------------------------------------------------------
@@ -123,9 +132,9 @@ class PumpService(grpc.GenericRpcHandler):  # type: ignore[misc]
             await self._refuse(context, "malformed request", grpc.StatusCode.INVALID_ARGUMENT, str(problem))
             raise
         await self._check_cluster(cluster_id, context)
-        if _wants_gzip(context):
+        if self._compress:
             context.set_compression(grpc.Compression.Gzip)
-        while True:
+        while not self._is_ending:
             releases = self._releases
             try:
                 binlogs = await self._loop.run_in_executor(self._readers, self._read, after_ts)
@@ -143,6 +152,7 @@ class PumpService(grpc.GenericRpcHandler):  # type: ignore[misc]
                     await waiter
                 finally:
                     self._release_waiters.discard(waiter)
+        await context.abort(grpc.StatusCode.UNAVAILABLE, "the Pump is ending")
 
     def _read(self, after_ts: int) -> list[tuple[int, bytes]]:
         return list(self._commit.store.pull(after_ts, PUMP_PULL_COUNT, PUMP_PULL_BYTES))
@@ -152,12 +162,6 @@ def _wake(futures: "list[asyncio.Future[None]]") -> None:
     for future in futures:
         if not future.done():
             future.set_result(None)
-
-
-def _wants_gzip(context: Any) -> bool:
-    """Return whether a client compresses its requests, as Drainers do that are configured for it."""
-    metadata = dict(context.invocation_metadata() or ())
-    return _GZIP in (metadata.get("grpc-encoding"), metadata.get("grpc-internal-encoding-request"))
 
 
 def _code_of(problem: PenstockError) -> Any:
