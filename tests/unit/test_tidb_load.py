@@ -48,7 +48,7 @@ Cluster = Callable[[int], list[str]]
 
 @pytest.fixture
 def cluster(monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    """Have sessions opened on a cluster that collected everything up to a timestamp; return its statements."""
+    """Open sessions on a cluster that collected all versions up to a timestamp; return its statements."""
 
     def start(collected_ts: int) -> list[str]:
         statements: list[str] = []

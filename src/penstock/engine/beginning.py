@@ -109,6 +109,24 @@ def refuse_paused(settings: PipelineSettings, paused: str, *, until_caught_up: b
     _log.warning(paused, hint=hint)
 
 
+def refuse_mixed(offsets: Mapping[str, Mapping[str, Any]]) -> None:
+    """Raise OptionInvalid if some sources are TiDB clusters and others are not.
+
+    The commit version of a TiDB cluster is its timestamp, which cannot be compared with a place in a log.
+    """
+    clusters = [name for name, offset in offsets.items() if _is_tidb(offset)]
+    if clusters and len(clusters) < len(offsets):
+        raise OptionInvalid(
+            f"a pipeline has TiDB clusters ({', '.join(clusters)}) and other sources, whose commit versions"
+            " cannot be compared",
+            hint="Give the TiDB clusters a pipeline of their own",
+        )
+
+
+def _is_tidb(offset: Mapping[str, Any]) -> bool:
+    return str(offset.get("server_key") or "").startswith("tidb:")
+
+
 def at_their_servers(
     logs: Mapping[str, SourceLog], checkpoint: Checkpoint, retried: Callable[[Callable[[], Any]], Any]
 ) -> Checkpoint:

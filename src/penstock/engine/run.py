@@ -15,6 +15,7 @@ from penstock.engine.beginning import (
     check_sink,
     refuse_keyless,
     refuse_lost_state,
+    refuse_mixed,
     refuse_paused,
 )
 from penstock.engine.driver import Driver
@@ -250,6 +251,7 @@ class PipelineRun:
             for name, log in self._logs.items()
             if name not in checkpoint.offsets
         }
+        refuse_mixed({**checkpoint.offsets, **new})
         if new:
             checkpoint = state.write(replace(checkpoint, offsets={**checkpoint.offsets, **new}))
         self._retried(self._tables.open, state)

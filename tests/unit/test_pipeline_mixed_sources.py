@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pipeline of TiDB clusters has no other sources."""
+
+import pytest
+
+from penstock.engine.beginning import refuse_mixed
+from penstock.errors import OptionInvalid
+
+_TIDB = {"file": "tidb-binlog.000001", "offset": 4, "server_key": "tidb:7001"}
+_OTHER_TIDB = {**_TIDB, "server_key": "tidb:7002"}
+_MYSQL = {"file": "mysql-bin.000001", "offset": 4, "server_key": "mysql:8004385c-e5a1-11f1-b80b-02fc00000001"}
+_FILES = {"file": "mysql-bin.000001", "offset": 4}
+
+
+def test_sources_of_one_kind_are_accepted() -> None:
+    refuse_mixed({})
+    refuse_mixed({"a": _TIDB, "b": _OTHER_TIDB})
+    refuse_mixed({"a": _MYSQL, "b": _FILES})
+
+
+@pytest.mark.parametrize("other", [_MYSQL, _FILES])
+def test_tidb_and_other_sources_are_refused_by_name(other: dict[str, object]) -> None:
+    with pytest.raises(OptionInvalid, match=r"TiDB clusters \(orders\)"):
+        refuse_mixed({"orders": _TIDB, "stock": other})
