@@ -115,6 +115,7 @@ HOMES = {
     "pydantic": (
         "src/penstock/settings/",
         "src/penstock/serve/http/changes_request.py",
+        "src/penstock/serve/http/history.py",
         "src/penstock/pipeline/",
         "src/penstock/sinks/",
     ),

@@ -24,6 +24,8 @@ BEGINS_AT_BOUNDARY = 1
 ENDS_AT_BOUNDARY = 2
 HOLDS_STATEMENT = 4
 GTIDS_IN_SEQUENCE = 8
+# Without it, the record is of version 0.1, whose tables leave out XA transactions that commit in the block.
+COVERS_XA_COMMITS = 32
 
 # States of a segment.
 OPEN, CLOSED, COLD, TIERED = range(4)

@@ -125,6 +125,29 @@ class DaemonClient:
             timeout=Timeout(connect=_CONNECT_SECONDS_MAX, read=silence_seconds),
         )
 
+    def lines(self, call: str, body: Mapping[str, Any], silence_seconds: float) -> Iterator[dict[str, Any]]:
+        """Yield the lines of a response as JSON objects, up to the line of the kind `end`.
+
+        Raises the error of a line of the kind `problem`, ConnectionLost if the response breaks off before.
+        """
+        response = self.post(call, body, silence_seconds)
+        rest = b""
+        try:
+            while piece := response.read1(READ_BYTES):
+                *lines, rest = (rest + piece).split(b"\n")
+                for line in lines:
+                    value = _object(line)
+                    if value.get("kind") == "end":
+                        return
+                    if value.get("kind") == "problem":
+                        raise self.problem(value)
+                    yield value
+        except (HTTPError, OSError) as problem:
+            raise self._lost(problem) from problem
+        finally:
+            response.close()
+        raise self._lost(ProtocolError("the answer has no end"))
+
     def hold(self, reader: str, position: str, seconds: int) -> None:
         """Make the daemon's log keep everything after a position."""
         query = urlencode({"reader": reader, "position": position, "seconds": seconds})

@@ -26,6 +26,9 @@ pub const FLAG_STATEMENT: u32 = 4;
 pub const FLAG_CONSECUTIVE: u32 = 8;
 /// Some rows of the block could not be counted or assigned to a table: all bits of the tables are set.
 pub const FLAG_UNCOUNTED: u32 = 16;
+/// The tables include those of XA transactions that commit in the block, as all bits: their rows are elsewhere. Records
+/// of version 0.1 do not have the flag, and leave these tables out.
+pub const FLAG_XA_COMMITS: u32 = 32;
 
 /// The contents of the current block.
 #[derive(Debug, Clone)]
@@ -118,7 +121,7 @@ impl Block {
     /// Encodes the record. `time_max_us` is the largest commit time of the log so far, `run` the run of the newest
     /// transaction.
     pub fn encode(&self, time_max_us: i64, in_transaction: bool, run: Option<&Run>) -> Vec<u8> {
-        let mut flags = self.flags;
+        let mut flags = self.flags | FLAG_XA_COMMITS;
         if !in_transaction {
             flags |= FLAG_ENDS;
         }

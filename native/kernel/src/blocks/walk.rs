@@ -149,7 +149,13 @@ impl BlockCutter {
                     self.push_statement(&query, text, span);
                 }
             }
-            Verb::Commit | Verb::Rollback | Verb::XaCommit | Verb::XaRollback => self.end(span),
+            Verb::XaCommit => {
+                if let Some(block) = &mut self.block {
+                    block.tables = ALL_TABLES;
+                }
+                self.end(span);
+            }
+            Verb::Commit | Verb::Rollback | Verb::XaRollback => self.end(span),
             Verb::RollbackTo | Verb::Savepoint | Verb::Marker => {}
             verb @ (Verb::Change | Verb::Unknown | Verb::Definition) => {
                 if verb == Verb::Change {

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """An instance's log as seen through its daemon: the lag of checkpoints, and positions for new ones."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -27,6 +27,9 @@ from penstock.source.daemon_client import DaemonClient
 from penstock.source.kept import KeptRun, epoch_shift
 from penstock.source.source import FIRST_EVENT_OFFSET, ByteRange, SourceOptions
 from penstock.source.walk import TransactionWalk
+
+# The longest that a daemon may need for one range of a log on a slow disk.
+HISTORY_SILENCE_SECONDS_MAX = 120.0
 
 EARLIEST, LATEST = "earliest", "latest"
 
@@ -199,6 +202,10 @@ class AskedDaemon:
         """Return the holds on the log that the account may see."""
         holds: list[dict[str, Any]] = self._client.ask("holds")["holds"]
         return holds
+
+    def history(self, row: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yield the history of a row as the daemon finds it. Raises the daemon's errors."""
+        yield from self._client.lines("history", row, HISTORY_SILENCE_SECONDS_MAX)
 
     def remove_hold(self, reader: str) -> None:
         """Remove a hold. Raises SourceMissing, AccessDenied."""

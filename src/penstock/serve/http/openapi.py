@@ -7,6 +7,8 @@ from typing import Any
 
 from penstock.serve.http.change_frames import MEDIA_TYPE
 from penstock.serve.http.changes_request import ChangesRequest
+from penstock.serve.http.history import MEDIA_TYPE as HISTORY_MEDIA_TYPE
+from penstock.serve.http.history import HistoryRequest
 from penstock.serve.problems import PROBLEM_TYPE
 
 _JSON = "application/json"
@@ -77,6 +79,14 @@ _CALLS: tuple[tuple[str, str, str, str, str], ...] = (
     ("delete", f"{_INSTANCE}/holds/{{reader}}", "Remove a hold", "", _JSON),
     (
         "post",
+        f"{_INSTANCE}/history",
+        "Every change of one row in the log, newest first, as lines of JSON. Kinds of lines: change,"
+        " statement, unreadable, progress, end, problem.",
+        "",
+        HISTORY_MEDIA_TYPE,
+    ),
+    (
+        "post",
         f"{_INSTANCE}/changes",
         "Stream changes as frames: the header's length (u32, big-endian), the header as JSON, and a"
         " payload of"
@@ -99,6 +109,10 @@ def description() -> dict[str, Any]:
     paths[f"{_INSTANCE}/changes"]["post"]["requestBody"] = {
         "required": True,
         "content": {_JSON: {"schema": {"$ref": "#/components/schemas/ChangesRequest"}}},
+    }
+    paths[f"{_INSTANCE}/history"]["post"]["requestBody"] = {
+        "required": True,
+        "content": {_JSON: {"schema": HistoryRequest.model_json_schema()}},
     }
     return {
         "openapi": "3.1.0",

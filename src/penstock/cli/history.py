@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock history`: every change of one row in a kept log, newest first."""
+
+import json as json_text
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from penstock.cli.holds import Config, Url
+from penstock.cli.shared.asked_daemon import AskedDaemon
+from penstock.cli.shared.log_folder import Json
+from penstock.cli.shared.progress import ReadingProgress
+from penstock.cli.shared.rendering import write_json
+from penstock.cli.shared.whole_daemon import WholeDaemon
+from penstock.errors import OptionInvalid
+from penstock.logstore.reader import LogReader
+from penstock.model import TableName
+from penstock.source.log import LogSource
+from penstock.source.row_history import RowHistory, RowKey, part_to_json
+from penstock.source.source import SourceOptions
+
+EXIT_FINDINGS = 1
+
+_STYLES = {"insert": "green", "update": "yellow", "delete": "red"}
+
+
+def run(
+    table: Annotated[str, typer.Argument(help="The table, such as shop.orders.")],
+    key: Annotated[list[str], typer.Argument(help="The values of the row's primary key.")],
+    column: Annotated[
+        list[str] | None,
+        typer.Option(help="A column of the key, if not the primary key; repeat it for each value."),
+    ] = None,
+    instance: Annotated[
+        str | None, typer.Option(help="The daemon's instance. Default: the only one.")
+    ] = None,
+    url: Url = None,
+    config: Config = None,
+    log: Annotated[Path | None, typer.Option(help="The log's folder, instead of a daemon.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Stop after this many changes.")] = None,
+    json: Json = False,
+) -> None:
+    """Show what happened to a row: every change in the kept log, newest first, with before and after.
+
+    Also shows statements that defined or emptied the table. Ctrl-C ends the search. Exits with 1 if a part of
+    the log could not be read.
+    """
+    row = RowKey(TableName.parse(table), tuple(key), tuple(column or ()))
+    parts = _of_folder(log, row) if log is not None else _of_daemon(row, instance, url, config, limit)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
+    shown, unreadable = 0, False
+    with ReadingProgress("searching", 0) as progress:
+        for part in parts:
+            if part["kind"] == "progress":
+                progress.reach_of(part["searched_bytes"], part["candidate_bytes"])
+                continue
+            unreadable |= part["kind"] == "unreadable"
+            with progress.aside():
+                if json:
+                    write_json(sys.stdout, [part])
+                else:
+                    _show(console, part)
+            shown += 1
+            if limit is not None and shown >= limit:
+                break
+    if not shown and not json:
+        typer.echo(f"the log has no change of {table} {' '.join(key)}", err=True)
+    if unreadable:
+        raise typer.Exit(EXIT_FINDINGS)
+
+
+def _of_folder(folder: Path, row: RowKey) -> Iterator[dict[str, Any]]:
+    history = RowHistory(LogReader.open(folder), lambda: LogSource(SourceOptions.parse(str(folder))), row)
+    yield from map(part_to_json, history.parts())
+
+
+def _of_daemon(
+    row: RowKey, instance: str | None, url: str | None, config: Path | None, limit: int | None
+) -> Iterator[dict[str, Any]]:
+    if instance is None:
+        names = [status["instance"] for status in WholeDaemon.find(url, config).instances(None)]
+        if len(names) > 1:
+            raise OptionInvalid(
+                "the daemon has several instances", hint=f"Choose one of --instance {', '.join(names)}"
+            )
+        instance = names[0]
+    daemon = AskedDaemon.find(instance, url, config)
+    try:
+        yield from daemon.history(
+            {"table": row.table.sql, "key": list(row.values), "columns": list(row.columns), "limit": limit}
+        )
+    finally:
+        daemon.close()
+
+
+def _show(console: Console, part: dict[str, Any]) -> None:
+    """Print a change as a table of columns before and after; only columns that differ for an update."""
+    if part["kind"] == "statement":
+        emptied = "  (the row is gone, if it was there)" if part["empties"] else ""
+        console.print(Text.assemble((f"statement{emptied}", "bold magenta"), f"  {part['position']}"))
+        console.print(Text(f"  {part['text']}"))
+        return
+    if part["kind"] == "unreadable":
+        where = f"{part['start']} to {part['end']}"
+        console.print(Text.assemble(("unreadable", "bold red"), f"  {where}: {part['error']}: {part['why']}"))
+        console.print(Text(f"  changes after {part['position']} may be missing. {part['hint'] or ''}"))
+        return
+    time = datetime.fromtimestamp(part["time_us"] / 1e6, UTC).isoformat(sep=" ", timespec="microseconds")
+    head: list[str | tuple[str, str]] = [
+        (part["change"], f"bold {_STYLES[part['change']]}"),
+        f"  {time}  {part['position']}",
+    ]
+    if part["gtid"]:
+        head.append(f"  gtid {part['gtid']}")
+    head.append(f"  server {part['server_id']}")
+    if part["thread_id"] is not None:
+        head.append(f"  thread {part['thread_id']}")
+    console.print(Text.assemble(*head))
+    before, after = part["before"], part["after"]
+    table = Table(box=None, padding=(0, 2), show_header=True, header_style="dim")
+    for title in ("column", "before", "after"):
+        table.add_column(title, overflow="fold")
+    for name in {**(before or {}), **(after or {})}:
+        old, new = _cell(before, name), _cell(after, name)
+        if before is None or after is None or old != new:
+            table.add_row(Text(name), Text(old), Text(new))
+    console.print(table)
+
+
+def _cell(values: dict[str, Any] | None, name: str) -> str:
+    if values is None:
+        return "-"
+    if name not in values:
+        return "(not logged)"
+    value = values[name]
+    if value is None:
+        return "NULL"
+    return value if isinstance(value, str) else json_text.dumps(value, ensure_ascii=False)

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The history of a row over HTTP: `POST /v1/instances/{instance}/history`, as lines of JSON, newest first.
+
+A client that disconnects ends its search.
+"""
+
+import functools
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import Send
+
+from penstock.errors import OptionInvalid, PenstockError, QuotaReached
+from penstock.logstore.log import Log
+from penstock.model import TableName
+from penstock.serve.access import account_of
+from penstock.serve.http.answers import StreamedAnswer
+from penstock.serve.http.query import log_of
+from penstock.serve.own_log import OwnSource
+from penstock.serve.problems import problem_body
+from penstock.serve.served import Served
+from penstock.serve.threads import Threads, run_in
+from penstock.source.row_history import HistoryPart, Progress, RowHistory, RowKey, part_to_json
+
+MEDIA_TYPE = "application/x-ndjson"
+
+# Searches at once. Each keeps both cores of a small machine busy, which readers need too.
+HISTORIES_MAX = 2
+_KEY_VALUES_MAX = 64
+
+
+class HistoryRequest(BaseModel):
+    """The row, and how many of its changes to return."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    table: str = Field(description="The table: shop.orders")
+    key: list[str] = Field(
+        min_length=1, max_length=_KEY_VALUES_MAX, description="The values of the key, as text"
+    )
+    columns: list[str] = Field(
+        default_factory=list,
+        max_length=_KEY_VALUES_MAX,
+        description="Their columns; default: the primary key",
+    )
+    limit: int | None = Field(default=None, ge=1, description="Stop after this many changes")
+
+
+def routes(served: Served) -> list[Route]:
+    """Return the route of histories."""
+    histories = _Histories()
+    path = "/v1/instances/{instance}/history"
+    return [Route(path, functools.partial(_history, served, histories), methods=["POST"], name="_history")]
+
+
+class _Histories:
+    """The searches under way. Belongs to the event loop."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+async def _history(served: Served, histories: _Histories, request: Request) -> Response:
+    instance = request.path_params["instance"]
+    try:
+        wanted = HistoryRequest.model_validate_json(await request.body())
+    except ValidationError as problem:
+        details = "; ".join(error["msg"] for error in problem.errors(include_url=False, include_input=False))
+        raise OptionInvalid(
+            f"the body of the request cannot be used: {details}",
+            hint='Send {"table": "shop.orders", "key": ["7"]}',
+        ) from problem
+    table = TableName.parse(wanted.table)
+    account_of(request).prove_reads_table(instance, table)
+    log = log_of(served, request)
+    if histories.count >= HISTORIES_MAX:
+        raise QuotaReached(
+            f"{HISTORIES_MAX} histories are being searched, which is all this daemon does at once",
+            hint="Try again in a moment; or search the log's folder: penstock history --log",
+        )
+    history = _open(log, instance, RowKey(table, tuple(wanted.key), tuple(wanted.columns)))
+    return _HistoryAnswer(history, wanted.limit, served.threads, histories)
+
+
+def _open(log: Log, instance: str, key: RowKey) -> RowHistory:
+    return RowHistory(log, lambda: OwnSource(instance, log), key)
+
+
+class _HistoryAnswer(StreamedAnswer):
+    """The parts of a history as lines of JSON. The last line is `end` or `problem`."""
+
+    def __init__(
+        self, history: RowHistory, limit: int | None, threads: Threads, histories: _Histories
+    ) -> None:
+        super().__init__(media_type=MEDIA_TYPE)
+        # The length is not known before the search ends.
+        del self.headers["content-length"]
+        self._history = history
+        self._limit = limit
+        self._threads = threads
+        self._histories = histories
+
+    async def stream(self, send: Send) -> None:
+        """Send the history as it is searched."""
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        parts = self._history.parts()
+        self._histories.count += 1
+        try:
+            last = await self._send_parts(send, parts)
+        except PenstockError as problem:
+            last = {"kind": "problem", **problem_body(problem)}
+        finally:
+            self._histories.count -= 1
+            # A range that is being decoded ends first, so not in the event loop.
+            self._history.stop()
+            self._threads.reading.submit(_close, parts)
+        await send({"type": "http.response.body", "body": _line(last), "more_body": False})
+
+    async def _send_parts(self, send: Send, parts: Iterator[HistoryPart]) -> dict[str, Any]:
+        changes = 0
+        while (part := await run_in(self._threads.reading, next, parts, None)) is not None:
+            await send({"type": "http.response.body", "body": _line(part_to_json(part)), "more_body": True})
+            changes += not isinstance(part, Progress)
+            if self._limit is not None and changes >= self._limit:
+                return {"kind": "end", "why": "limit"}
+        return {"kind": "end", "why": "whole"}
+
+
+def _close(parts: Any) -> None:
+    try:
+        parts.close()
+    except ValueError:
+        # A thread still executes it, and sees that the search is stopped.
+        return
+
+
+def _line(value: dict[str, Any]) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode() + b"\n"

@@ -1,0 +1,449 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The history of a row: every change of it in a kept log, newest first.
+
+    index of each segment ─▶ blocks that may change the table ─▶ ranges of whole transactions, newest first
+                          ─▶ decode the key columns only ─▶ ranges with the key ─▶ decode all columns
+
+The index leaves out most of a log, and the keys leave out most of the rest, so that few values are decoded.
+"""
+
+import math
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+from zlib import crc32
+
+import numpy
+import numpy.typing as npt
+import pyarrow
+import pyarrow.compute as compute
+
+from penstock.errors import OptionInvalid, StreamError
+from penstock.limits import MIB
+from penstock.logstore.reader import LogReader
+from penstock.logstore.records import COVERS_XA_COMMITS, Records, SegmentRecord
+from penstock.model import Position, TableName, TablePatterns
+from penstock.source.logged_tables import LoggedTables
+from penstock.source.reading import Batch, LoggedStatement, Selection, read_in_order
+from penstock.source.source import ByteRange, Source
+
+# Decoding releases the GIL for the most part.
+_THREADS = 2
+# The ranges that are decoded before their turn.
+_AHEAD = 2 * _THREADS
+# A range is decoded at once. The first ones are small, so that the newest changes appear soon.
+_RANGE_BYTES_FIRST, _RANGE_BYTES_MAX = 2 * MIB, 32 * MIB
+# Reading this many bytes costs less than beginning another range.
+_GAP_BYTES_MAX = MIB // 2
+
+_SYSTEM = ("_change_type", "_commit_version", "_commit_timestamp", "_metadata")
+_PREIMAGE, _POSTIMAGE = "update_preimage", "update_postimage"
+
+
+@dataclass(frozen=True)
+class RowChange:
+    """A change of the row: `before` and `after` have its logged columns, None where the row did not exist.
+
+    With a partial `binlog_row_image` an image lacks columns. `change` is insert, update or delete. `position`
+    is that of the rows event, `time_us` the commit time in microseconds UTC since 1970.
+    """
+
+    change: str
+    time_us: int
+    commit_version: int
+    position: Position
+    gtid: str | None
+    server_id: int
+    thread_id: int | None
+    before: dict[str, Any] | None
+    after: dict[str, Any] | None
+
+
+@dataclass(frozen=True)
+class TableStatement:
+    """A statement that defined, renamed, dropped or emptied the table. Emptying deletes the row unlogged."""
+
+    position: Position
+    text: str
+    empties: bool
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    """A part of the log that cannot be read: changes of the row after `position` may be missing from it."""
+
+    start: Position
+    end: Position
+    problem: StreamError
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How much of the log has been searched: bytes, of all bytes that the index did not leave out."""
+
+    searched_bytes: int
+    candidate_bytes: int
+    log_bytes: int
+
+
+# Pairs of start and end, ascending.
+Ranges = npt.NDArray[numpy.int64]
+_NO_RANGES: Ranges = numpy.empty((0, 2), numpy.int64)
+
+HistoryPart = RowChange | TableStatement | Unreadable | Progress
+
+
+@dataclass(frozen=True)
+class RowKey:
+    """The row: a table, and the text of each value of its key.
+
+    `columns` names the columns of the values; without, they are those of the primary key.
+    """
+
+    table: TableName
+    values: tuple[str, ...]
+    columns: tuple[str, ...] = ()
+
+    def columns_in(self, batch: Batch) -> tuple[str, ...]:
+        """Return the columns of the key in a batch. Raises OptionInvalid."""
+        columns = self.columns or batch.primary_key
+        if not columns:
+            raise OptionInvalid(
+                f"{self.table} has no primary key", hint="Name the columns: --column a --column b"
+            )
+        if len(columns) != len(self.values):
+            raise OptionInvalid(
+                f"the key of {self.table} is {', '.join(columns)}, and {len(self.values)} values are given",
+                hint=f"Give a value for each of {', '.join(columns)}",
+            )
+        return columns
+
+    def matches(self, rows: pyarrow.RecordBatch, columns: Sequence[str]) -> pyarrow.Array:
+        """Return which rows have the key. Raises OptionInvalid for a value that no column of the type has."""
+        mask = None
+        for column, text in zip(columns, self.values, strict=True):
+            array = rows.column(column)
+            equal = compute.fill_null(compute.equal(array, _scalar(text, column, array.type)), False)
+            mask = equal if mask is None else compute.and_(mask, equal)
+        return mask
+
+
+@dataclass
+class _RangeResult:
+    """The result of one range."""
+
+    parts: list[HistoryPart] = field(default_factory=list)
+    size: int = 0
+
+
+@dataclass(frozen=True)
+class _Candidates:
+    """The ranges of a segment that may change the table, and its indexed ends of transactions."""
+
+    segment: SegmentRecord
+    ranges: Ranges
+    boundaries: Any
+
+
+class RowHistory:
+    """Searches a log for one row. Iterate over `parts` once; closing the iterator ends the search.
+
+    `open_source` returns a source over the same log, for a thread of its own.
+    """
+
+    def __init__(self, log: LogReader, open_source: Callable[[], Source], key: RowKey) -> None:
+        self._log = log
+        self._open_source = open_source
+        self._key = key
+        self._bit = numpy.uint64(table_bit(key.table))
+        self._stopping = threading.Event()
+        self._sources: list[Source] = []
+        self._own = threading.local()
+
+    def parts(self) -> Iterator[HistoryPart]:
+        """Yield changes, statements on the table, unreadable parts and progress, newest first.
+
+        Within a transaction too, the last change comes first. Raises OptionInvalid for a key that does not
+        fit the table, and the errors of the log.
+        """
+        candidates = [self._candidates(segment) for segment in reversed(self._log.segments)]
+        candidate_bytes = sum(int((each.ranges[:, 1] - each.ranges[:, 0]).sum()) for each in candidates)
+        log_bytes = sum(extent.end - extent.start for extent in self._log.extents())
+        ranges = self._byte_ranges(candidates)
+        searched = 0
+        yield Progress(0, candidate_bytes, log_bytes)
+        pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="history")
+        pending: deque[Future[_RangeResult]] = deque()
+        try:
+            for byte_range in ranges:
+                pending.append(pool.submit(self._search, byte_range))
+                if len(pending) > _AHEAD:
+                    searched += yield from _deliver(pending.popleft().result())
+                    yield Progress(searched, candidate_bytes, log_bytes)
+            while pending:
+                searched += yield from _deliver(pending.popleft().result())
+                yield Progress(searched, candidate_bytes, log_bytes)
+        finally:
+            self._stopping.set()
+            pool.shutdown(wait=True, cancel_futures=True)
+            for source in self._sources:
+                source.close()
+
+    def stop(self) -> None:
+        """End the search soon, from any thread."""
+        self._stopping.set()
+
+    # --- The index ----------------------------------------------------------------------------
+
+    def _candidates(self, segment: SegmentRecord) -> _Candidates:
+        """Return the ranges of whole transactions in a segment that may change the table."""
+        with self._log.open_blocks(segment) as (_, blocks):
+            records, end = blocks.records(), blocks.end
+        boundaries = records["last_boundary"].astype(numpy.int64)
+        ranges = candidate_ranges(records, self._bit, segment.base, end)
+        return _Candidates(segment, ranges, boundaries[boundaries > 0])
+
+    def _byte_ranges(self, candidates: list[_Candidates]) -> Iterator[ByteRange]:
+        sizes = _growing_sizes()
+        for each in candidates:
+            file = self._log.file_of(each.segment)
+            for start, end in cut_newest_first(each.ranges, each.boundaries, sizes):
+                yield ByteRange(each.segment.epoch, file, start, end, aligned=True)
+
+    # --- The threads ------------------------------------------------------------------------------
+
+    def _search(self, byte_range: ByteRange) -> _RangeResult:
+        """Search a range for the key. Runs in a thread."""
+        assert byte_range.stop is not None, "a range of a segment has an end"
+        result = _RangeResult(size=byte_range.stop - byte_range.start)
+        if self._stopping.is_set():
+            return result
+        columns = (*self._key.columns, *_SYSTEM[:1])
+        try:
+            if not any(self._is_match(part) for part in self._read(byte_range, columns)):
+                return result
+        except StreamError:
+            # The second pass reports it, after the changes before it.
+            pass
+        try:
+            for part in self._read(byte_range, None):
+                result.parts += self._changes(part)
+        except StreamError as problem:
+            end = Position(byte_range.epoch, byte_range.file, byte_range.stop)
+            result.parts.append(Unreadable(byte_range.position, end, problem))
+        result.parts.reverse()
+        return result
+
+    def _read(
+        self, byte_range: ByteRange, columns: tuple[str, ...] | None
+    ) -> Iterator[Batch | LoggedStatement]:
+        source = getattr(self._own, "source", None)
+        if source is None:
+            source = self._own.source = self._open_source()
+            self._sources.append(source)
+        selection = Selection(TablePatterns([self._key.table.sql]), columns, with_keys=True)
+        for part in read_in_order(source, byte_range, selection, LoggedTables(source)):
+            if self._stopping.is_set():
+                return
+            yield part
+
+    def _is_match(self, part: Batch | LoggedStatement) -> bool:
+        if isinstance(part, LoggedStatement):
+            return True
+        rows = part.to_arrow()
+        return bool(compute.any(self._key.matches(rows, self._key.columns_in(part))).as_py())
+
+    def _changes(self, part: Batch | LoggedStatement) -> list[HistoryPart]:
+        """Return the changes of the row in a batch, in commit order."""
+        if isinstance(part, LoggedStatement):
+            return [TableStatement(part.position, part.text, self._key.table in part.emptied)]
+        rows = part.to_arrow()
+        matching = self._key.matches(rows, self._key.columns_in(part)).to_numpy(zero_copy_only=False)
+        kinds = rows.column("_change_type")
+        changes: list[HistoryPart] = []
+        done = -1
+        for row in numpy.flatnonzero(matching).tolist():
+            if row <= done:
+                # The image after the update, whose image before has the key too.
+                continue
+            kind = kinds[row].as_py()
+            # Both images of an update are shown, also if it gave the row this key or took it away.
+            first = row - 1 if kind == _POSTIMAGE else row
+            done = first + 1 if kind in (_PREIMAGE, _POSTIMAGE) else row
+            changes.append(_change(rows.slice(first, done - first + 1).to_pylist(), part.position.epoch))
+        return changes
+
+
+def table_bit(table: TableName) -> int:
+    """Return the bit of a table in the records of blocks; see `native/kernel/src/blocks/tables.rs`."""
+    return 1 << (crc32(f"{table.database}.{table.table}".encode()) & 63)
+
+
+def candidate_ranges(records: Records, bit: Any, base: int, end: int) -> Ranges:
+    """Return the ranges of whole transactions in [base, end) that may change a table, in order.
+
+    A block has the bits of the tables that are announced in it. Rows may follow in later blocks of the same
+    transaction, so a range goes on to the next boundary. Events after the last record have no bits yet.
+    """
+    if not len(records):
+        return numpy.array([[base, end]], numpy.int64) if base < end else _NO_RANGES
+    is_old = (records["flags"] & COVERS_XA_COMMITS) == 0
+    hits = numpy.flatnonzero(((records["tables"] & bit) != 0) | is_old)
+    boundaries = records["last_boundary"].astype(numpy.int64)
+    starts = numpy.maximum(records["transaction_start"][hits].astype(numpy.int64), base)
+    # A transaction that is open at the end of a block ends in the next block that has a boundary.
+    ending = numpy.flatnonzero(boundaries > 0)
+    ends = numpy.append(boundaries[ending], end)
+    later = ends[numpy.searchsorted(ending, hits + 1)]
+    is_whole = boundaries[hits] == records["source_end"][hits].astype(numpy.int64)
+    stops = numpy.minimum(numpy.where(is_whole, boundaries[hits], later), end)
+    if int(records["source_end"][-1]) < end:
+        starts = numpy.append(starts, boundaries[ending[-1]] if len(ending) else base)
+        stops = numpy.append(stops, end)
+    return _merged(starts, stops)
+
+
+def _merged(starts: Any, stops: Any) -> Ranges:
+    """Return ranges, ascending by their starts, with those joined that have no more than a gap between."""
+    if not len(starts):
+        return _NO_RANGES
+    reached = numpy.maximum.accumulate(stops)
+    begins = numpy.append(True, starts[1:] > reached[:-1] + _GAP_BYTES_MAX)
+    first = numpy.flatnonzero(begins)
+    last = numpy.append(first[1:], len(starts)) - 1
+    return numpy.stack([starts[first], reached[last]], axis=1)
+
+
+def cut_newest_first(ranges: Ranges, boundaries: Any, sizes: Iterator[int]) -> Iterator[tuple[int, int]]:
+    """Yield the ranges from the last to the first, cut at boundaries into pieces of about the sizes."""
+    for start, end in ranges[::-1].tolist():
+        while start < end:
+            wanted = end - next(sizes)
+            index = int(numpy.searchsorted(boundaries, wanted, side="right")) - 1
+            cut = int(boundaries[index]) if index >= 0 and wanted > start else start
+            cut = max(cut, start)
+            yield cut, end
+            end = cut
+
+
+def _growing_sizes() -> Iterator[int]:
+    size = _RANGE_BYTES_FIRST
+    while True:
+        yield size
+        size = min(size * 2, _RANGE_BYTES_MAX)
+
+
+def _deliver(result: _RangeResult) -> Generator[HistoryPart, None, int]:
+    """Yield the parts of a range, and return its size."""
+    yield from result.parts
+    return result.size
+
+
+def _change(images: list[dict[str, Any]], epoch: int) -> RowChange:
+    """Return the change of one or two adjacent rows of a batch."""
+    last = images[-1]
+    kind, metadata = last["_change_type"], last["_metadata"]
+    values = [_values(image) for image in images]
+    is_update = kind in (_PREIMAGE, _POSTIMAGE)
+    return RowChange(
+        "update" if is_update else kind,
+        int(last["_commit_timestamp"].timestamp() * 1_000_000),
+        last["_commit_version"],
+        Position(epoch, metadata["file"], metadata["offset"]),
+        metadata["gtid"],
+        metadata["server_id"],
+        metadata["thread_id"],
+        before=values[0] if is_update or kind == "delete" else None,
+        after=values[-1] if is_update or kind == "insert" else None,
+    )
+
+
+def _values(image: dict[str, Any]) -> dict[str, Any]:
+    """Return the logged columns of a row, with the server's text for values that Arrow cannot represent."""
+    unrepresentable = dict(image["_metadata"]["unrepresentable"] or ())
+    unlogged = {*_SYSTEM, *(image["_metadata"]["absent"] or ())}
+    return {
+        column: unrepresentable.get(column, value)
+        for column, value in image.items()
+        if column not in unlogged
+    }
+
+
+def _scalar(text: str, column: str, kind: pyarrow.DataType) -> pyarrow.Scalar:
+    """Return the value of a key column. Raises OptionInvalid."""
+    try:
+        if pyarrow.types.is_binary(kind) and text.lower().startswith("0x"):
+            return pyarrow.scalar(bytes.fromhex(text[2:]), kind)
+        return pyarrow.scalar(text).cast(kind)
+    except (pyarrow.ArrowInvalid, pyarrow.ArrowNotImplementedError, ValueError) as problem:
+        raise OptionInvalid(
+            f"{text!r} is no value of the column {column}, which is {kind}", hint="Give the value as in SQL"
+        ) from problem
+
+
+# --- As JSON -----------------------------------------------------------------------------------------
+
+
+def part_to_json(part: HistoryPart) -> dict[str, Any]:
+    """Return a part as plain JSON values; `kind` says which it is."""
+    match part:
+        case RowChange():
+            return {
+                "kind": "change",
+                "change": part.change,
+                "time_us": part.time_us,
+                "commit_version": part.commit_version,
+                "position": str(part.position),
+                "gtid": part.gtid,
+                "server_id": part.server_id,
+                "thread_id": part.thread_id,
+                "before": _plain(part.before),
+                "after": _plain(part.after),
+            }
+        case TableStatement():
+            return {
+                "kind": "statement",
+                "position": str(part.position),
+                "text": part.text,
+                "empties": part.empties,
+            }
+        case Unreadable():
+            return {
+                "kind": "unreadable",
+                "start": str(part.start),
+                "end": str(part.end),
+                "error": type(part.problem).__name__,
+                "why": part.problem.message,
+                "position": part.problem.position,
+                "hint": part.problem.hint,
+            }
+        case Progress():
+            return {
+                "kind": "progress",
+                "searched_bytes": part.searched_bytes,
+                "candidate_bytes": part.candidate_bytes,
+                "log_bytes": part.log_bytes,
+            }
+
+
+def _plain(values: Any) -> Any:
+    """Return values as JSON has them: bytes as 0x and digits, times and decimals as text."""
+    match values:
+        case None | bool() | int() | str():
+            return values
+        case float():
+            return values if math.isfinite(values) else str(values)
+        case bytes():
+            return f"0x{values.hex()}"
+        case dict():
+            return {name: _plain(value) for name, value in values.items()}
+        case list():
+            return [_plain(value) for value in values]
+        case datetime():
+            return values.isoformat(sep=" ")
+        case _:
+            return str(values)
