@@ -494,7 +494,9 @@ class LogOfTwoServers:
 
 def test_run_until_caught_up_settles_its_end_again_at_another_server(settings: PipelineSettings) -> None:
     log: Any = LogOfTwoServers()
-    nothing_asked: Any = SimpleNamespace(is_asked=lambda checkpoint: False)
+    nothing_asked: Any = SimpleNamespace(
+        is_asked=lambda checkpoint: False, is_loading=lambda checkpoint: False
+    )
     stretches = Stretches(Progress(settings, None), until_caught_up=True)
     stretches.open({"shop": log}, nothing_asked)
     begin = Offset(Position(0, "bin.000001", 4), server_key="mysql:a")

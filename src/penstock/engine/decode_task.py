@@ -93,6 +93,8 @@ class _Work:
         self._steps = [step.make() for step in plan.steps]
         self._aside = open_dead_letter(plan.steps, plan.dead_letter, plan.mark, number)
         self._table = ""
+        # The source that is read, "" once all of it was read.
+        self._source = self._work.source
         self._writing = PartWriting(plan)
         self._gathered: dict[Target, LastImages] = {}
         self._sources: dict[Target, TableName] = {}
@@ -115,8 +117,8 @@ class _Work:
             yield self._word(COUNTS, pickle.dumps(self._counts))
         except PenstockError as problem:
             self._writing.abort()
-            of_sink = self._writing.refused
-            for failure in self._writing.failures(problem) if of_sink else [Failure(problem, self._table)]:
+            failures = [Failure(problem, self._table, self._source)]
+            for failure in self._writing.failures(problem) if self._writing.refused else failures:
                 yield from self._to_all(PROBLEM, pickle.dumps(failure))
         except BaseException:
             # The consumer stopped reading, or a bug, which the driver raises.
@@ -368,8 +370,8 @@ class _Work:
 
     def _end(self) -> Iterator[pyarrow.RecordBatch]:
         yield from self._let_go()
-        # Errors from the dead-letter writer do not belong to any table.
-        self._table = ""
+        # Errors from the dead-letter writer do not belong to any table or source.
+        self._table = self._source = ""
         if self._aside is not None:
             self._aside.finish()
         receipt = self._writing.finish()

@@ -53,7 +53,7 @@ def _refuse_shared(tables: PipelineTables, key: str, targets: Sequence[Target]) 
     others = {
         other
         for target in targets
-        for other in tables.sharing(key, target.name)
+        for other in tables.shared.sharing(key, target.name)
         if split_key(other)[0] != source
     }
     if others:

@@ -47,6 +47,9 @@ class Loading:
         self._chunks: dict[str, list[dict[str, Any]]] = {}
         self._sessions: dict[str, tuple[LoadSession, Watermark]] = {}
         self._epochs: dict[str, int] = {}
+        self._sources = {source.name for source in settings.sources}
+        # The keys of tables that are not loaded now, because a source that is needed is set aside.
+        self._waiting: set[str] = set()
         # The keys of tables without a primary or unique key.
         self._keyless: set[str] = set()
 
@@ -81,19 +84,26 @@ class Loading:
         try:
             if self._settings.load.mode != "none":
                 for key in tables.there():
-                    if key not in loads and key not in tables.stopped and not tables.is_streamed(key):
+                    if (
+                        self._is_active(key)
+                        and key not in loads
+                        and key not in tables.stopped
+                        and not tables.is_streamed(key)
+                    ):
                         made = self._plan(
                             key, tables, loads, None, remove=self._is_written_before(checkpoint)
                         )
                         if made is not None:
                             loads[key] = made
             for wish in asked:
-                self._take_up(wish, tables, loads)
+                if wish.source in self._sources:
+                    self._take_up(wish, tables, loads)
         finally:
             for session, _ in self._sessions.values():
                 session.close()
             self._sessions.clear()
         self._let_go(tables, loads)
+        self._waiting = {key for key, load in loads.items() if self._waits(key, load, tables)}
         self._keyless = {key for key in loads if tables.is_keyless(key)}
         if loads != checkpoint.loads or not checkpoint.planned or tables.stopped != checkpoint.stopped:
             checkpoint = self._state.write(
@@ -108,6 +118,17 @@ class Loading:
                 # A runner finished its last batch and died before it could record that.
                 self._note_ended(wish.number, checkpoint)
         return checkpoint
+
+    def _is_active(self, key: str) -> bool:
+        return split_key(key)[0] in self._sources
+
+    def _waits(self, key: str, load: TableLoad, tables: PipelineTables) -> bool:
+        """Return whether a load needs a source that is set aside: its own, or that of other rows in the
+        target, which a load that removes rows must not remove."""
+        if not self._is_active(key):
+            return True
+        aside = {split_key(other)[0] for other in tables.known_targets()} - self._sources
+        return load.remove and bool(aside) and tables.shared.may_be_shared_with(key, aside)
 
     def _is_written_before(self, checkpoint: Checkpoint) -> bool:
         """Return whether targets may have rows of an earlier generation, and can be compared."""
@@ -193,7 +214,7 @@ class Loading:
         """
         name, table = split_key(key)
         source, target = self._settings.source(name), tables.source_target(key)
-        if source.server is None or target is None or tables.targets_of_source(key) is None:
+        if source.server is None or target is None or tables.shared.target_of(key) is None:
             return None
         if tables.is_keyless(key) and self._sink.keeps_state:
             self._refuse_others(key, tables, first=wish is None and not remove)
@@ -244,7 +265,7 @@ class Loading:
                 " not be told from those",
                 hint=hint,
             )
-        made = tables.targets_of_source(key)
+        made = tables.shared.target_of(key)
         target = None if made is None else tables.targets.get(made.name)
         if first and target is not None and any(rows.num_rows for rows in self._sink.read(target)):
             raise OptionInvalid(
@@ -267,9 +288,34 @@ class Loading:
     # --- Batches ----------------------------------------------------------------------------
 
     def is_asked(self, checkpoint: Checkpoint) -> bool:
-        """Return whether a resnapshot is waiting or running."""
-        running = any(load.request and not load.finished for load in checkpoint.loads.values())
-        return running or any(wish.state in ("asked", "running") for wish in self._state.requests())
+        """Return whether a resnapshot is waiting or running, for a reason other than a source set aside."""
+        unfinished = [
+            (key, load) for key, load in checkpoint.loads.items() if load.request and not load.finished
+        ]
+        if any(key not in self._waiting for key, _ in unfinished):
+            return True
+        waiting = {load.request for _, load in unfinished}
+        return any(
+            wish.state in ("asked", "running") and wish.source in self._sources and wish.number not in waiting
+            for wish in self._state.requests()
+        )
+
+    def is_loading(self, checkpoint: Checkpoint) -> bool:
+        """Return whether tables are loaded now or next."""
+        return not checkpoint.planned or any(
+            not load.finished and key not in checkpoint.stopped and key not in self._waiting
+            for key, load in checkpoint.loads.items()
+        )
+
+    def is_first_load(self, checkpoint: Checkpoint) -> bool:
+        """Return whether the full load is not done. Changes are read after it."""
+        return any(
+            not load.finished
+            and not load.request
+            and key not in checkpoint.stopped
+            and key not in self._waiting
+            for key, load in checkpoint.loads.items()
+        )
 
     def next(self, checkpoint: Checkpoint) -> tuple[list[ChunkWork], Mapping[str, int], list[str]]:
         """Return the chunks of the next batch, the progress of each table after it, and the requests that it
@@ -279,7 +325,7 @@ class Loading:
         done: dict[str, int] = {}
         finished: list[str] = []
         for key, load in checkpoint.loads.items():
-            if load.finished or key in checkpoint.stopped:
+            if load.finished or key in checkpoint.stopped or key in self._waiting:
                 continue
             room = _CHUNKS_MAX - len(works)
             if room <= 0 or rows >= rows_max:
@@ -337,7 +383,7 @@ def ends_all(key: str, tables: PipelineTables) -> bool:
 
     Raises OptionInvalid if some of them may be rows of other tables.
     """
-    effect = tables.emptying(key)
+    effect = tables.shared.emptied(key, tables.targets)
     if effect not in (Emptied.WHOLE, Emptied.STAYS):
         raise OptionInvalid(
             f"the history of {key} may have rows of other tables, so it is not known which rows ended while"

@@ -37,6 +37,8 @@ class Progress:
         self._loading_since = 0.0
         self._loaded = 0
         self._rejected = 0
+        # Why sources that the run continues without failed.
+        self.aside: Mapping[str, PenstockError] = {}
 
     def seen(self, source: str, end: Offset, head: Offset) -> None:
         """Take note of where a source's log ends."""
@@ -132,8 +134,12 @@ class Progress:
             self._tell(shown)
 
     def _write(self, shown: dict[str, Any], state: PipelineState) -> None:
-        state.show({**self._names, "updated_us": time.time_ns() // 1000, **shown})
+        state.show({**self._names, "updated_us": time.time_ns() // 1000, **shown, **self._of_sources()})
 
     def _tell(self, shown: dict[str, Any]) -> None:
         if self._told is not None:
-            self._told({**self._names, **shown})
+            self._told({**self._names, **shown, **self._of_sources()})
+
+    def _of_sources(self) -> dict[str, Any]:
+        aside = {name: str(problem) for name, problem in self.aside.items()}
+        return {"sources_aside": aside} if aside else {}

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The loop of a pipeline: plan a batch, record it, run its tasks, commit it, and record it as done."""
 
+import math
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -10,6 +11,7 @@ from typing import Any
 
 import structlog
 
+from penstock.engine.batch_plan import floors_of, mark_of, task_plan
 from penstock.engine.beginning import (
     at_their_servers,
     check_sink,
@@ -24,12 +26,13 @@ from penstock.engine.job import Outcome, run_job
 from penstock.engine.loading import Loading
 from penstock.engine.progress import Progress
 from penstock.engine.servers import SourceServers, watched
+from penstock.engine.set_aside import ASIDE_SECONDS, SourcesAside, ask_source, failed_sources, named
 from penstock.engine.shared_ends import SharedEnds
 from penstock.engine.source_log import SourceLog
 from penstock.engine.standstill import asks_again, no_progress
 from penstock.engine.stretches import Stretches
 from penstock.engine.tables import PipelineTables
-from penstock.engine.task_plan import OF_STATEMENT, Surprise, TaskPlan
+from penstock.engine.task_plan import OF_STATEMENT, Surprise
 from penstock.engine.tracked_table import Learned
 from penstock.errors import (
     LeaseLost,
@@ -47,7 +50,7 @@ from penstock.pipeline.settings import PipelineSettings
 from penstock.pipeline.state import Checkpoint, PipelineState, split_key, table_key
 from penstock.pipeline.verify.narrowing import narrow_rereads
 from penstock.retry import Backoff, Retry
-from penstock.sinks.sink import BatchMark, Sink, Spread
+from penstock.sinks.sink import Sink, Spread
 from penstock.source.offsets import Offset
 
 _log = structlog.get_logger(__name__)
@@ -95,6 +98,12 @@ class PipelineRun:
         self._steps = settings.make_steps()
         self._logs: dict[str, SourceLog] = {}
         self._servers = SourceServers(settings)
+        self._aside = SourcesAside(settings, partial(ask_source, settings))
+        # The last error of a task that read a source, and that source.
+        self._blamed: tuple[PenstockError, str] | None = None
+        # The batch that was begun, and its number while nothing of it can have been written.
+        self._begun: BatchRecord | None = None
+        self._unwritten: int | None = None
         self._cascades = CascadeWatch(settings, self._sink)
         self._progress = Progress(settings, told)
         self._stretches = Stretches(self._progress, until_caught_up=until_caught_up)
@@ -122,8 +131,12 @@ class PipelineRun:
                 checkpoint = self._run_until_lost()
                 while checkpoint is None and not self._stop.is_set():
                     checkpoint = self._run_until_lost()
+                for source, problem in self._aside.problems.items():
+                    if self._until_caught_up and not self._stop.is_set():
+                        raise named(source, problem)
                 return checkpoint or self._checkpoint or Checkpoint.new()
         finally:
+            self._aside.close()
             self._sink.close()
 
     def _run_until_lost(self) -> Checkpoint | None:
@@ -136,7 +149,10 @@ class PipelineRun:
                 check_sink(self._settings, self._sink)
                 self._prefer_servers(checkpoint)
             self._checkpoint = checkpoint
-            self._settings = self._servers.settings()
+            self._begun = state.begun(checkpoint)
+            self._aside.take_back()
+            self._settings = self._aside.active(self._servers.settings())
+            self._progress.aside = self._aside.problems
             self._logs = {
                 source.name: SourceLog(
                     source, self._settings, self._cores, self._shared_ends.get(source.name)
@@ -165,6 +181,8 @@ class PipelineRun:
 
     def _is_over(self, problem: PenstockError) -> bool:
         """Wait before the next restart. Return whether the run ends with this error instead."""
+        if self._set_aside(problem):
+            return False
         if not isinstance(problem, TransientError) or problem is self._exhausted:
             return True
         if self._stop.is_set() or self._servers.turn(problem):
@@ -173,7 +191,29 @@ class PipelineRun:
             self._restarts.wait(problem)
         except TransientError:
             return True
+        # The last active source failed too, so all are tried again.
+        self._aside.take_back(everything=True)
         return False
+
+    def _set_aside(self, problem: PenstockError) -> bool:
+        """Set the sources aside that an error is about. Return whether the run continues without them."""
+        if self._stop.is_set() or not self._aside.may_set_aside(problem):
+            return False
+        if self._blamed is not None and self._blamed[0] is problem:
+            failed = {self._blamed[1]: problem}
+        else:
+            offsets = {} if self._checkpoint is None else self._checkpoint.offsets
+            failed = failed_sources(self._logs, offsets, problem)
+        begun = self._begun
+        # A batch that may be written in part is completed first, with all of its sources.
+        is_bound = begun is not None and begun.number != self._unwritten and begun.sources & failed.keys()
+        if is_bound or not failed or len(failed) == len(self._logs):
+            return False
+        for source, error in failed.items():
+            self._aside.set_aside(source, error)
+        self._progress.aside = self._aside.problems
+        self._progress.retrying(problem, self._state)
+        return True
 
     def _take(self, state: PipelineState) -> Checkpoint:
         """Acquire the lease, after the session of a dead runner has expired. Raises LeaseLost if another
@@ -193,16 +233,19 @@ class PipelineRun:
                 self._progress.retrying(problem, state)
                 self._stop.wait(_PAUSE_SECONDS)
 
-    def _loop(self, state: PipelineState, checkpoint: Checkpoint) -> Checkpoint:
+    def _loop(self, state: PipelineState, checkpoint: Checkpoint) -> Checkpoint | None:
+        """Run batches until the end of the run. Return None to take back a source that was set aside."""
         self._loading = Loading(self._settings, state, self._sink, self._cores)
         self._stretches.open(self._logs, self._loading)
         self._tables = PipelineTables(self._settings, state, self._sink, self._steps, self._loading.reread)
         self._tables.stopped.update(checkpoint.stopped)
         checkpoint = self._noted(self._begin(state, checkpoint))
-        begun = state.begun(checkpoint)
+        begun = self._begun
         if begun is not None:
             _log.info("a batch that was begun is run again", batch=begun.number)
-            if begun.is_exact:
+            if not begun.sources <= self._logs.keys():
+                checkpoint = self._noted(self._given_up(state, checkpoint, begun, None))
+            elif begun.is_exact:
                 checkpoint = self._noted(self._settle(state, checkpoint, begun))
             else:
                 checkpoint = self._noted(self._complete(state, checkpoint, begun, written=True))
@@ -211,6 +254,8 @@ class PipelineRun:
             if (paused := state.pause_message()) is not None:
                 refuse_paused(self._settings, paused, until_caught_up=self._until_caught_up)
                 break
+            if self._aside.has_returned:
+                return None
             started = time.monotonic()
             if resumed is None:
                 resumed = at_their_servers(self._logs, checkpoint, lambda work: self._retried(work, state))
@@ -230,7 +275,7 @@ class PipelineRun:
                 continue
             checkpoint = self._noted(self._complete(state, checkpoint, record))
             # A run with a fixed end gains nothing by waiting for more changes.
-            if not checkpoint.loading and not self._until_caught_up:
+            if not self._loading.is_loading(checkpoint) and not self._until_caught_up:
                 self._stop.wait(max(0.0, self._settings.batch.interval - (time.monotonic() - started)))
         return checkpoint
 
@@ -254,7 +299,7 @@ class PipelineRun:
         refuse_mixed({**checkpoint.offsets, **new})
         if new:
             checkpoint = state.write(replace(checkpoint, offsets={**checkpoint.offsets, **new}))
-        self._retried(self._tables.open, state)
+        self._retried(partial(self._tables.open, checks_patterns=not self._aside.problems), state)
         return checkpoint
 
     # --- What is next -----------------------------------------------------------------------
@@ -265,7 +310,7 @@ class PipelineRun:
         begin, end, ranges = {}, {}, []
         chunks, loads, finished = self._loading.next(checkpoint)
         # An exact load is retried as a new batch, so a change in it could be applied twice.
-        if not self._is_first_load(checkpoint) and not any(chunk.exact for chunk in chunks):
+        if not self._loading.is_first_load(checkpoint) and not any(chunk.exact for chunk in chunks):
             for name in self._logs:
                 stretch = self._retried(partial(self._stretches.next, checkpoint, name), state)
                 if stretch is None:
@@ -312,21 +357,15 @@ class PipelineRun:
         narrow_rereads(self._settings, state, self._driver.spreading)
         return checkpoint
 
-    @staticmethod
-    def _is_first_load(checkpoint: Checkpoint) -> bool:
-        """Return whether the full load is not done. Changes are read after it."""
-        return any(
-            not load.finished and not load.request and key not in checkpoint.stopped
-            for key, load in checkpoint.loads.items()
-        )
-
     # --- One batch --------------------------------------------------------------------------
 
     def _complete(
         self, state: PipelineState, checkpoint: Checkpoint, record: BatchRecord, *, written: bool = False
     ) -> Checkpoint:
         """Run a batch until it is committed and recorded, through outages and changes of the server."""
+        self._begun = record
         if not written:
+            self._unwritten = record.number
             self._retried(partial(state.begin, record), state)
         learned = Learned()
         started = time.monotonic()
@@ -359,7 +398,7 @@ class PipelineRun:
                     raise
                 return self._given_up(state, checkpoint, record, problem)
         self._reread_children(record, outcome)
-        mark = self._mark(checkpoint, record)
+        mark = mark_of(self._settings, self._tables, checkpoint, record)
         # Ask the source before committing, so that it cannot fail between the commit and its record.
         read = self._read_to(checkpoint, record, state)
 
@@ -374,6 +413,7 @@ class PipelineRun:
             if name in self._logs:
                 self._logs[name].hold(Offset.from_json(offset))
         self._loading.done(checkpoint, record)
+        self._aside.worked(record.sources)
         self._note_progress()
         self._progress.batch(checkpoint, record, outcome, time.monotonic() - started, state)
         return checkpoint
@@ -394,12 +434,13 @@ class PipelineRun:
         for key, version in read.items():
             checkpoint = checkpoint.with_read_version(key, version)
         recorded: Checkpoint = self._retried(partial(state.write, checkpoint), state)
+        self._begun = None
         return recorded
 
     def _settle(self, state: PipelineState, checkpoint: Checkpoint, record: BatchRecord) -> Checkpoint:
         """Record an interrupted exact load that a feed has already, or abandon its batch number."""
         begin = Offset.from_json(checkpoint.offsets[record.chunks[0].source])
-        mark = self._mark(checkpoint, record)
+        mark = mark_of(self._settings, self._tables, checkpoint, record)
         work = partial(committed_floors, self._sink, self._tables, self._steps, mark, record, begin)
         floors = None if self._sink.keeps_state else self._retried(work, state)
         if floors is None:
@@ -441,7 +482,9 @@ class PipelineRun:
         """Abandon a batch number: an exact read returns other rows each time, so it needs a new batch."""
         _log.warning("a batch is started again", batch=record.number, why=str(problem)[:500])
         self._stop.wait(_PAUSE_SECONDS)
-        return state.write(replace(checkpoint, number=record.number))
+        checkpoint = state.write(replace(checkpoint, number=record.number))
+        self._begun = None
+        return checkpoint
 
     def _rounds(
         self, state: PipelineState, checkpoint: Checkpoint, record: BatchRecord, learned: Learned
@@ -451,10 +494,22 @@ class PipelineRun:
         asked: list[Surprise] = []
         refused: dict[str, PenstockError] = {}
         while rounds < _ROUNDS_MAX:
-            plan = self._plan(checkpoint, record, learned)
+            plan = task_plan(
+                self._settings,
+                self._sink,
+                self._tables,
+                self._cascades.parents,
+                self._logs,
+                checkpoint,
+                record,
+                learned,
+            )
             state.confirm()
+            unwritten, self._unwritten = self._unwritten, None
             with watched(self._settings.sources, self._report):
                 outcome = run_job(self._driver, plan)
+            if self._wrote_nothing(outcome):
+                self._unwritten = unwritten
             if outcome.failures:
                 refused |= {
                     failure.table: failure.error
@@ -474,61 +529,26 @@ class PipelineRun:
                 break
             rounds += 1
             asked = outcome.surprises
-            self._tables.learn(asked, learned, self._floors(checkpoint))
+            self._tables.learn(asked, learned, floors_of(checkpoint))
             for surprise in asked:
                 if surprise.what == OF_STATEMENT and "references" in surprise.value.text.lower():
                     self._cascades.look(str(surprise.value.position))
         raise no_progress(record, outcome.surprises[0])
 
-    @staticmethod
-    def _raised(outcome: Outcome) -> PenstockError:
-        # A transient error is retried only if no other error occurred.
-        errors = [failure.error for failure in outcome.failures]
-        return next((error for error in errors if not isinstance(error, TransientError)), errors[0])
+    def _wrote_nothing(self, outcome: Outcome) -> bool:
+        """Return whether no rows of a job that did not succeed are in the target."""
+        is_read_error = bool(outcome.failures) and all(failure.source for failure in outcome.failures)
+        is_prepared_for = bool(outcome.surprises) and not outcome.failures
+        return (is_read_error or is_prepared_for) and not self._has_ranges_by_part()
 
-    def _plan(self, checkpoint: Checkpoint, record: BatchRecord, learned: Learned) -> TaskPlan:
-        histories: dict[int, Any] = {}
-        for name, log in self._logs.items():
-            numbers = [number for number, work in enumerate(record.ranges) if work.source == name]
-            of_ranges = log.histories([record.ranges[number] for number in numbers])
-            histories |= {
-                number: history
-                for number, history in zip(numbers, of_ranges, strict=True)
-                if history is not None
-            }
-        spread = self._sink.spread
-        mark = replace(self._mark(checkpoint, record), shared=self._sink.begin(self._tables.targets.values()))
-        if mark.loads and self._sink.load_spread is not None:
-            spread = self._sink.load_spread
-        if self._settings.apply == "serial" and not record.chunks:
-            spread = Spread.WHOLE
-        return TaskPlan(
-            mark=mark,
-            record=record,
-            steps=self._settings.steps,
-            sink=self._settings.sink,
-            spread=spread,
-            keeps_state=self._sink.keeps_state,
-            shares_columns=self._sink.shares_columns,
-            schema_changes=self._settings.schema_changes,
-            parents=self._cascades.parents,
-            metadata_read=self._sink.metadata_read,
-            in_driver=self._sink.in_driver,
-            sources={source.name: source for source in self._settings.sources},
-            tables=self._tables.known(self._floors(checkpoint)),
-            targets=self._tables.targets,
-            statements=learned.statements,
-            together=frozenset(learned.together),
-            passed_over=frozenset(self._tables.stopped),
-            unread=frozenset(learned.unread),
-            histories=histories,
-            loops=self._settings.loops,
-            dead_letter=self._settings.dead_letter,
-            rate_rows=self._settings.load.rate,
-            epochs={
-                name: Offset.from_json(offset).position.epoch for name, offset in checkpoint.offsets.items()
-            },
-        )
+    def _raised(self, outcome: Outcome) -> PenstockError:
+        # A transient error is retried only if no other error occurred.
+        failures = sorted(outcome.failures, key=lambda failure: isinstance(failure.error, TransientError))
+        failure = failures[0]
+        is_outage = isinstance(failure.error, TransientError)
+        if failure.source and (is_outage or not failure.table):
+            self._blamed = failure.error, failure.source
+        return failure.error
 
     def _planned_again(self, record: BatchRecord) -> BatchRecord:
         ranges: list[RangeWork] = []
@@ -537,23 +557,11 @@ class PipelineRun:
             ranges += self._logs[name].works(begin, end)
         return replace(record, ranges=tuple(ranges))
 
-    def _mark(self, checkpoint: Checkpoint, record: BatchRecord) -> BatchMark:
-        loads = not record.ranges and not any(
-            chunk.request or chunk.exact or chunk.remove for chunk in record.chunks
-        )
-        tables = {table_key(chunk.source, chunk.table) for chunk in record.chunks}
-        loads = loads and not any(map(self._tables.may_meet, tables))
-        return BatchMark(self._settings.name, checkpoint.generation, record.number, loads)
-
-    @staticmethod
-    def _floors(checkpoint: Checkpoint) -> dict[str, int]:
-        return {key: load.floor for key, load in checkpoint.loads.items() if load.floor}
-
-    def _new_retries(self) -> Retry:
+    def _new_retries(self, seconds_max: float = math.inf) -> Retry:
         return Retry(
             "trying again",
             backoff=_BACKOFF,
-            seconds=self._settings.errors.retry_for,
+            seconds=min(self._settings.errors.retry_for, seconds_max),
             stop=self._stop,
             report=self._report,
         )
@@ -564,7 +572,9 @@ class PipelineRun:
 
     def _retried(self, work: Callable[[], Any], state: PipelineState) -> Any:
         """Retry work after transient errors, for `errors.retry_for` and while this run has the lease."""
-        retries = self._new_retries()
+        # The other sources do not wait longer for one that fails.
+        waits_short = self._aside.has_several
+        retries = self._new_retries(ASIDE_SECONDS if waits_short else math.inf)
         while True:
             try:
                 return work()
@@ -574,7 +584,7 @@ class PipelineRun:
                 try:
                     retries.wait(problem)
                 except PenstockError:
-                    self._exhausted = problem
+                    self._exhausted = None if waits_short else problem
                     raise
                 # Another server has its own positions, so the run restarts.
                 if self._stop.is_set() or self._servers.turn(problem):

@@ -67,8 +67,11 @@ class Stretches:
                 return None
             # The rows of a load are consistent only together with the changes made during the load.
             self._targets = {source: log.target() for source, log in self._logs.items()}
+        if name not in self._targets:
+            # The source was set aside until now.
+            self._targets[name] = self._logs[name].target()
         return self._targets[name]
 
     def _is_loading(self, checkpoint: Checkpoint) -> bool:
         assert self._loading is not None, "the run opens its stretches first"
-        return checkpoint.loading or self._loading.is_asked(checkpoint)
+        return self._loading.is_loading(checkpoint) or self._loading.is_asked(checkpoint)

@@ -6,7 +6,7 @@ order, prepares targets, and returns what the batch has to know before it is rep
 """
 
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ import structlog
 
 from penstock.changes import Target
 from penstock.engine.fitting import fitted
+from penstock.engine.shared_targets import SharedTargets
 from penstock.engine.task_plan import (
     OF_CHUNK,
     OF_DEFINITION,
@@ -51,7 +52,7 @@ from penstock.pipeline.load.targets import targets_of
 from penstock.pipeline.pattern_check import pattern_findings, refuse_fatal, tables_on_servers
 from penstock.pipeline.settings import PipelineSettings, PipelineSource
 from penstock.pipeline.state import PipelineState, split_key, table_key
-from penstock.pipeline.step import ShardValue, Step, could_be_named, named_by_rows, target_through
+from penstock.pipeline.step import Step, could_be_named, named_by_rows, target_through
 from penstock.pipeline.table_changes import (
     Consequences,
     TableBefore,
@@ -59,12 +60,7 @@ from penstock.pipeline.table_changes import (
     consequences_of,
     keeps_rows,
 )
-from penstock.pipeline.verify.merges import (
-    Emptied,
-    emptied_through,
-    may_share_rows,
-    shard_of,
-)
+from penstock.pipeline.verify.merges import Emptied
 from penstock.schema.statements.tokens import ServerSpelling
 from penstock.sinks.sink import Evolution, Sink
 from penstock.sinks.sql.rows import refuse_other_key
@@ -102,6 +98,7 @@ class PipelineTables:
         self._steps = steps
         self._reread = reread
         self._tables: dict[str, TrackedTable] = {}
+        self.shared = SharedTargets(settings, steps, self._tables)
         self.targets: dict[TableName, Target] = {}
         # Targets from before a reset: rows may name them no more, and what is in them has to go.
         self._written: set[TableName] = set()
@@ -111,8 +108,11 @@ class PipelineTables:
 
     # --- What is known ----------------------------------------------------------------------
 
-    def open(self) -> None:
-        """Take what the state has, and every table that the servers have now; prepare what is new."""
+    def open(self, *, checks_patterns: bool = True) -> None:
+        """Take what the state has, and every table that the servers have now; prepare what is new.
+
+        Without `checks_patterns` the settings lack sources whose tables the patterns may mean.
+        """
         value = self._state.get_large("tables") or {"tables": {}, "targets": []}
         for key, one in value["tables"].items():
             self._tables[key] = TrackedTable.from_json(one)
@@ -121,10 +121,11 @@ class PipelineTables:
         self._written = {TableName.parse(name) for name in value.get("written", ())}
         for source in self._settings.sources:
             self._read_server(source)
-        known: dict[str, list[Target]] = {}
-        for key, one in self._tables.items():
-            known.setdefault(split_key(key)[0], []).append(one.current)
-        refuse_fatal(pattern_findings(self._settings, tables_on_servers(self._settings), known))
+        if checks_patterns:
+            known: dict[str, list[Target]] = {}
+            for key, one in self._tables.items():
+                known.setdefault(split_key(key)[0], []).append(one.current)
+            refuse_fatal(pattern_findings(self._settings, tables_on_servers(self._settings), known))
         self._prepare()
 
     def known(self, floors: Mapping[str, int]) -> dict[str, KnownTable]:
@@ -151,26 +152,10 @@ class PipelineTables:
         """Return every table as its source has it now, by key."""
         return {key: table.current for key, table in self._tables.items()}
 
-    def may_meet(self, key: str) -> bool:
-        """Whether rows of other tables may have the keys of a table's rows in one target."""
-        made = self.targets_of_source(key)
-        shard = self._shard_of(key)
-        return made is not None and any(
-            may_share_rows(shard, self._shard_of(other)) for other in self.sharing(key, made.name)
-        )
-
-    def _shard_of(self, key: str) -> ShardValue | None:
-        return shard_of(self._steps, self._settings.steps, self._tables[key].current, split_key(key)[0])
-
     def source_target(self, key: str) -> Target | None:
         """Return a table as its source has it now, None where it is not known."""
         found = self._tables.get(key)
         return None if found is None else found.current
-
-    def targets_of_source(self, key: str) -> Target | None:
-        """Return what the steps make of a table, None where no row of it passes."""
-        found = self._tables.get(key)
-        return None if found is None else target_through(self._steps, found.current)
 
     def _read_server(
         self, source: PipelineSource, only: TableName | None = None, *, new_keys: bool = False
@@ -351,7 +336,7 @@ class PipelineTables:
         names: dict[str, TableName] = {}
         for name in sorted(emptied):
             key = table_key(source.name, name)
-            how, made = self.emptying(key), self.targets_of_source(key)
+            how, made = self.shared.emptied(key, self.targets), self.shared.target_of(key)
             if how is Emptied.WHOLE and made is not None:
                 names[key] = made.name
             elif how is not Emptied.STAYS:
@@ -393,26 +378,6 @@ class PipelineTables:
             dropped = dropped | ({column.name.lower() for column in table.logged} - there)
         table.dropped |= dropped
         table.logged = logged
-
-    def emptying(self, key: str) -> Emptied:
-        """Return what emptying a table means for its targets."""
-        made = self.targets_of_source(key)
-        if made is None:
-            return Emptied.STAYS
-        source = self._tables[key].current
-        if made.name not in self.targets and not named_by_rows(self._steps, source):
-            return Emptied.STAYS
-        found = emptied_through(self._steps, source)
-        shared = found is Emptied.WHOLE and any(self.sharing(key, made.name))
-        return Emptied.COMPARED if shared else found
-
-    def sharing(self, key: str, target: TableName) -> Iterator[str]:
-        """Yield the other tables, by key, whose rows come into a target."""
-        for other, table in self._tables.items():
-            if other != key:
-                made = target_through(self._steps, table.current)
-                if made is not None and made.name == target:
-                    yield other
 
     def _ask_without(
         self, source: PipelineSource, name: TableName, statement: LoggedStatement, how: Emptied
@@ -477,7 +442,8 @@ class PipelineTables:
                     hint="Name the server the log is of (source.server), so that the table can be read again",
                 )
             # Asked twice of one statement is once, so this asks for what an emptied table needs too.
-            how = self.emptying(table_key(source.name, name)) if name in emptied else Emptied.STAYS
+            key = table_key(source.name, name)
+            how = self.shared.emptied(key, self.targets) if name in emptied else Emptied.STAYS
             remove = name in rereads.compared or how is Emptied.COMPARED
             self._reread(source.name, name, statement.position, remove=remove)
 

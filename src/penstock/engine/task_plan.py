@@ -122,10 +122,11 @@ class Surprise:
 
 @dataclass(frozen=True)
 class Failure:
-    """An error of a task, with the key of its table if that is known."""
+    """An error of a task, with the key of its table if that is known, and the source if reading it failed."""
 
     error: PenstockError
     table: str = ""
+    source: str = ""
 
 
 @dataclass

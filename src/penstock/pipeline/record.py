@@ -119,6 +119,11 @@ class BatchRecord:
         return any(chunk.exact for chunk in self.chunks)
 
     @property
+    def sources(self) -> frozenset[str]:
+        """The sources that the batch reads."""
+        return frozenset(work.source for work in self.works) | self.end.keys()
+
+    @property
     def works(self) -> tuple[RangeWork | ChunkWork, ...]:
         """The work of the tasks, in the order in which rows apply: log ranges first, then tables."""
         return (*self.ranges, *self.chunks)

@@ -58,8 +58,8 @@ def read_chunk(
     and has the table's changes below `watermark.floor`. `on_watermark` is called before the first row.
 
     A lost connection is reopened, up to `tries_max` times without progress, and the read resumes after the
-    last row yielded, or raises ConnectionLost if the key does not identify that row. Raises ServerChanged if a
-    server other than the watermark's answers, SchemaChanged for changed columns, PrivilegeMissing.
+    last row yielded, or raises ConnectionLost if the key does not identify that row. Raises ServerChanged for
+    a server other than the watermark's, SchemaChanged for changed columns, PrivilegeMissing.
     """
     reading = _Reading(target, chunk, instance, columns, where)
     throttle = _throttle(rate)

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tasks of a batch receive: its mark, its tables, and how its rows are spread."""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from penstock.engine.source_log import SourceLog
+from penstock.engine.tables import PipelineTables
+from penstock.engine.task_plan import TaskPlan
+from penstock.engine.tracked_table import Learned
+from penstock.pipeline.record import BatchRecord
+from penstock.pipeline.settings import PipelineSettings
+from penstock.pipeline.state import Checkpoint, table_key
+from penstock.sinks.sink import BatchMark, Sink, Spread
+from penstock.source.offsets import Offset
+
+
+def task_plan(
+    settings: PipelineSettings,
+    sink: Sink,
+    tables: PipelineTables,
+    parents: Mapping[str, frozenset[str]],
+    logs: Mapping[str, SourceLog],
+    checkpoint: Checkpoint,
+    record: BatchRecord,
+    learned: Learned,
+) -> TaskPlan:
+    """Return the plan of a batch, and tell the sink that it begins. `parents` are those of `TaskPlan`."""
+    spread = sink.spread
+    mark = mark_of(settings, tables, checkpoint, record)
+    mark = replace(mark, shared=sink.begin(tables.targets.values()))
+    if mark.loads and sink.load_spread is not None:
+        spread = sink.load_spread
+    if settings.apply == "serial" and not record.chunks:
+        spread = Spread.WHOLE
+    return TaskPlan(
+        mark=mark,
+        record=record,
+        steps=settings.steps,
+        sink=settings.sink,
+        spread=spread,
+        keeps_state=sink.keeps_state,
+        shares_columns=sink.shares_columns,
+        schema_changes=settings.schema_changes,
+        parents=parents,
+        metadata_read=sink.metadata_read,
+        in_driver=sink.in_driver,
+        sources={source.name: source for source in settings.sources},
+        tables=tables.known(floors_of(checkpoint)),
+        targets=tables.targets,
+        statements=learned.statements,
+        together=frozenset(learned.together),
+        passed_over=frozenset(tables.stopped),
+        unread=frozenset(learned.unread),
+        histories=_histories(logs, record),
+        loops=settings.loops,
+        dead_letter=settings.dead_letter,
+        rate_rows=settings.load.rate,
+        epochs={name: Offset.from_json(offset).position.epoch for name, offset in checkpoint.offsets.items()},
+    )
+
+
+def _histories(logs: Mapping[str, SourceLog], record: BatchRecord) -> dict[int, Any]:
+    """Return the schema histories of the ranges whose logs do not name columns, by number of the work."""
+    histories: dict[int, Any] = {}
+    for name, log in logs.items():
+        numbers = [number for number, work in enumerate(record.ranges) if work.source == name]
+        of_ranges = log.histories([record.ranges[number] for number in numbers])
+        known = zip(numbers, of_ranges, strict=True)
+        histories |= {number: history for number, history in known if history is not None}
+    return histories
+
+
+def mark_of(
+    settings: PipelineSettings, tables: PipelineTables, checkpoint: Checkpoint, record: BatchRecord
+) -> BatchMark:
+    """Return the mark under which a batch is written."""
+    is_load = not record.ranges and not any(
+        chunk.request or chunk.exact or chunk.remove for chunk in record.chunks
+    )
+    keys = {table_key(chunk.source, chunk.table) for chunk in record.chunks}
+    is_load = is_load and not any(map(tables.shared.may_meet, keys))
+    return BatchMark(settings.name, checkpoint.generation, record.number, is_load)
+
+
+def floors_of(checkpoint: Checkpoint) -> dict[str, int]:
+    """Return the commit version of each table before which changes are in its load already."""
+    return {key: load.floor for key, load in checkpoint.loads.items() if load.floor}

@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sources that a run continues without, until they answer again.
+
+A source that fails is set aside with its position, its loads and its requests. The other sources of the
+pipeline continue. A thread asks for the source from time to time, and the run takes it back when it answers.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import structlog
+
+from penstock.engine.source_log import SourceLog
+from penstock.errors import CoordinationLost, LeaseLost, OperatorError, PenstockError, TransientError
+from penstock.mysql.connection import connect
+from penstock.pipeline.settings import PipelineSettings, PipelineSource
+from penstock.retry import Backoff
+from penstock.source.offsets import Offset
+
+_log = structlog.get_logger(__name__)
+
+# Pauses before a source is asked again. Taking it back restarts the run, so they grow.
+_PAUSES = Backoff(first=5.0, longest=300.0)
+# How long a source is retried, and the others wait, before it is set aside.
+ASIDE_SECONDS = 10.0
+
+
+@dataclass
+class _Aside:
+    """A source that failed: why, and how often since it last worked."""
+
+    problem: PenstockError
+    failures: int = 1
+    # Whether the source answers again.
+    has_returned: threading.Event = field(default_factory=threading.Event)
+    ended: threading.Event = field(default_factory=threading.Event)
+
+
+class SourcesAside:
+    """The sources of one run that are set aside, by name.
+
+    `ask` asks for a source and raises a PenstockError if it does not answer.
+    """
+
+    def __init__(self, settings: PipelineSettings, ask: Callable[[PipelineSource], None]) -> None:
+        self._sources = {source.name: source for source in settings.sources}
+        self._ask = ask
+        self._aside: dict[str, _Aside] = {}
+        # Failures since the last batch, also of sources that were taken back.
+        self._failures: dict[str, int] = {}
+
+    @property
+    def problems(self) -> Mapping[str, PenstockError]:
+        """Why each source that is aside failed."""
+        return {name: aside.problem for name, aside in self._aside.items()}
+
+    @property
+    def has_returned(self) -> bool:
+        """Whether a source that is aside answers again."""
+        return any(aside.has_returned.is_set() for aside in self._aside.values())
+
+    def active(self, settings: PipelineSettings) -> PipelineSettings:
+        """Return the settings without the sources that are aside."""
+        return replace(
+            settings, sources=tuple(source for source in settings.sources if source.name not in self._aside)
+        )
+
+    @property
+    def has_several(self) -> bool:
+        """Whether the pipeline has several sources."""
+        return len(self._sources) > 1
+
+    def may_set_aside(self, problem: PenstockError) -> bool:
+        """Return whether an error may be that of one of several active sources."""
+        is_of_state = isinstance(problem, (CoordinationLost, LeaseLost))
+        return len(self._sources) - len(self._aside) > 1 and not is_of_state
+
+    def set_aside(self, name: str, problem: PenstockError) -> None:
+        """Continue without a source, and ask for it from time to time."""
+        failures = self._failures[name] = self._failures.get(name, 0) + 1
+        aside = self._aside[name] = _Aside(problem, failures)
+        pause = _PAUSES.bound(failures)
+        _log.error(
+            "a source failed and is set aside, the other sources continue",
+            source=name,
+            seconds=pause,
+            why=str(problem),
+        )
+        threading.Thread(
+            target=self._watch, args=(self._sources[name], aside), name=f"ask-{name}", daemon=True
+        ).start()
+
+    def take_back(self, *, everything: bool = False) -> None:
+        """Continue with the sources that answer again, or with all."""
+        for name, aside in list(self._aside.items()):
+            if everything or aside.has_returned.is_set():
+                _log.warning("a source that was set aside is read again", source=name)
+                aside.ended.set()
+                del self._aside[name]
+
+    def worked(self, names: Iterable[str]) -> None:
+        """Forget the failures of sources that a batch has read."""
+        for name in names:
+            self._failures.pop(name, None)
+
+    def close(self) -> None:
+        """Stop asking."""
+        for aside in self._aside.values():
+            aside.ended.set()
+
+    def _watch(self, source: PipelineSource, aside: _Aside) -> None:
+        failures = aside.failures
+        while not aside.ended.wait(_PAUSES.bound(failures)):
+            try:
+                self._ask(source)
+            except PenstockError as problem:
+                failures += 1
+                _log.warning(
+                    "a source that was set aside does not answer", source=source.name, why=str(problem)
+                )
+                continue
+            aside.has_returned.set()
+            return
+
+
+def named(source: str, problem: PenstockError) -> PenstockError:
+    """Return the error of a source with the source's name."""
+    message = f"source {source}: {problem.message}"
+    return type(problem)(message, position=problem.position, hint=problem.hint)
+
+
+def ask_source(settings: PipelineSettings, source: PipelineSource) -> None:
+    """Ask a source's log for its end, and its server for a session. Raises what they raise."""
+    log = SourceLog(source, settings, cores=1)
+    try:
+        log.target()
+    finally:
+        log.close()
+    if source.server is not None:
+        connect(source.server).close()
+
+
+def failed_sources(
+    logs: Mapping[str, SourceLog], offsets: Mapping[str, Mapping[str, Any]], problem: PenstockError
+) -> dict[str, PenstockError]:
+    """Return the sources that an error may come from, with their own errors: those that fail when asked.
+
+    An error that no retry helps against comes from a source that fails in the same way.
+    """
+    if not isinstance(problem, TransientError | OperatorError):
+        return {}
+    failed: dict[str, PenstockError] = {}
+    for name, log in logs.items():
+        try:
+            if log.source.server is not None:
+                connect(log.source.server).close()
+            if name in offsets:
+                log.next(log.resume(Offset.from_json(offsets[name])), None)
+            else:
+                log.target()
+        except PenstockError as error:
+            if isinstance(error, TransientError) or type(error) is type(problem):
+                failed[name] = error
+    return failed

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Which tables of a pipeline write to the same target, and what that means when one of them is emptied."""
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+
+from penstock.changes import Target
+from penstock.engine.tracked_table import TrackedTable
+from penstock.model import TableName
+from penstock.pipeline.settings import PipelineSettings
+from penstock.pipeline.state import split_key
+from penstock.pipeline.step import ShardValue, Step, named_by_rows, target_through
+from penstock.pipeline.verify.merges import Emptied, emptied_through, may_share_rows, shard_of
+
+
+class SharedTargets:
+    """The targets of a pipeline's tables. `tables` are all known tables by key, also those known later."""
+
+    def __init__(
+        self, settings: PipelineSettings, steps: Sequence[Step], tables: Mapping[str, TrackedTable]
+    ) -> None:
+        self._settings = settings
+        self._steps = steps
+        self._tables = tables
+
+    def target_of(self, key: str) -> Target | None:
+        """Return what the steps make of a table, None if no row of it passes."""
+        table = self._tables.get(key)
+        return None if table is None else target_through(self._steps, table.current)
+
+    def sharing(self, key: str, target: TableName) -> Iterator[str]:
+        """Yield the other tables, by key, whose rows come into a target."""
+        for other in self._tables:
+            if other != key:
+                other_target = self.target_of(other)
+                if other_target is not None and other_target.name == target:
+                    yield other
+
+    def may_meet(self, key: str) -> bool:
+        """Return whether rows of other tables may have the keys of a table's rows in one target."""
+        target, shard = self.target_of(key), self._shard_of(key)
+        return target is not None and any(
+            may_share_rows(shard, self._shard_of(other)) for other in self.sharing(key, target.name)
+        )
+
+    def may_be_shared_with(self, key: str, sources: Collection[str]) -> bool:
+        """Return whether tables of some sources may write to a table's target."""
+        target = self.target_of(key)
+        if target is None:
+            return False
+        is_named_by_rows = named_by_rows(self._steps, self._tables[key].current)
+        return any(
+            is_named_by_rows or other_target.name == target.name or named_by_rows(self._steps, table.current)
+            for other, table in self._tables.items()
+            if split_key(other)[0] in sources and (other_target := self.target_of(other)) is not None
+        )
+
+    def emptied(self, key: str, prepared: Collection[TableName]) -> Emptied:
+        """Return what emptying a table means for its targets, of which some are prepared."""
+        target = self.target_of(key)
+        if target is None:
+            return Emptied.STAYS
+        source = self._tables[key].current
+        if target.name not in prepared and not named_by_rows(self._steps, source):
+            return Emptied.STAYS
+        effect = emptied_through(self._steps, source)
+        is_shared = effect is Emptied.WHOLE and any(self.sharing(key, target.name))
+        return Emptied.COMPARED if is_shared else effect
+
+    def _shard_of(self, key: str) -> ShardValue | None:
+        return shard_of(self._steps, self._settings.steps, self._tables[key].current, split_key(key)[0])
