@@ -350,9 +350,9 @@ class Loading:
                     load.remove,
                     load.request,
                     exact,
-                    load.ends_before if chunk["number"] == 0 else 0,
+                    0 if number else load.ends_before,
                 )
-                for chunk in taken
+                for number, chunk in enumerate(taken, load.done)
             ]
             done[key] = load.done + len(taken)
             if done[key] == load.chunks and load.request:
