@@ -158,6 +158,13 @@ class TransientError(PenstockError):
 class ConnectionLost(TransientError):
     """The connection to the server was lost."""
 
+    def __init__(
+        self, message: str, *, position: str | None = None, hint: str | None = None, silent_seconds: float = 0
+    ) -> None:
+        super().__init__(message, position=position, hint=hint)
+        # How long the server had sent nothing when the connection was given up.
+        self.silent_seconds = silent_seconds
+
 
 class AnswerTimedOut(ConnectionLost):
     """The server accepted the connection but does not answer: it hangs, or the network drops packets."""

@@ -49,6 +49,15 @@ def attempts(servers: int = 2, fail_over_after: float = 60.0) -> Attempts:
     return made
 
 
+@pytest.mark.parametrize(("fail_over_after", "chosen"), [(10.0, 1), (60.0, 0)])
+def test_silence_of_a_server_counts_towards_the_fail_over(
+    fail_over_after: float, chosen: int, clock: Clock
+) -> None:
+    attempts_made = attempts(fail_over_after=fail_over_after)
+    assert attempts_made.failed(ConnectionLost("silent", silent_seconds=15.0)) is None
+    assert attempts_made.chosen == chosen
+
+
 def test_lost_server_is_retried_before_the_next_server_is_tried(clock: Clock) -> None:
     made = attempts(fail_over_after=60.0)
     assert made.failed(ConnectionLost("gone")) is None

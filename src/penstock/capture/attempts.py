@@ -8,6 +8,7 @@ import time
 
 from penstock.errors import (
     AuthenticationFailed,
+    ConnectionLost,
     DiskFailed,
     DumpReplaced,
     LimitExceeded,
@@ -102,7 +103,9 @@ class Attempts:
             self._replaced_at = now
             self._tries = self._replaced
         if self._failing_since is None:
-            self._failing_since = now
+            # A server that was silent has been failing for as long, which counts towards the fail-over.
+            silent_seconds = problem.silent_seconds if isinstance(problem, ConnectionLost) else 0
+            self._failing_since = now - silent_seconds
         if isinstance(problem, _PERMANENT_ON_SERVER) and self.chosen is not None:
             self._refused[self.chosen] = problem
             if len(self._refused) == self._servers:

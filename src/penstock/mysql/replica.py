@@ -131,7 +131,8 @@ class ReplicaStream:
             size = self._socket.recv_into(buffer)
         except TimeoutError as problem:
             raise ConnectionLost(
-                f"{self.address}: no event and no heartbeat for {SILENCE_SECONDS_MAX:g} seconds"
+                f"{self.address}: no event and no heartbeat for {SILENCE_SECONDS_MAX:g} seconds",
+                silent_seconds=SILENCE_SECONDS_MAX,
             ) from problem
         except OSError as problem:
             raise ConnectionLost(f"{self.address}: {problem}") from problem
