@@ -29,9 +29,6 @@ const UNSIGNED_FLAG: u64 = 32;
 /// utf8mb4_bin, the default of TiDB.
 const COLLATION_UTF8MB4_BIN: u16 = 46;
 
-/// The longest VARCHAR that a table map can describe.
-const VARYING_BYTES_MAX: usize = 65_535;
-
 /// Since this version of a column's definition, its default TIMESTAMP is in UTC.
 const UTC_DEFAULTS_VERSION: i64 = 1;
 
@@ -172,8 +169,7 @@ impl FieldType<'_> {
         let bytes = self.length.unwrap_or(1).saturating_mul(bytes_each);
         match u16::try_from(bytes) {
             Ok(bytes) => self.text(if bytes > 255 { 2 } else { 1 }, form(bytes)),
-            Err(_) if bytes > VARYING_BYTES_MAX => self.large(3),
-            Err(_) => self.large(2),
+            Err(_) => self.text(3, Form::Large),
         }
     }
 
@@ -258,4 +254,119 @@ fn from_base64(text: &str) -> Option<Vec<u8>> {
         }
     }
     Some(bytes)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A column of a type, given as the fields of TiDB's `FieldType`, with other fields of the column.
+    fn column(kind: &str, others: &str) -> Result<(TidbColumn, WrittenColumn)> {
+        let json = format!(r#"{{"id": 3, "name": {{"O": "C", "L": "c"}}, "version": 2, "type": {{{kind}}} {others}}}"#);
+        read(&serde_json::from_str(&json).unwrap())
+    }
+
+    fn type_of(kind: &str) -> String {
+        column(kind, "").unwrap().1.kind.type_text()
+    }
+
+    #[test]
+    fn types_of_tidb_are_mysqls() {
+        const UTF8: &str = r#""Charset": "utf8mb4", "Collate": "utf8mb4_bin""#;
+        const BINARY: &str = r#""Charset": "binary", "Collate": "binary""#;
+        for (code, flags, others, expected) in [
+            (1, 32, r#""Flen": 3"#, "tinyint unsigned"),
+            (2, 0, r#""Flen": 6"#, "smallint"),
+            (9, 0, r#""Flen": 9"#, "mediumint"),
+            (3, 0, r#""Flen": 11"#, "int"),
+            (8, 32, r#""Flen": 20"#, "bigint unsigned"),
+            (4, 0, r#""Flen": 12, "Decimal": -1"#, "float"),
+            (5, 0, r#""Flen": 22, "Decimal": -1"#, "double"),
+            (246, 0, r#""Flen": 65, "Decimal": 30"#, "decimal(65,30)"),
+            (16, 0, r#""Flen": 64"#, "bit(64)"),
+            (13, 96, r#""Flen": 4"#, "year"),
+            (10, 0, r#""Flen": 10"#, "date"),
+            (7, 0, r#""Flen": 23, "Decimal": 3"#, "timestamp(3)"),
+            (12, 0, r#""Flen": 19, "Decimal": 0"#, "datetime"),
+            (11, 0, r#""Flen": 17, "Decimal": 6"#, "time(6)"),
+            (245, 128, BINARY, "json"),
+        ] {
+            assert_eq!(type_of(&format!(r#""Tp": {code}, "Flag": {flags}, {others}"#)), expected);
+        }
+        for (code, length, charset, expected) in [
+            (254, 255u64, UTF8, "char(255)"),
+            (254, 16, BINARY, "binary(16)"),
+            (15, 16_383, UTF8, "varchar(16383)"),
+            (253, 65_535, BINARY, "varbinary(65535)"),
+            (249, 255, UTF8, "tinytext"),
+            (252, 65_535, BINARY, "blob"),
+            (250, 16_777_215, UTF8, "mediumtext"),
+            (251, 4_294_967_295, BINARY, "longblob"),
+        ] {
+            assert_eq!(type_of(&format!(r#""Tp": {code}, "Flag": 0, "Flen": {length}, {charset}"#)), expected);
+        }
+        assert_eq!(type_of(&format!(r#""Tp": 247, "Flag": 0, "Elems": ["x", "y"], {UTF8}"#)), "enum('x','y')");
+        let set = format!(r#""Tp": 248, "Flag": 0, "Elems": ["a","b","c","d","e","f","g","h","i"], {UTF8}"#);
+        assert!(matches!(column(&set, "").unwrap().1.kind, Kind::Set { bytes: 2, .. }));
+    }
+
+    #[test]
+    fn text_of_other_charsets_has_room_as_utf8() {
+        for (code, length, charset, expected) in [
+            (15, 10u64, "gbk", "varchar(10)"),
+            (15, 16_384, "latin1", "mediumtext"),
+            (249, 255, "gbk", "text"),
+            (252, 65_535, "latin1", "mediumtext"),
+            (251, 4_294_967_295, "gbk", "longtext"),
+        ] {
+            let kind = format!(r#""Tp": {code}, "Flag": 0, "Flen": {length}, "Charset": "{charset}""#);
+            assert_eq!(type_of(&kind), expected, "{charset}");
+        }
+    }
+
+    #[test]
+    fn collations_are_utf8mb4s_of_the_same_kind() {
+        for (charset, collation, expected) in [
+            ("utf8mb4", "utf8mb4_bin", 46),
+            ("utf8mb4", "utf8mb4_general_ci", 45),
+            ("utf8", "utf8_unicode_ci", 224),
+            ("utf8mb4", "utf8mb4_0900_ai_ci", 255),
+            ("gbk", "gbk_chinese_ci", 45),
+            ("latin1", "latin1_bin", 46),
+            ("binary", "binary", 63),
+        ] {
+            let kind = format!(r#""Tp": 15, "Flag": 0, "Flen": 9, "Charset": "{charset}", "Collate": "{collation}""#);
+            assert_eq!(column(&kind, "").unwrap().1.collation, expected, "{collation}");
+        }
+    }
+
+    #[test]
+    fn rows_without_a_column_have_the_default_that_it_was_added_with() {
+        const INT: &str = r#""Tp": 3, "Flag": 0"#;
+        const NOT_NULL: &str = r#""Tp": 3, "Flag": 1"#;
+        const TIMESTAMP: &str = r#""Tp": 7, "Flag": 0"#;
+        let missing = |kind: &str, others: &str| column(kind, others).unwrap().0.missing;
+        assert_eq!(missing(INT, ""), Missing::Null);
+        assert_eq!(missing(INT, r#", "origin_default": null"#), Missing::Null);
+        assert_eq!(missing(NOT_NULL, ""), Missing::Never);
+        assert_eq!(missing(NOT_NULL, r#", "origin_default": "42""#), Missing::Default(vec![42, 0, 0, 0]));
+        assert_eq!(missing(INT, r#", "origin_default": 42"#), Missing::Default(vec![42, 0, 0, 0]));
+        let bit = missing(r#""Tp": 16, "Flag": 0, "Flen": 10"#, r#", "origin_default_bit": "Aqo=""#);
+        assert_eq!(bit, Missing::Default(vec![2, 0xaa]));
+        let utc = missing(TIMESTAMP, r#", "origin_default": "1970-01-01 00:00:07""#);
+        assert_eq!(utc, Missing::Default(vec![0, 0, 0, 7]));
+        let local = missing(TIMESTAMP, r#", "origin_default": "1970-01-01 00:00:07", "version": 0"#);
+        assert!(matches!(local, Missing::Unreadable(_)), "of an unknown time zone");
+        assert!(matches!(missing(INT, r#", "origin_default": "x""#), Missing::Unreadable(_)));
+    }
+
+    #[test]
+    fn types_and_fields_that_mysql_lacks_are_refused_by_column() {
+        let error = column(r#""Tp": 225, "Flag": 0"#, "").unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::EventUnsupported);
+        assert!(error.message().starts_with("column `C`"), "{error}");
+        for kind in ["", r#""Tp": 3"#, r#""Tp": 16, "Flag": 0, "Flen": 65"#, r#""Tp": 246, "Flag": 0, "Flen": 66"#] {
+            assert_eq!(column(kind, "").unwrap_err().kind(), ErrorKind::SchemaInvalid, "{kind}");
+        }
+    }
 }

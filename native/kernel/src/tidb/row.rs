@@ -165,3 +165,86 @@ fn within(table: &TidbTable, index: usize, error: Error) -> Error {
     let column = table.written.columns.get(index).map_or("", |column| &column.name);
     error.within(&format!("table `{}`.`{}`, column `{column}`", table.written.database, table.written.table))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::column::Kind;
+
+    /// A table with an integer handle, a text with a default, and a nullable integer.
+    fn table() -> TidbTable {
+        let json = r#"{"id": 8, "name": {"O": "t"}, "pk_is_handle": true, "cols": [
+            {"id": 1, "name": {"O": "id"}, "offset": 0, "state": 5, "type": {"Tp": 8, "Flag": 35}},
+            {"id": 2, "name": {"O": "v"}, "offset": 1, "state": 5, "origin_default": "d",
+             "type": {"Tp": 15, "Flag": 1, "Flen": 5, "Charset": "utf8mb4"}},
+            {"id": 4, "name": {"O": "n"}, "offset": 2, "state": 5, "type": {"Tp": 3, "Flag": 0}}]}"#;
+        TidbTable::read("shop", &serde_json::from_str(json).unwrap()).unwrap()
+    }
+
+    /// The values of the images that a row becomes.
+    fn shown(write: fn(&TidbTable, &[u8], &mut Vec<u8>) -> Result<()>, row: &[u8]) -> Result<Vec<String>> {
+        let table = table();
+        let mut images = Vec::new();
+        write(&table, row, &mut images)?;
+        let mut cursor = Cursor::new(&images);
+        let mut values = Vec::new();
+        while !cursor.is_empty() {
+            let nulls = cursor.u8()?;
+            for (index, column) in table.written.columns.iter().enumerate() {
+                let mut text = b"NULL".to_vec();
+                if nulls >> index & 1 == 0 {
+                    text.clear();
+                    column.kind.read(&mut cursor)?.write_text(&column.kind, &mut text)?;
+                }
+                values.push(String::from_utf8(text).unwrap());
+            }
+        }
+        assert!(matches!(table.written.columns.first().map(|column| &column.kind), Some(Kind::Integer { .. })));
+        Ok(values)
+    }
+
+    #[test]
+    fn columns_that_an_inserted_row_lacks_have_their_defaults() {
+        assert_eq!(shown(write_inserted, b"\x08\x02\x00").unwrap(), ["1", "d", "NULL"], "no pair at all");
+        assert_eq!(shown(write_inserted, b"\x08\x02").unwrap(), ["1", "d", "NULL"]);
+        assert_eq!(shown(write_inserted, b"\x08\x02\x08\x08\x08\x0e").unwrap(), ["1", "d", "7"]);
+        // An unsigned handle of 2^63 + 1, which is a negative number.
+        let largest = b"\x08\xfd\xff\xff\xff\xff\xff\xff\xff\xff\x01\x08\x04\x02\x02x";
+        assert_eq!(shown(write_inserted, largest).unwrap(), ["9223372036854775809", "x", "NULL"]);
+    }
+
+    #[test]
+    fn values_of_columns_that_are_not_public_are_skipped() {
+        let row = b"\x08\x02\x08\x06\x02\x02?\x08\x04\x02\x02x\x08\x0a\x09\x05";
+        assert_eq!(shown(write_inserted, row).unwrap(), ["1", "x", "NULL"]);
+    }
+
+    #[test]
+    fn hidden_row_ids_are_skipped() {
+        let row = b"\x08\x02\x09\x07\x08\x04\x02\x02x\x08\x08\0\x08\x01\x08\x02";
+        assert_eq!(shown(write_deleted, row).unwrap(), ["7", "x", "NULL"]);
+    }
+
+    #[test]
+    fn an_updated_row_is_two_rows_of_the_same_columns() {
+        let row = b"\x08\x02\x09\x07\x08\x04\x02\x02x\x08\x08\0\x08\x02\x09\x07\x08\x04\x02\x02y\x08\x08\x08\x0e";
+        assert_eq!(shown(write_updated, row).unwrap(), ["7", "x", "NULL", "7", "y", "7"]);
+        for damaged in [&row[..row.len() - 4], b"", b"\x08\x02\x09\x07", b"\x08\x02\0\x08\x04\0\x08\x02\0\x08\x08\0"] {
+            assert!(shown(write_updated, damaged).is_err(), "{damaged:02x?}");
+        }
+    }
+
+    #[test]
+    fn rows_that_end_inside_a_pair_are_refused() {
+        for row in [
+            &b""[..],
+            b"\x00\x08",
+            b"\x08\x02\x08",
+            b"\x08\x02\x08\x04",
+            b"\x08\x02\x02\x02x\x08\x02",
+            b"\x08\x02\x00\x00",
+        ] {
+            assert!(shown(write_inserted, row).is_err(), "{row:02x?}");
+        }
+    }
+}

@@ -144,3 +144,82 @@ impl KeyReader<'_> {
         items(index, "idx_cols").iter().map(part).collect()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorKind;
+
+    fn column(id: u64, name: &str, others: &str) -> String {
+        let kind = r#"{"Tp": 3, "Flag": 0}"#;
+        format!(r#"{{"id": {id}, "name": {{"O": "{name}"}}, "offset": {id}, "state": 5, "type": {kind}{others}}}"#)
+    }
+
+    fn table(columns: &[String], others: &str) -> Result<TidbTable> {
+        let columns = columns.join(",");
+        let json = format!(r#"{{"id": 8, "name": {{"O": "T"}}, "cols": [{columns}]{others}}}"#);
+        TidbTable::read("shop", &serde_json::from_str(&json).unwrap())
+    }
+
+    fn names(table: &TidbTable) -> Vec<&str> {
+        table.written.columns.iter().map(|column| column.name.as_str()).collect()
+    }
+
+    #[test]
+    fn columns_that_rows_do_not_have_are_left_out() {
+        let columns = [
+            column(1, "plain", ""),
+            column(2, "virtual", r#", "generated_expr_string": "`plain` + 1", "generated_stored": false"#),
+            column(3, "stored", r#", "generated_expr_string": "`plain` + 1", "generated_stored": true"#),
+            column(4, "dropped", "").replace(r#""state": 5"#, r#""state": 1"#),
+            column(5, "last", ""),
+        ];
+        let table = table(&columns, "").unwrap();
+        assert_eq!(names(&table), ["plain", "stored", "last"]);
+        assert_eq!([table.column_of(5, 0), table.column_of(5, 2), table.column_of(2, 0)], [Some(2), Some(2), None]);
+        assert_eq!(table.handle, Handle::RowId);
+        assert!(table.written.primary_key.is_empty());
+    }
+
+    #[test]
+    fn columns_stand_in_the_order_of_their_offsets() {
+        let moved = column(3, "c", "").replace(r#""offset": 3"#, r#""offset": 0"#);
+        let table = table(&[column(1, "a", ""), column(2, "b", ""), moved], "").unwrap();
+        assert_eq!(names(&table), ["c", "a", "b"]);
+    }
+
+    #[test]
+    fn parts_of_a_clustered_key_come_from_the_handle_unless_they_are_prefixes() {
+        let columns = [column(1, "a", ""), column(2, "b", ""), column(3, "c", "")];
+        let index = |clustered: bool| {
+            format!(
+                r#", "is_common_handle": {clustered}, "index_info": [
+                {{"is_primary": false, "state": 5, "idx_cols": [{{"name": {{"O": "a"}}, "length": -1}}]}},
+                {{"is_primary": true, "state": 5, "idx_cols": [{{"name": {{"O": "c"}}, "length": 4}},
+                 {{"name": {{"O": "b"}}, "length": -1}}]}}]"#
+            )
+        };
+        let expected_key = vec![KeyPart { column: 2, prefix: 4 }, KeyPart { column: 1, prefix: 0 }];
+        let clustered = table(&columns, &index(true)).unwrap();
+        assert_eq!(clustered.handle, Handle::Clustered(vec![None, Some(1)]));
+        assert_eq!(clustered.written.primary_key, expected_key);
+        let plain = table(&columns, &index(false)).unwrap();
+        assert_eq!((plain.handle, plain.written.primary_key), (Handle::RowId, expected_key));
+    }
+
+    #[test]
+    fn views_and_sequences_have_no_columns() {
+        let unknown = [column(1, "a", "").replace(r#""Tp": 3"#, r#""Tp": 0"#)];
+        assert!(names(&table(&unknown, r#", "view": {"view_select": "SELECT 1"}"#).unwrap()).is_empty());
+        assert!(names(&table(&unknown, r#", "sequence": {"sequence_start": 1}"#).unwrap()).is_empty());
+        assert!(table(&unknown, r#", "view": null"#).is_err());
+    }
+
+    #[test]
+    fn definitions_that_contradict_themselves_are_refused() {
+        for others in [r#", "pk_is_handle": true"#, r#", "is_common_handle": true"#] {
+            let error = table(&[column(1, "a", "")], others).unwrap_err();
+            assert_eq!(error.kind(), ErrorKind::SchemaInvalid, "{others}");
+        }
+    }
+}
