@@ -151,6 +151,12 @@ def _make_pump(name: str, settings: Settings) -> "Pump":
     )
 
 
+def _read_pump(pump: "Pump", readings: Readings) -> None:
+    from penstock.tidb.pump_readings import read_pump
+
+    read_pump(pump, readings)
+
+
 class Daemon:
     """Everything that one process captures and serves. The main thread calls `run`."""
 
@@ -190,7 +196,10 @@ class Daemon:
             Telemetry(
                 served,
                 self._ports,
-                [partial(self._read_instance, name) for name in self._captures],
+                [
+                    *(partial(self._read_instance, name) for name in self._captures),
+                    *(partial(_read_pump, pump) for pump in self._pumps.values()),
+                ],
                 _coordination_probe(settings),
                 settings.metrics,
                 settings.telemetry,

@@ -17,6 +17,7 @@ from penstock.logstore.disk import LocalDisk
 from penstock.retry import Backoff
 from penstock.settings.daemon import LogSettings
 from penstock.settings.tidb_pump import PumpSettings
+from penstock.telemetry.readings import Readings
 from penstock.tidb import pump as pump_module
 from penstock.tidb import resolver as resolver_module
 from penstock.tidb.channels import ClusterTls
@@ -25,6 +26,7 @@ from penstock.tidb.messages import NOTIFY, BinlogHead
 from penstock.tidb.node_port import NodePort, PortTls, bind_port
 from penstock.tidb.pump import Pump
 from penstock.tidb.pump_log import PumpLog
+from penstock.tidb.pump_readings import read_pump
 from penstock.tidb.registry import Node, NodeState
 from tests.support.suite.patience import wait_until
 from tests.support.tidb.binlogs import commit, matched, prewrite, rollback
@@ -385,6 +387,23 @@ def test_status_is_that_of_the_original(start: Start) -> None:
     assert (status, answer["status"]["pump-1"]["state"], answer["ErrMsg"]) == (200, "online", "")
     assert answer["penstock"]["node_id"] == "pump-1"
     assert ask(begun.pump.address, "GET", "/nothing")[0] == 404
+
+
+def test_metrics_tell_what_a_pump_refused_and_what_holds_it_back(start: Start) -> None:
+    begun = start()
+    begun.client.write(prewrite(1))
+    refusal(lambda: begun.client.write(commit(9, 11)))
+    wait_until(lambda: "stalled_by" in begun.pump.status())
+    readings = Readings()
+    read_pump(begun.pump, readings)
+    shop = ("penstock_instance", "shop")
+    assert readings.values("penstock_pump_stored_total") == {(shop,): 1}
+    assert readings.values("penstock_pump_open_transactions") == {(shop,): 1}
+    assert readings.values("penstock_pump_refused_total") == {
+        (shop, ("reason", "commit without prewrite")): 1
+    }
+    assert readings.values("penstock_pump_state")[shop, ("state", "online")] == 1
+    assert (shop,) in readings.values("penstock_pump_stalled_seconds")
 
 
 def test_closing_pump_waits_for_drainers_and_goes_on_sending_fakes(start: Start) -> None:

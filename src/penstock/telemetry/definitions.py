@@ -232,10 +232,37 @@ _PROCESS = (
     Definition("python_gc_collections_total", Kind.COUNTER, "Runs of the garbage collector", ("generation",)),
 )
 
+_PUMP = (
+    _gauge(
+        "pump_state", "1 for the state of the instance's Pump, 0 for the others", "penstock_instance", "state"
+    ),
+    _counter("pump_stored", "Binlogs of TiDB servers that were stored durably", "penstock_instance"),
+    _counter("pump_stored_bytes", "Bytes of those binlogs", "penstock_instance"),
+    _counter(
+        "pump_refused",
+        "Binlogs that were not acknowledged, by reason, such as a full disk or a commit without prewrite",
+        "penstock_instance",
+        "reason",
+    ),
+    _counter("pump_released", "Transactions and fakes released to Drainers", "penstock_instance"),
+    _gauge(
+        "pump_released_timestamp_seconds",
+        "Commit time up to which everything was released to Drainers",
+        "penstock_instance",
+    ),
+    _gauge("pump_open_transactions", "Prewrites whose outcome is not known yet", "penstock_instance"),
+    _gauge(
+        "pump_stalled_seconds",
+        "For how long a transaction without an outcome has held everything after it back; 0 if none does",
+        "penstock_instance",
+    ),
+)
+
 GROUPS = (
     Group("Capture", "daemon", _CAPTURE),
     Group("Server", "daemon", _SERVER),
     Group("Log", "daemon", _LOG),
+    Group("Pumps of TiDB", "daemon", _PUMP),
     Group("Readers and listeners", "daemon", _SERVING),
     Group("Coordination", "daemon", _COORDINATION),
     Group("Process", "any", _PROCESS),
