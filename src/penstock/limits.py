@@ -214,6 +214,8 @@ SUBSCRIPTION_SHARDS_MAX = 4096
 PUMP_OUTCOMES_MAX = 65_536
 # One group commit of a Pump. A larger payload is one of its own.
 PUMP_BATCH_BYTES_MAX = 32 * MIB
+# Binlogs that wait for a Pump's disk. Above this it refuses more, and writers take another Pump.
+PUMP_WAITING_BYTES_MAX = 512 * MIB
 # What a Pump reads from its log at a time for a Drainer, and how many Drainers it reads for at once.
 PUMP_PULL_COUNT = 256
 PUMP_PULL_BYTES = 4 * MIB

@@ -14,6 +14,7 @@ import pytest
 
 from penstock.tidb.messages import BinlogHead, BinlogKind
 from tests.support.daemon.process import DaemonProcess
+from tests.support.logstore.kept_log import penstock
 from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tests.support.tidb.peers import PeerCluster, TidbServer, programs, written
 from tests.support.tidb.pump_client import PumpClient
@@ -204,3 +205,5 @@ def test_servers_and_pumps_killed_under_load_lose_and_repeat_nothing(
     pulled = sorted(token.decode() for payload in transactions.values() for token in _TOKEN.findall(payload))
     assert pulled == tokens
     assert len(tokens) > 200
+    refused = [penstock("pump", "status", pump.process.config, "--json").one["refused"] for pump in pumps]
+    assert set().union(*refused) <= {"not online"}

@@ -4,6 +4,7 @@
 import http.client
 import json
 import socket
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -19,6 +20,7 @@ from penstock.settings.daemon import LogSettings
 from penstock.settings.tidb_pump import PumpSettings
 from penstock.telemetry.readings import Readings
 from penstock.tidb import pump as pump_module
+from penstock.tidb import pump_service
 from penstock.tidb import resolver as resolver_module
 from penstock.tidb.channels import ClusterTls
 from penstock.tidb.decisions import Decisions
@@ -168,6 +170,29 @@ def test_concurrent_writers_share_syncs(start: Start, monkeypatch: pytest.Monkey
     assert [write.result() for write in writes] == [b""] * 60
     assert len(begun.client.pull_some(60)) == 60
     assert 2 <= len(syncs) < 100
+
+
+def test_writers_of_a_pump_whose_disk_hangs_are_sent_to_another(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = start()
+    monkeypatch.setattr(pump_service, "PUMP_WAITING_BYTES_MAX", 10_000)
+    hanging, sync = threading.Event(), begun.pump._store.log.sync
+
+    def hang() -> None:
+        assert hanging.wait(60)
+        sync()
+
+    monkeypatch.setattr(begun.pump._store.log, "sync", hang)
+    # A payload of any size is accepted while none waits.
+    waiting = begun.client.write_later(prewrite(1, bytes(20_000)))
+    assert begun.pump._service is not None
+    wait_until(lambda: begun.pump._service._waiting_bytes)
+    code, text = refusal(lambda: begun.client.write(prewrite(3)))
+    assert (code, "wait for the disk" in text) == ("UNAVAILABLE", True)
+    hanging.set()
+    assert waiting.result() == b""
+    begun.client.write(prewrite(3))
 
 
 @pytest.mark.parametrize(

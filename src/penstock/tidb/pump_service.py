@@ -19,7 +19,7 @@ from penstock.errors import (
     PositionPurged,
     StreamError,
 )
-from penstock.limits import PUMP_PULL_BYTES, PUMP_PULL_COUNT, PUMP_PULLS_MAX
+from penstock.limits import PUMP_PULL_BYTES, PUMP_PULL_COUNT, PUMP_PULLS_MAX, PUMP_WAITING_BYTES_MAX
 from penstock.tidb.group_commit import GroupCommit
 from penstock.tidb.messages import (
     PULL_BINLOGS,
@@ -59,6 +59,7 @@ class PumpService(grpc.GenericRpcHandler):  # type: ignore[misc]
         self._loop = loop
         self._compress = compress
         self._commit = commit
+        self._waiting_bytes = 0
         self._releases = 0
         self._is_ending = False
         self._release_waiters: set[asyncio.Future[None]] = set()
@@ -104,10 +105,17 @@ class PumpService(grpc.GenericRpcHandler):  # type: ignore[misc]
             await self._refuse(context, "malformed request", grpc.StatusCode.INVALID_ARGUMENT, str(problem))
             raise
         await self._check_cluster(cluster_id, context)
+        if self._waiting_bytes and self._waiting_bytes + len(payload) > PUMP_WAITING_BYTES_MAX:
+            text = f"{self._waiting_bytes} bytes of binlogs wait for the disk"
+            await self._refuse(context, "overloaded", grpc.StatusCode.UNAVAILABLE, text)
         write = _WaitingWrite(payload)
         write.future = self._loop.create_future()
+        self._waiting_bytes += len(payload)
         self._commit.submit(write)
-        await write.future
+        try:
+            await write.future
+        finally:
+            self._waiting_bytes -= len(payload)
         if write.problem is not None:
             await context.abort(_code_of(write.problem), str(write.problem))
         return _ACCEPTED
