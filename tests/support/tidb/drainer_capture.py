@@ -48,8 +48,12 @@ class RunningDrainer:
         return self.capture.log()
 
     def wait_until(self, reached: Callable[[], Any]) -> None:
-        """Wait until a condition holds."""
-        wait_until(reached)
+        """Wait until a condition holds; add the drainer's status to the failure."""
+        try:
+            wait_until(reached)
+        except AssertionError as problem:
+            problem.add_note(str(self.capture.status()))
+            raise
 
     def wait_for_ts(self, cluster: FakeCluster, commit_ts: int) -> None:
         """Wait until everything up to a commit timestamp is durable, according to the registry."""

@@ -67,9 +67,7 @@ def read_chunk(
         with open_exact(address, [target.name], epoch=epoch) as snapshot:
             if on_watermark is not None:
                 on_watermark(snapshot.watermark)
-            for changes in reading.changes(snapshot.session, snapshot.watermark):
-                yield changes
-                throttle(len(changes))
+            yield from _throttled(reading.changes(snapshot.session, snapshot.watermark), throttle)
         return
     retry = Retry("reading a chunk again", tries=tries_max - 1)
     is_given, planned_ts = watermark is not None, chunk.commit_ts
@@ -83,14 +81,12 @@ def read_chunk(
                 read_as_of(session, watermark)
                 if on_watermark is not None and not reading.rows:
                     on_watermark(watermark)
-                for changes in reading.changes(session, watermark):
-                    yield changes
-                    throttle(len(changes))
+                yield from _throttled(reading.changes(session, watermark), throttle)
                 return
         except PositionPurged as problem:
             # TiDB collected the versions of the planned time. Each row is exact at any later time, too.
-            has_progress = planned_ts is not None or reading.rows > handed_out
-            if is_given or not has_progress or not reading.can_resume:
+            is_stuck = planned_ts is None and reading.rows == handed_out
+            if is_given or is_stuck or not reading.can_resume:
                 raise
             _log.warning("a chunk is read as of now", table=str(target.name), why=problem.message)
             planned_ts = watermark = None
@@ -225,6 +221,12 @@ def _select_columns(target: Target, columns: Sequence[str] | None) -> Target:
     if unknown:
         raise OptionInvalid(f"{target.name} has no column {', '.join(sorted(unknown))}")
     return replace(target, columns=tuple(column for column in target.columns if column.name in columns))
+
+
+def _throttled(batches: Iterator[Changes], throttle: Callable[[int], None]) -> Iterator[Changes]:
+    for changes in batches:
+        yield changes
+        throttle(len(changes))
 
 
 def _throttle(rate: float | None) -> Any:
