@@ -182,7 +182,12 @@ def test_purged_and_reset_logs_end_the_subscriber_by_name(
         running.wait_owning(1)
         orders.insert(2)
         running.wait_for(1)
-    orders.server.sql("RESET MASTER" if flavor == "mariadb" else "RESET BINARY LOGS AND GTIDS")
+    with Running(orders.subscriber()) as running:
+        running.wait_owning(1)
+        orders.server.sql("RESET MASTER" if flavor == "mariadb" else "RESET BINARY LOGS AND GTIDS")
+        with pytest.raises(PositionInvalid):
+            running.wait_until(lambda: False)
+        running.failure = None
     with pytest.raises(PositionInvalid):
         orders.subscriber().run(lambda batch: None)
 

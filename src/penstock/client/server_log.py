@@ -43,15 +43,17 @@ _Answer = TypeVar("_Answer")
 
 
 class ServerLog:
-    """The binary log of one server. Thread-safe, except that one thread reads each answer's frames."""
+    """The binary log of one server. Each question has its own session, so any thread may ask.
+
+    One thread surveys, proves places and reads the frames of answers: they are of the server surveyed last.
+    """
 
     def __init__(self, address: ServerAddress, instance: str) -> None:
         self.address = address
         self._options = SourceOptions(address=address, instance=instance)
-        self._lock = threading.Lock()
-        self._source: ServerSource | None = None
-        # The files whose fingerprint was compared since the server was identified.
-        self._proved: set[tuple[str, str]] = set()
+        self._surveyed_key: str | None = None
+        # The fingerprints that files are known to have on the server surveyed last.
+        self._fingerprints: dict[str, str] = {}
 
     def __len__(self) -> int:
         return 1
@@ -61,12 +63,7 @@ class ServerLog:
         return str(self.address)
 
     def close(self) -> None:
-        """Close the session. The log can be used again."""
-        with self._lock:
-            source, self._source = self._source, None
-            self._proved.clear()
-        if source is not None:
-            source.close()
+        """Do nothing: no session is kept between questions."""
 
     def survey(self, numbers: Iterable[int]) -> dict[int, Survey]:
         """Ask the server for its state. Never raises if it is unavailable: the survey has the error."""
@@ -96,40 +93,50 @@ class ServerLog:
 
     def prove(self, number: int, location: Place) -> None:
         """Raise PositionInvalid if the server has another file under the name of a place's file."""
-        if not location.fingerprint or (location.position.file, location.fingerprint) in self._proved:
+        file, fingerprint = location.position.file, location.fingerprint
+        if not fingerprint or self._fingerprints.get(file) == fingerprint:
             return
-        self._ask(lambda source: source.prove_file(location.position, location.fingerprint))
-        self._proved.add((location.position.file, location.fingerprint))
+        self._ask(lambda source: source.prove_file(location.position, fingerprint))
+        self._fingerprints[file] = fingerprint
 
     # --- For an answer --------------------------------------------------------------------------
 
-    def source(self) -> ServerSource:
-        """Return the source of the server that answers now. Raises the server's errors."""
-        with self._lock:
-            if self._source is None:
-                unidentified = ServerSource(self._options)
-                try:
-                    key = unidentified.server_key()
-                finally:
-                    unidentified.close()
-                self._source = ServerSource(replace(self._options, server_key=key))
-            return self._source
+    def surveyed_source(self) -> ServerSource:
+        """Return a source that raises ServerChanged if another server answers than the one surveyed last."""
+        return ServerSource(replace(self._options, server_key=self._surveyed_key))
+
+    def fingerprint(self, source: ServerSource, file: str) -> str:
+        """Return the fingerprint that a file of the surveyed server must have."""
+        if file not in self._fingerprints:
+            self._fingerprints[file] = source.fingerprint(file)
+        return self._fingerprints[file]
+
+    # --- Questions ------------------------------------------------------------------------------
 
     def _ask(self, question: Callable[[ServerSource], _Answer]) -> _Answer:
-        return ask_again(lambda: _unless_changed(lambda: question(self.source())), hang_up=self.close)
+        """Return the answer of the server that answers now. A change of servers meanwhile is transient."""
+
+        def ask() -> _Answer:
+            source = ServerSource(self._options)
+            try:
+                source.options = replace(self._options, server_key=source.server_key())
+                return question(source)
+            except ServerChanged as problem:
+                raise ConnectionLost(problem.message, position=problem.position) from problem
+            finally:
+                source.close()
+
+        return ask_again(ask, hang_up=self.close)
 
     def _survey(self) -> Survey:
         try:
-            return ask_again(self._look, hang_up=self.close)
+            return self._ask(self._look)
         except PenstockError as problem:
             return Survey(problem=problem)
 
-    def _look(self) -> Survey:
-        # A new session proves who answers at the address now.
-        self.close()
-        source = self.source()
-        key = source.options.server_key
-        assert key is not None, "the server was identified"
+    def _look(self, source: ServerSource) -> Survey:
+        self._surveyed_key = key = source.server_key()
+        self._fingerprints.clear()
         earliest, head = source.earliest(), source.head()
         return Survey(epochs=((0, key),), earliest=earliest, head=head, is_server=True)
 
@@ -204,22 +211,27 @@ class ServerAnswer:
 
         Raises the errors of reading; ConnectionLost if another server answers.
         """
+        source = self._log.surveyed_source()
         try:
-            yield from self._frames()
+            yield from self._frames(source)
         except ServerChanged as problem:
             # The subscriber asks who answers now, and goes on by GTID set.
             raise ConnectionLost(problem.message, position=problem.position) from problem
+        finally:
+            source.close()
 
-    def _frames(self) -> Generator[Frame, None, None]:
-        source = self._log.source()
+    def _frames(self, source: ServerSource) -> Generator[Frame, None, None]:
         begin, gtid_set, gtid_after = self._begin(source)
         selection = replace(self._selection, bounds=Bounds(gtid_after=gtid_after))
         schemas = self._schemas(source, begin)
         deadline = time.monotonic() + self._body["wait_seconds"]
-        fingerprint = source.fingerprint(begin.file)
+        fingerprint = self._log.fingerprint(source, begin.file)
         while not self._cut.is_set():
             head = source.head()
-            if place_of(head) <= place_of(begin):
+            if place_of(head) < place_of(begin):
+                # The subscriber surveys the server again, and stops: it was reset.
+                raise ConnectionLost(f"{self._log.address} ends its log at {head}", position=str(begin))
+            if place_of(head) == place_of(begin):
                 if time.monotonic() > deadline:
                     yield EndFrame("wait")
                     return
@@ -238,8 +250,7 @@ class ServerAnswer:
                         return
                 gtid_set = union(gtid_set, LoggedSet(follower.gtid_set))
                 commit_time_us = follower.commit_time_us or commit_time_us
-            if end.file != begin.file:
-                fingerprint = source.fingerprint(end.file)
+            fingerprint = self._log.fingerprint(source, end.file)
             begin = end
             if gtid_after is not None and GtidSet.parse(gtid_set).contains(GtidSet.parse(gtid_after)):
                 gtid_after, selection = None, self._selection
@@ -280,14 +291,6 @@ class ServerAnswer:
             return
         for part in row_parts(passing[0], self._body["batch_rows"]):
             yield RowsFrame(batch.table, batch.schema_version, batch.primary_key, part)
-
-
-def _unless_changed(question: Callable[[], _Answer]) -> _Answer:
-    """Return the answer. A change of servers in the middle is transient: the question is asked again."""
-    try:
-        return question()
-    except ServerChanged as problem:
-        raise ConnectionLost(problem.message, position=problem.position) from problem
 
 
 def _first(source: ServerSource, start: Position, is_wanted: Callable[[str, int], bool]) -> Position:
