@@ -164,6 +164,13 @@ SEND_SECONDS_MAX = 300.0
 SUBSCRIBER_SHOWN_SECONDS = 60
 # Idle subscribers listed in the status, most recent first.
 SUBSCRIBERS_IDLE_SHOWN_MAX = 1000
+# Clients choose the names of readers and holds, and each name becomes a time series. So the metrics name only
+# the readers that were active last, and the holds that keep the most.
+METRICS_READERS_MAX = 500
+METRICS_HOLDS_MAX = 50
+# Concurrent searches for the history of a row. Each keeps both cores of a small machine busy, which readers
+# need too.
+HISTORIES_MAX = 2
 # Bytes of changes in one response: the default, and the most a request may ask for.
 CREDIT_BYTES_DEFAULT = 16 * MIB
 CREDIT_BYTES_MAX = 1 << 40

@@ -8,6 +8,7 @@ from contextlib import suppress
 from functools import partial
 
 from penstock.errors import PenstockError
+from penstock.limits import METRICS_HOLDS_MAX
 from penstock.logstore.holds import Hold, Holds
 from penstock.logstore.log import Log
 from penstock.logstore.memory_log import MemoryLog
@@ -15,9 +16,6 @@ from penstock.logstore.records import COLD, OPEN, TIERED, SegmentRecord
 from penstock.telemetry.readings import Readings
 
 _TIERS = ("local", "cold", "tiered")
-
-# The holds that are listed by name: those that keep the most.
-HOLDS_SHOWN_MAX = 50
 
 
 def read_log(readings: Readings, log: Log, instance: str) -> None:
@@ -59,7 +57,7 @@ def _read_holds(readings: Readings, log: Log, instance: str) -> None:
     holds = log.holds() if isinstance(log, MemoryLog) else Holds(log.disk, log.layout).readable(_now_us())
     readings.add("penstock_log_holds", len(holds), penstock_instance=instance)
     readings.add("penstock_log_holds_broken", len(log.broken_holds), penstock_instance=instance)
-    oldest: list[Hold] = heapq.nsmallest(HOLDS_SHOWN_MAX, holds, key=lambda hold: hold.position)
+    oldest: list[Hold] = heapq.nsmallest(METRICS_HOLDS_MAX, holds, key=lambda hold: hold.position)
     for hold, size in zip(oldest, log.bytes_behind_all([hold.position for hold in oldest]), strict=True):
         readings.add("penstock_log_hold_bytes", size, penstock_instance=instance, reader=hold.name)
 

@@ -10,20 +10,18 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from penstock.errors import PenstockError
+from penstock.limits import METRICS_READERS_MAX
 from penstock.logstore.log import Log
 from penstock.serve.connections import Connections
 from penstock.serve.subscribers import Subscriber, Subscribers
 from penstock.settings.daemon import LISTENERS
 from penstock.telemetry.readings import Readings
 
-# Readers choose their names, so the number of series is bounded: the readers that were active last.
-READERS_SHOWN_MAX = 500
-
 
 def copy_readers(subscribers: Subscribers) -> list[Subscriber]:
     """Return copies of the readers with metrics of their own. Belongs to the event loop."""
     latest = heapq.nlargest(
-        READERS_SHOWN_MAX,
+        METRICS_READERS_MAX,
         subscribers.all(),
         key=lambda subscriber: (subscriber.requests > 0, subscriber.seen_us),
     )

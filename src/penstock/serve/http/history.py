@@ -16,6 +16,7 @@ from starlette.routing import Route
 from starlette.types import Send
 
 from penstock.errors import OptionInvalid, PenstockError, QuotaReached
+from penstock.limits import HISTORIES_MAX
 from penstock.logstore.log import Log
 from penstock.model import TableName
 from penstock.serve.access import account_of
@@ -29,8 +30,6 @@ from penstock.source.row_history import HistoryPart, Progress, RowHistory, RowKe
 
 MEDIA_TYPE = "application/x-ndjson"
 
-# Searches at once. Each keeps both cores of a small machine busy, which readers need too.
-HISTORIES_MAX = 2
 _KEY_VALUES_MAX = 64
 
 
