@@ -14,6 +14,7 @@ import pytest
 
 from penstock.local.driver import LocalDriver
 from penstock.pipeline.settings import load_pipeline
+from penstock.pipeline.verify.verify import verify
 from tests.support.pipeline.oracle import (
     assert_same,
     delta_rows,
@@ -128,7 +129,7 @@ def test_killed_pipeline_with_a_fast_and_a_blocked_sink_ends_equal_in_both(
     }
     file = tmp_path / "shop.yaml"
     source = {"url": mysql_server.url("root"), "name": "shop", "tables": f"{database}.*"}
-    values = {"source": source, "sinks": sinks, "load": "none", "batch": {"interval": 0, "rows": 200}}
+    values = {"source": source, "sinks": sinks, "batch": {"interval": 0, "rows": 200}}
     file.write_text(json.dumps(values), encoding="utf-8")
     run_to_end(LocalDriver(2), load_pipeline(file))
     locks = ", ".join(f"`{database}`.`{table}` WRITE" for table in workload.tables)
@@ -152,6 +153,7 @@ def test_killed_pipeline_with_a_fast_and_a_blocked_sink_ends_equal_in_both(
         places = [(row["_commit_version"], row["_metadata"]["row"], row["_change_type"]) for row in changes]
         assert len(set(places)) == len(places), f"a change of {table} is there twice"
         assert_same(wanted, net_rows(changes, wanted), key=workload.keys(table))
+    assert verify(load_pipeline(file).of_sink("mirror")).equal
 
 
 @pytest.mark.deep(
