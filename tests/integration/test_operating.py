@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A live daemon as its operators and their tools see it."""
 
+import json
 import socket
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from penstock.coordinate.store import open_store
 from penstock.coordinate.subscription_record import Subscription, Subscriptions
 from penstock.telemetry.definitions import GROUPS
 from tests.support.capture.captured_log import head_of, rotate
-from tests.support.daemon.process import DaemonProcess, Refused
+from tests.support.daemon.process import PENSTOCK, ROOT, DaemonProcess, Refused
 from tests.support.daemon.scraping import samples
 from tests.support.suite.fixture_types import FreshDatabase
 from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
@@ -73,7 +75,9 @@ def test_live_daemon_reports_every_metric_of_the_registry(
         daemon.post("/v1/instances/shop/position", reader="cache", position=str(end))
         with pytest.raises(Refused):
             daemon.get("/metrics", {"Host": "elsewhere.example"})
-        wait_until(lambda: ("penstock_server_binlog_bytes", "shop") in scrape(daemon))
+        # The server is surveyed, and the log synced, a moment after the connection.
+        later = {("penstock_server_binlog_bytes", "shop"), ("penstock_log_durable_binlog_file", "shop")}
+        wait_until(lambda: later <= scrape(daemon).keys())
         values = scrape(daemon)
         assert daemon.terminate() == 0
     assert systemd_socket.recv(100) == b"STOPPING=1"
@@ -111,3 +115,41 @@ def assert_values(values: dict[tuple[str, ...], float], table: str) -> None:
     assert values["penstock_subscription_shards", "shop", "cache"] == 4
     assert values["penstock_subscription_shards_unowned", "shop", "cache"] == 4
     assert values["process_open_fds",] > 0
+
+
+def test_history_of_a_row_is_searched_in_a_live_daemon(
+    tmp_path: Path, server_of: Any, fresh_database: FreshDatabase
+) -> None:
+    server: Server = server_of("mariadb")
+    database = fresh_database(server)
+    rotate(server)
+    settings = {"instances": {"shop": {"source": server.url(), "start": str(head_of(server))}}}
+    with DaemonProcess(tmp_path, settings) as daemon:
+        server.sql(f"CREATE TABLE {database}.t (a INT PRIMARY KEY, b VARCHAR(20))")
+        server.sql(f"INSERT INTO {database}.t VALUES (6, 'other'), (7, 'new')")
+        server.sql(f"UPDATE {database}.t SET b = 'paid' WHERE a = 7")
+        server.sql(f"UPDATE {database}.t SET a = 8 WHERE a = 7")
+        server.sql(f"TRUNCATE {database}.t")
+        end = head_of(server)
+        daemon.wait_for_head(end.file, end.offset)
+        words = [
+            *PENSTOCK,
+            "history",
+            f"{database}.t",
+            "7",
+            "--url",
+            f"http://127.0.0.1:{daemon.port}",
+            "--json",
+        ]
+        done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=WAIT_SECONDS_MAX)
+    assert done.returncode == 0, done.stderr
+    parts = [json.loads(line) for line in done.stdout.splitlines()]
+    shown = [part.get("change") or part["text"].split()[0] for part in parts]
+    assert shown == ["TRUNCATE", "update", "update", "insert", "CREATE"]
+    assert parts[0]["empties"]
+    assert [(part["before"], part["after"]) for part in parts[1:4]] == [
+        ({"a": 7, "b": "paid"}, {"a": 8, "b": "paid"}),
+        ({"a": 7, "b": "new"}, {"a": 7, "b": "paid"}),
+        (None, {"a": 7, "b": "new"}),
+    ]
+    assert len({part["gtid"] for part in parts[1:4]}) == 3

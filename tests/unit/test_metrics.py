@@ -11,6 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from penstock._native import CutCounts
 from penstock.errors import CoordinationLost
 from penstock.serve.coordination import CoordinationProbe
+from penstock.serve.readings import read_readers
+from penstock.serve.subscribers import Subscriber
 from penstock.telemetry.counters import Counter, Histogram
 from penstock.telemetry.definitions import DEFINITIONS, LAG_BOUNDS, SECONDS_BOUNDS
 from penstock.telemetry.otlp import OtlpPush
@@ -147,6 +149,24 @@ def test_requests_refusals_and_readers_are_counted(daemon: ServedLog) -> None:
     assert values["penstock_reader_sent_rows_total", *reader] > 0
     assert values["penstock_reader_lag_bytes", *reader] == 0
     assert values["penstock_reader_lag_seconds", *reader] == 0
+
+
+def test_readers_with_the_same_labels_are_added_up() -> None:
+    with captured_log() as log:
+        start, end = log.earliest(), log.visible
+        shards = "300 shards/4096"
+        readers = [
+            Subscriber("changes", INSTANCE, "cache", shards, "u", 0, position, 1, rows=2, bytes=size)
+            for position, size in ((start, 10), (end, 5))
+        ]
+        readings = Readings()
+        read_readers(readings, readers, lambda name: log)
+        values = samples(exposition(readings)[0].decode())
+    labels = (INSTANCE, "changes", shards, "cache")
+    assert values["penstock_reader_sent_bytes_total", *labels] == 15
+    assert values["penstock_reader_sent_rows_total", *labels] == 4
+    assert values["penstock_reader_lag_bytes", *labels] > 0
+    assert values["penstock_reader_lag_seconds", *labels] > 0
 
 
 def test_lost_coordination_is_reported_and_does_not_fail_the_scrape() -> None:

@@ -7,6 +7,7 @@ What belongs to the event loop is copied there; the log is asked in a thread.
 import heapq
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 from penstock.errors import PenstockError
@@ -29,29 +30,45 @@ def copy_readers(subscribers: Subscribers) -> list[Subscriber]:
 
 
 def read_readers(readings: Readings, readers: list[Subscriber], log_of: Callable[[str], Log]) -> None:
-    """Add what was sent to readers, and how far they are behind."""
-    for subscriber in readers:
-        labels = _labels(subscriber)
-        readings.add("penstock_reader_sent_bytes_total", subscriber.bytes, **labels)
-        readings.add("penstock_reader_sent_rows_total", subscriber.rows, **labels)
+    """Add what was sent to readers, and how far they are behind.
+
+    Long lists of shards are abbreviated, so several readers may have the same labels: what was sent to them
+    is added up, and the one that is furthest behind counts.
+    """
+    behind = _bytes_behind(readers, log_of)
+    groups: dict[tuple[str, ...], list[Subscriber]] = {}
+    for reader in readers:
+        groups.setdefault((reader.instance, reader.protocol, reader.name, reader.shards), []).append(reader)
     now = time.time()
-    for instance in {subscriber.instance for subscriber in readers}:
-        placed = [reader for reader in readers if reader.instance == instance and reader.position is not None]
-        try:
-            log = log_of(instance)
-            sizes = log.bytes_behind_all(
-                [reader.position for reader in placed if reader.position is not None]
-            )
-        except PenstockError:
-            # The instance's state says why its log cannot be asked now.
-            continue
-        for reader, size in zip(placed, sizes, strict=True):
-            readings.add("penstock_reader_lag_bytes", size, **_labels(reader))
-            if not size:
-                readings.add("penstock_reader_lag_seconds", 0, **_labels(reader))
-            elif reader.time_us:
-                lag_seconds = max(now - reader.time_us / 1e6, 0.0)
-                readings.add("penstock_reader_lag_seconds", lag_seconds, **_labels(reader))
+    for group in groups.values():
+        labels = _labels(group[0])
+        readings.add("penstock_reader_sent_bytes_total", sum(reader.bytes for reader in group), **labels)
+        readings.add("penstock_reader_sent_rows_total", sum(reader.rows for reader in group), **labels)
+        placed = [reader for reader in group if id(reader) in behind]
+        if placed:
+            size = max(behind[id(reader)] for reader in placed)
+            readings.add("penstock_reader_lag_bytes", size, **labels)
+        # The time of a reader's position is unknown until it has been sent a transaction.
+        timed = [reader for reader in placed if reader.time_us or not behind[id(reader)]]
+        if timed:
+            seconds = max(now - reader.time_us / 1e6 if behind[id(reader)] else 0.0 for reader in timed)
+            readings.add("penstock_reader_lag_seconds", max(seconds, 0.0), **labels)
+
+
+def _bytes_behind(readers: list[Subscriber], log_of: Callable[[str], Log]) -> dict[int, int]:
+    """Return how many bytes follow the position of each reader, by its `id`. Reads each log once."""
+    behind: dict[int, int] = {}
+    for instance in {reader.instance for reader in readers}:
+        positions = {
+            id(reader): reader.position
+            for reader in readers
+            if reader.instance == instance and reader.position is not None
+        }
+        # Without an open log nothing is known, and the instance's state says why.
+        with suppress(PenstockError):
+            sizes = log_of(instance).bytes_behind_all(list(positions.values()))
+            behind.update(zip(positions, sizes, strict=True))
+    return behind
 
 
 def read_listeners(readings: Readings, connections: Connections, listening: frozenset[str]) -> None:
