@@ -164,7 +164,7 @@ class BinlogHead:
     ddl_job_id: int = 0
 
     @classmethod
-    def decode(cls, payload: bytes) -> Self:
+    def decode(cls, payload: bytes | memoryview) -> Self:
         """Read a binlog's head. Raises EventMalformed if the payload is no binlog."""
         ((kind, start_ts, commit_ts, ddl_job_id),) = tidb_heads([payload])
         return cls(BinlogKind(kind), start_ts, commit_ts, ddl_job_id)
@@ -192,10 +192,10 @@ def write_binlog_request(cluster_id: int, payload: bytes) -> bytes:
     return encode((1, cluster_id), (2, payload))
 
 
-def read_write_binlog_request(request: bytes) -> tuple[int, bytes]:
-    """Return the cluster id and the payload of a WriteBinlogReq. Raises EventMalformed."""
+def read_write_binlog_request(request: bytes) -> tuple[int, memoryview]:
+    """Return the cluster id and the payload of a WriteBinlogReq, without a copy. Raises EventMalformed."""
     fields = Message(request)
-    return fields.unsigned(1), fields.content(2)
+    return fields.unsigned(1), fields.view(2)
 
 
 def write_binlog_response(error: str = "") -> bytes:

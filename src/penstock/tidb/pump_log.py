@@ -114,7 +114,7 @@ class PumpLog:
         """The end of the log."""
         return Location(self._number, self._cutter.offset)
 
-    def stage(self, payloads: Sequence[bytes]) -> list[Location]:
+    def stage(self, payloads: Sequence[Buffer]) -> list[Location]:
         """Frame payloads as the log's next events and return where they will be. `store` writes them."""
         assert self._unstored is None, "everything staged before was stored"
         if self._cutter.offset >= _FILE_BYTES_MAX:

@@ -35,7 +35,7 @@ _INDEX_FOLDER = "releases"
 class Write:
     """A binlog to store. `problem` tells after `PumpStore.write` why it was refused; None: it is durable."""
 
-    payload: bytes
+    payload: bytes | memoryview
     # What TiKV or the operator says about a transaction is stored whatever was released before.
     is_decision: bool = False
     problem: PenstockError | None = None
@@ -224,7 +224,7 @@ class PumpStore:
     def _refuse(self, write: Write, problem: PenstockError, reason: str) -> None:
         write.problem = problem
         self.counts.refused[reason] += 1
-        _log.warning("a binlog is refused", reason=reason, why=str(problem))
+        _log.warning("a binlog is refused", reason=str(reason), why=str(problem))
 
     def _release(self) -> None:
         end = self.log.end
@@ -283,5 +283,5 @@ class PumpStore:
         self.log.abandon()
 
 
-def _digest_of(payload: bytes) -> bytes:
+def _digest_of(payload: bytes | memoryview) -> bytes:
     return blake2b(payload, digest_size=_DIGEST_BYTES).digest()
