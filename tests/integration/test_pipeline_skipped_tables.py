@@ -234,5 +234,5 @@ def test_missing_target_stops_the_pipeline_and_none_of_its_tables(
             mysql_server.sql("INSERT INTO t VALUES (2); INSERT INTO u VALUES (2)", database=database)
 
     with pytest.raises(OptionInvalid, match="is gone"):
-        PipelineRun(settings, SparkDriver(spark), told=drop_target).run()
+        PipelineRun(settings, SparkDriver(spark), report=drop_target).run()
     assert stopped(settings) == {}

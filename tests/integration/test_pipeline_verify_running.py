@@ -210,7 +210,7 @@ def test_reread_rows_are_ahead_of_a_stopped_stream(
     with opened(settings) as state:
         number = state.request_resnapshot("shop", TableName(database, "t"))
         run = PipelineRun(
-            settings, SparkDriver(spark), told=lambda shown: run.stop() if "chunks" in shown else None
+            settings, SparkDriver(spark), report=lambda shown: run.stop() if "chunks" in shown else None
         )
         progress = run.run()
         asked = state.request(number)

@@ -94,7 +94,7 @@ def run_of(
     # The server of these settings does not exist, so nobody asks it for foreign keys.
     monkeypatch.setattr(CascadeWatch, "look", lambda self: None)
     monkeypatch.setattr(PipelineRun, "_loop", lambda self, state, checkpoint: next(turns)(state, checkpoint))
-    return PipelineRun(settings, NoTasks(), told=lambda shown: told.append(dict(shown))), told
+    return PipelineRun(settings, NoTasks(), report=lambda shown: told.append(dict(shown))), told
 
 
 def ends(state: PipelineState, checkpoint: Checkpoint) -> Checkpoint:
@@ -256,7 +256,7 @@ def test_run_stopped_during_a_retry_ends_without_an_error(
     monkeypatch.setattr(random, "uniform", lambda low, high: 60.0)
     retried = threading.Event()
     run, _ = run_of(settings, monkeypatch, raising(ConnectionLost("the server is away")))
-    run._progress._told = lambda shown: retried.set()
+    run._progress._report = lambda shown: retried.set()
     thread = threading.Thread(target=run.run)
     thread.start()
     assert retried.wait(60)

@@ -76,7 +76,7 @@ def rows_in(folder: Path) -> Counter[tuple[str, int]]:
 
 def run(settings: PipelineSettings, driver: LocalDriver | None = None) -> list[Mapping[str, Any]]:
     told: list[Mapping[str, Any]] = []
-    PipelineRun(settings, driver or LocalDriver(2), until_caught_up=True, told=told.append).run()
+    PipelineRun(settings, driver or LocalDriver(2), until_caught_up=True, report=told.append).run()
     return told
 
 
@@ -118,7 +118,7 @@ def test_source_is_set_aside_between_batches_and_taken_back(fleet: PipelineSetti
         if list(report.get("sources_aside", ())) == ["two"]:
             is_aside.set()
 
-    pipeline = PipelineRun(fleet, LocalDriver(2), told=note)
+    pipeline = PipelineRun(fleet, LocalDriver(2), report=note)
     thread = threading.Thread(target=pipeline.run, daemon=True)
     thread.start()
     try:

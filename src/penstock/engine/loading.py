@@ -77,7 +77,7 @@ class Loading:
         """Plan the load of every table of a full load, once, and of the tables that were requested."""
         loads = dict(checkpoint.loads)
         self._epochs = {
-            name: Offset.from_json(one).position.epoch for name, one in checkpoint.offsets.items()
+            name: Offset.from_json(offset).position.epoch for name, offset in checkpoint.offsets.items()
         }
         wishes = self._state.requests()
         asked = [wish for wish in wishes if wish.state == "asked"]
@@ -90,11 +90,11 @@ class Loading:
                         and key not in tables.stopped
                         and not tables.is_streamed(key)
                     ):
-                        made = self._plan(
+                        load = self._plan(
                             key, tables, loads, None, remove=self._is_written_before(checkpoint)
                         )
-                        if made is not None:
-                            loads[key] = made
+                        if load is not None:
+                            loads[key] = load
             for wish in asked:
                 if wish.source in self._sources:
                     self._take_up(wish, tables, loads)
@@ -167,20 +167,20 @@ class Loading:
             return
         stopped = tables.stopped.get(key)
         failed = f"no server is named that has {key}"
-        made: TableLoad | None = None
+        load: TableLoad | None = None
         try:
             if stopped is not None:
                 tables.take_up(key)
             elif wish.where is None:
                 # A user may have dropped the target table so that it is loaded again.
                 tables.prepare_again(key)
-            made = self._plan(key, tables, loads, wish, afresh=stopped is not None)
+            load = self._plan(key, tables, loads, wish, afresh=stopped is not None)
         except TransientError:
             raise
         except PenstockError as problem:
             failed = str(problem)
-        if made is not None:
-            loads[key] = made
+        if load is not None:
+            loads[key] = load
             return
         self._state.note_request(wish, "failed", failed)
         if stopped is not None:
@@ -242,7 +242,7 @@ class Loading:
         keyless = wish is not None and not wish.remove and not target.primary_key
         anew = wish is None or (wish.where is None and (afresh or keyless))
         floor = watermark.version + 1 if anew else before.floor if before is not None else 0
-        _log.info("a load begins", table=key, chunks=len(chunks), rows=sum(one.rows for one in chunks))
+        _log.info("a load begins", table=key, chunks=len(chunks), rows=sum(chunk.rows for chunk in chunks))
         return TableLoad(
             chunks=len(chunks),
             rows=sum(chunk.rows for chunk in chunks),
@@ -265,8 +265,8 @@ class Loading:
                 " not be told from those",
                 hint=hint,
             )
-        made = tables.shared.target_of(key)
-        target = None if made is None else tables.targets.get(made.name)
+        wanted = tables.shared.target_of(key)
+        target = None if wanted is None else tables.targets.get(wanted.name)
         if first and target is not None and any(rows.num_rows for rows in self._sink.read(target)):
             raise OptionInvalid(
                 f"{key} has no key, and {target.name} has rows that this pipeline has not written: its load"
@@ -372,10 +372,10 @@ class Loading:
                 self._state.drop_large(load.pages)
 
     def _chunks_of(self, load: TableLoad) -> list[dict[str, Any]]:
-        found = self._chunks.get(load.pages)
-        if found is None:
-            found = self._chunks[load.pages] = self._state.get_large(load.pages) or []
-        return found
+        chunks = self._chunks.get(load.pages)
+        if chunks is None:
+            chunks = self._chunks[load.pages] = self._state.get_large(load.pages) or []
+        return chunks
 
 
 def ends_all(key: str, tables: PipelineTables) -> bool:

@@ -141,7 +141,7 @@ def blob_of(tables: Sequence[Changes], runs: Sequence[Run] | None = None) -> byt
                 "bytes": data.size,
             }
         )
-    order = None if runs is None else [[one.table, one.first, one.rows] for one in runs]
+    order = None if runs is None else [[run.table, run.first, run.rows] for run in runs]
     head = json.dumps({"tables": heads, "runs": order}).encode()
     return b"".join([len(head).to_bytes(4, "little"), head, *streams])
 
@@ -152,12 +152,17 @@ def changes_of(blob: bytes) -> Iterator[Changes]:
     end = 4 + int.from_bytes(view[:4], "little")
     head = json.loads(bytes(view[4:end]))
     tables = []
-    for one in head["tables"]:
-        with pyarrow.ipc.open_stream(view[end : end + one["bytes"]]) as stream:
+    for table_head in head["tables"]:
+        with pyarrow.ipc.open_stream(view[end : end + table_head["bytes"]]) as stream:
             rows = stream.read_next_batch()
-        end += one["bytes"]
+        end += table_head["bytes"]
         tables.append(
-            Changes(Target.from_json(one["target"]), rows, TableName(*one["source"]), Origin(one["origin"]))
+            Changes(
+                Target.from_json(table_head["target"]),
+                rows,
+                TableName(*table_head["source"]),
+                Origin(table_head["origin"]),
+            )
         )
     if head["runs"] is None:
         yield from tables
@@ -186,20 +191,23 @@ def slices(changes: Changes) -> Iterator[Changes]:
 def in_log_order(wave: Sequence[Changes]) -> list[Run]:
     """Return the runs in which changes of several tables follow one another in the log."""
     versions = numpy.concatenate(
-        [one.rows.column("_commit_version").to_numpy(zero_copy_only=False) for one in wave]
+        [changes.rows.column("_commit_version").to_numpy(zero_copy_only=False) for changes in wave]
     )
     numbers = numpy.concatenate(
-        [pc.struct_field(one.rows.column("_metadata"), "row").to_numpy(zero_copy_only=False) for one in wave]
+        [
+            pc.struct_field(changes.rows.column("_metadata"), "row").to_numpy(zero_copy_only=False)
+            for changes in wave
+        ]
     )
-    table = numpy.repeat(numpy.arange(len(wave)), [len(one) for one in wave])
-    place = numpy.concatenate([numpy.arange(len(one)) for one in wave])
-    order = numpy.lexsort((place, numbers, versions))
-    table, place = table[order], place[order]
+    table = numpy.repeat(numpy.arange(len(wave)), [len(changes) for changes in wave])
+    index = numpy.concatenate([numpy.arange(len(changes)) for changes in wave])
+    order = numpy.lexsort((index, numbers, versions))
+    table, index = table[order], index[order]
     # A run ends where the table changes, or where rows of it were taken out of their place.
-    breaks = numpy.flatnonzero((numpy.diff(table) != 0) | (numpy.diff(place) != 1)) + 1
+    breaks = numpy.flatnonzero((numpy.diff(table) != 0) | (numpy.diff(index) != 1)) + 1
     starts = numpy.concatenate([[0], breaks])
     stops = numpy.concatenate([breaks, [len(order)]])
     return [
-        Run(int(table[one]), int(place[one]), int(other - one))
-        for one, other in zip(starts, stops, strict=True)
+        Run(int(table[start]), int(index[start]), int(stop - start))
+        for start, stop in zip(starts, stops, strict=True)
     ]

@@ -24,10 +24,12 @@ SECONDS_SHOWN = 5.0
 class Progress:
     """Counts and rates of one run."""
 
-    def __init__(self, settings: PipelineSettings, told: Callable[[Mapping[str, Any]], None] | None) -> None:
+    def __init__(
+        self, settings: PipelineSettings, report: Callable[[Mapping[str, Any]], None] | None
+    ) -> None:
         sink = settings.sink.name
         self._names = {"pipeline": settings.name} | ({"sink": sink} if sink else {})
-        self._told = told
+        self._report = report
         self._rows = 0
         self._written = 0
         self._heads: dict[str, str] = {}
@@ -53,14 +55,14 @@ class Progress:
         state: PipelineState,
     ) -> None:
         """Show a batch that is done."""
-        rows = sum(one.rows + one.chunk_rows for one in outcome.counts)
-        chunk_rows = sum(one.chunk_rows for one in outcome.counts)
-        written = sum(one.rows for one in outcome.receipts)
-        time_us = max((one.time_us for one in outcome.counts), default=0)
+        rows = sum(counts.rows + counts.chunk_rows for counts in outcome.counts)
+        chunk_rows = sum(counts.chunk_rows for counts in outcome.counts)
+        written = sum(receipt.rows for receipt in outcome.receipts)
+        time_us = max((counts.time_us for counts in outcome.counts), default=0)
         self._rows += rows
         self._written += written
         self._loaded += chunk_rows
-        self._rejected += sum(one.rejected for one in outcome.counts)
+        self._rejected += sum(counts.rejected for counts in outcome.counts)
         unrepresentable: dict[str, int] = {}
         for receipt in outcome.receipts:
             for name, count in receipt.unrepresentable.items():
@@ -76,13 +78,13 @@ class Progress:
             "rejected": self._rejected,
         }
         if record.end:
-            shown["positions"] = {name: str(Offset.from_json(one)) for name, one in record.end.items()}
+            shown["positions"] = {name: str(Offset.from_json(offset)) for name, offset in record.end.items()}
             shown["heads"] = dict(self._heads)
         if time_us:
             shown["lag_seconds"] = round(max(0.0, time.time() - time_us / 1e6), 3)
         if unrepresentable:
             shown["unrepresentable"] = unrepresentable
-        if outdated := sum(one.outdated for one in outcome.receipts):
+        if outdated := sum(receipt.outdated for receipt in outcome.receipts):
             shown["outdated"] = outdated
         if record.chunks:
             shown |= self._of_load(checkpoint, record)
@@ -137,8 +139,8 @@ class Progress:
         state.show({**self._names, "updated_us": time.time_ns() // 1000, **shown, **self._of_sources()})
 
     def _tell(self, shown: dict[str, Any]) -> None:
-        if self._told is not None:
-            self._told({**self._names, **shown, **self._of_sources()})
+        if self._report is not None:
+            self._report({**self._names, **shown, **self._of_sources()})
 
     def _of_sources(self) -> dict[str, Any]:
         aside = {name: str(problem) for name, problem in self.aside.items()}

@@ -53,13 +53,15 @@ def range_parts(
     `ends` is told where the range is opened and where the next one begins. `tables` are read in place of the
     plan's own.
     """
-    told = plan.sources[work.source]
+    pipeline_source = plan.sources[work.source]
     options = replace(
-        told.options,
+        pipeline_source.options,
         epoch=work.epoch,
         server_key=work.server_key,
         epochs=work.epochs,
-        reconnect_tries=_RECONNECT_TRIES_MAX if len(told.servers) < 2 else _RECONNECT_TRIES_MAX_OF_SEVERAL,
+        reconnect_tries=_RECONNECT_TRIES_MAX
+        if len(pipeline_source.servers) < 2
+        else _RECONNECT_TRIES_MAX_OF_SEVERAL,
     )
     source = open_source(options)
     try:
@@ -72,7 +74,7 @@ def range_parts(
             source,
             work.byte_range,
             Selection(
-                PipelinePatterns(tables or told.tables, passed_over_tables(plan, work.source)),
+                PipelinePatterns(tables or pipeline_source.tables, passed_over_tables(plan, work.source)),
                 bounds=work.bounds,
             ),
             known,
@@ -89,9 +91,11 @@ def passed_over_tables(plan: TaskPlan, source: str) -> frozenset[TableName]:
     return frozenset(TableName.parse(table) for name, _, table in keys if name == source)
 
 
-def chunk_changes(plan: TaskPlan, work: ChunkWork, told: Callable[[Watermark], None]) -> Iterator[Changes]:
+def chunk_changes(
+    plan: TaskPlan, work: ChunkWork, on_watermark: Callable[[Watermark], None]
+) -> Iterator[Changes]:
     """Yield the rows of a chunk, as of a place in the log that is taken just before they are read, and
-    told."""
+    passed to `on_watermark`."""
     source = plan.sources[work.source]
     known = plan.tables[table_key(work.source, work.table)]
     assert source.server is not None, "only tables of a server are cut into chunks"
@@ -105,7 +109,7 @@ def chunk_changes(plan: TaskPlan, work: ChunkWork, told: Callable[[Watermark], N
         where=work.where,
         rate=rate,
         exact=work.exact,
-        on_watermark=told,
+        on_watermark=on_watermark,
         tries_max=_RECONNECT_TRIES_MAX,
     )
 
@@ -142,14 +146,17 @@ def _others(
         name = key.partition("/")[0]
         if (
             key != table_key(own.source.name, own.table.name)
-            and target.name in {one.name for one in targets_of_table(steps, table.current, [target.name])}
+            and target.name
+            in {known_target.name for known_target in targets_of_table(steps, table.current, [target.name])}
             and may_share_rows(shard, shard_of(steps, plan.steps, table.current, name))
         ):
             known.setdefault(name, []).append(table.current.name)
     others = [
         SourceTable(plan.sources[name], table)
         for name, tables in known.items()
-        for table in targets_of(address_of(plan.sources[name]), TablePatterns([one.sql for one in tables]))
+        for table in targets_of(
+            address_of(plan.sources[name]), TablePatterns([table_name.sql for table_name in tables])
+        )
     ]
     for other in others:
         if table_key(other.source.name, other.table.name) in plan.passed_over:

@@ -74,7 +74,7 @@ class PipelineRun:
     Servers, daemons, the coordination store and executors that do not answer are retried for
     `errors.retry_for`. If a retry in place does not help, the run restarts from the recorded state, as a new
     process would. With `until_caught_up` the run ends once the target has every change that was logged before
-    its start, or before its loads ended. `told` is called with the progress after each batch, and with each
+    its start, or before its loads ended. `report` is called with the progress after each batch, and with each
     error. Runs of several sinks agree on the ends of their batches in `shared_ends`, by source.
     """
 
@@ -85,7 +85,7 @@ class PipelineRun:
         *,
         until_caught_up: bool = False,
         stop: threading.Event | None = None,
-        told: Callable[[Mapping[str, Any]], None] | None = None,
+        report: Callable[[Mapping[str, Any]], None] | None = None,
         shared_ends: Mapping[str, SharedEnds] | None = None,
     ) -> None:
         self._settings = settings
@@ -105,7 +105,7 @@ class PipelineRun:
         self._begun: BatchRecord | None = None
         self._unwritten: int | None = None
         self._cascades = CascadeWatch(settings, self._sink)
-        self._progress = Progress(settings, told)
+        self._progress = Progress(settings, report)
         self._stretches = Stretches(self._progress, until_caught_up=until_caught_up)
         # The state and the checkpoint of the last attempt, None before the first.
         self._state: PipelineState | None = None

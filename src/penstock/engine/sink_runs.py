@@ -118,7 +118,7 @@ class SinkRuns:
             driver,
             until_caught_up=self._until_caught_up,
             stop=self._stop,
-            told=self._tell,
+            report=self._tell,
             shared_ends=self._shared_ends,
         )
 
@@ -212,6 +212,5 @@ def run_of(
     report: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> PipelineRun | SinkRuns:
     """Return the run of a pipeline with one sink or with several."""
-    if len(settings.sinks) > 1:
-        return SinkRuns(settings, driver, until_caught_up=until_caught_up, stop=stop, report=report)
-    return PipelineRun(settings, driver, until_caught_up=until_caught_up, stop=stop, told=report)
+    kind = PipelineRun if len(settings.sinks) == 1 else SinkRuns
+    return kind(settings, driver, until_caught_up=until_caught_up, stop=stop, report=report)

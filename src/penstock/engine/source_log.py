@@ -132,8 +132,8 @@ class SourceLog:
         if start is not None and not isinstance(start, str) and start.time_us is not None:
             bounds = replace(bounds, time_from_us=start.time_us)
         return [
-            RangeWork(self.source.name, one, bounds, options.epoch, options.server_key, options.epochs)
-            for one in ranges
+            RangeWork(self.source.name, byte_range, bounds, options.epoch, options.server_key, options.epochs)
+            for byte_range in ranges
         ]
 
     def histories(self, works: list[RangeWork]) -> list[dict[str, Any] | None]:
@@ -146,16 +146,16 @@ class SourceLog:
         if self._tracked is None:
             return [None] * len(works)
         source = self._log.source(works[0].epoch, works[0].server_key or "")
-        self._tracked.advance(source, [one.byte_range for one in works])
-        return [self._tracked.at(one.byte_range.position) for one in works]
+        self._tracked.advance(source, [work.byte_range for work in works])
+        return [self._tracked.at(work.byte_range.position) for work in works]
 
 
 def around_skips(
     begin: Offset, until: Offset | None, skips: Sequence[Sequence[Mapping[str, Any]]]
 ) -> tuple[Offset, Offset | None]:
     """Return where to begin and to end so that nothing is read of stretches that are passed over."""
-    for one in skips:
-        first, behind = (Offset.from_json(offset) for offset in one)
+    for skip in skips:
+        first, behind = (Offset.from_json(offset) for offset in skip)
         if place_of(begin.position) >= place_of(behind.position):
             continue
         if place_of(begin.position) < place_of(first.position):

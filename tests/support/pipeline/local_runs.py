@@ -35,7 +35,7 @@ def run_here(
     told: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> Checkpoint:
     """Run a pipeline to the end of its log."""
-    return PipelineRun(settings, driver or LocalDriver(2), until_caught_up=True, told=told).run()
+    return PipelineRun(settings, driver or LocalDriver(2), until_caught_up=True, report=told).run()
 
 
 def run_sinks_here(

@@ -68,7 +68,7 @@ def running(
 
     Raises the error that ended the pipeline.
     """
-    run = PipelineRun(settings, driver_of(engine), told=told)
+    run = PipelineRun(settings, driver_of(engine), report=told)
     failed: list[BaseException] = []
 
     def go() -> None:
