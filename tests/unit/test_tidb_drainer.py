@@ -12,6 +12,9 @@ import pytest
 
 import penstock
 from penstock.capture.status import State
+from penstock.logstore.reader import LogReader
+from penstock.tidb.drainer import POSITION_FILE
+from penstock.tidb.merged_log import end_of_merged_log
 from penstock.tidb.messages import NOTIFY, BinlogHead
 from penstock.tidb.registry import NodeState
 from tests.support.tidb.cluster import FakeCluster
@@ -101,6 +104,25 @@ def test_restarted_drainer_continues_after_its_last_transaction(
             drainer.wait_for_ts(cluster, END)
         assert pump.pulled_after == [0, last_commit_ts(PAYLOADS[:9])]
     assert _changes(tmp_path / "two") == expected
+
+
+def test_position_is_found_in_the_log_itself(
+    cluster: FakeCluster, tmp_path: Path, expected: list[tuple[Any, ...]]
+) -> None:
+    folder = tmp_path / "log"
+    with StandInPump(cluster, "first") as pump:
+        pump.register()
+        for start in range(0, len(PAYLOADS), 7):
+            following = PAYLOADS[start : start + 7]
+            pump.release(*following)
+            with running_drainer(cluster, folder) as drainer:
+                drainer.wait_for_ts(cluster, last_commit_ts(following))
+            # A killed drainer has not saved its last position.
+            (folder / POSITION_FILE).unlink()
+            log = LogReader.open(folder)
+            assert end_of_merged_log(log).commit_ts <= last_commit_ts(following)
+            assert end_of_merged_log(log).commit_ts >= last_commit_ts(following[:-1])
+    assert _changes(folder) == expected
 
 
 def test_lost_connection_is_resumed_where_the_stream_ended(

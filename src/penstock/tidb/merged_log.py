@@ -10,13 +10,16 @@ import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from penstock._native import BlockCutter, tidb_file_head, tidb_rotation
+from penstock._native import BlockCutter, TidbTranscoder, tidb_file_head, tidb_rotation
 from penstock.capture.receive import Receiver
+from penstock.errors import LogDamaged
 from penstock.logstore.disk import Buffer
 from penstock.logstore.log import Log
 from penstock.logstore.reader import LogExtent, LogReader
 from penstock.model import Position
+from penstock.mysql.replica import FIRST_EVENT_OFFSET
 from penstock.tidb.cluster import physical_us
+from penstock.tidb.messages import BinlogKind, encode_binlog
 
 EPOCH = 0
 SERVER_ID = 1
@@ -29,8 +32,20 @@ FILE_BYTES_MAX = 1 << 30
 # Type and size in an event's header, and the commit and start timestamps in the event of a commit.
 _HEADER = struct.Struct("<4xB4xI6x")
 _COMMIT = struct.Struct("<QQQq")
-_COMMIT_CODE = 198
-_ROTATE_CODE = 4
+_ANONYMOUS_GTID_CODE, _ROTATE_CODE = 34, 4
+
+
+def _commit_code() -> int:
+    """Return the type of the event of a commit, from a transaction that the kernel writes."""
+    transcoder = TidbTranscoder(cluster_id=0, server_id=SERVER_ID)
+    payload = encode_binlog(BinlogKind.COMMIT, 1, 1)
+    events = b"".join(transcoder.transaction([payload], FIRST_EVENT_OFFSET))
+    _, first_size = _HEADER.unpack_from(events)
+    code: int = _HEADER.unpack_from(events, first_size)[0]
+    return code
+
+
+_COMMIT_CODE = _commit_code()
 
 
 def file_name(number: int) -> str:
@@ -120,9 +135,10 @@ class MergedEnd:
 def end_of_merged_log(log: LogReader) -> MergedEnd:
     """Return the last transaction of a log. Reads its last blocks only.
 
-    Raises LogDamaged, ChecksumMismatch.
+    Raises LogDamaged, also for a transaction without a commit timestamp: the drainer would log it again.
     """
     last_code: int | None = None
+    has_transaction = False
     for extent in reversed(log.extents()):
         stop = extent.end
         while stop > extent.start:
@@ -131,12 +147,19 @@ def end_of_merged_log(log: LogReader) -> MergedEnd:
             commit: tuple[int, int] | None = None
             code = 0
             for code, event in _scan(log, extent, start, stop):
+                has_transaction |= code == _ANONYMOUS_GTID_CODE
                 if code == _COMMIT_CODE:
                     commit_ts, start_ts, _, _ = _COMMIT.unpack_from(event, _HEADER.size)
                     commit = commit_ts, start_ts
             last_code = code if last_code is None else last_code
             if commit is not None:
                 return MergedEnd(*commit, is_rotated=last_code == _ROTATE_CODE)
+            if has_transaction:
+                raise LogDamaged(
+                    f"the last transaction of {extent.file} has no commit timestamp",
+                    position=str(Position(extent.epoch, extent.file, start)),
+                    hint="Begin a new log: move the folder of this one away, and read the tables again",
+                )
             stop = start
     return MergedEnd(is_rotated=last_code == _ROTATE_CODE)
 
