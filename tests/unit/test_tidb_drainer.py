@@ -125,6 +125,24 @@ def test_position_is_found_in_the_log_itself(
     assert _changes(folder) == expected
 
 
+def test_files_rotate_between_transactions_and_across_restarts(
+    cluster: FakeCluster, tmp_path: Path, expected: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.tidb.merged_log.FILE_BYTES_MAX", 900)
+    folder = tmp_path / "log"
+    with StandInPump(cluster, "first") as pump:
+        pump.register()
+        for start in range(0, len(PAYLOADS), 4):
+            following = PAYLOADS[start : start + 4]
+            pump.release(*following)
+            with running_drainer(cluster, folder) as drainer:
+                drainer.wait_for_ts(cluster, last_commit_ts(following))
+    files = [extent.file for extent in LogReader.open(folder).extents()]
+    assert files == [f"tidb-binlog.{number:06d}" for number in range(1, len(files) + 1)]
+    assert len(files) > 3
+    assert _changes(folder) == expected
+
+
 def test_lost_connection_is_resumed_where_the_stream_ended(
     cluster: FakeCluster, tmp_path: Path, expected: list[tuple[Any, ...]]
 ) -> None:

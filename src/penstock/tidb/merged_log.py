@@ -61,11 +61,10 @@ def server_key_of(cluster_id: int) -> str:
 class MergedLog:
     """Appends generated events to a log through a receiver. One thread uses it."""
 
-    def __init__(self, log: Log, receiver: Receiver, *, file_bytes_max: int = FILE_BYTES_MAX) -> None:
+    def __init__(self, log: Log, receiver: Receiver) -> None:
         """Continue at the end of the log, or begin its first file. The log's epoch has begun."""
         self._log = log
         self._receiver = receiver
-        self._file_bytes_max = file_bytes_max
         visible = log.visible
         if visible is None:
             self._number, self._cutter = 1, self._new_cutter(file_name(1), 0, None)
@@ -94,7 +93,7 @@ class MergedLog:
         Raises the errors of the log.
         """
         time_s = physical_us(commit_ts) // 1_000_000
-        if self._cutter.offset >= self._file_bytes_max:
+        if self._cutter.offset >= FILE_BYTES_MAX:
             name = file_name(self._number + 1)
             self.append(tidb_rotation(name, self._cutter.offset, server_id=SERVER_ID, time_s=time_s))
             self._next_file()
