@@ -138,6 +138,11 @@ class Relay:
 
 
 def _refuse_misfit(settings: PipelineSettings) -> None:
+    if len(settings.sinks) > 1:
+        raise OptionInvalid(
+            f"a relay writes to one sink, and the pipeline {settings.name} has several",
+            hint="Run: penstock run --local; or write a file with one sink for each relay",
+        )
     for source in settings.sources:
         if source.options.daemon is None:
             raise OptionInvalid(

@@ -297,7 +297,11 @@ class PipelineState(PagedRecords):
                 hint=f"penstock pipelines adopt FILE --sink {self.sink} gives the progress to this sink;"
                 " penstock pipelines reset FILE --yes forgets it",
             )
-        if not self.sink and (sinks := self.sinks()):
+        if self.sink:
+            return
+        # A sink that was reset has no checkpoint.
+        paths = {sink: path_of(_TOP, self.name, _SINKS, sink, "standing") for sink in self.sinks()}
+        if sinks := [sink for sink, path in paths.items() if self.store.get(path) is not None]:
             raise OptionInvalid(
                 f"the progress of the pipeline {self.name} is recorded for the sinks {', '.join(sinks)},"
                 " and it has `sink` now",
