@@ -138,17 +138,20 @@ class Column:
     """A column as the server declares it.
 
     `type_text` is information_schema.COLUMNS.COLUMN_TYPE verbatim; `charset` its CHARACTER_SET_NAME, None for
-    a type without one.
+    a type without one. `visible` is whether SELECT * shows it, None if unknown. It changes no value: columns
+    that differ in it alone are equal.
     """
 
     name: str
     type_text: str
     charset: str | None = None
     nullable: bool = True
+    visible: bool | None = field(default=None, compare=False)
 
     def to_json(self) -> list[Any]:
-        """Return [name, type text, charset, nullable]."""
-        return [self.name, self.type_text, self.charset, self.nullable]
+        """Return [name, type text, charset, nullable], and whether it is visible if that is known."""
+        known = [] if self.visible is None else [self.visible]
+        return [self.name, self.type_text, self.charset, self.nullable, *known]
 
     @classmethod
     def from_json(cls, value: Any) -> Self:
@@ -156,6 +159,8 @@ class Column:
         match value:
             case [str(name), str(type_text), str() | None as charset, bool(nullable)]:
                 return cls(name, type_text, charset, nullable)
+            case [str(name), str(type_text), str() | None as charset, bool(nullable), bool(visible)]:
+                return cls(name, type_text, charset, nullable, visible)
         raise SchemaInvalid(
             f"{value!r} is not a column", hint="A column is [name, type, charset or null, nullable]"
         )
@@ -217,8 +222,10 @@ class TableSchema:
         return TableName(self.database, self.table)
 
     def same_definition(self, other: "TableSchema") -> bool:
-        """Return whether rows of both decode the same: equal columns and key, regardless of the version."""
-        return self.columns == other.columns and self.primary_key == other.primary_key
+        """Return whether both are one definition: equal columns, visibility and key, whatever the version."""
+        visible, other_visible = ([column.visible for column in schema.columns] for schema in (self, other))
+        same_rows = self.columns == other.columns and self.primary_key == other.primary_key
+        return same_rows and visible == other_visible
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""

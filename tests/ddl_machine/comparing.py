@@ -134,13 +134,15 @@ def _compare_rows(
         outcome.differences.append(f"rows that no statement changed at {version:x}: {rest[:2]}")
 
 
-def _shown(schema: TableSchema) -> tuple[Column, ...]:
-    """Return the columns without MariaDB's hidden hashes.
+def _shown(schema: TableSchema) -> tuple[tuple[Column, bool | None], ...]:
+    """Return the columns, and whether they are visible, without MariaDB's hidden hashes.
 
     Whether a key has one may change whenever the table is built anew (ENGINE, FORCE, a key of a prefix). The
     table map tells, by its count of columns.
     """
-    return tuple(column for column in schema.columns if not column.name.startswith("DB_ROW_HASH_"))
+    return tuple(
+        (column, column.visible) for column in schema.columns if not column.name.startswith("DB_ROW_HASH_")
+    )
 
 
 def _difference(change: RowChange, rows: list[dict[str, Any]], outcome: Outcome) -> str | None:

@@ -9,7 +9,7 @@ import pytest
 
 from penstock.binlog import read_binlog
 from penstock.errors import SchemaMismatch
-from penstock.model import Column, TableName, TableSchema
+from penstock.model import Column, Position, TableName, TableSchema
 from penstock.schema.history import SchemaHistory
 from penstock.schema.server_defaults import ServerDefaults
 from penstock.schema.statements.tokens import ServerSpelling
@@ -135,3 +135,45 @@ def test_server_that_repeats_a_contradicted_definition_stops_the_table(log: Path
     wrong = replace(schema, columns=(*schema.columns, Column("more", "int")))
     with pytest.raises(SchemaMismatch, match="28 columns, the table map 27"):
         rows_of(log, history_with(list(wrong.columns), wrong, False), end_of_create(log))
+
+
+@pytest.mark.parametrize(("visible", "fits"), [(True, True), (None, True), (False, False)])
+def test_visibility_that_the_log_contradicts_is_a_mismatch(
+    visible: bool | None, fits: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "binlog.000001"
+    signs, charset, charset_of_each, visibility = 1, 2, 3, 12
+    content = (LOGS / f"{MYSQL}.binlog").read_bytes()
+    path.write_bytes(with_table_metadata(content, (signs, charset, charset_of_each, visibility)))
+    schema = definition_of(path)
+    columns = [replace(column, visible=visible) for column in schema.columns]
+    history, start = history_with(columns, None, mariadb=False), end_of_create(path)
+    if fits:
+        assert rows_of(path, history, start) == rows_of(path)
+        return
+    with pytest.raises(SchemaMismatch, match="declared as INVISIBLE, but the log tells VISIBLE"):
+        rows_of(path, history, start)
+    assert rows_of(path, history_with(columns, schema, mariadb=False), start) == rows_of(path)
+
+
+def test_statements_move_the_visibility_of_columns_on() -> None:
+    history = SchemaHistory(ServerDefaults(ServerSpelling(False), "utf8mb4", {"d": "utf8mb4"}, False))
+    visible: list[dict[str, bool | None]] = []
+    statements = (
+        "CREATE TABLE t (id INT PRIMARY KEY, a INT INVISIBLE, b INT /*!80023 INVISIBLE */ DEFAULT 1)",
+        "ALTER TABLE t ALTER COLUMN a SET VISIBLE, ALTER id SET INVISIBLE, ALTER INDEX i INVISIBLE",
+        "ALTER TABLE t MODIFY b BIGINT, ADD c INT INVISIBLE AFTER id",
+    )
+    for number, statement in enumerate(statements, 1):
+        history.apply(statement, "d", Position(0, "binlog.000001", number))
+        schema = history.schema("d", "t")
+        assert schema is not None
+        assert TableSchema.from_json(schema.to_json()).columns == schema.columns
+        again = TableSchema.from_json(schema.to_json()).columns
+        assert [column.visible for column in again] == [column.visible for column in schema.columns]
+        visible.append({column.name: column.visible for column in schema.columns})
+    assert visible == [
+        {"id": True, "a": False, "b": False},
+        {"id": False, "a": True, "b": False},
+        {"id": False, "c": False, "a": True, "b": True},
+    ]

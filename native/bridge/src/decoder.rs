@@ -457,8 +457,14 @@ impl TableRequest {
     /// Check a definition against everything that the table map logs about the table.
     ///
     /// Raises `SchemaMismatch` if they contradict each other, `SchemaInvalid` for a type that cannot be parsed.
-    fn prove(&self, py: Python<'_>, columns: Vec<ColumnTuple>, primary_key: Vec<String>) -> PyResult<()> {
-        self.inner.prove(&declared(columns), &primary_key).map_err(|error| raise(py, &error))
+    fn prove(
+        &self,
+        py: Python<'_>,
+        columns: Vec<ColumnTuple>,
+        primary_key: Vec<String>,
+        visible: Vec<Option<bool>>,
+    ) -> PyResult<()> {
+        self.inner.prove(&declared(columns), &primary_key, &visible).map_err(|error| raise(py, &error))
     }
 
     /// The position of the table map: `file:offset`.

@@ -16,7 +16,8 @@ _TYPES_IN_STRINGS = ("uuid", "inet4", "inet6", "vector")
 def contradiction_of(request: Any, schema: TableSchema) -> SchemaMismatch | None:
     """Return how a definition contradicts the table map, None if it matches."""
     try:
-        request.prove(columns_of(schema.columns), schema.primary_key)
+        visible = [column.visible for column in schema.columns]
+        request.prove(columns_of(schema.columns), schema.primary_key, visible)
     except SchemaMismatch as mismatch:
         return mismatch
     return None

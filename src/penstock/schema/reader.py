@@ -27,7 +27,7 @@ FROM information_schema.TABLES
 WHERE TABLE_TYPE IN ('BASE TABLE', 'SYSTEM VERSIONED', 'SEQUENCE') AND {which}"""
 _COLUMNS = """
 SELECT TABLE_SCHEMA AS `database`, TABLE_NAME AS `table`, COLUMN_NAME AS name, COLUMN_TYPE AS type_text,
-       CHARACTER_SET_NAME AS charset, IS_NULLABLE AS nullable
+       CHARACTER_SET_NAME AS charset, IS_NULLABLE AS nullable, EXTRA AS extra
 FROM information_schema.COLUMNS WHERE {which}
 ORDER BY TABLE_SCHEMA, TABLE_NAME, ORDINAL_POSITION"""
 _KEYS = """
@@ -139,6 +139,7 @@ def _column(row: dict[str, Any]) -> Column:
         str(row["type_text"]),
         charset_name(str(charset)) if charset else None,
         row["nullable"] == "YES",
+        "INVISIBLE" not in str(row["extra"]).upper(),
     )
 
 

@@ -24,6 +24,7 @@ from penstock.schema.statements.effects import (
     RenameTable,
     SetKey,
     SetTableCharset,
+    SetVisibility,
     Step,
     Unread,
 )
@@ -151,6 +152,10 @@ def _undo_step(definition: TableDefinition, step: Step, statement: LoggedStateme
                 for column in schema.columns
             )
             return replace(definition, schema=replace(schema, columns=columns, primary_key=()))
+        case SetVisibility():
+            # The log does not say what the visibility was before, and the column may have another name here.
+            columns = tuple(replace(column, visible=None) for column in schema.columns)
+            return replace(definition, schema=replace(schema, columns=columns))
         case SetTableCharset():
             return replace(definition, charset=None)
         case AddUnique() if not definition.hidden_columns:

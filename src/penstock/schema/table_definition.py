@@ -26,6 +26,7 @@ from penstock.schema.statements.effects import (
     SetKey,
     SetTableCharset,
     SetVersioning,
+    SetVisibility,
     Step,
 )
 from penstock.schema.statements.tables import adds_hash, may_need_hash
@@ -136,7 +137,7 @@ def _column(spelling: ColumnSpelling, table_charset: str | None) -> Column:
         type_text, charset = spelling.declared.resolve(spelling.charset or table_charset)
     except TypeUnknown as problem:
         raise Contradiction(f"the charset of column {spelling.name} is unknown") from problem
-    return Column(spelling.name, type_text, charset, spelling.nullable)
+    return Column(spelling.name, type_text, charset, spelling.nullable, spelling.visible)
 
 
 # Converting ENUM and SET members from these charsets keeps them unchanged. Two-byte charsets such as ucs2 do
@@ -204,6 +205,7 @@ class _Draft:
         actions: dict[type[Any], Callable[[Any], None]] = {
             AddColumn: self.add,
             ChangeColumn: self.change,
+            SetVisibility: self.set_visibility,
             SetKey: self.set_key,
             ConvertCharset: self.convert,
             SetTableCharset: self.set_charset,
@@ -237,6 +239,10 @@ class _Draft:
             self.columns.insert(at, column)
         else:
             self._insert(column, step.placement)
+
+    def set_visibility(self, step: SetVisibility) -> None:
+        at = self._find(step.name)
+        self.columns[at] = replace(self.columns[at], visible=step.visible)
 
     def rename(self, steps: Sequence[RenameColumn]) -> None:
         new = {self.columns[self._find(step.name)].name: step.to for step in steps}

@@ -61,6 +61,8 @@ pub struct LogColumn {
     pub nullable: bool,
     /// The declared type of a spatial column, with FULL metadata.
     pub geometry: Option<&'static str>,
+    /// Whether `SELECT *` shows the column, with MySQL's FULL metadata.
+    pub visible: Option<bool>,
 }
 
 /// Indexed by the values of `Field::geometry_type`.
@@ -123,6 +125,7 @@ impl TableMap {
                 described: false,
                 nullable: nullable.get(index / 8).is_some_and(|byte| byte >> (index % 8) & 1 == 1),
                 geometry: None,
+                visible: None,
             })
             .collect();
         let mut map = TableMap { table_id, database, table, columns, primary_key: Vec::new() };
@@ -173,8 +176,8 @@ impl TableMap {
                 }
                 10 => self.default_charset(value_cursor, is_enumerated)?,
                 11 => self.charset_of_each(value_cursor, is_enumerated)?,
-                // Field 12 (visibility), field 13 (vector dimensions) and fields of later versions do not affect how
-                // values are decoded.
+                12 => self.visibility(value),
+                // Field 13 (vector dimensions) and fields of later versions do not affect how values are decoded.
                 _ => {}
             }
         }
@@ -201,6 +204,13 @@ impl TableMap {
         for (index, column) in numeric.enumerate() {
             column.hints.unsigned = bits.get(index / 8).is_some_and(|byte| byte << (index % 8) & 0x80 != 0);
             column.described = true;
+        }
+    }
+
+    /// Reads one bit for each column, starting with the highest bit of the first byte; set means visible.
+    fn visibility(&mut self, bits: &[u8]) {
+        for (index, column) in self.columns.iter_mut().enumerate() {
+            column.visible = bits.get(index / 8).map(|byte| byte << (index % 8) & 0x80 != 0);
         }
     }
 
@@ -329,6 +339,7 @@ mod tests {
 
     const SIGNS: u8 = 1;
     const CHARSET_OF_EACH: u8 = 3;
+    const VISIBILITY: u8 = 12;
 
     fn format() -> Format {
         Format {
@@ -369,6 +380,15 @@ mod tests {
         let described: Vec<bool> = map.columns.iter().map(|column| column.described).collect();
         let numbers: Vec<bool> = codes.iter().map(|code| ![VARCHAR, BIT].contains(code)).collect();
         assert_eq!(described, numbers);
+    }
+
+    #[test]
+    fn every_column_has_a_visibility_bit() {
+        use code::{LONG, VARCHAR};
+        let map = body(&[LONG, VARCHAR, LONG], &[40, 0], VISIBILITY, &[0b1010_0000]);
+        let columns = TableMap::read(&map, &format()).unwrap().columns;
+        let visible: Vec<_> = columns.iter().map(|column| column.visible).collect();
+        assert_eq!(visible, [Some(true), Some(false), Some(true)]);
     }
 
     #[test]

@@ -18,16 +18,35 @@ impl TableRequest {
     /// Checks a definition against everything that the table map logs.
     ///
     /// That is the number of columns, their types, lengths and nullability; and, as far as the server logs them,
-    /// signs, character sets, names, members and the primary key. The key is not checked if the definition has none,
-    /// since a schema given by the caller may omit it. Visibility is not checked: it changes no value, and row images
-    /// include invisible columns.
+    /// signs, character sets, names, members, the primary key and visibility. The key is not checked if the definition
+    /// has none, since a schema given by the caller may omit it, and neither is the visibility of a column for which
+    /// `visible` has none. Visibility changes no value, but shows that the definition is another one.
     ///
     /// Raises `SchemaMismatch`, and `SchemaInvalid` for a type that cannot be parsed.
-    pub fn prove(&self, columns: &[DeclaredColumn], primary_key: &[String]) -> Result<()> {
+    pub fn prove(&self, columns: &[DeclaredColumn], primary_key: &[String], visible: &[Option<bool>]) -> Result<()> {
         let locate = |error: Error| {
             error.within(&format!("table `{}`.`{}`", self.database, self.table)).at(&self.file, self.offset)
         };
-        self.check_definition(columns, primary_key).map_err(locate)
+        self.check_definition(columns, primary_key)
+            .and_then(|()| self.check_visibility(columns, visible))
+            .map_err(locate)
+    }
+
+    fn check_visibility(&self, columns: &[DeclaredColumn], visible: &[Option<bool>]) -> Result<()> {
+        for ((declared, visible), logged) in columns.iter().zip(visible).zip(&self.map.columns) {
+            let (Some(visible), Some(logged)) = (visible, logged.visible) else { continue };
+            if *visible != logged {
+                let text = |visible| if visible { "VISIBLE" } else { "INVISIBLE" };
+                let message = format!(
+                    "column `{}`: declared as {}, but the log tells {}",
+                    declared.name,
+                    text(*visible),
+                    text(logged)
+                );
+                return Err(mismatch(message));
+            }
+        }
+        Ok(())
     }
 
     fn check_definition(&self, columns: &[DeclaredColumn], primary_key: &[String]) -> Result<()> {

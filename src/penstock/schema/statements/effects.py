@@ -24,6 +24,7 @@ class ColumnSpelling:
     """Whether MariaDB adds a unique key over the column, which may use a hidden hash."""
     ends_period: bool = False
     """Whether the column is the ROW END of a system-versioned table of MariaDB."""
+    visible: bool = True
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,14 @@ class ChangeColumn:
     may_add_hash: bool = False
     """Whether MariaDB may add a hidden column if there is a unique key over a column of this type."""
     if_exists: bool = False
+
+
+@dataclass(frozen=True)
+class SetVisibility:
+    """MySQL's ALTER COLUMN ... SET VISIBLE or INVISIBLE."""
+
+    name: str
+    visible: bool
 
 
 @dataclass(frozen=True)
@@ -116,6 +125,7 @@ class SetTableCharset:
 Step = (
     AddColumn
     | ChangeColumn
+    | SetVisibility
     | RenameColumn
     | DropColumn
     | SetKey

@@ -29,6 +29,7 @@ from penstock.schema.statements.effects import (
     SetKey,
     SetTableCharset,
     SetVersioning,
+    SetVisibility,
     Statement,
     Step,
     accept_charset,
@@ -164,8 +165,7 @@ def _action(part: TokenCursor, statement: Statement, name: TableName) -> list[St
     if part.accept("RENAME"):
         return _rename_part(part)
     if part.accept("ALTER"):
-        # ALTER COLUMN sets defaults and visibility; ALTER INDEX and ALTER CHECK do not concern columns.
-        return []
+        return _alter_column(part)
     if part.accept("CONVERT"):
         return _convert(part, database_is_current=name.database == statement.database)
     if part.accept("WITH"):
@@ -173,6 +173,15 @@ def _action(part: TokenCursor, statement: Statement, name: TableName) -> list[St
     if part.next.upper in _SHAPELESS:
         return []
     return _options(part)
+
+
+def _alter_column(part: TokenCursor) -> list[Step]:
+    """Parse ALTER COLUMN, which sets a default or the visibility. ALTER INDEX changes no column."""
+    visible = part.has("SET", "VISIBLE")
+    if not visible and not part.has("SET", "INVISIBLE"):
+        return []
+    part.accept("COLUMN")
+    return [SetVisibility(_name(part), visible)]
 
 
 def _change(part: TokenCursor, statement: Statement, *, renames: bool) -> list[Step]:
@@ -367,7 +376,7 @@ def _column(part: TokenCursor, statement: Statement) -> ColumnSpelling:
     serial = part.next.upper == "SERIAL"
     declared = take_type(part, statement.spelling)
     charset: str | None = None
-    nullable, key, unique, ends_period = not serial, False, False, False
+    nullable, key, unique, ends_period, visible = not serial, False, False, False, True
     while not part.ended and not _at_placement(part):
         attribute_charset = accept_charset(part)
         if attribute_charset is not None:
@@ -385,6 +394,8 @@ def _column(part: TokenCursor, statement: Statement) -> ColumnSpelling:
         elif part.accept("KEY"):
             # KEY alone means PRIMARY KEY in a column's attributes.
             nullable, key = False, True
+        elif part.accept("INVISIBLE"):
+            visible = False
         elif part.accept("ASCII"):
             charset = "latin1"
         elif part.accept("UNICODE"):
@@ -397,7 +408,7 @@ def _column(part: TokenCursor, statement: Statement) -> ColumnSpelling:
                 part.take()
         elif part.within_parentheses() is None:
             part.take()
-    return ColumnSpelling(name, declared, charset, nullable, key, unique, ends_period)
+    return ColumnSpelling(name, declared, charset, nullable, key, unique, ends_period, visible)
 
 
 def _at_placement(part: TokenCursor) -> bool:

@@ -6,7 +6,7 @@ use crate::column::{Hints, Wire};
 /// Checks a definition against a table map with a single column.
 fn prove_definition(code: u8, metadata: u16, hints: Hints, type_text: &str, charset: Option<&str>) -> Result<Kind> {
     let wire = Wire { code, metadata };
-    let logged = LogColumn { wire, name: None, hints, described: true, nullable: true, geometry: None };
+    let logged = LogColumn { wire, name: None, hints, described: true, nullable: true, geometry: None, visible: None };
     let charset = charset.map(str::to_owned);
     let declared = DeclaredColumn { name: "c".to_owned(), type_text: type_text.to_owned(), charset, nullable: true };
     prove_column(&declared, &logged, false)

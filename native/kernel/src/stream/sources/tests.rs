@@ -9,7 +9,15 @@ const FIXED_16: Wire = Wire { code: 254, metadata: 254 | 16 << 8 };
 
 fn logged(name: &str) -> LogColumn {
     let hints = Hints { charset: Charset::from_name("binary"), mariadb: true, ..Hints::default() };
-    LogColumn { wire: FIXED_16, name: Some(name.into()), hints, described: true, nullable: true, geometry: None }
+    LogColumn {
+        wire: FIXED_16,
+        name: Some(name.into()),
+        hints,
+        described: true,
+        nullable: true,
+        geometry: None,
+        visible: None,
+    }
 }
 
 fn declared(name: &str, type_text: &str) -> DeclaredColumn {
