@@ -88,9 +88,8 @@ class StandInPump:
         sent = 0
         while True:
             with self._changed:
-                self._changed.wait_for(
-                    lambda sent=sent: self._closed or not context.is_active() or len(self._binlogs) > sent
-                )
+                while not self._closed and context.is_active() and len(self._binlogs) <= sent:
+                    self._changed.wait()
                 if self._closed or not context.is_active():
                     return
                 following, sent = self._binlogs[sent:], len(self._binlogs)
