@@ -16,6 +16,7 @@ from penstock.errors import (
     ServerBusy,
     ServerChanged,
 )
+from penstock.logstore.disk import LocalAppendFile
 from penstock.settings.daemon import LogSettings
 from penstock.tidb import release_index
 from penstock.tidb.pump_store import PumpStore, Write
@@ -160,6 +161,51 @@ def test_batch_that_found_the_disk_full_is_stored_first_afterwards(
     assert write(store, prewrite(1), prewrite(3)) == [None, None]
     write(store, commit(1, 7), commit(3, 8))
     assert [commit_ts for commit_ts, _ in pulled(store)] == [7, 8]
+
+
+def test_disk_full_at_the_start_loses_no_acknowledged_transaction(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = open_store(tmp_path)
+    write(store, prewrite(1), prewrite(9))
+    append = release_index.ReleaseIndex.append
+
+    def find_disk_full(*_: object) -> None:
+        raise LogFull("no space")
+
+    monkeypatch.setattr(release_index.ReleaseIndex, "append", find_disk_full)
+    assert write(store, commit(1, 7), commit(9, 11)) == [None, None]
+    store.abandon()
+    store = open_store(tmp_path)
+    assert (pulled(store), store.replay_start) == ([], store.log.earliest), "retention keeps them"
+    monkeypatch.setattr(release_index.ReleaseIndex, "append", append)
+    write(store, prewrite(13))
+    write(store, commit(13, 15))
+    everything = [(7, matched(1, 7)), (11, matched(9, 11)), (15, matched(13, 15))]
+    assert pulled(store) == everything
+    store.abandon()
+    assert pulled(open_store(tmp_path)) == everything
+
+
+def test_index_file_that_found_the_disk_full_is_begun_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(release_index, "_FILE_BYTES_MAX", 2 * 64)
+    store = open_store(tmp_path)
+    write(store, prewrite(1))
+    write(store, commit(1, 2))
+
+    def find_disk_full(*_: object) -> None:
+        raise LogFull("no space")
+
+    write(store, prewrite(3), prewrite(5))
+    with monkeypatch.context() as full:
+        full.setattr(LocalAppendFile, "truncate", find_disk_full)
+        assert write(store, commit(3, 4)) == [None]
+    write(store, commit(5, 6))
+    assert [commit_ts for commit_ts, _ in pulled(store, after_ts=2)] == [4, 6]
+    store.abandon()
+    assert [commit_ts for commit_ts, _ in pulled(open_store(tmp_path), after_ts=2)] == [4, 6]
 
 
 def test_paused_pump_refuses_prewrites_and_accepts_outcomes(store: PumpStore) -> None:

@@ -82,6 +82,10 @@ class PumpStore:
         self.counts = counts or StoreCounts()
         # Whether prewrites are accepted; outcomes always are.
         self.refuses_prewrites: str | None = None
+        # Binlogs of a batch that found the disk full: they are stored before anything else.
+        self._staged: list[tuple[_Judged, Location]] = []
+        # Released, and not in the index yet because the disk was full.
+        self._unindexed: list[ReleaseEntry] = []
         self.log = PumpLog(folder, settings, cluster_id, disk=disk, clock=clock)
         try:
             self.index = ReleaseIndex(self.log.log.disk, folder / _INDEX_FOLDER)
@@ -89,15 +93,10 @@ class PumpStore:
         except BaseException:
             self.log.abandon()
             raise
-        # Binlogs of a batch that found the disk full: they are stored before anything else.
-        self._staged: list[tuple[_Judged, Location]] = []
-        # Released, and not in the index yet.
-        self._unindexed: list[ReleaseEntry] = []
 
     def _replay(self) -> None:
         last = self.index.last
         self.matching: Matching[Location] = Matching(last.commit_ts if last else 0, self.index.contains)
-        self._unindexed = []
         start = last.replay_start if last is not None else Location(0, 0)
         for payload, location in self.log.replay(max(start, self.log.earliest)):
             head = BinlogHead.decode(payload)
@@ -116,6 +115,9 @@ class PumpStore:
     @property
     def replay_start(self) -> Location:
         """Where a replay would start: retention must keep the log from here on."""
+        if self._unindexed:
+            last = self.index.last
+            return last.replay_start if last is not None else self.log.earliest
         return self.matching.replay_start() or self.log.end
 
     # --- Writing ----------------------------------------------------------------------------

@@ -217,11 +217,18 @@ class ReleaseIndex:
         if self._writer is not None:
             self._writer.sync()
             self._writer.close()
-        self._writer = self._disk.append_open(path)
-        self._writer.truncate(0)
-        self._writer.write([_pack(floor, 0, Location(0, 0), Location(0, 0), _HEADER)])
-        self._writer.sync()
-        self._disk.sync_folder(self._folder)
+            self._writer = None
+        writer = self._disk.append_open(path)
+        try:
+            writer.truncate(0)
+            writer.write([_pack(floor, 0, Location(0, 0), Location(0, 0), _HEADER)])
+            writer.sync()
+            self._disk.sync_folder(self._folder)
+        except BaseException:
+            # The next append begins this file again.
+            writer.close()
+            raise
+        self._writer = writer
         file = _File(number, path, floor, 0, self._disk.open_read(path))
         with self._lock:
             self._files.append(file)
