@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A Pump over gRPC and HTTP, in a cluster that a stand-in plays in this process."""
 
+import dataclasses
 import http.client
 import json
 import socket
@@ -13,7 +14,7 @@ from typing import Any
 import grpc
 import pytest
 
-from penstock.errors import OptionInvalid
+from penstock.errors import ConnectionLost, OptionInvalid
 from penstock.logstore.disk import LocalDisk
 from penstock.retry import Backoff
 from penstock.settings.daemon import LogSettings
@@ -29,7 +30,7 @@ from penstock.tidb.node_port import NodePort, PortTls, bind_port
 from penstock.tidb.pump import Pump
 from penstock.tidb.pump_log import PumpLog
 from penstock.tidb.pump_readings import read_pump
-from penstock.tidb.registry import Node, NodeState
+from penstock.tidb.registry import Node, NodeKind, NodeState
 from tests.support.suite.patience import wait_until
 from tests.support.tidb.binlogs import commit, matched, prewrite, rollback
 from tests.support.tidb.cluster import FakeCluster, RecordedTransaction
@@ -447,6 +448,45 @@ def test_closing_pump_waits_for_drainers_and_goes_on_sending_fakes(start: Start)
     fakes = [BinlogHead.decode(next(pulling)).commit_ts for _ in range(3)]
     register_drainer(fakes[1])
     begun.wait_for(NodeState.OFFLINE)
+
+
+def test_closing_of_a_pump_can_be_revoked_in_the_registry(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = start()
+    node = Node("d", "127.0.0.1:1", NodeState.PAUSED, max_commit_ts=5)
+    begun.cluster.keys[DRAINERS + "d"] = json.dumps(node.to_values()).encode()
+    ask(begun.pump.address, "PUT", "/state/pump-1/close")
+    wait_until(lambda: "the Drainer d has" in str(begun.pump.status()["problem"]))
+    registered, revoked = begun.pump._registry.node, threading.Event()
+
+    def revoke(*arguments: Any) -> Any:
+        node, revision = registered(*arguments)
+        if not revoked.is_set():
+            assert node is not None
+            node = dataclasses.replace(node, state=NodeState.ONLINE)
+            revoked.set()
+        return node, revision
+
+    monkeypatch.setattr(begun.pump._registry, "node", revoke)
+    wait_until(revoked.is_set)
+    begun.wait_for(NodeState.ONLINE)
+    begun.client.write(prewrite(1))
+
+
+def test_closing_pump_survives_an_absent_registry(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = start()
+    nodes, failures = begun.pump._registry.nodes, [ConnectionLost("PD is away")] * 3
+
+    def fail_first(kind: NodeKind) -> dict[str, Node]:
+        if failures:
+            raise failures.pop()
+        return nodes(kind)
+
+    monkeypatch.setattr(begun.pump._registry, "nodes", fail_first)
+    ask(begun.pump.address, "PUT", "/state/pump-1/close")
+    begun.wait_for(NodeState.OFFLINE)
+    assert not failures
 
 
 def test_new_pump_is_online_only_after_every_drainer_knows_it(

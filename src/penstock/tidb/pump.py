@@ -120,6 +120,9 @@ class Pump:
         self._state = self._registered_state = NodeState.PAUSED
         # The state that was asked for over HTTP, in the registry, or by the end of the process.
         self._wanted: NodeState | None = None
+        # While closing: what every Drainer has to reach, None until PD has told it; and what is waited for.
+        self._last_ts: int | None = None
+        self._closing: str | None = None
         self._stopping = threading.Event()
         self._wake = threading.Event()
         self._problem: str | None = None
@@ -286,6 +289,8 @@ class Pump:
             if now - self._beat_at >= _HEARTBEAT_SECONDS:
                 self._beat_at = now
                 self._beat(now)
+                if self._wanted is None and self._state is NodeState.CLOSING:
+                    self._leave_if_drained()
             if self._wanted is not None:
                 wanted, self._wanted = self._wanted, None
                 self._change_state(wanted)
@@ -295,7 +300,7 @@ class Pump:
             if now - self._held_at >= _HOLD_SECONDS:
                 self._held_at = now
                 self._hold_log()
-            self._problem = None
+            self._problem = self._closing if self._state is NodeState.CLOSING else None
         except TransientError as problem:
             self._note(problem)
         except PenstockError as problem:
@@ -341,21 +346,23 @@ class Pump:
             self._note(problem)
 
     def _close(self) -> None:
-        """Accept no more prewrites, wait until Drainers have everything, and leave the cluster."""
+        """Accept no more prewrites. Ticks go on until Drainers have everything, or the state is revoked."""
+        self._last_ts = None
         self._refuse_prewrites(str(NodeState.CLOSING))
         self._set_state(NodeState.CLOSING)
-        last_ts = self._cluster.timestamp()
-        while not self._stopping.is_set():
-            # Drainers pass a timestamp only when a later one follows, from this Pump too.
-            self._add_fake(self._cluster.timestamp())
-            behind = self._behind(last_ts)
-            if behind is None:
-                self._set_state(NodeState.OFFLINE)
-                _log.info("the Pump has left the cluster", instance=self.instance, node_id=self.node_id)
-                return
-            self._problem = f"closing: {behind}"
-            self._register(self._state)
-            self._stopping.wait(_HEARTBEAT_SECONDS)
+
+    def _leave_if_drained(self) -> None:
+        """Leave the cluster once every Drainer has what a closing Pump accepted."""
+        timestamp = self._cluster.timestamp()
+        if self._last_ts is None:
+            self._last_ts = timestamp
+        # Drainers pass a timestamp only when a later one follows, from this Pump too.
+        self._add_fake(timestamp)
+        behind = self._behind(self._last_ts)
+        self._closing = None if behind is None else f"closing: {behind}"
+        if behind is None:
+            self._set_state(NodeState.OFFLINE)
+            _log.info("the Pump has left the cluster", instance=self.instance, node_id=self.node_id)
 
     def _behind(self, last_ts: int) -> str | None:
         """Return what a closing Pump waits for; None if nothing."""
