@@ -201,6 +201,30 @@ def test_lost_connection_reaches_every_sink_and_the_range_is_opened_again(
     assert decoders.opened == 2
 
 
+def test_unexpected_exception_of_a_decoder_is_no_end_of_the_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    tries = iter([True, False])
+
+    def fail_once(tables: TablePatterns | None) -> Iterator[Part]:
+        yield batch_of(1)
+        if next(tries):
+            raise MemoryError
+        yield batch_of(2)
+
+    decoders = Decoders(fail_once)
+    monkeypatch.setattr(shared_ranges, "range_parts", decoders.open)
+    ranges = SharedRanges({"shop": ALL}, 2)
+    ends: list[Any] = []
+    readers = [reading(ranges, plan_of(name), ends) for name in ("lake", "cache")]
+    for reader in readers:
+        next(reader)
+    with pytest.raises(MemoryError):
+        next(readers[0])
+    with pytest.raises(ConnectionLost, match="ended in another sink: MemoryError"):
+        next(readers[1])
+    assert not ends, "neither sink commits the range"
+    assert numbers(reading(ranges, plan_of("cache"))) == [1, 2]
+
+
 def test_range_that_is_decoded_differently_is_not_continued(monkeypatch: pytest.MonkeyPatch) -> None:
     runs = iter([[1, 2, 3], [8, 2, 3]])
     decoders = Decoders(lambda tables: (batch_of(number) for number in next(runs)))

@@ -187,6 +187,14 @@ class SharedRanges:
             with self._lock:
                 shared.error, shared.has_ended = problem, True
             raise
+        except BaseException as bug:
+            # Its generator is finished now, which the other readers must not take for the end of the range.
+            unread = ConnectionLost(
+                f"the decoding of a range ended in another sink: {bug!r}", hint="The batch is run again"
+            )
+            with self._lock:
+                shared.error, shared.has_ended = unread, True
+            raise
         with self._lock:
             if part is None:
                 shared.has_ended = True
