@@ -149,6 +149,32 @@ def test_slow_sink_does_not_delay_the_other(
     assert ids_in(tmp_path, "lake") == ids_in(tmp_path, "audit") == list(NOTE_IDS)
 
 
+def test_pause_ends_the_runs_of_all_sinks_and_of_one_that_waits_to_be_started_again(
+    two_feeds: PipelineSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sink_runs_module, "_RESTARTS", Backoff(3600.0, 3600.0))
+    block_file(tmp_path, "audit")
+    states: dict[Any, Any] = {}
+    steady = threading.Event()
+
+    def note(report: Mapping[str, Any]) -> None:
+        states[report["sink"]] = report["state"]
+        if states == {"lake": "running", "audit": "failed"}:
+            steady.set()
+
+    runs = SinkRuns(two_feeds, LocalDriver(2), report=note)
+    thread = threading.Thread(target=runs.run, daemon=True)
+    thread.start()
+    try:
+        assert steady.wait(WAIT_SECONDS_MAX)
+        with closing(state_of(two_feeds)) as state:
+            state.pause("maintenance")
+        thread.join(WAIT_SECONDS_MAX)
+        assert not thread.is_alive(), "a supervisor starts all sinks again"
+    finally:
+        runs.stop()
+
+
 def test_second_process_is_refused_while_one_sink_runs(
     two_feeds: PipelineSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -141,6 +141,12 @@ class SinkRuns:
         )
         return not self._stop.wait(pause)
 
+    def end_after(self, name: str) -> None:
+        """End all runs after the run of a sink has ended by a pause. A sink that has caught up ends alone."""
+        if not self._until_caught_up and not self._stop.is_set():
+            _log.info("the runs of all sinks end with a pause", pipeline=self._name, sink=name)
+            self._stop.set()
+
     def end_with(self, bug: BaseException) -> None:
         """End all runs because of an error that is not a PenstockError."""
         with self._lock:
@@ -190,6 +196,8 @@ class _SinkRun:
                         return
                 else:
                     self.failure = None
+                    # A pause ends all runs, also those that would not see it before it is lifted.
+                    self._runs.end_after(self._settings.sink.name)
                     return
         except BaseException as bug:
             # A thread cannot raise it for its caller.
