@@ -343,12 +343,44 @@ def test_comparison_needs_the_name_of_one_of_several_sinks(tmp_path: Path) -> No
         ({"a b": "stdout"}, "'a b' is not a valid name"),
         ({"lake": {"stdout": None, "tabels": "shop.*"}}, "write one name and what belongs to it"),
         ({"lake": {"stdout": None, "tables": 7}}, "tables"),
-        ({"a": "stdout", "b": "stdout"}, "it writes to the same target as a"),
+        ({"a": "stdout", "b": "stdout"}, "it may write to a target of a"),
     ],
 )
 def test_mistakes_in_sinks_are_refused_by_name(tmp_path: Path, sinks: Any, message: str) -> None:
     with pytest.raises(OptionInvalid, match=message):
         notes_pipeline(tmp_path, sinks=sinks)
+
+
+MYSQL = "mysql://reports:3306"
+KAFKA = "broker-1:9092,broker-2:9092"
+
+
+@pytest.mark.parametrize(
+    ("kind", "first", "second", "is_refused"),
+    [
+        ("mysql", {"url": MYSQL}, {"url": "mysql://cdc:pw@reports:3306/", "apply": "serial"}, True),
+        ("mysql", {"url": MYSQL}, {"url": "mysql://archive:3306"}, False),
+        ("delta", {"path": "/lake"}, {"path": "/lake/shop", "table": "{table}"}, True),
+        ("delta", {"path": "/lake"}, {"path": "/lakes"}, False),
+        ("delta", {"path": "s3://lake/a"}, {"path": "s3://lake/a/", "mode": "feed"}, True),
+        ("kafka", {"servers": KAFKA}, {"servers": "broker-2:9092"}, True),
+        ("kafka", {"servers": KAFKA, "topic": "a"}, {"servers": KAFKA, "topic": "ab"}, False),
+        ("kafka", {"servers": KAFKA, "topic": "a.{table}"}, {"servers": KAFKA, "topic": "a.b"}, True),
+        ("redis", {"key": "product:{id}"}, {"key": "order:{id}"}, False),
+        ("redis", {"key": "product:{id}"}, {}, True),
+        ("clickhouse", {"database": "a"}, {"database": "b"}, False),
+        ("clickhouse", {"database": "a"}, {}, True),
+    ],
+)
+def test_sinks_that_may_write_one_target_are_refused_also_with_different_tables(
+    tmp_path: Path, kind: str, first: dict[str, Any], second: dict[str, Any], is_refused: bool
+) -> None:
+    sinks = {"a": {kind: first, "tables": "shop.a"}, "b": {kind: second, "tables": "shop.b"}}
+    if is_refused:
+        with pytest.raises(OptionInvalid, match="it may write to a target of a"):
+            notes_pipeline(tmp_path, sinks=sinks)
+    else:
+        assert len(notes_pipeline(tmp_path, sinks=sinks).sinks) == 2
 
 
 def test_sink_and_sinks_exclude_each_other(tmp_path: Path) -> None:

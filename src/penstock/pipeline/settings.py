@@ -39,6 +39,7 @@ from penstock.pipeline.settings_sections import (
     SourceSection,
     validate_name,
 )
+from penstock.pipeline.sink_places import may_share_target
 from penstock.pipeline.step import Step
 from penstock.settings.file import (
     Document,
@@ -387,9 +388,11 @@ class _Reading:
         whole_sinks = [sink for sink in sinks if sink is not None]
         for number, sink in enumerate(whole_sinks):
             for other in whole_sinks[:number]:
-                is_same = (sink.kind, sink.settings) == (other.kind, other.settings)
-                if is_same and (sink.tables.selects_all or other.tables.selects_all):
-                    what = f"it writes to the same target as {other.name}: give both different tables"
+                if sink.kind == other.kind and may_share_target(sink.settings, other.settings):
+                    what = (
+                        f"it may write to a target of {other.name}, and each would delete rows of the other:"
+                        " give them different endpoints, or names that begin differently"
+                    )
                     self._add_problem(("sinks", sink.name), what)
         return whole_sinks
 
