@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The persistent state of a pipeline, and its single writer."""
 
+import json
 import sqlite3
 import uuid
 from contextlib import closing
@@ -16,6 +17,7 @@ from penstock.errors import LeaseLost, OptionInvalid, PositionInvalid
 from penstock.model import Column, TableName
 from penstock.pipeline import state as state_module
 from penstock.pipeline.record import BatchRecord, ChunkWork, RangeWork
+from penstock.pipeline.resnapshot import Resnapshot
 from penstock.pipeline.state import PipelineState, TableLoad
 from penstock.source.bounds import Bounds
 from penstock.source.source import ByteRange
@@ -242,6 +244,7 @@ def test_replayed_statement_requests_its_table_again(url: str) -> None:
         state.rewind("shop", PLACE, seen)
         assert state.request("shopended") is None
         assert state.request("shopwaits") is None, "it may be done before its statement comes"
+        assert all(wish.by_pipeline for wish in state.requests()), "no user asked to keep deleted rows"
         kept = {(wish.source, wish.state, wish.remove) for wish in state.requests()}
         assert kept == {("shop", "asked", False), ("other", "done", False), ("other", "asked", False)}
         known = tables_in(state)
@@ -251,6 +254,13 @@ def test_replayed_statement_requests_its_table_again(url: str) -> None:
         progress = state.checkpoint()
         assert progress is not None
         assert progress.offsets == {"shop": PLACE, "other": REACHED}
+
+
+@pytest.mark.parametrize(("number", "by_pipeline"), [("3fa85f6457", True), ("64a1c-9f8e7d", False)])
+def test_request_of_version_0_1_tells_by_its_number_who_made_it(number: str, by_pipeline: bool) -> None:
+    record = json.loads(Resnapshot(number, "shop", TableName("d", "t")).encode())
+    del record["by_pipeline"]
+    assert Resnapshot.decode(json.dumps(record).encode()).by_pipeline is by_pipeline
 
 
 def test_keyless_tables_are_reloaded_by_a_mirror_that_rewinds(url: str) -> None:

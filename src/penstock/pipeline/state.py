@@ -443,7 +443,7 @@ class PipelineState(PagedRecords):
         number = checkpoint.number if begun is None else begun.number
         self._forget_requests(source)
         for name in reread:
-            self.request_resnapshot(source, name, remove=False)
+            self.request_resnapshot(source, name, remove=False, by_pipeline=True)
         for table in of_source.values():
             table["logged"] = table["keys"] = None
         self.put_large("tables", known)
@@ -456,7 +456,13 @@ class PipelineState(PagedRecords):
             from_statement = "-" not in request.number
             if request.source == source and (request.ended_us or from_statement):
                 if not request.ended_us:
-                    self.request_resnapshot(source, request.table, request.where, remove=request.remove)
+                    self.request_resnapshot(
+                        source,
+                        request.table,
+                        request.where,
+                        remove=request.remove,
+                        by_pipeline=request.by_pipeline,
+                    )
                 self.store.delete(self._at("requests", request.number))
 
     # --- Resnapshots ------------------------------------------------------------------------
@@ -469,12 +475,14 @@ class PipelineState(PagedRecords):
         *,
         remove: bool = True,
         number: str | None = None,
+        by_pipeline: bool = False,
     ) -> str:
         """Ask the pipeline to read a table of a source again; return the request's number.
 
         The rows are read as they are at that time. With `remove`, rows that only the target has are deleted.
         `where`, a condition on the source's columns in the server's SQL, restricts both. Only the pipeline's
-        own requests have a `number`. Raises OptionInvalid if the pipeline never ran.
+        own requests have a `number`, or are made `by_pipeline` without one. Raises OptionInvalid if the
+        pipeline never ran.
         """
         if self.checkpoint() is None:
             raise OptionInvalid(
@@ -488,7 +496,7 @@ class PipelineState(PagedRecords):
             where,
             remove,
             asked_us=time.time_ns() // 1000,
-            by_pipeline=number is not None,
+            by_pipeline=by_pipeline or number is not None,
         )
         try:
             self.store.put(self._at("requests", request_number), request.encode(), ABSENT)
