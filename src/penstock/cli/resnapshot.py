@@ -3,6 +3,7 @@
 
 import sys
 import time
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Annotated
 
@@ -49,77 +50,91 @@ def run(
     A running pipeline reads the tables chunk by chunk between its batches. A stopped pipeline begins at its
     next start. Rows that the source no longer has are deleted from the target, if the target can be read.
     """
-    wanted = [
+    chosen_by_sink = [
         (settings, _chosen(settings, tables, source)) for settings in load_pipeline(file).each_sink(sink)
     ]
+    # A sink may receive none of the tables.
+    wanted = [(settings, chosen) for settings, chosen in chosen_by_sink if chosen]
+    if not wanted:
+        raise SourceMissing(
+            f"no table of the pipeline is {', '.join(tables)}",
+            hint=f"penstock pipelines show {file} tells its tables",
+        )
     names = {target.name for _, chosen in wanted for _, target in chosen}
     if where is not None and len(names) > 1:
         raise OptionInvalid(
             f"--where is for one table, and {len(names)} are meant", hint="Name one table as database.table"
         )
-    for settings, chosen in wanted:
-        _request(file, settings, chosen, where, keep=keep, wait=wait, as_json=as_json)
+    with ExitStack() as states:
+        requests = [
+            (settings, *_request(settings, chosen, where, states, keep=keep)) for settings, chosen in wanted
+        ]
+        for settings, state, numbers in requests:
+            if wait:
+                _wait(state, numbers)
+            _print(file, settings, state, numbers, wait=wait, as_json=as_json)
 
 
 def _request(
-    file: Path,
     settings: PipelineSettings,
     chosen: list[tuple[PipelineSource, Target]],
     where: str | None,
+    states: ExitStack,
     *,
     keep: bool,
-    wait: bool,
-    as_json: bool,
-) -> None:
-    """Request the tables for one sink, and show the requests."""
+) -> tuple[PipelineState, list[str]]:
+    """Request the tables for one sink. Return its state, which `states` closes, and the requests' numbers."""
     if where is not None:
         for table_source, target in chosen:
             with open_session(address_of(table_source)) as session:
                 check_condition(session, target, where)
     # If the sink cannot be read back, extra rows cannot be detected.
     remove = not keep and keeps_tables(settings.make_sink())
-    state = PipelineState.open(settings.state, settings.name, settings.sink.name)
-    try:
-        numbers = [
-            state.request_resnapshot(table_source.name, target.name, where, remove=remove)
-            for table_source, target in chosen
-        ]
-        if wait:
-            _wait(state, numbers)
-        requests = [request for request in state.requests() if request.number in numbers]
-        if as_json:
-            write_json(sys.stdout, (_as_json(request) for request in requests))
-        else:
-            for request in requests:
-                into = f" into {state.sink}" if state.sink else ""
-                typer.echo(f"{request.table}{into}: {request.state}, request {request.number}")
-            if not wait and state.runner() is None:
-                typer.echo(f"{settings.name} does not run now; penstock run {file} begins with it")
-    finally:
-        state.close()
+    state = states.enter_context(
+        closing(PipelineState.open(settings.state, settings.name, settings.sink.name))
+    )
+    return state, [
+        state.request_resnapshot(table_source.name, target.name, where, remove=remove)
+        for table_source, target in chosen
+    ]
+
+
+def _print(
+    file: Path,
+    settings: PipelineSettings,
+    state: PipelineState,
+    numbers: list[str],
+    *,
+    wait: bool,
+    as_json: bool,
+) -> None:
+    """Print the requests of one sink."""
+    requests = [request for request in state.requests() if request.number in numbers]
+    if as_json:
+        write_json(sys.stdout, (_as_json(request) for request in requests))
+        return
+    for request in requests:
+        into = f" into {state.sink}" if state.sink else ""
+        typer.echo(f"{request.table}{into}: {request.state}, request {request.number}")
+    if not wait and state.runner() is None:
+        typer.echo(f"{settings.name} does not run now; penstock run {file} begins with it")
 
 
 def _chosen(
     settings: PipelineSettings, tables: list[str], source: str | None
 ) -> list[tuple[PipelineSource, Target]]:
-    """Return the selected tables, each with its source. Raises SourceMissing if there are none."""
+    """Return the selected tables, each with its source."""
     names = [pipeline_source.name for pipeline_source in settings.sources]
     if source is not None and source not in names:
         raise OptionInvalid(f"the pipeline has no source {source!r}", hint=f"It has {', '.join(names)}")
     patterns = TablePatterns(tables)
-    matching = [
+    return [
         (pipeline_source, table)
         for pipeline_source in settings.sources
         if source in (None, pipeline_source.name)
         for table in targets_of(address_of(pipeline_source), pipeline_source.tables)
         if patterns.matches(table.name.database, table.name.table)
     ]
-    if not matching:
-        raise SourceMissing(
-            f"no table of the pipeline is {', '.join(tables)}",
-            hint=f"penstock pipelines show {settings.name} tells its tables",
-        )
-    return matching
 
 
 def _wait(state: PipelineState, numbers: list[str]) -> None:
