@@ -39,7 +39,7 @@ pytestmark = pytest.mark.deep_flavors("mariadb")
 CHECKSUM_BYTES = 4
 TABLE_MAP, INCIDENT = 19, 26
 WRITE_ROWS = {"mysql": 30, "mariadb": 23}
-UNKNOWN, IGNORABLE = 120, 0x80
+UNKNOWN, IGNORABLE = 119, 0x80
 ROWS_BEFORE = 3
 """Rows that were committed before the transaction each test damages."""
 

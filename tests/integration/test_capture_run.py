@@ -9,6 +9,7 @@ from typing import Any
 import pymysql
 import pytest
 
+from penstock._native import GtidSet
 from penstock.binlog import read_binlog
 from penstock.capture.receive import Receiver
 from penstock.capture.status import State
@@ -434,7 +435,7 @@ def test_replica_takes_over_without_a_gap_or_a_duplicate(
         status = wait_for(capture, lambda status: status.position == f"1/{head_of(follower)}")
         assert status.note is None
         assert status.server == f"mysql://repl@127.0.0.1:{follower.port}"
-        assert status.gtid_set == gtids_executed(follower)
+        assert str(GtidSet.parse(status.gtid_set).position()) == gtids_executed(follower)
     log = LogReader.open(tmp_path / "shop")
     first, second = ([extent for extent in log.extents() if extent.epoch == epoch] for epoch in (0, 1))
     assert first[-1].end == before.offset

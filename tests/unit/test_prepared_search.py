@@ -20,7 +20,7 @@ from tests.support.binlog.events import INCIDENT, Event, compressed, events, fir
 from tests.support.binlog.xa_log import Group, XaLog
 
 XID = "X'78',X'',1"
-UNKNOWN = 120
+UNKNOWN = 119
 ROWS_QUERY, IGNORABLE = 29, 0x80
 
 

@@ -21,6 +21,7 @@ from penstock.logstore.epochs import EpochFile
 from penstock.logstore.index import BLOCK_BYTES_DEFAULT, SegmentIndex, rebuild
 from penstock.logstore.layout import Layout, StoredSegment
 from penstock.logstore.records import (
+    COVERS_XA_COMMITS,
     OPEN,
     RECORD_BYTES,
     TIERED,
@@ -403,6 +404,11 @@ def _first_difference(stored: Records, rebuilt: Records, base: int, *, may_be_sh
     claims_more = (claims != 0) & (
         (rebuilt_part["sequence_start"] == 0) | (np.maximum(claims, base) < rebuilt_part["sequence_start"])
     )
+    # Records of version 0.1 leave out the tables of XA transactions that commit in the block.
+    of_first_version = (stored_part["flags"] & COVERS_XA_COMMITS) == 0
+    leaves_out = of_first_version & ((stored_part["tables"] & ~rebuilt_part["tables"]) == 0)
+    stored_part["tables"][leaves_out] = rebuilt_part["tables"][leaves_out]
+    stored_part["flags"][of_first_version] |= COVERS_XA_COMMITS
     for records in (stored_part, rebuilt_part):
         records["sequence_start"] = 0
         records["crc"] = 0
