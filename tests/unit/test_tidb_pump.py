@@ -5,6 +5,7 @@ import dataclasses
 import http.client
 import json
 import socket
+import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -295,6 +296,25 @@ def test_port_over_tls_requires_an_allowed_certificate(
             assert outcome(plain) == "UNAVAILABLE"
     finally:
         port.stop()
+
+
+@pytest.mark.parametrize("folder", ["missing", "long" * 30])
+def test_port_without_a_folder_for_its_grpc_server_refuses_to_start(
+    tmp_path: Path, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if folder != "missing":
+        (tmp_path / folder).mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / folder))
+    bound = bind_port("127.0.0.1", 0)
+
+    async def answer(method: str, path: str) -> None:
+        return None
+
+    port = NodePort("test", bound, lambda loop: Answering(), answer, None)
+    with pytest.raises(OptionInvalid, match="the port cannot be served"):
+        port.start()
+    port.stop()
+    assert bound.fileno() == -1
 
 
 class Answering(grpc.GenericRpcHandler):  # type: ignore[misc]

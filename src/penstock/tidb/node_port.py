@@ -114,7 +114,7 @@ class NodePort:
         self._context = tls.context() if tls is not None else None
         self.grpc_path = ""
         self._started = threading.Event()
-        self._failure: OSError | None = None
+        self._failure: OSError | RuntimeError | None = None
         self._stopping = asyncio.Event()
         self._connections: set[_Connection] = set()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -139,15 +139,18 @@ class NodePort:
         self._thread.join()
 
     def _run(self) -> None:
-        with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
-            self.grpc_path = os.path.join(folder, "grpc")
-            try:
+        try:
+            with tempfile.TemporaryDirectory(prefix="penstock-") as folder:
+                self.grpc_path = os.path.join(folder, "grpc")
                 asyncio.run(self._serve())
-            except OSError as problem:
-                self._failure = problem
-            finally:
-                self._bound.close()
-                self._started.set()
+        except (OSError, RuntimeError) as problem:
+            # gRPC raises RuntimeError for a path that it cannot listen on.
+            self._failure = problem
+            if self._started.is_set():
+                _log.error("the port is no longer served", error=type(problem).__name__, why=str(problem))
+        finally:
+            self._bound.close()
+            self._started.set()
 
     async def _serve(self) -> None:
         self._loop = asyncio.get_running_loop()
