@@ -5,6 +5,7 @@ import dataclasses
 import http.client
 import json
 import socket
+import stat
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -284,7 +285,8 @@ def test_port_over_tls_requires_an_allowed_certificate(
         return {"asked": path}
 
     tls = PortTls(ClusterTls(ca, cert, key), allowed)
-    port = NodePort("test", bound, lambda loop: Answering(), answer, tls)
+    path = tmp_path / "pump.sock"
+    port = NodePort("test", bound, lambda loop: Answering(), answer, tls, unix_path=str(path))
     port.start()
     try:
         credentials = grpc.ssl_channel_credentials(ca.read_bytes(), key.read_bytes(), cert.read_bytes())
@@ -294,6 +296,9 @@ def test_port_over_tls_requires_an_allowed_certificate(
             assert outcome(unknown) == "UNAVAILABLE"
         with PumpClient(address) as plain:
             assert outcome(plain) == "UNAVAILABLE"
+        with PumpClient(f"unix:{path}") as local:
+            assert outcome(local) == "OK", "the socket's mode decides who may connect"
+        assert stat.S_IMODE(path.stat().st_mode) == 0o660
     finally:
         port.stop()
 

@@ -34,6 +34,9 @@ _log = structlog.get_logger(__name__)
 
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
+# TiDB often runs as another user, of the same group.
+_UNIX_MODE = 0o660
+
 _SERVER_OPTIONS = (
     *MESSAGE_OPTIONS,
     # Go's clients ping every ten seconds, which gRPC's servers refuse by default.
@@ -90,8 +93,8 @@ class NodePort:
     """Serves a bound socket in a thread of its own, which has an event loop.
 
     `make_service` is called in the loop and returns the gRPC handlers, and `end_service` once no more
-    calls arrive, to end those that have no end. `unix_path` is a further address, for
-    clients on this host.
+    calls arrive, to end those that have no end. `unix_path` is a further address, for clients on this host:
+    it has no TLS, and its file's mode admits our user and group alone.
     """
 
     def __init__(
@@ -162,7 +165,13 @@ class NodePort:
         try:
             fronts.append(await self._loop.create_server(self._connect, sock=self._bound, ssl=self._context))
             if self._unix_path is not None:
-                fronts.append(await self._loop.create_unix_server(self._connect, self._unix_path))
+                local = await self._loop.create_unix_server(
+                    self._connect, self._unix_path, start_serving=False
+                )
+                fronts.append(local)
+                # Whatever the umask is; until it serves, every connection is refused.
+                os.chmod(self._unix_path, _UNIX_MODE)
+                await local.start_serving()
             self._started.set()
             await self._stopping.wait()
         finally:
@@ -278,8 +287,8 @@ class _Connection(asyncio.Protocol):
         self.transport.close()
 
     def _is_allowed(self) -> bool:
-        """Return whether the certificate has an allowed common name."""
-        if not self._port.allowed_names:
+        """Return whether the certificate has an allowed common name; a local client needs none."""
+        if not self._port.allowed_names or self.transport.get_extra_info("ssl_object") is None:
             return True
         certificate = self.transport.get_extra_info("peercert") or {}
         names = [
