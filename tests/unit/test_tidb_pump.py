@@ -5,8 +5,6 @@ import dataclasses
 import http.client
 import json
 import socket
-import stat
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -25,10 +23,8 @@ from penstock.telemetry.readings import Readings
 from penstock.tidb import pump as pump_module
 from penstock.tidb import pump_service
 from penstock.tidb import resolver as resolver_module
-from penstock.tidb.channels import ClusterTls
 from penstock.tidb.decisions import Decisions
 from penstock.tidb.messages import NOTIFY, BinlogHead
-from penstock.tidb.node_port import NodePort, PortTls, bind_port
 from penstock.tidb.pump import Pump
 from penstock.tidb.pump_log import PumpLog
 from penstock.tidb.pump_readings import read_pump
@@ -37,7 +33,6 @@ from tests.support.suite.patience import wait_until
 from tests.support.tidb.binlogs import commit, matched, prewrite, rollback
 from tests.support.tidb.cluster import FakeCluster, RecordedTransaction
 from tests.support.tidb.pump_client import PumpClient
-from tools.servers import certificate
 
 PUMPS = "/tidb-binlog/v1/pumps/"
 DRAINERS = "/tidb-binlog/v1/drainers/"
@@ -268,76 +263,6 @@ def test_taken_port_is_reported_at_once(start: Start, tmp_path: Path, cluster: F
             PumpSettings(listen=begun.pump.address),
             LogSettings(folder=tmp_path / "o"),
         )
-
-
-@pytest.mark.parametrize(
-    ("allowed", "accepted"), [((), True), (("Penstock test server",), True), (("someone else",), False)]
-)
-def test_port_over_tls_requires_an_allowed_certificate(
-    tmp_path: Path, cluster: FakeCluster, allowed: tuple[str, ...], accepted: bool
-) -> None:
-    certificate.make(tmp_path / "tls")
-    ca, key, cert = (tmp_path / "tls" / name for name in ("authority.pem", "server-key.pem", "server.pem"))
-    bound = bind_port("127.0.0.1", 0)
-    address = "{}:{}".format(*bound.getsockname())
-
-    async def answer(method: str, path: str) -> dict[str, str]:
-        return {"asked": path}
-
-    tls = PortTls(ClusterTls(ca, cert, key), allowed)
-    path = tmp_path / "pump.sock"
-    port = NodePort("test", bound, lambda loop: Answering(), answer, tls, unix_path=str(path))
-    port.start()
-    try:
-        credentials = grpc.ssl_channel_credentials(ca.read_bytes(), key.read_bytes(), cert.read_bytes())
-        with PumpClient(address, credentials=credentials) as known:
-            assert (outcome(known) == "OK") is accepted
-        with PumpClient(address, credentials=grpc.ssl_channel_credentials(ca.read_bytes())) as unknown:
-            assert outcome(unknown) == "UNAVAILABLE"
-        with PumpClient(address) as plain:
-            assert outcome(plain) == "UNAVAILABLE"
-        with PumpClient(f"unix:{path}") as local:
-            assert outcome(local) == "OK", "the socket's mode decides who may connect"
-        assert stat.S_IMODE(path.stat().st_mode) == 0o660
-    finally:
-        port.stop()
-
-
-@pytest.mark.parametrize("folder", ["missing", "long" * 30])
-def test_port_without_a_folder_for_its_grpc_server_refuses_to_start(
-    tmp_path: Path, folder: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    if folder != "missing":
-        (tmp_path / folder).mkdir()
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / folder))
-    bound = bind_port("127.0.0.1", 0)
-
-    async def answer(method: str, path: str) -> None:
-        return None
-
-    port = NodePort("test", bound, lambda loop: Answering(), answer, None)
-    with pytest.raises(OptionInvalid, match="the port cannot be served"):
-        port.start()
-    port.stop()
-    assert bound.fileno() == -1
-
-
-class Answering(grpc.GenericRpcHandler):  # type: ignore[misc]
-    """Accepts every binlog."""
-
-    def service(self, handler_call_details: Any) -> Any:
-        async def accept(request: bytes, context: Any) -> bytes:
-            return b""
-
-        return grpc.unary_unary_rpc_method_handler(accept)
-
-
-def outcome(client: PumpClient) -> str:
-    try:
-        client.write(b"")
-    except grpc.RpcError as problem:
-        return str(problem.code().name)
-    return "OK"
 
 
 # --- Outcomes that do not arrive ------------------------------------------------------------
