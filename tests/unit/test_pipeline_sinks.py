@@ -120,6 +120,24 @@ def test_failed_sink_is_started_again_while_the_other_runs(
     assert ids_in(tmp_path, "audit") == list(NOTE_IDS)
 
 
+@pytest.mark.parametrize("error", [OptionInvalid("no such path"), ValueError("of a client library")])
+def test_sink_that_cannot_be_created_or_fails_unexpectedly_falls_behind_alone(
+    two_feeds: PipelineSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    def refuse(settings: PipelineSettings) -> Any:
+        if settings.sink.name == "audit":
+            raise error
+        return settings.sink.make()
+
+    with monkeypatch.context() as patched:
+        patched.setattr(PipelineSettings, "make_sink", refuse)
+        with pytest.raises(PenstockError, match=f"sink audit: .*{error.args[0]}"):
+            run_sinks_here(two_feeds)
+    assert ids_in(tmp_path, "lake") == list(NOTE_IDS)
+    run_sinks_here(two_feeds)
+    assert ids_in(tmp_path, "audit") == list(NOTE_IDS)
+
+
 def test_run_ends_with_the_error_once_all_sinks_have_failed(
     two_feeds: PipelineSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -184,12 +184,14 @@ class _SinkRun:
         failures = 0
         try:
             while True:
-                run = self._runs.start(self._settings, self._driver)
-                self._current = run
                 try:
-                    self.checkpoint = run.run()
-                except PenstockError as problem:
-                    failures = 1 if run.has_progressed else failures + 1
+                    self._current = self._runs.start(self._settings, self._driver)
+                    self.checkpoint = self._current.run()
+                except Exception as error:
+                    if isinstance(error, AssertionError):
+                        raise
+                    problem = self._failed(error)
+                    failures = 1 if self._current and self._current.has_progressed else failures + 1
                     self.failure, self._current = problem, None
                     pause = _RESTARTS.bound(failures)
                     if not self._runs.wait_after(self._settings.sink.name, problem, pause):
@@ -203,6 +205,16 @@ class _SinkRun:
             # A thread cannot raise it for its caller.
             self._runs.end_with(bug)
             raise
+
+    def _failed(self, error: Exception) -> PenstockError:
+        """Return the failure of the sink that an error means.
+
+        An error that is not a PenstockError, such as that of a client library, is logged with its traceback.
+        """
+        if isinstance(error, PenstockError):
+            return error
+        _log.error("an unexpected error in a sink", sink=self._settings.sink.name, exc_info=error)
+        return PenstockError(f"unexpected {type(error).__name__}: {error}", hint="The log has its traceback")
 
 
 def _named(sink: str, problem: PenstockError) -> PenstockError:
