@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from penstock.cli.app import make_app
 from penstock.engine import sink_runs as sink_runs_module
 from penstock.engine.sink_runs import SinkRuns
-from penstock.errors import LeaseLost, OptionInvalid, PenstockError
+from penstock.errors import CoordinationLost, LeaseLost, OptionInvalid, PenstockError
 from penstock.local.driver import LocalDriver
 from penstock.pipeline.relay import Relay
 from penstock.pipeline.settings import PipelineSettings, load_pipeline
@@ -201,6 +201,23 @@ def test_second_process_is_refused_while_one_sink_runs(
         running.take()
         with pytest.raises(LeaseLost, match="notes/audit is run by"):
             run_sinks_here(two_feeds)
+
+
+def test_run_waits_for_a_coordination_store_that_does_not_answer_at_its_start(
+    two_feeds: PipelineSettings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers = iter([False, True, False])
+    runner = PipelineState.runner
+
+    def lose(state: PipelineState) -> Any:
+        if not next(answers, True):
+            raise CoordinationLost("the store does not answer")
+        return runner(state)
+
+    monkeypatch.setattr(sink_runs_module, "_BACKOFF", Backoff(0.001, 0.001))
+    monkeypatch.setattr(PipelineState, "runner", lose)
+    run_sinks_here(two_feeds)
+    assert ids_in(tmp_path, "lake") == ids_in(tmp_path, "audit") == list(NOTE_IDS)
 
 
 # --- Positions ------------------------------------------------------------------------------

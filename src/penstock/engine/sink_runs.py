@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
+from functools import partial
 from typing import Any
 
 import structlog
@@ -13,16 +14,17 @@ from penstock.engine.driver import Driver
 from penstock.engine.run import PipelineRun
 from penstock.engine.shared_ends import SharedEnds
 from penstock.engine.shared_ranges import SharedRanges
-from penstock.errors import LeaseLost, PenstockError
+from penstock.errors import CoordinationLost, LeaseLost, PenstockError
 from penstock.pipeline.settings import PipelineSettings
 from penstock.pipeline.state import Checkpoint, PipelineState
-from penstock.retry import Backoff
+from penstock.retry import Backoff, Retry
 
 _log = structlog.get_logger(__name__)
 
 # Pauses before a sink that failed is started again. It has been retried for `errors.retry_for` before.
 _RESTARTS = Backoff(first=5.0, longest=300.0)
 _POLL_SECONDS = 0.5
+_BACKOFF = Backoff(first=0.5)
 # The store releases the lease of a dead runner shortly after it has expired.
 _LEASE_MARGIN_SECONDS = 2.0
 
@@ -49,6 +51,7 @@ class SinkRuns:
         report: Callable[[Mapping[str, Any]], None] | None = None,
     ) -> None:
         self._name = settings.name
+        self._retry_for = settings.errors.retry_for
         self._until_caught_up = until_caught_up
         self._stop = stop or threading.Event()
         self._lock = threading.Lock()
@@ -95,19 +98,26 @@ class SinkRuns:
         return {name: sink.checkpoint for name, sink in self._sinks.items()}
 
     def _wait_for_leases(self) -> None:
-        """Wait for the sessions of a dead runner to expire. Raises LeaseLost if another process is alive."""
-        deadline: float | None = None
+        """Wait for the sessions of a dead runner to expire. Raises LeaseLost if another process is alive, and
+        CoordinationLost if the store does not answer for `errors.retry_for`."""
+        retries = Retry(
+            "waiting for the coordination store", backoff=_BACKOFF, seconds=self._retry_for, stop=self._stop
+        )
         for sink in self._sinks.values():
-            with closing(sink.open_state()) as state:
-                while (runner := state.runner()) is not None and not self._stop.is_set():
-                    now = time.monotonic()
-                    deadline = deadline or now + state.lease_seconds + _LEASE_MARGIN_SECONDS
-                    if now > deadline:
-                        raise LeaseLost(
-                            f"the pipeline {state.shown_name} is run by {runner.name}",
-                            hint=f"penstock pipelines show {self._name}",
-                        )
-                    self._stop.wait(_POLL_SECONDS)
+            retries.run(partial(self._wait_for_lease, sink), CoordinationLost)
+
+    def _wait_for_lease(self, sink: "_SinkRun") -> None:
+        deadline: float | None = None
+        with closing(sink.open_state()) as state:
+            while (runner := state.runner()) is not None and not self._stop.is_set():
+                now = time.monotonic()
+                deadline = deadline or now + state.lease_seconds + _LEASE_MARGIN_SECONDS
+                if now > deadline:
+                    raise LeaseLost(
+                        f"the pipeline {state.shown_name} is run by {runner.name}",
+                        hint=f"penstock pipelines show {self._name}",
+                    )
+                self._stop.wait(_POLL_SECONDS)
 
     # --- Called by the threads of the sinks -------------------------------------------------
 
