@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import asyncio
+import errno
 import json
 import socketserver
 import threading
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from structlog.testing import capture_logs
 
 from penstock.capture.alerts import conditions
 from penstock.capture.run import Capture, CaptureParts
@@ -169,37 +171,47 @@ def test_silent_webhook_is_a_lost_connection_without_the_secret() -> None:
     assert "secret-path" not in repr(settings)
 
 
-def test_mail_carries_the_message_and_no_further_header() -> None:
-    received: list[str] = []
+class MailServer(socketserver.StreamRequestHandler):
+    """A mail server that takes every mail and asks for a password."""
 
-    class MailServer(socketserver.StreamRequestHandler):
-        def handle(self) -> None:
-            self.wfile.write(b"220 ready\r\n")
-            lines: list[str] | None = None
-            for raw in self.rfile:
-                line = raw.decode().rstrip("\r\n")
-                if lines is not None:
-                    if line == ".":
-                        received.append("\n".join(lines))
-                        lines = None
-                        self.wfile.write(b"250 taken\r\n")
-                    else:
-                        lines.append(line)
-                elif line.upper() == "DATA":
-                    lines = []
-                    self.wfile.write(b"354 go on\r\n")
-                elif line.upper() == "QUIT":
-                    self.wfile.write(b"221 bye\r\n")
-                    return
+    received: list[str]
+
+    def handle(self) -> None:
+        self.wfile.write(b"220 ready\r\n")
+        lines: list[str] | None = None
+        for raw in self.rfile:
+            line = raw.decode().rstrip("\r\n")
+            if lines is not None:
+                if line == ".":
+                    self.received.append("\n".join(lines))
+                    lines = None
+                    self.wfile.write(b"250 taken\r\n")
                 else:
-                    self.wfile.write(b"250 ok\r\n")
+                    lines.append(line)
+            elif line.upper() == "DATA":
+                lines = []
+                self.wfile.write(b"354 go on\r\n")
+            elif line.upper() == "QUIT":
+                self.wfile.write(b"221 bye\r\n")
+                return
+            elif line.upper().startswith("EHLO"):
+                self.wfile.write(b"250-here\r\n250 AUTH PLAIN\r\n")
+            else:
+                self.wfile.write(b"250 ok\r\n")
 
-    with socketserver.TCPServer(("127.0.0.1", 0), MailServer) as server, in_thread(server):
-        mail = {
-            "server": f"smtp://127.0.0.1:{server.server_address[1]}",
-            "sender": "p@h",
-            "to": ["a@h", "b@h"],
-        }
+
+@contextmanager
+def mail_server() -> Iterator[tuple[dict[str, Any], list[str]]]:
+    """Yield the settings of a mail server and the mail that it gets."""
+    received: list[str] = []
+    handler = type("Receiving", (MailServer,), {"received": received})
+    with socketserver.TCPServer(("127.0.0.1", 0), handler) as server, in_thread(server):
+        mail = {"server": f"smtp://127.0.0.1:{server.server_address[1]}", "sender": "p@h"}
+        yield {**mail, "to": ["a@h", "b@h"]}, received
+
+
+def test_mail_carries_the_message_and_no_further_header() -> None:
+    with mail_server() as (mail, received):
         channel = Channel(AlertSettings.model_validate({"mail": mail}))
         hostile = Alert("lag", "shop\nBcc: thief@h", "the log is behind")
         channel.send(notifications(hostile)[0])
@@ -208,6 +220,21 @@ def test_mail_carries_the_message_and_no_further_header() -> None:
     assert "To: a@h, b@h" in head
     assert "\nBcc" not in head
     assert "the log is behind" in body
+
+
+def test_password_that_cannot_be_sent_is_an_error_without_the_secret(tmp_path: Path) -> None:
+    file = tmp_path / "password"
+    file.write_text("pässword")
+    with mail_server() as (mail, received):
+        settings = {**mail, "user": "p", "password_file": str(file)}
+        channel = Channel(AlertSettings.model_validate({"mail": settings}))
+        with pytest.raises(OptionInvalid, match="outside ASCII") as refused:
+            channel.send(notifications(LAG)[0])
+        assert "pässword" not in str(refused.value)
+        file.unlink()
+        with pytest.raises(OptionInvalid, match="cannot be read"):
+            channel.send(notifications(LAG)[0])
+    assert received == []
 
 
 @pytest.mark.parametrize(
@@ -294,6 +321,32 @@ def test_daemon_reports_alerts_and_repeats_a_failed_delivery(
     texts = [body["text"].partition(":")[0] for body in webhook.bodies]
     assert set(texts[:-1]) == {"Penstock alert"}
     assert texts[-1] == "Penstock resolved"
+
+
+def test_failed_check_of_the_conditions_is_logged_and_the_next_one_follows(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("penstock.serve.telemetry._ALERT_SECONDS", 0.01)
+    checks: list[str] = []
+
+    def out_of_files() -> list[Alert]:
+        checks.append("failed")
+        raise OSError(errno.EMFILE, "too many open files")
+
+    with captured_log() as log, serving(log) as daemon:
+        channel = Channel(AlertSettings.model_validate({"webhook": "http://127.0.0.1:1/secret-path"}))
+        telemetry = Telemetry(daemon.served, daemon.ports, alerting=Alerting(out_of_files, channel))
+
+        async def report() -> None:
+            running = asyncio.create_task(telemetry.run())
+            await asyncio.to_thread(wait_until, lambda: len(checks) >= 2 or running.done())
+            running.cancel()
+            await asyncio.wait({running})
+
+        with capture_logs() as logged:
+            asyncio.run(report())
+    assert len(checks) >= 2
+    assert {(line["log_level"], line["error"]) for line in logged} == {("error", "OSError")}
 
 
 def test_command_line_lists_alerts_and_tests_the_channel(webhook: Webhook, tmp_path: Path) -> None:

@@ -7,8 +7,9 @@ thread.
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import structlog
 from starlette.routing import Route
@@ -97,12 +98,12 @@ class Telemetry:
 
     async def run(self) -> None:
         """Notify the service manager and push metrics until cancelled."""
-        tasks = [systemd.notify_until_cancelled(self.health.is_started)]
-        if self._push is not None:
-            tasks.append(self._push_until_cancelled(self._push))
-        if self._alerting is not None:
-            tasks.append(self._alert_until_cancelled(self._alerting))
-        await asyncio.gather(*tasks)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(systemd.notify_until_cancelled(self.health.is_started))
+            if self._push is not None:
+                tasks.create_task(_repeat(partial(self._push_once, self._push), self._interval))
+            if self._alerting is not None:
+                tasks.create_task(_repeat(partial(self._alert_once, self._alerting), _ALERT_SECONDS))
 
     def close(self) -> None:
         """Close the connections to the coordination store and the collector."""
@@ -120,24 +121,34 @@ class Telemetry:
             self._coordination.read(readings)
         read_process(readings)
 
-    async def _push_until_cancelled(self, push: OtlpPush) -> None:
-        while True:
-            await asyncio.sleep(self._interval)
-            readings = await self.read()
-            problem = await run_in(self._served.threads.searching, push.push, readings)
-            if problem is not None:
-                _log.warning("metrics were not pushed", why=problem)
+    async def _push_once(self, push: OtlpPush) -> None:
+        readings = await self.read()
+        problem = await run_in(self._served.threads.searching, push.push, readings)
+        if problem is not None:
+            _log.warning("metrics were not pushed", why=problem)
 
-    async def _alert_until_cancelled(self, alerting: Alerting) -> None:
+    async def _alert_once(self, alerting: Alerting) -> None:
         """Check the conditions and report what has begun or ended. A failed delivery is tried again."""
-        while True:
-            current = await run_in(self._served.threads.searching, alerting.conditions)
-            self._alerts.update(current, time.time_ns() // 1000)
-            for notification in self._alerts.pending():
-                try:
-                    await run_in(self._served.threads.searching, alerting.channel.send, notification)
-                except PenstockError as problem:
-                    _log.error("an alert was not delivered", alert=notification.text(), why=str(problem))
-                    break
-                self._alerts.delivered(notification)
-            await asyncio.sleep(_ALERT_SECONDS)
+        current = await run_in(self._served.threads.searching, alerting.conditions)
+        self._alerts.update(current, time.time_ns() // 1000)
+        for notification in self._alerts.pending():
+            try:
+                await run_in(self._served.threads.searching, alerting.channel.send, notification)
+            except PenstockError as problem:
+                _log.error("an alert was not delivered", alert=notification.text(), why=str(problem))
+                break
+            self._alerts.delivered(notification)
+
+
+async def _repeat(report: Callable[[], Awaitable[None]], seconds: float) -> None:
+    """Report until cancelled, with a pause after each round.
+
+    Every error is logged and the next round tries again: a process that is short of files or memory is what
+    its operator has to hear of.
+    """
+    while True:
+        try:
+            await report()
+        except Exception as problem:  # noqa: BLE001 - logged, and the next round tries again
+            _log.exception("the daemon could not report on itself", error=type(problem).__name__)
+        await asyncio.sleep(seconds)

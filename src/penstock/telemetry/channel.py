@@ -12,7 +12,7 @@ import urllib3
 from urllib3.exceptions import HTTPError
 
 from penstock.errors import ConnectionLost, OptionInvalid, PenstockError
-from penstock.model import is_loopback
+from penstock.model import Secret, is_loopback
 from penstock.settings.alerts import FORMATS, PORTS, AlertSettings, MailSettings
 from penstock.settings.values import one_secret
 from penstock.telemetry.alerts import Notification
@@ -22,6 +22,7 @@ _SECONDS_MAX = 10.0
 _SHOWN_MAX = 300
 # Chat services refuse a message with status 200 and a number in one of these fields.
 _CODE_FIELDS = ("errcode", "code", "StatusCode")
+_HINT_MAIL = "Check alerts.mail, then: penstock alerts test --config penstock.yaml"
 _REFUSALS = (
     smtplib.SMTPResponseException,
     smtplib.SMTPRecipientsRefused,
@@ -94,7 +95,7 @@ def _send_mail(mail: MailSettings, notification: Notification, address: str) -> 
     # A line break would end the header.
     message["Subject"] = " ".join(notification.text().split("\n", 1)[0].split())
     message.set_content(notification.text())
-    password = one_secret(mail.password, mail.password_file, mail.password_env, "password")
+    password = _password(mail)
     context = ssl.create_default_context()
     host, port = str(parts.hostname), parts.port or PORTS[parts.scheme]
     try:
@@ -112,7 +113,7 @@ def _send_mail(mail: MailSettings, notification: Notification, address: str) -> 
                     hint="Write smtps://host:465, or leave out user",
                 )
             if mail.user is not None and password is not None:
-                session.login(mail.user, password.reveal())
+                _log_in(session, mail.user, password)
             session.send_message(message)
     except _REFUSALS as problem:
         raise _refused(host, address, problem) from problem
@@ -120,8 +121,27 @@ def _send_mail(mail: MailSettings, notification: Notification, address: str) -> 
         raise ConnectionLost(f"the mail server {host} does not answer: {problem}") from problem
 
 
+def _password(mail: MailSettings) -> Secret | None:
+    try:
+        return one_secret(mail.password, mail.password_file, mail.password_env, "password")
+    except ValueError as problem:
+        # The file or the variable was there when the settings were read.
+        raise OptionInvalid(f"alerts.mail: {problem}", hint=_HINT_MAIL) from problem
+
+
+def _log_in(session: smtplib.SMTP, user: str, password: Secret) -> None:
+    try:
+        session.login(user, password.reveal())
+    except UnicodeEncodeError:
+        # The text of the error holds the password.
+        raise OptionInvalid(
+            "alerts.mail: the user or the password has a letter outside ASCII, which cannot be sent",
+            hint=_HINT_MAIL,
+        ) from None
+
+
 def _refused(host: str, address: str, problem: Exception) -> PenstockError:
     return OptionInvalid(
         f"the mail server {host} refused mail to {address}: {problem}",
-        hint="Check alerts.mail, then: penstock alerts test --config penstock.yaml",
+        hint=_HINT_MAIL,
     )
