@@ -139,28 +139,43 @@ def test_json_and_bodies_of_ones_own_carry_the_alert(webhook: Webhook) -> None:
 
 
 @pytest.mark.parametrize(
-    "answer",
+    ("format", "answer"),
     [
-        (500, b"down"),
-        (302, b""),
-        (200, b'{"errcode": 310000, "errmsg": "keywords not in content"}'),
-        (200, b'{"code": 19024}'),
+        ("json", (500, b"down")),
+        ("json", (302, b"")),
+        ("dingtalk", (200, b'{"errcode": 310000, "errmsg": "keywords not in content"}')),
+        ("wecom", (200, b'{"errcode": 93000, "errmsg": "invalid webhook url"}')),
+        ("feishu", (200, b'{"code": 19024}')),
     ],
-    ids=["error", "redirect", "dingtalk", "feishu"],
+    ids=["error", "redirect", "dingtalk", "wecom", "feishu"],
 )
-def test_refused_alert_is_an_error_without_the_secret(webhook: Webhook, answer: tuple[int, bytes]) -> None:
+def test_refused_alert_is_an_error_without_the_secret(
+    webhook: Webhook, format: str, answer: tuple[int, bytes]
+) -> None:
     webhook.answer = answer
     with pytest.raises(OptionInvalid) as refused:
-        channel_of(webhook).send(notifications(LAG)[0])
+        channel_of(webhook, format=format).send(notifications(LAG)[0])
     assert "penstock alerts test" in str(refused.value)
     assert "secret-path" not in str(refused.value)
 
 
-def test_accepting_answers_of_chat_services_are_no_errors(webhook: Webhook) -> None:
-    for content in (b'{"errcode": 0, "errmsg": "ok"}', b'{"code": 0, "StatusCode": 0}', b"", b"[]"):
-        webhook.answer = (200, content)
-        channel_of(webhook).send(notifications(LAG)[0])
-    assert len(webhook.bodies) == 4
+@pytest.mark.parametrize(
+    ("settings", "content"),
+    [
+        ({"format": "dingtalk"}, b'{"errcode": 0, "errmsg": "ok"}'),
+        ({"format": "feishu"}, b'{"code": 0, "StatusCode": 0}'),
+        ({"format": "slack"}, b"ok"),
+        ({}, b'{"code": 200, "message": "success"}'),
+        ({"body": '{"say": {text}}'}, b'{"code": "ok", "errcode": 200}'),
+    ],
+    ids=["dingtalk", "feishu", "slack", "json", "body"],
+)
+def test_accepting_answer_of_a_receiver_is_no_error(
+    webhook: Webhook, settings: dict[str, str], content: bytes
+) -> None:
+    webhook.answer = (200, content)
+    channel_of(webhook, **settings).send(notifications(LAG)[0])
+    assert len(webhook.bodies) == 1
 
 
 def test_silent_webhook_is_a_lost_connection_without_the_secret() -> None:

@@ -20,8 +20,9 @@ from penstock.telemetry.alerts import Notification
 _SECONDS_MAX = 10.0
 # How much of a refusing response is shown.
 _SHOWN_MAX = 300
-# Chat services refuse a message with status 200 and a number in one of these fields.
-_CODE_FIELDS = ("errcode", "code", "StatusCode")
+# These chat services refuse a message with status 200 and a number other than 0 in one of these fields. Other
+# receivers may mean success by any of them.
+_CODE_FIELDS = {"dingtalk": ("errcode",), "wecom": ("errcode",), "feishu": ("code", "StatusCode")}
 _HINT_MAIL = "Check alerts.mail, then: penstock alerts test --config penstock.yaml"
 _REFUSALS = (
     smtplib.SMTPResponseException,
@@ -72,7 +73,7 @@ class Channel:
             raise ConnectionLost(
                 f"the webhook at {self.address} does not answer: {type(problem).__name__}"
             ) from None
-        if not 200 <= answer.status < 300 or _refuses(answer.data):
+        if not 200 <= answer.status < 300 or _refuses(self._settings.format, answer.data):
             shown = answer.data[:_SHOWN_MAX].decode(errors="replace")
             raise OptionInvalid(
                 f"the webhook at {self.address} refused an alert with status {answer.status}: {shown}",
@@ -80,12 +81,13 @@ class Channel:
             )
 
 
-def _refuses(content: bytes) -> bool:
+def _refuses(format: str, content: bytes) -> bool:
     try:
         answer: Any = json.loads(content)
     except ValueError:
         return False
-    return isinstance(answer, dict) and any(answer.get(field) not in (None, 0, "0") for field in _CODE_FIELDS)
+    codes = _CODE_FIELDS.get(format, ())
+    return isinstance(answer, dict) and any(answer.get(code) not in (None, 0, "0") for code in codes)
 
 
 def _send_mail(mail: MailSettings, notification: Notification, address: str) -> None:
