@@ -2,7 +2,7 @@
 """Select the target rows to delete on a reload: none of another pipeline, and none that must stay."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, cast
 
 import numpy
@@ -42,8 +42,8 @@ def settings(*steps: dict[str, Any]) -> tuple[StepSettings, ...]:
     return pipeline(*steps).steps
 
 
-def made_by(steps: tuple[StepSettings, ...]) -> Target:
-    target = target_through([step.make() for step in steps], ORDERS)
+def made_by(steps: tuple[StepSettings, ...], orders: Target = ORDERS) -> Target:
+    target = target_through([step.make() for step in steps], orders)
     assert target is not None
     return target
 
@@ -76,16 +76,20 @@ class RowsThere:
 
 
 def removed(
-    monkeypatch: pytest.MonkeyPatch, *steps: dict[str, Any], source: range = range(0), types: bool = True
+    monkeypatch: pytest.MonkeyPatch,
+    *steps: dict[str, Any],
+    source: range = range(0),
+    types: bool = True,
+    orders: Target = ORDERS,
 ) -> list[Changes]:
     """Return the changes of a removal from a target with rows 0 to 99 and a source with the rows `source`.
 
-    Without `types` only the keys of the target can be read.
+    Without `types` only the keys of the target can be read. `orders` is the source's table.
     """
 
     def rows(_: SourceChunk, *, loaded: bool) -> Iterator[Changes]:
         assert not loaded, "all rows of the source keep theirs"
-        yield as_changes(ORDERS, rows_of(ORDERS, source), "insert", PLACE, instance="here")
+        yield as_changes(orders, rows_of(orders, source), "insert", PLACE, instance="here")
 
     def watermark(server: ServerAddress, epoch: int = 0) -> Watermark:
         return Watermark(PLACE, 1, 0)
@@ -93,13 +97,13 @@ def removed(
     monkeypatch.setattr(SourceChunk, "rows", rows)
     monkeypatch.setattr(removal, "take_watermark", watermark)
     pipeline_settings = pipeline(*steps)
-    target = made_by(pipeline_settings.steps)
+    target = made_by(pipeline_settings.steps, orders)
     there = rows_of(target, range(100))
     there = there if types else there.select(target.primary_key)
     sink = cast(SinkSettings, RowsThere(there, keeps_types=types))
-    own = SourceTable(pipeline_settings.sources[0], ORDERS)
+    own = SourceTable(pipeline_settings.sources[0], orders)
     return list(
-        removal.removals([own], Chunk(ORDERS.name), target=target, steps=pipeline_settings.steps, sink=sink)
+        removal.removals([own], Chunk(orders.name), target=target, steps=pipeline_settings.steps, sink=sink)
     )
 
 
@@ -114,6 +118,15 @@ def ids_of_shard(number: int, ids: range) -> list[int]:
 
 def test_removal_deletes_rows_missing_from_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ids_of(removed(monkeypatch, source=range(90))) == list(range(90, 100))
+
+
+def test_removal_finds_rows_by_a_unique_key_where_there_is_no_primary_key(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    unique = replace(ORDERS, primary_key=(), unique_keys=(("id",),))
+    assert ids_of(removed(monkeypatch, source=range(90), orders=unique)) == list(range(90, 100))
+    keyless = replace(ORDERS, primary_key=())
+    assert removed(monkeypatch, source=range(90), orders=keyless) == []
 
 
 def test_removal_leaves_the_rows_of_other_shards(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -234,7 +234,7 @@ class Loading:
         if where is not None:
             check_condition(session, target, where)
         before = loads.get(key)
-        misses_deletes = afresh and bool(target.primary_key) and keeps_tables(self._sink)
+        misses_deletes = afresh and bool(target.row_key) and keeps_tables(self._sink)
         reopens = afresh and follows(self._sink) is Follows.REOPENS and ends_all(key, tables)
         # What is read again comes beside rows that are in the target already: the changes until then, deletes
         # and statements among them, still have to come. A table that it went on without has missed some

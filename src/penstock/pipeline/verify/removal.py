@@ -49,7 +49,9 @@ def removals(
     Raises OptionInvalid if the sink keeps no table or if rows of other pipelines cannot be distinguished,
     SchemaPending if another source table was altered during the read.
     """
-    if not target.primary_key:
+    # A mirror identifies the rows of a table without a primary key by a unique key.
+    key = target.row_key
+    if not key:
         return
     scopes = scopes_of([source.table for source in sources], steps)
     if not scopes[0].removes:
@@ -59,7 +61,7 @@ def removals(
     columns = target.column_names
     if not open_sink.keeps_types and not scopes[0].marks:
         # Values of columns that had another type may be unreadable, and deletes only need the key.
-        columns = (*target.primary_key, *([shard.column] if shard is not None else []))
+        columns = (*key, *([shard.column] if shard is not None else []))
     table = ComparedTable(target, tuple(sources), steps, sink, columns, slots=slots)
     first = sources[0]
     watermark = take_watermark(address_of(first.source), epoch=epoch)
@@ -78,11 +80,11 @@ def removals(
     else:
         return
     share = Share(table, tuple(ranges))
-    unjudged = Unjudged(target, steps)
+    unjudged = Unjudged(target.keyed, steps)
     ascending = _kept_keys(share, unjudged)
     kept = 0
     for rows in _existing_rows(share):
-        missing = ~is_among(hashes(rows, target.primary_key), ascending)
+        missing = ~is_among(hashes(rows, key), ascending)
         if shard is not None:
             missing &= in_shard(rows, shard)
         unsure = missing & unjudged.among(rows)
@@ -105,7 +107,7 @@ def _kept_keys(share: Share, unjudged: Unjudged) -> Hashes:
                 if isinstance(stepped, Rejected):
                     unjudged.add(stepped)
                 else:
-                    kept.append(hashes(stepped.rows, share.table.target.primary_key))
+                    kept.append(hashes(stepped.rows, share.table.target.row_key))
         except SchemaChanged as problem:
             if chunk.table == first:
                 raise
