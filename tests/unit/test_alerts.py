@@ -104,6 +104,22 @@ def test_alert_is_reported_once_when_it_begins_and_once_when_it_ends() -> None:
     assert book.pending() == []
 
 
+def test_refused_notification_waits_longer_each_time_and_the_others_do_not() -> None:
+    book = Alerts()
+    book.update([LAG, Alert("disk", "shop", "8 bytes are free")], NOW_US)
+    disk, lag = book.due(NOW_US)
+    book.refused(disk, NOW_US)
+    assert book.due(NOW_US + 1) == [lag]
+    # The text of an alert changes while it lasts.
+    later_us = NOW_US + 10_000_000
+    book.update([LAG, Alert("disk", "shop", "7 bytes are free")], later_us)
+    disk, _ = book.due(later_us)
+    assert disk.alert.summary == "7 bytes are free"
+    book.refused(disk, later_us)
+    assert book.due(later_us + 19_999_999) == [lag]
+    assert len(book.due(later_us + 20_000_000)) == 2
+
+
 def test_alert_that_ends_before_it_was_delivered_is_not_reported() -> None:
     book = Alerts()
     book.update([LAG], NOW_US)
@@ -316,6 +332,8 @@ def test_daemon_reports_alerts_and_repeats_a_failed_delivery(
     webhook: Webhook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("penstock.serve.telemetry._ALERT_SECONDS", 0.01)
+    monkeypatch.setattr("penstock.telemetry.alerts._REFUSED_US", 1)
+    monkeypatch.setattr("penstock.telemetry.alerts._REFUSED_US_MAX", 1)
     current = [LAG]
     webhook.answer = (500, b"down")
     with captured_log() as log, serving(log) as daemon:
@@ -336,6 +354,33 @@ def test_daemon_reports_alerts_and_repeats_a_failed_delivery(
     texts = [body["text"].partition(":")[0] for body in webhook.bodies]
     assert set(texts[:-1]) == {"Penstock alert"}
     assert texts[-1] == "Penstock resolved"
+
+
+def test_refused_notification_does_not_hold_up_the_next_one(
+    webhook: Webhook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.serve.telemetry._ALERT_SECONDS", 0.01)
+    channel = channel_of(webhook)
+    post = Channel.send
+
+    def refuse_disk(self: Channel, notification: Any) -> None:
+        if notification.alert.name == "disk":
+            raise OptionInvalid("the text is too long")
+        post(self, notification)
+
+    monkeypatch.setattr(Channel, "send", refuse_disk)
+    current = [Alert("disk", "shop", "8 bytes are free"), LAG]
+    with captured_log() as log, serving(log) as daemon:
+        telemetry = Telemetry(daemon.served, daemon.ports, alerting=Alerting(lambda: current, channel))
+
+        async def report() -> None:
+            running = asyncio.create_task(telemetry.run())
+            await asyncio.to_thread(wait_until, lambda: webhook.bodies)
+            running.cancel()
+            await asyncio.wait({running})
+
+        asyncio.run(report())
+    assert [body["name"] for body in webhook.bodies] == ["lag"]
 
 
 def test_failed_check_of_the_conditions_is_logged_and_the_next_one_follows(

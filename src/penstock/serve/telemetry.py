@@ -14,7 +14,7 @@ from functools import partial
 import structlog
 from starlette.routing import Route
 
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, TransientError
 from penstock.serve import systemd
 from penstock.serve.coordination import CoordinationProbe
 from penstock.serve.health import Health
@@ -130,14 +130,19 @@ class Telemetry:
     async def _alert_once(self, alerting: Alerting) -> None:
         """Check the conditions and report what has begun or ended. A failed delivery is tried again."""
         current = await run_in(self._served.threads.searching, alerting.conditions)
-        self._alerts.update(current, time.time_ns() // 1000)
-        for notification in self._alerts.pending():
+        now_us = time.time_ns() // 1000
+        self._alerts.update(current, now_us)
+        for notification in self._alerts.due(now_us):
             try:
                 await run_in(self._served.threads.searching, alerting.channel.send, notification)
             except PenstockError as problem:
                 _log.error("an alert was not delivered", alert=notification.text(), why=str(problem))
-                break
-            self._alerts.delivered(notification)
+                if isinstance(problem, TransientError):
+                    # The channel is down for the others too.
+                    break
+                self._alerts.refused(notification, now_us)
+            else:
+                self._alerts.delivered(notification)
 
 
 async def _repeat(report: Callable[[], Awaitable[None]], seconds: float) -> None:

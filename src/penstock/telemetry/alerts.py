@@ -9,6 +9,11 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+# A receiver that refuses one notification, for its text or its addressee, gets it again this much later; the
+# pause doubles with each refusal.
+_REFUSED_US = 10_000_000
+_REFUSED_US_MAX = 600_000_000
+
 
 @dataclass(frozen=True)
 class Alert:
@@ -33,6 +38,11 @@ class Notification:
     alert: Alert
     resolved: bool
 
+    @property
+    def key(self) -> tuple[str, str, bool]:
+        """What identifies it, whatever its text says by now."""
+        return *self.alert.key, self.resolved
+
     def text(self) -> str:
         """Return it as a message. The word Penstock satisfies chat robots that require a keyword."""
         alert = self.alert
@@ -49,16 +59,26 @@ class Notification:
         return {"status": "resolved" if self.resolved else "firing", **asdict(self.alert)}
 
 
+@dataclass(frozen=True)
+class _RefusedPause:
+    """The pause after the last refusal of a notification, and its end."""
+
+    pause_us: int
+    until_us: int
+
+
 class Alerts:
     """The alerts of a daemon. For one thread or task.
 
     A notification stays pending until `delivered` is called for it, so that none is lost while the channel
-    is down. An alert that ends before its begin was delivered is not reported at all.
+    is down. One that was `refused` is due again after a pause, so that it does not hold up the others.
+    An alert that ends before its begin was delivered is not reported at all.
     """
 
     def __init__(self) -> None:
         self._firing: dict[tuple[str, str], Alert] = {}
         self._reported: dict[tuple[str, str], Alert] = {}
+        self._refused: dict[tuple[str, str, bool], _RefusedPause] = {}
 
     def update(self, current: Iterable[Alert], now_us: int) -> None:
         """Replace the alerts by the conditions that are true now."""
@@ -75,6 +95,19 @@ class Alerts:
         return [Notification(alert, True) for alert in ended] + [
             Notification(alert, False) for alert in begun
         ]
+
+    def due(self, now_us: int) -> list[Notification]:
+        """Return the pending notifications, without those that were refused lately."""
+        pending = {known.key: known for known in self.pending()}
+        self._refused = {key: pause for key, pause in self._refused.items() if key in pending}
+        waiting = {key for key, pause in self._refused.items() if pause.until_us > now_us}
+        return [known for key, known in pending.items() if key not in waiting]
+
+    def refused(self, notification: Notification, now_us: int) -> None:
+        """Record that the receiver refused a notification."""
+        known = self._refused.get(notification.key)
+        pause_us = _REFUSED_US if known is None else min(2 * known.pause_us, _REFUSED_US_MAX)
+        self._refused[notification.key] = _RefusedPause(pause_us, now_us + pause_us)
 
     def delivered(self, notification: Notification) -> None:
         """Record that a notification was delivered."""
