@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import BinlogInconsistent
+from penstock.tidb import matching as matching_module
 from penstock.tidb.matching import Matching, Reason, Released, Verdict
 from penstock.tidb.messages import BinlogHead, BinlogKind
 
@@ -122,6 +123,20 @@ def test_commit_that_another_pump_released_is_counted_and_not_released() -> None
 
 
 # --- Any interleaving -----------------------------------------------------------------------
+
+
+def test_transaction_that_waits_for_its_release_is_not_accepted_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(matching_module, "PUMP_OUTCOMES_MAX", 1)
+    matching = matching_of(prewrite(1), prewrite(3), prewrite(5), commit(3, 7), commit(5, 9))
+    assert matching.check(*prewrite(3)) is Verdict.REPEATED
+    for binlog in (prewrite(3), commit(3, 7), commit(1, 11)):
+        matching.add(*binlog, 99)
+    assert [each.start_ts for each in matching.release()] == [3, 5, 1]
+    matching.add(*prewrite(13), 100)
+    matching.add(*rollback(13), 101)
+    assert len(matching._outcomes) == 1, "what was released is forgotten"
 
 
 class Unruled(Matching[int]):

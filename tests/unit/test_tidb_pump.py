@@ -193,6 +193,23 @@ def test_writers_of_a_pump_whose_disk_hangs_are_sent_to_another(
     begun.client.write(prewrite(3))
 
 
+def test_unforeseen_failure_of_the_storing_thread_refuses_its_batch_and_opens_the_store_again(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = start()
+    begun.client.write(prewrite(1))
+
+    def fail(writes: object) -> None:
+        raise MemoryError("no memory")
+
+    monkeypatch.setattr(begun.pump._store, "write", fail)
+    code, text = refusal(lambda: begun.client.write(prewrite(3)))
+    assert (code, "MemoryError" in text) == ("UNAVAILABLE", True)
+    wait_until(lambda: begun.pump._open_store() is not None)
+    begun.client.write(commit(1, 7))
+    assert begun.client.pull_some(1) == [matched(1, 7)]
+
+
 @pytest.mark.parametrize(
     ("payload", "code", "reason"),
     [

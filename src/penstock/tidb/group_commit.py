@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """Group commit: one thread stores what many writers sent, with one sync for all that waits.
 
-Everything that changes a Pump's state runs in this thread. If the disk fails, everything that waits is
-refused, and the store is opened again.
+Everything that changes a Pump's state runs in this thread. If the disk fails, or anything unforeseen does,
+everything that waits is refused, and the store is opened again.
 """
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import structlog
@@ -72,11 +73,10 @@ class GroupCommit:
         def run(store: PumpStore) -> None:
             try:
                 future.set_result(change(store))
-            except DiskFailed as problem:
+            except Exception as problem:
                 future.set_exception(problem)
-                raise
-            except PenstockError as problem:
-                future.set_exception(problem)
+                if isinstance(problem, DiskFailed) or not isinstance(problem, PenstockError):
+                    raise
 
         with self._lock:
             self._calls.append(run)
@@ -105,7 +105,8 @@ class GroupCommit:
                 if not calls and not writes:
                     return
             try:
-                self._process(calls, writes)
+                with _unexpected_reported():
+                    self._process(calls, writes)
             except PenstockError as problem:
                 self._fail(writes, problem)
                 if not self._reopen():
@@ -157,7 +158,8 @@ class GroupCommit:
         retry = Retry("the Pump's log is opened again", stop=self._stopping, report=refuse_waiting)
         while not self._stopping.is_set():
             try:
-                self._store = self._open_store()
+                with _unexpected_reported():
+                    self._store = self._open_store()
             except (TransientError, DiskFailed) as problem:
                 retry.wait(problem)
             except PenstockError as problem:
@@ -167,6 +169,21 @@ class GroupCommit:
             else:
                 return True
         return False
+
+
+@contextmanager
+def _unexpected_reported() -> Iterator[None]:
+    """Turn a failure that nobody foresaw into ServerBusy, so that writers are sent to another Pump.
+
+    The state in memory is unknown then, and what the log has is not: the store is opened again.
+    """
+    try:
+        yield
+    except PenstockError:
+        raise
+    except Exception as problem:
+        _log.error("the Pump's storing thread failed", exc_info=problem)
+        raise ServerBusy(f"the Pump cannot store: {type(problem).__name__}: {problem}") from problem
 
 
 def resolved(future: "Future[Any]", seconds: float) -> Any:

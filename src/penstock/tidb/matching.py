@@ -246,7 +246,8 @@ class Matching(Generic[Location]):
 
     def _remember(self, start_ts: int, outcome: _Outcome) -> None:
         self._outcomes[start_ts] = outcome
-        if len(self._outcomes) > PUMP_OUTCOMES_MAX:
+        # A transaction that waits for its release stays known: its prewrite may be repeated.
+        while len(self._outcomes) > PUMP_OUTCOMES_MAX and next(iter(self._outcomes)) not in self._unreleased:
             self._outcomes.popitem(last=False)
 
 
