@@ -229,6 +229,18 @@ def test_decision_of_the_resolver_survives_a_restart(tmp_path: Path) -> None:
     assert (pulled(store), store.matching.open_count) == ([(5, matched(1, 5))], 0)
 
 
+@pytest.mark.parametrize("commit_ts", [5, 7])
+def test_commit_of_an_operator_that_comes_too_late_is_refused(store: PumpStore, commit_ts: int) -> None:
+    for payload in (prewrite(1), commit(1, 7), prewrite(6)):
+        write(store, payload)
+    decided = store.decision(6, commit_ts, by_operator=True)
+    store.write([decided])
+    assert isinstance(decided.problem, BinlogInconsistent)
+    assert store.matching.open_count == 1, "the transaction is not lost"
+    store.write([store.decision(6, 9, by_operator=True)])
+    assert [commit_ts for commit_ts, _ in pulled(store)] == [7, 9]
+
+
 def test_payload_that_lacks_its_last_part_is_passed_over(tmp_path: Path) -> None:
     store = open_store(tmp_path)
     (location,) = store.log.stage([prewrite(1)])

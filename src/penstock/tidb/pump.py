@@ -416,7 +416,10 @@ class Pump:
         if decisions:
             self._store_call(
                 lambda store: store.write(
-                    [store.decision(each.start_ts, each.commit_ts) for each in decisions]
+                    [
+                        store.decision(each.start_ts, each.commit_ts, by_operator=each.by_operator)
+                        for each in decisions
+                    ]
                 )
             )
 

@@ -36,8 +36,10 @@ class Write:
     """A binlog to store. `problem` tells after `PumpStore.write` why it was refused; None: it is durable."""
 
     payload: bytes | memoryview
-    # What TiKV or the operator says about a transaction is stored whatever was released before.
+    # What TiKV says about a transaction is stored whatever was released before.
     is_decision: bool = False
+    # An operator's commit is refused where it would come too late; TiKV's says that another Pump has it.
+    by_operator: bool = False
     problem: PenstockError | None = None
 
 
@@ -149,10 +151,10 @@ class PumpStore:
         self.matching.add_fake(timestamp)
         self._release()
 
-    def decision(self, start_ts: int, commit_ts: int) -> Write:
+    def decision(self, start_ts: int, commit_ts: int, *, by_operator: bool = False) -> Write:
         """Return the binlog that closes an open prewrite: a commit, or a rollback if `commit_ts` is 0."""
         kind = BinlogKind.COMMIT if commit_ts else BinlogKind.ROLLBACK
-        return Write(encode_binlog(kind, start_ts, commit_ts), is_decision=True)
+        return Write(encode_binlog(kind, start_ts, commit_ts), is_decision=True, by_operator=by_operator)
 
     def _judge(self, writes: Sequence[Write]) -> list[_Judged]:
         """Return what has to be stored. Repeated binlogs and probes are done, others have a problem."""
@@ -190,6 +192,8 @@ class PumpStore:
         digest = _digest_of(write.payload) if head.kind is BinlogKind.PREWRITE else b""
         if write.is_decision:
             is_open = self.matching.open_prewrite(head.start_ts) is not None
+            if is_open and write.by_operator:
+                self.matching.check(head, digest)
             return _Judged(write, head, digest) if is_open else None
         verdict = self.matching.check(head, digest)
         if verdict is not Verdict.STORE:

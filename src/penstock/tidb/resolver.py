@@ -46,6 +46,7 @@ class Decision:
 
     start_ts: int
     commit_ts: int
+    by_operator: bool = False
 
 
 class Resolver:
@@ -88,7 +89,10 @@ class Resolver:
             start_ts: self._unknown.get(start_ts) or _Unknown(now, now + _ASK_AFTER_SECONDS)
             for start_ts in prewrites
         }
-        decided = [Decision(start_ts, commit_ts) for start_ts, commit_ts in self._decisions.take(prewrites)]
+        decided = [
+            Decision(start_ts, commit_ts, by_operator=True)
+            for start_ts, commit_ts in self._decisions.take(prewrites)
+        ]
         due = sorted(start_ts for start_ts, unknown in self._unknown.items() if unknown.ask_at <= now)
         for start_ts in due[:_ASKED_MAX]:
             try:
