@@ -11,6 +11,7 @@ import pytest
 from penstock.errors import (
     BinlogInconsistent,
     EventMalformed,
+    LogDamaged,
     LogFull,
     PositionPurged,
     ServerBusy,
@@ -239,6 +240,17 @@ def test_commit_of_an_operator_that_comes_too_late_is_refused(store: PumpStore, 
     assert store.matching.open_count == 1, "the transaction is not lost"
     store.write([store.decision(6, 9, by_operator=True)])
     assert [commit_ts for commit_ts, _ in pulled(store)] == [7, 9]
+
+
+def test_corrupt_entry_of_the_index_is_never_pulled(store: PumpStore, tmp_path: Path) -> None:
+    write(store, prewrite(1))
+    write(store, commit(1, 7))
+    (path,) = (tmp_path / "shop.pump/releases").iterdir()
+    with path.open("r+b") as file:
+        file.seek(64)
+        file.write(b"\x08")
+    with pytest.raises(LogDamaged, match="index of released transactions is corrupt"):
+        pulled(store)
 
 
 def test_payload_that_lacks_its_last_part_is_passed_over(tmp_path: Path) -> None:

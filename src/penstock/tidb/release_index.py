@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from penstock.errors import PositionPurged
+from penstock.errors import LogDamaged, PositionPurged
 from penstock.limits import MIB
 from penstock.logstore.disk import AppendFile, Disk, ReadFile
 
@@ -102,12 +102,18 @@ class _File:
         return self.entries(index, 1)[0]
 
     def entries(self, first: int, count: int) -> list[ReleaseEntry]:
-        """Return entries from an index on, at most `count`."""
+        """Return entries from an index on, at most `count`. Raises LogDamaged."""
         stop = min(first + count, self.count)
         content = self.reader.read((first + 1) * ENTRY_BYTES, (stop + 1) * ENTRY_BYTES)
-        return [
-            ReleaseEntry.decode(content[at : at + ENTRY_BYTES]) for at in range(0, len(content), ENTRY_BYTES)
-        ]
+        records = [content[at : at + ENTRY_BYTES] for at in range(0, len(content), ENTRY_BYTES)]
+        for index, record in enumerate(records, first + 1):
+            if not _is_sound(record):
+                raise LogDamaged(
+                    "an entry of the index of released transactions is corrupt",
+                    position=f"{self.path}:{index * ENTRY_BYTES}",
+                    hint=f"Check the disk, and run: penstock log verify {self.path.parent.parent}",
+                )
+        return [ReleaseEntry.decode(record) for record in records]
 
     def first_after(self, commit_ts: int) -> int:
         """Return the index of the first entry above a commit timestamp."""
