@@ -193,6 +193,39 @@ def test_writers_of_a_pump_whose_disk_hangs_are_sent_to_another(
     begun.client.write(prewrite(3))
 
 
+def test_write_whose_sender_gave_up_counts_until_it_is_stored(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = start()
+    monkeypatch.setattr(pump_service, "PUMP_WAITING_BYTES_MAX", 10_000)
+    commit_of_group, service = begun.pump._commit, begun.pump._service
+    assert commit_of_group is not None
+    assert service is not None
+    submit, submitted = commit_of_group.submit, []
+
+    def note(write: Any) -> None:
+        submitted.append(write)
+        submit(write)
+
+    monkeypatch.setattr(commit_of_group, "submit", note)
+    hanging, sync = threading.Event(), begun.pump._store.log.sync
+
+    def hang() -> None:
+        assert hanging.wait(60)
+        sync()
+
+    monkeypatch.setattr(begun.pump._store.log, "sync", hang)
+    waiting = begun.client.write_later(prewrite(1, bytes(20_000)))
+    wait_until(lambda: submitted)
+    waiting.cancel()
+    wait_until(lambda: submitted[0].future.cancelled())
+    try:
+        assert service._waiting_bytes > 20_000
+    finally:
+        hanging.set()
+    wait_until(lambda: service._waiting_bytes == 0)
+
+
 def test_unforeseen_failure_of_the_storing_thread_refuses_its_batch_and_opens_the_store_again(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:

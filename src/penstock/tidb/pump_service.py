@@ -84,8 +84,12 @@ class PumpService(grpc.GenericRpcHandler):  # type: ignore[misc]
     def finish(self, writes: list[Write]) -> None:
         """Answer the senders of a batch."""
         self._loop.call_soon_threadsafe(
-            _wake, [each.future for each in writes if isinstance(each, _WaitingWrite)]
+            self._answer_senders, [each for each in writes if isinstance(each, _WaitingWrite)]
         )
+
+    def _answer_senders(self, writes: list[_WaitingWrite]) -> None:
+        self._waiting_bytes -= sum(len(each.payload) for each in writes)
+        _wake([each.future for each in writes])
 
     def released(self) -> None:
         """Wake the Drainers that wait for more."""
@@ -110,12 +114,10 @@ class PumpService(grpc.GenericRpcHandler):  # type: ignore[misc]
             await self._refuse(context, "overloaded", grpc.StatusCode.UNAVAILABLE, text)
         write = _WaitingWrite(payload)
         write.future = self._loop.create_future()
+        # Until it is stored, it needs memory, even if its sender gives up.
         self._waiting_bytes += len(payload)
         self._commit.submit(write)
-        try:
-            await write.future
-        finally:
-            self._waiting_bytes -= len(payload)
+        await write.future
         if write.problem is not None:
             await context.abort(_code_of(write.problem), str(write.problem))
         return _ACCEPTED
