@@ -21,7 +21,8 @@ from penstock.errors import CoordinationLost, LeaseLost, OptionInvalid, Penstock
 from penstock.local.driver import LocalDriver
 from penstock.pipeline.relay import Relay
 from penstock.pipeline.settings import PipelineSettings, load_pipeline
-from penstock.pipeline.state import Checkpoint, PipelineState, smallest_offsets
+from penstock.pipeline.sink_positions import smallest_offsets
+from penstock.pipeline.state import Checkpoint, PipelineState
 from penstock.retry import Backoff
 from penstock.sinks.files.sink import FilesSink
 from penstock.sinks.sink import BatchMark, Receipt

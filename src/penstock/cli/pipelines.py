@@ -19,8 +19,9 @@ from penstock.errors import OptionInvalid
 from penstock.model import Position, TableName
 from penstock.pipeline.rewinding import earlier_offset
 from penstock.pipeline.settings import PipelineSettings, load_pipeline, place_of_state
+from penstock.pipeline.sink_positions import smallest_offsets
 from penstock.pipeline.skipping import transaction_at
-from penstock.pipeline.state import Checkpoint, PipelineState, smallest_offsets, table_key
+from penstock.pipeline.state import Checkpoint, PipelineState, table_key
 from penstock.pipeline.verify.merges import may_have_other_rows
 from penstock.source.bounds import Bound, parse_bound
 

@@ -26,7 +26,7 @@ import socket
 import time
 import uuid
 import zlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
@@ -48,8 +48,6 @@ from penstock.model import TableName
 from penstock.pipeline.paged_records import PagedRecords
 from penstock.pipeline.record import BatchRecord
 from penstock.pipeline.resnapshot import HINT_STATE, Resnapshot
-from penstock.source.offsets import Offset
-from penstock.source.source import place_of
 
 _TOP = "pipelines"
 _SINKS = "sinks"
@@ -172,21 +170,6 @@ class Checkpoint:
             fields = json.loads(zlib.decompress(value))
             fields["loads"] = {key: TableLoad(**load) for key, load in fields["loads"].items()}
             return cls(**fields)
-
-
-def _place_of(offset: Mapping[str, Any]) -> tuple[int, int, int]:
-    return place_of(Offset.from_json(offset).position)
-
-
-def smallest_offsets(checkpoints: Iterable[Checkpoint]) -> dict[str, Mapping[str, Any]]:
-    """Return the smallest offset of several sinks for each source: the log is still needed from there on."""
-    smallest: dict[str, Mapping[str, Any]] = {}
-    for checkpoint in checkpoints:
-        for source, offset in checkpoint.offsets.items():
-            known = smallest.get(source)
-            if known is None or _place_of(offset) < _place_of(known):
-                smallest[source] = offset
-    return smallest
 
 
 class PipelineState(PagedRecords):

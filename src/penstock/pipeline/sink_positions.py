@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The positions of a pipeline's sinks, and what its sources have to keep for them."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from penstock.pipeline.state import Checkpoint
+from penstock.source.offsets import Offset
+from penstock.source.source import place_of
+
+
+def smallest_offsets(checkpoints: Iterable[Checkpoint]) -> dict[str, Mapping[str, Any]]:
+    """Return the smallest offset of several sinks for each source: the log is still needed from there on."""
+    smallest: dict[str, Mapping[str, Any]] = {}
+    for checkpoint in checkpoints:
+        for source, offset in checkpoint.offsets.items():
+            known = smallest.get(source)
+            if known is None or _place_of(offset) < _place_of(known):
+                smallest[source] = offset
+    return smallest
+
+
+def _place_of(offset: Mapping[str, Any]) -> tuple[int, int, int]:
+    return place_of(Offset.from_json(offset).position)
