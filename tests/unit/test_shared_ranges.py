@@ -16,6 +16,7 @@ from penstock.engine import sink_runs as sink_runs_module
 from penstock.engine.reading import Part
 from penstock.engine.shared_ends import SharedEnds, Stretch
 from penstock.engine.shared_ranges import SharedRanges
+from penstock.engine.source_log import SourceLog
 from penstock.errors import ConnectionLost, SchemaMismatch, ServerBusy
 from penstock.model import Position, TablePatterns
 from penstock.narrowed_patterns import NarrowedPatterns
@@ -23,6 +24,7 @@ from penstock.pipeline.record import RangeWork
 from penstock.source.offsets import Offset
 from penstock.source.reading import Batch
 from penstock.source.source import ByteRange
+from penstock.source.tracking import TrackedSchemas
 from tests.support.binlog.forged_log import NOTE_IDS
 from tests.support.pipeline.local_runs import notes_pipeline, run_sinks_here
 from tests.support.suite.nonempty import each
@@ -323,3 +325,17 @@ def test_log_is_decoded_once_for_sinks_that_stand_together(
         # The definition of the table is a surprise, after which the first batch of each sink is run again.
         assert opened.count(first) <= 2
         assert opened.count(second) == 1
+
+
+@pytest.mark.parametrize("shared_ends", [SharedEnds(), None], ids=["shared", "alone"])
+def test_schema_history_of_shared_ranges_covers_the_tables_of_all_sinks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shared_ends: SharedEnds | None
+) -> None:
+    covered: list[TablePatterns] = []
+    monkeypatch.setattr(TrackedSchemas, "open", lambda settings, start: covered.append(settings.tables))
+    sinks = {"lake": feed_of(tmp_path, "lake"), "audit": feed_of(tmp_path, "audit", tables="shop.others")}
+    audit = notes_pipeline(tmp_path, sinks=sinks).of_sink("audit")
+    log = SourceLog(audit.sources[0], audit, 2, shared_ends)
+    assert log.histories([WORK]) == [None]
+    log.close()
+    assert [patterns.matches("shop", "notes") for patterns in covered] == [shared_ends is not None]

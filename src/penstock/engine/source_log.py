@@ -11,6 +11,7 @@ import structlog
 from penstock.engine.shared_ends import SharedEnds, Stretch
 from penstock.errors import PenstockError
 from penstock.limits import HOLD_AGE_SECONDS_DEFAULT, PIPELINE_HOLD_PAUSE_SECONDS
+from penstock.model import TablePatterns
 from penstock.pipeline.ghosts import PipelinePatterns
 from penstock.pipeline.record import RangeWork
 from penstock.pipeline.settings import PipelineSettings, PipelineSource
@@ -141,13 +142,23 @@ class SourceLog:
         if not works:
             return []
         if self._tracked is None and self._is_tracking:
-            self._tracked = TrackedSchemas.open(self._settings, works[0].byte_range.position)
+            self._tracked = TrackedSchemas.open(self._tracked_settings(), works[0].byte_range.position)
             self._is_tracking = self._tracked is not None
         if self._tracked is None:
             return [None] * len(works)
         source = self._log.source(works[0].epoch, works[0].server_key or "")
         self._tracked.advance(source, [work.byte_range for work in works])
         return [self._tracked.at(work.byte_range.position) for work in works]
+
+    def _tracked_settings(self) -> ReadSettings:
+        """Return what the schema history covers: ranges that sinks share are decoded for all their tables."""
+        if self._shared_ends is None:
+            return self._settings
+        patterns = self.source.tables
+        return replace(
+            self._settings,
+            tables=PipelinePatterns(TablePatterns(list(patterns.include), list(patterns.exclude))),
+        )
 
 
 def around_skips(
