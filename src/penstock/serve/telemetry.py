@@ -152,8 +152,7 @@ async def _repeat(report: Callable[[], Awaitable[None]], seconds: float) -> None
     its operator has to hear of.
     """
     while True:
-        try:
-            await report()
-        except Exception as problem:  # noqa: BLE001 - logged, and the next round tries again
-            _log.exception("the daemon could not report on itself", error=type(problem).__name__)
+        (bug,) = await asyncio.gather(report(), return_exceptions=True)
+        if bug is not None:
+            _log.error("the daemon could not report on itself", error=type(bug).__name__, exc_info=bug)
         await asyncio.sleep(seconds)
