@@ -82,6 +82,15 @@ def test_lost_coordination_makes_the_daemon_unready() -> None:
         assert health.is_started()
 
 
+def test_daemon_starts_while_canal_waits_for_the_coordination_store() -> None:
+    with captured_log() as log:
+        health = health_of(OpeningInstance(log, None))
+        assert not health.is_started()
+        health.listening.add("http")
+        assert health.is_started()
+        assert failed_checks(health) == {"listeners"}
+
+
 def test_health_needs_no_credentials_and_names_no_instance() -> None:
     with captured_log() as log, serving(log, {"token": "a-token"}) as daemon:
         for path in ("/livez", "/readyz", "/startupz"):

@@ -2,9 +2,10 @@
 """The daemon's health, as service managers and orchestrators ask for it.
 
     alive      the event loop answers
-    started    every log has been opened once, and every listener accepts connections
+    started    every log has been opened once, and every listener but Canal's accepts connections
     ready      every log is open, every listener accepts connections, and the coordination store answers
 
+Canal's listener waits for the coordination store, which a restart of the daemon does not repair either.
 None depends on a MySQL server: restarting the daemon does not repair its source. An instance that has stopped
 needs an operator, not a restart, so it does not count unless all instances have stopped.
 """
@@ -32,7 +33,9 @@ class Health:
     def is_started(self) -> bool:
         """Return whether the daemon has started. Remains true."""
         self._opened |= self._served.instances.keys() - self._unopened()
-        return not self._served.instances.keys() - self._opened and self._listeners <= self.listening
+        return (
+            not self._served.instances.keys() - self._opened and self._listeners - {"canal"} <= self.listening
+        )
 
     async def checks(self) -> dict[str, bool]:
         """Return the checks of readiness by name; ready if all are true."""
