@@ -2,6 +2,7 @@
 import asyncio
 import os
 import socket
+import threading
 from pathlib import Path
 
 from penstock.errors import CoordinationLost, LogDamaged, PenstockError, ServerBusy
@@ -11,6 +12,7 @@ from penstock.serve.coordination import CoordinationProbe
 from penstock.serve.health import Health
 from penstock.serve.served import Served
 from penstock.serve.systemd import notify_until_cancelled, watchdog_seconds
+from penstock.serve.threads import run_in
 from tests.support.daemon.served_log import LogInstance, captured_log, serving
 from tests.support.suite.patience import WAIT_SECONDS_MAX
 
@@ -80,6 +82,38 @@ def test_lost_coordination_makes_the_daemon_unready() -> None:
         health.listening |= {"http", "canal"}
         assert failed_checks(health) == {"coordination"}
         assert health.is_started()
+
+
+def test_probes_of_a_store_that_hangs_share_one_thread_and_delay_no_search() -> None:
+    asked: list[str] = []
+    hanging, end = threading.Event(), threading.Event()
+
+    def hang() -> object:
+        asked.append("asked")
+        hanging.set()
+        end.wait(WAIT_SECONDS_MAX)
+        raise CoordinationLost("the store does not answer")
+
+    with captured_log() as log:
+        probe = CoordinationProbe("sqlite:///nowhere", hang, [])  # type: ignore[arg-type]
+        served = Served({"shop": OpeningInstance(log, None)}, Arrivals())
+        health = Health(served, {"http"}, probe)
+
+        async def check() -> None:
+            probes = [asyncio.create_task(health.checks()) for _ in range(40)]
+            try:
+                await asyncio.to_thread(hanging.wait, WAIT_SECONDS_MAX)
+                # A client that hangs up does not end the question for the others.
+                probes.pop().cancel()
+                async with asyncio.timeout(WAIT_SECONDS_MAX):
+                    for pool in (served.threads.searching, served.threads.reporting):
+                        assert await run_in(pool, lambda: "free") == "free"
+            finally:
+                end.set()
+            assert all(not checks["coordination"] for checks in await asyncio.gather(*probes))
+
+        asyncio.run(check())
+    assert len(asked) == 1
 
 
 def test_daemon_starts_while_canal_waits_for_the_coordination_store() -> None:

@@ -10,6 +10,7 @@ None depends on a MySQL server: restarting the daemon does not repair its source
 needs an operator, not a restart, so it does not count unless all instances have stopped.
 """
 
+import asyncio
 from collections.abc import Collection
 
 from penstock.errors import PenstockError, ServerBusy, TransientError
@@ -29,6 +30,7 @@ class Health:
         self._coordination = coordination
         self.listening: set[str] = set()
         self._opened: set[str] = set()
+        self._asking: asyncio.Future[PenstockError | None] | None = None
 
     def is_started(self) -> bool:
         """Return whether the daemon has started. Remains true."""
@@ -45,9 +47,15 @@ class Health:
             "serving": not self._served.arrivals.closing,
         }
         if self._coordination is not None:
-            failure = await run_in(self._served.threads.searching, self._coordination.failure)
-            checks["coordination"] = failure is None
+            checks["coordination"] = await self._coordination_answers(self._coordination)
         return checks
+
+    async def _coordination_answers(self, coordination: CoordinationProbe) -> bool:
+        """Ask the store once for all probes that wait: they need no credentials, and its timeout is long."""
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.ensure_future(run_in(self._served.threads.reporting, coordination.failure))
+        # A probe that gives up leaves the answer to the others.
+        return await asyncio.shield(self._asking) is None
 
     def _unopened(self) -> set[str]:
         """Return the instances whose log is not open yet, or is being reopened."""

@@ -81,7 +81,7 @@ class Telemetry:
     def routes(self) -> list[Route]:
         """Return the routes of metrics and health."""
         return [
-            *metrics_routes.routes(self.read, self._served.threads.searching, self._alias),
+            *metrics_routes.routes(self.read, self._served.threads.reporting, self._alias),
             *health_routes.routes(self.health),
             *alert_routes.routes(
                 self._alerts.firing, None if self._alerting is None else self._alerting.channel.address
@@ -93,7 +93,7 @@ class Telemetry:
         readings = Readings()
         read_listeners(readings, self._connections, self._listening)
         readers = copy_readers(self._served.subscribers)
-        await run_in(self._served.threads.searching, self._read_blocking, readings, readers)
+        await run_in(self._served.threads.reporting, self._read_blocking, readings, readers)
         return readings
 
     async def run(self) -> None:
@@ -123,18 +123,18 @@ class Telemetry:
 
     async def _push_once(self, push: OtlpPush) -> None:
         readings = await self.read()
-        problem = await run_in(self._served.threads.searching, push.push, readings)
+        problem = await run_in(self._served.threads.delivering, push.push, readings)
         if problem is not None:
             _log.warning("metrics were not pushed", why=problem)
 
     async def _alert_once(self, alerting: Alerting) -> None:
         """Check the conditions and report what has begun or ended. A failed delivery is tried again."""
-        current = await run_in(self._served.threads.searching, alerting.conditions)
+        current = await run_in(self._served.threads.reporting, alerting.conditions)
         now_us = time.time_ns() // 1000
         self._alerts.update(current, now_us)
         for notification in self._alerts.due(now_us):
             try:
-                await run_in(self._served.threads.searching, alerting.channel.send, notification)
+                await run_in(self._served.threads.delivering, alerting.channel.send, notification)
             except PenstockError as problem:
                 _log.error("an alert was not delivered", alert=notification.text(), why=str(problem))
                 if isinstance(problem, TransientError):

@@ -7,6 +7,8 @@ searching       lookups by time, GTID set or position           seconds in a lon
 reading         raw bytes for `/bytes`                          a read from a disk or a store
 definitions     a table's definition, which may be pending      up to DEFINITION_WAIT_SECONDS
 compiling       patterns and conditions of a request            milliseconds
+reporting       metrics, health, the conditions of alerts       up to the coordination store's timeout
+delivering      alerts and metrics sent to other services       as long as the receiver takes
 """
 
 import asyncio
@@ -25,6 +27,10 @@ _READING_THREADS = 16
 _DEFINITION_THREADS = 16
 # Compiling holds the GIL, so more threads would only take turns.
 _COMPILING_THREADS = 2
+# A scrape may wait for the coordination store while the conditions of alerts are checked.
+_REPORTING_THREADS = 2
+# One delivers alerts, the other pushes metrics.
+_DELIVERING_THREADS = 2
 
 
 def _pool(threads: int, name: str) -> Executor:
@@ -40,6 +46,8 @@ class Threads:
     reading: Executor = field(default_factory=lambda: _pool(_READING_THREADS, "read"))
     definitions: Executor = field(default_factory=lambda: _pool(_DEFINITION_THREADS, "definitions"))
     compiling: Executor = field(default_factory=lambda: _pool(_COMPILING_THREADS, "compile"))
+    reporting: Executor = field(default_factory=lambda: _pool(_REPORTING_THREADS, "report"))
+    delivering: Executor = field(default_factory=lambda: _pool(_DELIVERING_THREADS, "deliver"))
 
 
 async def run_in(pool: Executor, work: Callable[..., _Answer], *arguments: Any) -> _Answer:
