@@ -5,6 +5,9 @@ import socket
 import threading
 from pathlib import Path
 
+from structlog.testing import capture_logs
+
+from penstock.coordinate.store import open_store, path_of
 from penstock.errors import CoordinationLost, LogDamaged, PenstockError, ServerBusy
 from penstock.logstore.log import Log
 from penstock.serve.arrivals import Arrivals
@@ -13,6 +16,7 @@ from penstock.serve.health import Health
 from penstock.serve.served import Served
 from penstock.serve.systemd import notify_until_cancelled, watchdog_seconds
 from penstock.serve.threads import run_in
+from penstock.telemetry.readings import Readings
 from tests.support.daemon.served_log import LogInstance, captured_log, serving
 from tests.support.suite.patience import WAIT_SECONDS_MAX
 
@@ -82,6 +86,20 @@ def test_lost_coordination_makes_the_daemon_unready() -> None:
         health.listening |= {"http", "canal"}
         assert failed_checks(health) == {"coordination"}
         assert health.is_started()
+
+
+def test_unreadable_subscription_leaves_the_daemon_ready(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path / 'coordination.db'}"
+    store = open_store(url)
+    store.put(path_of("subscriptions", "shop", "cache") + "/record", b"no record")
+    probe = CoordinationProbe(url, lambda: store, ["shop"])
+    with capture_logs() as logged:
+        assert probe.failure() is None
+    assert [line["event"] for line in logged] == ["subscriptions are missing from the metrics"]
+    readings = Readings()
+    probe.read(readings)
+    assert set(readings.values("penstock_coordination_errors_total").values()) == {1}
+    probe.close()
 
 
 def test_probes_of_a_store_that_hangs_share_one_thread_and_delay_no_search() -> None:

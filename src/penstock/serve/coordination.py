@@ -9,12 +9,16 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
+import structlog
+
 from penstock.coordinate.store import CoordinationStore, path_of, without_password
-from penstock.coordinate.subscription_record import Subscriptions
-from penstock.errors import PenstockError
+from penstock.coordinate.subscription_record import Subscription, Subscriptions
+from penstock.errors import PenstockError, TransientError
 from penstock.telemetry.counters import Histogram
 from penstock.telemetry.definitions import SECONDS_BOUNDS
 from penstock.telemetry.readings import Readings
+
+_log = structlog.get_logger(__name__)
 
 # Scrapes and probes that come more often share an answer, so that they do not load the store.
 _FRESH_SECONDS = 5.0
@@ -86,27 +90,38 @@ class CoordinationProbe:
             # The one request whose duration is measured.
             self._store.list(path_of("subscriptions"))
             self._seconds.observe(time.monotonic() - now)
-            self._states = self._subscription_states(self._store)
+            self._states = [
+                state
+                for instance in self._instances
+                for state in self._subscription_states(self._store, instance)
+            ]
             self._failure = None
         except PenstockError as problem:
             self._errors += 1
             self._failure = problem
         self._asked_at = time.monotonic()
 
-    def _subscription_states(self, store: CoordinationStore) -> list[_SubscriptionState]:
+    def _subscription_states(self, store: CoordinationStore, instance: str) -> list[_SubscriptionState]:
+        """Return the subscriptions of an instance. An unreadable record is no failure of the store."""
         subscriptions = Subscriptions(store)
-        states = []
-        for instance in self._instances:
-            for subscription in subscriptions.list(instance):
-                assignment = store.get(subscription.assignment_path)
-                states.append(
-                    _SubscriptionState(
-                        instance,
-                        subscription.name,
-                        len(subscriptions.members(subscription)),
-                        subscription.shard_count,
-                        subscription.shard_count - len(subscriptions.held(subscription)),
-                        0 if assignment is None else assignment.version,
-                    )
-                )
-        return states
+        try:
+            return [self._state(store, subscriptions, known) for known in subscriptions.list(instance)]
+        except TransientError:
+            raise
+        except PenstockError as problem:
+            self._errors += 1
+            _log.warning("subscriptions are missing from the metrics", instance=instance, why=str(problem))
+            return []
+
+    def _state(
+        self, store: CoordinationStore, subscriptions: Subscriptions, subscription: Subscription
+    ) -> _SubscriptionState:
+        assignment = store.get(subscription.assignment_path)
+        return _SubscriptionState(
+            subscription.instance,
+            subscription.name,
+            len(subscriptions.members(subscription)),
+            subscription.shard_count,
+            subscription.shard_count - len(subscriptions.held(subscription)),
+            0 if assignment is None else assignment.version,
+        )
