@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import yaml
+from starlette.requests import Request
 from structlog.testing import capture_logs
 
 from penstock.capture.alerts import conditions
@@ -21,6 +22,8 @@ from penstock.capture.status import State
 from penstock.errors import ConnectionLost, OptionInvalid
 from penstock.logstore.log import Log
 from penstock.mysql.start import StartAt
+from penstock.serve.access import Account
+from penstock.serve.http import alerts as alert_routes
 from penstock.serve.telemetry import Alerting, Telemetry
 from penstock.settings.alerts import AlertSettings
 from penstock.settings.daemon import InstanceSettings, LogSettings, Settings
@@ -407,6 +410,25 @@ def test_failed_check_of_the_conditions_is_logged_and_the_next_one_follows(
             asyncio.run(report())
     assert len(checks) >= 2
     assert {(line["log_level"], line["error"]) for line in logged} == {("error", "OSError")}
+
+
+@pytest.mark.parametrize(
+    ("account", "channel", "shown"),
+    [
+        (Account("reader"), "ops@h", True),
+        (Account("reader"), None, None),
+        (Account("scraper", metrics=True), "ops@h", "ops@h"),
+        (Account("root", admin=True), "ops@h", "ops@h"),
+    ],
+)
+def test_address_of_alerts_is_shown_to_those_who_watch_the_daemon(
+    account: Account, channel: str | None, shown: str | bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.serve.http.alerts.account_of", lambda request: account)
+    (route,) = alert_routes.routes(lambda: [LAG], channel)
+    answer = json.loads(asyncio.run(route.endpoint(Request({"type": "http"}))).body)
+    assert answer["channel"] == shown
+    assert [alert["name"] for alert in answer["alerts"]] == ["lag"]
 
 
 def test_command_line_lists_alerts_and_tests_the_channel(webhook: Webhook, tmp_path: Path) -> None:

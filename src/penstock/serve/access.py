@@ -129,9 +129,13 @@ class Account:
                 hint="Set admin: true for the account: access in penstock.yaml",
             )
 
+    def may_read_metrics(self) -> bool:
+        """Return whether the account may read the metrics of all instances, tables and readers."""
+        return self.metrics or self.admin
+
     def prove_reads_metrics(self) -> None:
-        """Raise AccessDenied unless the account may read the metrics of all instances, tables and readers."""
-        if not (self.metrics or self.admin):
+        """Raise AccessDenied unless the account may read the metrics."""
+        if not self.may_read_metrics():
             raise AccessDenied(
                 f"account {self.name} may not read the metrics, which name all instances and readers",
                 hint="Set metrics: true for the account: access in penstock.yaml",
