@@ -72,6 +72,9 @@ class Transcription:
             # job.
             return
         job = self._finished_job(job_id)
+        if not job.schema_version:
+            # It was cancelled or rolled back, so it names no version to read definitions of.
+            return
         definitions = self._kept.definitions or self._seed(job.schema_version - 1)
         statement = definitions.statement_of(job, text)
         self._define(self._kept.apply(job))
