@@ -163,13 +163,26 @@ def test_exchanged_table_continues_under_the_id_of_the_partition() -> None:
     assert single_id not in names
 
 
-def test_change_of_rows_that_no_binlog_has_is_refused() -> None:
-    definitions = _defined()
-    with pytest.raises(EventUnsupported, match="in no binlog"):
-        definitions.apply(_job(definitions, Action.FLASHBACK_CLUSTER, query="FLASHBACK CLUSTER"))
-
-
 # --- Beside the log -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("action", [Action.RECOVER_TABLE, Action.FLASHBACK_CLUSTER, Action.RECOVER_SCHEMA])
+def test_change_of_rows_that_no_binlog_has_is_refused(tmp_path: Path, action: Action) -> None:
+    kept = DefinitionLog(LocalDisk(), tmp_path)
+    definitions = _defined()
+    version = definitions.version
+    kept.seed(definitions)
+    with pytest.raises(EventUnsupported, match="in no binlog"):
+        kept.apply(_job(definitions, action, query="RECOVER"))
+    assert definitions.version == version, "the next start refuses it again"
+
+
+def test_log_begun_after_a_recovered_table_reads_its_definition() -> None:
+    definitions = _defined()
+    table = _table(definitions, "test")
+    definitions.apply(_job(definitions, Action.DROP_TABLE, table["id"]))
+    definitions.apply(_job(definitions, Action.RECOVER_TABLE, table["id"], table=table))
+    assert _table(definitions, "test") == table
 
 
 def test_kept_definitions_survive_a_torn_line(tmp_path: Path) -> None:

@@ -11,12 +11,12 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from penstock.errors import EventMalformed, SchemaInvalid
+from penstock.errors import EventMalformed, EventUnsupported, SchemaInvalid
 from penstock.limits import MIB
 from penstock.logstore.disk import AppendFile, Disk
 from penstock.logstore.schemas import encode_line, sound_lines
 from penstock.tidb.definitions import Definitions, TableVersion
-from penstock.tidb.jobs import DdlJob
+from penstock.tidb.jobs import ROWS_NOT_IN_BINLOGS, DdlJob
 
 FILE = "tidb-definitions.jsonl"
 FORMAT = 1
@@ -68,12 +68,19 @@ class DefinitionLog:
     def apply(self, job: DdlJob) -> Sequence[TableVersion]:
         """Apply a job durably; return the definitions that it changed.
 
-        After an error open the definitions again. Raises LogFull, DiskFailed, EventUnsupported.
+        After an error open the definitions again. Raises LogFull, DiskFailed, and EventUnsupported for a
+        change of rows that no binlog has: only a log that begins after such a job is whole.
         """
         definitions = self.definitions
         assert definitions is not None, "the definitions were seeded before"
         if job.schema_version <= definitions.version:
             return ()
+        if job.action in ROWS_NOT_IN_BINLOGS:
+            raise EventUnsupported(
+                f"the cluster executed {job.query!r}: rows changed that are in no binlog",
+                position=str(job.finished_ts),
+                hint="Begin a new log: move the folder of this one away, and read the tables again",
+            )
         if self._sound_bytes - self._snapshot_bytes > max(_JOBS_BYTES_MAX, self._snapshot_bytes):
             self.seed(definitions)
         changed = definitions.apply(job)

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Self
 
-from penstock.errors import EventUnsupported
 from penstock.model import TableName
 from penstock.schema.statements.effects import RenameTable
 from penstock.schema.statements.statement import effects_of
@@ -62,17 +61,10 @@ class Definitions:
     def apply(self, job: DdlJob) -> Sequence[TableVersion]:
         """Apply a job; return the definitions that it created, replaced or dropped.
 
-        A job that was applied before, or that has no effect, changes nothing. Raises EventUnsupported for a
-        change of rows that no binlog has.
+        A job that was applied before, or that has no effect, changes nothing.
         """
         if job.schema_version <= self.version:
             return ()
-        if job.action in (Action.FLASHBACK_CLUSTER, Action.RECOVER_SCHEMA):
-            raise EventUnsupported(
-                f"the cluster executed {job.query!r}: rows changed that are in no binlog",
-                position=str(job.finished_ts),
-                hint="Begin a new log: move the folder of this one away, and read the tables again",
-            )
         changed = self._changes_of(job)
         self.version = job.schema_version
         for table in changed:

@@ -26,6 +26,7 @@ class Action(IntEnum):
     RENAME_TABLE = 14
     CREATE_VIEW = 21
     DROP_VIEW = 24
+    RECOVER_TABLE = 25
     MODIFY_SCHEMA_CHARSET = 26
     LOCK_TABLE = 27
     UNLOCK_TABLE = 28
@@ -84,6 +85,9 @@ NOT_LOGGED = frozenset(
         Action.DROP_RESOURCE_GROUP,
     }
 )
+
+# RECOVER TABLE and FLASHBACK TABLE share an action. Each of these brings rows back without a binlog of them.
+ROWS_NOT_IN_BINLOGS = frozenset({Action.RECOVER_TABLE, Action.FLASHBACK_CLUSTER, Action.RECOVER_SCHEMA})
 
 
 @dataclass(frozen=True)
