@@ -12,6 +12,7 @@ import pytest
 from penstock._native import TidbTranscoder, tidb_ddl, tidb_heads
 from penstock.logstore.disk import LocalDisk
 from penstock.tidb.definition_log import FILE, DefinitionLog
+from penstock.tidb.definitions import Definitions
 from penstock.tidb.jobs import DdlJob
 from penstock.tidb.merge import PulledTransaction
 from penstock.tidb.merged_log import MergedLog
@@ -20,6 +21,7 @@ from tests.support.tidb.sample_log import jobs as sample_jobs
 from tests.support.tidb.sample_log import payloads
 
 CANCELLED = 7
+ADD_COLUMN = 5
 
 
 class HistoryOfJobs:
@@ -87,3 +89,28 @@ def test_cancelled_statement_leaves_the_definitions_unread(
     assert log.kept.definitions is None
     assert not (tmp_path / FILE).exists()
     assert not log.logged.events
+
+
+def test_jobs_older_than_the_newest_page_are_applied_before_rows_of_their_version(tmp_path: Path) -> None:
+    history = list(sample_jobs().values())
+    added = next(job for job in history if job["type"] == ADD_COLUMN)
+    version = added["binlog"]["SchemaVersion"]
+    rows = next(
+        payload
+        for payload in payloads()
+        if not tidb_ddl(payload)[1] and TidbTranscoder.tables_of(payload)[0] == version
+    )
+    created = Definitions()
+    for job in HistoryOfJobs(history).jobs():
+        if job.schema_version < version:
+            created.apply(job)
+    log = TranscribedLog(tmp_path, history)
+    log.kept.seed(created)
+    log = TranscribedLog(tmp_path, history)
+    log.write(rows)
+    assert log.kept.definitions is not None
+    assert log.kept.definitions.version == version
+    columns = added["binlog"]["TableInfo"]["cols"]
+    tables = {table.table_id: table.info for table in log.kept.definitions.tables()}
+    assert (tables[added["table_id"]] or {})["cols"] == columns
+    assert log.logged.events

@@ -36,7 +36,7 @@ class JobSource(Protocol):
         """Yield all finished jobs."""
 
     def newest(self) -> Sequence[DdlJob]:
-        """Return the last few hundred jobs, in no certain order."""
+        """Return at most the last few hundred jobs, in no certain order."""
 
     def close(self) -> None:
         """End the session."""
@@ -62,7 +62,7 @@ class SqlJobs:
             last = jobs[-1].job_id
 
     def newest(self) -> Sequence[DdlJob]:
-        """Return the last few hundred jobs, in no certain order."""
+        """Return at most the last few hundred jobs, in no certain order."""
         return self._read(f"WHERE job_id > %s ORDER BY job_id DESC LIMIT {_PAGE}", -1)
 
     def _read(self, where: str, value: int) -> list[DdlJob]:
@@ -109,7 +109,7 @@ class StatusJobs:
             ]
 
     def newest(self) -> Sequence[DdlJob]:
-        """Return the last few hundred jobs, in no certain order."""
+        """Return at most the last few hundred jobs, in no certain order."""
         return self._read(limit=_PAGE)
 
     def _read(self, **query: int) -> list[DdlJob]:
@@ -154,7 +154,7 @@ class TikvJobs:
             start = pairs[-1][0] + b"\0"
 
     def newest(self) -> Sequence[DdlJob]:
-        """Return the last few hundred jobs, in no certain order."""
+        """Return at most the last few hundred jobs, in no certain order."""
         pairs = self._cluster.scan(_job_key(0), _job_key((1 << 64) - 1), _PAGE, newest=True)
         return [DdlJob.parse(value) for _, value in pairs]
 

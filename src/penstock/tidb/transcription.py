@@ -96,9 +96,12 @@ class Transcription:
         if version <= max(definitions.version, self._searched):
             return
         self._searched = version
-        missing = [
-            job for job in self._parts.jobs.newest() if definitions.version < job.schema_version <= version
-        ]
+        jobs = self._parts.jobs.newest()
+        oldest = min((job for job in jobs if job.schema_version), key=lambda job: job.job_id, default=None)
+        if oldest is None or oldest.schema_version > definitions.version:
+            # The page begins after the last job that was applied: what lies between is in the history only.
+            jobs = list(self._parts.jobs.jobs())
+        missing = [job for job in jobs if definitions.version < job.schema_version <= version]
         for job in sorted(missing, key=lambda job: job.schema_version):
             _log.warning("a DDL job without a binlog is applied", job=job.job_id, query=job.query[:200])
             self._define(self._kept.apply(job))
