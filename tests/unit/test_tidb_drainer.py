@@ -13,7 +13,7 @@ import pytest
 import penstock
 from penstock.capture.status import State
 from penstock.logstore.reader import LogReader
-from penstock.tidb.drainer import POSITION_FILE
+from penstock.tidb.drainer import LATE_FILE, POSITION_FILE
 from penstock.tidb.merged_log import end_of_merged_log
 from penstock.tidb.messages import NOTIFY, BinlogHead
 from penstock.tidb.registry import NodeState
@@ -211,6 +211,33 @@ def test_paused_pump_holds_back_the_merge_and_is_named(
             second.release_fake(END + 1)
             drainer.wait_for_ts(cluster, END)
             drainer.wait_until(lambda: drainer.capture.status()["why"] is None)
+
+
+def test_late_transaction_stops_every_later_run_until_its_record_is_deleted(
+    cluster: FakeCluster, tmp_path: Path
+) -> None:
+    folder = tmp_path / "log"
+    with StandInPump(cluster, "first") as pump:
+        pump.register()
+        with running_drainer(cluster, folder) as drainer:
+            pump.release(*PAYLOADS[:6])
+            pump.release_fake(END)
+            drainer.wait_for_ts(cluster, END)
+            pump.release(PAYLOADS[6])
+            drainer.wait_until(lambda: drainer.capture.status()["state"] is State.STOPPED)
+    pulls = len(pump.pulled_after)
+    with StandInPump(cluster, "first") as pump:
+        pump.register()
+        with running_drainer(cluster, folder) as drainer:
+            drainer.wait_until(lambda: drainer.capture.status()["state"] in (State.STOPPED, State.RUNNING))
+            error = drainer.capture.status()["error"]
+            assert error["kind"] == "TransactionLate"
+            assert error["position"] == str(last_commit_ts(PAYLOADS[:7]))
+            assert str(folder / LATE_FILE) in error["hint"]
+        (folder / LATE_FILE).unlink()
+        with running_drainer(cluster, folder) as drainer:
+            drainer.wait_until(lambda: pump.pulled_after)
+    assert pulls == 1
 
 
 def test_binlogctl_closes_the_drainer(cluster: FakeCluster, tmp_path: Path) -> None:

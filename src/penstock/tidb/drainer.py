@@ -20,7 +20,7 @@ from penstock._native import TidbTranscoder
 from penstock.capture.receive import Receiver
 from penstock.capture.run import Capture
 from penstock.capture.status import CaptureStatus, State
-from penstock.errors import OptionInvalid, ServerChanged
+from penstock.errors import OptionInvalid, ServerChanged, TransactionLate
 from penstock.gtid_sets import NO_GTIDS
 from penstock.limits import CAPTURE_CHUNK_BYTES
 from penstock.logstore.disk import Disk
@@ -56,6 +56,7 @@ from penstock.tidb.transcription import Transcription, TranscriptionParts
 _log = structlog.get_logger(__name__)
 
 POSITION_FILE = "tidb-position.json"
+LATE_FILE = "tidb-late.json"
 
 _TAKE_SECONDS = 0.5
 _DURABLE_SECONDS = 1.0
@@ -97,6 +98,8 @@ class TidbCapture(Capture):
     _drainer: "Drainer | None" = None
     _cluster_id: int | None = None
     _stalled_since: float | None = None
+    # A transaction that came too late, until that is recorded in the log's folder.
+    _late: TransactionLate | None = None
 
     @property
     def _tidb(self) -> TidbSettings:
@@ -119,6 +122,7 @@ class TidbCapture(Capture):
     def _attempt(self) -> None:
         """Open the log if necessary, find where to resume, and merge until something fails."""
         log = self._opened_log()
+        self._refuse_late(log)
         self._set_state(State.CONNECTING, f"asking {self._settings.source}")
         cluster = Cluster(pd_addresses(self._settings.source), cluster_tls(self._tidb))
         jobs = job_source(self._settings, cluster)
@@ -186,10 +190,22 @@ class TidbCapture(Capture):
         finally:
             drainer.end()
             kept.close()
+            self._late = self._late or drainer.late
+            self._refuse_late(log)
         if drainer.wanted_state is not None:
             why = f"binlogctl asked for the state {drainer.wanted_state}; start the daemon again to go on"
             self._set_state(State.STOPPED, why)
             self._stopping.wait()
+
+    def _refuse_late(self, log: Log) -> None:
+        """Raise the TransactionLate of this run or an earlier one. Also raises LogFull, DiskFailed.
+
+        No Pump sends the transaction again, so only the record keeps a restart from passing over it.
+        """
+        if self._late is not None:
+            write_late(log, self._late)
+            self._late = None
+        check_late(log)
 
     # --- Parts ------------------------------------------------------------------------------
 
@@ -294,6 +310,11 @@ class Drainer:
                 self._saved_at = now
                 self._save()
 
+    @property
+    def late(self) -> TransactionLate | None:
+        """The first transaction that a Pump sent too late."""
+        return self._queue.late
+
     def make_durable(self) -> None:
         """Make everything stored durable, and record it. Raises LogFull, DiskFailed."""
         self._log.sync()
@@ -356,6 +377,26 @@ def resume_ts(log: Log) -> int:
         saved.log_end is None or (log.visible is not None and saved.log_end <= log.visible)
     )
     return max(last, saved.commit_ts if saved is not None and has_end else 0)
+
+
+def write_late(log: Log, late: TransactionLate) -> None:
+    """Record in a log's folder, durably, that a transaction is missing. Raises LogFull, DiskFailed."""
+    values = {"message": late.message, "commit_ts": late.position}
+    log.disk.write_atomic(log.folder / LATE_FILE, seal_json(values))
+
+
+def check_late(log: Log) -> None:
+    """Raise TransactionLate if one is recorded for a log, until an operator deletes the record."""
+    path = log.folder / LATE_FILE
+    if log.disk.exists(path):
+        # A damaged record still says that a transaction is missing.
+        values = unseal_json(log.disk.read(path))
+        raise TransactionLate(
+            values.get("message", "a Pump sent a transaction after later ones had been merged"),
+            position=values.get("commit_ts"),
+            hint="It is missing in the log: compare the tables with penstock verify, correct the target,"
+            f" then delete {path} and start the daemon again",
+        )
 
 
 def cluster_tls(settings: TidbSettings) -> ClusterTls | None:

@@ -15,7 +15,7 @@ from typing import Any
 import grpc
 import structlog
 
-from penstock.errors import ConnectionLost, EventMalformed, PenstockError, TransientError
+from penstock.errors import ConnectionLost, EventMalformed, PenstockError, TransactionLate, TransientError
 from penstock.retry import Backoff, Retry
 from penstock.tidb.channels import ClusterTls, open_channel, translate_rpc_error
 from penstock.tidb.merge import Merge, PulledTransaction
@@ -43,6 +43,8 @@ class MergeQueue:
         self._bytes_max = bytes_max
         self._changed = threading.Condition()
         self._failure: PenstockError | None = None
+        # The first transaction that came too late, also if another error or a stop ended the merge.
+        self.late: TransactionLate | None = None
         self._closed = False
 
     # --- Members ----------------------------------------------------------------------------
@@ -95,7 +97,11 @@ class MergeQueue:
         """Add a Pump's next transaction. Raises TransactionLate."""
         with self._changed:
             if not self._has_ended(pump):
-                self._merge.offer(pump, transaction)
+                try:
+                    self._merge.offer(pump, transaction)
+                except TransactionLate as problem:
+                    self.late = self.late or problem
+                    raise
                 self._changed.notify_all()
 
     def advance(self, pump: str, commit_ts: int) -> None:
