@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow
+import pytest
 
 import penstock
 from penstock.client import ChangeBatch, Subscriber
@@ -71,6 +72,10 @@ def _running(subscriber: Subscriber, received: list[tuple[int, str]]) -> Iterato
         thread.join()
 
 
+@pytest.mark.timing
+@pytest.mark.deep(
+    guard="tests/unit/test_tidb_drainer.py::test_restarted_drainer_continues_after_its_last_transaction"
+)
 def test_killed_drainer_loses_and_repeats_nothing(tmp_path: Path) -> None:
     with (
         FakeCluster() as cluster,

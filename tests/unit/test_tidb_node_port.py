@@ -12,6 +12,7 @@ import pytest
 from penstock.errors import OptionInvalid
 from penstock.tidb.channels import ClusterTls
 from penstock.tidb.node_port import NodePort, PortTls, bind_port
+from tests.support.suite.patience import wait_until
 from tests.support.tidb.pump_client import PumpClient
 from tools.servers import certificate
 
@@ -37,6 +38,8 @@ def test_port_over_tls_requires_an_allowed_certificate(
     try:
         credentials = grpc.ssl_channel_credentials(ca.read_bytes(), key.read_bytes(), cert.read_bytes())
         with PumpClient(address, credentials=credentials) as known:
+            if accepted:
+                wait_until(lambda: outcome(known) == "OK")
             assert (outcome(known) == "OK") is accepted
         with PumpClient(address, credentials=grpc.ssl_channel_credentials(ca.read_bytes())) as unknown:
             assert outcome(unknown) == "UNAVAILABLE"
