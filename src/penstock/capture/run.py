@@ -191,7 +191,7 @@ class Capture:
     def measure_lag(self) -> None:
         """Query the server for the number of bytes still to be received. Raises the errors of a session."""
         log, server = self._log, self._server
-        # A capture that is held receives nothing, so it may still count as caught up while the server continues.
+        # A capture that is held receives nothing, so it may still count as caught up.
         caught_up = self._progress.caught_up and self._state is State.RUNNING
         if caught_up or log is None or server is None or self._state is State.STOPPED:
             return
