@@ -168,6 +168,6 @@ def _source(source: Any) -> dict[str, Any]:
 def _name_of(settings: PipelineSettings) -> str:
     """Return a name that another source, other tables or another sink do not have."""
     # No representation has a secret in it, so neither has the name.
-    told = repr([(one.name, one.tables) for one in settings.sources])
-    told += "".join(repr(sink.settings) for sink in settings.sinks)
-    return f"{settings.sinks[0].kind}-{hashlib.sha256(told.encode()).hexdigest()[:10]}"
+    sources_text = repr([(source.name, source.tables) for source in settings.sources])
+    sources_text += "".join(repr(sink.settings) for sink in settings.sinks)
+    return f"{settings.sinks[0].kind}-{hashlib.sha256(sources_text.encode()).hexdigest()[:10]}"
