@@ -80,6 +80,19 @@ def pytest_configure(config: pytest.Config) -> None:
     check_flavors(config)
 
 
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """Run the files of `tests/tidy` on one worker, which parses the project's files once."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class OneWorkerForTidy(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            scope: str = super()._split_scope(nodeid)
+            return "tests/tidy" if scope.startswith("tests/tidy/") else scope
+
+    return OneWorkerForTidy(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Select the tests of this run, and begin with the files that have slow ones.
 

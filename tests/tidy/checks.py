@@ -11,7 +11,7 @@ import functools
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.tidy.tree import ROOT, Function, files, python_tree
+from tests.tidy.tree import ROOT, Function, files, python_functions, python_nodes, python_tree
 
 TESTS = ROOT / "tests"
 # The guard of a loop over a computed collection.
@@ -36,13 +36,8 @@ _FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 def functions_of_tests() -> Iterator[tuple[Path, Function]]:
     """Yield every test function."""
     for path in files(".py", below="tests"):
-        for node in ast.walk(python_tree(path)):
-            if (
-                isinstance(node, _FUNCTIONS)
-                and node.name.startswith("test_")
-                and path.name.startswith("test_")
-            ):
-                yield path, node
+        if path.name.startswith("test_"):
+            yield from ((path, node) for node in python_functions(path) if node.name.startswith("test_"))
 
 
 def checks_something(path: Path, function: Function) -> bool:
@@ -386,12 +381,11 @@ def _literals_of(path: Path) -> _Scope:
 def _imported(path: Path) -> dict[str, tuple[Path | None, str]]:
     """Return the imported names: the file in `tests` that defines each, and its name there."""
     names: dict[str, tuple[Path | None, str]] = {}
-    for node in ast.walk(python_tree(path)):
-        if isinstance(node, ast.ImportFrom):
-            home = ROOT / f"{(node.module or '').replace('.', '/')}.py"
-            for alias in node.names:
-                is_ours = home.is_relative_to(TESTS) and home.exists()
-                names[alias.asname or alias.name] = (home if is_ours else None, alias.name)
+    for node in python_nodes(path, ast.ImportFrom):
+        home = ROOT / f"{(node.module or '').replace('.', '/')}.py"
+        is_ours = home.is_relative_to(TESTS) and home.exists()
+        for alias in node.names:
+            names[alias.asname or alias.name] = (home if is_ours else None, alias.name)
     return names
 
 
@@ -412,11 +406,10 @@ def _methods() -> dict[str, list[tuple[Path, Function]]]:
     """Return the methods of all classes in `tests`, by name."""
     methods: dict[str, list[tuple[Path, Function]]] = {}
     for path in files(".py", below="tests"):
-        for node in ast.walk(python_tree(path)):
-            if isinstance(node, ast.ClassDef):
-                for inner in node.body:
-                    if isinstance(inner, _FUNCTIONS):
-                        methods.setdefault(inner.name, []).append((path, inner))
+        for node in python_nodes(path, ast.ClassDef):
+            for inner in node.body:
+                if isinstance(inner, _FUNCTIONS):
+                    methods.setdefault(inner.name, []).append((path, inner))
     return methods
 
 

@@ -23,6 +23,7 @@ DISTRIBUTIONS = {
     "mysql_event_stream": "mysql-event-stream",
     "py4j": "pyspark",
     "pymysqlreplication": "mysql-replication",
+    "xdist": "pytest-xdist",
     "yaml": "pyyaml",
 }
 
@@ -33,7 +34,6 @@ ELSEWHERE = {"canal", "cosmic_ray", "coverage", "parso"}
 WORK_UNSEEN = {
     "opentelemetry-exporter-otlp-proto-http",
     "pytest-timeout",
-    "pytest-xdist",
     "ruff",
     "mypy",
     "pandas",

@@ -6,7 +6,7 @@ import inspect
 import re
 
 from penstock import _native, errors
-from tests.tidy.tree import files, name_of, python_tree
+from tests.tidy.tree import files, name_of, python_nodes
 
 CLASSES = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, Exception)]
 WHO_ACTS = {"PenstockError", "OperatorError", "TransientError", "StreamError"}
@@ -49,8 +49,8 @@ def test_users_see_only_errors_of_the_tree() -> None:
     builtin = {"Exception", "RuntimeError", "BaseException", "IOError", "OSError"}
     wrong = []
     for path in files(".py", below="src"):
-        for node in ast.walk(python_tree(path)):
-            if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+        for node in python_nodes(path, ast.Raise):
+            if isinstance(node.exc, ast.Call):
                 raised = node.exc.func
                 if isinstance(raised, ast.Name) and raised.id in builtin:
                     wrong.append(f"{name_of(path)}:{node.lineno}: {raised.id}")
@@ -60,14 +60,12 @@ def test_users_see_only_errors_of_the_tree() -> None:
 def test_no_error_is_swallowed() -> None:
     wrong = []
     for path in files(".py", below="src"):
-        for node in ast.walk(python_tree(path)):
-            if isinstance(node, ast.ExceptHandler):
-                catches_all = node.type is None or (
-                    isinstance(node.type, ast.Name) and node.type.id in ("Exception", "BaseException")
-                )
-                raises = any(isinstance(inner, ast.Raise) for inner in ast.walk(node))
-                if catches_all and not raises:
-                    wrong.append(f"{name_of(path)}:{node.lineno}")
+        for node in python_nodes(path, ast.ExceptHandler):
+            catches_all = node.type is None or (
+                isinstance(node.type, ast.Name) and node.type.id in ("Exception", "BaseException")
+            )
+            if catches_all and not any(isinstance(inner, ast.Raise) for inner in ast.walk(node)):
+                wrong.append(f"{name_of(path)}:{node.lineno}")
     assert not wrong, wrong
 
 

@@ -5,7 +5,7 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
-from tests.tidy.tree import ROOT, files, name_of, python_tree
+from tests.tidy.tree import ROOT, files, name_of, python_nodes
 
 LEAVES = {
     "errors",
@@ -242,32 +242,34 @@ def part_of(path: Path) -> str:
 
 def penstock_imports(path: Path) -> Iterator[str]:
     """Yield the first name below `penstock` of each import."""
-    for node in ast.walk(python_tree(path)):
-        if isinstance(node, ast.ImportFrom):
-            assert node.level == 0, f"{name_of(path)}: imports are absolute"
-            if node.module == "penstock":
-                yield from (name.name for name in node.names)
-            elif node.module is not None and node.module.startswith("penstock."):
-                yield node.module.split(".")[1]
-        elif isinstance(node, ast.Import):
-            for name in node.names:
-                if name.name.startswith("penstock."):
-                    yield name.name.split(".")[1]
+    for node in python_nodes(path, ast.ImportFrom):
+        assert node.level == 0, f"{name_of(path)}: imports are absolute"
+        if node.module == "penstock":
+            yield from (name.name for name in node.names)
+        elif node.module is not None and node.module.startswith("penstock."):
+            yield node.module.split(".")[1]
+    for name in plain_imports(path):
+        if name.startswith("penstock."):
+            yield name.split(".")[1]
 
 
 def modules_imported(path: Path) -> Iterator[str]:
     """Yield the dotted name of each imported module."""
-    for node in ast.walk(python_tree(path)):
-        if isinstance(node, ast.ImportFrom) and node.module is not None:
+    for node in python_nodes(path, ast.ImportFrom):
+        if node.module is not None:
             yield from (f"{node.module}.{name.name}" for name in node.names)
-        elif isinstance(node, ast.Import):
-            yield from (name.name for name in node.names)
+    yield from plain_imports(path)
 
 
 def outside_imports(path: Path) -> Iterator[str]:
     """Yield the top-level package of each third-party import."""
-    for node in ast.walk(python_tree(path)):
-        if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+    for node in python_nodes(path, ast.ImportFrom):
+        if node.module and not node.level:
             yield node.module.split(".")[0]
-        elif isinstance(node, ast.Import):
-            yield from (name.name.split(".")[0] for name in node.names)
+    yield from (name.split(".")[0] for name in plain_imports(path))
+
+
+def plain_imports(path: Path) -> Iterator[str]:
+    """Yield the dotted names of `import a.b` statements."""
+    for node in python_nodes(path, ast.Import):
+        yield from (name.name for name in node.names)

@@ -2,12 +2,13 @@
 """Every test can fail, and no test sleeps if it can wait for an event."""
 
 import ast
+import functools
 from pathlib import Path
 
 import pytest
 
 from tests.tidy import checks
-from tests.tidy.tree import Function, files, name_of, python_functions, python_tree
+from tests.tidy.tree import Function, files, name_of, python_functions, python_nodes
 
 # Files with `time.sleep`, and the reason. All other tests wait with tests/support/suite/patience.py.
 SLEEPS = {
@@ -34,7 +35,11 @@ SLEEPS = {
     "tests/support/spark/cluster.py": "the interval at which it looks at a condition",
     "tests/unit/test_checkpoints.py": "notes come for longer than the writer's interval",
 }
-TESTS = list(checks.functions_of_tests())
+
+
+@functools.cache
+def all_tests() -> list[tuple[Path, Function]]:
+    return list(checks.functions_of_tests())
 
 
 def where(path: Path, node: ast.stmt | ast.expr | ast.excepthandler) -> str:
@@ -42,13 +47,13 @@ def where(path: Path, node: ast.stmt | ast.expr | ast.excepthandler) -> str:
 
 
 def test_every_test_checks_something() -> None:
-    assert len(TESTS) > 1000, "the scan finds hardly any test"
-    idle = [where(path, test) for path, test in TESTS if not checks.checks_something(path, test)]
+    assert len(all_tests()) > 1000, "the scan finds hardly any test"
+    idle = [where(path, test) for path, test in all_tests() if not checks.checks_something(path, test)]
     assert not idle, idle
 
 
 def test_no_test_passes_because_a_collection_is_empty() -> None:
-    vacuous = [where(path, test) for path, test in TESTS if checks.checks_only_in_loops(path, test)]
+    vacuous = [where(path, test) for path, test in all_tests() if checks.checks_only_in_loops(path, test)]
     assert not vacuous, f"wrap the collection in tests.support.suite.nonempty.each: {vacuous}"
 
 
@@ -56,8 +61,8 @@ def test_no_assertion_always_holds() -> None:
     constant = [
         where(path, node)
         for path in files(".py", below="tests")
-        for node in ast.walk(python_tree(path))
-        if isinstance(node, ast.Assert) and checks.always_holds(node.test)
+        for node in python_nodes(path, ast.Assert)
+        if checks.always_holds(node.test)
     ]
     assert not constant, constant
 
@@ -66,8 +71,8 @@ def test_no_failed_assertion_is_swallowed() -> None:
     swallowed = [
         where(path, node)
         for path in files(".py", below="tests")
-        for node in ast.walk(python_tree(path))
-        if isinstance(node, (ast.ExceptHandler, ast.Call)) and checks.swallows_assertions(node)
+        for node in (*python_nodes(path, ast.ExceptHandler), *python_nodes(path, ast.Call))
+        if checks.swallows_assertions(node)
     ]
     assert not swallowed, swallowed
 
@@ -76,11 +81,19 @@ def test_tests_sleep_only_where_a_reason_is_given() -> None:
     sleeping = {
         name_of(path)
         for path in files(".py", below="tests")
-        for node in ast.walk(python_tree(path))
-        if isinstance(node, ast.Call) and ast.unparse(node.func) in ("time.sleep", "sleep")
+        for node in python_nodes(path, ast.Call)
+        if calls_sleep(node)
     }
     assert sleeping <= SLEEPS.keys(), "wait for an event, with tests/support/suite/patience.py"
     assert sleeping >= SLEEPS.keys(), "no sleep is left there: delete the entry"
+
+
+def calls_sleep(call: ast.Call) -> bool:
+    """Return whether a call is `time.sleep(...)` or `sleep(...)`."""
+    match call.func:
+        case ast.Name(id="sleep") | ast.Attribute(value=ast.Name(id="time"), attr="sleep"):
+            return True
+    return False
 
 
 # --- The scan itself ------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.tidy.tree import ROOT, files, name_of, python_functions, python_nodes, python_tree
 
 
 @dataclass(frozen=True)
@@ -23,20 +23,18 @@ class Deep:
 
 def deep_markers() -> Iterator[Deep]:
     """Yield every use of `pytest.mark.deep` in the tests."""
-    for path in sorted(ROOT.glob("tests/**/test_*.py")):
-        file = path.relative_to(ROOT).as_posix()
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                calls = [call for decorator in node.decorator_list for call in ast.walk(decorator)]
-                name: str | None = node.name
-            elif isinstance(node, ast.Assign):
-                calls, name = list(ast.walk(node.value)), None
-            else:
-                continue
-            for call in calls:
+    for path in files(".py", below="tests"):
+        if not path.name.startswith("test_"):
+            continue
+        marked: list[tuple[str | None, list[ast.expr]]] = [
+            *((node.name, node.decorator_list) for node in python_functions(path)),
+            *((None, [node.value]) for node in python_nodes(path, ast.Assign)),
+        ]
+        for test, expressions in marked:
+            for call in (part for expression in expressions for part in ast.walk(expression)):
                 if isinstance(call, ast.Call) and ast.unparse(call.func) == "pytest.mark.deep":
                     arguments = {keyword.arg: ast.literal_eval(keyword.value) for keyword in call.keywords}
-                    yield Deep(file, name, arguments.get("guard"), tuple(arguments.get("keep", ())))
+                    yield Deep(name_of(path), test, arguments.get("guard"), tuple(arguments.get("keep", ())))
 
 
 def is_long(tree: ast.Module, test: ast.FunctionDef | ast.AsyncFunctionDef) -> bool:
@@ -50,31 +48,47 @@ def is_long(tree: ast.Module, test: ast.FunctionDef | ast.AsyncFunctionDef) -> b
     return "pytest.mark.long" in map(ast.unparse, [*test.decorator_list, *of_module])
 
 
-DEEP = list(deep_markers())
-
-
-def test_scan_collects_the_deep_tests() -> None:
-    assert len(DEEP) > 30
-
-
-@pytest.mark.parametrize("deep", DEEP, ids=lambda deep: f"{Path(deep.file).stem}-{deep.test}")
-def test_deep_test_is_guarded_by_an_everyday_test(deep: Deep) -> None:
-    assert deep.guard or deep.keep, "name the everyday test of the same capability: guard=, or cases to keep="
+def problem_of(deep: Deep, others: list[Deep]) -> str | None:
+    """Return why a deep test is not guarded by an everyday test, None if it is."""
     if deep.guard is None:
-        return
+        return None if deep.keep else "name the everyday test of the same capability: guard=, or keep="
     file, _, test = deep.guard.partition("::")
-    path = ROOT / file
-    assert path.is_file(), f"{deep.guard}: no such file"
-    tree = ast.parse(path.read_text())
+    path, name = ROOT / file, test.partition("[")[0]
+    if not path.is_file():
+        return f"{deep.guard}: no such file"
+    tree = python_tree(path)
     named = [
         node
         for node in tree.body
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == test.partition("[")[0]
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) and node.name == name
     ]
-    assert named, f"{deep.guard}: no such test"
-    assert not is_long(tree, named[0]), f"{deep.guard} is long itself"
-    guards = [other for other in DEEP if other.file == file and other.test in (None, test.partition("[")[0])]
-    assert all(guard.keep for guard in guards), f"{deep.guard} is deep itself"
+    if not named:
+        return f"{deep.guard}: no such test"
+    if is_long(tree, named[0]):
+        return f"{deep.guard} is long itself"
+    guards = [other for other in others if other.file == file and other.test in (None, name)]
+    return None if all(guard.keep for guard in guards) else f"{deep.guard} is deep itself"
+
+
+def test_every_deep_test_is_guarded_by_an_everyday_test() -> None:
+    markers = list(deep_markers())
+    assert len(markers) > 30, "the scan finds hardly any deep test"
+    problems = {f"{deep.file}::{deep.test}": problem_of(deep, markers) for deep in markers}
+    assert not {test: problem for test, problem in problems.items() if problem}
+
+
+def test_deep_test_without_an_everyday_guard_is_found() -> None:
+    here = name_of(Path(__file__))
+    guard = f"{here}::{test_deep_test_without_an_everyday_guard_is_found.__name__}"
+    for deep, others, problem in [
+        (Deep(here, "test_a", guard, ()), [], None),
+        (Deep(here, "test_a", None, ("mysql",)), [], None),
+        (Deep(here, "test_a", None, ()), [], "name the everyday test"),
+        (Deep(here, "test_a", "tests/test_none.py::test_b", ()), [], "no such file"),
+        (Deep(here, "test_a", f"{here}::test_none", ()), [], "no such test"),
+        (Deep(here, "test_a", guard, ()), [Deep(here, None, "tests/x.py::test_c", ())], "is deep itself"),
+    ]:
+        assert (problem or "None") in str(problem_of(deep, others))
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.tidy.tree import files, name_of, python_tree, rust_code
+from tests.tidy.tree import files, name_of, python_functions, python_nodes, python_tree, rust_code
 
 # Names without meaning: as any word of a name, and as the whole name.
 HOLLOW_WORDS = {"manager", "handler", "helper", "helpers", "util", "utils"}
@@ -114,8 +114,8 @@ def names_defined(path: Path) -> Iterator[str]:
     """Yield a file's own name and the names of its classes, functions, types and modules."""
     yield path.stem
     if path.suffix == ".py":
-        kinds = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-        yield from (node.name for node in ast.walk(python_tree(path)) if isinstance(node, kinds))
+        yield from (node.name for node in python_functions(path))
+        yield from (node.name for node in python_nodes(path, ast.ClassDef))
     else:
         yield from re.findall(r"\b(?:fn|struct|enum|trait|mod|type)\s+(\w+)", rust_code(path))
 

@@ -6,7 +6,7 @@ import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar, cast
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -14,6 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 _NOT_OURS = {"target", "build", "dist", "spark-warehouse", "metastore_db", "__pycache__"}
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
+_Node = TypeVar("_Node", bound=ast.AST)
 
 
 class RustFunction(NamedTuple):
@@ -26,8 +27,7 @@ class RustFunction(NamedTuple):
 
 def files(*suffixes: str, below: str = "") -> list[Path]:
     """Return the project's files with these suffixes, sorted; without suffixes all."""
-    paths = [path for path in _walk(ROOT / below) if not suffixes or path.suffix in suffixes]
-    return sorted(paths)
+    return sorted(path for path in _files_below(ROOT / below) if not suffixes or path.suffix in suffixes)
 
 
 def name_of(path: Path) -> str:
@@ -41,10 +41,14 @@ def python_tree(path: Path) -> ast.Module:
     return ast.parse(path.read_text(), str(path))
 
 
+def python_nodes(path: Path, kind: type[_Node]) -> list[_Node]:
+    """Return the nodes of one type in a Python file."""
+    return cast("list[_Node]", _nodes_by_type(path).get(kind, []))
+
+
 def python_functions(path: Path) -> list[Function]:
     """Return every function of a Python file, including nested functions."""
-    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
-    return [node for node in ast.walk(python_tree(path)) if isinstance(node, kinds)]
+    return [*python_nodes(path, ast.FunctionDef), *python_nodes(path, ast.AsyncFunctionDef)]
 
 
 @functools.cache
@@ -90,6 +94,20 @@ _RUST_OPAQUE = re.compile(
     """,
     re.VERBOSE | re.DOTALL,
 )
+
+
+@functools.cache
+def _nodes_by_type(path: Path) -> dict[type[ast.AST], list[ast.AST]]:
+    """Return every node of a Python file. Rules ask for few types, and walking all trees takes seconds."""
+    nodes: dict[type[ast.AST], list[ast.AST]] = {}
+    for node in ast.walk(python_tree(path)):
+        nodes.setdefault(type(node), []).append(node)
+    return nodes
+
+
+@functools.cache
+def _files_below(folder: Path) -> tuple[Path, ...]:
+    return tuple(_walk(folder))
 
 
 def _walk(folder: Path) -> Iterator[Path]:
