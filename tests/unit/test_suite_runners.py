@@ -375,6 +375,14 @@ def test_sweeps_without_a_seed_run_once_for_any_range() -> None:
     assert plan([fixed, seeded], parse_seeds("2-3")) == [Task(fixed, None), Task(seeded, 2), Task(seeded, 3)]
 
 
+def test_test_files_that_draw_from_the_seed_of_a_sweep_are_seeded() -> None:
+    line = f"from {sweep_seed.__name__} import"
+    paths = [path for path in (ROOT / "tests").rglob("test_*.py") if line in path.read_text()]
+    importing = {path.relative_to(ROOT).as_posix() for path in paths}
+    assert "tests/fault/test_daemon_kills.py" in importing
+    assert long.seeded_test_files() == importing
+
+
 def test_results_file_keeps_forgotten_failures_and_allows_one_writer(tmp_path: Path) -> None:
     path = tmp_path / "build" / "long.json"
     with only_writer(path):

@@ -45,8 +45,8 @@ SWEEP_FOLDERS = ("tests/fault/", "tests/fuzz/")
 SWEEP_MINUTES_DEFAULT = 120.0
 LEFT_LINES_MAX = 20
 _LONG_FILE = r'environ\.get\("PENSTOCK_LONG"\)'
-_SWEEP_FILE = rf"{_LONG_FILE}|mark\.long\b|^from hypothesis import|^from tests\.sweep_seed import"
-_SEEDED_FILE = r"from tests\.sweep_seed import"
+_SEEDED_FILE = r"^from tests\.support\.suite\.sweep_seed import"
+_SWEEP_FILE = rf"{_LONG_FILE}|mark\.long\b|^from hypothesis import|{_SEEDED_FILE}"
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Task:
 
 def list_sweeps(pattern: str | None = None) -> list[Sweep]:
     """Return the sweeps in the order of their files; `pattern` is a part of a test id or a glob."""
-    long_files, seeded_files = (set(files_with(text)) for text in (_LONG_FILE, _SEEDED_FILE))
+    long_files, seeded_files = set(files_with(_LONG_FILE)), seeded_test_files()
     files = {file for file in files_with(".") if file.startswith(SWEEP_FOLDERS)}
     files |= set(files_with(f"(?m){_SWEEP_FILE}"))
     sweeps: dict[str, Sweep] = {}
@@ -91,6 +91,11 @@ def list_sweeps(pattern: str | None = None) -> list[Sweep]:
             seeded = test.is_hypothesis or file in seeded_files
             sweeps.setdefault(test.function, Sweep(test.function, seeded))
     return list(sweeps.values())
+
+
+def seeded_test_files() -> set[str]:
+    """Return the test files that draw random numbers from the seed of a sweep."""
+    return set(files_with(f"(?m){_SEEDED_FILE}"))
 
 
 def plan(sweeps: Sequence[Sweep], seeds: Sequence[int]) -> list[Task]:
