@@ -152,7 +152,7 @@ def test_process_that_outlives_its_command_is_named_and_killed(tmp_path: Path) -
 # --- Runs of pytest -------------------------------------------------------------------------
 
 OUTCOMES = """
-import os, pytest
+import os, pytest, sys
 from tools.servers.starting import record_late_start
 @pytest.fixture
 def broken_at_its_end():
@@ -161,6 +161,7 @@ def broken_at_its_end():
 @pytest.mark.parametrize("number", [1, 2])
 def test_number(number): assert number == 1
 def test_skipped(): pytest.skip("part missing")
+def test_compiled_modules_are_kept(): assert not sys.dont_write_bytecode
 def test_teardown(broken_at_its_end): pass
 class TestGroup:
     def test_inside(self):
@@ -169,12 +170,14 @@ class TestGroup:
 """
 
 
-def test_run_reads_each_outcome_from_the_report(tmp_path: Path) -> None:
+def test_run_reads_each_outcome_from_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     run = run_pytest([write_tests(tmp_path, OUTCOMES)], environment={"WORD": "given"}, seconds_max=600)
     assert {name: test.outcome for name, test in run.tests.items()} == {
         "test_sample.py::test_number[1]": PASSED,
         "test_sample.py::test_number[2]": FAILED,
         "test_sample.py::test_skipped": SKIPPED,
+        "test_sample.py::test_compiled_modules_are_kept": PASSED,
         "test_sample.py::test_teardown": FAILED,
         "test_sample.py::TestGroup::test_inside": PASSED,
     }

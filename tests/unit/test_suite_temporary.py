@@ -9,6 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tools.suite.run import run_steps
 from tools.suite.temporary import DiskTooSmall, remove_leftovers, temporary_folder
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,6 +54,12 @@ def test_full_disk_is_refused_before_any_test_runs(tmp_path: Path) -> None:
     ):
         pytest.fail("the tests ran")
     assert not list(tmp_path.iterdir())
+
+
+def test_steps_keep_compiled_modules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    step = [sys.executable, "-c", "import sys; sys.exit(sys.dont_write_bytecode)"]
+    assert run_steps({"tests": step}, {}) == 0
 
 
 def test_terminated_run_ends_its_tests_and_removes_its_folder(tmp_path: Path) -> None:

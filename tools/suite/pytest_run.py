@@ -16,6 +16,8 @@ from tools.servers.starting import LATE_STARTS_VARIABLE
 from tools.suite.listing import ROOT
 
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
+# Keep compiled modules, even if the caller's environment forbids it: a run starts hundreds of processes.
+BYTECODE = {"PYTHONDONTWRITEBYTECODE": ""}
 _SEVERITY = (PASSED, SKIPPED, FAILED)
 # A killed command's folder is removed and its processes are reaped within this time.
 _STOP_SECONDS_MAX = 60.0
@@ -98,7 +100,7 @@ def run_pytest(
         ]
         started_at = time.monotonic()
         # A separate session, so that Ctrl-C reaches only this process, which then ends the tree.
-        variables = os.environ | (environment or {}) | {LATE_STARTS_VARIABLE: str(late_starts)}
+        variables = os.environ | BYTECODE | (environment or {}) | {LATE_STARTS_VARIABLE: str(late_starts)}
         process = subprocess.Popen(argv, cwd=ROOT, env=variables, start_new_session=True)
         timed_out = False
         try:

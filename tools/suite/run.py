@@ -23,6 +23,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NoReturn
 
+from tools.suite.pytest_run import BYTECODE
 from tools.suite.temporary import DISK_BYTES, DiskTooSmall, temporary_folder
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -59,7 +60,7 @@ def run_steps(commands: dict[str, list[str]], variables: dict[str, str]) -> int:
     """
     steps: dict[str, float] = json.loads(os.environ.get(STEPS_VARIABLE, "{}"))
     for name, command in commands.items():
-        environment = os.environ | variables | {STEPS_VARIABLE: json.dumps(steps)}
+        environment = os.environ | BYTECODE | variables | {STEPS_VARIABLE: json.dumps(steps)}
         started_at = time.monotonic()
         status = run_step(command, environment)
         steps[name] = time.monotonic() - started_at
