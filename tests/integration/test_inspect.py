@@ -276,7 +276,9 @@ def test_every_verb_exists_and_explains_itself() -> None:
 
 def test_verb_imports_no_other_verb() -> None:
     program = (
-        "import sys\nfrom penstock.cli.app import make_app\nmake_app('status')\n"
+        "import sys\nfrom typer.testing import CliRunner\nfrom penstock.cli.app import make_app\n"
+        "assert 'log' in CliRunner().invoke(make_app(), ['--help']).output\n"
+        "assert 'daemon' in CliRunner().invoke(make_app(), ['status', '--help']).output\n"
         "print(sorted(name for name in sys.modules if name.startswith('penstock.cli.')"
         " and 'shared' not in name))"
     )

@@ -177,8 +177,7 @@ def test_coordination_store_is_one_file_that_pipelines_and_daemons_name_by_its_s
     assert load_settings(path, {}).coordination_url() == "toy://shelf"
 
 
-@pytest.mark.parametrize("word", ["toy", None])
-def test_verb_is_one_file(add_files: AddFiles, word: str | None) -> None:
+def test_verb_is_one_file(add_files: AddFiles) -> None:
     add_files(cli, {"toy.py": VERB})
-    outcome = CliRunner().invoke(make_app(word), ["toy", "blocks"])
+    outcome = CliRunner().invoke(make_app(), ["toy", "blocks"])
     assert outcome.output.strip() == "playing with blocks", outcome.output

@@ -30,7 +30,7 @@ def _register(cluster: FakeCluster, kind: NodeKind, name: str, state: NodeState,
 
 
 def _findings(address: str, *arguments: str) -> tuple[int, dict[str, dict[str, str]]]:
-    result = CliRunner().invoke(make_app("check"), ["check", f"tidb://{address}", "--json", *arguments])
+    result = CliRunner().invoke(make_app(), ["check", f"tidb://{address}", "--json", *arguments])
     findings = [json.loads(line) for line in result.stdout.splitlines()]
     return result.exit_code, {finding["check"]: finding for finding in findings}
 

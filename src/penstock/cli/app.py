@@ -4,22 +4,28 @@
 Each verb has a function `run`. A verb with subcommands has `VERBS`, a function for each word.
 """
 
+import ast
 import functools
 import importlib
 import pkgutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, cast
 
 import structlog
 import typer
 from rich.console import Console
 from rich.text import Text
+from typer.core import TyperGroup
 
 import penstock
 import penstock.cli as verbs
 from penstock.errors import OperatorError, PenstockError, StreamError, TransientError
+
+# Brackets in help texts mark optional parts. They are not markup.
+_PLAIN: Mapping[str, Any] = {"pretty_exceptions_enable": False, "rich_markup_mode": None}
 
 EXIT_OPERATOR = 2
 EXIT_STREAM = 3
@@ -39,37 +45,75 @@ def main() -> None:
     incomplete comparison.
     """
     _log_to_stderr()
-    make_app(sys.argv[1] if len(sys.argv) > 1 else None)()
+    make_app()()
 
 
-def make_app(word: str | None = None) -> typer.Typer:
-    """Return the application with all verbs, or only with the verb named by `word`.
-
-    Importing all verbs takes longer than most of them run.
-    """
+def make_app() -> typer.Typer:
+    """Return the application with all verbs. Each verb is imported when its command is used."""
     app = typer.Typer(
         name="penstock",
+        cls=_Group,
         help="Change data capture from MySQL and MariaDB.",
         no_args_is_help=True,
         add_completion=False,
-        pretty_exceptions_enable=False,
-        # Brackets in help texts mark optional parts. They are not markup.
-        rich_markup_mode=None,
+        **_PLAIN,
     )
     app.callback()(_global_options)
-    modules = {
-        file.name.replace("_", "-"): file.name
-        for file in pkgutil.iter_modules(verbs.__path__)
-        if not file.ispkg
-    }
-    del modules["app"]
-    for name in [word] if word in modules else modules:
-        module = importlib.import_module(f"{verbs.__name__}.{modules[name]}")
-        if hasattr(module, "VERBS"):
-            app.add_typer(_group(module), name=name)
-        else:
-            app.command(name)(_reporting(module.run))
     return app
+
+
+class _Verbs(Mapping[str, Any]):
+    """The command of each verb, by name. A verb is imported when its command is looked up."""
+
+    def __init__(self) -> None:
+        self._files = {
+            file.name.replace("_", "-"): file
+            for file in pkgutil.iter_modules(verbs.__path__)
+            if not file.ispkg and file.name != "app"
+        }
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._files)
+
+    def __len__(self) -> int:
+        return len(self._files)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._files
+
+    def __getitem__(self, name: str) -> Any:
+        module = importlib.import_module(f"{verbs.__name__}.{self._files[name].name}")
+        if hasattr(module, "VERBS"):
+            command: Any = typer.main.get_group(_group(module))
+        else:
+            single = typer.Typer(add_completion=False, **_PLAIN)
+            single.command(name)(_reporting(module.run))
+            command = typer.main.get_command(single)
+        command.name = name
+        return command
+
+    def summary(self, name: str) -> str:
+        """Return what a verb's module says about itself, without importing it."""
+        file = self._files[name]
+        spec = file.module_finder.find_spec(file.name, None)
+        assert spec is not None and spec.origin is not None, f"the finder listed {name}"
+        first_line, *_ = (ast.get_docstring(ast.parse(Path(spec.origin).read_bytes())) or "").splitlines()
+        _, _, text = first_line.partition(": ")
+        return text[:1].upper() + text[1:]
+
+
+class _Group(TyperGroup):
+    """The group of all verbs, whose help imports none of them."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**attributes)
+        self._verbs = _Verbs()
+        self.commands = cast(Any, self._verbs)
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        """List the verbs, each with its summary."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, self._verbs.summary(name)) for name in self._verbs])
 
 
 def exit_code(problem: PenstockError) -> int:
@@ -89,9 +133,7 @@ def show_error(problem: PenstockError) -> None:
 
 def _group(module: ModuleType) -> typer.Typer:
     """Return the application of a verb with subcommands."""
-    group = typer.Typer(
-        help=module.HELP, no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None
-    )
+    group = typer.Typer(help=module.HELP, no_args_is_help=True, add_completion=False, **_PLAIN)
     for word, run in module.VERBS.items():
         group.command(word)(_reporting(run))
     return group

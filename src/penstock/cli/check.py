@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock check`: settings and tables of a server that would break or hide changes."""
+"""`penstock check`: find settings and tables of a server that break or hide changes."""
 
 import sys
 from collections.abc import Iterator

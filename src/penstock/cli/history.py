@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock history`: every change of one row in a kept log, newest first."""
+"""`penstock history`: show every change of one row in a kept log, newest first."""
 
 import json as json_text
 import sys

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock inspect`: the contents of a log."""
+"""`penstock inspect`: show the contents of a log."""
 
 import sys
 from collections.abc import Callable, Iterator

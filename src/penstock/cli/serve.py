@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock serve`: the daemon."""
+"""`penstock serve`: run the daemon."""
 
 import json
 import sys

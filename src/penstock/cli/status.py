@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock status`: the state of a daemon's instances."""
+"""`penstock status`: show the state of a daemon's instances."""
 
 import sys
 import time

@@ -3,6 +3,7 @@
 
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import numpy
@@ -21,12 +22,17 @@ Mask = npt.NDArray[numpy.bool_]
 Kinds = npt.NDArray[numpy.int8]
 
 _KIND_COLUMN = "_change_type"
-_NAMES = pyarrow.array(KINDS)
+
+
+@cache
+def _kind_names() -> pyarrow.StringArray:
+    """Return KINDS as an Arrow array. Built at first use, because pyarrow then imports pandas."""
+    return pyarrow.array(KINDS)
 
 
 def kinds_of(rows: pyarrow.RecordBatch) -> Kinds:
     """Return the kind of each row, as indexes into KINDS."""
-    kinds: Kinds = compute.index_in(rows.column(_KIND_COLUMN), value_set=_NAMES).to_numpy(
+    kinds: Kinds = compute.index_in(rows.column(_KIND_COLUMN), value_set=_kind_names()).to_numpy(
         zero_copy_only=False
     )
     return kinds.astype(numpy.int8)
@@ -35,7 +41,7 @@ def kinds_of(rows: pyarrow.RecordBatch) -> Kinds:
 def with_kinds(rows: pyarrow.RecordBatch, kinds: Kinds) -> pyarrow.RecordBatch:
     """Return rows with other kinds, indexes into KINDS."""
     index = rows.schema.get_field_index(_KIND_COLUMN)
-    names = _NAMES.take(pyarrow.array(kinds))
+    names = _kind_names().take(pyarrow.array(kinds))
     return rows.set_column(index, rows.schema.field(index), names)
 
 

@@ -128,7 +128,12 @@ class Section(BaseModel):
     """A part of the settings. Unknown names are rejected, values are immutable, errors do not show input."""
 
     model_config = ConfigDict(
-        extra="forbid", frozen=True, hide_input_in_errors=True, arbitrary_types_allowed=True
+        extra="forbid",
+        frozen=True,
+        hide_input_in_errors=True,
+        arbitrary_types_allowed=True,
+        # Validators are built at first use: a verb that reads no settings starts sooner.
+        defer_build=True,
     )
 
 
