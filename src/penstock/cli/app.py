@@ -96,8 +96,9 @@ class _Verbs(Mapping[str, Any]):
         """Return what a verb's module says about itself, without importing it."""
         file = self._files[name]
         spec = file.module_finder.find_spec(file.name, None)
-        assert spec is not None and spec.origin is not None, f"the finder listed {name}"
-        first_line, *_ = (ast.get_docstring(ast.parse(Path(spec.origin).read_bytes())) or "").splitlines()
+        origin = None if spec is None else spec.origin
+        assert origin is not None, f"the finder listed {name}"
+        first_line, *_ = (ast.get_docstring(ast.parse(Path(origin).read_bytes())) or "").splitlines()
         _, _, text = first_line.partition(": ")
         return text[:1].upper() + text[1:]
 
