@@ -35,7 +35,7 @@ from penstock.logstore.layout import Layout
 from penstock.logstore.log import Log
 from penstock.logstore.memory_log import MemoryLog
 from penstock.logstore.upkeep import Upkeep
-from penstock.model import ServerAddress
+from penstock.model import ServerAddress, TablePatterns
 from penstock.mysql.start import LogLookup, StartAt
 from penstock.serve.access import Access
 from penstock.serve.coordination import CoordinationProbe
@@ -186,7 +186,14 @@ class Daemon:
         canal_gtid = [name for name, instance in settings.instances.items() if instance.canal_gtid]
         hold_seconds = {name: settings.log_of(name).retention.hold_age for name in settings.instances}
         self._ports = Ports.take(settings.listen)
-        served = Served(self._captures, self._arrivals, shard_columns, canal_gtid, hold_seconds)
+        canal_filters = {
+            name: TablePatterns(list(instance.tables), list(instance.exclude_tables))
+            for name, instance in settings.instances.items()
+            if instance.canal_filters
+        }
+        served = Served(
+            self._captures, self._arrivals, shard_columns, canal_gtid, hold_seconds, canal_filters
+        )
         self._listener = Listener(
             settings.listen,
             served,

@@ -53,6 +53,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "sinks": LEAVES | {"changes", "settings", "mysql"},
     "pipeline": LEAVES
     | {"changes", "settings", "mysql", "schema", "logstore", "source", "coordinate", "client", "sinks"},
+    # Settings of other systems. Their files are checked by the readers of settings and pipelines.
+    "migrate": {"errors", "model", "settings", "mysql", "coordinate", "pipeline"},
     "engine": LEAVES | {"changes", "mysql", "schema", "source", "coordinate", "sinks", "pipeline"},
     "local": LEAVES | {"pipeline", "engine"},
     "spark": LEAVES | {"changes", "mysql", "schema", "source", "sinks", "pipeline", "engine"},
@@ -75,6 +77,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "binlog",
         "sinks",
         "pipeline",
+        "migrate",
         "engine",
         "local",
         "spark",
@@ -110,7 +113,7 @@ HOMES = {
         "src/penstock/telemetry/channel.py",
     ),
     "grpc": ("src/penstock/tidb/",),
-    "kazoo": ("src/penstock/coordinate/backends/zookeeper.py",),
+    "kazoo": ("src/penstock/coordinate/backends/zookeeper.py", "src/penstock/migrate/zookeeper.py"),
     "yaml": ("src/penstock/settings/file.py",),
     "pydantic": (
         "src/penstock/settings/",

@@ -9,7 +9,7 @@ import pyarrow
 
 from penstock.errors import SourceMissing
 from penstock.logstore.log import Log
-from penstock.model import Position
+from penstock.model import Position, TablePatterns
 from penstock.serve.arrivals import Arrivals
 from penstock.serve.consumers import Consumers
 from penstock.serve.pieces import PieceMemory, Pieces
@@ -43,6 +43,7 @@ class Served:
         shard_columns: Mapping[str, Mapping[str, tuple[str, ...]]] | None = None,
         canal_gtid: Collection[str] = (),
         hold_seconds: Mapping[str, float | None] | None = None,
+        canal_filters: Mapping[str, TablePatterns] | None = None,
     ) -> None:
         self.instances = dict(instances)
         self.arrivals = arrivals
@@ -50,6 +51,8 @@ class Served:
         self.shard_columns = dict(shard_columns or {})
         # Instances whose Canal messages include the set of executed GTIDs.
         self.canal_gtid = frozenset(canal_gtid)
+        # The tables of instances whose own filters limit Canal clients.
+        self.canal_filters = dict(canal_filters or {})
 
         self.subscribers = Subscribers()
         self.consumers = Consumers(lambda name: self.instance(name).log(), hold_seconds)

@@ -197,6 +197,11 @@ class InstanceSettings(Section):
     canal_gtid: bool = Field(
         default=False, description="Canal messages carry the set of executed GTIDs, as with Canal's gtidon"
     )
+    canal_filters: bool = Field(
+        default=False,
+        description="Canal clients never see exclude_tables, and see only tables unless they send a filter,"
+        " as with Canal's filter.black.regex and filter.regex",
+    )
     start: str = Field(
         default="latest",
         description="where an empty log starts: earliest, latest, a position, a GTID set or a time",

@@ -67,6 +67,12 @@ def read_yaml(
     return document
 
 
+def yaml_text(value: Any) -> str:
+    """Return plain values as the text of a settings file. A `$` in them is written as it is."""
+    text = yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=100, default_flow_style=False)
+    return str(text)
+
+
 def _plain(node: Any, value_path: ValuePath, document: Document, environment: Mapping[str, str]) -> Any:
     """Return a node as plain values, and record its lines and problems."""
     document.lines.setdefault(value_path, node.start_mark.line + 1)

@@ -34,6 +34,7 @@ from penstock.errors import (
     VersionConflict,
 )
 from penstock.model import Position, TablePatterns
+from penstock.narrowed_patterns import NarrowedPatterns
 from penstock.serve.access import Account
 from penstock.serve.canal.cursor import Cursor, Mark
 from penstock.serve.canal.tables import CanalTables
@@ -406,6 +407,15 @@ class Clients:
             except PenstockError as problem:
                 _log.warning("a lease is left to expire", path=lease.path, why=str(problem))
 
+    def _limited(self, client: Client, within: TablePatterns) -> TablePatterns:
+        """Return the tables limited to the instance's own, of which a client's filter replaces `tables`."""
+        own = self._served.canal_filters.get(client.destination)
+        if own is None:
+            return within
+        return NarrowedPatterns(
+            TablePatterns([] if client.filter else list(own.include), list(own.exclude)), within
+        )
+
     async def _set_filter(self, client: Client, within: TablePatterns, asked: str) -> None:
         """Set the tables of a client's filter. Without a new filter, the last one applies."""
         path = Subscription(client.destination, client.name).path + "/filter"
@@ -415,6 +425,7 @@ class Clients:
             record = await asyncio.to_thread(self._store.get, path)
             asked = record.value.decode() if record is not None else ""
         client.filter = asked or client.filter
+        within = self._limited(client, within)
         tables = await run_in(self._served.threads.compiling, CanalTables, client.filter, within)
         client.show(
             View(

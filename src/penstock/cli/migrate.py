@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock migrate`: write settings from those of Canal, Debezium, Maxwell, Ptubes or Bifrost."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock.cli.shared.rendering import Field, LineWriter, write_json
+from penstock.errors import OptionInvalid
+from penstock.migrate.canal import migrate_canal
+from penstock.migrate.debezium import migrate_debezium
+from penstock.migrate.maxwell import migrate_maxwell
+from penstock.migrate.output import Migration, SecretsIn
+from penstock.migrate.report import Outcome
+
+HELP = "Write settings from those of Canal, Debezium, Maxwell, Ptubes or Bifrost."
+
+EXIT_ATTENTION = 1
+
+Output = Annotated[Path, typer.Option(help="The folder to write, which must be new or empty.")]
+Secrets = Annotated[
+    str,
+    typer.Option(
+        help="Where passwords go: file, below the folder; or env, environment variables that you set."
+    ),
+]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Check and report only; write nothing.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object for each property.")]
+ZooKeeper = Annotated[
+    str | None, typer.Option(help="Read positions from ZooKeeper, host:port,host:port.", show_default=False)
+]
+
+_COLUMNS = (Field("location", 28), Field("property", 46), Field("outcome", 11), Field("remark", 0))
+_OUTPUT_DEFAULT = Path("penstock-migrated")
+
+
+def canal(
+    conf_dir: Annotated[Path, typer.Argument(help="Canal's conf folder, with canal.properties.")],
+    output: Output = _OUTPUT_DEFAULT,
+    zookeeper: ZooKeeper = None,
+    client_password_file: Annotated[
+        Path | None, typer.Option(help="A file with the password of canal.user, which Canal keeps as a hash.")
+    ] = None,
+    secrets: Secrets = "file",
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Write a daemon for Canal's clients, with their cursors, or pipelines if Canal writes to Kafka."""
+    migration = _migration("canal", secrets)
+    password = None if client_password_file is None else _secret_of(client_password_file)
+    migrate_canal(conf_dir, migration, zookeeper=zookeeper, password=password)
+    _finish(migration, output, dry_run=dry_run, as_json=json)
+
+
+def debezium(
+    connector: Annotated[Path, typer.Argument(help="The connector's JSON, or Debezium Server's properties.")],
+    output: Output = _OUTPUT_DEFAULT,
+    offsets: Annotated[
+        Path | None, typer.Option(help="The saved response of GET /connectors/NAME/offsets.")
+    ] = None,
+    kafka: Annotated[
+        str | None, typer.Option(help="The brokers of Kafka Connect's worker, host:port,host:port.")
+    ] = None,
+    secrets: Secrets = "file",
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Write a pipeline that continues a connector for MySQL or MariaDB in the same topics."""
+    migration = _migration("debezium", secrets)
+    migrate_debezium(connector, migration, offsets=offsets, kafka=kafka)
+    _finish(migration, output, dry_run=dry_run, as_json=json)
+
+
+def maxwell(
+    config: Annotated[Path, typer.Argument(help="Maxwell's config.properties.")],
+    output: Output = _OUTPUT_DEFAULT,
+    start: Annotated[
+        str | None, typer.Option(help="Where changes start: a position, a GTID set or a time.")
+    ] = None,
+    from_server: Annotated[
+        bool, typer.Option("--from-server", help="Read the position from Maxwell's table positions.")
+    ] = False,
+    secrets: Secrets = "file",
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Write a pipeline that continues Maxwell."""
+    migration = _migration("maxwell", secrets)
+    migrate_maxwell(config, migration, start=start, from_server=from_server)
+    _finish(migration, output, dry_run=dry_run, as_json=json)
+
+
+def _migration(original: str, secrets: str) -> Migration:
+    choices: dict[str, SecretsIn] = {"file": "file", "env": "env"}
+    if secrets not in choices:
+        raise OptionInvalid(f"--secrets {secrets}", hint="Write --secrets file or --secrets env")
+    return Migration(original, choices[secrets])
+
+
+def _secret_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8").strip("\r\n")
+    except (OSError, UnicodeDecodeError) as problem:
+        raise OptionInvalid(f"{path} cannot be read: {problem}") from problem
+
+
+def _finish(migration: Migration, output: Path, *, dry_run: bool, as_json: bool) -> None:
+    """Write the folder, print the report, and exit with 1 if something needs a decision."""
+    files = migration.write(output, dry_run=dry_run)
+    report = migration.report
+    if as_json:
+        write_json(
+            sys.stdout,
+            (
+                {
+                    "location": entry.location,
+                    "property": entry.name,
+                    "outcome": entry.outcome,
+                    "remark": entry.remark,
+                    "set": entry.is_set,
+                    "attention": entry.attention,
+                }
+                for entry in report.entries
+            ),
+        )
+    else:
+        counts = ", ".join(f"{report.count(outcome)} {outcome}" for outcome in Outcome)
+        typer.echo(f"properties set in the original: {counts}")
+        writer = LineWriter(sys.stdout, _COLUMNS)
+        for entry in report.attention:
+            writer.write([entry.location, entry.name, entry.outcome, entry.remark])
+        for number, step in enumerate(report.steps, 1):
+            typer.echo(f"{number}. {step}")
+        verb = "would be written to" if dry_run else "are in"
+        typer.echo(f"{', '.join(files)} {verb} {output}")
+    for name in migration.variables:
+        typer.echo(f"set the environment variable {name}", err=True)
+    if report.attention:
+        raise typer.Exit(EXIT_ATTENTION)
+
+
+VERBS = {"canal": canal, "debezium": debezium, "maxwell": maxwell}

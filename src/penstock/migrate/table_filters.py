@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Table filters of other systems as Penstock's table patterns, with the same tables."""
+
+import re
+
+from penstock.errors import OptionInvalid
+from penstock.model import TablePatterns
+
+_EVERYTHING = (".*\\..*", ".*", "[^.]*\\.[^.]*")
+
+
+def split_expressions(text: str) -> list[str]:
+    """Split expressions at commas outside brackets."""
+    parts, depth, current = [], 0, ""
+    for character in text:
+        depth += (character in "([{") - (character in ")]}")
+        if character == "," and depth <= 0:
+            parts.append(current)
+            current = ""
+        else:
+            current += character
+    return [part.strip() for part in [*parts, current] if part.strip()]
+
+
+def pattern_of(expression: str, name: str, *, ignore_case: bool = True) -> str:
+    """Return the pattern of a regular expression over the whole `database.table`.
+
+    Raises OptionInvalid if the expression means something else here than in Java; `name` is its property.
+    """
+    slashed = expression.replace("\\/", "/").replace("/", "\\/")
+    pattern = f"/{'(?i)' if ignore_case else ''}{slashed}/"
+    try:
+        TablePatterns([pattern])
+    except OptionInvalid as problem:
+        raise OptionInvalid(
+            f"{name}: {expression!r} is no expression that Penstock reads: {problem.message}",
+            hint=f"Write {name} without constructs of Java's own, and migrate again",
+        ) from problem
+    return pattern
+
+
+def patterns_of(text: str, name: str) -> list[str]:
+    """Return the patterns of a comma-separated list of expressions; none if one matches all tables."""
+    expressions = split_expressions(text)
+    if any(expression in _EVERYTHING for expression in expressions):
+        return []
+    return [pattern_of(expression, name) for expression in expressions]
+
+
+def both(first: str, second: str) -> str:
+    """Return the expression for names that match two expressions as a whole."""
+    return f"(?=(?:{first})\\Z)(?:{second})"
+
+
+def literal(name: str) -> str:
+    """Return the pattern part of a literal database or table name."""
+    return name if re.fullmatch(r"[0-9A-Za-z_$]+", name) else "`" + name.replace("`", "``") + "`"

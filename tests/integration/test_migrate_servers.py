@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Migrated settings run: they continue on a real server where the original stopped."""
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import pytest
+import yaml
+
+from penstock.local.driver import LocalDriver
+from penstock.migrate.canal import migrate_canal
+from penstock.migrate.debezium import migrate_debezium
+from penstock.migrate.maxwell import migrate_maxwell
+from penstock.migrate.output import Migration
+from penstock.pipeline.settings import load_pipeline
+from tests.integration.test_sink_kafka import broker  # noqa: F401
+from tests.support.canal.following import arrived, connect, drain
+from tests.support.capture.captured_log import head_of
+from tests.support.daemon.process import DaemonProcess
+from tests.support.pipeline.running import run_to_end
+from tests.support.sinks.kafka_reading import records
+from tests.unit.test_migrate_canal import copy_of_canal
+from tools.kafka import Kafka
+from tools.servers import Server
+
+
+@pytest.fixture
+def server(server_of: Callable[[str], Server]) -> Iterator[Server]:
+    actual = server_of("mysql")
+    yield actual
+    for database in ("from_canal", "not_from_canal", "from_debezium", "from_maxwell", "maxwell"):
+        actual.sql(f"DROP DATABASE IF EXISTS {database}")
+
+
+def table_with_rows(server: Server, database: str) -> list[tuple[str, int, str, int]]:
+    """Create a table with three rows; return the events of the second transaction and later ones."""
+    server.sql(f"CREATE DATABASE {database}; CREATE TABLE {database}.t (id INT PRIMARY KEY)")
+    server.sql(f"INSERT INTO {database}.t VALUES (1)")
+    start = head_of(server)
+    for number in (2, 3):
+        server.sql(f"INSERT INTO {database}.t VALUES ({number})")
+    events = server.sql(f"SHOW BINLOG EVENTS IN '{start.file}' FROM {start.offset}")
+    return [(str(event[0]), int(event[1]), str(event[2]), int(event[4])) for event in events]
+
+
+def account_of(server: Server) -> tuple[str, str, str]:
+    parts = urlsplit(server.url())
+    return f"{parts.hostname}:{parts.port}", unquote(parts.username or ""), unquote(parts.password or "")
+
+
+@pytest.mark.deep(guard="tests/unit/test_migrate_canal.py::test_cursors_become_checkpoints_of_the_clients")
+def test_client_of_canal_continues_at_its_cursor(server: Server, tmp_path: Path) -> None:
+    # Canal's cursor is the end of the transaction that was acknowledged last.
+    file, offset, *_ = next(event for event in table_with_rows(server, "from_canal") if event[2] == "Xid")
+    address, user, password = account_of(server)
+    instance = (
+        f"canal.instance.master.address={address}\ncanal.instance.dbUsername={user}\n"
+        f"canal.instance.dbPassword={password}\ncanal.instance.standby.address=\n"
+        "canal.instance.filter.regex=from_canal\\\\..*\n"
+    )
+    conf = copy_of_canal(tmp_path, instance=instance)
+    meta = json.loads((conf / "shop/meta.dat").read_text())
+    for client in meta["clientDatas"]:
+        client["cursor"]["postion"] |= {"journalName": file, "position": offset}
+    (conf / "shop/meta.dat").write_text(json.dumps(meta))
+    migration = Migration("canal")
+    migrate_canal(conf, migration)
+    migration.write(tmp_path / "new")
+    settings: dict[str, Any] = yaml.safe_load((tmp_path / "new/penstock.yaml").read_text())
+    settings["listen"] = {"canal": "127.0.0.1:0"}
+    with DaemonProcess(tmp_path, settings) as daemon:
+        server.sql("CREATE TABLE from_canal.t2 (id INT PRIMARY KEY); INSERT INTO from_canal.t2 VALUES (4)")
+        server.sql("CREATE DATABASE not_from_canal; CREATE TABLE not_from_canal.t (id INT PRIMARY KEY)")
+        server.sql("INSERT INTO not_from_canal.t VALUES (5)")
+        arrived(server, daemon)
+        with connect(daemon, 1001) as client:
+            client.subscribe()
+            assert drain(client) == ["3", "4"]
+        with connect(daemon, 8) as client:
+            # A client that is new sees the instance's tables too, from the start of the log.
+            client.subscribe()
+            assert {"1", "2", "3", "4"} <= set(drain(client))
+        with connect(daemon, 9) as client:
+            client.subscribe("not_from_canal\\..*")
+            assert drain(client) == ["5"]
+
+
+@pytest.mark.deep(guard="tests/unit/test_migrate_debezium.py::test_offset_becomes_the_start")
+def test_pipeline_continues_at_the_connectors_offset(
+    server: Server,
+    broker: Kafka,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    file, _, _, end = next(event for event in table_with_rows(server, "from_debezium") if event[2] == "Xid")
+    address, user, password = account_of(server)
+    config = {
+        "connector.class": "io.debezium.connector.mysql.MySqlConnector",
+        "database.hostname": address.partition(":")[0],
+        "database.port": address.partition(":")[2],
+        "database.user": user,
+        "database.password": password,
+        "topic.prefix": "shop",
+        "database.include.list": "from_debezium",
+        "value.converter": "org.apache.kafka.connect.json.JsonConverter",
+        "value.converter.schemas.enable": "false",
+        "schema.history.internal.kafka.bootstrap.servers": broker.servers,
+    }
+    (tmp_path / "connector.json").write_text(json.dumps({"name": "shop-connector", "config": config}))
+    offset = {"partition": {"server": "shop"}, "offset": {"file": file, "pos": end, "row": 0, "event": 0}}
+    (tmp_path / "offsets.json").write_text(json.dumps({"offsets": [offset]}))
+    migration = Migration("debezium")
+    migrate_debezium(tmp_path / "connector.json", migration, offsets=tmp_path / "offsets.json")
+    migration.write(tmp_path / "new")
+    run_to_end(LocalDriver(), load_pipeline(tmp_path / "new/pipeline.yaml"))
+    [record] = records(broker, "shop.from_debezium.t")
+    assert (record.message["op"], record.message["after"]) == ("c", {"id": 3})
+    assert record.message["source"]["name"] == "shop"
+
+
+@pytest.mark.deep(guard="tests/unit/test_migrate_maxwell.py::test_producer_for_kafka_becomes_a_pipeline")
+def test_pipeline_continues_at_maxwells_position(
+    server: Server,
+    broker: Kafka,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    file, _, _, end = next(event for event in table_with_rows(server, "from_maxwell") if event[2] == "Xid")
+    server.sql(
+        "CREATE DATABASE maxwell; CREATE TABLE maxwell.positions (server_id INT UNSIGNED, binlog_file"
+        " VARCHAR(255), binlog_position INT UNSIGNED, gtid_set VARCHAR(4096), client_id VARCHAR(255),"
+        " heartbeat_at BIGINT, last_heartbeat_read BIGINT, PRIMARY KEY (server_id, client_id));"
+        f"INSERT INTO maxwell.positions VALUES (1, '{file}', {end}, NULL, 'shop', NULL, 1),"
+        " (1, 'mysql-bin.000099', 4, NULL, 'another', NULL, 1)"
+    )
+    address, _, _ = account_of(server)
+    host, _, port = address.partition(":")
+    (tmp_path / "config.properties").write_text(
+        f"producer=kafka\nkafka.bootstrap.servers={broker.servers}\nkafka_topic=%{{database}}\nhost={host}\n"
+        f"port={port}\nuser=root\nclient_id=shop\nproducer_partition_by=primary_key\n"
+        "filter=exclude: *.*, include: from_maxwell.*, include: maxwell.*\n"
+    )
+    migration = Migration("maxwell")
+    migrate_maxwell(tmp_path / "config.properties", migration, from_server=True)
+    migration.write(tmp_path / "new")
+    run_to_end(LocalDriver(), load_pipeline(tmp_path / "new/maxwell.yaml"))
+    [record] = records(broker, "from_maxwell")
+    assert (record.message["type"], record.message["data"]) == ("insert", {"id": 3})

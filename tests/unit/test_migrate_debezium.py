@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A Debezium connector becomes a pipeline into the same topics, and every property is accounted for."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.errors import OptionInvalid
+from penstock.migrate.debezium import migrate_debezium
+from penstock.migrate.output import Migration, SecretsIn
+from penstock.migrate.report import Outcome
+from penstock.pipeline.settings import PipelineSettings, load_pipeline
+from tests.support.migrate.samples import ORIGINALS, entries_by_name
+
+CONNECTOR = ORIGINALS / "debezium/connector.json"
+OFFSETS = ORIGINALS / "debezium/offsets.json"
+GTIDS = "3e11fa47-71ca-11e1-9e33-c80aa9429562:1-5"
+
+
+def connector(folder: Path, **changes: str | None) -> Path:
+    """Return a connector's file with changed properties; None removes one."""
+    document = json.loads(CONNECTOR.read_text())
+    for name, value in changes.items():
+        key = name.replace("__", ".")
+        document["config"].pop(key, None)
+        if value is not None:
+            document["config"][key] = value
+    path = folder / "connector.json"
+    path.write_text(json.dumps(document))
+    return path
+
+
+def migrated(path: Path, output: Path, secrets_in: SecretsIn = "file", **options: Any) -> Migration:
+    migration = Migration("debezium", secrets_in)
+    migrate_debezium(path, migration, **options)
+    migration.write(output)
+    return migration
+
+
+def pipeline_of(path: Path, output: Path, **options: Any) -> PipelineSettings:
+    migrated(path, output, **options)
+    return load_pipeline(output / "pipeline.yaml")
+
+
+def test_connector_becomes_a_pipeline(tmp_path: Path) -> None:
+    settings = pipeline_of(CONNECTOR, tmp_path / "new")
+    [source] = settings.sources
+    server = source.server
+    assert server is not None
+    assert (server.host, server.port, server.user, server.server_id) == ("db1", 3307, "debezium", 184054)
+    assert (server.password.reveal(), server.tls.mode) == ("pa$$ word", "required")
+    assert (settings.name, source.name, source.start) == ("shop-connector", "shop", None)
+    assert (settings.load.mode, settings.load.parallel) == ("full", 4)
+    selected = {
+        name: source.tables.matches(*name.split("."))
+        for name in ("shop.orders", "SHOP.orders", "crm_12.a", "crm_x.a", "shop.tmp_1", "other.orders")
+    }
+    assert [name for name, is_selected in selected.items() if is_selected] == [
+        "shop.orders",
+        "SHOP.orders",
+        "crm_12.a",
+    ]
+    sink: Any = settings.sink.settings
+    assert (sink.servers, sink.topic, sink.format, sink.tombstones) == (
+        "broker-1:9092",
+        "cdc-{database}-{table}",
+        "debezium",
+        False,
+    )
+    assert (sink.user, sink.mechanism, sink.tls) == ("cdc", "SCRAM-SHA-512", True)
+    assert sink.password is not None
+    assert sink.password.reveal() == "br0ker"
+    assert [step.verb for step in settings.steps] == ["only"]
+    assert settings.steps[0].settings.kinds == ("insert", "update")  # type: ignore[attr-defined]
+
+
+def test_offset_becomes_the_start(tmp_path: Path) -> None:
+    settings = pipeline_of(CONNECTOR, tmp_path / "new", offsets=OFFSETS)
+    # `event` and `row` are within the transaction at `pos`, which is sent again.
+    assert str(settings.sources[0].start) == "mysql-bin.000003:1542"
+    assert settings.load.mode == "none"
+
+
+@pytest.mark.parametrize(
+    ("offset", "start", "load"),
+    [
+        (
+            {"gtids": f"{GTIDS},\n4e11fa47-71ca-11e1-9e33-c80aa9429562:1"},
+            f"gtid:{GTIDS},4e11fa47-71ca-11e1-9e33-c80aa9429562:1",
+            "none",
+        ),
+        ({"gtids": GTIDS, "snapshot": True}, "None", "full"),
+        ({"gtids": None}, "mysql-bin.000003:4", "none"),
+    ],
+    ids=["gtid set", "unfinished snapshot", "position"],
+)
+def test_each_form_of_an_offset(tmp_path: Path, offset: dict[str, Any], start: str, load: str) -> None:
+    document = {"partition": {"server": "shop"}, "offset": {"file": "mysql-bin.000003", "pos": 4, **offset}}
+    path = tmp_path / "offsets.json"
+    path.write_text(json.dumps({"offsets": [document]}))
+    settings = pipeline_of(CONNECTOR, tmp_path / "new", offsets=path)
+    assert (str(settings.sources[0].start), settings.load.mode) == (start, load)
+
+
+def test_offsets_of_another_server_are_refused(tmp_path: Path) -> None:
+    path = connector(tmp_path, topic__prefix="crm")
+    with pytest.raises(OptionInvalid, match="0 offsets of the server crm"):
+        migrated(path, tmp_path / "new", offsets=OFFSETS)
+
+
+def test_topics_are_named_as_the_connectors(tmp_path: Path) -> None:
+    path = connector(
+        tmp_path,
+        transforms=None,
+        transforms__route__type=None,
+        transforms__route__regex=None,
+        transforms__route__replacement=None,
+        value__converter__schemas__enable=None,
+        topic__delimiter="_",
+    )
+    sink: Any = pipeline_of(path, tmp_path / "new").sink.settings
+    assert (sink.topic, sink.format) == ("shop_{database}_{table}", "debezium_schema")
+
+
+def test_connector_without_brokers_asks_for_them(tmp_path: Path) -> None:
+    path = connector(tmp_path, schema__history__internal__kafka__bootstrap__servers=None)
+    with pytest.raises(OptionInvalid, match="does not name its brokers"):
+        migrated(path, tmp_path / "new")
+    sink: Any = pipeline_of(path, tmp_path / "new", kafka="worker:9092").sink.settings
+    assert sink.servers == "worker:9092"
+
+
+def test_another_connector_is_refused(tmp_path: Path) -> None:
+    path = connector(tmp_path, connector__class="io.debezium.connector.postgresql.PostgresConnector")
+    with pytest.raises(OptionInvalid, match="no connector for MySQL"):
+        migrated(path, tmp_path / "new")
+
+
+def test_properties_of_debezium_server_are_read(tmp_path: Path) -> None:
+    config = json.loads(CONNECTOR.read_text())["config"]
+    path = tmp_path / "application.properties"
+    lines = [f"debezium.source.{name}={value}".replace("\\", "\\\\") for name, value in config.items()]
+    path.write_text("\n".join(lines))
+    settings = pipeline_of(path, tmp_path / "new")
+    assert settings.name == "shop"
+    assert settings.sources[0].tables.matches("crm_12", "a")
+
+
+def test_secrets_become_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    migration = migrated(CONNECTOR, tmp_path / "new", "env")
+    assert migration.variables == ["KAFKA_PASSWORD", "SOURCE_PASSWORD"]
+    assert not (tmp_path / "new/secrets").exists()
+    with pytest.raises(OptionInvalid, match="SOURCE_PASSWORD"):
+        load_pipeline(tmp_path / "new/pipeline.yaml", {})
+    environment = {"SOURCE_PASSWORD": "pa$$ word", "KAFKA_PASSWORD": "br0ker"}
+    server = load_pipeline(tmp_path / "new/pipeline.yaml", environment).sources[0].server
+    assert server is not None
+    assert server.password.reveal() == "pa$$ word"
+
+
+def test_properties_without_an_equivalent_need_attention(tmp_path: Path) -> None:
+    path = connector(
+        tmp_path,
+        decimal__handling__mode="string",
+        time__precision__mode="adaptive_time_microseconds",
+        **{"column.mask.with.8.chars": "shop.orders.card", "of.tomorrow": "1", "poll.interval.ms": "500"},
+    )
+    entries = entries_by_name(migrated(path, tmp_path / "new").report)
+    attention = {name: entry.outcome for name, entry in entries.items() if entry.attention}
+    assert attention == {
+        "decimal.handling.mode": Outcome.NOT_CARRIED,
+        "column.mask.with.8.chars": Outcome.NOT_CARRIED,
+        "of.tomorrow": Outcome.UNKNOWN,
+    }
+    assert entries["poll.interval.ms"].outcome is Outcome.NOT_CARRIED
+
+
+def test_no_property_is_reported_as_carried_unless_it_is(tmp_path: Path) -> None:
+    # Both prefixes name the producer. Only the first one is used, and the other one is not called carried.
+    path = connector(tmp_path, producer__override__security__protocol="PLAINTEXT")
+    entries = entries_by_name(migrated(path, tmp_path / "new").report)
+    assert entries["producer.override.security.protocol"].outcome is Outcome.CARRIED
+    unused = entries["schema.history.internal.producer.security.protocol"]
+    assert (unused.outcome, unused.attention) == (Outcome.NOT_CARRIED, True)
+
+
+def test_report_names_every_property_and_no_secret(tmp_path: Path) -> None:
+    migrated(CONNECTOR, tmp_path / "new")
+    report = (tmp_path / "new/migration.md").read_text()
+    assert [name for name in json.loads(CONNECTOR.read_text())["config"] if f"`{name}`" not in report] == []
+    assert "`heartbeat.interval.ms`" in report
+    assert "pa$$" not in report + (tmp_path / "new/pipeline.yaml").read_text()
+    assert "br0ker" not in report + (tmp_path / "new/pipeline.yaml").read_text()
