@@ -17,6 +17,9 @@ from tools.servers.packages import program_on_host
 RULES = Path(__file__).resolve().parents[2] / "ops/penstock.rules.yml"
 
 SHOP = 'penstock_instance="shop"'
+SINK = 'pipeline="shop", sink=""'
+MEMBER = 'subscription="cache", member="h1"'
+REPORTED = "penstock_pipeline_last_report_timestamp_seconds"
 READER = f'{SHOP}, protocol="changes", subscription="cache"'
 # Long enough for the longest wait of a rule, and for the range of its expression to pass.
 FIRING, RESOLVED = 150, 480
@@ -103,9 +106,26 @@ SCENARIOS: dict[str, list[Series]] = {
     "PenstockRequestsRefused": [
         Series('penstock_listener_rejected_total{protocol="http", reason="QuotaReached"}', 0, step=50)
     ],
+    "PenstockPipelineFailed": [Series(f'penstock_pipeline_state{{{SINK}, state="failed"}}', 0, 1)],
+    "PenstockPipelineRetrying": [Series(f'penstock_pipeline_state{{{SINK}, state="retrying"}}', 0, 1)],
+    # The time of the last report; the clock of these tests begins at 0.
+    "PenstockPipelineSilent": [Series(f"{REPORTED}{{{SINK}}}", 1e6, 0)],
+    "PenstockPipelineLagHigh": [Series(f"penstock_pipeline_lag_seconds{{{SINK}}}", 1, 700)],
+    "PenstockPipelineSourceAside": [Series(f'penstock_pipeline_source_aside{{{SINK}, source="east"}}', 0, 1)],
+    "PenstockPipelineTablesStopped": [Series(f'penstock_pipeline_tables{{{SINK}, state="stopped"}}', 0, 2)],
+    "PenstockDeadLetters": [Series(f"penstock_pipeline_dead_letters_total{{{SINK}}}", 0, step=1)],
+    "PenstockLoadStalled": [
+        Series(f'penstock_load_chunks{{{SINK}, state="done"}}', 0, step=0, usual_step=1),
+        Series(f'penstock_load_chunks{{{SINK}, state="remaining"}}', 900, 900),
+    ],
+    "PenstockSubscriberLagHigh": [Series(f"penstock_subscriber_lag_seconds{{{MEMBER}}}", 0, 700)],
+    "PenstockSubscriberSkips": [Series(f"penstock_subscriber_skipped_batches_total{{{MEMBER}}}", 0, step=1)],
 }
-# The only rule about a series that is missing, and missing series have no values here.
-ABSENT = "PenstockDaemonAbsent"
+# Rules about a series that is missing: absent while the alert is due.
+GONE = {
+    "PenstockDaemonAbsent": 'penstock_build_info{version="1", python="3"}',
+    "PenstockPipelineGone": f"{REPORTED}{{{SINK}}}",
+}
 
 
 @pytest.fixture(scope="module")
@@ -122,24 +142,32 @@ def run(*words: str | Path) -> str:
     return done.stdout
 
 
+def groups() -> list[dict[str, Any]]:
+    return list(yaml.safe_load(RULES.read_text())["groups"])
+
+
 def test_every_rule_has_a_scenario() -> None:
-    rules = yaml.safe_load(RULES.read_text())["groups"]
-    assert {rule["alert"] for group in rules for rule in group["rules"]} == {*SCENARIOS, ABSENT}
+    assert {rule["alert"] for group in groups() for rule in group["rules"]} == {*SCENARIOS, *GONE}
 
 
 @pytest.mark.deep(guard="tests/unit/test_metric_names.py::test_every_named_metric_is_in_the_registry")
 def test_every_rule_fires_and_resolves(promtool: Path, tmp_path: Path) -> None:
     assert "SUCCESS" in run(promtool, "check", "rules", RULES)
-    scenarios = [
-        _scenario(alert, [(each.text, each.values()) for each in series])
-        for alert, series in SCENARIOS.items()
-    ]
-    build = 'penstock_build_info{version="1", python="3"}'
-    scenarios.append(_scenario(ABSENT, [(build, f"1x59 _x120 1x{RESOLVED - 180}")]))
-    tests = tmp_path / "tests.yml"
-    content = {"rule_files": [str(RULES)], "evaluation_interval": "1m", "tests": scenarios}
-    tests.write_text(yaml.safe_dump(content))
-    run(promtool, "test", "rules", tests)
+    present_again = RESOLVED - 180
+    scenarios = {
+        alert: _scenario(alert, [(series.text, series.values()) for series in every])
+        for alert, every in SCENARIOS.items()
+    } | {alert: _scenario(alert, [(text, f"1x59 _x120 1x{present_again}")]) for alert, text in GONE.items()}
+    rules = {rule["alert"]: rule for group in groups() for rule in group["rules"]}
+    tests = []
+    for alert, scenario in scenarios.items():
+        # A file of one rule each: every scenario evaluates all rules of its file, minute by minute.
+        file = tmp_path / f"{alert}.yml"
+        file.write_text(yaml.safe_dump({"groups": [{"name": "rules", "rules": [rules[alert]]}]}))
+        content = {"rule_files": [str(file)], "evaluation_interval": "1m", "tests": [scenario]}
+        tests.append(tmp_path / f"{alert}.test.yml")
+        tests[-1].write_text(yaml.safe_dump(content))
+    run(promtool, "test", "rules", *tests)
 
 
 def _scenario(alert: str, series: list[tuple[str, str]]) -> dict[str, Any]:

@@ -47,7 +47,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "tidb": LEAVES | {"settings", "telemetry", "mysql", "schema", "check", "logstore", "capture"},
     "source": LEAVES | {"changes", "settings", "mysql", "schema", "logstore"},
     "serve": LEAVES | {"settings", "telemetry", "logstore", "capture", "source", "coordinate"},
-    "client": LEAVES | {"source", "coordinate"},
+    "client": LEAVES | {"source", "coordinate", "telemetry"},
     "binlog": LEAVES | {"schema", "source"},
     # The sinks and steps do not depend on Spark.
     "sinks": LEAVES | {"changes", "settings", "mysql"},

@@ -9,7 +9,8 @@ from tools.document.markdown import document, table
 _COLUMNS = ("metric", "type", "labels", "meaning")
 _ORIGINS: dict[Origin, str] = {
     "daemon": "From a daemon.",
-    "pipeline": "From a pipeline.",
+    "pipeline": "From `penstock run --metrics`, for each sink of the pipeline.",
+    "subscriber": "From a program that publishes the metrics of its subscriber.",
     "any": "From every process.",
 }
 
@@ -17,8 +18,8 @@ _ORIGINS: dict[Origin, str] = {
 def page() -> str:
     """Return the page."""
     head = (
-        "`GET /metrics` of a daemon returns these metrics as Prometheus text or OpenMetrics. With\n"
-        "`telemetry.otlp` they are pushed to an OpenTelemetry collector:\n"
+        "`GET /metrics` of a daemon or a pipeline returns these metrics as Prometheus text or OpenMetrics.\n"
+        "With `telemetry.otlp`, or `penstock run --otlp`, they are pushed to an OpenTelemetry collector:\n"
         "[the guide](../guides/operating.md#metrics). A counter starts at 0 with its process. A metric is\n"
         "missing while its value is unknown."
     )

@@ -4,8 +4,8 @@
 import json
 import sys
 import threading
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -21,6 +21,8 @@ from penstock.pipeline.settings import PipelineSettings, json_schema, load_pipel
 from penstock.pipeline.state import PipelineState
 
 CAUGHT_UP = "caught-up"
+
+Report = Callable[[Mapping[str, Any]], None]
 
 
 def run(
@@ -49,6 +51,12 @@ def run(
         bool, typer.Option("--local", help="Run in this process, without Spark and Java.")
     ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per batch.")] = False,
+    metrics: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Serve /metrics, /livez and /readyz here.")
+    ] = None,
+    otlp: Annotated[
+        str | None, typer.Option(metavar="URL", help="Push the metrics to this OpenTelemetry collector.")
+    ] = None,
     schema: Annotated[
         bool, typer.Option("--json-schema", help="Print the file's JSON Schema, for editors, then exit.")
     ] = False,
@@ -73,11 +81,31 @@ def run(
         # Check before Spark starts, which takes seconds.
         refuse_paused(settings, paused, until_caught_up=until is not None)
         return
-    report_line = _print_line if as_json else None
     stop = threading.Event()
-    with stopped_by_signals(stop.set):
+    with stopped_by_signals(stop.set), _metered(metrics, otlp, as_json=as_json) as report:
         driver: Driver = LocalDriver() if local else _spark_driver(settings, master)
-        run_of(settings, driver, until_caught_up=until is not None, stop=stop, report=report_line).run()
+        run_of(settings, driver, until_caught_up=until is not None, stop=stop, report=report).run()
+
+
+@contextmanager
+def _metered(address: str | None, otlp: str | None, *, as_json: bool) -> Iterator[Report | None]:
+    """Publish the metrics of a run inside the block. Yield what the run reports to."""
+    report_line = _print_line if as_json else None
+    if address is None and otlp is None:
+        yield report_line
+        return
+    from penstock.telemetry.pipelines import PipelineMeter
+    from penstock.telemetry.publish import publish_metrics
+
+    meter = PipelineMeter()
+
+    def report(progress: Mapping[str, Any]) -> None:
+        meter.observe(progress)
+        if report_line is not None:
+            report_line(progress)
+
+    with publish_metrics(meter.read, address=address, otlp=otlp, is_ready=meter.is_ready):
+        yield report
 
 
 def _spark_driver(settings: PipelineSettings, master: str | None) -> Driver:

@@ -44,13 +44,17 @@ _log = structlog.get_logger(__name__)
 class FollowingStatus:
     """The status of a member. `behind_bytes` is the size of the log after the received part, None at first.
 
-    `shards` maps each shard that is ours to the position before which everything is consumed.
+    `shards` maps each shard that is ours to the position before which everything is consumed, `consumed_us`
+    to the commit time of the last transaction before it, in microseconds UTC since 1970, 0 if unknown.
+    `is_consumed` is true if nothing is left in the log.
     """
 
     member: str
     daemon: str | None
     behind_bytes: int | None
     shards: Mapping[int, Position]
+    consumed_us: Mapping[int, int]
+    is_consumed: bool
 
 
 class Following:
@@ -77,11 +81,15 @@ class Following:
     def status(self) -> FollowingStatus:
         """Return the status of this member."""
         intake = self._intake
+        behind_bytes = None if intake is None else intake.behind_bytes
+        places = {number: (shard.done, shard.read) for number, shard in self.shards().items()}
         return FollowingStatus(
             self._options.member,
             None if intake is None else intake.url,
-            None if intake is None else intake.behind_bytes,
-            {number: shard.done.position for number, shard in self.shards().items()},
+            behind_bytes,
+            {number: done.position for number, (done, _) in places.items()},
+            {number: done.time_us for number, (done, _) in places.items()},
+            behind_bytes == 0 and all(done == read for done, read in places.values()),
         )
 
     def start(self, taker: Taker) -> None:

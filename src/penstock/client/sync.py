@@ -13,8 +13,10 @@ from typing import Unpack
 from penstock.client.consume import Consumption
 from penstock.client.following import Following, FollowingStatus
 from penstock.client.options import Options, read_options
+from penstock.client.readings import read_member
 from penstock.model import ServerAddress
 from penstock.source.daemon_address import DaemonAddress
+from penstock.telemetry.readings import Readings
 
 
 class Subscriber(Consumption):
@@ -54,6 +56,10 @@ class Subscriber(Consumption):
     def status(self) -> FollowingStatus:
         """Return the current status of this member, without waiting."""
         return self._following.status()
+
+    def read_metrics(self, readings: Readings) -> None:
+        """Add the metrics of this member to a scrape; see `penstock.telemetry.publish`. Thread-safe."""
+        read_member(readings, self.options.name, self.status(), self.skipped)
 
     @property
     def positions(self) -> Mapping[int, str]:

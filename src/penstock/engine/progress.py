@@ -51,10 +51,11 @@ class Progress:
         checkpoint: Checkpoint,
         record: BatchRecord,
         outcome: Outcome,
-        seconds: float,
+        phases: Mapping[str, float],
         state: PipelineState,
     ) -> None:
-        """Show a batch that is done."""
+        """Show a batch that is done. `phases` are the seconds of its tasks, its commit and its record."""
+        seconds = sum(phases.values())
         rows = sum(counts.rows + counts.chunk_rows for counts in outcome.counts)
         chunk_rows = sum(counts.chunk_rows for counts in outcome.counts)
         written = sum(receipt.rows for receipt in outcome.receipts)
@@ -62,7 +63,8 @@ class Progress:
         self._rows += rows
         self._written += written
         self._loaded += chunk_rows
-        self._rejected += sum(counts.rejected for counts in outcome.counts)
+        rejected = sum(counts.rejected for counts in outcome.counts)
+        self._rejected += rejected
         unrepresentable: dict[str, int] = {}
         for receipt in outcome.receipts:
             for name, count in receipt.unrepresentable.items():
@@ -76,6 +78,11 @@ class Progress:
             "rows_per_second": round(rows / seconds) if seconds else 0,
             "rows_in_all": self._rows,
             "rejected": self._rejected,
+            "batch_rejected": rejected,
+            "loaded": chunk_rows,
+            "bytes": sum(counts.bytes for counts in outcome.counts),
+            "phases": {name: round(spent, 3) for name, spent in phases.items()},
+            "tables": _count_tables(checkpoint),
         }
         if record.end:
             shown["positions"] = {name: str(Offset.from_json(offset)) for name, offset in record.end.items()}
@@ -145,3 +152,9 @@ class Progress:
     def _of_sources(self) -> dict[str, Any]:
         aside = {name: str(problem) for name, problem in self.aside.items()}
         return {"sources_aside": aside} if aside else {}
+
+
+def _count_tables(checkpoint: Checkpoint) -> dict[str, int]:
+    """Return how many tables are being loaded, have been loaded, and were stopped by an error."""
+    loaded = sum(load.finished for load in checkpoint.loads.values())
+    return {"loading": len(checkpoint.loads) - loaded, "loaded": loaded, "stopped": len(checkpoint.stopped)}

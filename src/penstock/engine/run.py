@@ -406,7 +406,9 @@ class PipelineRun:
             state.confirm()
             self._sink.commit(mark, outcome.receipts)
 
+        ran = time.monotonic()
         self._retried(commit, state)
+        committed = time.monotonic()
         floors = {key: floor for counts in outcome.counts for key, floor in counts.floors.items()}
         checkpoint = self._record(state, checkpoint, record, floors, read)
         for name, offset in checkpoint.offsets.items():
@@ -415,7 +417,8 @@ class PipelineRun:
         self._loading.done(checkpoint, record)
         self._aside.worked(record.sources)
         self._note_progress()
-        self._progress.batch(checkpoint, record, outcome, time.monotonic() - started, state)
+        phases = {"run": ran - started, "commit": committed - ran, "record": time.monotonic() - committed}
+        self._progress.batch(checkpoint, record, outcome, phases, state)
         return checkpoint
 
     def _record(

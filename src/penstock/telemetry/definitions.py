@@ -13,6 +13,8 @@ from typing import Literal
 SECONDS_BOUNDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
 # Lags: from an idle network to a replica that is a day behind.
 LAG_BOUNDS = (0.01, 0.1, 0.5, 1.0, 2.0, 5.0, 10.0, 30.0, 60.0, 300.0, 900.0, 3600.0, 21_600.0, 86_400.0)
+# Batches of a pipeline: from milliseconds in one process to the largest ones on Spark.
+BATCH_BOUNDS = (0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0, 600.0, 1800.0, 3600.0)
 
 
 class Kind(StrEnum):
@@ -24,8 +26,8 @@ class Kind(StrEnum):
     INFO = "info"
 
 
-# The process that has a metric: a daemon, a pipeline, or both.
-Origin = Literal["daemon", "pipeline", "any"]
+# The process that has a metric.
+Origin = Literal["daemon", "pipeline", "subscriber", "any"]
 
 
 @dataclass(frozen=True)
@@ -258,6 +260,73 @@ _PUMP = (
     ),
 )
 
+_SINK = ("pipeline", "sink")
+_PIPELINE = (
+    _gauge(
+        "pipeline_state",
+        "1 for the state of the pipeline's run into a sink, 0 for the others",
+        *_SINK,
+        "state",
+    ),
+    _gauge(
+        "pipeline_last_report_timestamp_seconds",
+        "Time of the run's last report; one with nothing to do reports every 5 seconds",
+        *_SINK,
+    ),
+    _gauge("pipeline_lag_seconds", "How far the target is behind; 0 if every change is in it", *_SINK),
+    _gauge("pipeline_position_timestamp_seconds", "Commit time of the last change in the target", *_SINK),
+    _gauge(
+        "pipeline_binlog_file",
+        "Number of the source file up to which every change is in the target",
+        *_SINK,
+        "source",
+    ),
+    _gauge("pipeline_binlog_position", "Offset in that file", *_SINK, "source"),
+    _gauge(
+        "pipeline_source_aside",
+        "1 if the run continues without a source that fails, and retries it later",
+        *_SINK,
+        "source",
+    ),
+    _gauge("pipeline_tables", "Tables that are loading, loaded, or stopped by an error", *_SINK, "state"),
+    _counter("pipeline_batches", "Batches that are complete in the target", *_SINK),
+    _histogram(
+        "pipeline_batch_seconds",
+        "Duration of each batch by phase: its tasks, the sink's commit, and the record of its position",
+        *_SINK,
+        "phase",
+        bounds=BATCH_BOUNDS,
+    ),
+    _counter(
+        "pipeline_rows",
+        "Rows by stage: read from the log, loaded from tables, written to the target,"
+        " and left out because the target has newer ones",
+        *_SINK,
+        "stage",
+    ),
+    _counter("pipeline_read_bytes", "Bytes of the decoded rows", *_SINK),
+    _counter("pipeline_dead_letters", "Rows that a step rejected into the dead letters", *_SINK),
+    _counter("pipeline_unrepresentable", "Values that the target's types cannot hold", *_SINK),
+    _counter("pipeline_retries", "Retries after an error, by its class", *_SINK, "type"),
+    _counter("pipeline_failures", "Runs that ended with an error, by its class", *_SINK, "type"),
+    _gauge("pipeline_last_error_timestamp_seconds", "Time of the last error", *_SINK),
+    _gauge("load_chunks", "Chunks of the tables that are loading: done and remaining", *_SINK, "state"),
+    _gauge("load_remaining_seconds", "When the load will have ended, at its rate so far", *_SINK),
+)
+
+_MEMBER = ("subscription", "member")
+_SUBSCRIBER = (
+    _gauge("subscriber_connected", "1 if the member has a daemon or a server to read from", *_MEMBER),
+    _gauge("subscriber_shards", "Shards that the member holds", *_MEMBER),
+    _gauge("subscriber_lag_bytes", "Bytes of the log after the part that was received", *_MEMBER),
+    _gauge(
+        "subscriber_lag_seconds",
+        "Age of the last consumed transaction of the shard that is furthest behind; 0 if nothing is left",
+        *_MEMBER,
+    ),
+    _counter("subscriber_skipped_batches", "Batches passed over after the callback failed", *_MEMBER),
+)
+
 GROUPS = (
     Group("Capture", "daemon", _CAPTURE),
     Group("Server", "daemon", _SERVER),
@@ -265,6 +334,8 @@ GROUPS = (
     Group("Pumps of TiDB", "daemon", _PUMP),
     Group("Readers and listeners", "daemon", _SERVING),
     Group("Coordination", "daemon", _COORDINATION),
+    Group("Pipelines", "pipeline", _PIPELINE),
+    Group("Subscribers", "subscriber", _SUBSCRIBER),
     Group("Process", "any", _PROCESS),
 )
 

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The metrics of a pipeline, from the reports of its run.
+
+    meter = PipelineMeter()
+    pipeline.run(told=meter.observe)
+
+`read` adds them to a scrape: see `penstock.telemetry.publish`.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from penstock.model import Position
+from penstock.telemetry.counters import Counter, Histogram
+from penstock.telemetry.definitions import BATCH_BOUNDS
+from penstock.telemetry.readings import Readings
+
+# The states of a run by what its reports call them.
+_STATES = {
+    "loading": "loading",
+    "running": "running",
+    "waiting for changes": "waiting",
+    "retrying": "retrying",
+    "failed": "failed",
+}
+# A run with nothing to do reports every 5 seconds. One that is silent for longer may no longer be at the end.
+_CAUGHT_UP_SECONDS = 15.0
+_STAGES = ("read", "loaded", "written", "outdated")
+
+
+@dataclass
+class _SinkMeter:
+    """What the reports about one sink have said."""
+
+    state: str = ""
+    reported: float = 0.0
+    # The commit time of the last applied change, and when everything was applied; seconds since 1970.
+    applied: float | None = None
+    caught_up: float | None = None
+    last_error: float | None = None
+    positions: Mapping[str, str] = field(default_factory=dict)
+    sources_aside: frozenset[str] = frozenset()
+    tables: Mapping[str, int] = field(default_factory=dict)
+    chunks: Mapping[str, int] = field(default_factory=dict)
+    load_seconds: float | None = None
+    rows: Counter = field(default_factory=lambda: Counter(*_STAGES))
+    read_bytes: float = 0.0
+    batches: int = 0
+    dead_letters: float = 0.0
+    unrepresentable: float = 0.0
+    retries: Counter = field(default_factory=Counter)
+    failures: Counter = field(default_factory=Counter)
+    phases: dict[str, Histogram] = field(default_factory=dict)
+
+
+class PipelineMeter:
+    """Counts what the reports of a pipeline's run say, for each of its sinks. Thread-safe.
+
+    `clock` returns the seconds since 1970.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.time) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._sinks: dict[tuple[str, str], _SinkMeter] = {}
+
+    def observe(self, report: Mapping[str, Any]) -> None:
+        """Count a report of a run."""
+        with self._lock:
+            key = (str(report["pipeline"]), str(report.get("sink", "")))
+            meter, now = self._sinks.setdefault(key, _SinkMeter()), self._clock()
+            state = _STATES[report["state"]]
+            if state in ("retrying", "failed"):
+                (meter.retries if state == "retrying" else meter.failures).add(report["error"])
+                meter.last_error = now
+            elif state == "waiting":
+                meter.caught_up = now
+                meter.load_seconds, meter.chunks = None, {}
+            else:
+                _count_batch(meter, report, now)
+            meter.state, meter.reported = state, now
+            meter.sources_aside = frozenset(report.get("sources_aside", {}))
+
+    def is_ready(self) -> bool:
+        """Return whether the run has begun, and not every sink has failed."""
+        with self._lock:
+            return any(meter.state != "failed" for meter in self._sinks.values())
+
+    def read(self, readings: Readings) -> None:
+        """Add the metrics of every sink."""
+        with self._lock:
+            for (pipeline, sink), meter in self._sinks.items():
+                _read_sink(readings, meter, self._clock(), pipeline=pipeline, sink=sink)
+
+
+def _count_batch(meter: _SinkMeter, report: Mapping[str, Any], now: float) -> None:
+    meter.batches += 1
+    loaded = report["loaded"]
+    counts = zip(
+        _STAGES,
+        (report["rows"] - loaded, loaded, report["written"], report.get("outdated", 0)),
+        strict=True,
+    )
+    for stage, rows in counts:
+        meter.rows.add(stage, by=rows)
+    meter.read_bytes += report["bytes"]
+    meter.dead_letters += report["batch_rejected"]
+    meter.unrepresentable += sum(report.get("unrepresentable", {}).values())
+    for phase, seconds in report["phases"].items():
+        meter.phases.setdefault(phase, Histogram(BATCH_BOUNDS)).observe(seconds)
+    meter.tables = dict(report["tables"])
+    if "chunks" in report:
+        done = report["chunks_done"]
+        meter.chunks = {"done": done, "remaining": report["chunks"] - done}
+        meter.load_seconds = report.get("load_ends_in_seconds")
+    if "positions" in report:
+        # Only sources with changes are in the report of a batch.
+        meter.positions = {**meter.positions, **_without_gtids(report["positions"])}
+        if all(meter.positions.get(source) == head for source, head in report["heads"].items()):
+            meter.caught_up = now
+    if "lag_seconds" in report:
+        meter.applied = max(meter.applied or 0.0, now - report["lag_seconds"])
+
+
+def _read_sink(readings: Readings, meter: _SinkMeter, now: float, **labels: str) -> None:
+    readings.add_states("penstock_pipeline_state", meter.state, _STATES.values(), **labels)
+    readings.add("penstock_pipeline_last_report_timestamp_seconds", meter.reported, **labels)
+    readings.add("penstock_pipeline_lag_seconds", _lag(meter, now), **labels)
+    readings.add("penstock_pipeline_position_timestamp_seconds", meter.applied, **labels)
+    readings.add("penstock_pipeline_last_error_timestamp_seconds", meter.last_error, **labels)
+    for source, text in meter.positions.items():
+        position = Position.parse(text)
+        readings.add("penstock_pipeline_binlog_file", position.file_number, source=source, **labels)
+        readings.add("penstock_pipeline_binlog_position", position.offset, source=source, **labels)
+    for source in meter.positions.keys() | meter.sources_aside:
+        is_aside = float(source in meter.sources_aside)
+        readings.add("penstock_pipeline_source_aside", is_aside, source=source, **labels)
+    for state, count in meter.tables.items():
+        readings.add("penstock_pipeline_tables", count, state=state, **labels)
+    for state, count in meter.chunks.items():
+        readings.add("penstock_load_chunks", count, state=state, **labels)
+    readings.add("penstock_load_remaining_seconds", meter.load_seconds, **labels)
+    readings.add("penstock_pipeline_batches_total", meter.batches, **labels)
+    readings.add_counter("penstock_pipeline_rows_total", meter.rows, **labels)
+    readings.add("penstock_pipeline_read_bytes_total", meter.read_bytes, **labels)
+    readings.add("penstock_pipeline_dead_letters_total", meter.dead_letters, **labels)
+    readings.add("penstock_pipeline_unrepresentable_total", meter.unrepresentable, **labels)
+    readings.add_counter("penstock_pipeline_retries_total", meter.retries, **labels)
+    readings.add_counter("penstock_pipeline_failures_total", meter.failures, **labels)
+    for phase, histogram in meter.phases.items():
+        readings.add_histogram("penstock_pipeline_batch_seconds", histogram, phase=phase, **labels)
+
+
+def _lag(meter: _SinkMeter, now: float) -> float | None:
+    """Return how far the target is behind; a run that no longer reports falls behind by the clock."""
+    reached = max(meter.applied or 0.0, meter.caught_up or 0.0)
+    if not reached:
+        return None
+    is_caught_up = meter.caught_up is not None and meter.caught_up >= (meter.applied or 0.0)
+    if is_caught_up and now - reached < _CAUGHT_UP_SECONDS and meter.state != "retrying":
+        return 0.0
+    return max(0.0, now - reached)
+
+
+def _without_gtids(positions: Mapping[str, str]) -> dict[str, str]:
+    """Return positions by source without the GTID sets that may follow them."""
+    return {source: text.partition(" ")[0] for source, text in positions.items()}

@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The metrics of pipelines and of members of subscriptions, as their own processes publish them."""
+
+import json
+import socket
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Mapping
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from penstock.cli.app import make_app
+from penstock.client.following import FollowingStatus
+from penstock.client.readings import read_member
+from penstock.errors import OptionInvalid, PenstockError
+from penstock.model import Position
+from penstock.telemetry import publish
+from penstock.telemetry.pipelines import PipelineMeter
+from penstock.telemetry.publish import publish_metrics
+from penstock.telemetry.readings import Readings
+from tests.support.binlog.forged_log import NOTE_IDS, write_forged_log
+from tests.support.daemon.scraping import samples
+from tests.support.pipeline.local_runs import notes_pipeline, run_here, run_sinks_here
+from tests.support.suite.patience import WAIT_SECONDS_MAX
+
+ANYWHERE = "127.0.0.1:0"
+WAITING = {"pipeline": "shop", "state": "waiting for changes"}
+BATCH = {
+    "pipeline": "shop",
+    "state": "running",
+    "rows": 12,
+    "loaded": 2,
+    "written": 11,
+    "outdated": 1,
+    "bytes": 900,
+    "batch_rejected": 3,
+    "phases": {"run": 0.4, "commit": 0.2, "record": 0.01},
+    "tables": {"loading": 1, "loaded": 2, "stopped": 0},
+    "chunks": 10,
+    "chunks_done": 4,
+    "load_ends_in_seconds": 60,
+    "positions": {"shop": "mysql-bin.000007:1500 after 3e11fa47-71ca-11e1-9e33-c80aa9429562:1-9"},
+    "heads": {"shop": "mysql-bin.000007:9000"},
+    "lag_seconds": 30.0,
+}
+
+
+class Clock:
+    """A clock that is set by hand."""
+
+    def __init__(self) -> None:
+        self.now = 1_700_000_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def get(address: str | None, path: str) -> tuple[int, str]:
+    try:
+        with urllib.request.urlopen(f"http://{address}{path}", timeout=WAIT_SECONDS_MAX) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as problem:
+        with problem:
+            return problem.code, problem.read().decode()
+
+
+def value(meter: PipelineMeter, name: str, **labels: str) -> float | None:
+    readings = Readings()
+    meter.read(readings)
+    wanted = {"pipeline": "shop", "sink": "", **labels}.items()
+    values = [number for key, number in readings.values(name).items() if wanted <= dict(key).items()]
+    return values[0] if values else None
+
+
+def test_metrics_of_a_run_are_its_rows_batches_and_position(tmp_path: Path) -> None:
+    meter = PipelineMeter()
+    settings = notes_pipeline(tmp_path, {"files": {"path": str(tmp_path / "feed")}})
+    with publish_metrics(meter.read, address=ANYWHERE, is_ready=meter.is_ready) as address:
+        assert get(address, "/readyz") == (503, "running: failed\n"), "the run has not begun"
+        run_here(settings, told=meter.observe)
+        status, text = get(address, "/metrics")
+        assert get(address, "/readyz") == (200, "running: ok\n")
+        assert get(address, "/livez") == (200, "alive: ok\n")
+        assert get(address, "/")[0] == 404
+    values = samples(text)
+    assert status == 200
+    assert values["penstock_pipeline_rows_total", "notes", "", "read"] == len(NOTE_IDS)
+    assert values["penstock_pipeline_rows_total", "notes", "", "written"] == len(NOTE_IDS)
+    assert values["penstock_pipeline_batches_total", "notes", ""] == 2
+    assert values["penstock_pipeline_batch_seconds_count", "commit", "notes", ""] == 2
+    assert values["penstock_pipeline_state", "notes", "", "running"] == 1
+    assert values["penstock_pipeline_lag_seconds", "notes", ""] == 0, "every change is in the target"
+    assert values["penstock_pipeline_binlog_position", "notes", "", "shop"] > 0
+    assert values["penstock_pipeline_source_aside", "notes", "", "shop"] == 0
+    assert values["process_cpu_seconds_total",] > 0
+
+
+def test_sink_that_fails_is_counted_apart_from_the_other(tmp_path: Path) -> None:
+    (tmp_path / "audit").write_text("a file where the feed's folder has to be")
+    sinks = {name: {"files": {"path": str(tmp_path / name)}} for name in ("lake", "audit")}
+    meter = PipelineMeter()
+    with pytest.raises(PenstockError, match="sink audit: ") as raised:
+        run_sinks_here(notes_pipeline(tmp_path, sinks=sinks), meter.observe)
+    labels = {"pipeline": "notes", "sink": "audit"}
+    assert value(meter, "penstock_pipeline_state", state="failed", **labels) == 1
+    kind = type(raised.value).__name__
+    assert value(meter, "penstock_pipeline_failures_total", type=kind, **labels) == 1
+    assert value(meter, "penstock_pipeline_state", state="failed", **labels | {"sink": "lake"}) == 0
+    assert meter.is_ready(), "one sink works"
+
+
+def test_every_field_of_a_report_is_counted() -> None:
+    meter = PipelineMeter(Clock())
+    for _ in range(2):
+        meter.observe(BATCH)
+    stages = ("read", "loaded", "written", "outdated")
+    rows = [value(meter, "penstock_pipeline_rows_total", stage=stage) for stage in stages]
+    assert rows == [20, 4, 22, 2]
+    assert value(meter, "penstock_pipeline_dead_letters_total") == 6
+    assert value(meter, "penstock_pipeline_read_bytes_total") == 1800
+    assert value(meter, "penstock_pipeline_binlog_file", source="shop") == 7
+    assert value(meter, "penstock_pipeline_binlog_position", source="shop") == 1500
+    assert value(meter, "penstock_pipeline_tables", state="loading") == 1
+    assert value(meter, "penstock_load_chunks", state="remaining") == 6
+    assert value(meter, "penstock_load_remaining_seconds") == 60
+
+
+def test_lag_grows_by_the_clock_unless_everything_is_applied() -> None:
+    clock = Clock()
+    meter = PipelineMeter(clock)
+    meter.observe(BATCH)
+    clock.now += 5
+    assert value(meter, "penstock_pipeline_lag_seconds") == 35
+    meter.observe(WAITING)
+    clock.now += 4
+    assert value(meter, "penstock_pipeline_lag_seconds") == 0
+    # It reports no more: nobody knows what is in the log by now.
+    clock.now += 600
+    assert value(meter, "penstock_pipeline_lag_seconds") == 604
+    meter.observe(WAITING | {"state": "retrying", "error": "ConnectionLost"})
+    assert value(meter, "penstock_pipeline_lag_seconds") == 604
+    assert value(meter, "penstock_pipeline_retries_total", type="ConnectionLost") == 1
+
+
+def test_source_that_is_set_aside_is_shown_before_it_has_a_position() -> None:
+    meter = PipelineMeter(Clock())
+    meter.observe(WAITING | {"sources_aside": {"east": "ConnectionLost: it does not answer"}})
+    assert value(meter, "penstock_pipeline_source_aside", source="east") == 1
+    meter.observe(BATCH)
+    assert value(meter, "penstock_pipeline_source_aside", source="shop") == 0
+
+
+def test_scrapers_beyond_the_limit_and_garbage_leave_the_others_served(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(publish, "_CONNECTIONS_MAX", 2)
+    with publish_metrics(lambda readings: None, address=ANYWHERE) as address:
+        host, _, port = str(address).rpartition(":")
+        held = [socket.create_connection((host, int(port)), WAIT_SECONDS_MAX) for _ in range(2)]
+        with socket.create_connection((host, int(port)), WAIT_SECONDS_MAX) as refused:
+            assert refused.recv(1) == b"", "the limit is reached"
+        for connection in held:
+            connection.sendall(b"\xff\x00 garbage\r\n\r\n")
+            while connection.recv(4096):
+                pass
+            connection.close()
+        assert get(address, "/livez")[0] == 200
+
+
+def test_address_that_cannot_be_bound_is_refused_by_name() -> None:
+    with (
+        socket.create_server(("127.0.0.1", 0)) as taken,
+        pytest.raises(OptionInvalid, match=f"127.0.0.1:{taken.getsockname()[1]}"),
+        publish_metrics(lambda readings: None, address=f"127.0.0.1:{taken.getsockname()[1]}"),
+    ):
+        pass
+
+
+def test_collector_receives_what_the_end_of_a_run_has_counted() -> None:
+    from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
+
+    bodies: list[bytes] = []
+
+    class Collector(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            bodies.append(self.rfile.read(int(self.headers["Content-Length"])))
+            self.send_response(200)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
+        def log_message(self, format: str, *arguments: Any) -> None:
+            """Print nothing."""
+
+    meter = PipelineMeter()
+    with HTTPServer(("127.0.0.1", 0), Collector) as collector:
+        thread = threading.Thread(target=collector.serve_forever, args=(0.01,))
+        thread.start()
+        url = f"http://127.0.0.1:{collector.server_port}/v1/metrics"
+        with publish_metrics(meter.read, otlp=url):
+            meter.observe(BATCH)
+        collector.shutdown()
+        thread.join(WAIT_SECONDS_MAX)
+    (resource,) = ExportMetricsServiceRequest.FromString(bodies[-1]).resource_metrics
+    names = {metric.name for metric in resource.scope_metrics[0].metrics}
+    assert {"penstock.pipeline.lag", "penstock.pipeline.rows"} <= names
+
+
+def test_run_command_reports_to_the_metrics_and_to_its_output(tmp_path: Path) -> None:
+    log = write_forged_log(tmp_path / "log", blob_bytes=50_000)
+    file = tmp_path / "notes.yaml"
+    file.write_text(
+        json.dumps(
+            {
+                "name": "notes",
+                "source": {"path": str(log), "name": "shop", "tables": "shop.notes"},
+                "load": "none",
+                "sink": {"files": {"path": str(tmp_path / "feed")}},
+            }
+        )
+    )
+    words = ["run", str(file), "--local", "--until", "caught-up", "--json", "--metrics", ANYWHERE]
+    done = CliRunner().invoke(make_app(), words)
+    assert done.exit_code == 0, done.output
+    reports = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    assert sum(report.get("rows", 0) for report in reports) == len(NOTE_IDS)
+
+
+def status_of(consumed: Mapping[int, int], behind: int | None, *, is_consumed: bool) -> FollowingStatus:
+    shards = {shard: Position.parse("mysql-bin.000001:4") for shard in consumed}
+    return FollowingStatus("h1:42", "http://h1:7070", behind, shards, consumed, is_consumed)
+
+
+def test_member_lag_is_that_of_its_shard_that_is_furthest_behind() -> None:
+    lags = []
+    for status in (
+        status_of({0: 1_000_000, 1: 2_000_000}, 10, is_consumed=False),
+        status_of({0: 1_000_000}, 0, is_consumed=True),
+        status_of({0: 0}, 10, is_consumed=False),
+    ):
+        readings = Readings()
+        read_member(readings, "cache", status, 3)
+        lags.append(list(readings.values("penstock_subscriber_lag_seconds").values()))
+        assert list(readings.values("penstock_subscriber_skipped_batches_total").values()) == [3]
+    assert lags[0][0] > 1e9
+    assert lags[1:] == [[0.0], []]
