@@ -261,6 +261,37 @@ def test_history_over_http_is_limited_to_permitted_tables(log: Log) -> None:
         assert daemon.ask("POST", path, {"table": "fuzzed.t"}).status == 400
 
 
+def test_each_change_names_the_readers_that_have_not_confirmed_it(log: Log, tmp_path: Path) -> None:
+    accounts = [{"name": "t", "token": "t-token", "tables": ["fuzzed.t"]}]
+    every = changes(history_of(log, "fuzzed.t", "1"))
+    newest, oldest = every[0], every[-1]
+    assert newest.position != oldest.position
+    with serving(log, {"token": "a-token"}, accounts) as daemon:
+        instance = f"/v1/instances/{INSTANCE}"
+        for reader, position in (("behind", log.earliest()), ("cache", log.visible)):
+            assert (
+                daemon.ask("POST", f"{instance}/position?reader={reader}&position={position}").status == 200
+            )
+
+        def ask(**more: str) -> list[dict[str, Any]]:
+            answer = daemon.ask("POST", f"{instance}/history", {"table": "fuzzed.t", "key": ["1"]}, **more)
+            return [json.loads(line) for line in answer.body.splitlines()]
+
+        first, *lines = ask()
+        assert [reader["reader"] for reader in first["readers"]] == ["behind", "cache"]
+        pending = {line["position"]: line["pending"] for line in lines if line["kind"] == "change"}
+        assert pending[str(newest.position)] == pending[str(oldest.position)] == ["behind"]
+        # The account does not see the readers of others.
+        first, *lines = ask(token="t-token")
+        assert first == {"kind": "readers", "readers": []}
+        assert not any(line.get("pending") for line in lines)
+        token = tmp_path / "token"
+        token.write_text("a-token")
+        url = f"http://127.0.0.1:{daemon.port()}?token_file={token}"
+        shown = penstock("history", "fuzzed.t", "1", "--url", url)
+        assert "not confirmed by behind" in shown.out, shown.err
+
+
 def test_command_line_shows_the_history(log: Log) -> None:
     with serving(log) as daemon:
         url = f"http://127.0.0.1:{daemon.port()}"
@@ -272,7 +303,7 @@ def test_command_line_shows_the_history(log: Log) -> None:
         kinds = [json.loads(line)["kind"] for line in listed.lines]
         assert kinds.count("change") == len(changes(history_of(log, "fuzzed.t", "1")))
         nothing = penstock("history", "fuzzed.t", "4711", "--url", url, "--json")
-        assert all(json.loads(line)["kind"] == "statement" for line in nothing.lines)
+        assert {json.loads(line)["kind"] for line in nothing.lines} <= {"readers", "statement"}
         assert penstock("history", "fuzzed.t", "x", "--url", url).code == 2
 
 

@@ -17,7 +17,7 @@ from penstock.cli.holds import Config, Url
 from penstock.cli.shared.asked_daemon import AskedDaemon
 from penstock.cli.shared.log_folder import Json
 from penstock.cli.shared.progress import ReadingProgress
-from penstock.cli.shared.rendering import write_json
+from penstock.cli.shared.rendering import counted, write_json
 from penstock.cli.shared.whole_daemon import WholeDaemon
 from penstock.errors import OptionInvalid
 from penstock.logstore.reader import LogReader
@@ -49,13 +49,14 @@ def run(
 ) -> None:
     """Show what happened to a row: every change in the kept log, newest first, with before and after.
 
-    Also shows statements that defined or emptied the table. Ctrl-C ends the search. Exits with 1 if a part of
-    the log could not be read.
+    Also shows statements that defined or emptied the table, and which pipelines, subscriptions and other
+    readers of the daemon have confirmed each change. Ctrl-C ends the search. Exits with 1 if a part of the
+    log could not be read.
     """
     row = RowKey(TableName.parse(table), tuple(key), tuple(column or ()))
     parts = _of_folder(log, row) if log is not None else _of_daemon(row, instance, url, config, limit)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
-    shown, unreadable = 0, False
+    shown, unreadable, readers = 0, False, 0
     with ReadingProgress("searching", 0) as progress:
         for part in parts:
             if part["kind"] == "progress":
@@ -65,8 +66,11 @@ def run(
             with progress.aside():
                 if json:
                     write_json(sys.stdout, [part])
-                else:
-                    _show(console, part)
+                elif part["kind"] != "readers":
+                    _show(console, part, readers)
+            if part["kind"] == "readers":
+                readers = len(part["readers"])
+                continue
             shown += 1
             if limit is not None and shown >= limit:
                 break
@@ -100,8 +104,11 @@ def _of_daemon(
         daemon.close()
 
 
-def _show(console: Console, part: dict[str, Any]) -> None:
-    """Print a change as a table of columns before and after; only columns that differ for an update."""
+def _show(console: Console, part: dict[str, Any], readers: int) -> None:
+    """Print a change as a table of columns before and after; only columns that differ for an update.
+
+    `readers` is the number of readers that hold the log, of which the change names those that are pending.
+    """
     if part["kind"] == "statement":
         emptied = "  (the row is gone, if it was there)" if part["empties"] else ""
         console.print(Text.assemble((f"statement{emptied}", "bold magenta"), f"  {part['position']}"))
@@ -123,6 +130,10 @@ def _show(console: Console, part: dict[str, Any]) -> None:
     if part["thread_id"] is not None:
         head.append(f"  thread {part['thread_id']}")
     console.print(Text.assemble(*head))
+    if pending := part.get("pending"):
+        console.print(Text.assemble(("  not confirmed by ", "yellow"), ", ".join(pending)))
+    elif readers:
+        console.print(Text(f"  confirmed by {counted(readers, 'reader')}", "dim"))
     before, after = part["before"], part["after"]
     table = Table(box=None, padding=(0, 2), show_header=True, header_style="dim")
     for title in ("column", "before", "after"):

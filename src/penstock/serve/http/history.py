@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The history of a row over HTTP: `POST /v1/instances/{instance}/history`, as lines of JSON, newest first.
 
-A client that disconnects ends its search.
+The first line has the readers that hold the log: pipelines, subscriptions, other named consumers. Each change
+names those that have not confirmed it when the search began. A client that disconnects ends its search.
 """
 
 import functools
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -17,16 +18,18 @@ from starlette.types import Send
 
 from penstock.errors import OptionInvalid, PenstockError, QuotaReached
 from penstock.limits import HISTORIES_MAX
+from penstock.logstore.holds import Hold
 from penstock.logstore.log import Log
 from penstock.model import TableName
 from penstock.serve.access import account_of
 from penstock.serve.http.answers import StreamedAnswer
+from penstock.serve.http.holds import visible_holds
 from penstock.serve.http.query import log_of
 from penstock.serve.own_log import OwnSource
 from penstock.serve.problems import problem_body
 from penstock.serve.served import Served
 from penstock.serve.threads import Threads, run_in
-from penstock.source.row_history import HistoryPart, Progress, RowHistory, RowKey, part_to_json
+from penstock.source.row_history import HistoryPart, Progress, RowChange, RowHistory, RowKey, part_to_json
 
 MEDIA_TYPE = "application/x-ndjson"
 
@@ -75,7 +78,8 @@ async def _history(served: Served, histories: _Histories, request: Request) -> R
             hint='Send {"table": "shop.orders", "key": ["7"]}',
         ) from problem
     table = TableName.parse(wanted.table)
-    account_of(request).prove_reads_table(instance, table)
+    account = account_of(request)
+    account.prove_reads_table(instance, table)
     log = log_of(served, request)
     if histories.count >= HISTORIES_MAX:
         raise QuotaReached(
@@ -83,7 +87,8 @@ async def _history(served: Served, histories: _Histories, request: Request) -> R
             hint="Try again in a moment; or search the log's folder: penstock history --log",
         )
     history = _open(log, instance, RowKey(table, tuple(wanted.key), tuple(wanted.columns)))
-    return _HistoryAnswer(history, wanted.limit, served.threads, histories)
+    readers = await run_in(served.threads.searching, visible_holds, account, log)
+    return _HistoryAnswer(history, wanted.limit, readers, served.threads, histories)
 
 
 def _open(log: Log, instance: str, key: RowKey) -> RowHistory:
@@ -94,13 +99,19 @@ class _HistoryAnswer(StreamedAnswer):
     """The parts of a history as lines of JSON. The last line is `end` or `problem`."""
 
     def __init__(
-        self, history: RowHistory, limit: int | None, threads: Threads, histories: _Histories
+        self,
+        history: RowHistory,
+        limit: int | None,
+        readers: Sequence[Hold],
+        threads: Threads,
+        histories: _Histories,
     ) -> None:
         super().__init__(media_type=MEDIA_TYPE)
         # The length is not known before the search ends.
         del self.headers["content-length"]
         self._history = history
         self._limit = limit
+        self._readers = readers
         self._threads = threads
         self._histories = histories
 
@@ -121,9 +132,22 @@ class _HistoryAnswer(StreamedAnswer):
         await send({"type": "http.response.body", "body": _line(last), "more_body": False})
 
     async def _send_parts(self, send: Send, parts: Iterator[HistoryPart]) -> dict[str, Any]:
+        stands = [{"reader": reader.name, "position": str(reader.position)} for reader in self._readers]
+        await send(
+            {
+                "type": "http.response.body",
+                "body": _line({"kind": "readers", "readers": stands}),
+                "more_body": True,
+            }
+        )
         changes = 0
         while (part := await run_in(self._threads.reading, next, parts, None)) is not None:
-            await send({"type": "http.response.body", "body": _line(part_to_json(part)), "more_body": True})
+            line = part_to_json(part)
+            if isinstance(part, RowChange):
+                line["pending"] = [
+                    reader.name for reader in self._readers if reader.position <= part.position
+                ]
+            await send({"type": "http.response.body", "body": _line(line), "more_body": True})
             changes += not isinstance(part, Progress)
             if self._limit is not None and changes >= self._limit:
                 return {"kind": "end", "why": "limit"}

@@ -93,9 +93,14 @@ def _all(log: Log) -> list[Hold]:
     return Holds(log.disk, log.layout).readable(time.time_ns() // 1000)
 
 
-def _shown_to(account: Account, log: Log) -> list[dict[str, Any]]:
+def visible_holds(account: Account, log: Log) -> list[Hold]:
+    """Return the holds that an account may see, the one furthest back first."""
     visible = [hold for hold in _all(log) if account.admin or hold.account == account.name]
-    visible.sort(key=lambda hold: hold.position)
+    return sorted(visible, key=lambda hold: hold.position)
+
+
+def _shown_to(account: Account, log: Log) -> list[dict[str, Any]]:
+    visible = visible_holds(account, log)
     broken = {broken_hold.hold.name: broken_hold.why for broken_hold in log.broken_holds}
     all_bytes_behind = log.bytes_behind_all([hold.position for hold in visible])
     return [
