@@ -138,16 +138,18 @@ def test_node_is_registered_in_the_original_form(cluster: Cluster, fake: FakeClu
         "maxCommitTS": 7,
         "updateTS": 9,
     }
-    assert registry.nodes(NodeKind.PUMP) == {"host:8250": node}
-    assert registry.nodes(NodeKind.DRAINER) == {}
+    assert registry.list(NodeKind.PUMP).nodes == {"host:8250": node}
+    assert registry.list(NodeKind.DRAINER).nodes == {}
 
 
-def test_unreadable_node_does_not_hide_the_others(cluster: Cluster, fake: FakeCluster) -> None:
+def test_unreadable_node_is_named_and_does_not_hide_the_others(cluster: Cluster, fake: FakeCluster) -> None:
     fake.keys["/tidb-binlog/v1/drainers/a"] = b'{"nodeId": "a"}'
     fake.keys["/tidb-binlog/v1/drainers/b"] = (
         b'{"nodeId": "b", "host": "b:1", "state": "paused", "label": null}'
     )
-    assert Registry(cluster).nodes(NodeKind.DRAINER) == {"b": Node("b", "b:1", NodeState.PAUSED)}
+    listing = Registry(cluster).list(NodeKind.DRAINER)
+    assert listing.nodes == {"b": Node("b", "b:1", NodeState.PAUSED)}
+    assert listing.unreadable.keys() == {"a"}
 
 
 # --- Messages -------------------------------------------------------------------------------

@@ -213,6 +213,31 @@ def test_paused_pump_holds_back_the_merge_and_is_named(
             drainer.wait_until(lambda: drainer.capture.status()["why"] is None)
 
 
+def test_instance_has_caught_up_only_while_every_pump_sends(
+    cluster: FakeCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.tidb.drainer._STALL_SECONDS", 0.0)
+    with StandInPump(cluster, "first") as pump:
+        pump.register()
+        with running_drainer(cluster, tmp_path / "log") as drainer:
+
+            def has_caught_up() -> bool:
+                return drainer.capture.progress.caught_up
+
+            pump.release(*PAYLOADS)
+            drainer.wait_for_ts(cluster, END)
+            assert not has_caught_up(), "the Pump may have much that is later"
+            pump.release_fake()
+            drainer.wait_until(has_caught_up)
+            pump.stop()
+            drainer.wait_until(lambda: not has_caught_up())
+            drainer.wait_until(lambda: "the Pump first (online)" in str(drainer.capture.status()["why"]))
+            pump.start()
+            drainer.wait_until(lambda: len(pump.pulled_after) == 2)
+            pump.release_fake()
+            drainer.wait_until(has_caught_up)
+
+
 def test_late_transaction_stops_every_later_run_until_its_record_is_deleted(
     cluster: FakeCluster, tmp_path: Path
 ) -> None:

@@ -1,22 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 """A Pump over gRPC and HTTP, in a cluster that a stand-in plays in this process."""
 
-import dataclasses
-import http.client
 import json
 import socket
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import grpc
 import pytest
 
-from penstock.errors import ConnectionLost, OptionInvalid
+from penstock.errors import OptionInvalid
 from penstock.logstore.disk import LocalDisk
-from penstock.retry import Backoff
 from penstock.settings.daemon import LogSettings
 from penstock.settings.tidb_pump import PumpSettings
 from penstock.telemetry.readings import Readings
@@ -24,28 +19,29 @@ from penstock.tidb import pump as pump_module
 from penstock.tidb import pump_service
 from penstock.tidb import resolver as resolver_module
 from penstock.tidb.decisions import Decisions
-from penstock.tidb.messages import NOTIFY, BinlogHead
 from penstock.tidb.pump import Pump
-from penstock.tidb.pump_log import PumpLog
 from penstock.tidb.pump_readings import read_pump
-from penstock.tidb.registry import Node, NodeKind, NodeState
+from penstock.tidb.registry import NodeState
 from tests.support.suite.patience import wait_until
 from tests.support.tidb.binlogs import commit, matched, prewrite, rollback
 from tests.support.tidb.cluster import FakeCluster, RecordedTransaction
 from tests.support.tidb.pump_client import PumpClient
+from tests.support.tidb.running_pump import (
+    Start,
+    ask,
+    hasten,
+    refusal,
+    running_pump,
+    starting_pumps,
+)
 
 PUMPS = "/tidb-binlog/v1/pumps/"
 DRAINERS = "/tidb-binlog/v1/drainers/"
 
 
 @pytest.fixture(autouse=True)
-def fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shorten the intervals: the tests wait for events."""
-    for name in ("_TICK_SECONDS", "_HEARTBEAT_SECONDS", "_HOLD_SECONDS", "_RESOLVE_SECONDS"):
-        monkeypatch.setattr(pump_module, name, 0.02)
-    monkeypatch.setattr(resolver_module, "_ASK_AFTER_SECONDS", 0.0)
-    monkeypatch.setattr(resolver_module, "_ASK_AGAIN", Backoff(0.02, 0.02))
-    monkeypatch.setattr(resolver_module, "_STALLED_SECONDS", 0.0)
+def _in_haste(monkeypatch: pytest.MonkeyPatch) -> None:
+    hasten(monkeypatch)
 
 
 @pytest.fixture
@@ -54,65 +50,10 @@ def cluster() -> Iterator[FakeCluster]:
         yield fake
 
 
-class Running:
-    """A Pump, its cluster, and a client."""
-
-    def __init__(self, pump: Pump, cluster: FakeCluster) -> None:
-        self.pump = pump
-        self.cluster = cluster
-        self.client = PumpClient(pump.address)
-
-    @property
-    def node(self) -> dict[str, Any]:
-        """The registered node."""
-        node: dict[str, Any] = json.loads(self.cluster.keys[PUMPS + self.pump.node_id])
-        return node
-
-    def wait_for(self, state: NodeState) -> None:
-        wait_until(lambda: self.pump.state is state and self.node["state"] == state)
-
-
-Start = Callable[..., Running]
-
-
-@contextmanager
-def running(folder: Path, cluster: FakeCluster, **settings: Any) -> Iterator[Running]:
-    options = {"listen": "127.0.0.1:0", "node_id": "pump-1", **settings}
-    log = LogSettings(folder=folder / "shop.pump")
-    pump = Pump("shop", [cluster.address], PumpSettings.model_validate(options), log)
-    pump.start()
-    try:
-        with PumpClient(pump.address):
-            yield Running(pump, cluster)
-    finally:
-        pump.stop()
-        assert pump.join(30)
-
-
 @pytest.fixture
 def start(tmp_path: Path, cluster: FakeCluster) -> Iterator[Start]:
-    with ExitStack() as stack:
-
-        def begin(**settings: Any) -> Running:
-            begun = stack.enter_context(running(tmp_path, cluster, **settings))
-            begun.wait_for(NodeState.ONLINE)
-            return begun
-
-        yield begin
-
-
-def ask(address: str, method: str, path: str) -> tuple[int, Any]:
-    host, _, port = address.rpartition(":")
-    connection = http.client.HTTPConnection(host, int(port), timeout=30)
-    connection.request(method, path)
-    response = connection.getresponse()
-    return response.status, json.loads(response.read())
-
-
-def refusal(call: Callable[[], object]) -> tuple[str, str]:
-    with pytest.raises(grpc.RpcError) as raised:
-        call()
-    return raised.value.code().name, raised.value.details()
+    with starting_pumps(tmp_path, cluster) as start:
+        yield start
 
 
 # --- Writing and pulling --------------------------------------------------------------------
@@ -147,7 +88,7 @@ def test_compressed_pull_returns_the_same(start: Start) -> None:
 
 
 def test_impossible_socket_ends_the_pump_with_its_reason(tmp_path: Path, cluster: FakeCluster) -> None:
-    with running(tmp_path, cluster, socket="/nowhere/pump.sock") as begun:
+    with running_pump(tmp_path, cluster, socket="/nowhere/pump.sock") as begun:
         wait_until(lambda: begun.pump.join(0))
         assert "the port cannot be served" in str(begun.pump.status()["problem"])
 
@@ -430,136 +371,3 @@ def test_metrics_tell_what_a_pump_refused_and_what_holds_it_back(start: Start) -
     }
     assert readings.values("penstock_pump_state")[shop, ("state", "online")] == 1
     assert (shop,) in readings.values("penstock_pump_stalled_seconds")
-
-
-def test_closing_pump_waits_for_drainers_and_goes_on_sending_fakes(start: Start) -> None:
-    begun = start()
-
-    def register_drainer(max_commit_ts: int) -> None:
-        node = Node("d", "127.0.0.1:1", NodeState.PAUSED, max_commit_ts=max_commit_ts)
-        begun.cluster.keys[DRAINERS + "d"] = json.dumps(node.to_values()).encode()
-
-    register_drainer(5)
-    ask(begun.pump.address, "PUT", "/state/pump-1/close")
-    wait_until(lambda: "the Drainer d has everything up to 5 only" in str(begun.pump.status()["problem"]))
-    assert begun.pump.state is NodeState.CLOSING
-    # The original Drainer stores a fake's timestamp only when later ones follow.
-    pulling = begun.client.pull()
-    fakes = [BinlogHead.decode(next(pulling)).commit_ts for _ in range(3)]
-    register_drainer(fakes[1])
-    begun.wait_for(NodeState.OFFLINE)
-
-
-def test_closing_of_a_pump_can_be_revoked_in_the_registry(
-    start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    begun = start()
-    node = Node("d", "127.0.0.1:1", NodeState.PAUSED, max_commit_ts=5)
-    begun.cluster.keys[DRAINERS + "d"] = json.dumps(node.to_values()).encode()
-    ask(begun.pump.address, "PUT", "/state/pump-1/close")
-    wait_until(lambda: "the Drainer d has" in str(begun.pump.status()["problem"]))
-    registered, revoked = begun.pump._registry.node, threading.Event()
-
-    def revoke(*arguments: Any) -> Any:
-        node, revision = registered(*arguments)
-        if not revoked.is_set():
-            assert node is not None
-            node = dataclasses.replace(node, state=NodeState.ONLINE)
-            revoked.set()
-        return node, revision
-
-    monkeypatch.setattr(begun.pump._registry, "node", revoke)
-    wait_until(revoked.is_set)
-    begun.wait_for(NodeState.ONLINE)
-    begun.client.write(prewrite(1))
-
-
-def test_closing_pump_survives_an_absent_registry(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    begun = start()
-    nodes, failures = begun.pump._registry.nodes, [ConnectionLost("PD is away")] * 3
-
-    def fail_first(kind: NodeKind) -> dict[str, Node]:
-        if failures:
-            raise failures.pop()
-        return nodes(kind)
-
-    monkeypatch.setattr(begun.pump._registry, "nodes", fail_first)
-    ask(begun.pump.address, "PUT", "/state/pump-1/close")
-    begun.wait_for(NodeState.OFFLINE)
-    assert not failures
-
-
-def test_new_pump_is_online_only_after_every_drainer_knows_it(
-    tmp_path: Path, cluster: FakeCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(pump_module, "_NOTIFY_TRIES", 1)
-    node = Node("d", cluster.address, NodeState.ONLINE)
-    cluster.keys[DRAINERS + "d"] = json.dumps(node.to_values()).encode()
-    with running(tmp_path, cluster) as begun:
-        wait_until(lambda: "d (" in str(begun.pump.status()["problem"]))
-        assert "binlogctl" in begun.pump.status()["problem"]
-        assert begun.node["state"] == "paused"
-        assert refusal(lambda: begun.client.write(prewrite(1))) == ("UNAVAILABLE", "no online: paused")
-        cluster.notified = True
-        begun.wait_for(NodeState.ONLINE)
-    assert cluster.calls.count(NOTIFY) >= 2
-    # The Drainer knows it now, so a restart does not wait for it.
-    cluster.notified = False
-    with running(tmp_path, cluster) as begun:
-        begun.wait_for(NodeState.ONLINE)
-
-
-def test_stopped_pump_is_paused_and_starts_again_with_everything(
-    tmp_path: Path, cluster: FakeCluster
-) -> None:
-    with running(tmp_path, cluster) as begun:
-        begun.wait_for(NodeState.ONLINE)
-        begun.client.write(prewrite(1))
-    assert json.loads(cluster.keys[PUMPS + "pump-1"])["state"] == "paused"
-    with running(tmp_path, cluster) as begun:
-        begun.wait_for(NodeState.ONLINE)
-        begun.client.write(commit(1, 7))
-        assert begun.client.pull_some(1) == [matched(1, 7)]
-
-
-def test_pump_waits_for_the_log_of_one_that_is_ending(tmp_path: Path, cluster: FakeCluster) -> None:
-    log = PumpLog(tmp_path / "shop.pump", LogSettings(), 7001)
-    with running(tmp_path, cluster) as begun:
-        wait_until(lambda: "writes the log" in str(begun.pump.status()["problem"]))
-        log.close()
-        begun.wait_for(NodeState.ONLINE)
-
-
-def test_stop_ends_the_calls_of_drainers_at_once(tmp_path: Path, cluster: FakeCluster) -> None:
-    with running(tmp_path, cluster) as begun:
-        begun.wait_for(NodeState.ONLINE)
-        begun.client.write(prewrite(1))
-        begun.client.write(commit(1, 7))
-        pulling = begun.client.pull()
-        assert next(pulling) == matched(1, 7)
-        begun.pump.stop()
-        assert refusal(lambda: list(pulling)) == ("UNAVAILABLE", "the Pump is ending")
-
-
-def test_pump_survives_an_absent_cluster(start: Start) -> None:
-    begun = start()
-    begun.cluster.stop()
-    wait_until(lambda: begun.pump.status()["problem"])
-    begun.client.write(prewrite(1))
-    begun.client.write(commit(1, 7))
-    assert begun.client.pull_some(1) == [matched(1, 7)]
-    begun.cluster.start()
-    wait_until(lambda: begun.pump.status()["problem"] is None)
-
-
-def test_log_is_held_for_drainers(start: Start, tmp_path: Path) -> None:
-    begun = start()
-    begun.client.write(prewrite(1))
-    begun.client.write(commit(1, 7))
-    node = Node("d", "127.0.0.1:1", NodeState.PAUSED, max_commit_ts=5)
-    begun.cluster.keys[DRAINERS + "d"] = json.dumps(node.to_values()).encode()
-    hold = tmp_path / "shop.pump/holds/penstock.pump.json"
-    (entry,) = begun.pump._store.index.after(5, 1)
-    assert entry.location is not None
-    position = str(begun.pump._store.log.position_of(entry.location))
-    wait_until(lambda: hold.exists() and json.loads(hold.read_text())["position"] == position)

@@ -32,10 +32,11 @@ from penstock.settings.daemon import InstanceSettings
 from penstock.settings.listen import split_host_port
 from penstock.settings.tidb import TidbSettings, pd_addresses
 from penstock.tidb.channels import ClusterTls
-from penstock.tidb.cluster import Cluster
+from penstock.tidb.cluster import Cluster, physical_us
 from penstock.tidb.definition_log import DefinitionLog
 from penstock.tidb.drainer_service import DrainerService, answers_of
 from penstock.tidb.job_sources import JobSource, SqlJobs, StatusJobs, TikvJobs
+from penstock.tidb.known_pumps import KnownPumps
 from penstock.tidb.membership import DrainerProgress, PumpMembers, Registration
 from penstock.tidb.merged_log import (
     EPOCH,
@@ -60,8 +61,10 @@ LATE_FILE = "tidb-late.json"
 
 _TAKE_SECONDS = 0.5
 _DURABLE_SECONDS = 1.0
-# A Pump that sends nothing for this long is named in the status, if others wait for it.
+# A merge that waits for a Pump this long has the Pump named in the status.
 _STALL_SECONDS = 10.0
+# A merge that is further behind the cluster than this has not caught up. Idle Pumps advance every 3 seconds.
+_RECENT_SECONDS = 15.0
 # An idle cluster's position is saved at this interval. What follows it is pulled again.
 _SAVED_SECONDS = 10.0
 
@@ -224,9 +227,9 @@ class TidbCapture(Capture):
         )
 
     def _report_progress(self, drainer: "Drainer") -> None:
-        """Show in the status whether everything was merged, and which Pumps hold back the others."""
-        stalled_by = drainer.members.stalled_by()
-        self._progress.caught_up = drainer.is_idle and not stalled_by
+        """Show in the status whether everything was merged, and what the merge waits for."""
+        stalled_by = drainer.stalled_by()
+        self._progress.caught_up = not stalled_by and drainer.is_caught_up()
         now = time.monotonic()
         if not stalled_by:
             self._stalled_since = None
@@ -234,10 +237,10 @@ class TidbCapture(Capture):
             self._stalled_since = now
         why = None
         if self._stalled_since is not None and now - self._stalled_since > _STALL_SECONDS:
-            why = f"the merge waits for {'; '.join(stalled_by)}"
+            why = f"the merge waits: {'; '.join(stalled_by)}"
         if why != self._why:
             if why is not None and self._why is None:
-                _log.warning("the merge waits for a pump", instance=self.name, pumps=stalled_by)
+                _log.warning("the merge waits", instance=self.name, why=stalled_by)
             self._set_state(State.RUNNING, why)
 
     def _heard(self) -> None:
@@ -255,12 +258,14 @@ class Drainer:
     ) -> None:
         """`position` is the commit timestamp up to which the log has everything.
 
-        Raises OptionInvalid if the port is taken, TlsFailed.
+        Raises OptionInvalid if the port is taken, TlsFailed, LogDamaged.
         """
         self._log = log
         self._cluster = cluster
-        self._queue = MergeQueue(position, settings.drainer.buffer_bytes)
+        self._queue = MergeQueue(position, settings.drainer.buffer_bytes, partial(write_late, log))
         self._stored_ts = self._durable_ts = position
+        # A timestamp of the cluster, and when it was drawn.
+        self._cluster_ts, self._cluster_ts_at = 0, time.monotonic()
         self._durable_at = self._saved_at = time.monotonic()
         # Whether the last step found nothing.
         self.is_idle = False
@@ -272,12 +277,15 @@ class Drainer:
             return PumpReader(pump, address, self._queue, cluster_id, tls, compress=compress, heard=heard)
 
         registry = Registry(cluster)
-        self.members = PumpMembers(registry, self._queue, open_reader)
+        known = KnownPumps(log.disk, log.folder)
+        self.members = PumpMembers(registry, self._queue, known, open_reader, self.durable_ts)
         bound = bind_port(*split_host_port(settings.drainer.listen))
         host, port = bound.getsockname()[:2]
         address = settings.drainer.advertise or f"{f'[{host}]' if ':' in host else host}:{port}"
         self._node = Node(settings.drainer.node_id or address, address, NodeState.ONLINE)
-        self._registration = Registration(registry, self.members, self._node, self._registered_progress)
+        self._registration = Registration(
+            registry, self.members, self._node, self._registered_progress, self._queue.fail
+        )
         port_tls = None
         if tls is not None and settings.tls is not None:
             port_tls = PortTls(tls, settings.tls.allowed_names)
@@ -310,6 +318,20 @@ class Drainer:
                 self._saved_at = now
                 self._save()
 
+    def stalled_by(self) -> list[str]:
+        """Return what the merge waits for: Pumps that send nothing, and the registry."""
+        texts = self.members.stalled_by()
+        if self._registration.problem is not None:
+            texts.append(f"the registry cannot be used: {self._registration.problem}")
+        return texts
+
+    def is_caught_up(self) -> bool:
+        """Return whether all Pumps send, and everything up to the present was stored."""
+        if not self.is_idle or not self.members.are_sending():
+            return False
+        behind_us = physical_us(self._cluster_ts) - physical_us(self._stored_ts)
+        return behind_us / 1e6 + time.monotonic() - self._cluster_ts_at < _RECENT_SECONDS
+
     @property
     def late(self) -> TransactionLate | None:
         """The first transaction that a Pump sent too late."""
@@ -333,7 +355,8 @@ class Drainer:
         self._registration.end(self.wanted_state or NodeState.PAUSED)
 
     def _registered_progress(self) -> DrainerProgress:
-        return DrainerProgress(self._durable_ts, self._cluster.timestamp())
+        self._cluster_ts, self._cluster_ts_at = self._cluster.timestamp(), time.monotonic()
+        return DrainerProgress(self._durable_ts, self._cluster_ts)
 
     def _save(self) -> None:
         MergePosition(self._durable_ts, self._log.visible).write(self._log.disk, self._log.folder)
@@ -386,9 +409,14 @@ def write_late(log: Log, late: TransactionLate) -> None:
 
 
 def check_late(log: Log) -> None:
-    """Raise TransactionLate if one is recorded for a log, until an operator deletes the record."""
+    """Raise TransactionLate if one is recorded for a log, until an operator deletes the record.
+
+    Also raises LogFull, DiskFailed, LogDamaged.
+    """
     path = log.folder / LATE_FILE
     if log.disk.exists(path):
+        # The tables are compared before the next run, which therefore asks for nothing from before.
+        KnownPumps(log.disk, log.folder).settle()
         # A damaged record still says that a transaction is missing.
         values = unseal_json(log.disk.read(path))
         raise TransactionLate(

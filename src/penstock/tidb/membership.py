@@ -1,24 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which Pumps are in the merge, according to the registry, and this drainer's own entry there.
 
-A Pump is a member from when it is registered until it is offline and everything that it released was read. A
-paused Pump, or one that does not answer, stays a member: it may hold transactions that nobody else has.
+A Pump is a member from when it is registered until it is offline and everything that it released is durable
+in the log. A paused Pump, one that does not answer, and one whose entry is gone or unreadable stay members:
+they may hold transactions that nobody else has.
 """
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import structlog
 
 from penstock.errors import PenstockError
+from penstock.tidb.known_pumps import KnownPumps
 from penstock.tidb.pulling import MergeQueue, PumpReader
-from penstock.tidb.registry import Node, NodeKind, NodeState, Registry
+from penstock.tidb.registry import Listing, Node, NodeKind, NodeState, Registry
 
 _log = structlog.get_logger(__name__)
 
 HEARTBEAT_SECONDS = 1.0
 LISTING_SECONDS = 5.0
+# A Pump sends a fake binlog every three seconds while it is idle.
+_SILENT_SECONDS_MAX = 15.0
 
 
 class PumpMembers:
@@ -28,16 +32,23 @@ class PumpMembers:
         self,
         registry: Registry,
         queue: MergeQueue,
+        known: KnownPumps,
         open_reader: Callable[[str, str], PumpReader],
+        durable_ts: Callable[[], int],
     ) -> None:
-        """`open_reader` returns a reader for a Pump's id and its address."""
+        """`open_reader` returns a reader for a Pump's id and its address.
+
+        `durable_ts` returns the commit timestamp up to which everything is durable in the log.
+        """
         self._registry = registry
         self._queue = queue
+        self._known = known
         self._open_reader = open_reader
+        self._durable_ts = durable_ts
         self._lock = threading.Lock()
         self._readers: dict[str, PumpReader] = {}
-        self._nodes: Mapping[str, Node] = {}
-        # Pumps that went offline, with the commit timestamp up to which everything of them was read.
+        self._listing = Listing({}, {})
+        # Pumps that are registered as offline, with the commit timestamp up to which nothing is missing.
         self._left: dict[str, int] = {}
         # The merge's position when the registry was listed last.
         self._listed_at: int | None = None
@@ -46,62 +57,137 @@ class PumpMembers:
     def refresh(self) -> None:
         """List the registry; read new Pumps, and leave those that went offline.
 
-        A Pump calls for this before it accepts its first transaction. Raises ConnectionLost, AccessDenied.
+        A Pump calls for this before it accepts its first transaction. Raises ConnectionLost, AccessDenied,
+        DiskFailed, LogFull.
         """
         with self._lock:
             if self._closed:
                 return
             position = self._queue.position()
-            nodes = self._registry.nodes(NodeKind.PUMP)
+            listing = self._registry.list(NodeKind.PUMP)
             # A Pump that was not registered at the last listing may have begun right after it.
             joined_at = position if self._listed_at is None else self._listed_at
-            for node in nodes.values():
+            self._report_changes(listing)
+            self._leave_discarded(listing)
+            for node in listing.nodes.values():
                 self._update(node, joined_at)
-            for pump in self._readers.keys() - nodes.keys():
-                _log.warning("a pump was deleted from the registry", pump=pump, at=self._queue.reached(pump))
-                self._leave(pump)
-            self._nodes = nodes
+            for pump in {*self._known.pumps, *listing.unreadable} - listing.nodes.keys():
+                # Without an address it cannot be read, so it holds back the merge.
+                self._join(pump, joined_at)
+            for pump in self._known.pumps:
+                if self._known.is_behind(pump) and (self._queue.reached(pump) or 0) >= position:
+                    self._known.put(pump, None)
+            self._listing = listing
             self._listed_at = position
             self._queue.forget_before(position)
 
     def _update(self, node: Node, joined_at: int) -> None:
-        reader = self._readers.get(node.node_id)
+        pump = node.node_id
         if node.state is NodeState.OFFLINE:
-            reached = self._queue.reached(node.node_id)
+            reached = self._queue.reached(pump)
             if reached is None:
-                reached = self._left.get(node.node_id, joined_at)
+                reached = self._left.get(pump, joined_at)
             if node.max_commit_ts <= reached:
-                if reader is not None:
-                    _log.info("a pump left", pump=node.node_id, at=reached)
-                    self._left[node.node_id] = reached
-                    self._leave(node.node_id)
+                # Until its last transactions are durable, a restart has to read them again.
+                if reached <= self._durable_ts():
+                    self._leave(pump, reached)
                 return
+        self._left.pop(pump, None)
+        reader = self._readers.get(pump)
         if reader is not None and reader.address != node.host:
             reader.stop()
             reader = None
         if reader is None:
-            after = self._queue.join(node.node_id, joined_at)
-            _log.info(
-                "a pump joins", pump=node.node_id, address=node.host, state=str(node.state), after=after
-            )
-            reader = self._readers[node.node_id] = self._open_reader(node.node_id, node.host)
+            after = self._join(pump, joined_at)
+            _log.info("a pump is read", pump=pump, address=node.host, state=str(node.state), after=after)
+            reader = self._readers[pump] = self._open_reader(pump, node.host)
             reader.start()
 
-    def _leave(self, pump: str) -> None:
+    def _join(self, pump: str, joined_at: int) -> int:
+        """Add a Pump to the merge, and return after what it has to send. Raises DiskFailed, LogFull."""
+        reached = self._queue.reached(pump)
+        if reached is None:
+            position = self._queue.position()
+            after = self._known.after(pump, position) if pump in self._known.pumps else joined_at
+            # A restart before the Pump has caught up begins there again.
+            self._known.put(pump, after if after < position else None)
+            reached = self._queue.join(pump, after)
+        return reached
+
+    def _leave(self, pump: str, reached: int) -> None:
+        if self._queue.reached(pump) is not None:
+            _log.info("a pump left", pump=pump, at=reached)
+        self._left[pump] = reached
         self._queue.leave(pump)
-        self._readers.pop(pump).stop()
+        self._known.remove(pump)
+        reader = self._readers.pop(pump, None)
+        if reader is not None:
+            reader.stop()
+
+    def _leave_discarded(self, listing: Listing) -> None:
+        """Go on without Pumps whose files an operator deleted, unless they may still be in the cluster."""
+        for pump in self._known.take_discarded():
+            node = listing.nodes.get(pump)
+            if pump in listing.unreadable or (node is not None and node.state is not NodeState.OFFLINE):
+                self._known.put(pump, None)
+                continue
+            reached = self._queue.reached(pump) or 0
+            _log.warning("an operator gave up what a pump still has", pump=pump, after=reached)
+            self._leave(pump, max(reached, node.max_commit_ts if node is not None else 0))
+
+    def _report_changes(self, listing: Listing) -> None:
+        """Log the entries that are missing or unreadable since the last listing."""
+        before = self._listing
+        for pump in listing.unreadable.keys() - before.unreadable.keys():
+            _log.error("a registered pump cannot be read", pump=pump, why=listing.unreadable[pump])
+        for pump in before.nodes.keys() - listing.nodes.keys() - listing.unreadable.keys():
+            if pump in self._known.pumps:
+                at = self._queue.reached(pump)
+                _log.warning("a pump was deleted from the registry", pump=pump, at=at)
+
+    # --- The status -------------------------------------------------------------------------
 
     def stalled_by(self) -> list[str]:
-        """Return a text for each Pump that transactions of others wait for now."""
+        """Return a text for each Pump that the merge waits for."""
+        holding_back = self._queue.holding_back()
         texts = []
-        for pump in self._queue.holding_back():
-            reader, node = self._readers.get(pump), self._nodes.get(pump)
-            why = "it has sent nothing later"
-            if reader is not None and reader.problem is not None:
-                why = reader.problem
-            state = "unknown" if node is None else str(node.state)
-            texts.append(f"the Pump {pump} ({state}) at {self._queue.reached(pump)}: {why}")
+        for pump, reached in self._queue.positions().items():
+            why = self._why_stalled(pump)
+            if why is None and pump in holding_back:
+                why = "it has sent nothing later"
+            if why is not None:
+                node = self._listing.nodes.get(pump)
+                state = "not registered" if node is None else str(node.state)
+                texts.append(f"the Pump {pump} ({state}) at {reached}: {why}")
         return texts
+
+    def are_sending(self) -> bool:
+        """Return whether there are Pumps, and all of them are connected and send."""
+        silences = [
+            reader.silent_seconds() if (reader := self._readers.get(pump)) is not None else None
+            for pump in self._queue.positions()
+        ]
+        return bool(silences) and all(
+            silence is not None and silence < _SILENT_SECONDS_MAX for silence in silences
+        )
+
+    def _why_stalled(self, pump: str) -> str | None:
+        """Return why a Pump sends nothing; None if it sends, or was not connected yet."""
+        reader, node = self._readers.get(pump), self._listing.nodes.get(pump)
+        silent_seconds = None if reader is None else reader.silent_seconds()
+        if silent_seconds is not None and silent_seconds < _SILENT_SECONDS_MAX:
+            return None
+        problem = None if reader is None else reader.problem
+        if silent_seconds is not None:
+            problem = f"it has sent nothing for {silent_seconds:.0f} s"
+        give_up = f"delete {self._known.path(pump)} to go on without what it still has"
+        if pump in self._listing.unreadable:
+            return self._listing.unreadable[pump]
+        if node is None:
+            return f"{problem or 'its entry in the registry is gone'}; start it, or {give_up}"
+        if node.state is NodeState.OFFLINE and problem is not None:
+            return f"{problem}; it released transactions up to {node.max_commit_ts}: start it, or {give_up}"
+        return problem
 
     def close(self) -> None:
         """Stop all readers and wait for their threads."""
@@ -131,11 +217,16 @@ class Registration:
         members: PumpMembers,
         node: Node,
         progress: Callable[[], DrainerProgress],
+        fail: Callable[[Exception], None],
     ) -> None:
+        """`fail` ends the merge with an error that nobody foresaw."""
         self._registry = registry
         self._members = members
         self._node = node
+        self._fail = fail
         self._progress = progress
+        # Why the registry cannot be used now.
+        self.problem: str | None = None
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="drainer-registration", daemon=True)
 
@@ -173,6 +264,13 @@ class Registration:
                 if beats * HEARTBEAT_SECONDS >= LISTING_SECONDS:
                     beats = 0
                     self._members.refresh()
+                self.problem = None
             except PenstockError as problem:
                 # Pumps are read on. One that joins meanwhile cannot become online without this drainer.
-                _log.warning("the registry cannot be reached", why=problem.message)
+                _log.warning("the registry cannot be used", why=problem.message)
+                self.problem = problem.message
+            except Exception as defect:
+                # The end of the thread prints the traceback.
+                self.problem = repr(defect)
+                self._fail(defect)
+                raise

@@ -30,12 +30,15 @@ def precheck_cluster(cluster: Cluster, jobs: JobSource, sql: ServerAddress | Non
     yield Finding("pd", "ok", f"PD answers; the cluster's id is {cluster.cluster_id}")
     try:
         registry = Registry(cluster)
-        pumps, drainers = registry.nodes(NodeKind.PUMP), registry.nodes(NodeKind.DRAINER)
+        pumps, drainers = registry.list(NodeKind.PUMP), registry.list(NodeKind.DRAINER)
     except PenstockError as problem:
         yield Finding("registry", "error", problem.message, problem.hint)
         return
-    yield from _check_pumps(pumps, now)
-    yield from _check_drainers(drainers, now)
+    yield from _check_pumps(pumps.nodes, now)
+    yield from _check_drainers(drainers.nodes, now)
+    for kind, listing in (("pump", pumps), ("drainer", drainers)):
+        for node_id, why in listing.unreadable.items():
+            yield Finding(f"{kind} {node_id}", "error", why, f"etcdctl get /tidb-binlog/v1/{kind}s/{node_id}")
     yield _check_jobs(jobs)
     if sql is not None:
         yield from _check_server(sql)

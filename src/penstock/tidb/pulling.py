@@ -9,13 +9,23 @@ which keeps its binlogs for days.
 """
 
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import grpc
 import structlog
 
-from penstock.errors import ConnectionLost, EventMalformed, PenstockError, TransactionLate, TransientError
+from penstock.errors import (
+    ConnectionLost,
+    EventMalformed,
+    LogDamaged,
+    PenstockError,
+    PositionPurged,
+    ServerChanged,
+    TransactionLate,
+    TransientError,
+)
 from penstock.retry import Backoff, Retry
 from penstock.tidb.channels import ClusterTls, open_channel, translate_rpc_error
 from penstock.tidb.merge import Merge, PulledTransaction
@@ -34,15 +44,35 @@ _BACKOFF = Backoff(first=0.1, longest=3.0)
 _REPORTED_FAILURES = 3
 _REPORTED_EVERY = 40
 
+# What a Pump refuses for good, by the status code of its answer, with what helps.
+_REFUSALS: Mapping[grpc.StatusCode, tuple[type[PenstockError], str]] = {
+    grpc.StatusCode.OUT_OF_RANGE: (
+        PositionPurged,
+        "Load the tables again into a new log; to keep more, raise log.retention of the Pump",
+    ),
+    grpc.StatusCode.DATA_LOSS: (LogDamaged, "Check the Pump's disk, and run there: penstock log verify"),
+    grpc.StatusCode.FAILED_PRECONDITION: (
+        ServerChanged,
+        "Correct the Pump's entry in the registry: another cluster's Pump is at its address",
+    ),
+}
+
 
 class MergeQueue:
     """A merge that several readers fill and one thread drains. Thread-safe."""
 
-    def __init__(self, position: int, bytes_max: int) -> None:
+    def __init__(
+        self,
+        position: int,
+        bytes_max: int,
+        record_late: Callable[[TransactionLate], None] = lambda late: None,
+    ) -> None:
+        """`record_late` records durably that a transaction is missing. It may raise LogFull, DiskFailed."""
         self._merge = Merge(position)
         self._bytes_max = bytes_max
+        self._record_late = record_late
         self._changed = threading.Condition()
-        self._failure: PenstockError | None = None
+        self._failure: Exception | None = None
         # The first transaction that came too late, also if another error or a stop ended the merge.
         self.late: TransactionLate | None = None
         self._closed = False
@@ -94,13 +124,15 @@ class MergeQueue:
             return not self._has_ended(pump)
 
     def offer(self, pump: str, transaction: PulledTransaction) -> None:
-        """Add a Pump's next transaction. Raises TransactionLate."""
+        """Add a Pump's next transaction. Raises TransactionLate, and the errors of recording it."""
         with self._changed:
             if not self._has_ended(pump):
                 try:
                     self._merge.offer(pump, transaction)
                 except TransactionLate as problem:
                     self.late = self.late or problem
+                    # Before anything else happens, because no Pump sends it again.
+                    self._record_late(self.late)
                     raise
                 self._changed.notify_all()
 
@@ -111,8 +143,8 @@ class MergeQueue:
                 self._merge.advance(pump, commit_ts)
                 self._changed.notify_all()
 
-    def fail(self, problem: PenstockError) -> None:
-        """Raise an error in the draining thread, after everything that precedes it."""
+    def fail(self, problem: Exception) -> None:
+        """Raise an error or a defect in the draining thread, after everything that precedes it."""
         with self._changed:
             self._failure = self._failure or problem
             self._changed.notify_all()
@@ -140,7 +172,7 @@ class MergeQueue:
                 taken.append(transactions)
                 taken_bytes += sum(len(transaction.payload) for transaction in transactions)
             if not taken and self._failure is not None:
-                raise self._failure.with_traceback(None)
+                raise self._failure
             if taken:
                 self._changed.notify_all()
             return taken, self._merge.position
@@ -170,6 +202,8 @@ class PumpReader:
         self.address = address
         # Why the Pump cannot be read now.
         self.problem: str | None = None
+        # When the Pump last sent something over the present stream; None if it did not.
+        self._sent_at: float | None = None
         self._queue = queue
         self._cluster_id = cluster_id
         self._tls = tls
@@ -191,6 +225,11 @@ class PumpReader:
             if self._stream is not None:
                 self._stream.cancel()
 
+    def silent_seconds(self) -> float | None:
+        """Return how long ago the Pump sent something; None if it sent nothing over the present stream."""
+        sent_at = self._sent_at
+        return None if sent_at is None else time.monotonic() - sent_at
+
     def join(self) -> None:
         """Wait for the end of the thread."""
         if self._thread.ident is not None:
@@ -211,6 +250,11 @@ class PumpReader:
                     self.problem = problem.message
                     self._queue.fail(problem)
                 return
+            except Exception as defect:
+                # The end of the thread prints the traceback.
+                self.problem = repr(defect)
+                self._queue.fail(defect)
+                raise
 
     def _wait(self, retry: Retry, problem: TransientError) -> None:
         if retry.failures < _REPORTED_FAILURES or retry.failures % _REPORTED_EVERY == 0:
@@ -218,7 +262,7 @@ class PumpReader:
         retry.wait(problem)
 
     def _read(self, retry: Retry) -> None:
-        """Read one stream to its end. Raises the errors of `translate_rpc_error`, and of the merge."""
+        """Read one stream to its end. Raises the errors of `_translate_refusal`, and of the merge."""
         reached = self._queue.reached(self.pump)
         if reached is None:
             self._stopping.set()
@@ -233,14 +277,15 @@ class PumpReader:
                     self._stream.cancel()
             for response in self._stream:
                 retry.succeeded()
-                self.problem = None
+                self.problem, self._sent_at = None, time.monotonic()
                 if not self._take(response):
                     self._stopping.set()
                     return
             raise ConnectionLost(f"{self.address}: the Pump ended its stream")
         except grpc.RpcError as problem:
-            raise translate_rpc_error(problem, self.address, PULL_BINLOGS) from problem
+            raise _translate_refusal(problem, self.address) from problem
         finally:
+            self._sent_at = None
             # This also cancels the stream.
             channel.close()
 
@@ -263,3 +308,12 @@ class PumpReader:
                 hint="Check the version of the Pump",
             )
         return self._queue.reached(self.pump) is not None
+
+
+def _translate_refusal(problem: Any, address: str) -> PenstockError:
+    """Return the error of a failed pull: a refusal for good by its code, else that of any failed call."""
+    refusal = _REFUSALS.get(problem.code())
+    if refusal is None:
+        return translate_rpc_error(problem, address, PULL_BINLOGS)
+    kind, hint = refusal
+    return kind(f"the Pump at {address} refuses: {problem.details()}", hint=hint)

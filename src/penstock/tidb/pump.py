@@ -120,7 +120,8 @@ class Pump:
         self._state = self._registered_state = NodeState.PAUSED
         # The state that was asked for over HTTP, in the registry, or by the end of the process.
         self._wanted: NodeState | None = None
-        # While closing: what every Drainer has to reach, None until PD has told it; and what is waited for.
+        # While closing: what every Drainer has to reach, None while transactions are open, and what it waits
+        # for.
         self._last_ts: int | None = None
         self._closing: str | None = None
         self._stopping = threading.Event()
@@ -261,8 +262,10 @@ class Pump:
 
     def _notify_drainers(self) -> None:
         """Let every online Drainer look for new Pumps. Raises ConnectionLost, which names silent ones."""
-        silent = []
-        for drainer in self._registry.nodes(NodeKind.DRAINER).values():
+        listing = self._registry.list(NodeKind.DRAINER)
+        # An unreadable entry may be that of an online Drainer.
+        silent = [f"{node_id} ({why})" for node_id, why in listing.unreadable.items()]
+        for drainer in listing.nodes.values():
             if drainer.state is not NodeState.ONLINE:
                 continue
             channel = open_channel(drainer.host, self._tls)
@@ -353,24 +356,25 @@ class Pump:
 
     def _leave_if_drained(self) -> None:
         """Leave the cluster once every Drainer has what a closing Pump accepted."""
-        timestamp = self._cluster.timestamp()
-        if self._last_ts is None:
-            self._last_ts = timestamp
         # Drainers pass a timestamp only when a later one follows, from this Pump too.
-        self._add_fake(timestamp)
+        self._add_fake(self._cluster.timestamp())
+        if self._last_ts is None:
+            self._last_ts = self._store_call(_final_ts)
         behind = self._behind(self._last_ts)
         self._closing = None if behind is None else f"closing: {behind}"
         if behind is None:
             self._set_state(NodeState.OFFLINE)
             _log.info("the Pump has left the cluster", instance=self.instance, node_id=self.node_id)
 
-    def _behind(self, last_ts: int) -> str | None:
+    def _behind(self, last_ts: int | None) -> str | None:
         """Return what a closing Pump waits for; None if nothing."""
-        store = self._store
-        oldest = self._store_call(lambda store: store.matching.oldest_open())
-        if store.released_ts < last_ts:
+        if last_ts is None:
+            oldest = self._store_call(lambda store: store.matching.oldest_open())
             return f"the transaction {oldest.start_ts} has no outcome" if oldest else "binlogs are released"
-        for drainer in self._registry.nodes(NodeKind.DRAINER).values():
+        listing = self._registry.list(NodeKind.DRAINER)
+        for node_id, why in listing.unreadable.items():
+            return f"the Drainer {node_id} may still need binlogs: {why}"
+        for drainer in listing.nodes.values():
             if drainer.state is not NodeState.OFFLINE and drainer.max_commit_ts < last_ts:
                 return f"the Drainer {drainer.node_id} has everything up to {drainer.max_commit_ts} only"
         return None
@@ -387,8 +391,13 @@ class Pump:
         """Keep retention from removing what is not released, or not drained."""
         store = self._store
         start: Location = self._store_call(lambda store: store.replay_start)
-        drainers = self._registry.nodes(NodeKind.DRAINER).values()
-        drained = [each.max_commit_ts for each in drainers if each.state is not NodeState.OFFLINE]
+        drainers = self._registry.list(NodeKind.DRAINER)
+        if drainers.unreadable:
+            # What such a Drainer has stored is unknown, so the hold stays where it is.
+            return
+        drained = [
+            each.max_commit_ts for each in drainers.nodes.values() if each.state is not NodeState.OFFLINE
+        ]
         if drained:
             try:
                 for entry in store.index.after(min(drained), 1):
@@ -431,7 +440,7 @@ class Pump:
             self._state = state
         self._register(state)
         if state is NodeState.ONLINE:
-            self._state = state
+            self._state, self._last_ts = state, None
             self._refuse_prewrites(None)
 
     def _register(self, state: NodeState) -> None:
@@ -446,7 +455,10 @@ class Pump:
             self.node_id,
             self.address,
             state,
-            max_commit_ts=store.released_ts,
+            # No Drainer has to read the fakes that a closing Pump released after its last transaction.
+            max_commit_ts=self._last_ts
+            if state is NodeState.OFFLINE and self._last_ts
+            else store.released_ts,
             update_ts=self._cluster.timestamp(),
             score=_score(backlog, self._rate, free_bytes, self._log_settings.free_bytes_min),
             labels={
@@ -567,6 +579,13 @@ class Pump:
 
 class _Stopped(Exception):
     """The Pump was stopped while it waited."""
+
+
+def _final_ts(store: PumpStore) -> int | None:
+    """Return after which timestamp a closing Pump releases fakes only; None while transactions are open."""
+    if store.matching.open_count or store.matching.waiting_count or store.has_unindexed:
+        return None
+    return store.released_ts
 
 
 def _score(backlog: int, rate: float, free_bytes: int, free_bytes_min: int) -> int:

@@ -115,6 +115,11 @@ class PumpStore:
         return last.commit_ts if last is not None else 0
 
     @property
+    def has_unindexed(self) -> bool:
+        """Whether released transactions wait for space in the index."""
+        return bool(self._unindexed)
+
+    @property
     def replay_start(self) -> Location:
         """Where a replay would start: retention must keep the log from here on."""
         if self._unindexed:

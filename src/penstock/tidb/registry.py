@@ -103,6 +103,14 @@ class Node:
             ) from problem
 
 
+@dataclass(frozen=True)
+class Listing:
+    """The registered nodes of a kind, by id. `unreadable` has what is wrong with the other entries, by id."""
+
+    nodes: Mapping[str, Node]
+    unreadable: Mapping[str, str]
+
+
 class Etcd(Protocol):
     """The part of a cluster that a registry needs."""
 
@@ -116,18 +124,19 @@ class Registry:
     def __init__(self, etcd: Etcd) -> None:
         self._etcd = etcd
 
-    def nodes(self, kind: NodeKind) -> dict[str, Node]:
-        """Return all registered nodes of a kind, by id. An unreadable one is reported and left out."""
-        nodes = {}
-        response = self._etcd.call_etcd(ETCD_RANGE, etcd_prefix_request(f"{_ROOT}/{kind}/"))
+    def list(self, kind: NodeKind) -> Listing:
+        """Return all registered nodes of a kind. An unreadable entry may be any node, in any state."""
+        nodes, unreadable = {}, {}
+        folder = f"{_ROOT}/{kind}/"
+        response = self._etcd.call_etcd(ETCD_RANGE, etcd_prefix_request(folder))
         for key, content in etcd_key_values(response):
             try:
                 node = Node.parse(content)
             except EventMalformed as problem:
-                _log.error("a registered node cannot be read", key=key, why=str(problem))
+                unreadable[key.removeprefix(folder)] = str(problem)
                 continue
             nodes[node.node_id] = node
-        return nodes
+        return Listing(nodes, unreadable)
 
     def node(self, kind: NodeKind, node_id: str) -> tuple[Node | None, int]:
         """Return one node and its revision for `replace`; None if it is missing or unreadable."""
