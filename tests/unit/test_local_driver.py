@@ -190,7 +190,7 @@ def test_interrupt_ends_all_tasks_before_it_leaves_the_run(
 def test_error_of_a_task_is_raised_after_all_other_tasks_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
     started, ended = threading.Event(), threading.Event()
 
-    def decode(plan: TaskPlan, works: list[int], parts: object) -> Iterator[pyarrow.RecordBatch]:
+    def decode(plan: TaskPlan, works: list[int], *_: object) -> Iterator[pyarrow.RecordBatch]:
         if works == [0]:
             assert started.wait(WAIT_SECONDS_MAX)
             raise OptionInvalid("the first task fails")

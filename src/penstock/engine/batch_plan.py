@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the tasks of a batch receive: its mark, its tables, and how its rows are spread."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,11 +9,15 @@ from penstock.engine.source_log import SourceLog
 from penstock.engine.tables import PipelineTables
 from penstock.engine.task_plan import TaskPlan
 from penstock.engine.tracked_table import Learned
-from penstock.pipeline.record import BatchRecord
+from penstock.limits import MIB
+from penstock.pipeline.record import BatchRecord, ChunkWork, RangeWork
 from penstock.pipeline.settings import PipelineSettings
 from penstock.pipeline.state import Checkpoint, table_key
 from penstock.sinks.sink import BatchMark, Sink, Spread
 from penstock.source.offsets import Offset
+
+# Log of this size is written by one task in less time than it takes to spread it over several.
+_SPREAD_BYTES_MIN = MIB
 
 
 def task_plan(
@@ -59,6 +63,14 @@ def task_plan(
         rate_rows=settings.load.rate,
         epochs={name: Offset.from_json(offset).position.epoch for name, offset in checkpoint.offsets.items()},
     )
+
+
+def parts_for(ranges: Sequence[RangeWork], chunks: Sequence[ChunkWork], cores: int) -> int:
+    """Return how many tasks write a batch: a single one if it would take longer to spread its rows."""
+    stretches = [(work.byte_range.start, work.byte_range.stop) for work in ranges]
+    is_small = not chunks and all(stop is not None for _, stop in stretches)
+    log_bytes = sum((stop or 0) - start for start, stop in stretches)
+    return 1 if is_small and log_bytes < _SPREAD_BYTES_MIN else cores
 
 
 def _histories(logs: Mapping[str, SourceLog], record: BatchRecord) -> dict[int, Any]:

@@ -38,6 +38,7 @@ from penstock.engine.task_plan import (
     TaskPlan,
     place_key,
 )
+from penstock.engine.task_resources import CLOSED_AFTER_USE, TaskResources
 from penstock.errors import PenstockError, SchemaChanged
 from penstock.model import Position, TableName
 from penstock.pipeline.cascades import may_cascade
@@ -61,12 +62,15 @@ _FIRST = -1
 
 
 def decode_works(
-    plan: TaskPlan, numbers: Iterable[int], parts: RangeParts = range_parts
+    plan: TaskPlan,
+    numbers: Iterable[int],
+    parts: RangeParts = range_parts,
+    resources: TaskResources = CLOSED_AFTER_USE,
 ) -> Iterator[pyarrow.RecordBatch]:
     """Yield the rows and words of the works with these numbers, in the columns of BETWEEN. `parts` opens the
-    ranges."""
+    ranges, and steps and sinks come from `resources`."""
     for number in numbers:
-        yield from _Work(plan, number, parts).run()
+        yield from _Work(plan, number, parts, resources).run()
 
 
 def as_json(receipt: Receipt) -> bytes:
@@ -81,7 +85,7 @@ def as_json(receipt: Receipt) -> bytes:
 class _Work:
     """One run over one work of a batch."""
 
-    def __init__(self, plan: TaskPlan, number: int, parts: RangeParts) -> None:
+    def __init__(self, plan: TaskPlan, number: int, parts: RangeParts, resources: TaskResources) -> None:
         self._plan = plan
         self._parts = parts
         self._number = number
@@ -90,12 +94,13 @@ class _Work:
         self._seq = 0
         self._surprised: set[Any] = set()
         self._counts = Counts()
-        self._steps = [step.make() for step in plan.steps]
+        self._resources = resources
+        self._steps = [resources.take(step, step.make) for step in plan.steps]
         self._aside = open_dead_letter(plan.steps, plan.dead_letter, plan.mark, number)
         self._table = ""
         # The source that is read, "" once all of it was read.
         self._source = self._work.source
-        self._writing = PartWriting(plan)
+        self._writing = PartWriting(plan, resources)
         self._gathered: dict[Target, LastImages] = {}
         self._sources: dict[Target, TableName] = {}
         self._bytes = 0
@@ -105,11 +110,13 @@ class _Work:
 
     def run(self) -> Iterator[pyarrow.RecordBatch]:
         try:
+            has_ended = False
             try:
                 yield from self._rows()
+                has_ended = True
             finally:
-                for step in self._steps:
-                    step.close()
+                for settings, step in zip(self._plan.steps, self._steps, strict=True):
+                    self._resources.give_back(settings, step, is_intact=has_ended)
             if not self._surprised:
                 yield from self._end()
             else:

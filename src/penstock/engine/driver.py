@@ -21,6 +21,10 @@ class Driver(Protocol):
         """How many tasks run at once."""
 
     @property
+    def is_in_process(self) -> bool:
+        """Whether tasks run in this process, so that a small batch takes milliseconds."""
+
+    @property
     def spreading(self) -> Spreading:
         """Where comparisons of large tables run."""
 

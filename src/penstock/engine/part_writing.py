@@ -9,10 +9,11 @@ from contextlib import contextmanager, suppress
 
 from penstock.changes import Changes, Target
 from penstock.engine.task_plan import Failure, TaskPlan
+from penstock.engine.task_resources import TaskResources
 from penstock.errors import PenstockError
 from penstock.model import TableName
 from penstock.pipeline.state import table_key
-from penstock.sinks.sink import Receipt, Writer
+from penstock.sinks.sink import Receipt, Sink, Writer
 
 
 class PartWriting:
@@ -21,9 +22,12 @@ class PartWriting:
     `refused` says whether the sink raised the last error.
     """
 
-    def __init__(self, plan: TaskPlan) -> None:
+    def __init__(self, plan: TaskPlan, resources: TaskResources) -> None:
         self._plan = plan
+        self._resources = resources
         self._writer: Writer | None = None
+        self._sink: Sink | None = None
+        self._part = 0
         self._tables: dict[TableName, set[str]] = {}
         self.refused = False
 
@@ -46,13 +50,15 @@ class PartWriting:
         with self._asking():
             receipt = self._writer.finish()
         self._writer = None
+        self._release_sink(is_intact=True)
         return receipt
 
     def abort(self) -> None:
         """Abandon the rows and release the writer."""
-        if self._writer is not None:
-            with suppress(PenstockError):
+        with suppress(PenstockError):
+            if self._writer is not None:
                 self._writer.abort()
+            self._release_sink(is_intact=False)
 
     def failures(self, problem: PenstockError) -> list[Failure]:
         """Return an error of the sink as failures: one for each source table of the target."""
@@ -65,8 +71,18 @@ class PartWriting:
 
     def _opened(self, part: int) -> Writer:
         if self._writer is None:
-            self._writer = self._plan.sink.make().open(self._plan.mark, part)
+            settings = self._plan.sink
+            # A producer of transactions belongs to one part in all batches.
+            self._part, self._sink = part, self._resources.take((settings, part), settings.make)
+            self._writer = self._sink.open(self._plan.mark, part)
         return self._writer
+
+    def _release_sink(self, *, is_intact: bool) -> None:
+        sink, self._sink = self._sink, None
+        if sink is not None:
+            self._resources.give_back(
+                (self._plan.sink, self._part), sink, is_intact=is_intact and sink.keeps_connections
+            )
 
     @contextmanager
     def _asking(self) -> Iterator[None]:

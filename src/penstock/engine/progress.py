@@ -19,6 +19,8 @@ _log = structlog.get_logger(__name__)
 
 # How often a run that has nothing to do says so.
 SECONDS_SHOWN = 5.0
+# How often a run records and logs its progress, at most. It reports every batch.
+_PAUSE_SECONDS = 1.0
 
 
 class Progress:
@@ -36,6 +38,10 @@ class Progress:
         self._shown: dict[str, Any] = {}
         self._shown_at = 0.0
         self._failing = False
+        # Whether batches were done since the progress was recorded.
+        self._is_behind = False
+        # The rows of the last batch, and of its chunks.
+        self.rows_of_batch = 0
         self._loading_since = 0.0
         self._loaded = 0
         self._rejected = 0
@@ -60,6 +66,7 @@ class Progress:
         chunk_rows = sum(counts.chunk_rows for counts in outcome.counts)
         written = sum(receipt.rows for receipt in outcome.receipts)
         time_us = max((counts.time_us for counts in outcome.counts), default=0)
+        self.rows_of_batch = rows
         self._rows += rows
         self._written += written
         self._loaded += chunk_rows
@@ -95,6 +102,11 @@ class Progress:
             shown["outdated"] = outdated
         if record.chunks:
             shown |= self._of_load(checkpoint, record)
+        if not self._failing and not record.chunks and time.monotonic() < self._shown_at + _PAUSE_SECONDS:
+            # Batches may take milliseconds, and recording one takes as long.
+            self._shown, self._is_behind = shown, True
+            self._tell(shown)
+            return
         logged = {name: value for name, value in {**self._names, **shown}.items() if name != "state"}
         _log.info("a batch is done", **logged)
         self._show(shown, state)
@@ -113,8 +125,14 @@ class Progress:
 
     def idle(self, checkpoint: Checkpoint, state: PipelineState) -> None:
         """Show now and then that there is nothing to do."""
-        if time.monotonic() - self._shown_at >= SECONDS_SHOWN:
+        pause = _PAUSE_SECONDS if self._is_behind else SECONDS_SHOWN
+        if time.monotonic() - self._shown_at >= pause:
             self._show({**self._shown, "state": "waiting for changes"}, state, tell=self._failing)
+
+    def settle(self, state: PipelineState) -> None:
+        """Record the progress if it is not, because the run ends."""
+        if self._is_behind:
+            self._show(self._shown, state, tell=False)
 
     def retrying(self, problem: PenstockError, state: PipelineState | None) -> None:
         """Show what failed and is tried again, until the next batch is done or there is nothing to do."""
@@ -138,7 +156,7 @@ class Progress:
         self._shown = shown
         self._write(shown, state)
         self._shown_at = time.monotonic()
-        self._failing = False
+        self._failing = self._is_behind = False
         if tell:
             self._tell(shown)
 

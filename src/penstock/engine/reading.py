@@ -3,10 +3,12 @@
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 
 from penstock.changes import Changes, Target
 from penstock.engine.joints import Ends
 from penstock.engine.task_plan import TaskPlan
+from penstock.engine.task_resources import CLOSED_AFTER_USE, TaskResources
 from penstock.errors import OptionInvalid
 from penstock.model import TableName, TablePatterns
 from penstock.pipeline.ghosts import PipelinePatterns
@@ -21,6 +23,7 @@ from penstock.pipeline.step import ShardValue, Step
 from penstock.pipeline.verify.merges import may_share_rows, shard_of, targets_of_table
 from penstock.pipeline.verify.removal import removals
 from penstock.pipeline.verify.source_rows import SourceTable, address_of
+from penstock.source.kept import KeptSource
 from penstock.source.reading import Batch, LoggedStatement, Selection, read_in_order
 from penstock.source.source import open_source
 from penstock.source.tracking import known_schemas
@@ -46,12 +49,13 @@ def range_parts(
     number: int,
     ends: Callable[[Ends], None],
     tables: TablePatterns | None = None,
+    resources: TaskResources = CLOSED_AFTER_USE,
 ) -> Generator[Part, None, None]:
     """Yield the typed batches and statements of a range, in order.
 
     First of all come the versions of the transactions that a pipeline itself wrote, where they have a mark.
     `ends` is told where the range is opened and where the next one begins. `tables` are read in place of the
-    plan's own.
+    plan's own. The connections to a daemon come from `resources`.
     """
     pipeline_source = plan.sources[work.source]
     options = replace(
@@ -63,12 +67,16 @@ def range_parts(
         if len(pipeline_source.servers) < 2
         else _RECONNECT_TRIES_MAX_OF_SEVERAL,
     )
-    source = open_source(options)
+    source = resources.take(options, partial(open_source, options))
+    is_read = False
     try:
+        if isinstance(source, KeptSource):
+            source.renumber()
         ends(Ends.of(source, work))
-        known = known_schemas(options, plan.histories.get(number))
+        history = plan.histories.get(number)
+        known = known_schemas(options, history, source)
         if plan.loops.mark_table is not None:
-            before = known_schemas(options, plan.histories.get(number))
+            before = known_schemas(options, history, source)
             yield marked_versions(plan.loops, source, work.byte_range, work.bounds, before)
         yield from read_in_order(
             source,
@@ -81,8 +89,10 @@ def range_parts(
             batch_bytes_max=_BATCH_BYTES_MAX,
             batch_rows_max=_BATCH_ROWS_MAX,
         )
+        is_read = True
     finally:
-        source.close()
+        # Only a daemon's connections outlive a range: a server's belong to it, and files have none.
+        resources.give_back(options, source, is_intact=is_read and options.daemon is not None)
 
 
 def passed_over_tables(plan: TaskPlan, source: str) -> frozenset[TableName]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import structlog
 
-from penstock.engine.batch_plan import floors_of, mark_of, task_plan
+from penstock.engine.batch_plan import floors_of, mark_of, parts_for, task_plan
 from penstock.engine.beginning import (
     at_their_servers,
     check_sink,
@@ -24,6 +24,7 @@ from penstock.engine.driver import Driver
 from penstock.engine.interrupted_loads import committed_floors
 from penstock.engine.job import Outcome, run_job
 from penstock.engine.loading import Loading
+from penstock.engine.pacing import Pacing
 from penstock.engine.progress import Progress
 from penstock.engine.servers import SourceServers, watched
 from penstock.engine.set_aside import ASIDE_SECONDS, SourcesAside, ask_source, failed_sources, named
@@ -57,7 +58,6 @@ _log = structlog.get_logger(__name__)
 
 # Each round of surprises runs the batch again. More rounds than this mean that it makes no progress.
 _ROUNDS_MAX = 50
-_POLL_SECONDS = 0.2
 _PAUSE_SECONDS = 0.5
 _BACKOFF = Backoff(first=0.5)
 # After this time a stopped run cancels its batch, and the next run replays it.
@@ -250,6 +250,7 @@ class PipelineRun:
             else:
                 checkpoint = self._noted(self._complete(state, checkpoint, begun, written=True))
         resumed: Checkpoint | None = None
+        pacing = Pacing(self._settings, self._sink, self._driver, self._stop)
         while not self._stop.is_set():
             if (paused := state.pause_message()) is not None:
                 refuse_paused(self._settings, paused, until_caught_up=self._until_caught_up)
@@ -271,12 +272,13 @@ class PipelineRun:
                     break
                 self._note_progress()
                 self._progress.idle(checkpoint, state)
-                self._stop.wait(_POLL_SECONDS)
+                pacing.wait_for_changes(self._logs.values())
                 continue
             checkpoint = self._noted(self._complete(state, checkpoint, record))
             # A run with a fixed end gains nothing by waiting for more changes.
             if not self._loading.is_loading(checkpoint) and not self._until_caught_up:
-                self._stop.wait(max(0.0, self._settings.batch.interval - (time.monotonic() - started)))
+                pacing.wait_after_batch(started, self._progress.rows_of_batch)
+        self._progress.settle(state)
         return checkpoint
 
     def _note_progress(self) -> None:
@@ -306,7 +308,7 @@ class PipelineRun:
 
     def _next(self, state: PipelineState, checkpoint: Checkpoint) -> BatchRecord | None:
         """Return the next batch: chunks while tables are loaded, then new changes of the logs."""
-        number, parts = checkpoint.number + 1, self._settings.batch.parts or self._cores
+        number = checkpoint.number + 1
         begin, end, ranges = {}, {}, []
         chunks, loads, finished = self._loading.next(checkpoint)
         # An exact load is retried as a new batch, so a change in it could be applied twice.
@@ -325,6 +327,7 @@ class PipelineRun:
             for name, target in self._tables.targets.items()
             if target.primary_key and not target.unique_keys
         ]
+        parts = self._settings.batch.parts or parts_for(ranges, chunks, self._cores)
         return BatchRecord(
             number, begin, end, tuple(ranges), tuple(chunks), parts, loads, tuple(finished), tuple(divided)
         )

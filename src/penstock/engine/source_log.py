@@ -3,6 +3,7 @@
 
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -16,6 +17,7 @@ from penstock.pipeline.ghosts import PipelinePatterns
 from penstock.pipeline.record import RangeWork
 from penstock.pipeline.settings import PipelineSettings, PipelineSource
 from penstock.source.asking import TRIES_WHILE_WAITING
+from penstock.source.daemon import DaemonSource, Listing
 from penstock.source.kept_stream_log import KeptStreamLog
 from penstock.source.offsets import Offset
 from penstock.source.read_settings import ENVELOPE, ReadSettings
@@ -65,10 +67,38 @@ class SourceLog:
         sink = settings.sink.name
         self._reader = ("pipeline", settings.name, source.name, *([sink] if sink else []))
         self._hold_at = 0.0
+        # The end of the log that was planned by last, and what waits for a later one, in any thread.
+        self._head: Offset | None = None
+        self._arrivals: DaemonSource | None = None
+        self._listing: Listing | None = None
 
     def close(self) -> None:
         """End the sessions. The log can be asked again."""
         self._log.close()
+        if self._arrivals is not None:
+            self._arrivals.close()
+
+    @property
+    def reports_arrivals(self) -> bool:
+        """Whether `wait` returns as soon as there is a new transaction."""
+        return self.source.options.daemon is not None and self._head is not None
+
+    def wait(self, seconds: float) -> None:
+        """Wait until the log has grown since `next`, for at most `seconds`. For one thread at a time.
+
+        Raises what asking the daemon raises.
+        """
+        assert self._head is not None, "the caller asks `reports_arrivals`"
+        if self._arrivals is None or self._arrivals.options.epochs != _epochs_of(self._head):
+            options = replace(self._settings.source, epochs=_epochs_of(self._head))
+            self._arrivals = DaemonSource(options)
+        self._listing = self._arrivals.wait_behind(self._head.position, seconds)
+
+    def listed(self, begin: Offset) -> AbstractContextManager[None]:
+        """Return a context manager in which the log may answer as of one time."""
+        listing, self._listing = self._listing, None
+        # Another sink may have agreed on an end that was written since.
+        return self._log.listed(begin, listing) if self._shared_ends is None else nullcontext()
 
     def hold(self, offset: Offset) -> None:
         """Have a daemon's log keep what comes after an offset, once in a while; a failure is logged alone."""
@@ -110,8 +140,9 @@ class SourceLog:
         if self._shared_ends is not None:
             shared = self._shared_ends.stretch_from(here)
             if shared is not None and (until is None or log.up_to(shared.end, until, here) == shared.end):
+                self._head = shared.head
                 return shared.end, shared.head
-        head = seen = log.head_behind(here)
+        head = seen = self._head = log.head_behind(here)
         if until is not None:
             head = log.up_to(head, until, here)
         if place_of(head.position) <= place_of(here.position):
@@ -159,6 +190,10 @@ class SourceLog:
             self._settings,
             tables=PipelinePatterns(TablePatterns(list(patterns.include), list(patterns.exclude))),
         )
+
+
+def _epochs_of(offset: Offset) -> tuple[tuple[int, str], ...]:
+    return ((offset.position.epoch, offset.server_key),) if offset.server_key else ()
 
 
 def around_skips(

@@ -37,22 +37,24 @@ class Stretches:
 
         Raises PositionPurged, and what reading the log raises.
         """
-        log = self._logs[name]
-        skips = checkpoint.skips.get(name, ())
         target = self._until(name, checkpoint)
+        skips = checkpoint.skips.get(name, ())
         begin, until = around_skips(Offset.from_json(checkpoint.offsets[name]), target, skips)
-        here = log.resume(begin)
-        if target is not None and self._targets is not None and not log.has(target, here):
-            # Another server answers. Its positions cannot be compared with the target, so settle a new one.
-            target = self._targets[name] = log.target()
-            _log.warning("the run now ends at another server's log", source=name, target=str(target))
-            _, until = around_skips(begin, target, skips)
-        ends = log.next(here, until)
-        if ends is None:
-            return None
-        end, head = ends
-        self._progress.seen(name, end, head)
-        return here, end, log.works(here, end)
+        log = self._logs[name]
+        with log.listed(begin):
+            here = log.resume(begin)
+            if target is not None and self._targets is not None and not log.has(target, here):
+                # Another server answers. Its positions cannot be compared with the target, so settle a new
+                # one.
+                target = self._targets[name] = log.target()
+                _log.warning("the run now ends at another server's log", source=name, target=str(target))
+                _, until = around_skips(begin, target, skips)
+            ends = log.next(here, until)
+            if ends is None:
+                return None
+            end, head = ends
+            self._progress.seen(name, end, head)
+            return here, end, log.works(here, end)
 
     def is_caught_up(self, checkpoint: Checkpoint) -> bool:
         """Return whether a run that ends by itself has read everything up to its end, if nothing is new."""

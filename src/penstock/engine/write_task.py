@@ -20,16 +20,19 @@ from penstock.engine.task_plan import (
     SURPRISE,
     TaskPlan,
 )
+from penstock.engine.task_resources import CLOSED_AFTER_USE, TaskResources
 from penstock.errors import PenstockError
 
 
-def write_parts(plan: TaskPlan, batches: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
+def write_parts(
+    plan: TaskPlan, batches: Iterable[pyarrow.RecordBatch], resources: TaskResources = CLOSED_AFTER_USE
+) -> Iterator[pyarrow.RecordBatch]:
     """Write the rows of a part. Yield its receipt and the words for the engine, in the columns of BETWEEN.
 
     The input is sorted by work and seq, with words first. If a word says that the batch cannot be written
-    yet, no row is written.
+    yet, no row is written. Sinks come from `resources`.
     """
-    part = _Part(plan)
+    part = _Part(plan, resources)
     try:
         for batch in batches:
             yield from part.take(batch)
@@ -46,11 +49,11 @@ def write_parts(plan: TaskPlan, batches: Iterable[pyarrow.RecordBatch]) -> Itera
 class _Part:
     """One part's writing."""
 
-    def __init__(self, plan: TaskPlan) -> None:
+    def __init__(self, plan: TaskPlan, resources: TaskResources) -> None:
         self._works = plan.record.works
         self._part = 0
         self._refused = False
-        self.writing = PartWriting(plan)
+        self.writing = PartWriting(plan, resources)
 
     def take(self, batch: pyarrow.RecordBatch) -> Iterator[pyarrow.RecordBatch]:
         kinds, bodies = batch.column("kind"), batch.column("body")

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from itertools import chain
 from types import TracebackType
 from typing import Self
@@ -22,8 +23,10 @@ from penstock.engine.decode_task import decode_works
 from penstock.engine.reading import RangeParts, range_parts
 from penstock.engine.shared_ranges import SharedRanges
 from penstock.engine.task_plan import TaskPlan
+from penstock.engine.task_resources import TaskResources
 from penstock.engine.write_task import write_parts
 from penstock.errors import ConnectionLost
+from penstock.local.reused_resources import ReusedResources
 from penstock.local.shuffle import Shuffle
 from penstock.pipeline.verify.comparison import Spreading, in_this_process
 
@@ -39,19 +42,23 @@ _log = structlog.get_logger(__name__)
 class LocalDriver:
     """Runs tasks in threads: as many at once as this process has cores.
 
-    Every task has its own steps and its own sink. Several threads call the function of a `python` step.
+    Tasks that run at once have their own steps and their own sinks, which later tasks reuse. Several threads
+    call the function of a `python` step.
     """
+
+    is_in_process = True
 
     def __init__(
         self,
         cores: int | None = None,
         buffered_bytes_max: int = BUFFERED_BYTES_MAX,
-        parts: RangeParts = range_parts,
+        parts: RangeParts | None = None,
     ) -> None:
         self.cores = cores or _available_cores()
         self.spreading: Spreading = in_this_process
         self._buffered_bytes_max = buffered_bytes_max
-        self._parts = parts
+        self._resources = ReusedResources()
+        self._parts = parts or partial(range_parts, resources=self._resources)
         self._cancelled = threading.Event()
 
     def beside(self, runs: int, ranges: SharedRanges) -> "LocalDriver":
@@ -61,7 +68,7 @@ class LocalDriver:
     def run(self, plan: TaskPlan) -> Iterable[pyarrow.RecordBatch]:
         """Run a plan's tasks to their end; see `Driver.run`. Raises ConnectionLost if they were cancelled,
         DiskFailed if rows cannot be spilled."""
-        job = _Job(plan, self.cores, self._buffered_bytes_max, self._parts, self._cancelled)
+        job = _Job(plan, self.cores, self._buffered_bytes_max, self._parts, self._resources, self._cancelled)
         try:
             return job.run()
         finally:
@@ -87,6 +94,7 @@ class LocalDriver:
         finally:
             ended.set()
             thread.join()
+            self._resources.close()
 
 
 class _Job:
@@ -98,10 +106,12 @@ class _Job:
         cores: int,
         buffered_bytes_max: int,
         parts: RangeParts,
+        resources: TaskResources,
         cancelled: threading.Event,
     ) -> None:
         self._plan = plan
         self._parts = parts
+        self._resources = resources
         self._cores = cores
         self._cancelled = cancelled
         self._shuffle = Shuffle(buffered_bytes_max)
@@ -110,11 +120,16 @@ class _Job:
 
     def run(self) -> list[pyarrow.RecordBatch]:
         """Run both stages; return the words."""
-        self._run_threads(self._decode, range(len(self._plan.record.works)))
+        works = range(len(self._plan.record.works))
+        if len(works) == 1 and self._plan.record.parts == 1 and not self._plan.in_driver:
+            # A thread costs more than a small batch.
+            self._run_threads(self._decode_and_write, works)
+            return self._words
+        self._run_threads(self._decode, works)
         parts = self._shuffle.parts()
         if self._plan.in_driver:
             rows = chain.from_iterable(map(self._shuffle.rows_of, parts))
-            return list(write_parts(self._plan, self._until_ended(rows)))
+            return list(write_parts(self._plan, self._until_ended(rows), self._resources))
         self._run_threads(self._write, parts)
         return self._words
 
@@ -123,7 +138,7 @@ class _Job:
         self._shuffle.close()
 
     def _decode(self, work: int) -> None:
-        rows = self._until_ended(decode_works(self._plan, [work], self._parts))
+        rows = self._until_ended(decode_works(self._plan, [work], self._parts, self._resources))
         if self._plan.in_one_stage and not self._plan.in_driver:
             self._words.extend(rows)
             return
@@ -131,8 +146,14 @@ class _Job:
         for row in rows:
             output.append(row)
 
+    def _decode_and_write(self, work: int) -> None:
+        self._decode(work)
+        for part in self._shuffle.parts():
+            self._write(part)
+
     def _write(self, part: int) -> None:
-        self._words.extend(write_parts(self._plan, self._until_ended(self._shuffle.rows_of(part))))
+        rows = self._until_ended(self._shuffle.rows_of(part))
+        self._words.extend(write_parts(self._plan, rows, self._resources))
 
     def _until_ended(self, rows: Iterable[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
         for row in rows:

@@ -240,7 +240,11 @@ class BatchSettings(Section):
         default=512 * MIB, ge=4096, description="approximate bytes of log per batch, over all sources"
     )
     rows: int | None = Field(default=None, ge=1, description="approximate rows per batch")
-    interval: Seconds = Field(default=1.0, description="minimum time from the start of one batch to the next")
+    interval: Seconds | None = Field(
+        default=None,
+        description="minimum time from the start of one batch to the next; default: 1 second, and none with"
+        " --local where all sources are daemons' instances and the sink makes no file for each batch",
+    )
     parts: int | None = Field(
         default=None, ge=1, description="concurrent writers; default: the number of Spark cores"
     )

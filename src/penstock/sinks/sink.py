@@ -188,6 +188,10 @@ class Sink(ABC):
     remembers_alone: bool = False
     # Whether `read` with bounds only costs as much as the range, not the whole table.
     reads_ranges: bool = True
+    # Whether each batch adds files or parts to a target table, whose number is the cost of reading it.
+    makes_files: bool = False
+    # Whether the sink keeps the connections of its writers, and nothing else, for writers of later batches.
+    keeps_connections: bool = False
     # Whether stored values have their column's type. Otherwise a value may have the column's previous type
     # until the table has been read again.
     keeps_types: bool = True

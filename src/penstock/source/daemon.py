@@ -6,12 +6,14 @@ number epochs differently, but the bytes of one server's file are the same in al
 not answer, the next one is asked for the same bytes, under its own number for that server's epoch.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import dataclass
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
 from penstock.commit_versions import shifted_epoch
-from penstock.errors import PenstockError, PositionPurged, ServerBusy, TransientError
+from penstock.errors import PenstockError, PositionPurged, ServerBusy, ServerChanged, TransientError
 from penstock.gtid_sets import LoggedSet
 from penstock.limits import MIB, SILENCE_SECONDS_MAX
 from penstock.logstore.holds import reader_name
@@ -28,6 +30,14 @@ _PAST_STOP_BYTES_FIRST = MIB
 _PAST_STOP_BYTES_MAX = 64 * MIB
 
 _Answer = TypeVar("_Answer")
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What the daemon at a URL has at one time, as it says so itself."""
+
+    url: str
+    answer: dict[str, Any]
 
 
 class DaemonSource(KeptSource):
@@ -49,6 +59,21 @@ class DaemonSource(KeptSource):
         """
         self._daemon_log.give_definition(name, self._to_log(position), definition)
 
+    def listed(self, listing: Listing | None = None) -> AbstractContextManager[None]:
+        """Return a context manager in which one listing of the log answers the questions about it: the one
+        that `wait_behind` returned, or a new one."""
+        return self._daemon_log.listed(listing)
+
+    def renumber(self) -> None:
+        """Compare the epochs again, unless the daemon says with its bytes whose they are."""
+        if not self._daemon_log.names_servers:
+            super().renumber()
+
+    def wait_behind(self, position: Position, seconds: float) -> Listing:
+        """Wait until the log has a complete transaction after a position, for at most `seconds`. Return what
+        the log has then."""
+        return self._daemon_log.wait_behind(self._to_log(position), seconds)
+
     def hold(self, reader: Sequence[str], position: Position, seconds: int) -> None:
         """Make the daemon keep everything after a position. Raises the errors of the daemon."""
         self._daemon_log.hold(".".join(map(reader_name, reader)), self._to_log(position), seconds)
@@ -64,6 +89,16 @@ class DaemonSource(KeptSource):
         return str(self.options.daemon)
 
 
+@dataclass(frozen=True)
+class _Listed:
+    """What a daemon has at one time, by the numbers of `DaemonLog`."""
+
+    epochs: list[EpochKey]
+    runs: list[KeptRun]
+    head: Position | None
+    gtid_set: LoggedSet
+
+
 class DaemonLog:
     """The log of the first daemon that answers; see `penstock.source.kept.KeptLog`.
 
@@ -77,19 +112,64 @@ class DaemonLog:
         self._current = 0
         self._numbered: list[EpochKey] | None = None
         self._shifts: dict[int, tuple[list[EpochKey], int]] = {}
+        self._listed: _Listed | None = None
 
     def close(self) -> None:
         """Close the connections."""
         for client in self._clients:
             client.close()
 
+    @property
+    def names_servers(self) -> bool:
+        """Whether the current daemon is known to send the server's key with its bytes."""
+        return self._clients[self._current].names_servers
+
     # --- Requests -----------------------------------------------------------------------------
+
+    @contextmanager
+    def listed(self, listing: Listing | None = None) -> Iterator[None]:
+        """Answer the questions of the block about epochs, runs and the head from one listing of the log.
+
+        A daemon of version 0.1 returns no listing, and is asked each question.
+        """
+
+        def list_log(client: DaemonClient, shift: int) -> _Listed | None:
+            is_of_client = listing is not None and listing.url == client.url
+            return self._read_listing(listing if listing and is_of_client else _list(client), shift)
+
+        # Without a listing, the question that another server makes unanswerable raises ServerChanged.
+        with suppress(ServerChanged):
+            self._listed = self._ask(list_log)
+        try:
+            yield
+        finally:
+            self._listed = None
+
+    def _read_listing(self, listing: Listing, shift: int) -> _Listed | None:
+        answer = listing.answer
+        if "extents" not in answer:
+            return None
+        self._shifts[self._current] = _epochs_of(answer), shift
+        head = answer["position"]
+        return _Listed(
+            _renumbered(_epochs_of(answer), shift),
+            [run.shifted(shift) for run in _runs_of(answer)],
+            None if head is None else _position(head, shift),
+            LoggedSet(answer["gtid_set"]),
+        )
+
+    def wait_behind(self, position: Position, seconds: float) -> Listing:
+        """Wait until the log has a complete transaction after a position, for at most `seconds`."""
+        timeout = str(seconds)
+        return self._ask(lambda client, shift: _list(client, after=_text(position, shift), timeout=timeout))
 
     def prepared(self, xid: str) -> None:
         """Return None: the bytes of a daemon's log are searched instead."""
 
     def epochs(self) -> list[EpochKey]:
         """Return every epoch with its server's key, as reported by the current daemon."""
+        if self._listed is not None:
+            return self._listed.epochs
 
         def ask(client: DaemonClient, shift: int) -> list[EpochKey]:
             epochs = _fetch_epochs(client)
@@ -109,15 +189,16 @@ class DaemonLog:
 
     def runs(self) -> list[KeptRun]:
         """Return the runs in the daemon's log, in order."""
+        if self._listed is not None:
+            return self._listed.runs
         return self._ask(
-            lambda client, shift: [
-                KeptRun(extent["epoch"], extent["file"], extent["start"], extent["end"]).shifted(shift)
-                for extent in client.ask("extents")["extents"]
-            ]
+            lambda client, shift: [run.shifted(shift) for run in _runs_of(client.ask("extents"))]
         )
 
     def gtid_set(self, position: Position) -> LoggedSet:
         """Return the GTIDs of all transactions before a position, "" if the source has none."""
+        if self._listed is not None and position == self._listed.head:
+            return self._listed.gtid_set
         return self._ask(
             lambda client, shift: LoggedSet(
                 client.ask("gtid_set", position=_text(position, shift))["gtid_set"]
@@ -208,7 +289,9 @@ class DaemonLog:
             fetch_start = offset
             try:
                 client, shift = self._client()
-                for piece in client.stream(shifted_epoch(start.epoch, -shift), start.file, offset, fetch_end):
+                epoch = shifted_epoch(start.epoch, -shift)
+                server_key = dict(self._shifts[self._current][0]).get(epoch, "")
+                for piece in client.stream(epoch, start.file, offset, fetch_end, server_key):
                     offset += len(piece)
                     retry.succeeded()
                     yield memoryview(piece)
@@ -264,13 +347,29 @@ class DaemonLog:
 
     def _switch_daemon(self) -> None:
         """Switch to the next daemon."""
+        self._listed = None
         self._clients[self._current].close()
         self._shifts.pop(self._current, None)
         self._current = (self._current + 1) % len(self._clients)
 
 
+def _list(client: DaemonClient, **query: str) -> Listing:
+    return Listing(client.url, client.ask("head", listing=1, **query))
+
+
 def _fetch_epochs(client: DaemonClient) -> list[EpochKey]:
-    return [(epoch["epoch"], epoch["server_key"]) for epoch in client.ask("epochs")["epochs"]]
+    return _epochs_of(client.ask("epochs"))
+
+
+def _epochs_of(answer: Mapping[str, Any]) -> list[EpochKey]:
+    return [(epoch["epoch"], epoch["server_key"]) for epoch in answer["epochs"]]
+
+
+def _runs_of(answer: Mapping[str, Any]) -> list[KeptRun]:
+    return [
+        KeptRun(extent["epoch"], extent["file"], extent["start"], extent["end"])
+        for extent in answer["extents"]
+    ]
 
 
 def _text(position: Position, shift: int) -> str:

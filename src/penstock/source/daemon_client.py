@@ -21,6 +21,7 @@ from penstock.errors import (
     OptionInvalid,
     PenstockError,
     ServerBusy,
+    ServerChanged,
     SourceMissing,
     StreamError,
 )
@@ -34,6 +35,8 @@ _CONNECTIONS_KEPT = 2
 
 # The source file offset where the bytes of a response end.
 _STOP_HEADER = "Penstock-Stop"
+# The key of the server whose bytes they are. Version 0.1 does not send it.
+_SERVER_HEADER = "Penstock-Server"
 _PROBLEM_TYPE = "application/problem+json"
 _PROBLEM_BYTES_MAX = 64 * 1024
 
@@ -65,6 +68,8 @@ class DaemonClient:
             retries=False,
             **_tls_arguments(address.tls),
         )
+        # Whether its bytes are known to come with their server's key.
+        self.names_servers = False
 
     def ask(self, call: str, **query: str | int | None) -> dict[str, Any]:
         """Return the JSON object of a response."""
@@ -81,15 +86,25 @@ class DaemonClient:
         """Return the bytes of a response."""
         return bytes(self._get(call, query, stream=False).data)
 
-    def stream(self, epoch: int, file: str, start: int, stop: int) -> Iterator[bytes]:
+    def stream(self, epoch: int, file: str, start: int, stop: int, server_key: str = "") -> Iterator[bytes]:
         """Yield the bytes of [start, stop) of a file, or up to the end of the log before that.
 
-        Raises ConnectionLost if the stream breaks off.
+        Raises ConnectionLost if the stream breaks off, and ServerChanged if the bytes are those of another
+        server than the one with this key.
         """
         response = self._get(
             "bytes", {"epoch": epoch, "file": file, "start": start, "stop": stop}, stream=True
         )
+        end = -1
         try:
+            named_key = response.headers.get(_SERVER_HEADER)
+            self.names_servers = named_key is not None
+            if named_key and server_key and named_key != server_key:
+                raise ServerChanged(
+                    f"{self.url} has the log of {named_key} now, not of {server_key}",
+                    position=f"{file}:{start}",
+                    hint="Was the daemon's log folder replaced? The position is looked up again by GTID",
+                )
             end = int(response.headers.get(_STOP_HEADER, -1))
             while piece := response.read(READ_BYTES):
                 start += len(piece)

@@ -96,7 +96,7 @@ class RangeDecoding:
             if buffer is None:
                 return
             yield from self.feed(memoryview(buffer))
-            if self.decoder.state == "done":
+            if self.decoder.state == "done" or self._ends_at_stop():
                 return
 
     def _finished(self, drop_open: bool) -> Iterator[str]:
@@ -171,6 +171,14 @@ class RangeDecoding:
         """Return whether the whole range was read, so that a partial event after it can be ignored."""
         stop, decoder = self.byte_range.stop, self.decoder
         return stop is not None and decoder.next_offset >= stop and decoder.open_transaction() is None
+
+    def _ends_at_stop(self) -> bool:
+        """Return whether the input ends at the stop, and with it the last transaction of the range.
+
+        The next event would only show that another range begins there, so it need not be fetched.
+        """
+        is_whole = self.at_event_end and self.decoder.state == "input" and not self._source.live
+        return is_whole and self.decoder.next_offset == self.byte_range.stop and self._is_past_stop()
 
     def _kept_states(self) -> Iterator[str]:
         while self._pending_batches:

@@ -8,6 +8,7 @@ an error.
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
@@ -152,6 +153,14 @@ class KeptSource:
             self._shift = epoch_shift(required, self._log.epochs(), str(self))
         return self._shift
 
+    def renumber(self) -> None:
+        """Compare the log's epochs with `options.epochs` again: another log may answer by now.
+
+        Raises ServerChanged.
+        """
+        self._shift = None
+        self._shift = self.shift
+
     def epochs(self) -> list[EpochKey]:
         """Return every epoch with its server's key, in this source's numbering."""
         return [(shifted_epoch(epoch, self.shift), key) for epoch, key in self._log.epochs()]
@@ -174,6 +183,10 @@ class KeptSource:
             first = shifted_epoch(0, self.shift)
             raise PositionPurged(f"{self} begins with epoch {first}", position=str(position))
         return log_position
+
+    def listed(self, listing: Any = None) -> AbstractContextManager[None]:
+        """Return a context manager in which questions about the log may be answered as of one time."""
+        return nullcontext()
 
     # --- Lookups ------------------------------------------------------------------------------
 

@@ -6,7 +6,9 @@ where that one has the same server's files, else by GTID set, in an epoch of its
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
+from typing import Any
 
 import structlog
 
@@ -45,6 +47,10 @@ class KeptStreamLog(StreamLog):
         assert start.time_us is not None, "a bound has one field"
         time_us = start.time_us
         return self._offset(source, self._ask(lambda: source.find_time(time_us)))
+
+    def listed(self, here: Offset, listing: Any = None) -> AbstractContextManager[None]:
+        """Return a context manager in which the log may answer as of one time; see `DaemonSource.listed`."""
+        return self._kept(here).listed(listing)
 
     def head_behind(self, here: Offset) -> Offset:
         """Return the end of the log now, under the numbers of another offset."""

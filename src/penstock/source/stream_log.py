@@ -5,8 +5,9 @@ Every question is a listing or a status statement; only limits make it walk even
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import structlog
 
@@ -89,6 +90,10 @@ class StreamLog:
     def after_loss(self, begin: Offset) -> Offset:
         """Return the end of the log now, in an epoch after that of an offset that the log no longer has."""
         return self._completed(self.head(epoch_after(begin.position)))
+
+    def listed(self, here: Offset, listing: Any = None) -> AbstractContextManager[None]:
+        """Return a context manager in which the log of an offset may answer as of one time."""
+        return nullcontext()
 
     def head_behind(self, here: Offset) -> Offset:
         """Return the end of the log now, as an offset that goes on from another."""

@@ -28,10 +28,15 @@ from penstock.source.spelling import spelling_of
 _METADATA = "binlog_row_metadata"
 
 
-def known_schemas(options: SourceOptions, history: dict[str, Any] | None) -> Schemas | None:
-    """Return what tells definitions to a range: the driver's history, the log, the server, or None."""
+def known_schemas(
+    options: SourceOptions, history: dict[str, Any] | None, source: Source | None = None
+) -> Schemas | None:
+    """Return what tells definitions to a range: the driver's history, the log, the server, or None.
+
+    `source` is the range's own, if it is open.
+    """
     if history is None and options.is_kept:
-        return LoggedTables(open_source(options))
+        return LoggedTables(source or open_source(options))
     reread = ServerTables(options.address) if options.address is not None else None
     if history is not None:
         return SchemaHistory.from_json(history, reread)

@@ -35,6 +35,8 @@ _log = structlog.get_logger(__name__)
 class SparkDriver:
     """Runs tasks on a session's executors. Spark's shuffle moves rows to their parts."""
 
+    is_in_process = False
+
     def __init__(self, session: SparkSession) -> None:
         self._session = session
         self.cores = _cores_of(session)

@@ -7,7 +7,7 @@ coordinates.
 
 import functools
 import threading
-from collections.abc import Awaitable, Callable, Generator, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Mapping
 from concurrent.futures import Executor
 from dataclasses import replace
 from typing import Any
@@ -20,6 +20,7 @@ from starlette.types import Send
 from penstock.capture.kept_schemas import give_definition, kept_schemas, settled_schemas
 from penstock.errors import OptionInvalid, PenstockError
 from penstock.logstore.log import Log
+from penstock.logstore.reader import LogExtent
 from penstock.model import Position, TableName
 from penstock.serve.access import Account, account_of
 from penstock.serve.http.answers import StreamedAnswer
@@ -29,6 +30,8 @@ from penstock.serve.threads import run_in
 
 # The offset where the bytes of a response end, possibly before the requested stop.
 STOP_HEADER = "Penstock-Stop"
+# The key of the server whose bytes they are.
+SERVER_HEADER = "Penstock-Server"
 
 _PREFIX = "/v1/instances"
 
@@ -110,30 +113,44 @@ def _broken_holds(account: Account, instance: ServedInstance) -> list[dict[str, 
 
 
 async def _epochs(served: Served, request: Request) -> Response:
-    epochs = log_of(served, request).epochs.epochs
-    return JSONResponse(
-        {"epochs": [{"epoch": epoch.epoch, "server_key": epoch.server_key} for epoch in epochs]}
-    )
+    return JSONResponse(_epochs_of(log_of(served, request)))
+
+
+def _epochs_of(log: Log) -> dict[str, Any]:
+    epochs = [{"epoch": epoch.epoch, "server_key": epoch.server_key} for epoch in log.epochs.epochs]
+    return {"epochs": epochs}
 
 
 async def _extents(served: Served, request: Request) -> Response:
     log = log_of(served, request)
-    extents = await run_in(served.threads.searching, log.extents)
-    return JSONResponse(
-        {
-            "extents": [
-                {"epoch": extent.epoch, "file": extent.file, "start": extent.start, "end": extent.end}
-                for extent in extents
-            ]
-        }
-    )
+    return JSONResponse(_extents_of(await run_in(served.threads.searching, log.extents)))
+
+
+def _extents_of(extents: Iterable[LogExtent]) -> dict[str, Any]:
+    return {
+        "extents": [
+            {"epoch": extent.epoch, "file": extent.file, "start": extent.start, "end": extent.end}
+            for extent in extents
+        ]
+    }
 
 
 async def _head(served: Served, request: Request) -> Response:
     query, instance = Query(request), instance_of(served, request)
     after, seconds = query.position("after"), query.seconds("timeout")
     head = await served.wait_behind(instance.name, after, seconds)
-    return JSONResponse({"position": _text(head)})
+    if not query.has("listing"):
+        return JSONResponse({"position": _text(head)})
+    return JSONResponse(await run_in(served.threads.searching, _listing, instance.log()))
+
+
+def _listing(log: Log) -> dict[str, Any]:
+    """Return what a reader plans by: the extents, their end with its GTID set, and the epochs."""
+    extents = log.extents()
+    head = extents[-1].last if extents else None
+    gtid_set = "" if head is None else log.gtid_set(head)
+    # An epoch that begins now is listed before its first extent, never after it.
+    return {"position": _text(head), "gtid_set": gtid_set} | _extents_of(extents) | _epochs_of(log)
 
 
 async def _earliest(served: Served, request: Request) -> Response:
@@ -186,11 +203,11 @@ async def _bytes(served: Served, request: Request) -> Response:
     log, query = _whole_log_of(served, request), Query(request)
     epoch, file = query.number("epoch", 0), query.text("file")
     start, stop = query.number("start"), query.number("stop", None)
-    end = await run_in(served.threads.reading, _readable_end, log, epoch, file, start, stop)
-    reading = _Reading(log.read(epoch, file, start, end) if end > start else iter(()))
-    first = await run_in(served.threads.reading, reading.next)
+    end, reading, first = await run_in(served.threads.reading, _open_range, log, epoch, file, start, stop)
     headers = {"Content-Length": str(end - start), STOP_HEADER: str(end)}
-    return _BytesAnswer(first, reading, served.threads.reading, headers)
+    server_key = next((known.server_key for known in log.epochs.epochs if known.epoch == epoch), "")
+    headers[SERVER_HEADER] = server_key
+    return _BytesAnswer(first, end - start, reading, served.threads.reading, headers)
 
 
 class _Reading:
@@ -217,10 +234,16 @@ class _BytesAnswer(StreamedAnswer):
     """The bytes of a range, read at the client's pace. The segment is always closed at the end."""
 
     def __init__(
-        self, first: memoryview | None, reading: _Reading, threads: Executor, headers: Mapping[str, str]
+        self,
+        first: memoryview | None,
+        length: int,
+        reading: _Reading,
+        threads: Executor,
+        headers: Mapping[str, str],
     ) -> None:
         super().__init__(headers=headers, media_type="application/octet-stream")
         self._first = first
+        self._length = length
         self._reading = reading
         self._threads = threads
 
@@ -229,13 +252,25 @@ class _BytesAnswer(StreamedAnswer):
         try:
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
             piece, self._first = self._first, None
+            left = self._length
             while piece is not None:
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
-                piece = await run_in(self._threads, self._reading.next)
-            await send({"type": "http.response.body", "body": b"", "more_body": False})
+                left -= len(piece)
+                await send({"type": "http.response.body", "body": piece, "more_body": left > 0})
+                piece = await run_in(self._threads, self._reading.next) if left > 0 else None
+            if left > 0 or not self._length:
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
         finally:
             # Close in the background: a read from a store may still be running.
             self._threads.submit(self._reading.close)
+
+
+def _open_range(
+    log: Log, epoch: int, file: str, start: int, stop: int | None
+) -> tuple[int, "_Reading", memoryview | None]:
+    """Return where the readable bytes end, the read of them, and the first piece."""
+    end = _readable_end(log, epoch, file, start, stop)
+    reading = _Reading(log.read(epoch, file, start, end) if end > start else iter(()))
+    return end, reading, reading.next()
 
 
 def _readable_end(log: Log, epoch: int, file: str, start: int, stop: int | None) -> int:

@@ -20,6 +20,7 @@ _INSTANCE = "/v1/instances/{instance}"
 _QUERY = {
     "after": ("string", "Wait until the log has grown past this position"),
     "timeout": ("number", "Maximum wait in seconds"),
+    "listing": ("integer", "1: return the epochs, the extents and the GTID set of that end too"),
     "time_us": ("integer", "Microseconds UTC since 1970"),
     "gtid_set": ("string", "A GTID set, as in @@gtid_executed"),
     "position": ("string", "A position: mysql-bin.000003:1542, or 2/mysql-bin.000003:1542 in epoch 2"),
@@ -48,7 +49,7 @@ _CALLS: tuple[tuple[str, str, str, str, str], ...] = (
     ("get", f"{_INSTANCE}/status", "The status of an instance", "", _JSON),
     ("get", f"{_INSTANCE}/epochs", "The server of each epoch", "", _JSON),
     ("get", f"{_INSTANCE}/extents", "Contiguous byte ranges in the log", "", _JSON),
-    ("get", f"{_INSTANCE}/head", "The end of the last complete transaction", "after timeout", _JSON),
+    ("get", f"{_INSTANCE}/head", "The end of the last complete transaction", "after timeout listing", _JSON),
     ("get", f"{_INSTANCE}/earliest", "The start of the log", "", _JSON),
     (
         "get",

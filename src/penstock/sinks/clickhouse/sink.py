@@ -85,6 +85,7 @@ class ClickHouseSink(Sink):
     kind = "clickhouse"
     delivery = Delivery.IDEMPOTENT
     spread = Spread.RANGES
+    makes_files = True
     # A String column holds every type, so an existing one is not converted.
     keeps_types = False
 

@@ -74,6 +74,7 @@ class FilesSink(Sink):
     kind = "files"
     delivery = Delivery.EXACTLY_ONCE
     spread = Spread.RANGES
+    makes_files = True
     keeps_state = False
     remembers_alone = True
 

@@ -70,6 +70,7 @@ class KafkaSink(Sink):
     """Writes messages."""
 
     kind = "kafka"
+    keeps_connections = True
     keeps_state = False
     shares_columns = False
 

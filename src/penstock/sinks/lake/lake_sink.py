@@ -56,6 +56,7 @@ class LakeSink(Sink):
     """Writes tables of a lake. Subclasses define how a format opens, creates and changes tables."""
 
     delivery = Delivery.EXACTLY_ONCE
+    makes_files = True
     remembers_alone = True
     metadata_read = ("absent", "unrepresentable")
     # The narrowest integer type of the format.

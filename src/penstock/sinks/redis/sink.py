@@ -66,6 +66,7 @@ class RedisSink(Sink):
     """Writes keys of a Redis server."""
 
     kind = "redis"
+    keeps_connections = True
     # Write a table's rows in sequence: rows may share keys, and emptying a table deletes all of them.
     spread = Spread.TABLES
 
@@ -77,7 +78,7 @@ class RedisSink(Sink):
         # With a key template, an update may move a row to another key, so every image matters.
         self.keeps_state = self.shares_columns = settings.key is None and not listed
         self.load_spread = Spread.RANGES if self.keeps_state else None
-        # Idle connections, reused for the many small batches of a relay.
+        # Idle connections, reused for the many small batches at the head of a log.
         self._idle: deque[Pipeline] = deque()
 
     def __getstate__(self) -> dict[str, Any]:

@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A pipeline in one process at the head of a daemon's log, over real sockets and without a server."""
+
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.engine import pacing
+from penstock.engine.run import PipelineRun
+from penstock.errors import ServerChanged
+from penstock.local.driver import LocalDriver
+from penstock.local.reused_resources import ReusedResources
+from penstock.logstore.log import Log
+from penstock.model import Position
+from penstock.pipeline.settings import PipelineSettings, StepSettings, pipeline_of_values
+from penstock.pipeline.state import PipelineState
+from penstock.source.daemon import DaemonSource
+from penstock.source.daemon_client import DaemonClient
+from penstock.source.source import SourceOptions
+from tests.support.daemon.served_log import INSTANCE, ServedLog, serving
+from tests.support.logstore.disk import SimulatedDisk
+from tests.support.logstore.source import Captured, open_log
+from tests.support.pipeline.local_runs import notes_pipeline, run_here
+from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
+
+# Longer than a test may wait.
+NEVER_SECONDS = 10 * WAIT_SECONDS_MAX
+
+
+class _Reached(Exception):
+    """The log ends where it should."""
+
+
+def capture_until(log: Log, is_there: Callable[[Position], bool]) -> None:
+    """Capture until the end of the log meets a condition."""
+
+    def stop_there(captured: Captured, count: int) -> None:
+        if captured.log.visible is not None and is_there(captured.log.visible):
+            raise _Reached
+
+    with pytest.raises(_Reached):
+        Captured(log, each=stop_there).run()
+
+
+@pytest.fixture
+def daemon() -> Iterator[ServedLog]:
+    """Serve a log that ends after the first CREATE TABLE of its server."""
+    with open_log(SimulatedDisk()) as log:
+        capture_until(log, lambda position: position.offset > 200)
+        with serving(log) as served:
+            yield served
+
+
+def grow(daemon: ServedLog) -> Position:
+    """Capture one more transaction or a few, as the daemon does, and return the new end."""
+    head = daemon.log.head()
+    capture_until(daemon.log, lambda position: position != head)
+    daemon.served.arrivals.arrived(INSTANCE)
+    return daemon.log.head()
+
+
+def url_of(daemon: ServedLog) -> str:
+    return f"penstock://127.0.0.1:{daemon.port()}/{INSTANCE}"
+
+
+def pipeline(daemon: ServedLog, folder: Path, **more: Any) -> PipelineSettings:
+    values = {
+        "name": "head",
+        "source": {"url": url_of(daemon), "start": "earliest"},
+        "load": "none",
+        "sink": {"files": {"path": str(folder / "feed")}},
+    }
+    return pipeline_of_values(values | more, folder)
+
+
+@pytest.fixture
+def requests(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
+    """Count the requests of this process to daemons, by call."""
+    counts: Counter[str] = Counter()
+    send = DaemonClient._request
+
+    def count(client: DaemonClient, method: str, call: str, **arguments: Any) -> Any:
+        counts[call.partition("?")[0]] += 1
+        return send(client, method, call, **arguments)
+
+    monkeypatch.setattr(DaemonClient, "_request", count)
+    return counts
+
+
+def test_run_applies_a_change_when_the_daemon_reports_it(
+    daemon: ServedLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pacing, "_POLL_SECONDS", NEVER_SECONDS)
+    ends: list[str] = []
+    run = PipelineRun(
+        pipeline(daemon, tmp_path, batch={"interval": 0}),
+        LocalDriver(2),
+        report=lambda report: ends.append(report["positions"][INSTANCE].partition(" ")[0]),
+    )
+    thread = threading.Thread(target=run.run)
+    thread.start()
+    try:
+        wait_until(lambda: ends == [str(daemon.log.head())])
+        head = grow(daemon)
+        wait_until(lambda: ends[1:] == [str(head)])
+    finally:
+        run.stop()
+        daemon.in_loop(daemon.served.arrivals.close)
+        thread.join(WAIT_SECONDS_MAX)
+    assert not thread.is_alive()
+
+
+def test_plan_at_the_head_costs_one_request_and_its_range_another(
+    daemon: ServedLog, tmp_path: Path, requests: Counter[str]
+) -> None:
+    counted: list[dict[str, int]] = []
+
+    def note(report: Any) -> None:
+        counted.append({call: count for call, count in requests.items() if call != "position"})
+        requests.clear()
+        if len(counted) < 3:
+            grow(daemon)
+        else:
+            run.stop()
+
+    run = PipelineRun(pipeline(daemon, tmp_path, batch={"interval": 0}), LocalDriver(2), report=note)
+    run.run()
+    # The second batch was run twice, because it was the first with rows of its table.
+    assert counted[2] == {"head": 1, "bytes": 1}
+
+
+def test_listing_answers_as_the_single_questions_do(daemon: ServedLog) -> None:
+    source = DaemonSource(SourceOptions.parse(url_of(daemon)))
+
+    def answers() -> Any:
+        return source.epochs(), source.head(), source.gtid_set(source.head()), source.extents()
+
+    with source.listed():
+        listed = answers()
+        grow(daemon)
+        assert answers() == listed, "all answers are of one time"
+    assert answers() != listed
+    with source.listed():
+        at_once = answers()
+    assert at_once == answers()
+    source.close()
+
+
+def test_daemon_without_listings_is_asked_each_question(
+    daemon: ServedLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ask = DaemonClient.ask
+    monkeypatch.setattr(
+        DaemonClient,
+        "ask",
+        lambda client, call, **query: {
+            name: value
+            for name, value in ask(client, call, **query).items()
+            if call != "head" or name == "position"
+        },
+    )
+    source = DaemonSource(SourceOptions.parse(url_of(daemon)))
+    with source.listed():
+        assert source.head() == daemon.log.head()
+    source.close()
+
+
+def test_bytes_of_another_server_are_refused(daemon: ServedLog) -> None:
+    options = SourceOptions.parse(url_of(daemon))
+    assert options.daemon is not None
+    client = DaemonClient(options.daemon, options.daemon.base_urls[0])
+    (epoch,) = daemon.log.epochs.epochs
+    first = daemon.log.earliest()
+    assert first is not None
+    stretch = 0, first.file, first.offset, first.offset + 100
+    assert b"".join(client.stream(*stretch, epoch.server_key))
+    with pytest.raises(ServerChanged, match="not of mysql:another"):
+        list(client.stream(*stretch, "mysql:another"))
+    client.close()
+
+
+@pytest.mark.parametrize(
+    ("sink", "batch", "seconds"),
+    [
+        ({"redis": {"key": "{id}"}}, {}, 0.0),
+        # Tables of files slow down with each commit.
+        ({"files": {"path": "feed"}}, {}, 1.0),
+        ({"redis": {"key": "{id}"}}, {"interval": 3}, 3.0),
+    ],
+)
+def test_interval_depends_on_what_a_batch_costs(
+    daemon: ServedLog, tmp_path: Path, sink: Any, batch: Any, seconds: float
+) -> None:
+    settings = pipeline(daemon, tmp_path, sink=sink, batch=batch)
+    paced = pacing.Pacing(settings, settings.make_sink(), LocalDriver(2), threading.Event())
+    assert paced._interval == seconds
+
+
+def test_tasks_of_successive_batches_reuse_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    make = StepSettings.make
+
+    def count(settings: StepSettings) -> Any:
+        if threading.current_thread().name.startswith("task-"):
+            made.append(settings)
+        return make(settings)
+
+    monkeypatch.setattr(StepSettings, "make", count)
+    steps = [{"filter": "id >= 0"}]
+    sink = {"files": {"path": str(tmp_path / "feed")}}
+    assert run_here(notes_pipeline(tmp_path, sink, steps=steps), LocalDriver(1)).number == 2
+    assert len(made) == 1
+
+
+def test_resource_that_met_an_error_is_closed_and_not_reused() -> None:
+    class Connection:
+        is_closed = False
+
+        def close(self) -> None:
+            self.is_closed = True
+
+    resources = ReusedResources()
+    first, second = (resources.take("target", Connection) for _ in range(2))
+    assert first is not second, "a resource has one user at a time"
+    resources.give_back("target", first, is_intact=False)
+    resources.give_back("target", second, is_intact=True)
+    assert (first.is_closed, second.is_closed) == (True, False)
+    assert resources.take("another target", Connection) is not second
+    assert resources.take("target", Connection) is second
+    resources.give_back("target", second, is_intact=True)
+    resources.close()
+    assert second.is_closed
+    assert resources.take("target", Connection) is not second
+
+
+def test_progress_of_quick_batches_is_recorded_when_the_run_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded: list[int] = []
+    show = PipelineState.show
+
+    def note(state: PipelineState, progress: Any) -> None:
+        recorded.append(progress["batch"])
+        show(state, progress)
+
+    monkeypatch.setattr(PipelineState, "show", note)
+    monkeypatch.setattr("penstock.engine.progress._PAUSE_SECONDS", NEVER_SECONDS)
+    sink = {"files": {"path": str(tmp_path / "feed")}}
+    run_here(notes_pipeline(tmp_path, sink, batch={"interval": 0, "rows": 10}))
+    first, last = recorded
+    assert (first, last > 4) == (1, True)
