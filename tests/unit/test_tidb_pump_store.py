@@ -101,6 +101,76 @@ def test_index_of_many_files_is_searched(tmp_path: Path, monkeypatch: pytest.Mon
         pulled(store, after_ts=5)
 
 
+def test_entries_that_neither_the_index_nor_the_trimmed_log_has_are_not_passed_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.tidb.pump_log._FILE_BYTES_MAX", 1000)
+    store = open_store(tmp_path)
+    for start_ts in (1, 11, 21, 31):
+        write(store, prewrite(start_ts, bytes(1000)))
+        write(store, commit(start_ts, start_ts + 1))
+    store.close()
+    # The index is damaged after its first entry, and the log has lost what would replace the next ones.
+    (path,) = (tmp_path / "shop.pump/releases").iterdir()
+    path.write_bytes(path.read_bytes()[: 2 * 64])
+    segments = sorted(tmp_path.glob("shop.pump/*/*.binlog"))
+    store = _opened_after_trimming(tmp_path, segments[:3])
+    (last,) = pulled(store, after_ts=31)
+    assert last == (32, matched(31, 32, bytes(1000)))
+    for after_ts in (0, 2, 12):
+        with pytest.raises(PositionPurged, match="keeps binlogs after 31"):
+            pulled(store, after_ts)
+
+
+def _opened_after_trimming(folder: Path, removed: list[Path]) -> PumpStore:
+    """Remove segments as retention does, and open the store again."""
+    for path in removed:
+        path.unlink()
+        path.with_suffix(".index").unlink(missing_ok=True)
+    (folder / "shop.pump/segments.index").unlink()
+    return open_store(folder)
+
+
+def test_log_that_was_trimmed_at_the_end_of_a_file_lacks_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("penstock.tidb.pump_log._FILE_BYTES_MAX", 1000)
+    store = open_store(tmp_path)
+    write(store, prewrite(1, bytes(1000)))
+    write(store, commit(1, 2))
+    write(store, prewrite(11))
+    store.close()
+    store = _opened_after_trimming(tmp_path, sorted(tmp_path.glob("shop.pump/*/*.binlog"))[:1])
+    write(store, commit(11, 12))
+    assert [commit_ts for commit_ts, _ in pulled(store, after_ts=2)] == [12]
+
+
+def test_index_file_that_is_removed_while_it_is_read_stays_open(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(release_index, "_FILE_BYTES_MAX", 2 * 64)
+    store = open_store(tmp_path)
+    for start_ts in (1, 11, 21):
+        write(store, prewrite(start_ts))
+        write(store, commit(start_ts, start_ts + 1))
+    file = store.index._files[0]
+    first_after, close, closed = release_index._File.first_after, file.reader.close, []
+
+    def note_close() -> None:
+        closed.append(file.path)
+        close()
+
+    def trim_meanwhile(self: release_index._File, commit_ts: int) -> int:
+        store.index.trim(Location(1, 1 << 40))
+        assert (file.path.exists(), closed) == (False, [])
+        return first_after(self, commit_ts)
+
+    monkeypatch.setattr(file.reader, "close", note_close)
+    monkeypatch.setattr(release_index._File, "first_after", trim_meanwhile)
+    assert [entry.commit_ts for entry in store.index.after(0, 10)] == [2]
+    assert closed == [file.path]
+
+
 def test_payloads_of_several_files_are_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("penstock.tidb.pump_log._FILE_BYTES_MAX", 3000)
     store = open_store(tmp_path)

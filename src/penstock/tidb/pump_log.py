@@ -37,6 +37,8 @@ _PART = struct.Struct("<QQ")
 _CHECKSUM_BYTES = 4
 _PAYLOAD_CODE = _HEADER.unpack_from(tidb_payload_events([b""], 0, server_id=_SERVER_ID, time_s=0))[0]
 
+_HEAD_BYTES = len(tidb_file_head(server_id=_SERVER_ID, time_s=0))
+
 
 def file_name(number: int) -> str:
     """Return the name of the log's file of a number."""
@@ -164,10 +166,16 @@ class PumpLog:
         position = self.log.earliest()
         return self.end if position is None else Location(position.file_number, position.offset)
 
+    def has_all_after(self, start: Location) -> bool:
+        """Return whether nothing of the log after a location was removed."""
+        if start.offset >= _FILE_BYTES_MAX:
+            start = Location(start.file_number + 1, 0)
+        return self.earliest <= max(start, Location(start.file_number, _HEAD_BYTES))
+
     @property
     def is_whole(self) -> bool:
         """Whether nothing of the log was removed."""
-        return self.earliest <= Location(1, len(tidb_file_head(server_id=_SERVER_ID, time_s=0)))
+        return self.has_all_after(Location(1, 0))
 
     def position_of(self, location: Location) -> Position:
         """Return a location as a position of the log."""

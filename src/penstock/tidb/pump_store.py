@@ -40,6 +40,8 @@ class Write:
     is_decision: bool = False
     # An operator's commit is refused where it would come too late; TiKV's says that another Pump has it.
     by_operator: bool = False
+    # Whether its sender gave up before it was stored.
+    is_abandoned: bool = False
     problem: PenstockError | None = None
 
 
@@ -98,6 +100,15 @@ class PumpStore:
 
     def _replay(self) -> None:
         last = self.index.last
+        if last is not None and not self.log.has_all_after(last.replay_start):
+            # Drainers before what can be released now have to hear that something is missing.
+            _log.error(
+                "the index of released transactions lost entries that the trimmed log no longer has",
+                after=last.commit_ts,
+                folder=str(self.log.log.folder),
+            )
+            self.index.clear()
+            last = None
         self.matching: Matching[Location] = Matching(last.commit_ts if last else 0, self.index.contains)
         start = last.replay_start if last is not None else Location(0, 0)
         for payload, location in self.log.replay(max(start, self.log.earliest)):

@@ -12,7 +12,8 @@ import struct
 import threading
 import zlib
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -97,6 +98,9 @@ class _File:
     floor: int
     count: int
     reader: ReadFile
+    # Threads that read it now, and whether it was removed: the last of them closes it.
+    readers: int = 0
+    is_removed: bool = False
 
     def entry(self, index: int) -> ReleaseEntry:
         return self.entries(index, 1)[0]
@@ -163,21 +167,20 @@ class ReleaseIndex:
 
     def after(self, commit_ts: int, count: int) -> list[ReleaseEntry]:
         """Return the first entries above a commit timestamp, at most `count`. Raises PositionPurged."""
-        with self._lock:
-            files = list(self._files)
-        if not files:
-            return []
-        at = max(0, bisect_right([file.floor for file in files], commit_ts) - 1)
-        if commit_ts < files[at].floor:
-            raise PositionPurged(
-                f"the Pump keeps binlogs after {files[at].floor} only",
-                position=str(commit_ts),
-                hint="Load the tables again, and let the Drainer start there; or raise log.retention",
-            )
-        first = files[at].first_after(commit_ts)
-        while first >= files[at].count and at + 1 < len(files):
-            at, first = at + 1, 0
-        return files[at].entries(first, count) if first < files[at].count else []
+        with self._reading() as files:
+            if not files:
+                return []
+            at = max(0, bisect_right([file.floor for file in files], commit_ts) - 1)
+            if commit_ts < files[at].floor:
+                raise PositionPurged(
+                    f"the Pump keeps binlogs after {files[at].floor} only",
+                    position=str(commit_ts),
+                    hint="Load the tables again, and let the Drainer start there; or raise log.retention",
+                )
+            first = files[at].first_after(commit_ts)
+            while first >= files[at].count and at + 1 < len(files):
+                at, first = at + 1, 0
+            return files[at].entries(first, count) if first < files[at].count else []
 
     def contains(self, commit_ts: int, start_ts: int) -> bool:
         """Return whether a transaction was released. False for one whose entry was removed."""
@@ -197,8 +200,16 @@ class ReleaseIndex:
                 return
             with self._lock:
                 del self._files[0]
-            first.reader.close()
+            self._retire(first)
             self._disk.remove(first.path)
+
+    def clear(self) -> None:
+        """Remove all entries: the log cannot replay what is missing after the last one."""
+        self.close()
+        for name in self._disk.list(self._folder):
+            if _NAME.fullmatch(name):
+                self._disk.remove(self._folder / name)
+        self.last = None
 
     def sync(self) -> None:
         """Make the entries durable, so that a restart replays little."""
@@ -213,9 +224,32 @@ class ReleaseIndex:
         with self._lock:
             files, self._files = self._files, []
         for file in files:
-            file.reader.close()
+            self._retire(file)
 
     # --- Inside -----------------------------------------------------------------------------
+
+    @contextmanager
+    def _reading(self) -> Iterator[list[_File]]:
+        """Yield the files, which stay open in the meantime, although they may be removed."""
+        with self._lock:
+            files = list(self._files)
+            for file in files:
+                file.readers += 1
+        try:
+            yield files
+        finally:
+            with self._lock:
+                for file in files:
+                    file.readers -= 1
+                    if file.is_removed and not file.readers:
+                        file.reader.close()
+
+    def _retire(self, file: _File) -> None:
+        """Close a file, or let the last thread that reads it close it."""
+        with self._lock:
+            file.is_removed = True
+            if not file.readers:
+                file.reader.close()
 
     def _begin_file(self, floor: int) -> _File:
         number = self._files[-1].number + 1 if self._files else 1
