@@ -223,6 +223,10 @@ PUMP_OUTCOMES_MAX = 65_536
 PUMP_BATCH_BYTES_MAX = 32 * MIB
 # Binlogs that wait for a Pump's disk. Above this it refuses more, and writers take another Pump.
 PUMP_WAITING_BYTES_MAX = 512 * MIB
+# A gRPC message, which is a whole TiDB transaction: gRPC's Go clients send no larger one.
+TIDB_MESSAGE_BYTES_MAX = (1 << 31) - 1
+# Calls that run at once over one connection to a Pump or Drainer. Clients hold back more by themselves.
+TIDB_CALLS_PER_CONNECTION_MAX = 512
 # What a Pump reads from its log at a time for a Drainer, and how many Drainers it reads for at once.
 PUMP_PULL_COUNT = 256
 PUMP_PULL_BYTES = 4 * MIB

@@ -167,6 +167,58 @@ def test_write_whose_sender_gave_up_counts_until_it_is_stored(
     wait_until(lambda: service._waiting_bytes == 0)
 
 
+def test_waiting_write_whose_sender_gave_up_is_not_stored(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = start()
+    commit_of_group = begun.pump._commit
+    assert commit_of_group is not None
+    hanging, hung, submitted = threading.Event(), threading.Event(), []
+    submit, sync = commit_of_group.submit, begun.pump._store.log.sync
+
+    def note(write: Any) -> None:
+        submitted.append(write)
+        submit(write)
+
+    def hang() -> None:
+        hung.set()
+        assert hanging.wait(60)
+        sync()
+
+    monkeypatch.setattr(commit_of_group, "submit", note)
+    monkeypatch.setattr(begun.pump._store.log, "sync", hang)
+    first = begun.client.write_later(prewrite(1))
+    assert hung.wait(30)
+    abandoned = begun.client.write_later(prewrite(3))
+    wait_until(lambda: len(submitted) == 2)
+    abandoned.cancel()
+    wait_until(lambda: submitted[1].is_abandoned)
+    hanging.set()
+    assert first.result() == b""
+    begun.client.write(prewrite(5))
+    open_prewrites = begun.pump._store.matching.open_prewrites()
+    assert [prewrite.start_ts for prewrite in open_prewrites] == [1, 5]
+
+
+def test_unforeseen_failure_of_the_deciding_thread_is_tried_again(
+    start: Start, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    begun = start()
+    failures = [KeyError("a defect")]
+    waiting = Decisions.waiting
+
+    def fail_first(self: Decisions) -> Any:
+        if failures:
+            raise failures.pop()
+        return waiting(self)
+
+    monkeypatch.setattr(Decisions, "waiting", fail_first)
+    begun.client.write(prewrite(1))
+    Decisions(LocalDisk(), tmp_path / "shop.pump").put(1, 5)
+    assert begun.client.pull_some(1) == [matched(1, 5)]
+    assert not failures
+
+
 def test_unforeseen_failure_of_the_storing_thread_refuses_its_batch_and_opens_the_store_again(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,7 +258,8 @@ def test_wrong_cluster_is_refused_in_the_words_of_the_original(start: Start) -> 
     begun = start()
     with PumpClient(begun.pump.address, cluster_id=7002) as other:
         assert refusal(lambda: other.write(b"")) == ("UNKNOWN", "cluster ID are mismatch, 7002 vs 7001")
-        assert refusal(lambda: other.pull_some(1))[0] == "UNKNOWN"
+        # A Drainer has to stop; the original stops at any refusal.
+        assert refusal(lambda: other.pull_some(1))[0] == "FAILED_PRECONDITION"
     assert begun.pump.status()["refused"] == {"wrong cluster id": 2}
 
 
@@ -296,6 +349,49 @@ def test_operator_decides_a_transaction_that_tikv_does_not_know(start: Start, tm
     path = decisions.put(1, 5)
     assert begun.client.pull_some(1) == [matched(1, 5)]
     wait_until(lambda: not path.exists())
+    record = json.loads((path.parent / "carried-out/1.json").read_text())
+    assert (record["commit_ts"], record["time"] > 0) == (5, True)
+
+
+def test_decision_waits_for_its_prewrite(start: Start, tmp_path: Path) -> None:
+    begun = start()
+    path = Decisions(LocalDisk(), tmp_path / "shop.pump").put(9, 11)
+    wait_until(lambda: begun.pump.status()["decisions"] == {"9": "waits for its prewrite"})
+    # Another transaction's decision shows that a pass is over.
+    begun.client.write(prewrite(1))
+    Decisions(LocalDisk(), tmp_path / "shop.pump").put(1, 5)
+    assert begun.client.pull_some(1) == [matched(1, 5)]
+    assert path.exists()
+    begun.client.write(prewrite(9))
+    assert begun.client.pull_some(1, after_ts=5) == [matched(9, 11)]
+
+
+@pytest.mark.parametrize("commit_ts", [7, 5, 6, 0])
+def test_impossible_decision_is_refused_once_and_stays_as_a_record(
+    start: Start, tmp_path: Path, commit_ts: int
+) -> None:
+    begun = start()
+    for payload in (prewrite(1), commit(1, 7), prewrite(6)):
+        begun.client.write(payload)
+    # A rollback of a committed transaction, or a commit that is not after everything that was released.
+    start_ts = 6 if commit_ts else 1
+    path = Decisions(LocalDisk(), tmp_path / "shop.pump").put(start_ts, commit_ts)
+    wait_until(lambda: not path.exists())
+    wait_until(lambda: "refused: the transaction" in str(begun.pump.status()["decisions"].get(str(start_ts))))
+    assert "why" in json.loads((path.parent / f"refused/{start_ts}.json").read_text())
+    assert begun.pump.status()["open"] == 1
+    begun.client.write(commit(6, 9))
+    assert begun.client.pull_some(2) == [matched(1, 7), matched(6, 9)]
+
+
+def test_decision_that_was_recorded_before_a_kill_is_not_carried_out_again(tmp_path: Path) -> None:
+    decisions = Decisions(LocalDisk(), tmp_path)
+    path = decisions.put(1, 5)
+    left = path.read_bytes()
+    decisions.close(1, 5, None)
+    path.write_bytes(left)
+    assert list(decisions.waiting()) == []
+    assert not path.exists()
 
 
 def test_decide_after_rolls_back_in_the_cluster(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -304,8 +400,8 @@ def test_decide_after_rolls_back_in_the_cluster(start: Start, monkeypatch: pytes
     wait_until(lambda: len(begun.cluster.status_requests) > 3)
     assert begun.cluster.transactions == {}
     now = resolver_module.time.monotonic()
-    assert begun.pump._resolver is not None
-    monkeypatch.setattr(begun.pump._resolver, "_clock", lambda: now + 700)
+    assert begun.pump._deciding is not None
+    monkeypatch.setattr(begun.pump._deciding.resolver, "_clock", lambda: now + 700)
     wait_until(lambda: begun.pump.status()["open"] == 0)
     assert begun.cluster.transactions[1].rolled_back
 

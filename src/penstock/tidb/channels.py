@@ -18,6 +18,7 @@ from penstock.errors import (
     ServerUnsupported,
     TlsFailed,
 )
+from penstock.limits import TIDB_MESSAGE_BYTES_MAX
 
 try:
     import grpc
@@ -27,8 +28,10 @@ except ImportError as problem:
         hint="Run: pip install 'penstock[tidb]'",
     ) from problem
 
-# Messages have no limit of their own: a TiDB transaction, which is one message, may have 2 GiB.
-MESSAGE_OPTIONS = (("grpc.max_receive_message_length", -1), ("grpc.max_send_message_length", -1))
+MESSAGE_OPTIONS = (
+    ("grpc.max_receive_message_length", TIDB_MESSAGE_BYTES_MAX),
+    ("grpc.max_send_message_length", TIDB_MESSAGE_BYTES_MAX),
+)
 _OPTIONS = (
     *MESSAGE_OPTIONS,
     # A silent peer is detected within half a minute, also without a call.

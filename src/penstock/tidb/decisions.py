@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """An operator's decisions about transactions that no one else can decide: a small file for each.
 
-    <the Pump's folder>/decisions/470639218043387904.json    {"commit_ts": 470639218044174336}
+    <the Pump's folder>/decisions/470639218043387904.json           {"commit_ts": 470639218044174336}
+    <the Pump's folder>/decisions/carried-out/470639218043387904.json
+    <the Pump's folder>/decisions/refused/470639218043387904.json
 
-Whoever may write to the Pump's folder may decide, so the running Pump needs no port for it.
+Whoever may write to the Pump's folder may decide, so the running Pump needs no port for it. A decision waits
+until its prewrite arrives. It stays as a record once it was carried out or refused, with the time and the
+reason.
 """
 
 import re
-from collections.abc import Container, Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import structlog
@@ -18,14 +23,18 @@ from penstock.logstore.epochs import seal_json, unseal_json
 _log = structlog.get_logger(__name__)
 
 _NAME = re.compile(r"(\d{1,20})\.json")
+_CARRIED_OUT, _REFUSED = "carried-out", "refused"
 
 
 class Decisions:
-    """The decisions in a Pump's folder."""
+    """The decisions in a Pump's folder. Every method raises DiskFailed, LogFull."""
 
-    def __init__(self, disk: Disk, folder: Path) -> None:
+    def __init__(self, disk: Disk, folder: Path, clock: Callable[[], float] = time.time) -> None:
         self._disk = disk
         self._folder = folder / "decisions"
+        self._clock = clock
+        # Unreadable files that were reported.
+        self._reported: set[str] = set()
 
     def put(self, start_ts: int, commit_ts: int) -> Path:
         """Decide a transaction: a commit, or a rollback if `commit_ts` is 0. Returns the file."""
@@ -34,27 +43,39 @@ class Decisions:
         self._disk.write_atomic(path, seal_json({"commit_ts": commit_ts}))
         return path
 
-    def take(self, open_transactions: Container[int]) -> Iterator[tuple[int, int]]:
-        """Yield the start and commit timestamps of decided transactions. The others' files are removed.
-
-        A file stays until its transaction is no longer open, so a crash does not lose a decision.
-        """
+    def waiting(self) -> Iterator[tuple[int, int]]:
+        """Yield the start and commit timestamps of decisions that were not carried out yet."""
         for name in self._disk.list(self._folder):
             match = _NAME.fullmatch(name)
             if match is None:
                 continue
-            path, start_ts = self._folder / name, int(match[1])
-            if start_ts not in open_transactions:
-                _log.info("a decision was carried out, or is of no open transaction", start_ts=start_ts)
+            path = self._folder / name
+            if self._disk.exists(self._folder / _CARRIED_OUT / name):
+                # The Pump was killed before it removed the file.
                 self._disk.remove(path)
                 continue
             try:
                 commit_ts = int(unseal_json(self._disk.read(path))["commit_ts"])
             except (KeyError, ValueError, TypeError) as problem:
-                _log.error("a decision cannot be read", path=str(path), why=str(problem))
+                if name not in self._reported:
+                    _log.error("a decision cannot be read", path=str(path), why=repr(problem))
+                self._reported.add(name)
                 continue
-            _log.warning("an operator decided a transaction", start_ts=start_ts, commit_ts=commit_ts)
-            yield start_ts, commit_ts
+            yield int(match[1]), commit_ts
+
+    def close(self, start_ts: int, commit_ts: int, refusal: str | None) -> None:
+        """Record that a decision was carried out, or why it was refused."""
+        if refusal is None:
+            _log.warning("an operator's decision was carried out", start_ts=start_ts, commit_ts=commit_ts)
+        else:
+            _log.error(
+                "an operator's decision is refused", start_ts=start_ts, commit_ts=commit_ts, why=refusal
+            )
+        folder = self._folder / (_CARRIED_OUT if refusal is None else _REFUSED)
+        values = {"commit_ts": commit_ts, "time": round(self._clock()), "why": refusal}
+        self._disk.make_folder(folder)
+        self._disk.write_atomic(folder / f"{start_ts}.json", seal_json(values))
+        self._disk.remove(self._folder / f"{start_ts}.json")
 
     def hint(self, start_ts: int) -> str:
         """Return what an operator can do about an undecided transaction."""

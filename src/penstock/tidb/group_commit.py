@@ -105,7 +105,7 @@ class GroupCommit:
                 if not calls and not writes:
                     return
             try:
-                with _unexpected_reported():
+                with unexpected_reported("store"):
                     self._process(calls, writes)
             except PenstockError as problem:
                 self._fail(writes, problem)
@@ -118,7 +118,8 @@ class GroupCommit:
         for call in calls:
             call(store)
         if writes:
-            store.write(writes)
+            # Nobody waits for the others any more, so they were not promised.
+            store.write([write for write in writes if not write.is_abandoned])
             self._done(writes)
         if store.counts.released != released_before:
             self._released()
@@ -158,7 +159,7 @@ class GroupCommit:
         retry = Retry("the Pump's log is opened again", stop=self._stopping, report=refuse_waiting)
         while not self._stopping.is_set():
             try:
-                with _unexpected_reported():
+                with unexpected_reported("store"):
                     self._store = self._open_store()
             except (TransientError, DiskFailed) as problem:
                 retry.wait(problem)
@@ -172,18 +173,19 @@ class GroupCommit:
 
 
 @contextmanager
-def _unexpected_reported() -> Iterator[None]:
-    """Turn a failure that nobody foresaw into ServerBusy, so that writers are sent to another Pump.
+def unexpected_reported(doing: str) -> Iterator[None]:
+    """Log a failure that nobody foresaw, and turn it into ServerBusy: what failed is tried again.
 
-    The state in memory is unknown then, and what the log has is not: the store is opened again.
+    In the storing thread, writers are then sent to another Pump, and the store is opened again, because the
+    state in memory is unknown.
     """
     try:
         yield
     except PenstockError:
         raise
     except Exception as problem:
-        _log.error("the Pump's storing thread failed", exc_info=problem)
-        raise ServerBusy(f"the Pump cannot store: {type(problem).__name__}: {problem}") from problem
+        _log.error("a thread of the Pump failed", doing=doing, exc_info=problem)
+        raise ServerBusy(f"the Pump cannot {doing}: {type(problem).__name__}: {problem}") from problem
 
 
 def resolved(future: "Future[Any]", seconds: float) -> Any:

@@ -124,6 +124,11 @@ class Matching(Generic[Location]):
         """Return the open prewrite of a transaction; None if it has none."""
         return self._open.get(start_ts)
 
+    def outcome(self, start_ts: int) -> int | None:
+        """Return the commit timestamp of a transaction, 0 if it was rolled back, None if not known here."""
+        outcome = self._outcomes.get(start_ts)
+        return None if outcome is None else outcome.commit_ts
+
     def open_prewrites(self) -> list[OpenPrewrite[Location]]:
         """Return all open prewrites, in the order of the log."""
         return list(self._open.values())

@@ -27,6 +27,7 @@ from penstock.limits import (
     DRAIN_SECONDS_MAX,
     REQUEST_HEAD_BYTES_MAX,
     REQUEST_SECONDS_MAX,
+    TIDB_CALLS_PER_CONNECTION_MAX,
 )
 from penstock.tidb.channels import MESSAGE_OPTIONS, ClusterTls
 
@@ -43,6 +44,7 @@ _SERVER_OPTIONS = (
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 1_000),
     ("grpc.http2.max_ping_strikes", 0),
     ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.max_concurrent_streams", TIDB_CALLS_PER_CONNECTION_MAX),
 )
 
 # Answers an HTTP request, by its method and path: the JSON object; None for an unknown path.

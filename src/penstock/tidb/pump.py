@@ -37,6 +37,7 @@ from penstock.settings.listen import split_host_port
 from penstock.settings.tidb_pump import PumpSettings
 from penstock.tidb.channels import ClusterTls, call, open_channel
 from penstock.tidb.cluster import Cluster
+from penstock.tidb.deciding import Deciding
 from penstock.tidb.decisions import Decisions
 from penstock.tidb.group_commit import GroupCommit, resolved
 from penstock.tidb.messages import NOTIFY
@@ -45,7 +46,7 @@ from penstock.tidb.pump_service import PumpService
 from penstock.tidb.pump_store import PumpStore, StoreCounts
 from penstock.tidb.registry import Node, NodeKind, NodeState, Registry
 from penstock.tidb.release_index import Location
-from penstock.tidb.resolver import Decision, Resolver
+from penstock.tidb.resolver import Resolver
 
 _log = structlog.get_logger(__name__)
 
@@ -54,7 +55,6 @@ _HEARTBEAT_SECONDS = 2.0
 # A Pump that stores nothing for this long takes a timestamp of the cluster, so that Drainers can go on.
 _FAKE_SECONDS = 3.0
 _HOLD_SECONDS = 10.0
-_RESOLVE_SECONDS = 1.0
 _NOTIFY_SECONDS = 10.0
 _NOTIFY_TRIES = 3
 _STORE_CALL_SECONDS = 30.0
@@ -116,7 +116,7 @@ class Pump:
         self._upkeep = Upkeep(LocalDisk(), Layout(log_settings.folder), log_settings)
         self._cluster_id = 0
         self._commit: GroupCommit | None = None
-        self._resolver: Resolver | None = None
+        self._deciding: Deciding | None = None
         self._state = self._registered_state = NodeState.PAUSED
         # The state that was asked for over HTTP, in the registry, or by the end of the process.
         self._wanted: NodeState | None = None
@@ -129,9 +129,6 @@ class Pump:
         self._problem: str | None = None
         self._rate = 0.0
         self._thread = threading.Thread(target=self._run, name=f"pump-{instance}", daemon=True)
-        self._resolve_thread = threading.Thread(
-            target=self._resolve_until_stopped, name=f"pump-resolve-{instance}", daemon=True
-        )
 
     # --- From outside -----------------------------------------------------------------------
 
@@ -177,15 +174,16 @@ class Pump:
             "refused": dict(counts.refused),
             "writes_per_second": round(self._rate, 1),
         }
-        store, resolver = self._open_store(), self._resolver
-        if store is not None and resolver is not None:
+        store, deciding = self._open_store(), self._deciding
+        if store is not None and deciding is not None:
             values |= {
                 "released_ts": store.released_ts,
                 "open": store.matching.open_count,
                 "waiting": store.matching.waiting_count,
                 "late": store.matching.late,
+                "decisions": {str(start_ts): why for start_ts, why in deciding.decision_states.items()},
             }
-            stalled = resolver.stalled_by()
+            stalled = deciding.resolver.stalled_by()
             if stalled is not None:
                 values["stalled_by"] = {"start_ts": stalled[0], "seconds": round(stalled[1])}
                 values["problem"] = values["problem"] or f"the transaction {stalled[0]} has no outcome"
@@ -211,6 +209,10 @@ class Pump:
             _log.error(
                 "the Pump ends", instance=self.instance, error=type(problem).__name__, why=str(problem)
             )
+        except Exception as defect:
+            # The end of the thread prints the traceback.
+            self._problem = f"a defect ended the Pump: {defect!r}"
+            raise
         finally:
             self._end()
 
@@ -227,14 +229,15 @@ class Pump:
 
         self._commit = GroupCommit(self.instance, open_refusing, self._finished, self._released)
         self._retry("the Pump's log cannot be opened", self._start_commit)
-        self._resolver = Resolver(
+        resolver = Resolver(
             self._resolving_cluster,
             lambda prewrite: self._store.prewrite_key(prewrite),
-            self._decisions,
+            self._decisions.hint,
             self._settings.decide_after,
         )
+        self._deciding = Deciding(self.instance, resolver, self._decisions, self._store_call, self._note)
         self._port.start()
-        self._resolve_thread.start()
+        self._deciding.start()
         self._beat_at = self._fake_at = self._held_at = time.monotonic()
         self._stored_before = self._counts.stored, self._beat_at
         self._fake_seen = self._counts.stored
@@ -410,28 +413,6 @@ class Pump:
         holds = Holds(store.log.log.disk, store.log.log.layout)
         holds.put(Hold(_HOLD, store.log.position_of(start)))
 
-    def _resolve_until_stopped(self) -> None:
-        while not self._stopping.wait(_RESOLVE_SECONDS):
-            commit, resolver = self._commit, self._resolver
-            if commit is None or resolver is None:
-                continue
-            try:
-                open_prewrites = self._store_call(lambda store: store.matching.open_prewrites())
-                self._carry_out(resolver.resolve(open_prewrites))
-            except PenstockError as problem:
-                self._note(problem)
-
-    def _carry_out(self, decisions: Sequence[Decision]) -> None:
-        if decisions:
-            self._store_call(
-                lambda store: store.write(
-                    [
-                        store.decision(each.start_ts, each.commit_ts, by_operator=each.by_operator)
-                        for each in decisions
-                    ]
-                )
-            )
-
     # --- The registry -----------------------------------------------------------------------
 
     def _set_state(self, state: NodeState) -> None:
@@ -565,8 +546,8 @@ class Pump:
 
     def _end(self) -> None:
         self._stopping.set()
-        if self._resolve_thread.is_alive():
-            self._resolve_thread.join(PUMP_STOP_SECONDS_MAX)
+        if self._deciding is not None:
+            self._deciding.stop(PUMP_STOP_SECONDS_MAX)
         self._port.stop()
         if self._commit is not None:
             try:

@@ -108,7 +108,8 @@ class PumpService(grpc.GenericRpcHandler):  # type: ignore[misc]
         except EventMalformed as problem:
             await self._refuse(context, "malformed request", grpc.StatusCode.INVALID_ARGUMENT, str(problem))
             raise
-        await self._check_cluster(cluster_id, context)
+        # TiDB's client tries another Pump, as it does with the original.
+        await self._check_cluster(cluster_id, context, grpc.StatusCode.UNKNOWN)
         if self._waiting_bytes and self._waiting_bytes + len(payload) > PUMP_WAITING_BYTES_MAX:
             text = f"{self._waiting_bytes} bytes of binlogs wait for the disk"
             await self._refuse(context, "overloaded", grpc.StatusCode.UNAVAILABLE, text)
@@ -117,16 +118,20 @@ class PumpService(grpc.GenericRpcHandler):  # type: ignore[misc]
         # Until it is stored, it needs memory, even if its sender gives up.
         self._waiting_bytes += len(payload)
         self._commit.submit(write)
-        await write.future
+        try:
+            await write.future
+        except asyncio.CancelledError:
+            write.is_abandoned = True
+            raise
         if write.problem is not None:
             await context.abort(_code_of(write.problem), str(write.problem))
         return _ACCEPTED
 
-    async def _check_cluster(self, cluster_id: int, context: Any) -> None:
+    async def _check_cluster(self, cluster_id: int, context: Any, code: Any) -> None:
         if cluster_id != self._cluster_id:
             # The original's words, which operators search for.
             text = f"cluster ID are mismatch, {cluster_id} vs {self._cluster_id}"
-            await self._refuse(context, "wrong cluster id", grpc.StatusCode.UNKNOWN, text)
+            await self._refuse(context, "wrong cluster id", code, text)
 
     async def _refuse(self, context: Any, reason: str, code: Any, text: str) -> None:
         self._counts.refused[reason] += 1
@@ -141,7 +146,7 @@ class PumpService(grpc.GenericRpcHandler):  # type: ignore[misc]
         except EventMalformed as problem:
             await self._refuse(context, "malformed request", grpc.StatusCode.INVALID_ARGUMENT, str(problem))
             raise
-        await self._check_cluster(cluster_id, context)
+        await self._check_cluster(cluster_id, context, grpc.StatusCode.FAILED_PRECONDITION)
         if self._compress:
             context.set_compression(grpc.Compression.Gzip)
         while not self._is_ending:

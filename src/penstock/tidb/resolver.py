@@ -14,7 +14,6 @@ import structlog
 from penstock.errors import LogDamaged, PenstockError, TransientError
 from penstock.retry import Backoff
 from penstock.tidb.cluster import Cluster, Outcome, TransactionStatus
-from penstock.tidb.decisions import Decisions
 from penstock.tidb.matching import OpenPrewrite
 from penstock.tidb.release_index import Location
 
@@ -52,21 +51,22 @@ class Decision:
 class Resolver:
     """Looks for the outcomes of open prewrites. Not thread-safe.
 
-    `key_of` returns the key by which TiKV knows a transaction. After `decide_after` seconds an undecided
-    transaction is rolled back in the cluster; None: never.
+    `key_of` returns the key by which TiKV knows a transaction, and `hint_of` what an operator can do about
+    one, by its start timestamp. After `decide_after` seconds an undecided transaction is rolled back in the
+    cluster; None: never.
     """
 
     def __init__(
         self,
         cluster: Cluster,
         key_of: Callable[[OpenPrewrite[Location]], bytes],
-        decisions: Decisions,
+        hint_of: Callable[[int], str],
         decide_after: float | None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cluster = cluster
         self._key_of = key_of
-        self._decisions = decisions
+        self._hint_of = hint_of
         self._decide_after = decide_after
         self._clock = clock
         self._unknown: dict[int, _Unknown] = {}
@@ -81,18 +81,20 @@ class Resolver:
         seconds = self._clock() - self._unknown[start_ts].since
         return (start_ts, seconds) if seconds >= _STALLED_SECONDS else None
 
-    def resolve(self, open_prewrites: Iterable[OpenPrewrite[Location]]) -> list[Decision]:
-        """Return the outcomes that are known by now. `open_prewrites` are all of them."""
+    def resolve(
+        self, open_prewrites: Iterable[OpenPrewrite[Location]], by_operator: Iterable[Decision] = ()
+    ) -> list[Decision]:
+        """Return the outcomes that are known by now. `open_prewrites` are all of them.
+
+        An operator's decisions about other transactions wait.
+        """
         now = self._clock()
         prewrites = {prewrite.start_ts: prewrite for prewrite in open_prewrites}
         self._unknown = {
             start_ts: self._unknown.get(start_ts) or _Unknown(now, now + _ASK_AFTER_SECONDS)
             for start_ts in prewrites
         }
-        decided = [
-            Decision(start_ts, commit_ts, by_operator=True)
-            for start_ts, commit_ts in self._decisions.take(prewrites)
-        ]
+        decided = [decision for decision in by_operator if decision.start_ts in prewrites]
         due = sorted(start_ts for start_ts, unknown in self._unknown.items() if unknown.ask_at <= now)
         for start_ts in due[:_ASKED_MAX]:
             try:
@@ -122,7 +124,7 @@ class Resolver:
         key = self._key_of(prewrite)
         if not key:
             raise LogDamaged(
-                f"the prewrite {prewrite.start_ts} has no key", hint=self._decisions.hint(prewrite.start_ts)
+                f"the prewrite {prewrite.start_ts} has no key", hint=self._hint_of(prewrite.start_ts)
             )
         status = self._cluster.transaction_status(prewrite.start_ts, key)
         is_late = self._decide_after is not None and now - unknown.since >= self._decide_after
@@ -164,5 +166,5 @@ class Resolver:
                 seconds=round(seconds),
                 waiting=len(self._unknown),
                 why=self.problem or "TiKV has a lock of it, or no trace",
-                hint=self._decisions.hint(start_ts),
+                hint=self._hint_of(start_ts),
             )

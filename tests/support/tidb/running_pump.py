@@ -14,6 +14,7 @@ import pytest
 from penstock.retry import Backoff
 from penstock.settings.daemon import LogSettings
 from penstock.settings.tidb_pump import PumpSettings
+from penstock.tidb import deciding
 from penstock.tidb import pump as pump_module
 from penstock.tidb import resolver as resolver_module
 from penstock.tidb.pump import Pump
@@ -25,8 +26,9 @@ from tests.support.tidb.pump_client import PumpClient
 
 def hasten(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shorten the intervals: the tests wait for events."""
-    for name in ("_TICK_SECONDS", "_HEARTBEAT_SECONDS", "_HOLD_SECONDS", "_RESOLVE_SECONDS"):
+    for name in ("_TICK_SECONDS", "_HEARTBEAT_SECONDS", "_HOLD_SECONDS"):
         monkeypatch.setattr(pump_module, name, 0.02)
+    monkeypatch.setattr(deciding, "_RESOLVE_SECONDS", 0.02)
     monkeypatch.setattr(resolver_module, "_ASK_AFTER_SECONDS", 0.0)
     monkeypatch.setattr(resolver_module, "_ASK_AGAIN", Backoff(0.02, 0.02))
     monkeypatch.setattr(resolver_module, "_STALLED_SECONDS", 0.0)
