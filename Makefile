@@ -42,8 +42,9 @@ test-long: setup ## the long sweeps, resumed (SEEDS=1-5 MINUTES=60 ONLY=log FRES
 	@$(PYTHON) -m tools.suite.long $(if $(SEEDS),--seeds $(SEEDS)) $(if $(MINUTES),--minutes $(MINUTES)) \
 	  $(if $(ONLY),--only '$(ONLY)') $(if $(FRESH),--fresh)
 
-test-stress: setup ## repeat TESTS (default: those that depend on time) under load and pauses (TIMES=50)
-	@$(PYTHON) -m tools.suite.stress $(if $(TIMES),--times $(TIMES)) $(TESTS)
+test-stress: setup ## repeat TESTS (default: those that depend on time) under load, resumed (TIMES=50 PARALLEL=4)
+	@$(PYTHON) -m tools.suite.stress $(if $(TIMES),--times $(TIMES)) $(if $(PARALLEL),--parallel $(PARALLEL)) \
+	  $(if $(FRESH),--fresh) $(TESTS)
 
 mutants: setup ## mutation testing, resumed (KERNEL=30 PYTHON_MUTANTS=30 SEED=1); survivors are listed
 	@$(PYTHON) -m tools.mutants $(if $(KERNEL),--kernel $(KERNEL)) \

@@ -31,7 +31,8 @@ from tools.suite.results import (
     only_writer,
     tree_state,
 )
-from tools.suite.stress import Stress
+from tools.suite.stress import Load, Stress
+from tools.suite.tallies import TallyFile, TargetTally
 
 TREE = [sys.executable, "-m", "tools.suite.tree"]
 
@@ -221,10 +222,10 @@ def test_process_left_running_fails_the_run_by_name() -> None:
     assert failures_of(LEAKY, Task(Sweep("a.py::test_a", False), None)) == [
         {"test": "a.py::test_a", "lines": [line]}
     ]
-    runs = Stress([["a.py"]], times=1, pause_seconds_max=0.0, seed=1, run_minutes=5)
-    runs.count(["a.py"], LEAKY, "repetition 1")
-    assert line in runs.tallies["a.py"].lines
-    assert runs.summarize() == 1
+    tally = TargetTally(("a.py",), "this")
+    tally.count(LEAKY, "repetition 1")
+    assert line in tally.tests["a.py"].lines
+    assert stress_of(tally, times=1).summarize() == 1
 
 
 def test_late_daemon_of_penstock_is_not_started_a_second_time(
@@ -432,16 +433,41 @@ def test_steady(): pass
 """
 
 
+def stress_of(*tallies: TargetTally, times: int, kept: TallyFile | None = None) -> Stress:
+    return Stress(tallies, times, Load(0.0, 0), seed=1, run_minutes=5, parallel=2, kept=kept)
+
+
 def test_stress_prints_the_failure_rate_of_each_test(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [write_tests(tmp_path, FLAKY), "--times", "2", "--busy", "1", "--no-pauses", "--seed", "3"]
+    words += ["--parallel", "1", "--results", str(tmp_path / "stress.json")]
     assert stress.main(words) == 1
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert ["2", "1", "50.0%", "test_sample.py::test_every_second_run_fails"] in lines
     assert ["2", "0", "0.0%", "test_sample.py::test_steady"] in lines
     assert ["E", "AssertionError:", "an", "even", "run"] in lines
     assert not [child for child in psutil.Process().children() if "while True" in " ".join(child.cmdline())]
+
+
+MEETING = """
+import pathlib, time
+def test_meeting():
+    folder, me = pathlib.Path(__file__).parents[1], pathlib.Path(__file__).parent.name
+    (folder / f"{me}-is-here").touch()
+    while len(list(folder.glob("*-is-here"))) < 2:
+        time.sleep(0.01)
+"""
+
+
+def test_stress_runs_several_files_at_once(tmp_path: Path) -> None:
+    tallies = []
+    for name in ("first", "second"):
+        (tmp_path / name).mkdir()
+        tallies.append(TargetTally((write_tests(tmp_path / name, MEETING),), "this"))
+    stressed = stress_of(*tallies, times=1)
+    stressed.run()
+    assert stressed.summarize() == 0
 
 
 @pytest.mark.parametrize(
@@ -458,16 +484,46 @@ def test_stress_prints_the_failure_rate_of_each_test(
 def test_stress_without_an_outcome_is_no_success(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str, words: str
 ) -> None:
-    runs = Stress([[write_tests(tmp_path, text)]], times=1, pause_seconds_max=0.0, seed=1, run_minutes=5)
-    runs.run()
-    assert runs.summarize() == 1
+    stressed = stress_of(TargetTally((write_tests(tmp_path, text),), "this"), times=1)
+    stressed.run()
+    assert stressed.summarize() == 1
     assert words in capsys.readouterr().out
 
 
+def run_with(outcome: str) -> Run:
+    tests = {"a.py::test_a": TestOutcome(outcome, ("why",))}
+    return Run(0, 30.0, timed_out=False, has_report=True, tests=tests)
+
+
 def test_stress_with_a_repetition_that_skips_is_no_success(capsys: pytest.CaptureFixture[str]) -> None:
-    stressed = Stress([["a.py"]], times=2, pause_seconds_max=0.0, seed=1, run_minutes=5)
+    tally = TargetTally(("a.py",), "this")
     for outcome in (PASSED, SKIPPED):
-        tests = {"a.py::test_a": TestOutcome(outcome)}
-        stressed.count(["a.py"], Run(0, 1.0, timed_out=False, has_report=True, tests=tests), "a repetition")
-    assert stressed.summarize() == 1
+        tally.count(run_with(outcome), "a repetition")
+    assert stress_of(tally, times=2).summarize() == 1
     assert "ran less than 2 times: a.py::test_a (1)" in capsys.readouterr().out
+
+
+def test_stress_resumes_the_repetitions_of_the_same_conditions(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "stress.json"
+    tally = TargetTally(("a.py",), "this")
+    for outcome in (PASSED, FAILED):
+        tally.count(run_with(outcome), f"the one that {outcome}")
+    TallyFile(path).put(tally)
+    kept = TallyFile(path)
+    assert kept.resume(["a.py"], "this") == tally
+    for conditions in ("other", None):
+        assert kept.resume(["a.py"], conditions).repetitions == 0
+    # Every repetition is done, so nothing runs, and the failure still counts.
+    stressed = stress_of(kept.resume(["a.py"], "this"), times=2, kept=kept)
+    stressed.run()
+    assert stressed.summarize() == 1
+    printed = capsys.readouterr().out
+    assert "a.py::test_a failed first in the one that failed:\n    why" in printed
+    new = TargetTally(("b.py",), "this")
+    assert stress_of(tally, new, times=10, kept=kept).estimate() == (
+        "18 repetitions of 2 files, 2 at once: about 2 min; not counting files that have not run before: 1"
+    )
+    kept.forget([["a.py"]])
+    assert kept.resume(["a.py"], "this").repetitions == 0

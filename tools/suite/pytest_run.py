@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A run of pytest in a separate process tree, and the parsing of its JUnit report."""
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -11,6 +12,8 @@ import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from tools.servers.starting import LATE_STARTS_VARIABLE
 from tools.suite.listing import ROOT
@@ -80,48 +83,98 @@ def run_pytest(
     pauses: Pauses | None = None,
     lines_max: int = 40,
 ) -> Run:
-    """Run pytest in a new process tree; end the tree after a time limit or on any exception.
+    """Run pytest in a new process tree; end the tree after a time limit or on any exception."""
+    with PytestProcess(arguments, environment=environment, seconds_max=seconds_max, pauses=pauses) as process:
+        return process.finish(lines_max)
 
-    A tree that does not end in time is killed. A truncated report counts as no report.
+
+class PytestProcess:
+    """A pytest that runs in its own process tree, inside a `with` block, which ends the tree.
+
+    A tree that does not end in time is killed.
     """
-    with tempfile.TemporaryDirectory(prefix="penstock-suite-") as folder:
-        report, output, late_starts, leaks = (
-            Path(folder) / name for name in ("report.xml", "output", "late-starts", "leaks")
-        )
-        pytest_words = ["-q", "--tb=short", "-p", "no:cacheprovider"]
-        report_words = ["-o", "junit_family=xunit1", f"--junit-xml={report}"]
-        tree_words = ["--output", str(output), "--leaks", str(leaks)]
-        if pauses is not None:
-            tree_words += ["--pause-seconds", str(pauses.seconds_max), "--seed", pauses.seed]
-        argv = [
-            *(shutil.which("setpriv") or "setpriv", "--pdeathsig", "TERM", "--"),
-            *(sys.executable, "-m", "tools.suite.tree", *tree_words),
-            *(sys.executable, "-m", "pytest", *pytest_words, *report_words, *arguments),
-        ]
-        started_at = time.monotonic()
-        # A separate session, so that Ctrl-C reaches only this process, which then ends the tree.
-        variables = os.environ | BYTECODE | (environment or {}) | {LATE_STARTS_VARIABLE: str(late_starts)}
-        process = subprocess.Popen(argv, cwd=ROOT, env=variables, start_new_session=True)
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        *,
+        environment: dict[str, str] | None = None,
+        seconds_max: float,
+        pauses: Pauses | None = None,
+    ) -> None:
+        self._arguments = arguments
+        self._environment = environment or {}
+        self._pauses = pauses
+        self._seconds_max = seconds_max
+        self._stack = contextlib.ExitStack()
+
+    def __enter__(self) -> Self:
+        with contextlib.ExitStack() as stack:
+            folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="penstock-suite-"))
+            self._folder = Path(folder)
+            self._started_at = time.monotonic()
+            # A separate session, so that Ctrl-C reaches only this process, which then ends the tree.
+            self._process = subprocess.Popen(
+                self._argv(),
+                cwd=ROOT,
+                env=os.environ
+                | BYTECODE
+                | self._environment
+                | {LATE_STARTS_VARIABLE: str(self._folder / "late-starts")},
+                start_new_session=True,
+            )
+            stack.callback(_end, self._process)
+            self.descriptor = os.pidfd_open(self._process.pid)
+            stack.callback(os.close, self.descriptor)
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the tree and remove its folder, if that has not been done."""
+        self._stack.close()
+
+    @property
+    def seconds_left(self) -> float:
+        """The time until the limit, 0.0 after it. `descriptor` becomes readable when pytest ends."""
+        return max(0.0, self._started_at + self._seconds_max - time.monotonic())
+
+    def finish(self, lines_max: int) -> Run:
+        """Wait for the end or the time limit, and return the outcome. A truncated report counts as none."""
         timed_out = False
         try:
-            process.wait(seconds_max)
+            self._process.wait(self.seconds_left)
         except subprocess.TimeoutExpired:
             timed_out = True
-        finally:
-            if process.poll() is None:
-                _end(process)
-        seconds = time.monotonic() - started_at
-        tests = None if timed_out else read_report(report, lines_max)
+            _end(self._process)
+        seconds = time.monotonic() - self._started_at
+        tests = None if timed_out else read_report(self._folder / "report.xml", lines_max)
         return Run(
-            process.returncode,
+            self._process.returncode,
             seconds,
             timed_out,
             tests is not None,
             tests or {},
-            _lines(output)[-lines_max:],
-            _lines(late_starts),
-            _lines(leaks),
+            _lines(self._folder / "output")[-lines_max:],
+            _lines(self._folder / "late-starts"),
+            _lines(self._folder / "leaks"),
         )
+
+    def _argv(self) -> list[str]:
+        pytest_words = ["-q", "--tb=short", "-p", "no:cacheprovider"]
+        report_words = ["-o", "junit_family=xunit1", f"--junit-xml={self._folder / 'report.xml'}"]
+        tree_words = ["--output", str(self._folder / "output"), "--leaks", str(self._folder / "leaks")]
+        if self._pauses is not None:
+            tree_words += ["--pause-seconds", str(self._pauses.seconds_max), "--seed", self._pauses.seed]
+        return [
+            *(shutil.which("setpriv") or "setpriv", "--pdeathsig", "TERM", "--"),
+            *(sys.executable, "-m", "tools.suite.tree", *tree_words),
+            *(sys.executable, "-m", "pytest", *pytest_words, *report_words, *self._arguments),
+        ]
 
 
 def left_running(run: Run) -> list[str]:
@@ -131,6 +184,8 @@ def left_running(run: Run) -> list[str]:
 
 def _end(process: subprocess.Popen[bytes]) -> None:
     """End the runner of a tree, which ends the tree; kill it after a timeout."""
+    if process.poll() is not None:
+        return
     process.terminate()
     try:
         process.wait(_STOP_SECONDS_MAX)

@@ -88,13 +88,17 @@ class ResultsFile:
         self._write()
 
     def _write(self) -> None:
-        entries = [asdict(result) for result in self._results.values()]
-        unfinished = self.path.with_suffix(".new")
-        with unfinished.open("w") as file:
-            json.dump(entries, file, indent=1)
-            file.flush()
-            os.fsync(file.fileno())
-        unfinished.replace(self.path)
+        replace_json(self.path, [asdict(result) for result in self._results.values()])
+
+
+def replace_json(path: Path, entries: list[dict[str, Any]]) -> None:
+    """Replace a file with a JSON list atomically and durably."""
+    unfinished = path.with_suffix(".new")
+    with unfinished.open("w") as file:
+        json.dump(entries, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(path)
 
 
 @contextlib.contextmanager

@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 """Repeat tests beside busy loops and random pauses of their processes, and print how often each one fails.
 
-    python -m tools.suite.stress [--times N] [--busy K] [--pause-seconds MAX] [--no-pauses] TEST...
+    python -m tools.suite.stress [--times N] [--parallel P] [--busy K] [--pause-seconds MAX] TEST...
 
 Each repetition is a fresh pytest with everything that it starts, stopped by SIGSTOP for 0.1 s up to MAX at
 random moments. TEST is a file or a test id; without one, every test marked `timing` is repeated, a file at a
-time. `--seed` makes the moments and lengths of the pauses the same again, and `--no-pauses --busy 0` finds
-the failure rate of an idle machine. The exit status is 1 if a test failed, did not run in every repetition
-or left a process running. A server that was started a second time is printed as flaky.
+time. P files run at once, because a paused one needs no processor. `--seed` makes the moments and lengths of
+the pauses the same again, and `--no-pauses --busy 0 --parallel 1` finds the failure rate of an idle machine.
+The exit status is 1 if a test failed, did not run in every repetition or left a process running. A server
+that was started a second time is printed as flaky.
+
+The counts are kept in `build/stress.json` after each repetition. Another run of the same files, pauses and
+busy loops resumes there, and does not repeat what has its N repetitions; `--fresh` counts from zero. The run
+begins with an estimate of its time, from the last repetitions of each file.
 
 Mark a test `timing` if the moment at which something happens can change its result:
 
@@ -22,112 +27,127 @@ import argparse
 import contextlib
 import os
 import random
+import select
 import shutil
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from pathlib import Path
 
-from tools.suite.listing import files_with, list_tests
-from tools.suite.pytest_run import (
-    FAILED,
-    PASSED,
-    SKIPPED,
-    Pauses,
-    Run,
-    TestOutcome,
-    left_running,
-    run_pytest,
-)
+from tools.suite.listing import ROOT, files_with, list_tests
+from tools.suite.pytest_run import Pauses, PytestProcess
+from tools.suite.results import ResultsInUse, only_writer, tree_state
+from tools.suite.tallies import TallyFile, TargetTally
 
+RESULTS = ROOT / "build" / "stress.json"
 TIMES_DEFAULT = 50
-PAUSE_SECONDS_DEFAULT = 12.0
+# Long enough for a lease or heartbeat of the tests to run out, short enough for 50 repetitions in a night.
+PAUSE_SECONDS_DEFAULT = 4.0
+PARALLEL_DEFAULT = 4
 RUN_MINUTES_DEFAULT = 60.0
 FAILURE_LINES = 20
 
 
-@dataclass
-class Tally:
-    """How often a test ran, was skipped and failed, and its first failure."""
+@dataclass(frozen=True)
+class Load:
+    """What disturbs the tests: pauses, 0.0 for none, and busy loops."""
 
-    runs: int = 0
-    skips: int = 0
-    failures: int = 0
-    first_failure: str = ""
-    lines: tuple[str, ...] = ()
+    pause_seconds_max: float
+    busy: int
 
-    def count(self, outcome: TestOutcome, where: str) -> None:
-        """Count one outcome; `where` names the repetition."""
-        if outcome.outcome == SKIPPED:
-            self.skips += 1
-            return
-        self.runs += 1
-        if outcome.outcome == FAILED:
-            self.failures += 1
-            if self.failures == 1:
-                self.first_failure, self.lines = where, outcome.lines
+    def __str__(self) -> str:
+        return f"pauses up to {self.pause_seconds_max:g} s, {self.busy} busy loops"
 
 
 @dataclass
 class Stress:
-    """Repetitions of targets, each a list of paths or ids for one pytest, and the tallies of their tests."""
+    """Repetitions of targets, each a tally of its tests; `parallel` targets run at once.
 
-    targets: Sequence[Sequence[str]]
+    Each repetition is kept in `kept` as soon as it ends. `seed` decides the pauses.
+    """
+
+    tallies: Sequence[TargetTally]
     times: int
-    pause_seconds_max: float
+    load: Load
     seed: int
     run_minutes: float
-    tallies: dict[str, Tally] = field(default_factory=dict)
+    parallel: int = 1
+    kept: TallyFile | None = None
 
     def run(self) -> None:
-        """Run every target once, then again, until each has run `times` times."""
-        for repetition in range(1, self.times + 1):
-            for target in self.targets:
-                seed = f"{self.seed}/{repetition}/{' '.join(target)}"
-                pauses = Pauses(self.pause_seconds_max, seed) if self.pause_seconds_max else None
-                run = run_pytest(
-                    target, seconds_max=60 * self.run_minutes, pauses=pauses, lines_max=FAILURE_LINES
-                )
-                self.count(target, run, f"repetition {repetition}")
-                ended = f"{run.outcome} in {run.seconds:.1f} s"
-                print(f"[{repetition} of {self.times}] {label_of(target)}: {ended}", flush=True)
-                for late_start in run.late_starts:
-                    print(f"    flaky: {late_start}", flush=True)
+        """Run the target with the fewest repetitions next, until each has run `times` times."""
+        begun = {tally.target: tally.repetitions for tally in self.tallies}
+        running: dict[int, tuple[TargetTally, int, PytestProcess]] = {}
+        with contextlib.ExitStack() as stack:
+            while True:
+                while len(running) < self.parallel and (tally := self._next(begun)) is not None:
+                    begun[tally.target] += 1
+                    process = stack.enter_context(self._process(tally, begun[tally.target]))
+                    running[process.descriptor] = tally, begun[tally.target], process
+                if not running:
+                    return
+                seconds = min(process.seconds_left for _, _, process in running.values())
+                ended, _, _ = select.select(list(running), [], [], seconds)
+                expired = [number for number, (_, _, process) in running.items() if not process.seconds_left]
+                for number in {*ended, *expired}:
+                    self._finish(*running.pop(number))
 
-    def count(self, target: Sequence[str], run: Run, where: str) -> None:
-        """Count the tests of a run. A failed run without a failed test is a failure of its target."""
-        for name, test in run.tests.items():
-            self.tallies.setdefault(name, Tally()).count(test, where)
-        failed = FAILED in {test.outcome for test in run.tests.values()}
-        if run.leaks or (not failed and run.outcome not in (PASSED, SKIPPED)):
-            lines = (f"pytest {run.outcome}, exit status {run.status}", *left_running(run), *run.output)
-            # If pytest dies, all its tests are affected, and the cause cannot be attributed to one of them.
-            self.tallies.setdefault(label_of(target), Tally()).count(TestOutcome(FAILED, lines), where)
+    def _next(self, begun: dict[tuple[str, ...], int]) -> TargetTally | None:
+        tally = min(self.tallies, key=lambda tally: begun[tally.target])
+        return tally if begun[tally.target] < self.times else None
+
+    def _process(self, tally: TargetTally, repetition: int) -> PytestProcess:
+        seed = f"{self.seed}/{repetition}/{' '.join(tally.target)}"
+        pauses = Pauses(self.load.pause_seconds_max, seed) if self.load.pause_seconds_max else None
+        return PytestProcess(tally.target, seconds_max=60 * self.run_minutes, pauses=pauses)
+
+    def _finish(self, tally: TargetTally, repetition: int, process: PytestProcess) -> None:
+        run = process.finish(FAILURE_LINES)
+        process.close()
+        tally.count(run, f"repetition {repetition} of seed {self.seed}")
+        if self.kept is not None:
+            self.kept.put(tally)
+        ended = f"{run.outcome} in {run.seconds:.1f} s"
+        print(f"[{repetition} of {self.times}] {tally.label}: {ended}", flush=True)
+        for late_start in run.late_starts:
+            print(f"    flaky: {late_start}", flush=True)
+
+    def estimate(self) -> str:
+        """Return how long the repetitions will take, judged by the last ones of each target."""
+        repetitions = {tally.target: max(0, self.times - tally.repetitions) for tally in self.tallies}
+        left = sum(repetitions.values())
+        seconds = {
+            target: self.kept.seconds_per_repetition(target) if self.kept is not None else None
+            for target in repetitions
+        }
+        known = sum(repetitions[target] * (seconds[target] or 0.0) for target in repetitions)
+        text = f"{left} repetitions of {len(self.tallies)} files, {self.parallel} at once"
+        if known:
+            text += f": about {known / self.parallel / 60:.0f} min"
+        if unknown := sum(1 for target, count in repetitions.items() if count and seconds[target] is None):
+            text += f"; not counting files that have not run before: {unknown}"
+        return text
 
     def summarize(self) -> int:
         """Print a line for each test, then each first failure; return the exit status."""
         print(f"\nseed {self.seed}\n{'runs':>6}{'failed':>8}{'rate':>8}  test")
-        for name, tally in self.tallies.items():
-            rate = f"{tally.failures / tally.runs:.1%}" if tally.runs else "-"
-            skips = f" (skipped {tally.skips} times)" if tally.skips else ""
-            print(f"{tally.runs:>6}{tally.failures:>8}{rate:>8}  {name}{skips}")
-        for name, tally in self.tallies.items():
-            if tally.failures:
-                print(f"\n{name} failed first in {tally.first_failure}:")
-                print("\n".join(f"    {line}" for line in tally.lines))
-        too_seldom = [
-            f"{name} ({tally.runs})" for name, tally in self.tallies.items() if tally.runs < self.times
-        ]
-        if too_seldom or not self.tallies:
-            print(f"\nran less than {self.times} times: {', '.join(too_seldom) or 'every test'}")
-        failed = any(tally.failures for tally in self.tallies.values())
-        return 1 if failed or too_seldom or not self.tallies else 0
-
-
-def label_of(target: Sequence[str]) -> str:
-    """Return a short name of a target."""
-    return target[0] if len(target) == 1 else f"{target[0].partition('::')[0]} ({len(target)} tests)"
+        tests = {name: test for tally in self.tallies for name, test in tally.tests.items()}
+        for name, test in tests.items():
+            rate = f"{test.failures / test.runs:.1%}" if test.runs else "-"
+            skips = f" (skipped {test.skips} times)" if test.skips else ""
+            print(f"{test.runs:>6}{test.failures:>8}{rate:>8}  {name}{skips}")
+        for name, test in tests.items():
+            if test.failures:
+                print(f"\n{name} failed first in {test.first_failure}:")
+                print("\n".join(f"    {line}" for line in test.lines))
+        too_seldom = [f"{name} ({test.runs})" for name, test in tests.items() if test.runs < self.times]
+        too_seldom += [tally.label for tally in self.tallies if not tally.tests]
+        if too_seldom:
+            print(f"\nran less than {self.times} times: {', '.join(too_seldom)}")
+        failed = any(test.failures for test in tests.values())
+        return 1 if failed or too_seldom else 0
 
 
 def timing_targets() -> list[list[str]]:
@@ -155,11 +175,61 @@ def busy_loops(count: int) -> Iterator[None]:
 
 def main(words: list[str]) -> int:
     """Read the command line, repeat the tests and print the failure rates."""
+    parser = _parser()
+    options = parser.parse_args(words)
+    if not options.no_pauses and options.pause_seconds < 0.1:
+        parser.error("--pause-seconds is at least 0.1; use --no-pauses for none")
+    if options.times < 1 or options.parallel < 1:
+        parser.error("--times and --parallel are at least 1")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        with only_writer(options.results):
+            return _repeat(options)
+    except ResultsInUse as problem:
+        print(problem, file=sys.stderr)
+        return 2
+
+
+def _repeat(options: argparse.Namespace) -> int:
+    targets = [[test] for test in options.tests] or timing_targets()
+    if not targets:
+        print("no test is marked timing", file=sys.stderr)
+        return 2
+    kept = TallyFile(options.results)
+    if options.fresh:
+        kept.forget(targets)
+    load = Load(0.0 if options.no_pauses else options.pause_seconds, options.busy)
+    tree = tree_state()
+    conditions = None if tree is None else f"{tree}, {load}"
+    stress = Stress(
+        tallies=[kept.resume(target, conditions) for target in targets],
+        times=options.times,
+        load=load,
+        seed=random.SystemRandom().randrange(1 << 32) if options.seed is None else options.seed,
+        run_minutes=options.run_minutes,
+        parallel=options.parallel,
+        kept=kept,
+    )
+    print(stress.estimate(), flush=True)
+    try:
+        with busy_loops(options.busy):
+            stress.run()
+    except KeyboardInterrupt:
+        print("interrupted: run it again to go on")
+        stress.summarize()
+        return 128 + signal.SIGINT
+    return stress.summarize()
+
+
+def _parser() -> argparse.ArgumentParser:
     cores = len(os.sched_getaffinity(0))
     lines = (__doc__ or "").splitlines()
     parser = argparse.ArgumentParser(prog="python -m tools.suite.stress", description=lines[0])
     parser.add_argument("tests", nargs="*", metavar="TEST", help="file or test id (default: marked timing)")
     parser.add_argument("--times", type=int, default=TIMES_DEFAULT, help=f"default: {TIMES_DEFAULT}")
+    parser.add_argument(
+        "--parallel", type=int, default=PARALLEL_DEFAULT, help=f"files at once (default: {PARALLEL_DEFAULT})"
+    )
     parser.add_argument("--busy", type=int, default=cores, help=f"busy loops (default: {cores}, the cores)")
     parser.add_argument(
         "--pause-seconds",
@@ -176,26 +246,9 @@ def main(words: list[str]) -> int:
         default=RUN_MINUTES_DEFAULT,
         help=f"a pytest that takes longer has failed (default: {RUN_MINUTES_DEFAULT:g})",
     )
-    options = parser.parse_args(words)
-    if not options.no_pauses and options.pause_seconds < 0.1:
-        parser.error("--pause-seconds is at least 0.1; use --no-pauses for none")
-    if options.times < 1:
-        parser.error("--times is at least 1")
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    stress = Stress(
-        targets=[[test] for test in options.tests] or timing_targets(),
-        times=options.times,
-        pause_seconds_max=0.0 if options.no_pauses else options.pause_seconds,
-        seed=random.SystemRandom().randrange(1 << 32) if options.seed is None else options.seed,
-        run_minutes=options.run_minutes,
-    )
-    try:
-        with busy_loops(options.busy):
-            stress.run()
-    except KeyboardInterrupt:
-        stress.summarize()
-        return 128 + signal.SIGINT
-    return stress.summarize()
+    parser.add_argument("--fresh", action="store_true", help="count from zero")
+    parser.add_argument("--results", type=Path, default=RESULTS, help=f"default: {RESULTS.relative_to(ROOT)}")
+    return parser
 
 
 if __name__ == "__main__":
