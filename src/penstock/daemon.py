@@ -14,21 +14,27 @@ import resource
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
+import penstock
 from penstock.capture.alerts import conditions
 from penstock.capture.kept_schemas import follow_schemas
+from penstock.capture.lease import CaptureLease
 from penstock.capture.readings import read_capture
 from penstock.capture.run import Capture, CaptureParts
 from penstock.coordinate.store import CoordinationStore, open_store
 from penstock.errors import LogFull, OptionInvalid, PenstockError, TransientError
+from penstock.fleet.instance import Directory, FleetInstance
+from penstock.fleet.member import FleetMember, Membership
+from penstock.fleet.placement import Work
+from penstock.fleet.status import fleet_status
 from penstock.limits import CONNECTIONS_MAX
 from penstock.logstore.disk import LocalDisk
 from penstock.logstore.layout import Layout
@@ -41,10 +47,10 @@ from penstock.serve.access import Access
 from penstock.serve.coordination import CoordinationProbe
 from penstock.serve.listener import Listener
 from penstock.serve.ports import Ports
-from penstock.serve.served import Arrivals, Served
+from penstock.serve.served import Arrivals, Served, ServedInstance
 from penstock.serve.telemetry import Alerting, Telemetry
 from penstock.settings.alerts import AlertSettings
-from penstock.settings.daemon import InstanceSettings, LogSettings, Settings
+from penstock.settings.daemon import InstanceSettings, LogSettings, Settings, split_host_port
 from penstock.settings.tidb import pd_addresses
 from penstock.source.bounds import parse_bound
 from penstock.source.server import ServerSource
@@ -114,9 +120,13 @@ def check(settings: Settings) -> None:
         )
 
 
-def make_capture(name: str, settings: Settings, arrived: Callable[[str], None]) -> Capture:
-    """Return the capture of an instance, not started; `arrived` is called with its name when more is
-    visible."""
+def make_capture(
+    name: str, settings: Settings, arrived: Callable[[str], None], lease: CaptureLease | None = None
+) -> Capture:
+    """Return the capture of an instance, not started; `arrived` is called with its name when more is visible.
+
+    In a fleet, `lease` permits this daemon to capture.
+    """
     instance, log = settings.instances[name], settings.log_of(name)
     parts = CaptureParts(
         open_log=lambda: _open_log(name, log),
@@ -124,6 +134,7 @@ def make_capture(name: str, settings: Settings, arrived: Callable[[str], None]) 
         arrived=arrived,
         schemas_of=follow_schemas,
         metrics_tables=settings.metrics.tables,
+        lease=lease,
     )
     if instance.is_tidb:
         # Only a TiDB cluster needs gRPC.
@@ -164,10 +175,13 @@ class Daemon:
         check(settings)
         self._settings = settings
         self._arrivals = Arrivals()
-        self._captures = {
+        self._ports = Ports.take(settings.listen)
+        captured = [name for name, instance in settings.instances.items() if instance.is_captured]
+        self._fleet = None if settings.fleet is None else _Fleet(settings, self._ports, self._arrivals)
+        self._own_captures = {
             name: make_capture(name, settings, self._arrivals.arrived)
-            for name, instance in settings.instances.items()
-            if instance.is_captured
+            for name in captured
+            if self._fleet is None
         }
         self._pumps = {
             name: _make_pump(name, settings)
@@ -177,7 +191,7 @@ class Daemon:
         # Created before anything starts, so that a tier with a missing package is reported at once.
         self._upkeep = {
             name: Upkeep(LocalDisk(), Layout(settings.log_of(name).folder), settings.log_of(name))
-            for name in self._captures
+            for name in captured
             # A log in memory removes consumed data itself.
             if settings.log_of(name).mode != "memory"
         }
@@ -185,15 +199,15 @@ class Daemon:
         shard_columns = {name: instance.shard_columns for name, instance in settings.instances.items()}
         canal_gtid = [name for name, instance in settings.instances.items() if instance.canal_gtid]
         hold_seconds = {name: settings.log_of(name).retention.hold_age for name in settings.instances}
-        self._ports = Ports.take(settings.listen)
         canal_filters = {
             name: TablePatterns(list(instance.tables), list(instance.exclude_tables))
             for name, instance in settings.instances.items()
             if instance.canal_filters
         }
-        served = Served(
-            self._captures, self._arrivals, shard_columns, canal_gtid, hold_seconds, canal_filters
+        instances: Mapping[str, ServedInstance] = (
+            self._own_captures if self._fleet is None else self._fleet.instances
         )
+        served = Served(instances, self._arrivals, shard_columns, canal_gtid, hold_seconds, canal_filters)
         self._listener = Listener(
             settings.listen,
             served,
@@ -204,7 +218,7 @@ class Daemon:
                 served,
                 self._ports,
                 [
-                    *(partial(self._read_instance, name) for name in self._captures),
+                    self._read_captures,
                     *(partial(_read_pump, pump) for pump in self._pumps.values()),
                 ],
                 _coordination_probe(settings),
@@ -212,6 +226,7 @@ class Daemon:
                 settings.telemetry,
                 None if settings.alerts is None else self._alerting(settings.alerts),
             ),
+            None if self._fleet is None else self._fleet.status,
         )
 
     @property
@@ -229,8 +244,10 @@ class Daemon:
         gc.collect()
         gc.freeze()
         with self._ending_on_signals():
-            for capture in self._captures.values():
+            for capture in self._own_captures.values():
                 capture.start()
+            if self._fleet is not None:
+                self._fleet.start(failed=self.stop)
             for pump in self._pumps.values():
                 pump.start()
             clock.start()
@@ -251,35 +268,45 @@ class Daemon:
                 self._listener.serve_until_stopped()
             finally:
                 self._end(clock)
+        if self._fleet is not None and self._fleet.member.failure is not None:
+            raise self._fleet.member.failure
 
     def stop(self) -> None:
         """Stop, from any thread or a signal handler."""
         self._listener.stop()
 
+    def _captures(self) -> list[Capture]:
+        """Return the captures that run here."""
+        return list(self._own_captures.values()) if self._fleet is None else self._fleet.member.captures()
+
     def _alerting(self, settings: AlertSettings) -> Alerting:
-        """Return what to alert on: the conditions of every instance."""
-        captures = self._captures.values()
+        """Return what to alert on: the conditions of every instance captured here."""
         return Alerting(
-            lambda: [alert for capture in captures for alert in conditions(capture, settings)],
+            lambda: [alert for capture in self._captures() for alert in conditions(capture, settings)],
             Channel(settings),
         )
 
-    def _read_instance(self, name: str, readings: Readings) -> None:
-        """Add the metrics of an instance."""
-        read_capture(readings, self._captures[name], by_table=self._settings.metrics.tables > 0)
-        if name in self._upkeep:
-            readings.add_counter(
-                "penstock_log_tier_uploads_total", self._upkeep[name].uploads, penstock_instance=name
-            )
+    def _read_captures(self, readings: Readings) -> None:
+        """Add the metrics of the instances captured here."""
+        for capture in self._captures():
+            read_capture(readings, capture, by_table=self._settings.metrics.tables > 0)
+            if capture.name in self._upkeep:
+                readings.add_counter(
+                    "penstock_log_tier_uploads_total",
+                    self._upkeep[capture.name].uploads,
+                    penstock_instance=capture.name,
+                )
 
     def _end(self, clock: threading.Thread) -> None:
         self._stopping.set()
-        for capture in self._captures.values():
+        for capture in self._own_captures.values():
             capture.stop()
         for pump in self._pumps.values():
             pump.stop()
+        if self._fleet is not None:
+            self._fleet.stop()
         deadline = time.monotonic() + _JOIN_SECONDS_MAX
-        for capture in self._captures.values():
+        for capture in self._own_captures.values():
             if not capture.join(max(0.0, deadline - time.monotonic())):
                 _log.error("a capture does not end", instance=capture.name)
         for name, pump in self._pumps.items():
@@ -292,11 +319,13 @@ class Daemon:
 
     def _run_upkeep(self) -> None:
         """Trim, compress and tier each log, in small steps."""
-        works: list[tuple[str, Callable[[], None]]] = []
-        works += [(name, partial(self._maintain, name)) for name in self._upkeep]
-        works += [(name, pump.run_upkeep) for name, pump in self._pumps.items()]
+        pump_works = [(name, pump.run_upkeep) for name, pump in self._pumps.items()]
         while not self._stopping.wait(_UPKEEP_SECONDS):
-            for name, work in works:
+            captures = [capture for capture in self._captures() if capture.name in self._upkeep]
+            works: list[tuple[str, Callable[[], None]]] = [
+                (capture.name, partial(self._maintain, capture)) for capture in captures
+            ]
+            for name, work in works + pump_works:
                 try:
                     work()
                 except TransientError as problem:
@@ -304,8 +333,8 @@ class Daemon:
                 except PenstockError as problem:
                     _log.error("upkeep failed", instance=name, error=type(problem).__name__, why=str(problem))
 
-    def _maintain(self, name: str) -> None:
-        self._upkeep[name].run(self._captures[name].log())
+    def _maintain(self, capture: Capture) -> None:
+        self._upkeep[capture.name].run(capture.log())
 
     def _measure(self) -> None:
         """Measure the lag and what the servers keep, in a separate thread because it may block."""
@@ -313,7 +342,7 @@ class Daemon:
         while not self._stopping.wait(_SURVEY_POLL_SECONDS):
             is_lag_due = time.monotonic() - measured_at >= _LAG_SECONDS
             measured_at = time.monotonic() if is_lag_due else measured_at
-            for capture in self._captures.values():
+            for capture in self._captures():
                 try:
                     capture.survey_server()
                     if is_lag_due:
@@ -333,6 +362,62 @@ class Daemon:
         finally:
             for number, kept in before.items():
                 signal.signal(number, kept)
+
+
+class _Fleet:
+    """This daemon's part in a fleet: its member, and the instances as it serves them."""
+
+    def __init__(self, settings: Settings, ports: Ports, arrivals: Arrivals) -> None:
+        part = settings.fleet
+        assert part is not None, "the daemon is a member"
+        self._open_store = partial(open_store, settings.coordination_url())
+        membership = Membership(
+            part.member_name(),
+            part.client_address(settings.listen, split_host_port(ports.address("http"))[1]),
+            penstock.__version__,
+            part.zone,
+            part.weight,
+            part.session,
+            {
+                name: Work(name, instance.weight, instance.zone)
+                for name, instance in settings.instances.items()
+            },
+        )
+        self.member = FleetMember(
+            self._open_store,
+            membership,
+            lambda name, lease: make_capture(name, settings, arrivals.arrived, lease),
+            arrivals.arrived,
+        )
+        self._directory = Directory(self._open_store, membership.name)
+        self.instances = {
+            name: FleetInstance(
+                name,
+                partial(self.member.capture_of, name),
+                self._directory,
+                list(instance.tables),
+                list(instance.exclude_tables),
+            )
+            for name, instance in settings.instances.items()
+        }
+
+    def start(self, failed: Callable[[], None]) -> None:
+        """Take part; `failed` is called if this daemon cannot."""
+        self._directory.start()
+        self.member.start(failed)
+
+    def stop(self) -> None:
+        """End all captures, and leave the fleet."""
+        self.member.stop()
+        self._directory.stop()
+
+    def status(self) -> dict[str, Any]:
+        """Return the state of the whole fleet, from the store. Raises CoordinationLost, SchemaInvalid."""
+        store = self._open_store()
+        try:
+            return fleet_status(store)
+        finally:
+            store.close()
 
 
 def _allow_descriptors() -> None:

@@ -28,6 +28,7 @@
     │   ├── CoordinationLost         the coordination store does not answer
     │   ├── VersionConflict          another process changed the record
     │   ├── LeaseLost                another process took over the lease
+    │   ├── CapturedElsewhere        another member of the fleet captures the instance
     │   └── QuotaReached             the account has used up its quota for now
     └── StreamError              stop at this position
         ├── MagicInvalid             not a binlog file
@@ -206,6 +207,21 @@ class VersionConflict(TransientError):
 
 class LeaseLost(TransientError):
     """Another process took over the lease, so this process must not write."""
+
+
+class CapturedElsewhere(TransientError):
+    """Another member of the fleet captures the instance; `address` is its host:port, None if unknown."""
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        position: str | None = None,
+        hint: str | None = None,
+        address: str | None = None,
+    ) -> None:
+        super().__init__(message, position=position, hint=hint)
+        self.address = address
 
 
 class QuotaReached(TransientError):

@@ -48,6 +48,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "source": LEAVES | {"changes", "settings", "mysql", "schema", "logstore"},
     "serve": LEAVES | {"settings", "telemetry", "logstore", "capture", "source", "coordinate"},
     "client": LEAVES | {"source", "coordinate", "telemetry"},
+    # Daemons that share the capture of instances.
+    "fleet": LEAVES | {"logstore", "capture", "coordinate"},
     "binlog": LEAVES | {"schema", "source"},
     # The sinks and steps do not depend on Spark.
     "sinks": LEAVES | {"changes", "settings", "mysql"},
@@ -60,7 +62,18 @@ MAY_IMPORT: dict[str, set[str]] = {
     "spark": LEAVES | {"changes", "mysql", "schema", "source", "sinks", "pipeline", "engine"},
     # The only part that builds all others.
     "daemon": LEAVES
-    | {"settings", "telemetry", "mysql", "logstore", "capture", "source", "coordinate", "serve", "tidb"},
+    | {
+        "settings",
+        "telemetry",
+        "mysql",
+        "logstore",
+        "capture",
+        "source",
+        "coordinate",
+        "fleet",
+        "serve",
+        "tidb",
+    },
     "cli": LEAVES
     | {
         "changes",
@@ -73,6 +86,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "capture",
         "source",
         "coordinate",
+        "fleet",
         "client",
         "binlog",
         "sinks",

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from penstock._native import BlockCutter, CutCounts
 from penstock.capture.status import Rate
-from penstock.errors import ConnectionLost, LogFull, PenstockError, SourceMissing, StreamError
+from penstock.errors import ConnectionLost, LeaseLost, LogFull, PenstockError, SourceMissing, StreamError
 from penstock.fingerprint import file_fingerprint
 from penstock.gtid_sets import LoggedSet
 from penstock.limits import READ_BYTES
@@ -70,7 +70,8 @@ class Receiver:
 
     Bytes are flushed once `chunk_bytes` are buffered, or as soon as no more are waiting. `hold` is called
     with the reason while the log is full, and with None when receiving resumes. `arrived` is called after
-    bytes were appended to the log. `begin_epoch` is called once, before the first bytes are appended.
+    bytes were appended to the log. `begin_epoch` is called once, before the first bytes are appended. Nothing
+    is appended while `pause_reason` returns a text or raises.
     """
 
     def __init__(
@@ -87,8 +88,10 @@ class Receiver:
         hold: Callable[[str | None], None],
         arrived: Callable[[], None],
         begin_epoch: Callable[[], None] | None = None,
+        pause_reason: Callable[[], str | None] = lambda: None,
     ) -> None:
         self._log = log
+        self._pause_reason = pause_reason
         self._progress = progress
         self._stopping = stopping
         self._epoch = epoch
@@ -239,6 +242,7 @@ class Receiver:
         """Append the buffered bytes to the log unchanged."""
         if not cutter.untaken:
             return
+        self._wait_for_permission()
         self._begin_with_first_byte()
         self._has_unannounced = True
         file, start, end = cutter.data_file, cutter.data_start, cutter.data_end
@@ -301,11 +305,21 @@ class Receiver:
 
     def _wait_for_room(self) -> None:
         """Do not read from the socket while the log is full: TCP backpressure makes the server wait."""
-        while (why := self._log.full_because()) is not None:
+        while (why := self._pause_reason() or self._log.full_because()) is not None:
             self._hold(why)
             if self._stopping.wait(_HOLD_SECONDS):
                 return
         self._resume()
+
+    def _wait_for_permission(self) -> None:
+        """Wait until received bytes may be stored. Raises LeaseLost if they may not before the end."""
+        while (why := self._pause_reason()) is not None:
+            self._hold(why)
+            if self._stopping.wait(_HOLD_SECONDS):
+                raise LeaseLost(
+                    f"what was received last is not stored: {why}",
+                    hint="The host that captures next asks the server for it again",
+                )
 
     def _hold(self, why: str) -> None:
         self._is_held = True

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Where capture resumes: at the end of the log on the same server, or in a new epoch on another server."""
+"""Where capture resumes: at the end of the log on the same server, or in a new epoch on another server.
+
+Where hosts share an instance, a log that another host was ahead of continues where that host was.
+"""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -7,6 +10,8 @@ from dataclasses import replace
 import structlog
 
 from penstock._native import GtidSet
+from penstock.capture.lease import Handover
+from penstock.commit_versions import next_epoch
 from penstock.errors import PositionInvalid, PositionPurged, SourceMissing, StreamError
 from penstock.fingerprint import file_fingerprint
 from penstock.gtid_sets import LoggedSet
@@ -35,7 +40,7 @@ class Resumption:
     """Finds where to resume receiving, over one session on the server.
 
     `start_at` is where an empty log starts. With `accept_loss`, a log resumes after transactions that its
-    server has purged.
+    server has purged. `handover` is where the last host was, if hosts share the instance.
     """
 
     def __init__(
@@ -47,6 +52,7 @@ class Resumption:
         instance: str,
         start_at: StartAt,
         accept_loss: bool,
+        handover: Handover | None = None,
     ) -> None:
         self._log = log
         self._connection = connection
@@ -54,22 +60,79 @@ class Resumption:
         self._instance = instance
         self._start_at = start_at
         self._accept_loss = accept_loss
+        self._handover = handover
 
     def find(self) -> Beginning:
         """Return where to resume. The epoch is new if the log is empty or comes from another server.
 
         Raises PositionInvalid, PositionPurged, ServerBehind, LimitExceeded.
         """
-        last = self._log.epoch
-        if last is not None and last.server_key == self._connection.identity().key:
+        last, handover = self._log.epoch, self._handover
+        key = self._connection.identity().key
+        if handover is not None and last is None and handover.server_key == key:
+            return self._take_over(handover)
+        if handover is not None and not _is_agreed(last, handover):
+            return self._new_epoch(last)
+        if last is not None and last.server_key == key:
             return self._same_server(last)
         return self._new_epoch(last)
 
+    def _take_over(self, handover: Handover) -> Beginning:
+        """Return where an empty log begins on the server that the last host captured."""
+        position = handover.position
+        problem = check_position(self._connection, position) or self._check_handed_over(handover)
+        if problem is None:
+            return Beginning(position, handover.gtid_set)
+        beginning = (
+            self._resume_without_loss(position, handover.gtid_set)
+            if isinstance(problem, PositionPurged)
+            else None
+        )
+        if beginning is None and isinstance(problem, PositionPurged) and self._accept_loss:
+            return self._resume_after_gap(position)
+        if beginning is None:
+            raise problem
+        return beginning
+
+    def _check_handed_over(self, handover: Handover) -> PositionInvalid | None:
+        """Return an error if the server has a different file under the name that the last host recorded."""
+        position = handover.position
+        lookup = self._lookup(position.epoch)
+        try:
+            actual = lookup.fingerprint(position.file)
+        except PositionInvalid as problem:
+            return problem
+        finally:
+            lookup.close()
+        if handover.fingerprint in ("", actual):
+            return None
+        return file_replaced(str(self._connection.address), position, handover.fingerprint, actual)
+
+    def _next_epoch(self, last: EpochRecord | None) -> int:
+        """Return the number of an epoch that begins on this server now.
+
+        All hosts number epochs alike: an epoch that another host began on this server keeps its number.
+        """
+        handover = self._handover
+        if handover is None or (last is not None and last.epoch > handover.position.epoch):
+            return 0 if last is None else self._log.next_epoch
+        agreed, visible = handover.position.epoch, self._log.visible
+        is_behind = last is None or last.epoch < agreed
+        if is_behind and handover.server_key == self._connection.identity().key:
+            return agreed
+        file_number = handover.reached.file_number
+        if visible is not None and visible.epoch == agreed:
+            file_number = max(file_number, visible.file_number)
+        return next_epoch(agreed, file_number)
+
     def _new_epoch(self, last: EpochRecord | None) -> Beginning:
         """Return where the log's next epoch starts on this server."""
-        epoch = 0 if last is None else self._log.next_epoch
+        epoch = self._next_epoch(last)
         lookup = self._lookup(epoch)
         try:
+            if last is None and self._handover is not None:
+                handover = self._handover
+                return begin_elsewhere(self._connection, handover.gtid_set, handover.time_us, lookup, epoch)
             if last is None:
                 return begin_empty(self._connection, self._start_at, lookup, epoch)
             gtid_set = end_of_log(self._log, last)
@@ -98,7 +161,7 @@ class Resumption:
         gtid_set = self._log.gtid_set(position)
         if not isinstance(problem, PositionPurged):
             return Beginning(position, gtid_set, note)
-        beginning = self._resume_without_loss(position, gtid_set)
+        beginning = self._resume_without_loss(position, gtid_set) or self._resume_after_host(position)
         if beginning is None and self._accept_loss:
             return self._resume_after_gap(position)
         # If transactions are missing, the server refuses with its own error, which is passed on.
@@ -210,6 +273,20 @@ class Resumption:
         finally:
             lookup.close()
 
+    def _resume_after_host(self, position: Position) -> Beginning | None:
+        """Return where to resume if the server purged what another host has captured, else None.
+
+        The log then has a gap, at which its readers stop.
+        """
+        handover = self._handover
+        if handover is None or handover.position <= position or handover.position.epoch != position.epoch:
+            return None
+        if check_position(self._connection, handover.position) or self._check_handed_over(handover):
+            return None
+        note = f"what another host captured between {position} and {handover.position} is not in this log"
+        _log.warning("the log has a gap", instance=self._instance, why=note)
+        return Beginning(handover.position, handover.gtid_set, note)
+
     def _resume_after_gap(self, position: Position) -> Beginning:
         """Resume at the first position that the server still has, and report the loss."""
         lookup = self._lookup(position.epoch)
@@ -224,6 +301,14 @@ class Resumption:
 
     def _lookup(self, epoch: int) -> LogLookup:
         return self._open_lookup(self._connection.address, epoch, self._connection.identity().key)
+
+
+def _is_agreed(last: EpochRecord | None, handover: Handover) -> bool:
+    """Return whether a log's newest epoch is the one that all hosts agreed on last, or a later one."""
+    agreed = handover.position.epoch
+    return last is not None and (
+        last.epoch > agreed or (last.epoch == agreed and last.server_key == handover.server_key)
+    )
 
 
 def end_of_log(log: LogReader, last: EpochRecord) -> LoggedSet:

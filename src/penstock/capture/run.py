@@ -18,6 +18,7 @@ import structlog
 
 from penstock._native import BlockCutter, CutCounts
 from penstock.capture.attempts import Attempts
+from penstock.capture.lease import CaptureLease, Handover
 from penstock.capture.receive import Progress, Receiver, Schemas
 from penstock.capture.resume import OpenLookup, Resumption
 from penstock.capture.server_log import ServerLog, bytes_after, read_server_log
@@ -60,7 +61,7 @@ class CaptureParts:
     `schemas_of` returns the schemas that follow the statements of an opened log, given a session on its
     server and the position where capture resumes; None for no schemas. `arrived` is called with the
     instance's name after something became visible. Changes of the first `metrics_tables` tables are counted
-    by table.
+    by table. Where hosts share instances, `lease` permits this one to capture.
     """
 
     open_log: OpenLog
@@ -68,6 +69,7 @@ class CaptureParts:
     arrived: Callable[[str], None]
     schemas_of: Callable[[Log, Connection, Position], Schemas | None] = lambda log, connection, position: None
     metrics_tables: int = 0
+    lease: CaptureLease | None = None
 
 
 class Capture:
@@ -332,6 +334,7 @@ class Capture:
                 begin_epoch=None
                 if log.epoch is not None and log.epoch.epoch == position.epoch
                 else partial(self._begin_epoch, log, address, identity, beginning),
+                pause_reason=self._pause_reason,
             )
             opened_at = time.monotonic()
             try:
@@ -364,6 +367,7 @@ class Capture:
             instance=self._name,
             start_at=self._start_at,
             accept_loss=not self._settings.fail_on_data_loss,
+            handover=self._handover(),
         ).find()
         if log.epoch is None:
             # Record where a new log starts at once. After a restart it would start later.
@@ -375,6 +379,12 @@ class Capture:
     ) -> None:
         """Record that the log continues with another server, or at another position of the same server."""
         position = beginning.position
+        lease = self._parts.lease
+        if lease is not None:
+            # Another host would give the number to another server, so the log has it only once all agree.
+            lease.begin_epoch(
+                Handover(position, identity.key, beginning.gtid_set, log.time_max_us, "", reached=position)
+            )
         log.begin_epoch(
             epoch=position.epoch,
             server_key=identity.key,
@@ -393,6 +403,15 @@ class Capture:
             at=str(position),
             note=beginning.note,
         )
+
+    def _handover(self) -> Handover | None:
+        """Return where the last host's capture was, None if no hosts share the instance."""
+        lease = self._parts.lease
+        return None if lease is None else lease.handover()
+
+    def _pause_reason(self) -> str | None:
+        lease = self._parts.lease
+        return None if lease is None else lease.pause_reason()
 
     def _chunk_bytes(self) -> int:
         """Return the size of the chunks appended to the log. A small log in memory needs small chunks."""
@@ -428,20 +447,23 @@ class Capture:
     # --- Servers and retries --------------------------------------------------------------------
 
     def _index_of_last_server(self) -> int:
-        """Return the index of the server that the log was captured from, 0 if there is none.
+        """Return the index of the server that was captured last, here or on another host, 0 if there is none.
 
         A restart therefore does not fail over.
         """
         assert self._log is not None, "the log was opened before"
-        last_epoch = self._log.epoch
-        if last_epoch is None or len(self._addresses) == 1:
+        last_epoch, handover = self._log.epoch, self._handover()
+        last_key = None if last_epoch is None else last_epoch.server_key
+        if handover is not None and (last_epoch is None or last_epoch.epoch < handover.position.epoch):
+            last_key = handover.server_key
+        if last_key is None or len(self._addresses) == 1:
             return 0
         for index, address in enumerate(self._addresses):
             if self._stopping.is_set():
                 break
             try:
                 with connect(address, self._answer_seconds) as connection:
-                    if connection.identity().key == last_epoch.server_key:
+                    if connection.identity().key == last_key:
                         return index
             except PenstockError as problem:
                 _log.warning("no answer", instance=self._name, server=str(address), why=str(problem))

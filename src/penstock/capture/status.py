@@ -5,7 +5,7 @@ import math
 import time
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Self
 
 from penstock.limits import HEARTBEAT_SECONDS
 from penstock.telemetry.counters import Counter
@@ -28,6 +28,7 @@ class State(StrEnum):
     BEHIND = "behind"
     STOPPED = "stopped"
     CLOSED = "closed"
+    ELSEWHERE = "elsewhere"
 
 
 @dataclass(frozen=True)
@@ -86,6 +87,38 @@ class CaptureStatus:
     tables: list[str] = field(default_factory=list)
     exclude_tables: list[str] = field(default_factory=list)
     prepared: list[str] = field(default_factory=list)
+
+    @classmethod
+    def of_idle(
+        cls, instance: str, state: State, why: str | None, tables: list[str], exclude_tables: list[str]
+    ) -> Self:
+        """Return the status of an instance that this process does not capture."""
+        return cls(
+            instance=instance,
+            state=state,
+            why=why,
+            server=None,
+            server_version=None,
+            epoch=None,
+            position=None,
+            durable=None,
+            earliest=None,
+            gtid_set="",
+            time_us=None,
+            lag_seconds=None,
+            lag_bytes=None,
+            bytes_per_second=0.0,
+            transactions_per_second=0.0,
+            rows_per_second=0.0,
+            log_bytes=0,
+            segments=0,
+            semi_sync=False,
+            connects=0,
+            note=None,
+            error=None,
+            tables=tables,
+            exclude_tables=exclude_tables,
+        )
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""

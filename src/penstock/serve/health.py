@@ -2,7 +2,8 @@
 """The daemon's health, as service managers and orchestrators ask for it.
 
     alive      the event loop answers
-    started    every log has been opened once, and every listener but Canal's accepts connections
+    started    every log has been opened once, here or by another member of the fleet, and every listener but
+               Canal's accepts connections
     ready      every log is open, every listener accepts connections, and the coordination store answers
 
 Canal's listener waits for the coordination store, which a restart of the daemon does not repair either.
@@ -13,7 +14,7 @@ needs an operator, not a restart, so it does not count unless all instances have
 import asyncio
 from collections.abc import Collection
 
-from penstock.errors import PenstockError, ServerBusy, TransientError
+from penstock.errors import CapturedElsewhere, PenstockError, ServerBusy, TransientError
 from penstock.serve.coordination import CoordinationProbe
 from penstock.serve.served import Served
 from penstock.serve.threads import run_in
@@ -63,6 +64,9 @@ class Health:
         for name, instance in self._served.instances.items():
             try:
                 instance.log()
+            except CapturedElsewhere:
+                # Another member of the fleet has its log open.
+                continue
             except (ServerBusy, TransientError):
                 unopened.add(name)
             except PenstockError:

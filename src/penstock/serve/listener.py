@@ -14,6 +14,7 @@ import contextlib
 import socket
 from collections.abc import Callable, Generator, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import structlog
 import uvicorn
@@ -38,7 +39,7 @@ from penstock.serve.canal.listener import CanalListener
 from penstock.serve.canal.protocol import CanalServer
 from penstock.serve.connections import Connections, bounded_http
 from penstock.serve.guard import Guard, Measured
-from penstock.serve.http import changes, history, holds
+from penstock.serve.http import changes, fleet, history, holds
 from penstock.serve.http import log as http
 from penstock.serve.ports import Ports
 from penstock.serve.problems import as_http_problem, as_problem
@@ -166,8 +167,12 @@ class Listener(HttpListener):
         ports: Ports,
         open_store: Callable[[], CoordinationStore] | None = None,
         telemetry: Telemetry | None = None,
+        fleet_status: Callable[[], Mapping[str, Any]] | None = None,
     ) -> None:
-        """`open_store` opens the store of the Canal clients' cursors; only Canal clients wait for it."""
+        """`open_store` opens the store of the Canal clients' cursors; only Canal clients wait for it.
+
+        `fleet_status` returns the state of the fleet, None without one; it may block.
+        """
         self._served = served
         self._ports = ports
         self._connections = ports.connections
@@ -182,7 +187,11 @@ class Listener(HttpListener):
         self._reporting: asyncio.Task[None] | None = None
         super().__init__(
             "http",
-            make_app(served, ports.addresses(), self._telemetry.routes()),
+            make_app(
+                served,
+                ports.addresses(),
+                [*self._telemetry.routes(), *fleet.routes(fleet_status, served.threads.reporting)],
+            ),
             settings,
             access,
             self._connections,

@@ -10,6 +10,7 @@ from starlette.responses import JSONResponse, Response
 from penstock.errors import (
     AccessDenied,
     AuthenticationFailed,
+    CapturedElsewhere,
     LeaseLost,
     LimitExceeded,
     OptionInvalid,
@@ -37,6 +38,7 @@ _STATUS: tuple[tuple[type[PenstockError], int], ...] = (
     (PositionInvalid, 416),
     (OptionInvalid, 400),
     (LimitExceeded, 413),
+    (CapturedElsewhere, 421),
     (QuotaReached, 429),
     (TransientError, 503),
     (PenstockError, 500),
@@ -50,7 +52,7 @@ def status_of(problem: PenstockError) -> int:
 
 def problem_body(problem: PenstockError) -> dict[str, Any]:
     """Return an error as plain JSON values, from which a client raises the same error."""
-    return {
+    body = {
         "type": type(problem).__name__,
         "title": (type(problem).__doc__ or "").split("\n")[0],
         "status": status_of(problem),
@@ -58,6 +60,9 @@ def problem_body(problem: PenstockError) -> dict[str, Any]:
         "position": problem.position,
         "hint": problem.hint,
     }
+    if isinstance(problem, CapturedElsewhere):
+        body["address"] = problem.address
+    return body
 
 
 def problem_response(problem: PenstockError, retry_seconds: int = 1) -> Response:

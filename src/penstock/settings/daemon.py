@@ -26,6 +26,7 @@ from penstock.limits import HOLD_AGE_SECONDS_DEFAULT, HOLD_BYTES_DEFAULT, HOLD_F
 from penstock.model import Secret, ServerAddress, TablePatterns, is_loopback, is_server_url
 from penstock.settings.alerts import AlertSettings
 from penstock.settings.file import Problem, read_yaml, refuse, translate_validation_errors
+from penstock.settings.fleet import FleetSettings
 from penstock.settings.listen import (
     LISTENERS,
     LOOPBACK_DEFAULT,
@@ -220,6 +221,14 @@ class InstanceSettings(Section):
         description="acknowledge commits to the server once they are durable (semi-synchronous replication)",
     )
     log: LogOverrides = Field(default_factory=LogOverrides)
+    weight: float = Field(
+        default=1.0,
+        gt=0,
+        description="the instance's share of a member's load, where a fleet shares instances",
+    )
+    zone: str | None = Field(
+        default=None, description="the zone whose members capture the instance while there are any"
+    )
     tidb: TidbSettings = Field(
         default_factory=TidbSettings, description="how the instance takes part in its TiDB cluster"
     )
@@ -332,6 +341,11 @@ class Settings(Section):
         f" zookeeper://host:port,host:port/path; default: {_COORDINATION_FILE} in log.folder",
         repr=False,
     )
+    fleet: FleetSettings | None = Field(
+        default=None,
+        description="share the instances among the daemons of one coordination store; null: this daemon"
+        " captures all of them",
+    )
 
     @field_validator("access")
     @classmethod
@@ -349,6 +363,17 @@ class Settings(Section):
     @classmethod
     def _a_store(cls, url: str | None) -> str | None:
         return None if url is None else store_url(url)
+
+    @model_validator(mode="after")
+    def _can_be_shared(self) -> Self:
+        if self.fleet is None:
+            return self
+        if self.coordination is None:
+            raise ValueError("fleet: set coordination to the store that all members use")
+        for name, instance in self.instances.items():
+            if instance.is_tidb:
+                raise ValueError(f"fleet: {name} is a TiDB cluster, which a daemon without fleet captures")
+        return self
 
     def coordination_url(self) -> str:
         """Return the URL of the coordination store; the path of a file is absolute."""

@@ -32,6 +32,12 @@ def is_daemon_url(text: str) -> bool:
     return text.strip().startswith((f"{PLAIN}://", f"{ENCRYPTED}://"))
 
 
+def is_host_port(text: str) -> bool:
+    """Return whether a text is a host and a port, and nothing else."""
+    match = _HOST.fullmatch(text)
+    return match is not None and match["port"] is not None and 0 < int(match["port"]) < 1 << 16
+
+
 @dataclass(frozen=True)
 class DaemonAddress:
     """An instance and the daemons that serve it, in order of preference. Can be pickled.

@@ -17,6 +17,7 @@ from urllib3.util import Timeout
 import penstock.errors
 from penstock.errors import (
     AuthenticationFailed,
+    CapturedElsewhere,
     ConnectionLost,
     OptionInvalid,
     PenstockError,
@@ -27,7 +28,7 @@ from penstock.errors import (
 )
 from penstock.limits import READ_BYTES, SILENCE_SECONDS_MAX
 from penstock.model import Secret, Tls
-from penstock.source.daemon_address import DaemonAddress
+from penstock.source.daemon_address import DaemonAddress, is_host_port
 
 _CONNECT_SECONDS_MAX = 5.0
 # A reader makes one request at a time, possibly next to an open byte stream.
@@ -46,6 +47,9 @@ _NOT_FOUND = 404
 _AWAY = (502, 503, 504)
 _FAILED = 500
 
+# While an instance moves, two members may each name the other.
+_MEMBERS_FOLLOWED_MAX = 3
+
 Query = Mapping[str, str | int | None]
 
 
@@ -53,14 +57,17 @@ class DaemonClient:
     """A client of one daemon and one instance. Keeps connections open; thread-safe.
 
     All methods raise ConnectionLost if the daemon does not answer, and re-raise the errors that the daemon
-    reports.
+    reports. A member of a fleet that does not capture the instance names the member that does: requests then
+    go there, with the same token and TLS settings, until that member does not answer.
     """
 
     def __init__(self, address: DaemonAddress, base_url: str) -> None:
+        # The daemon that is asked now, and the one that was configured.
         self.url = base_url
-        self._prefix = f"{base_url}/v1/instances/{quote(address.instance, safe='')}"
+        self._configured_url = base_url
+        self._path = f"/v1/instances/{quote(address.instance, safe='')}"
         self._pool = urllib3.PoolManager(
-            num_pools=1,
+            num_pools=2,
             maxsize=_CONNECTIONS_KEPT,
             headers=_headers(address.token),
             timeout=Timeout(connect=_CONNECT_SECONDS_MAX, read=SILENCE_SECONDS_MAX),
@@ -186,7 +193,7 @@ class DaemonClient:
         self._pool.clear()
 
     def __repr__(self) -> str:
-        return f"DaemonClient({self._prefix!r})"
+        return f"DaemonClient({self.url + self._path!r})"
 
     def _get(self, call: str, query: Query, *, stream: bool) -> urllib3.BaseHTTPResponse:
         fields = {name: str(value) for name, value in query.items() if value is not None}
@@ -200,11 +207,34 @@ class DaemonClient:
         return response
 
     def _request(self, method: str, call: str, **arguments: Any) -> urllib3.BaseHTTPResponse:
-        """Send a request and return the response, unread. Raises the error that the daemon reports."""
+        """Send a request to the member that captures the instance, and return the response, unread.
+
+        Raises the error that the daemon reports.
+        """
+        for _ in range(_MEMBERS_FOLLOWED_MAX):
+            try:
+                return self._send(method, call, **arguments)
+            except CapturedElsewhere as problem:
+                if problem.address is None:
+                    self.url = self._configured_url
+                    raise
+                scheme = self._configured_url.partition("://")[0]
+                self.url = f"{scheme}://{problem.address}"
+            except ConnectionLost:
+                # The next request asks the configured member who captures the instance now.
+                self.url = self._configured_url
+                raise
+        self.url = self._configured_url
+        raise ServerBusy(
+            f"{self.url} and other members of its fleet each name another one for {self._path}",
+            hint="The instance is moving between members: penstock fleet status",
+        )
+
+    def _send(self, method: str, call: str, **arguments: Any) -> urllib3.BaseHTTPResponse:
         try:
             response = self._pool.request(
                 method,
-                f"{self._prefix}/{call}",
+                f"{self.url}{self._path}/{call}",
                 redirect=False,
                 preload_content=False,
                 decode_content=False,
@@ -281,11 +311,15 @@ def _named_error(value: Mapping[str, Any], detail: str) -> PenstockError | None:
     if not (isinstance(kind, type) and issubclass(kind, PenstockError)):
         return None
     position, hint = value.get("position"), value.get("hint")
-    return kind(
+    error = kind(
         detail,
         position=str(position) if position is not None else None,
         hint=str(hint) if hint is not None else None,
     )
+    address = value.get("address")
+    if isinstance(error, CapturedElsewhere) and isinstance(address, str) and is_host_port(address):
+        error.address = address
+    return error
 
 
 def _object(body: bytes) -> dict[str, Any]:

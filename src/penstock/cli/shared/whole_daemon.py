@@ -50,6 +50,10 @@ class WholeDaemon:
         """Return the channel of its alerts, None without one, and the conditions that are true now."""
         return self._ask("/v1/alerts")
 
+    def fleet(self) -> dict[str, Any]:
+        """Return the state of the daemon's fleet. Raises SourceMissing if it is in none."""
+        return self._ask("/v1/fleet")
+
     def _ask(self, path: str) -> dict[str, Any]:
         headers = {"Authorization": f"Bearer {self._token.reveal()}"} if self._token else {}
         request = urllib.request.Request(self._url + path, headers=headers)

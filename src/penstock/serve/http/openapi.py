@@ -39,6 +39,7 @@ _CALLS: tuple[tuple[str, str, str, str, str], ...] = (
     ("get", "/v1/status", "The status of every instance", "", _JSON),
     ("get", "/v1/instances", "The instances and their states", "", _JSON),
     ("get", "/v1/listeners", "The address of each listener", "", _JSON),
+    ("get", "/v1/fleet", "The members of the fleet, and who captures each instance", "", _JSON),
     ("get", "/v1/subscribers", "Connected subscribers and their positions", "", _JSON),
     ("get", "/v1/openapi.json", "This description", "", _JSON),
     ("get", "/v1/alerts", "The conditions that operators are alerted on and that are true now", "", _JSON),

@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The right to capture an instance, where several hosts share instances, and where the last host was."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from penstock.gtid_sets import LoggedSet
+from penstock.model import Position
+
+
+@dataclass(frozen=True)
+class Handover:
+    """Where a log on another host continues, because that of the last host is not there.
+
+    `position` is a transaction boundary in the log of the server `server_key`, in the epoch that all hosts
+    number alike. Every known reader has consumed what precedes it. `gtid_set` has the transactions before it,
+    `time_us` is the time of a commit at or before it (microseconds UTC since 1970, 0 if unknown), and
+    `fingerprint` identifies its file ("" if unknown). `reached` is the end of the last host's log.
+    """
+
+    position: Position
+    server_key: str
+    gtid_set: LoggedSet
+    time_us: int
+    fingerprint: str
+    reached: Position
+
+
+class CaptureLease(Protocol):
+    """A lease that lets this process alone capture an instance. Thread-safe."""
+
+    def pause_reason(self) -> str | None:
+        """Return why nothing may be stored at the moment, None if it may.
+
+        Raises LeaseLost once the lease is lost for good.
+        """
+
+    def handover(self) -> Handover | None:
+        """Return where the capture was when it was last recorded, None if it has never begun."""
+
+    def begin_epoch(self, beginning: Handover) -> None:
+        """Agree on the number of a new epoch with all hosts, before any log has it.
+
+        Raises LeaseLost, CoordinationLost.
+        """

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock fleet`: who captures what, and taking a member out of the fleet."""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from penstock.cli.shared.rendering import bytes_text, write_json
+from penstock.cli.shared.whole_daemon import WholeDaemon
+from penstock.coordinate.store import CoordinationStore, open_store
+from penstock.errors import OptionInvalid
+from penstock.fleet.status import fleet_status
+from penstock.settings.daemon import load_settings
+
+HELP = "Show which member of a fleet captures what, and drain members."
+
+EXIT_FINDINGS = 1
+
+_WIDTH_UNBOUNDED = 240
+_STYLES = {"running": "green", "away": "bold red", "drained": "yellow"}
+
+_Config = Annotated[
+    Path | None, typer.Option(help="A member's settings file, which names the coordination store.")
+]
+_Coordination = Annotated[
+    str | None, typer.Option(help="The coordination store: sqlite:///path or zookeeper://host:2181/path.")
+]
+
+
+def status(
+    url: Annotated[str | None, typer.Option(help="Ask this member instead of the store.")] = None,
+    config: _Config = None,
+    coordination: _Coordination = None,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show the members, their load, and who captures each instance.
+
+    Exits with 1 if an instance is captured by nobody. A member's token comes from PENSTOCK_TOKEN.
+    """
+    if url is not None:
+        shown = WholeDaemon.find(url, config).fleet()
+    else:
+        with _opened_store(config, coordination) as store:
+            shown = fleet_status(store)
+    if json:
+        write_json(sys.stdout, iter([shown]))
+    else:
+        _show(shown)
+    if any(row["captured_by"] is None for row in shown["instances"]):
+        raise typer.Exit(EXIT_FINDINGS)
+
+
+VERBS = {"status": status}
+
+
+@contextmanager
+def _opened_store(config: Path | None, coordination: str | None) -> Iterator[CoordinationStore]:
+    if (config is None) == (coordination is None):
+        raise OptionInvalid(
+            "name the fleet by one of --config, --coordination and --url",
+            hint="Run: penstock fleet status --config penstock.yaml",
+        )
+    url = coordination if config is None else load_settings(config).coordination_url()
+    assert url is not None, "one of both is given"
+    store = open_store(url)
+    try:
+        yield store
+    finally:
+        store.close()
+
+
+# --- Showing --------------------------------------------------------------------------------
+
+
+def _show(shown: dict[str, Any]) -> None:
+    # A file or a pipe has no width limit.
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDTH_UNBOUNDED)
+    console.print(_members_table(shown))
+    console.print()
+    console.print(_instances_table(shown))
+
+
+def _members_table(shown: dict[str, Any]) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in ("member", "state", "zone", "address", "version", "instances", "bytes/s", "running for"):
+        table.add_column(name, no_wrap=True, justify="right" if name in ("instances", "bytes/s") else "left")
+    for member in shown["members"]:
+        leads = " (leader)" if member["member"] == shown["leader"] else ""
+        table.add_row(
+            member["member"] + leads,
+            Text(member["state"], _STYLES.get(member["state"], "")),
+            member.get("zone") or "-",
+            member.get("address") or "-",
+            member.get("version") or "-",
+            str(member["placed"]),
+            bytes_text(member.get("bytes_per_second")),
+            _age_text(member.get("since_us")),
+        )
+    return table
+
+
+def _instances_table(shown: dict[str, Any]) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    for name in ("instance", "captured by", "state", "position", "recorded", "why"):
+        table.add_column(name, no_wrap=name != "why")
+    for row in shown["instances"]:
+        nobody = Text(
+            "nobody" if row["placed_on"] is None else f"nobody yet ({row['placed_on']})", "bold red"
+        )
+        table.add_row(
+            row["instance"],
+            nobody if row["captured_by"] is None else row["captured_by"],
+            row["state"] or "-",
+            row["position"] or "-",
+            _age_text(row["recorded_us"]),
+            row["why"] or "",
+        )
+    return table
+
+
+def _age_text(time_us: int | None) -> str:
+    if not time_us:
+        return "-"
+    seconds = max(int(time.time() - time_us / 1e6), 0)
+    hours, rest = divmod(seconds, 3600)
+    return f"{hours}:{rest // 60:02d}:{rest % 60:02d}" if hours else f"{rest // 60}:{rest % 60:02d}"

@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The fleet's records in the coordination store; `docs/formats/coordination.md` describes them."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Self
+
+from penstock.capture.lease import Handover
+from penstock.coordinate.lease import Holder
+from penstock.coordinate.store import CoordinationStore, Record, decoded_name, path_of, reading_record
+from penstock.errors import SchemaInvalid
+from penstock.fleet.placement import Work
+from penstock.gtid_sets import LoggedSet
+from penstock.model import Position
+
+# A record with a larger number is refused; one without a number has format 0.
+FORMAT = 1
+
+_TOP = path_of("fleet")
+MEMBERS = f"{_TOP}/members"
+LEADER = f"{_TOP}/leader"
+PLACEMENTS = f"{_TOP}/placements"
+INSTANCES = f"{_TOP}/instances"
+DRAINED = f"{_TOP}/drained"
+LOADS = f"{_TOP}/loads"
+JOINS = f"{_TOP}/joins"
+
+_HINT = "Upgrade this member; all members of a fleet should have one version"
+
+
+@dataclass(frozen=True)
+class MemberRecord:
+    """A running member: where clients reach it, and the instances of its settings with weight and zone."""
+
+    name: str
+    address: str
+    version: str
+    zone: str = ""
+    weight: float = 1.0
+    host: str = ""
+    process: int = 0
+    since_us: int = 0
+    instances: Mapping[str, Work] = field(default_factory=dict)
+
+    def encode(self) -> bytes:
+        """Return the value of the record."""
+        values = {name: value for name, value in asdict(self).items() if name not in ("name", "instances")}
+        instances = {
+            name: {"weight": work.weight, "zone": work.zone} for name, work in self.instances.items()
+        }
+        return _encoded({**values, "instances": instances})
+
+    @classmethod
+    def of(cls, name: str, record: Record) -> Self:
+        """Read a member's record. Raises SchemaInvalid."""
+        with reading_record(f"the record of member {name}", _HINT):
+            values = _decoded(f"the record of member {name}", record)
+            return cls(
+                name,
+                str(values["address"]),
+                str(values.get("version", "")),
+                str(values.get("zone", "")),
+                float(values.get("weight", 1.0)),
+                str(values.get("host", "")),
+                int(values.get("process", 0)),
+                int(values.get("since_us", 0)),
+                {
+                    str(instance): Work(str(instance), float(share["weight"]), share["zone"])
+                    for instance, share in values["instances"].items()
+                },
+            )
+
+
+@dataclass(frozen=True)
+class PlacementRecord:
+    """The instances that a member is to capture; `token` belongs to the leader's lease that wrote it."""
+
+    token: int = 0
+    instances: tuple[str, ...] = ()
+
+    def encode(self) -> bytes:
+        """Return the value of the record."""
+        return _encoded({"token": self.token, "instances": list(self.instances)})
+
+    @classmethod
+    def of(cls, record: Record | None) -> Self:
+        """Read the record; without one nothing is placed. Raises SchemaInvalid."""
+        if record is None:
+            return cls()
+        with reading_record("a placement", _HINT):
+            values = _decoded("a placement", record)
+            return cls(int(values["token"]), tuple(map(str, values["instances"])))
+
+
+@dataclass(frozen=True)
+class CaptureRecord:
+    """An instance's capture: the token of the lease that may write, and where another host would begin.
+
+    `state` and `why` are those of the capture when the record was written, at `updated_us`.
+    """
+
+    token: int
+    handover: Handover | None = None
+    state: str = ""
+    why: str | None = None
+    updated_us: int = 0
+
+    def encode(self) -> bytes:
+        """Return the value of the record."""
+        begins = self.handover
+        handover = begins and {
+            "position": str(begins.position),
+            "server_key": begins.server_key,
+            "gtid_set": begins.gtid_set,
+            "time_us": begins.time_us,
+            "fingerprint": begins.fingerprint,
+            "reached": str(begins.reached),
+        }
+        return _encoded(
+            {
+                "token": self.token,
+                "handover": handover,
+                "state": self.state,
+                "why": self.why,
+                "updated_us": self.updated_us,
+            }
+        )
+
+    @classmethod
+    def of(cls, instance: str, record: Record | None) -> Self | None:
+        """Read the record, None if there is none. Raises SchemaInvalid."""
+        if record is None:
+            return None
+        what = f"the capture record of {instance}"
+        with reading_record(what, _HINT):
+            values = _decoded(what, record)
+            return cls(
+                int(values["token"]),
+                _handover_of(values["handover"]),
+                str(values.get("state", "")),
+                values.get("why"),
+                int(values.get("updated_us", 0)),
+            )
+
+
+@dataclass(frozen=True)
+class LoadRecord:
+    """What a member does now, written every few seconds while it changes."""
+
+    captures: int = 0
+    bytes_per_second: float = 0.0
+    updated_us: int = 0
+
+    def encode(self) -> bytes:
+        """Return the value of the record."""
+        return _encoded(asdict(self))
+
+    @classmethod
+    def of(cls, record: Record | None) -> Self:
+        """Read the record; without one the member does nothing. Raises SchemaInvalid."""
+        if record is None:
+            return cls()
+        with reading_record("a member's load", _HINT):
+            values = _decoded("a member's load", record)
+            return cls(int(values["captures"]), float(values["bytes_per_second"]), int(values["updated_us"]))
+
+
+def lease_path(instance: str) -> str:
+    """Return the path of the lease to capture an instance."""
+    return INSTANCES + path_of(instance, "lease")
+
+
+def capture_path(instance: str) -> str:
+    """Return the path of an instance's capture record."""
+    return INSTANCES + path_of(instance, "capture")
+
+
+def names_below(store: CoordinationStore, path: str) -> list[str]:
+    """Return the names of the records below a path. Raises CoordinationLost."""
+    return [decoded_name(name) for name in store.list(path)]
+
+
+def member_of(store: CoordinationStore, name: str) -> MemberRecord | None:
+    """Return a running member, None if it does not run. Raises SchemaInvalid, CoordinationLost."""
+    record = store.get(MEMBERS + path_of(name))
+    return None if record is None else MemberRecord.of(name, record)
+
+
+def capturer_of(store: CoordinationStore, instance: str) -> MemberRecord | None:
+    """Return the member that captures an instance now, None if nobody does. Raises the errors of a read."""
+    holder = Holder.of(store.get(lease_path(instance)))
+    return None if holder is None else member_of(store, holder.name)
+
+
+def read_joins(record: Record | None) -> dict[str, Sequence[int]]:
+    """Return when each member joined lately, in microseconds UTC since 1970. Raises SchemaInvalid."""
+    if record is None:
+        return {}
+    with reading_record("the members' history", _HINT):
+        members = _decoded("the members' history", record)["members"]
+        return {str(name): [int(time_us) for time_us in times] for name, times in members.items()}
+
+
+def encode_joins(joins: Mapping[str, Sequence[int]]) -> bytes:
+    """Return the value of the record that `read_joins` reads."""
+    return _encoded({"members": {name: list(times) for name, times in joins.items()}})
+
+
+def _handover_of(values: Mapping[str, Any] | None) -> Handover | None:
+    if values is None:
+        return None
+    return Handover(
+        Position.parse(values["position"]),
+        str(values["server_key"]),
+        LoggedSet(values["gtid_set"]),
+        int(values["time_us"]),
+        str(values["fingerprint"]),
+        Position.parse(values["reached"]),
+    )
+
+
+def _encoded(values: Mapping[str, Any]) -> bytes:
+    return json.dumps({"format": FORMAT, **values}).encode()
+
+
+def _decoded(what: str, record: Record) -> dict[str, Any]:
+    values: dict[str, Any] = json.loads(record.value)
+    if int(values.get("format", 0)) > FORMAT:
+        raise SchemaInvalid(f"{what} was written by a later version of Penstock", hint=_HINT)
+    return values

@@ -1,0 +1,278 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A member's capture of one instance, from acquiring its lease to releasing it.
+
+The lease's token fences the instance's capture record. Bytes are stored only while the store confirms the
+lease, and the lease is released only after the capture has ended.
+"""
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import structlog
+
+from penstock.capture.lease import CaptureLease, Handover
+from penstock.capture.run import Capture
+from penstock.coordinate.lease import Lease
+from penstock.coordinate.store import ABSENT, CoordinationStore
+from penstock.errors import LeaseLost, PenstockError, SourceMissing, VersionConflict
+from penstock.fingerprint import file_fingerprint
+from penstock.fleet.records import CaptureRecord, capture_path
+from penstock.logstore.holds import Holds
+from penstock.logstore.log import Log
+from penstock.logstore.memory_log import MemoryLog
+from penstock.model import Position
+from penstock.retry import Backoff, Retry
+
+# How often the position of a capture is recorded: another host then reads this much from the server again.
+RECORD_SECONDS = 5.0
+
+_BACKOFF = Backoff(longest=1.0)
+
+_log = structlog.get_logger(__name__)
+
+
+class FencedRecord:
+    """An instance's capture record, written under a lease's token. Thread-safe."""
+
+    def __init__(self, store: CoordinationStore, instance: str, token: int) -> None:
+        """Write the token, so that no earlier holder can write. Raises LeaseLost, CoordinationLost."""
+        self._store = store
+        self._instance = instance
+        self._token = token
+        self._path = capture_path(instance)
+        self._lock = threading.Lock()
+        stored = store.get(self._path, latest=True)
+        before = CaptureRecord.of(instance, stored) or CaptureRecord(token)
+        self._prove_not_fenced(before)
+        self._version = ABSENT if stored is None else stored.version
+        self._record = before
+        self.write(replace(before, token=token))
+
+    @property
+    def record(self) -> CaptureRecord:
+        """The record as last read or written."""
+        return self._record
+
+    def write(self, record: CaptureRecord) -> None:
+        """Replace the record. Raises LeaseLost if a later holder has written, CoordinationLost."""
+        with self._lock:
+            try:
+                self._version = self._store.put(self._path, record.encode(), self._version)
+            except VersionConflict:
+                # Either a later holder has written, or the answer to our own write was lost.
+                stored = self._store.get(self._path, latest=True)
+                present = CaptureRecord.of(self._instance, stored)
+                if present is None or present.token != self._token or stored is None:
+                    self._prove_not_fenced(present or CaptureRecord(self._token + 1))
+                    raise
+                self._version = self._store.put(self._path, record.encode(), stored.version)
+            self._record = record
+
+    def _prove_not_fenced(self, present: CaptureRecord) -> None:
+        if present.token > self._token:
+            raise LeaseLost(
+                f"another member captures {self._instance}",
+                hint="See who: penstock fleet status",
+            )
+
+
+class Tenure(CaptureLease):
+    """The capture of an instance under a lease. `start` and `leave` belong to the member's thread."""
+
+    def __init__(self, store: CoordinationStore, instance: str, lease: Lease) -> None:
+        """Fence earlier holders. Raises LeaseLost, CoordinationLost, SchemaInvalid."""
+        self.instance = instance
+        self._lease = lease
+        self._fenced = FencedRecord(store, instance, lease.token)
+        self._capture: Capture | None = None
+        self._is_fenced_off = False
+        self._left = threading.Event()
+        self._leaving = False
+
+    @property
+    def token(self) -> int:
+        """The lease's fencing token."""
+        return self._lease.token
+
+    @property
+    def capture(self) -> Capture | None:
+        """The capture while it serves readers, None after the tenure has begun to end."""
+        return None if self._leaving else self._capture
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the lease is lost for good without having been given up."""
+        return self._lease.lost or self._is_fenced_off
+
+    @property
+    def left(self) -> bool:
+        """Whether the capture has ended and the lease was released."""
+        return self._left.is_set()
+
+    def start(self, make_capture: Callable[[CaptureLease], Capture]) -> None:
+        """Start capturing."""
+        self._capture = make_capture(self)
+        self._capture.start()
+
+    # --- For the capture --------------------------------------------------------------------
+
+    def pause_reason(self) -> str | None:
+        """Return why nothing may be stored at the moment; see `CaptureLease`."""
+        if self.is_lost:
+            raise LeaseLost(
+                f"the lease to capture {self.instance} was lost", hint="See who has it: penstock fleet status"
+            )
+        if self._lease.held:
+            return None
+        return f"the coordination store does not confirm the lease to capture {self.instance}"
+
+    def handover(self) -> Handover | None:
+        """Return where the capture was when it was last recorded; see `CaptureLease`."""
+        return self._fenced.record.handover
+
+    def begin_epoch(self, beginning: Handover) -> None:
+        """Record a new epoch; see `CaptureLease`."""
+        current = self.handover()
+        number = beginning.position.epoch
+        if current is not None and (current.position.epoch, current.server_key) == (
+            number,
+            beginning.server_key,
+        ):
+            return
+        self._write(replace(self._fenced.record, handover=beginning))
+
+    # --- Recording --------------------------------------------------------------------------
+
+    def record(self) -> None:
+        """Record how far the capture is and where another host would begin, if that has changed.
+
+        Raises LeaseLost, CoordinationLost, and the errors of the log.
+        """
+        capture = self._capture
+        if capture is None or not self._lease.held:
+            return
+        status = capture.snapshot()
+        record = self._fenced.record
+        handover = record.handover
+        try:
+            handover = _handover_of(capture.log(), handover) or handover
+        except PenstockError as problem:
+            # While its log is being opened, the record keeps the position.
+            _log.debug("a position is not recorded", instance=self.instance, why=str(problem))
+        changed = replace(record, handover=handover, state=status.state.value, why=status.why)
+        if changed != record:
+            self._write(replace(changed, updated_us=time.time_ns() // 1000))
+
+    def _write(self, record: CaptureRecord) -> None:
+        try:
+            self._fenced.write(record)
+        except LeaseLost:
+            self._is_fenced_off = True
+            raise
+
+    # --- Ending -----------------------------------------------------------------------------
+
+    def leave(self, why: str, arrived: Callable[[str], None], left: Callable[[], None]) -> None:
+        """End the capture, record its end, and release the lease, in a separate thread; then call `left`."""
+        assert not self._leaving
+        self._leaving = True
+        _log.info("a capture is given up", instance=self.instance, token=self.token, why=why)
+        # Readers that wait for changes learn that there will be none here.
+        arrived(self.instance)
+        threading.Thread(target=self._end, args=(left,), name=f"leave-{self.instance}", daemon=True).start()
+
+    def wait_left(self, seconds: float) -> bool:
+        """Wait up to `seconds` until the lease was released; return whether it was."""
+        return self._left.wait(seconds)
+
+    def _end(self, left: Callable[[], None]) -> None:
+        capture = self._capture
+        if capture is not None:
+            capture.stop()
+            self._record_end()
+            while not capture.join(1.0):
+                _log.warning("a capture is still ending", instance=self.instance)
+        # While the session lives, nobody else can have the lease, so retry until the session ends.
+        retry = Retry("a capture's lease cannot be given back yet", backoff=_BACKOFF)
+        while not self._lease.expired:
+            try:
+                self._lease.release()
+                break
+            except PenstockError as problem:
+                retry.wait(problem, instance=self.instance)
+        self._left.set()
+        left()
+
+    def _record_end(self) -> None:
+        """Record where the capture ends. An earlier record is correct too."""
+        try:
+            self.record()
+        except PenstockError as problem:
+            _log.info("the end of a capture is not recorded", instance=self.instance, why=str(problem))
+
+
+def _handover_of(log: Log, before: Handover | None) -> Handover | None:
+    """Return where a host without this log would begin: where the last known reader is, else at its end.
+
+    None if the log has not begun.
+    """
+    epoch, visible = log.epoch, log.visible
+    if epoch is None:
+        return None
+    reached = visible if visible is not None and visible.epoch == epoch.epoch else epoch.position
+    position = reached
+    for needed in _needed_positions(log):
+        position = min(position, max(needed, epoch.position))
+    earliest = log.earliest()
+    if earliest is not None and earliest.epoch == epoch.epoch:
+        # What has left the log is not to be read again.
+        position = max(position, min(earliest, reached))
+    if position != reached and position != epoch.position:
+        position = replace(position, offset=log.boundary_before(position))
+    if before is not None and before.position == position and before.fingerprint:
+        if before.reached == reached:
+            return before
+        return replace(before, reached=reached, time_us=_time_before(log, position, reached))
+    return Handover(
+        position,
+        epoch.server_key,
+        log.gtid_set(position) if position != epoch.position else epoch.gtid_set,
+        _time_before(log, position, reached),
+        _fingerprint(log, position),
+        reached,
+    )
+
+
+def _needed_positions(log: Log) -> Iterator[Position]:
+    """Yield the positions from which a reader still needs the log."""
+    if isinstance(log, MemoryLog):
+        # It keeps only what its readers have not consumed.
+        earliest = log.earliest()
+        if earliest is not None:
+            yield earliest
+        return
+    for hold in Holds(log.disk, log.layout).readable(time.time_ns() // 1000):
+        yield hold.position
+
+
+def _time_before(log: Log, position: Position, reached: Position) -> int:
+    """Return the time of a commit at or before a position, 0 if the log has none."""
+    if position == reached:
+        return log.time_max_us
+    before = [
+        segment.time_first_us
+        for segment in log.segments
+        if (segment.epoch, segment.file_number, segment.base)
+        <= (position.epoch, position.file_number, position.offset)
+    ]
+    return next((time_us for time_us in reversed(before) if time_us), 0)
+
+
+def _fingerprint(log: Log, position: Position) -> str:
+    try:
+        return file_fingerprint(log.head_bytes(position.epoch, position.file))
+    except SourceMissing:
+        # The log has none of the file yet.
+        return ""

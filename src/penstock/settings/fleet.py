@@ -1,0 +1,56 @@
+# SPDX-License-Identifier: Apache-2.0
+"""This daemon's part in a fleet: the section `fleet` of `penstock.yaml`, which may be the same on all hosts.
+
+fleet: {zone: a, session: 10s}
+"""
+
+import socket
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+from penstock.settings.listen import ListenSettings, split_host_port
+from penstock.settings.values import Seconds, Section
+
+# Heartbeats come three times in this time, so that it cannot be shorter.
+_SESSION_SECONDS_MIN = 1.0
+_UNBOUND = ("0.0.0.0", "::")
+
+
+def _host_port(text: str) -> str:
+    split_host_port(text)
+    return text
+
+
+class FleetSettings(Section):
+    """How this daemon takes part in the fleet of its coordination store."""
+
+    member: str | None = Field(
+        default=None, min_length=1, description="this daemon's name in the fleet; default: the host's name"
+    )
+    address: Annotated[str, AfterValidator(_host_port)] | None = Field(
+        default=None,
+        description="host:port where clients reach this daemon; default: listen.http, with the host's name if"
+        " it listens on every address",
+    )
+    zone: str = Field(default="", description="where this daemon runs, such as a room or a data center")
+    weight: float = Field(
+        default=1.0, gt=0, description="how much this daemon captures relative to the other members"
+    )
+    session: Seconds = Field(
+        default=10.0,
+        ge=_SESSION_SECONDS_MIN,
+        description="how long this daemon may be silent before other members capture its instances",
+    )
+
+    def member_name(self) -> str:
+        """Return the name in the fleet."""
+        return self.member or socket.gethostname()
+
+    def client_address(self, listen: ListenSettings, port: int) -> str:
+        """Return where clients reach this daemon; `port` is the HTTP port that was bound."""
+        if self.address is not None:
+            host, port = split_host_port(self.address)
+        else:
+            host = socket.gethostname() if listen.host in _UNBOUND else listen.host
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Members of a fleet in one process, over a store in memory: leases, fencing, and who is asked for what."""
+
+import itertools
+import json
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from penstock.capture.lease import Handover
+from penstock.capture.run import Capture
+from penstock.capture.status import State
+from penstock.coordinate.backends.memory import MemorySession, MemoryStore
+from penstock.coordinate.lease import Lease
+from penstock.coordinate.store import path_of
+from penstock.daemon import make_capture
+from penstock.errors import CapturedElsewhere, CoordinationLost, LeaseLost, OptionInvalid, SchemaInvalid
+from penstock.fleet.instance import Directory, FleetInstance
+from penstock.fleet.member import FleetMember, Membership
+from penstock.fleet.placement import Work
+from penstock.fleet.records import MEMBERS, CaptureRecord, MemberRecord, capture_path, lease_path
+from penstock.fleet.status import fleet_status
+from penstock.fleet.tenure import FencedRecord, Tenure
+from penstock.gtid_sets import LoggedSet
+from penstock.model import Position
+from penstock.settings.daemon import Settings
+from tests.support.suite.patience import wait_until
+
+_numbers = itertools.count(1)
+
+BEGINNING = Handover(
+    Position(0, "mysql-bin.000003", 157),
+    "mysql:server",
+    LoggedSet("3e11fa47-71ca-11e1-9e33-c80aa9429562:1-5"),
+    1_700_000_000_000_000,
+    "1:1",
+    Position(0, "mysql-bin.000003", 900),
+)
+
+
+class MemoryFleet:
+    """Members over one store in memory. Their captures are real, and their server does not answer."""
+
+    def __init__(self, folder: Path, instances: int) -> None:
+        self.name = f"fleet-{next(_numbers)}"
+        self.folder = folder
+        self.works = {f"shop-{number}": Work(f"shop-{number}") for number in range(instances)}
+        # Keeps the records between the lives of members.
+        self.store = MemoryStore(self.name)
+        self.stores: dict[str, MemoryStore] = {}
+        self.members: dict[str, FleetMember] = {}
+
+    def start(self, name: str) -> FleetMember:
+        """Start a member."""
+        store = self.stores[name] = MemoryStore(self.name)
+        settings = Settings.model_validate(
+            {
+                "log": {"folder": str(self.folder / name)},
+                "instances": {work: {"source": "mysql://u@127.0.0.1:1"} for work in self.works},
+            }
+        )
+        member = self.members[name] = FleetMember(
+            lambda: store,
+            Membership(name, f"{name}:7070", "1", "", 1.0, 10.0, self.works),
+            lambda instance, lease: make_capture(instance, settings, lambda _: None, lease),
+            lambda instance: None,
+        )
+        member.start(failed=lambda: None)
+        return member
+
+    def captured(self, name: str) -> set[str]:
+        """Return the instances that a member captures."""
+        return {capture.name for capture in self.members[name].captures()}
+
+    def all_captured(self, *names: str) -> bool:
+        """Tell whether some members capture every instance."""
+        return set().union(*map(self.captured, names)) == set(self.works)
+
+    def stop(self) -> None:
+        """Stop every member."""
+        for member in self.members.values():
+            member.stop()
+        self.store.close()
+
+
+@pytest.fixture
+def fleet_of(tmp_path: Path) -> Iterator[Callable[[int], MemoryFleet]]:
+    """Return a function that returns a fleet with a number of instances."""
+    fleets: list[MemoryFleet] = []
+
+    def start(instances: int) -> MemoryFleet:
+        fleets.append(MemoryFleet(tmp_path, instances))
+        return fleets[-1]
+
+    yield start
+    for fleet in fleets:
+        fleet.stop()
+
+
+@contextmanager
+def held_lease() -> Iterator[tuple[MemoryStore, MemorySession, Lease]]:
+    """Hold the lease of an instance inside the block."""
+    store = MemoryStore(f"fleet-{next(_numbers)}")
+    session = store.session()
+    lease = Lease.acquire(store, session, lease_path("shop"), "a")
+    assert lease is not None
+    try:
+        yield store, session, lease
+    finally:
+        store.close()
+
+
+def test_members_share_the_instances_and_take_over_those_of_a_member_that_leaves(
+    fleet_of: Callable[[int], MemoryFleet],
+) -> None:
+    fleet = fleet_of(6)
+    for name in ("a", "b", "c"):
+        fleet.start(name)
+    wait_until(lambda: fleet.all_captured("a", "b", "c"))
+    wait_until(lambda: [len(fleet.captured(name)) for name in "abc"] == [2, 2, 2])
+    shown = fleet_status(fleet.store)
+    assert {row["captured_by"] for row in shown["instances"]} == {"a", "b", "c"}
+    assert [member["placed"] for member in shown["members"]] == [2, 2, 2]
+    kept = fleet.captured("b")
+    fleet.members["a"].stop()
+    wait_until(lambda: fleet.all_captured("b", "c"))
+    assert kept <= fleet.captured("b")
+    assert not fleet.captured("b") & fleet.captured("c")
+
+
+def test_member_whose_session_ends_gives_up_its_captures_and_joins_again(
+    fleet_of: Callable[[int], MemoryFleet],
+) -> None:
+    fleet = fleet_of(1)
+    fleet.start("a")
+    wait_until(lambda: fleet.all_captured("a"))
+    capture = fleet.members["a"].capture_of("shop-0")
+    assert capture is not None
+    store = fleet.stores["a"]
+    store.lose(store._sessions[-1])
+    wait_until(lambda: capture.snapshot().state is State.CLOSED)
+    wait_until(lambda: fleet.members["a"].capture_of("shop-0") not in (None, capture))
+
+
+def test_second_member_of_a_name_is_refused(fleet_of: Callable[[int], MemoryFleet], tmp_path: Path) -> None:
+    fleet = fleet_of(1)
+    session = fleet.store.session()
+    session.put_ephemeral(MEMBERS + path_of("a"), MemberRecord("a", "a:1", "1").encode())
+    store = MemoryStore(fleet.name)
+    failures: list[bool] = []
+    member = FleetMember(
+        lambda: store,
+        Membership("a", "a:2", "1", "", 1.0, 0.1, {}),
+        lambda instance, lease: pytest.fail("nothing is placed"),
+        lambda instance: None,
+    )
+    member.start(failed=lambda: failures.append(True))
+    wait_until(lambda: failures)
+    assert isinstance(member.failure, OptionInvalid)
+    member.stop()
+
+
+def test_capture_pauses_while_the_store_is_away_and_ends_with_the_session() -> None:
+    with held_lease() as (store, session, lease):
+        tenure = Tenure(store, "shop", lease)
+        assert tenure.pause_reason() is None
+        store.away(True)
+        assert "does not confirm" in (tenure.pause_reason() or "")
+        with pytest.raises(CoordinationLost):
+            tenure.begin_epoch(BEGINNING)
+        store.away(False)
+        assert tenure.pause_reason() is None
+        store.lose(session)
+        with pytest.raises(LeaseLost):
+            tenure.pause_reason()
+
+
+def test_earlier_holder_can_neither_record_nor_begin_an_epoch() -> None:
+    with held_lease() as (store, _session, lease):
+        earlier = Tenure(store, "shop", lease)
+        earlier.begin_epoch(BEGINNING)
+        # The store has ended the session, which the holder, a frozen process, has not noticed.
+        store.delete(lease_path("shop"))
+        other = Lease.acquire(store, store.session(), lease_path("shop"), "b")
+        assert other is not None
+        assert other.token > lease.token
+        later = Tenure(store, "shop", other)
+        assert later.handover() == BEGINNING
+        with pytest.raises(LeaseLost):
+            earlier.begin_epoch(
+                Handover(Position(1, "b.000001", 4), "other", LoggedSet(""), 0, "", BEGINNING.reached)
+            )
+        assert earlier.is_lost
+        stored = CaptureRecord.of("shop", store.get(capture_path("shop")))
+        assert stored is not None
+        assert stored.handover == BEGINNING
+        with pytest.raises(LeaseLost):
+            Tenure(store, "shop", lease)
+
+
+def test_write_whose_answer_was_lost_is_repeated() -> None:
+    with held_lease() as (store, _, lease):
+        record = FencedRecord(store, "shop", lease.token)
+        present = store.get(capture_path("shop"))
+        assert present is not None
+        store.put(capture_path("shop"), present.value)
+        record.write(CaptureRecord(lease.token, BEGINNING))
+        stored = CaptureRecord.of("shop", store.get(capture_path("shop")))
+        assert stored is not None
+        assert stored.handover == BEGINNING
+
+
+def test_record_of_a_later_version_is_refused_by_name() -> None:
+    with held_lease() as (store, _, lease):
+        store.put(capture_path("shop"), json.dumps({"format": 2, "token": 0}).encode())
+        with pytest.raises(SchemaInvalid, match="later version"):
+            Tenure(store, "shop", lease)
+
+
+def test_instance_captured_elsewhere_names_the_member_and_its_address() -> None:
+    with held_lease() as (store, session, _):
+        session.put_ephemeral(MEMBERS + path_of("a"), MemberRecord("a", "a:7070", "1").encode())
+        directory = Directory(lambda: MemoryStore(store._name), "b")
+        directory.start()
+        instance = FleetInstance("shop", _no_capture, directory, [], [])
+
+        def address() -> str | None:
+            with pytest.raises(CapturedElsewhere) as elsewhere:
+                instance.log()
+            return elsewhere.value.address
+
+        wait_until(lambda: address() == "a:7070")
+        assert instance.status()["state"] == "elsewhere"
+        store.lose(session)
+        wait_until(lambda: address() is None)
+        directory.stop()
+
+
+def _no_capture() -> Capture | None:
+    return None

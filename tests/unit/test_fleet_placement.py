@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Placement of work on members: complete, balanced, and with few moves."""
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from penstock.fleet.placement import TOLERANCE, Host, Work, place_works, settled_at_us
+
+SECOND_US = 1_000_000
+
+_zones = st.sampled_from(["a", "b", "c"])
+_hosts = st.lists(
+    st.builds(
+        Host,
+        name=st.integers(0, 30).map(lambda number: f"host-{number}"),
+        zone=_zones,
+        weight=st.sampled_from([0.5, 1.0, 2.0]),
+        works=st.none() | st.frozensets(st.integers(0, 40).map(lambda number: f"work-{number}")),
+        drained=st.booleans(),
+        settled=st.booleans(),
+    ),
+    max_size=10,
+    unique_by=lambda host: host.name,
+)
+_works = st.lists(
+    st.builds(
+        Work,
+        name=st.integers(0, 40).map(lambda number: f"work-{number}"),
+        weight=st.sampled_from([0.5, 1.0, 3.0]),
+        zone=st.none() | _zones,
+    ),
+    max_size=30,
+    unique_by=lambda work: work.name,
+)
+_current = st.dictionaries(
+    st.integers(0, 40).map(lambda number: f"work-{number}"),
+    st.integers(0, 30).map(lambda number: f"host-{number}"),
+)
+
+
+def named(count: int, prefix: str = "host") -> list[Host]:
+    """Return this many equal hosts."""
+    return [Host(f"{prefix}-{number}") for number in range(count)]
+
+
+def works(count: int) -> list[Work]:
+    """Return this many equal works."""
+    return [Work(f"work-{number}") for number in range(count)]
+
+
+def moved(before: dict[str, str], after: dict[str, str]) -> set[str]:
+    """Return the works whose member changed."""
+    return {name for name, host in before.items() if after.get(name) != host}
+
+
+def assert_balanced(owners: dict[str, str], hosts: list[Host]) -> None:
+    """Assert that no equal host has more than its share of equal works and the tolerance."""
+    counts = Counter(owners.values())
+    share = len(owners) / len(hosts)
+    assert max(counts.values()) <= max(share * (1 + TOLERANCE), -(-len(owners) // len(hosts)))
+
+
+@settings(max_examples=40)
+@given(_works, _hosts, _current)
+def test_every_work_has_a_member_that_knows_it_in_its_zone(
+    works: list[Work], hosts: list[Host], current: dict[str, str]
+) -> None:
+    owners = place_works(works, hosts, current)
+    by_name = {host.name: host for host in hosts}
+    zones = {host.zone for host in hosts if not host.drained}
+    for work in works:
+        able = [
+            host for host in hosts if host.knows(work) and (work.zone not in zones or host.zone == work.zone)
+        ]
+        if not able:
+            assert work.name not in owners
+        else:
+            assert by_name[owners[work.name]] in able
+    assert owners.keys() <= {work.name for work in works}
+
+
+@settings(max_examples=40)
+@given(_works, _hosts, _current)
+def test_placement_is_stable_under_its_own_result(
+    works: list[Work], hosts: list[Host], current: dict[str, str]
+) -> None:
+    owners = place_works(works, hosts, current)
+    assert place_works(works, hosts, owners) == owners
+    assert place_works(works[::-1], hosts[::-1], current) == owners
+
+
+def test_death_of_a_member_moves_its_work_only() -> None:
+    hosts = named(10)
+    before = place_works(works(100), hosts, {})
+    after = place_works(works(100), hosts[1:], before)
+    assert moved(before, after) == {name for name, host in before.items() if host == "host-0"}
+    assert_balanced(after, hosts[1:])
+
+
+def test_new_member_gets_its_share_and_nothing_else_moves() -> None:
+    hosts = named(9)
+    before = place_works(works(900), hosts, {})
+    after = place_works(works(900), [*hosts, Host("new")], before)
+    assert {after[name] for name in moved(before, after)} == {"new"}
+    assert_balanced(after, [*hosts, Host("new")])
+
+
+def test_drained_member_keeps_nothing() -> None:
+    hosts = named(3)
+    before = place_works(works(9), hosts, {})
+    after = place_works(works(9), [Host("host-0", drained=True), *hosts[1:]], before)
+    assert "host-0" not in after.values()
+    assert moved(before, after) == {name for name, host in before.items() if host == "host-0"}
+
+
+def test_weights_of_members_and_works_share_the_load() -> None:
+    hosts = [Host("large", weight=3.0), Host("small")]
+    heavy = [Work(f"work-{number}", weight=2.0 if number % 2 else 1.0) for number in range(40)]
+    owners = place_works(heavy, hosts, {})
+    load = Counter[str]()
+    for work in heavy:
+        load[owners[work.name]] += int(work.weight)
+    assert load["large"] == pytest.approx(45, abs=2)
+
+
+def test_work_returns_to_its_zone_once_that_has_a_member_again() -> None:
+    work, near, far = Work("work", zone="a"), Host("near", zone="a"), Host("far", zone="b")
+    away = place_works([work], [far], {})
+    assert away == {"work": "far"}
+    assert place_works([work], [near, far], away) == {"work": "near"}
+
+
+def test_member_that_is_not_settled_gains_only_what_nobody_else_can_do() -> None:
+    flapping = Host("flapping", settled=False)
+    assert set(place_works(works(4), [flapping, Host("steady")], {}).values()) == {"steady"}
+    assert set(place_works(works(4), [flapping], {}).values()) == {"flapping"}
+    kept = place_works(works(4), named(2), {})
+    assert place_works(works(4), [Host("host-0", settled=False), Host("host-1")], kept) == kept
+
+
+def test_damper_grows_with_each_return_and_ends() -> None:
+    joins = [second * SECOND_US for second in (0, 20, 40, 60, 80)]
+    waits = [settled_at_us(joins[:count]) - joins[count - 1] for count in range(3, 6)]
+    assert settled_at_us([]) == settled_at_us(joins[:2]) == 0
+    assert waits == [15 * SECOND_US, 30 * SECOND_US, 60 * SECOND_US]
+    assert settled_at_us([*joins, 10_000 * SECOND_US]) == 0
+
+
+def test_large_fleet_is_balanced_and_deaths_move_only_the_work_of_the_dead() -> None:
+    _simulate(hosts=60, count=1400, deaths=6)
+
+
+@pytest.mark.deep(
+    guard="tests/unit/test_fleet_placement.py::"
+    "test_large_fleet_is_balanced_and_deaths_move_only_the_work_of_the_dead"
+)
+def test_three_hundred_members_and_seven_thousand_works_are_balanced_after_deaths() -> None:
+    _simulate(hosts=300, count=7000, deaths=30)
+
+
+def _simulate(hosts: int, count: int, deaths: int) -> None:
+    members, dice = named(hosts), random.Random(14)
+    before = place_works(works(count), members, {})
+    assert_balanced(before, members)
+    dead = {host.name for host in dice.sample(members, deaths)}
+    alive = [host for host in members if host.name not in dead]
+    after = place_works(works(count), alive, before)
+    assert moved(before, after) == {name for name, host in before.items() if host in dead}
+    assert_balanced(after, alive)
+    back = place_works(works(count), members, after)
+    assert {back[name] for name in moved(after, back)} <= dead
+    assert_balanced(back, members)
