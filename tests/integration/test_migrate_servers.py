@@ -2,36 +2,56 @@
 """Migrated settings run: they continue on a real server where the original stopped."""
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pytest
 import yaml
+from kazoo.client import KazooClient
 
 from penstock.local.driver import LocalDriver
+from penstock.migrate.bifrost import migrate_bifrost
 from penstock.migrate.canal import migrate_canal
 from penstock.migrate.debezium import migrate_debezium
 from penstock.migrate.maxwell import migrate_maxwell
 from penstock.migrate.output import Migration
+from penstock.migrate.ptubes import migrate_ptubes
 from penstock.pipeline.settings import load_pipeline
 from tests.integration.test_sink_kafka import broker  # noqa: F401
 from tests.support.canal.following import arrived, connect, drain
 from tests.support.capture.captured_log import head_of
 from tests.support.daemon.process import DaemonProcess
+from tests.support.migrate.samples import ORIGINALS
 from tests.support.pipeline.running import run_to_end
+from tests.support.ptubes.client import PtubesClient
+from tests.support.ptubes.shop import INSERT, of_kind
 from tests.support.sinks.kafka_reading import records
+from tests.support.suite.patience import WAIT_SECONDS_MAX
 from tests.unit.test_migrate_canal import copy_of_canal
 from tools.kafka import Kafka
 from tools.servers import Server
+from tools.zookeeper import ZooKeeper
 
 
 @pytest.fixture
 def server(server_of: Callable[[str], Server]) -> Iterator[Server]:
     actual = server_of("mysql")
     yield actual
-    for database in ("from_canal", "not_from_canal", "from_debezium", "from_maxwell", "maxwell"):
+    for database in (
+        "from_bifrost",
+        "by_bifrost",
+        "penstock",
+        "from_ptubes",
+        "from_canal",
+        "not_from_canal",
+        "from_debezium",
+        "from_maxwell",
+        "maxwell",
+    ):
         actual.sql(f"DROP DATABASE IF EXISTS {database}")
 
 
@@ -147,3 +167,119 @@ def test_pipeline_continues_at_maxwells_position(
     run_to_end(LocalDriver(), load_pipeline(tmp_path / "new/maxwell.yaml"))
     [record] = records(broker, "from_maxwell")
     assert (record.message["type"], record.message["data"]) == ("insert", {"id": 3})
+
+
+@pytest.mark.deep(guard="tests/unit/test_migrate_canal.py::test_cursors_become_checkpoints_of_the_clients")
+def test_cursors_of_canal_are_read_from_zookeeper(zookeeper: ZooKeeper, tmp_path: Path) -> None:
+    conf = copy_of_canal(tmp_path)
+    meta = json.loads((conf / "shop/meta.dat").read_text())
+    (conf / "shop/meta.dat").unlink()
+    nodes = {
+        f"/otter/canal/destinations/shop/{client['clientIdentity']['clientId']}/{name}": value
+        for client in meta["clientDatas"]
+        for name, value in (
+            ("cursor", json.dumps(client["cursor"])),
+            ("filter", client["clientIdentity"]["filter"]),
+        )
+    }
+    with nodes_of(zookeeper, nodes):
+        migration = Migration("canal")
+        migrate_canal(conf, migration, zookeeper=zookeeper.hosts)
+    cursors = {cursor.name: (cursor.checkpoint.position, cursor.filter) for cursor in migration.cursors}
+    assert cursors == {
+        "canal-1001": ("mysql-bin.000010:1542", ""),
+        "canal-7": ("mysql-bin.000009:4711", "shop\\.orders"),
+    }
+
+
+@pytest.mark.deep(guard="tests/unit/test_migrate_ptubes.py::test_log_begins_before_the_oldest_storage_point")
+def test_client_of_ptubes_continues_at_its_storage_point(
+    server: Server, zookeeper: ZooKeeper, tmp_path: Path
+) -> None:
+    events = table_with_rows(server, "from_ptubes")
+    file, offset, *_ = next(event for event in events if event[2] in ("Gtid", "Anonymous_Gtid"))
+    [(_, _, _, server_id, _, gtid_next)] = server.sql(f"SHOW BINLOG EVENTS IN '{file}' FROM {offset} LIMIT 1")
+    uuid, _, number = gtid_next.partition("'")[2].rstrip("'").partition(":")
+    point = {
+        "binlogFile": int(file.rpartition(".")[2]),
+        "binlogOffset": offset,
+        "checkpointMode": "NORMAL",
+        "serverId": server_id,
+        "uuid": uuid,
+        "transactionId": int(number),
+        "eventIndex": 0,
+        "timestamp": 1,
+        "versionTs": 0,
+    }
+    record = {"id": "0", "simpleFields": {"checkpoint": json.dumps(point)}}
+    conf = tmp_path / "conf"
+    shutil.copytree(ORIGINALS / "ptubes", conf)
+    address, user, password = account_of(server)
+    host, _, port = address.partition(":")
+    (conf / "shop.properties").write_text(
+        f"ptubes.reader.mysql.host={host}\nptubes.reader.mysql.port={port}\n"
+        f"ptubes.reader.mysql.user={user}\nptubes.reader.mysql.passwd={password}\n"
+        'ptubes.reader.mysql.subs={"from_ptubes.t":"id"}\n'
+    )
+    with nodes_of(zookeeper, {"/cache/PROPERTYSTORE/0_cache": json.dumps(record)}):
+        migration = Migration("ptubes")
+        migrate_ptubes(conf, migration, zookeeper=zookeeper.hosts)
+    migration.write(tmp_path / "new")
+    settings: dict[str, Any] = yaml.safe_load((tmp_path / "new/penstock.yaml").read_text())
+    assert settings["instances"]["shop"]["start"] == f"{file}:4"
+    settings["listen"] = {"ptubes": "127.0.0.1:0"}
+    with DaemonProcess(tmp_path, settings) as daemon:
+        arrived(server, daemon)
+        with PtubesClient(daemon.ports["ptubes"], ["from_ptubes.t"]) as client:
+            assert client.subscribe(point) == "success"
+            client.fetch_until(lambda client: any(of_kind(client.events.get(0, []), INSERT)))
+            [event] = of_kind(client.events[0], INSERT)
+            assert event.rowData.afterColumns["id"].value == "3"
+
+
+@pytest.mark.deep(guard="tests/unit/test_migrate_bifrost.py::test_target_of_mysql_becomes_a_mirror")
+def test_pipeline_continues_at_bifrosts_position(server: Server, tmp_path: Path) -> None:
+    file, _, _, end = next(event for event in table_with_rows(server, "from_bifrost") if event[2] == "Xid")
+    address, user, password = account_of(server)
+    document = json.loads((ORIGINALS / "bifrost/export.json").read_text())
+    document["ToServer"]["warehouse"]["ConnUri"] = f"root@tcp({address})/test"
+    source = document["DbInfo"]["shop"]
+    source["ConnectUri"] = f"{user}:{password}@tcp({address})/mysql"
+    [table, _] = source["TableMap"].values()
+    [synchronisation, _] = table["ToServerList"]
+    position = {
+        "BinlogFileNum": int(file.rpartition(".")[2]),
+        "BinlogPosition": end,
+        "GTID": "",
+        "EventID": 1,
+    }
+    parameters = synchronisation["PluginParam"] | {"Schema": "by_bifrost", "Table": "copy", "Field": []}
+    synchronisation |= {
+        "LastSuccessBinlog": position,
+        "LastQueueBinlog": {**position, "EventID": 2},
+        "PluginParam": parameters,
+    }
+    source |= {"TableMap": {"from_bifrost_-t": table | {"Name": "t", "ToServerList": [synchronisation]}}}
+    source["BinlogDumpFileName"] = file
+    (tmp_path / "export.json").write_text(json.dumps(document))
+    migration = Migration("bifrost")
+    migrate_bifrost(tmp_path / "export.json", migration)
+    migration.write(tmp_path / "new")
+    run_to_end(LocalDriver(), load_pipeline(tmp_path / "new/shop-warehouse.yaml"))
+    assert server.sql("SELECT id FROM by_bifrost.copy") == [(3,)]
+
+
+@contextmanager
+def nodes_of(zookeeper: ZooKeeper, nodes: dict[str, str]) -> Iterator[None]:
+    """Keep nodes in ZooKeeper inside the block, as another system does."""
+    client = KazooClient(hosts=zookeeper.hosts)
+    client.start(WAIT_SECONDS_MAX)
+    try:
+        for path, value in nodes.items():
+            client.create(path, value.encode(), makepath=True)
+        yield
+        for path in nodes:
+            client.delete(path)
+    finally:
+        client.stop()
+        client.close()

@@ -9,10 +9,12 @@ import typer
 
 from penstock.cli.shared.rendering import Field, LineWriter, write_json
 from penstock.errors import OptionInvalid
+from penstock.migrate.bifrost import migrate_bifrost
 from penstock.migrate.canal import migrate_canal
 from penstock.migrate.debezium import migrate_debezium
 from penstock.migrate.maxwell import migrate_maxwell
 from penstock.migrate.output import Migration, SecretsIn
+from penstock.migrate.ptubes import migrate_ptubes
 from penstock.migrate.report import Outcome
 
 HELP = "Write settings from those of Canal, Debezium, Maxwell, Ptubes or Bifrost."
@@ -92,6 +94,33 @@ def maxwell(
     _finish(migration, output, dry_run=dry_run, as_json=json)
 
 
+def ptubes(
+    conf_dir: Annotated[Path, typer.Argument(help="The reader's folder, with reader.conf.")],
+    output: Output = _OUTPUT_DEFAULT,
+    zookeeper: ZooKeeper = None,
+    secrets: Secrets = "file",
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Write a daemon for Ptubes clients, whose logs begin before their storage points."""
+    migration = _migration("ptubes", secrets)
+    migrate_ptubes(conf_dir, migration, zookeeper=zookeeper)
+    _finish(migration, output, dry_run=dry_run, as_json=json)
+
+
+def bifrost(
+    export: Annotated[Path, typer.Argument(help="The JSON file of Backup - Export.")],
+    output: Output = _OUTPUT_DEFAULT,
+    secrets: Secrets = "file",
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Write a pipeline for each data source and target."""
+    migration = _migration("bifrost", secrets)
+    migrate_bifrost(export, migration)
+    _finish(migration, output, dry_run=dry_run, as_json=json)
+
+
 def _migration(original: str, secrets: str) -> Migration:
     choices: dict[str, SecretsIn] = {"file": "file", "env": "env"}
     if secrets not in choices:
@@ -141,4 +170,4 @@ def _finish(migration: Migration, output: Path, *, dry_run: bool, as_json: bool)
         raise typer.Exit(EXIT_ATTENTION)
 
 
-VERBS = {"canal": canal, "debezium": debezium, "maxwell": maxwell}
+VERBS = {"canal": canal, "debezium": debezium, "maxwell": maxwell, "ptubes": ptubes, "bifrost": bifrost}

@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Bifrost's export becomes a pipeline for each data source and target."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.errors import OptionInvalid
+from penstock.migrate.bifrost import migrate_bifrost
+from penstock.migrate.output import Migration
+from penstock.migrate.report import Outcome
+from penstock.pipeline.settings import PipelineSettings, load_pipeline
+from tests.support.migrate.samples import ORIGINALS
+
+EXPORT = ORIGINALS / "bifrost/export.json"
+GTIDS = "3e11fa47-71ca-11e1-9e33-c80aa9429562:1-5"
+
+
+def migrated(output: Path, change: Callable[[Any], None] = lambda _: None) -> Migration:
+    document = json.loads(EXPORT.read_text())
+    change(document)
+    path = output.parent / "export.json"
+    path.write_text(json.dumps(document))
+    migration = Migration("bifrost")
+    migrate_bifrost(path, migration)
+    migration.write(output)
+    return migration
+
+
+def pipeline(output: Path, target: str) -> PipelineSettings:
+    return load_pipeline(output / f"shop-{target}.yaml")
+
+
+def syncs(document: Any, table: str = "shop_-orders") -> Any:
+    return document["DbInfo"]["shop"]["TableMap"][table]["ToServerList"]
+
+
+def test_target_of_mysql_becomes_a_mirror(tmp_path: Path) -> None:
+    migrated(tmp_path / "new")
+    settings = pipeline(tmp_path / "new", "warehouse")
+    [source] = settings.sources
+    server = source.server
+    assert server is not None
+    assert (server.host, server.port, server.user, server.server_id) == ("db1", 3307, "repl", 4713)
+    assert server.password.reveal() == "s3cret"
+    # The table with everything in its target does not hold the start back, the queued one does.
+    assert str(source.start) == "mysql-bin.000008:1200"
+    selected = [
+        table for table in ("orders", "log_1", "log_old", "lines") if source.tables.matches("shop", table)
+    ]
+    assert selected == ["orders", "log_1"]
+    sink: Any = settings.sink.settings
+    assert (settings.sink.kind, sink.url, sink.user, sink.mode) == (
+        "mysql",
+        "mysql://wh:3306",
+        "etl",
+        "mirror",
+    )
+    assert sink.password.reveal() == "pa$$ word"
+    assert [step.verb for step in settings.steps] == ["map", "route"]
+    columns: Any = settings.steps[0].settings
+    assert (columns.keep, columns.rename) == (("id", "total"), {"total": "amount"})
+    assert settings.steps[1].settings.to == "dw.f_orders"  # type: ignore[attr-defined]
+
+
+def test_target_of_kafka_becomes_topics(tmp_path: Path) -> None:
+    migrated(tmp_path / "new")
+    settings = pipeline(tmp_path / "new", "queue")
+    # Everything queued is in the target, so the data source's own position counts.
+    assert str(settings.sources[0].start) == "mysql-bin.000009:4000"
+    sink: Any = settings.sink.settings
+    assert (sink.servers, sink.topic, sink.format, sink.key) == (
+        "broker-1:9092,broker-2:9092",
+        "cdc.{database}.{table}",
+        "canal_flat",
+        ("id",),
+    )
+    assert (sink.user, sink.mechanism, sink.password.reveal()) == ("cdc", "PLAIN", "br0ker")
+
+
+def test_gtid_set_of_the_oldest_position_is_the_start(tmp_path: Path) -> None:
+    def use_gtids(document: Any) -> None:
+        document["DbInfo"]["shop"] |= {"IsGtid": True, "Gtid": f"{GTIDS}00"}
+        syncs(document)[0]["LastSuccessBinlog"]["GTID"] = GTIDS
+
+    migrated(tmp_path / "new", use_gtids)
+    assert str(pipeline(tmp_path / "new", "warehouse").sources[0].start) == f"gtid:{GTIDS}"
+    assert str(pipeline(tmp_path / "new", "queue").sources[0].start) == f"gtid:{GTIDS}00"
+
+
+def test_queue_without_any_success_starts_at_the_earliest_log(tmp_path: Path) -> None:
+    migrated(tmp_path / "new", lambda document: syncs(document)[0].update(LastSuccessBinlog=None))
+    assert pipeline(tmp_path / "new", "warehouse").sources[0].start == "earliest"
+
+
+def test_tables_with_different_parameters_of_one_target_are_refused(tmp_path: Path) -> None:
+    def add_topic(document: Any) -> None:
+        other = json.loads(json.dumps(syncs(document)[1]))
+        other["PluginParam"]["Topic"] = "other"
+        syncs(document, "shop_-log_*").append(other)
+
+    with pytest.raises(OptionInvalid, match="different values of Topic"):
+        migrated(tmp_path / "new", add_topic)
+
+
+def test_differences_need_attention(tmp_path: Path) -> None:
+    def change(document: Any) -> None:
+        syncs(document)[0] |= {"FilterUpdate": True, "OfTomorrow": 1}
+        syncs(document)[0]["PluginParam"]["SyncMode"] = "LogUpdate"
+        syncs(document)[1]["PluginParam"]["OtherObjectType"] = "bifrost"
+        document["ToServer"]["queue"]["Colour"] = "red"
+
+    migration = migrated(tmp_path / "new", change)
+    attention = {entry.name: entry.outcome for entry in migration.report.attention}
+    assert attention == {
+        "FilterUpdate": Outcome.NOT_CARRIED,
+        "OfTomorrow": Outcome.UNKNOWN,
+        "PluginParam.SyncMode": Outcome.NOT_CARRIED,
+        "PluginParam.OtherObjectType": Outcome.CHANGED,
+        "PluginParam.Key": Outcome.CHANGED,
+        "Colour": Outcome.UNKNOWN,
+    }
+
+
+def test_sample_has_no_unknown_property_and_shows_no_secret(tmp_path: Path) -> None:
+    migration = migrated(tmp_path / "new")
+    assert [entry.name for entry in migration.report.entries if entry.outcome is Outcome.UNKNOWN] == []
+    texts = [path.read_text() for path in (tmp_path / "new").iterdir() if path.is_file()]
+    assert [secret for secret in ("s3cret", "pa$$", "br0ker") if any(secret in text for text in texts)] == []
+
+
+def test_target_without_a_sink_needs_attention(tmp_path: Path) -> None:
+    def use_memcache(document: Any) -> None:
+        document["ToServer"]["queue"] |= {"PluginName": "memcache", "ConnUri": "cache:11211"}
+        syncs(document)[1] |= {"PluginName": "memcache", "PluginParam": {"KeyConfig": "a"}}
+
+    migration = migrated(tmp_path / "new", use_memcache)
+    assert {"PluginName", "ConnUri"} <= {entry.name for entry in migration.report.attention}
+    assert pipeline(tmp_path / "new", "queue").sink.kind == "stdout"
