@@ -214,9 +214,7 @@ def test_unknown_and_missing_properties_need_attention(tmp_path: Path) -> None:
     conf = copy_of_canal(
         tmp_path, server="canal.of.tomorrow=1", instance="canal.instance.filter.query.ddl=true"
     )
-    done = CliRunner().invoke(
-        make_app("migrate"), ["migrate", "canal", str(conf), "--output", str(tmp_path / "new")]
-    )
+    done = CliRunner().invoke(make_app(), ["migrate", "canal", str(conf), "--output", str(tmp_path / "new")])
     assert done.exit_code == 1, done.output
     assert "canal.of.tomorrow" in done.stdout
     assert "canal.instance.filter.query.ddl" in done.stdout
@@ -247,6 +245,6 @@ def test_refused_settings_leave_nothing_behind(tmp_path: Path) -> None:
 def test_dry_run_writes_nothing(tmp_path: Path) -> None:
     conf = copy_of_canal(tmp_path)
     arguments = ["migrate", "canal", str(conf), "--output", str(tmp_path / "new"), "--dry-run"]
-    done = CliRunner().invoke(make_app("migrate"), arguments)
+    done = CliRunner().invoke(make_app(), arguments)
     assert done.exit_code == 0, done.output
     assert not (tmp_path / "new").exists()

@@ -479,6 +479,9 @@ class LogOfTwoServers:
         self.ends: list[Offset | None] = []
         self.key = "mysql:a"
 
+    def listed(self, begin: Offset) -> AbstractContextManager[None]:
+        return nullcontext()
+
     def resume(self, begin: Offset) -> Offset:
         return replace(begin, server_key=self.key)
 

@@ -15,8 +15,8 @@ import pyarrow.parquet as parquet
 import pytest
 
 from penstock.changes import Target
+from penstock.engine import pacing, set_aside
 from penstock.engine import run as run_module
-from penstock.engine import set_aside
 from penstock.engine.joints import Ends
 from penstock.engine.loading import Loading
 from penstock.engine.reading import Part, range_parts
@@ -44,7 +44,7 @@ def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run_module, "ASIDE_SECONDS", 0.02)
     monkeypatch.setattr(run_module, "_BACKOFF", Backoff(0.001, 0.01))
     monkeypatch.setattr(run_module, "_PAUSE_SECONDS", 0.01)
-    monkeypatch.setattr(run_module, "_POLL_SECONDS", 0.01)
+    monkeypatch.setattr(pacing, "_POLL_SECONDS", 0.01)
     monkeypatch.setattr(set_aside, "_PAUSES", Backoff(0.05, 60.0))
 
 
