@@ -110,7 +110,18 @@ def test_statements_that_define_no_table_have_no_effect(text: str) -> None:
         ("/*M!100100 SET STATEMENT a=1 FOR */ DROP TABLE t", ["DropTable shop.t"]),
         ("SET STATEMENT a=1", ["Unread *"]),
         ("SET STATEMENT sql_mode='' FOR ALTER TABLE t ADD c INT", ["AlterTable shop.t"]),
-        ("SET STATEMENT sql_mode='' FOR ALTER TABLE t COMMENT 'c:\\', ADD c INT -- '", ["Unread *"]),
+        # Read with and without escapes, this names one table.
+        ("SET STATEMENT sql_mode='' FOR ALTER TABLE t COMMENT 'c:\\', ADD c INT -- '", ["Unread shop.t"]),
+        ("SET STATEMENT sql_mode='' FOR DROP DATABASE d -- '\\'\n, u", ["DropDatabase d"]),
+        ("SET STATEMENT sql_mode='' FOR CREATE DATABASE d COMMENT '\\' CHARSET gbk -- '", ["Unread *"]),
+        ('SET STATEMENT sql_mode=\'\' FOR ALTER TABLE "t" ADD "c" INT', ["AlterTable shop.t"]),
+        # Without escapes, a backslash would stand outside of quotes, which no server accepts.
+        (
+            "SET STATEMENT sql_mode='' FOR ALTER TABLE t ADD b INT COMMENT '\\', ADD z INT COMMENT \\''",
+            ["AlterTable shop.t"],
+        ),
+        ("SET STATEMENT sql_mode='' FOR ALTER TABLE t ADD b INT COMMENT '\\'", ["AlterTable shop.t"]),
+        ("SET STATEMENT sql_mode='' FOR ALTER TABLE t ADD b INT COMMENT \\'", ["Unread *"]),
         ("ALTER TABLE t ADD c MONEY", ["Unread shop.t"]),
         ("ALTER TABLE t SPLIT COLUMN c INTO (d, e)", ["Unread shop.t"]),
         ("CREATE TABLE t AS SELECT * FROM u", ["Unread shop.t"]),

@@ -3,7 +3,7 @@
 
 import pytest
 
-from penstock.model import Position, TableName
+from penstock.model import Position, TableName, TableSchema
 from penstock.schema.history import SchemaHistory
 from penstock.schema.server_defaults import ServerDefaults
 from penstock.schema.statements.tokens import ServerSpelling
@@ -12,13 +12,18 @@ MYSQL = ServerSpelling(version=(9, 7, 4))
 MARIADB = ServerSpelling(mariadb=True, version=(11, 8, 6))
 
 
-def columns_after(statements: str, spelling: ServerSpelling) -> list[str] | None:
-    """Return the columns of shop.t after statements separated by `;`, or None if a server has to be asked."""
+def schema_after(statements: str, spelling: ServerSpelling) -> TableSchema | None:
+    """Return the schema of shop.t after statements separated by `;`, or None if a server has to be asked."""
     history = SchemaHistory(ServerDefaults(spelling, "utf8mb4", {"shop": "gbk", "other": "latin1"}, False))
     for number, statement in enumerate(statements.split(";")):
         history.apply(statement, "shop", Position(0, "bin.000001", 100 * (number + 1)))
-    schema = history.schema("shop", "t")
-    if schema is None or history.needs_reread(TableName("shop", "t")):
+    return None if history.needs_reread(TableName("shop", "t")) else history.schema("shop", "t")
+
+
+def columns_after(statements: str, spelling: ServerSpelling) -> list[str] | None:
+    """Return the columns of that schema with their types and charsets."""
+    schema = schema_after(statements, spelling)
+    if schema is None:
         return None
     return [f"{column.name} {column.type_text} {column.charset or ''}".rstrip() for column in schema.columns]
 
@@ -73,12 +78,12 @@ def test_charset_known_only_to_the_server_puts_a_table_in_doubt(statements: str)
     [
         "CREATE TABLE t (a INT, b VARCHAR(20), UNIQUE (b)); ALTER TABLE t MODIFY b TEXT",
         "CREATE TABLE t (a INT, b VARCHAR(20), UNIQUE (b)); ALTER TABLE t CHANGE b c VARCHAR(900)",
-        "CREATE TABLE t (a INT, b GEOMETRY UNIQUE)",
         "CREATE TABLE t (a INT, b VARCHAR(300) UNIQUE) ENGINE=MyISAM",
         "CREATE TABLE t (a VARCHAR(200), b VARCHAR(200), UNIQUE (a, b)) ENGINE MyISAM",
         "CREATE TABLE t (a VARCHAR(700), b VARCHAR(200)); CREATE UNIQUE INDEX i USING BTREE ON t (a, b)",
-        "CREATE TABLE t (a TEXT); ALTER TABLE t ADD UNIQUE (a)",
-        "CREATE TABLE t (a INT); ALTER TABLE t ADD b TEXT UNIQUE",
+        "CREATE TABLE t (a TEXT UNIQUE, b INT); ALTER TABLE t DROP INDEX b",
+        "CREATE TABLE t (a TEXT UNIQUE, b INT); ALTER TABLE t MODIFY a INT",
+        "CREATE TABLE t (a TEXT UNIQUE, b VARCHAR(300) UNIQUE); ALTER TABLE t CONVERT TO CHARSET utf8mb4",
     ],
 )
 def test_mariadb_tables_that_may_have_a_hidden_column_are_in_doubt(statements: str) -> None:
@@ -107,6 +112,17 @@ def test_compressed_columns_of_mariadb_are_decompressed() -> None:
          ["a int(11)", "b text gbk"]),
         ("CREATE TABLE t (a INT, b CHAR(9)); ALTER TABLE t ADD UNIQUE (a), MODIFY b TEXT",
          ["a int(11)", "b text gbk"]),
+        # A unique key over a type without a length has a hidden hash, which stays the last column.
+        ("CREATE TABLE t (a INT, b GEOMETRY UNIQUE)",
+         ["a int(11)", "b geometry", "DB_ROW_HASH_1 bigint(20) unsigned"]),
+        ("CREATE TABLE t (a TEXT); ALTER TABLE t ADD UNIQUE (a); ALTER TABLE t ADD b INT",
+         ["a text gbk", "b int(11)", "DB_ROW_HASH_1 bigint(20) unsigned"]),
+        ("CREATE TABLE t (a INT); ALTER TABLE t ADD b TEXT UNIQUE; ALTER TABLE t CONVERT TO CHARSET latin1",
+         ["a int(11)", "b text latin1", "DB_ROW_HASH_1 bigint(20) unsigned"]),
+        ("CREATE TABLE t (a INT) WITH SYSTEM VERSIONING; ALTER TABLE t ADD b INT",
+         ["a int(11)", "b int(11)", "row_start timestamp(6)", "row_end timestamp(6)"]),
+        ("CREATE TABLE t (a INT); ALTER TABLE t ADD IF NOT EXISTS a TEXT UNIQUE", ["a int(11)"]),
+        ("CREATE TABLE t (a INT); ALTER TABLE t CHANGE IF EXISTS b c TEXT UNIQUE", ["a int(11)"]),
         ("CREATE TABLE t (a INT UNIQUE); ALTER TABLE t DROP INDEX a, DROP CONSTRAINT x", ["a int(11)"]),
         ("CREATE TABLE t (a INT); ALTER TABLE t REORGANIZE PARTITION p, q INTO (PARTITION r VALUES IN (1))",
          ["a int(11)"]),
@@ -120,6 +136,25 @@ def test_compressed_columns_of_mariadb_are_decompressed() -> None:
 )  # fmt: skip
 def test_clauses_of_mariadb_are_followed(statements: str, columns: list[str]) -> None:
     assert columns_after(statements, MARIADB) == columns
+
+
+@pytest.mark.parametrize(
+    ("statements", "key"),
+    [
+        ("CREATE TABLE t (a INT, b INT); ALTER TABLE t ADD IF NOT EXISTS c INT KEY", ("c",)),
+        ("CREATE TABLE t (a INT, b INT); ALTER TABLE t ADD IF NOT EXISTS b INT KEY", ()),
+        # The server adds the column and leaves the key out.
+        ("CREATE TABLE t (a INT KEY, b INT); ALTER TABLE t ADD IF NOT EXISTS c INT KEY", ("a",)),
+        ("CREATE TABLE t (a INT, b INT); ALTER TABLE t MODIFY IF EXISTS b INT KEY", ("b",)),
+        ("CREATE TABLE t (a INT, b INT); ALTER TABLE t MODIFY IF EXISTS c INT KEY", ()),
+        ("CREATE TABLE t (a INT KEY); ALTER TABLE t DROP PRIMARY KEY, ADD IF NOT EXISTS c INT KEY", None),
+    ],
+)
+def test_primary_key_of_a_column_with_a_condition_is_followed(
+    statements: str, key: tuple[str, ...] | None
+) -> None:
+    schema = schema_after(statements, MARIADB)
+    assert (schema.primary_key if schema is not None else None) == key
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from penstock.mysql.connection import MARIADB, Connection
 from penstock.schema.server_defaults import ServerDefaults
 from penstock.schema.statements.effects import charset_name, charset_of_collation
 from penstock.schema.statements.tokens import ServerSpelling
-from penstock.schema.table_definition import TableDefinition
+from penstock.schema.table_definition import TableDefinition, hidden_columns
 
 SYSTEM_DATABASES = ("information_schema", "mysql", "performance_schema", "sys")
 
@@ -111,7 +111,8 @@ def _read(connection: Connection, condition: str, args: Iterable[Any]) -> list[T
         implicit = {name for name, row in tables.items() if row["kind"] == "SYSTEM VERSIONED"} - explicit
         hashed = {_name(row): int(row["hidden"]) for row in query(_HASHED, "s.")}
         hidden = {
-            name: _hidden_columns(name in implicit, hashed.get(name, 0)) for name in implicit | hashed.keys()
+            name: hidden_columns(versioned=name in implicit, hashes=hashed.get(name, 0))
+            for name in implicit | hashed.keys()
         }
     return [
         TableDefinition(
@@ -141,10 +142,3 @@ def _column(row: dict[str, Any]) -> Column:
         row["nullable"] == "YES",
         "INVISIBLE" not in str(row["extra"]).upper(),
     )
-
-
-def _hidden_columns(versioned: bool, hashes: int) -> list[Column]:
-    """Return the columns that MariaDB adds after the last, with the names and types of its metadata."""
-    period = [Column(name, "timestamp(6)", None, False) for name in ("row_start", "row_end")]
-    hashed = [Column(f"DB_ROW_HASH_{number}", "bigint(20) unsigned") for number in range(1, hashes + 1)]
-    return (period if versioned else []) + hashed

@@ -29,7 +29,7 @@ from penstock.schema.statements.effects import (
     SetVisibility,
     Step,
 )
-from penstock.schema.statements.tables import adds_hash, may_need_hash
+from penstock.schema.statements.tables import adds_hash, is_long, may_need_hash
 
 
 class Contradiction(Exception):
@@ -100,15 +100,15 @@ def alter_definition(
         definition.hidden_columns,
         definition.unique_columns,
     )
+    keys = [step for step in steps if isinstance(step, SetKey)]
+    if any(step.only_if for step in keys) and not all(step.columns for step in keys):
+        raise Contradiction("whether the key is added depends on when the server drops the other one")
     steps = [step for step in steps if draft.applies(step)]
     if any(isinstance(step, ConvertCharset) for step in steps) and any(map(_declares_large, steps)):
         raise Contradiction(
             "the server computes the size of a TEXT or BLOB that it converts as it is declared"
         )
-    adds_last = any(isinstance(step, AddColumn) and step.placement == Placement() for step in steps)
-    if definition.hidden_columns and adds_last:
-        raise Contradiction("the place of a column beside hidden ones is the server's choice")
-    if definition.hidden_columns and any(draft.may_hide(step) for step in steps):
+    if draft.hashes and any(draft.may_drop_hash(step) for step in steps):
         raise Contradiction("a hidden column may go with the column or the type that needed it")
     # Steps use the column names from before the statement, so two columns may swap names. A key may name a
     # column that the same statement adds later.
@@ -144,6 +144,16 @@ def _column(spelling: ColumnSpelling, table_charset: str | None) -> Column:
 # not.
 _EXTEND_ASCII = {"ascii", "latin1", "latin2", "utf8mb3", "utf8mb4", "cp1250", "cp1251", "gbk", "gb18030"}
 _PERIOD = tuple(Column(name, "timestamp(6)", None, False) for name in ("row_start", "row_end"))
+
+
+def hidden_columns(*, versioned: bool, hashes: int) -> list[Column]:
+    """Return the columns that MariaDB adds after the last, with the names and types of its metadata."""
+    return [*(_PERIOD if versioned else ()), *(hash_column(number) for number in range(1, hashes + 1))]
+
+
+def hash_column(number: int) -> Column:
+    """Return the hidden column of the hash of MariaDB's nth unique key that needs one."""
+    return Column(f"DB_ROW_HASH_{number}", "bigint(20) unsigned")
 
 
 def _order_of(step: Step) -> int:
@@ -193,13 +203,32 @@ class _Draft:
                 | RenameColumn(name=name, if_exists=True)
             ):
                 return self._has(name)
+            case SetKey(only_if=(name, existed)):
+                # MariaDB then does not replace a primary key either, and reports only a note.
+                return self._has(name) is existed and not self.key
+            case AddUnique(only_if=(name, existed)):
+                return self._has(name) is existed
         return True
 
-    def may_hide(self, step: Step) -> bool:
-        """Return whether a step may remove one of MariaDB's hidden columns."""
-        if isinstance(step, ChangeColumn | DropColumn | RenameColumn):
-            return self._may_be_unique(step.name)
-        return isinstance(step, ConvertCharset | DropUnique)
+    @property
+    def hashes(self) -> int:
+        """The number of hidden hashes of MariaDB's unique keys, which follow all other columns."""
+        hidden = self.columns[len(self.columns) - self.hidden_columns :]
+        return len(hidden) - (len(_PERIOD) if tuple(hidden[: len(_PERIOD)]) == _PERIOD else 0)
+
+    def may_drop_hash(self, step: Step) -> bool:
+        """Return whether a step may remove the hidden hash of a unique key.
+
+        A wrong answer is not silent: the table map of the next row has another number of columns.
+        """
+        match step:
+            case ChangeColumn(name=name) | DropColumn(name=name):
+                return self._may_be_unique(name)
+            case ConvertCharset():
+                return any(
+                    is_long(column.type_text) and self._may_be_unique(column.name) for column in self.columns
+                )
+        return isinstance(step, DropUnique)
 
     def apply(self, step: Step) -> None:
         actions: dict[type[Any], Callable[[Any], None]] = {
@@ -268,8 +297,12 @@ class _Draft:
 
     def add_unique(self, step: AddUnique) -> None:
         types = [self.columns[self._find(name)].type_text for name, _ in step.columns]
-        if adds_hash(types, [prefix for _, prefix in step.columns], step.characters_max):
+        needs_hash = adds_hash(types, [prefix for _, prefix in step.columns], step.characters_max)
+        if needs_hash is None:
             raise Contradiction("a unique key may get a hidden column")
+        if needs_hash:
+            self.columns.append(hash_column(self.hashes + 1))
+            self.hidden_columns += 1
         if self.unique_columns is not None:
             self.unique_columns |= {name.lower() for name, _ in step.columns}
 
@@ -315,7 +348,8 @@ class _Draft:
         elif placement.after is not None:
             self.columns.insert(self._find(placement.after) + 1, column)
         else:
-            self.columns.append(column)
+            # The server writes hidden columns after all others.
+            self.columns.insert(len(self.columns) - self.hidden_columns, column)
 
     def _find(self, name: str) -> int:
         for at, column in enumerate(self.columns):

@@ -5,6 +5,8 @@ Source: the manuals' "Data Types" and "Using Data Types from Other Database Engi
 the table of spellings raises an error and is never guessed.
 """
 
+from dataclasses import dataclass, field
+
 from penstock.schema.statements.tokens import Kind, ServerSpelling, TokenCursor
 
 # Display widths printed by MariaDB and by MySQL before 8.0.19: signed and unsigned.
@@ -74,18 +76,18 @@ class TypeUnknown(Exception):
     """The type is not in the table of spellings."""
 
 
+@dataclass
 class DeclaredType:
     """A type and the charset set by its spelling, before the column's other attributes are known.
 
     `takes_charset` is true if the column has a charset at all.
     """
 
-    def __init__(self, text: str, *, takes_charset: bool = False, charset: str | None = None) -> None:
-        self.text = text
-        self.takes_charset = takes_charset
-        self.charset = charset
-        self.characters_max: int | None = None
-        self.binary_charset: str | None = None
+    text: str
+    takes_charset: bool = field(default=False, kw_only=True)
+    charset: str | None = field(default=None, kw_only=True)
+    characters_max: int | None = field(default=None, init=False)
+    binary_charset: str | None = field(default=None, init=False)
 
     def resolve(self, charset: str | None) -> tuple[str, str | None]:
         """Return the type text and charset, given the charset that applies. Raises TypeUnknown."""

@@ -82,9 +82,14 @@ class DropColumn:
 
 @dataclass(frozen=True)
 class SetKey:
-    """Set the columns of the primary key; no columns if it is dropped."""
+    """Set the columns of the primary key; no columns if it is dropped.
+
+    `only_if`, here and in `AddUnique`, is the condition of the key of a column that is declared with
+    IF [NOT] EXISTS: a column's name, and whether it must have existed.
+    """
 
     columns: tuple[str, ...]
+    only_if: tuple[str, bool] | None = None
 
 
 @dataclass(frozen=True)
@@ -94,6 +99,7 @@ class AddUnique:
     columns: tuple[tuple[str, int | None], ...]
     characters_max: int = 768
     """Longer keys use a hidden hash: an InnoDB key has at most 3072 bytes, and a character at most 4."""
+    only_if: tuple[str, bool] | None = None
 
 
 @dataclass(frozen=True)

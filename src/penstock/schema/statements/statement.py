@@ -10,11 +10,16 @@ Source: the manuals' "Data Definition Statements" of MySQL and MariaDB.
 """
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 
+from penstock.limits import STATEMENT_TOKENS_MAX
+from penstock.model import TableName
 from penstock.schema.statements.column_types import TypeUnknown
 from penstock.schema.statements.effects import (
     AlterTable,
+    CreateLike,
+    CreateTable,
     DropDatabase,
     DropTable,
     DropUnique,
@@ -29,6 +34,7 @@ from penstock.schema.statements.effects import (
 )
 from penstock.schema.statements.tables import alter_table, create_table, unique_key
 from penstock.schema.statements.tokens import (
+    Kind,
     ServerSpelling,
     TextUnreadable,
     Token,
@@ -58,8 +64,8 @@ _BEFORE_KIND = words_of(
 _OPENING_WORDS = re.compile(r"(?:\s|/\*.*?\*/)*((?:[a-z_]\w*(?:\s+|$)){1,3})", re.IGNORECASE | re.DOTALL)
 
 _SETS_SQL_MODE = re.compile(r".{0,200}?\bSET\s+STATEMENT\s.*?\bSQL_MODE\b", re.IGNORECASE | re.DOTALL)
-# Characters whose meaning depends on the SQL mode.
-_DEPENDS_ON_SQL_MODE = frozenset('"\\')
+# Characters whose meaning depends on the SQL mode, and the mode.
+_DEPENDS_ON_SQL_MODE = {'"': "ANSI_QUOTES", "\\": "NO_BACKSLASH_ESCAPES"}
 
 _NAME_ANOTHER_TABLE = (("RENAME",), ("CONVERT", "TABLE"), ("TO", "TABLE"))
 
@@ -69,11 +75,58 @@ def effects_of(text: str, database: str, spelling: ServerSpelling) -> list[Effec
 
     `database` is the session's current database, for names without one.
     """
-    if _SETS_SQL_MODE.match(text) and not _DEPENDS_ON_SQL_MODE.isdisjoint(text):
-        # The event has the mode that the statement ran in, but the statement's text was parsed in another
-        # mode.
-        return [Unread(None)]
+    if _SETS_SQL_MODE.match(text) and not _DEPENDS_ON_SQL_MODE.keys().isdisjoint(text):
+        return _effects_in_any_mode(text, database, spelling)
     return effects_of_tokens(read_tokens(text, spelling), database, spelling)
+
+
+def _effects_in_any_mode(text: str, database: str, spelling: ServerSpelling) -> list[Effect]:
+    """Return the effects of a statement whose SQL mode is unknown.
+
+    `SET STATEMENT sql_mode=... FOR` runs its statement in another mode than the one that its text was parsed
+    in, and the event has only the former. The text is read in every mode in which the server accepts it. If
+    the effects differ, the tables that any reading names are `Unread`.
+    """
+    modes = [spelling.sql_mode]
+    for character, flag in _DEPENDS_ON_SQL_MODE.items():
+        if character in text:
+            modes += [mode ^ {flag} for mode in modes]
+    readings: list[list[Effect]] = []
+    for mode in modes:
+        read_as = spelling.under(mode)
+        try:
+            tokens = list(islice(read_tokens(text, read_as), STATEMENT_TOKENS_MAX + 1))
+        except TextUnreadable:
+            # A quote or comment is open at the end, so the server would have refused this reading.
+            continue
+        if not _has_stray_backslash(tokens):
+            readings.append(effects_of_tokens(tokens, database, read_as))
+    if readings and all(effects == readings[0] for effects in readings):
+        return readings[0]
+    named = [_tables_of(effect) for effects in readings for effect in effects]
+    known = [tables for tables in named if tables is not None]
+    return [Unread(frozenset().union(*known) if known and len(known) == len(named) else None)]
+
+
+def _has_stray_backslash(tokens: Sequence[Token]) -> bool:
+    """Return whether a backslash is outside of quotes, where servers accept only the `\\N` of NULL."""
+    following = (*tokens[1:], Token(Kind.MARK, ""))
+    return any(
+        token.kind is Kind.MARK and token.text == "\\" and after.upper != "N"
+        for token, after in zip(tokens, following, strict=True)
+    )
+
+
+def _tables_of(effect: Effect) -> frozenset[TableName] | None:
+    """Return the tables that an effect changes, None if it may change others than those it names."""
+    match effect:
+        case RenameTable(name=name, to=to):
+            return frozenset((name, to))
+        case CreateTable(name=name) | CreateLike(name=name) | AlterTable(name=name) | DropTable(name=name):
+            return frozenset((name,))
+        case Unread(tables=tables):
+            return tables
+    return None
 
 
 def opening_words(text: str) -> str:

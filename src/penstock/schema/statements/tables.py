@@ -189,10 +189,9 @@ def _change(part: TokenCursor, statement: Statement, *, renames: bool) -> list[S
     if_exists = part.accept("IF", "EXISTS")
     name = _name(part) if renames else part.next.text
     column = _column(part, statement)
-    if if_exists and (column.key or column.unique):
-        raise NotUnderstood
+    keys = _keys_of(column, (name, True) if if_exists else None)
     may_add_hash = statement.spelling.mariadb and may_need_hash(column.declared.text)
-    return [ChangeColumn(name, column, _placement(part), may_add_hash, if_exists), *_keys_of(column)]
+    return [ChangeColumn(name, column, _placement(part), may_add_hash, if_exists), *keys]
 
 
 def _add(part: TokenCursor, statement: Statement) -> list[Step]:
@@ -223,10 +222,9 @@ def _add(part: TokenCursor, statement: Statement) -> list[Step]:
 
 def _added(part: TokenCursor, statement: Statement, keep: bool) -> list[Step]:
     column = _column(part, statement)
-    if keep and (column.key or column.unique):
-        # If the column exists, the key is not added either.
-        raise NotUnderstood
-    return [AddColumn(column, _placement(part) or Placement(), keep), *_keys_of(column)]
+    # If the column exists, the key is not added either.
+    keys = _keys_of(column, (column.name, False) if keep else None)
+    return [AddColumn(column, _placement(part) or Placement(), keep), *keys]
 
 
 def _is_period(part: TokenCursor) -> bool:
@@ -296,9 +294,11 @@ def _name(cursor: TokenCursor) -> str:
     return token.text
 
 
-def _keys_of(column: ColumnSpelling) -> list[Step]:
-    keys: list[Step] = [SetKey((column.name,))] if column.key else []
-    return [*keys, AddUnique(((column.name, None),))] if column.unique else keys
+def _keys_of(column: ColumnSpelling, only_if: tuple[str, bool] | None = None) -> list[Step]:
+    keys: list[Step] = [SetKey((column.name,), only_if)] if column.key else []
+    if column.unique:
+        keys.append(AddUnique(((column.name, None),), only_if=only_if))
+    return keys
 
 
 def _key_definition(part: TokenCursor, statement: Statement) -> list[Step] | None:
@@ -348,19 +348,27 @@ def unique_key(part: TokenCursor) -> AddUnique:
     return AddUnique(tuple(columns))
 
 
-def adds_hash(types: Sequence[str], prefixes: Sequence[int | None], characters_max: int) -> bool:
-    """Return whether MariaDB may need a hidden hash for a unique key, by types and prefix lengths."""
+def adds_hash(types: Sequence[str], prefixes: Sequence[int | None], characters_max: int) -> bool | None:
+    """Return whether MariaDB needs a hidden hash for a unique key, by types and prefix lengths.
+
+    None if that depends on more: on the bytes of a character, and on the storage engine.
+    """
     characters = 0
     for type_text, prefix in zip(types, prefixes, strict=True):
         if prefix is None and type_text.startswith(_WITHOUT_LENGTH):
             return True
         characters += prefix or _length(type_text)
-    return characters > characters_max
+    return None if characters > characters_max else False
 
 
 def may_need_hash(type_text: str) -> bool:
     """Return whether MariaDB may need a hidden hash for a unique key over a column of this type."""
-    return type_text.startswith(_WITHOUT_LENGTH) or _length(type_text) > _SHORT_UNIQUE_CHARACTERS_MAX
+    return type_text.startswith(_WITHOUT_LENGTH) or is_long(type_text)
+
+
+def is_long(type_text: str) -> bool:
+    """Return whether it depends on the charset whether a unique key over the column needs a hidden hash."""
+    return _length(type_text) > _SHORT_UNIQUE_CHARACTERS_MAX
 
 
 def _length(type_text: str) -> int:
