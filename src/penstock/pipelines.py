@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from penstock.engine.driver import Driver
-    from penstock.pipeline.relay import Relay
+    from penstock.engine.run import PipelineRun
+    from penstock.engine.sink_runs import SinkRuns
     from penstock.pipeline.state import Checkpoint
 
 CAUGHT_UP = "caught-up"
@@ -116,15 +117,15 @@ class Pipeline:
 
         return SparkDriver(spark or session_for(self.settings.name, None, self.settings.spark))
 
-    def relay(self, *, told: Callable[[Mapping[str, Any]], None] | None = None) -> "Relay":
-        """Return what sends a daemon's changes through steps and sink without Spark: its `run` does.
+    def relay(self, *, told: Callable[[Mapping[str, Any]], None] | None = None) -> "PipelineRun | SinkRuns":
+        """Return a run in this process, which `run` starts. It waits while another process runs the pipeline.
 
-        Raises OptionInvalid where a source is no daemon's instance, or a full load is asked for.
+        `run(local=True)` replaces it: this name goes with the next version.
         """
-        from penstock.pipeline.relay import Relay
+        from penstock.engine.sink_runs import run_of
 
-        self._running = made = Relay(self.settings, on_batch=told)
-        return made
+        run = self._running = run_of(self.settings, self._local(), report=told, standby=True)
+        return run
 
     def preview(self) -> dict[str, Any]:
         """Return what would be read, prepared and written; with `sinks`, below `sinks` for each sink by name.

@@ -133,7 +133,7 @@ def test_merged_filtered_masked_table_equals_its_shards(
 
 
 @pytest.mark.deep(
-    guard="tests/integration/test_relay.py::test_rows_that_a_step_rejects_are_stored_or_end_the_relay"
+    guard="tests/integration/test_pipeline_daemon.py::test_rows_that_a_step_rejects_are_stored_or_end_the_run"
 )
 def test_poison_row_is_rejected_and_delivered_once_it_is_fixed(
     spark: SparkSession,  # noqa: F811

@@ -26,7 +26,7 @@ SLEEPS = {
     "tests/integration/test_canal_access.py": "a client that sends a byte at a time",
     "tests/integration/test_capture_run.py": "a capture that is held takes nothing while it looks again",
     "tests/integration/test_membership.py": "a member that has to wait gains nothing meanwhile",
-    "tests/integration/test_relay.py": "a relay whose target is away tries again meanwhile",
+    "tests/integration/test_pipeline_daemon.py": "a run whose target is away tries again meanwhile",
     "tests/integration/test_serve.py": "processor time is measured over a second",
     "tests/integration/test_sink_kafka.py": "the broker answers before or after the next call",
     "tests/integration/test_sink_mysql.py": "a transaction is held while another one waits for its lock",

@@ -19,7 +19,6 @@ from penstock.engine import sink_runs as sink_runs_module
 from penstock.engine.sink_runs import SinkRuns
 from penstock.errors import CoordinationLost, LeaseLost, OptionInvalid, PenstockError
 from penstock.local.driver import LocalDriver
-from penstock.pipeline.relay import Relay
 from penstock.pipeline.settings import PipelineSettings, load_pipeline
 from penstock.pipeline.sink_positions import smallest_offsets
 from penstock.pipeline.state import Checkpoint, PipelineState
@@ -297,11 +296,6 @@ def test_progress_of_a_single_sink_is_adopted_by_one_of_several(tmp_path: Path) 
     invoke("pipelines", "reset", file, "--yes")
     run_here(load_pipeline(file))
     assert ids_in(tmp_path, "single") == list(NOTE_IDS), "the command that the error names helps"
-
-
-def test_relay_refuses_several_sinks(two_feeds: PipelineSettings) -> None:
-    with pytest.raises(OptionInvalid, match="a relay writes to one sink"):
-        Relay(two_feeds)
 
 
 @pytest.mark.parametrize("deletions", [0, 3, 6])

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Comparisons and relays read from a reachable server of a source's cluster."""
+"""Comparisons read from a reachable server of a source's cluster."""
 
 from contextlib import closing
 from dataclasses import replace
@@ -7,17 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from penstock.changes import Target
-from penstock.errors import ConnectionLost
-from penstock.model import ServerAddress
-from penstock.pipeline import relay, source_servers
+from penstock.pipeline import source_servers
 from penstock.pipeline.settings import PipelineSettings, pipeline_of_values
 from penstock.pipeline.source_servers import at_answering_servers
 from penstock.pipeline.state import PipelineState
 from penstock.pipeline.verify import verify as verify_module
-from tests.support.pipeline.changes_made import target_of
-
-ORDERS = target_of({"id": "int"}, name="shop.orders")
 
 
 class Stopped(Exception):
@@ -75,19 +69,3 @@ def test_comparison_reads_a_reachable_server(
         state.write(replace(state.take(), offsets={"shop": {"server_key": "mysql:a"}}))
     with pytest.raises(Stopped):
         verify_module.verify(settings)
-
-
-def test_relay_asks_the_next_server_for_definitions_if_one_is_unreachable(
-    settings: PipelineSettings, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def targets_of(address: ServerAddress, _: object) -> list[Target]:
-        if address.port < 3:
-            raise ConnectionLost("away")
-        return [ORDERS]
-
-    monkeypatch.setattr(relay, "targets_of", targets_of)
-    assert relay._Definitions(settings.source("shop"))._target_from_server(ORDERS.name) == ORDERS
-    (source,) = settings.sources
-    alone = replace(source, servers=source.servers[:2])
-    with pytest.raises(ConnectionLost):
-        relay._Definitions(alone)._target_from_server(ORDERS.name)

@@ -50,6 +50,9 @@ def run(
     local: Annotated[
         bool, typer.Option("--local", help="Run in this process, without Spark and Java.")
     ] = False,
+    standby: Annotated[
+        bool, typer.Option("--standby", help="Wait while another process runs the pipeline, then take over.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per batch.")] = False,
     metrics: Annotated[
         str | None, typer.Option(metavar="HOST:PORT", help="Serve /metrics, /livez and /readyz here.")
@@ -84,7 +87,14 @@ def run(
     stop = threading.Event()
     with stopped_by_signals(stop.set), _metered(metrics, otlp, as_json=as_json) as report:
         driver: Driver = LocalDriver() if local else _spark_driver(settings, master)
-        run_of(settings, driver, until_caught_up=until is not None, stop=stop, report=report).run()
+        run_of(
+            settings,
+            driver,
+            until_caught_up=until is not None,
+            stop=stop,
+            report=report,
+            standby=standby,
+        ).run()
 
 
 @contextmanager

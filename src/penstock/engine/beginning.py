@@ -14,8 +14,9 @@ from penstock.errors import OptionInvalid, PositionPurged
 from penstock.model import TableName
 from penstock.pipeline.ghosts import PipelinePatterns
 from penstock.pipeline.load.targets import targets_of
+from penstock.pipeline.relay_checkpoints import relay_offsets
 from penstock.pipeline.settings import PipelineSettings
-from penstock.pipeline.state import Checkpoint, table_key
+from penstock.pipeline.state import Checkpoint, PipelineState, table_key
 from penstock.pipeline.step import named_by_rows, target_through
 from penstock.sinks.sink import Sink, keeps_tables
 from penstock.source.offsets import Offset
@@ -80,6 +81,34 @@ def _first_targets(settings: PipelineSettings) -> list[Target]:
             if target is not None and not named_by_rows(steps, table):
                 targets[target.name] = target
     return [targets[name] for name in sorted(targets)]
+
+
+def first_offsets(
+    settings: PipelineSettings,
+    sink: Sink,
+    state: PipelineState,
+    logs: Mapping[str, SourceLog],
+    checkpoint: Checkpoint,
+) -> dict[str, dict[str, Any]]:
+    """Return where a run begins to read each source that has no offset yet.
+
+    Raises OptionInvalid if the state of a pipeline with a target was lost, and what asking the logs raises.
+    """
+    relayed: Mapping[str, Offset] = {}
+    if not checkpoint.offsets:
+        if checkpoint.earlier is None:
+            relayed = relay_offsets(settings, state.store)
+        if not relayed:
+            refuse_lost_state(settings, sink, checkpoint)
+    offsets = {}
+    for name, log in logs.items():
+        if name in checkpoint.offsets:
+            continue
+        if name in relayed:
+            _log.warning("the run goes on where a relay stopped", source=name, position=str(relayed[name]))
+        offset = relayed.get(name) or log.first((checkpoint.earlier or {}).get(name))
+        offsets[name] = offset.to_json()
+    return offsets
 
 
 def refuse_keyless(

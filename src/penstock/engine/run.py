@@ -15,8 +15,8 @@ from penstock.engine.batch_plan import floors_of, mark_of, parts_for, task_plan
 from penstock.engine.beginning import (
     at_their_servers,
     check_sink,
+    first_offsets,
     refuse_keyless,
-    refuse_lost_state,
     refuse_mixed,
     refuse_paused,
 )
@@ -75,7 +75,8 @@ class PipelineRun:
     `errors.retry_for`. If a retry in place does not help, the run restarts from the recorded state, as a new
     process would. With `until_caught_up` the run ends once the target has every change that was logged before
     its start, or before its loads ended. `report` is called with the progress after each batch, and with each
-    error. Runs of several sinks agree on the ends of their batches in `shared_ends`, by source.
+    error. Runs of several sinks agree on the ends of their batches in `shared_ends`, by source. A `standby`
+    waits while another process runs the pipeline.
     """
 
     def __init__(
@@ -87,10 +88,12 @@ class PipelineRun:
         stop: threading.Event | None = None,
         report: Callable[[Mapping[str, Any]], None] | None = None,
         shared_ends: Mapping[str, SharedEnds] | None = None,
+        standby: bool = False,
     ) -> None:
         self._settings = settings
         self._driver = driver
         self._until_caught_up = until_caught_up
+        self._standby = standby
         self._stop = stop or threading.Event()
         self._cores = driver.cores
         self._shared_ends = shared_ends or {}
@@ -185,6 +188,11 @@ class PipelineRun:
             return False
         if not isinstance(problem, TransientError) or problem is self._exhausted:
             return True
+        if self._standby and isinstance(problem, LeaseLost):
+            # Another process has the pipeline now, and this one waits for its end.
+            self._checkpoint = None
+            self._stop.wait(_PAUSE_SECONDS)
+            return False
         if self._stop.is_set() or self._servers.turn(problem):
             return False
         try:
@@ -224,13 +232,15 @@ class PipelineRun:
                 return state.take(None if self._checkpoint is None else self._checkpoint.token)
             except LeaseLost as problem:
                 now = time.monotonic()
+                is_first = deadline is None
                 deadline = deadline or now + state.lease_seconds + _LEASE_MARGIN_SECONDS
-                if state.lost or now > deadline:
+                if not self._standby and (state.lost or now > deadline):
                     self._exhausted = problem
                 if self._exhausted or self._stop.is_set():
                     raise
-                _log.info("waiting for the lease", why=problem.message)
-                self._progress.retrying(problem, state)
+                if is_first:
+                    _log.info("waiting for the lease", why=problem.message)
+                    self._progress.retrying(problem, state)
                 self._stop.wait(_PAUSE_SECONDS)
 
     def _loop(self, state: PipelineState, checkpoint: Checkpoint) -> Checkpoint | None:
@@ -291,13 +301,8 @@ class PipelineRun:
 
     def _begin(self, state: PipelineState, checkpoint: Checkpoint) -> Checkpoint:
         """Record the start of each source before reading any of it, then read the tables' definitions."""
-        if not checkpoint.offsets:
-            self._retried(partial(refuse_lost_state, self._settings, self._sink, checkpoint), state)
-        new = {
-            name: log.first((checkpoint.earlier or {}).get(name)).to_json()
-            for name, log in self._logs.items()
-            if name not in checkpoint.offsets
-        }
+        find = partial(first_offsets, self._settings, self._sink, state, self._logs, checkpoint)
+        new = self._retried(find, state)
         refuse_mixed({**checkpoint.offsets, **new})
         if new:
             checkpoint = state.write(replace(checkpoint, offsets={**checkpoint.offsets, **new}))

@@ -49,8 +49,10 @@ class SinkRuns:
         until_caught_up: bool = False,
         stop: threading.Event | None = None,
         report: Callable[[Mapping[str, Any]], None] | None = None,
+        standby: bool = False,
     ) -> None:
         self._name = settings.name
+        self._standby = standby
         self._retry_for = settings.errors.retry_for
         self._until_caught_up = until_caught_up
         self._stop = stop or threading.Event()
@@ -112,7 +114,7 @@ class SinkRuns:
             while (runner := state.runner()) is not None and not self._stop.is_set():
                 now = time.monotonic()
                 deadline = deadline or now + state.lease_seconds + _LEASE_MARGIN_SECONDS
-                if now > deadline:
+                if now > deadline and not self._standby:
                     raise LeaseLost(
                         f"the pipeline {state.shown_name} is run by {runner.name}",
                         hint=f"penstock pipelines show {self._name}",
@@ -130,6 +132,7 @@ class SinkRuns:
             stop=self._stop,
             report=self._tell,
             shared_ends=self._shared_ends,
+            standby=self._standby,
         )
 
     def wait_after(self, name: str, problem: PenstockError, pause: float) -> bool:
@@ -240,7 +243,8 @@ def run_of(
     until_caught_up: bool = False,
     stop: threading.Event | None = None,
     report: Callable[[Mapping[str, Any]], None] | None = None,
+    standby: bool = False,
 ) -> PipelineRun | SinkRuns:
     """Return the run of a pipeline with one sink or with several."""
     kind = PipelineRun if len(settings.sinks) == 1 else SinkRuns
-    return kind(settings, driver, until_caught_up=until_caught_up, stop=stop, report=report)
+    return kind(settings, driver, until_caught_up=until_caught_up, stop=stop, report=report, standby=standby)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The interface of sinks. The callers (Spark tasks, a relay, a repair) depend on nothing else.
+"""The interface of sinks. The callers (tasks, a repair) depend on nothing else.
 
 A kind of sink is a folder beside this file, recognised by its module `sink.py`, which has
 

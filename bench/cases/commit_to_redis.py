@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Latency from commit to a reader of Redis, through a relay, at 1,000 transactions per second."""
+"""Latency from commit to a reader of Redis, at 1,000 transactions per second, without Spark."""
 
 import shutil
 import statistics
@@ -25,7 +25,7 @@ from bench.writers import writing
 from tools.redis import Redis
 from tools.servers import Server
 
-TITLE = "Commit to Redis, through a relay"
+TITLE = "Commit to Redis, through a pipeline in one process"
 
 _TRANSACTIONS_PER_SECOND = 1000
 _TABLE = f"{DATABASE}.arrivals"
@@ -33,12 +33,12 @@ _P50_MS, _P99_MS = 10.0, 50.0
 #: Samples while the processes connect do not represent a steady state.
 _SETTLE_SECONDS = 1.5
 _START_SECONDS_MAX = 120.0
-_RELAY = (sys.executable, "-c", "from penstock.cli.app import main; main()", "relay")
+_RUN = (sys.executable, "-c", "from penstock.cli.app import main; main()", "run", "--local")
 
 
 def run(options: Options) -> CaseResult:
     """Follow writers for some seconds."""
-    folder = Path(tempfile.mkdtemp(prefix="bench-relay-", dir=cache_directory()))
+    folder = Path(tempfile.mkdtemp(prefix="bench-pipeline-", dir=cache_directory()))
     try:
         with (
             Server("mysql", SERVER_OPTIONS | {"innodb-buffer-pool-size": "128M"}) as server,
@@ -49,7 +49,7 @@ def run(options: Options) -> CaseResult:
             lines = _lines(server, cache, folder, options.seconds_max)
             # In an orderly shutdown the server would wait for the disconnected replica.
             server.kill()
-        return CaseResult("relay_to_redis", TITLE, lines, ratio_title="the target is")
+        return CaseResult("commit_to_redis", TITLE, lines, ratio_title="the target is")
     finally:
         shutil.rmtree(folder)
 
@@ -58,7 +58,7 @@ def _lines(server: Server, cache: Redis, folder: Path, seconds: float) -> list[L
     arrived: dict[str, float] = {}
     with (
         serving(folder, server.port, start="latest") as daemon,
-        _relaying(folder, daemon.url, cache.url),
+        _running(folder, daemon.url, cache.url),
         _watching(cache.url, arrived),
         writing(server.port, _TABLE, _TRANSACTIONS_PER_SECOND),
     ):
@@ -87,21 +87,21 @@ def _moment(text: str) -> float:
 
 
 @contextmanager
-def _relaying(folder: Path, url: str, cache: str) -> Iterator[None]:
-    """Run a relay inside the block. The value of each row is its commit time."""
+def _running(folder: Path, url: str, cache: str) -> Iterator[None]:
+    """Run a pipeline inside the block. The value of each row is its commit time."""
     value = {
         "name": "arrivals",
         "source": {"url": url, "tables": [_TABLE]},
         "load": "none",
         "sink": {"redis": {"url": cache, "key": "arrival:{id}", "value": "{_commit_timestamp}"}},
     }
-    config = folder / "relay.yaml"
+    config = folder / "pipeline.yaml"
     config.write_text(yaml.safe_dump(value))
-    with (folder / "relay.output").open("wb") as said:
-        process = subprocess.Popen([*_RELAY, str(config)], stdout=said, stderr=said)
+    with (folder / "pipeline.output").open("wb") as said:
+        process = subprocess.Popen([*_RUN, str(config)], stdout=said, stderr=said)
     try:
         yield
-        assert process.poll() is None, (folder / "relay.output").read_text()[-4000:]
+        assert process.poll() is None, (folder / "pipeline.output").read_text()[-4000:]
     finally:
         process.terminate()
         process.wait(_START_SECONDS_MAX)
