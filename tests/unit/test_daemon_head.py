@@ -18,6 +18,7 @@ from penstock.logstore.log import Log
 from penstock.model import Position
 from penstock.pipeline.settings import PipelineSettings, StepSettings, pipeline_of_values
 from penstock.pipeline.state import PipelineState
+from penstock.serve.http.answers import StreamedAnswer
 from penstock.source.daemon import DaemonSource
 from penstock.source.daemon_client import DaemonClient
 from penstock.source.source import SourceOptions
@@ -131,6 +132,34 @@ def test_plan_at_the_head_costs_one_request_and_its_range_another(
     run.run()
     # The second batch was run twice, because it was the first with rows of its table.
     assert counted[2] == {"head": 1, "bytes": 1}
+
+
+def test_small_pieces_of_a_range_are_sent_together(
+    daemon: ServedLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bodies: list[int] = []
+    send = StreamedAnswer.__call__
+
+    async def count(answer: StreamedAnswer, scope: Any, receive: Any, send_message: Any) -> None:
+        async def note(message: Any) -> None:
+            if message["type"] == "http.response.body":
+                bodies.append(len(message["body"]))
+            await send_message(message)
+
+        await send(answer, scope, receive, note)
+
+    monkeypatch.setattr(StreamedAnswer, "__call__", count)
+    Captured(daemon.log).run()
+    options = SourceOptions.parse(url_of(daemon))
+    assert options.daemon is not None
+    client = DaemonClient(options.daemon, options.daemon.base_urls[0])
+    first = daemon.log.extents()[0]
+    content = b"".join(client.stream(first.epoch, first.file, first.start, first.end))
+    client.close()
+    pieces = [bytes(piece) for piece in daemon.log.read(first.epoch, first.file, first.start, first.end)]
+    assert len(pieces) > 1
+    assert content == b"".join(pieces)
+    assert bodies == [len(content)]
 
 
 def test_listing_answers_as_the_single_questions_do(daemon: ServedLog) -> None:

@@ -177,8 +177,10 @@ class RangeDecoding:
 
         The next event would only show that another range begins there, so it need not be fetched.
         """
-        is_whole = self.at_event_end and self.decoder.state == "input" and not self._source.live
-        return is_whole and self.decoder.next_offset == self.byte_range.stop and self._is_past_stop()
+        stop = self.byte_range.stop
+        if self._source.live or self.decoder.next_offset != stop or self._joint not in (None, stop):
+            return False
+        return self.at_event_end and self.decoder.state == "input" and self._is_past_stop()
 
     def _kept_states(self) -> Iterator[str]:
         while self._pending_batches:

@@ -33,6 +33,9 @@ STOP_HEADER = "Penstock-Stop"
 # The key of the server whose bytes they are.
 SERVER_HEADER = "Penstock-Server"
 
+# The newest bytes of a log are in memory as they arrived, in pieces of a transaction or less.
+_SENT_BYTES_MIN = 64 * 1024
+
 _PREFIX = "/v1/instances"
 
 
@@ -218,9 +221,15 @@ class _Reading:
         self._lock = threading.Lock()
 
     def next(self) -> memoryview | None:
-        """Return the next bytes, None at the end."""
+        """Return the next bytes, None at the end. Small pieces are joined: each costs a turn of a thread."""
         with self._lock:
-            return next(self._pieces, None)
+            piece = next(self._pieces, None)
+            if piece is None or len(piece) >= _SENT_BYTES_MIN:
+                return piece
+            joined = bytearray(piece)
+            while len(joined) < _SENT_BYTES_MIN and (piece := next(self._pieces, None)) is not None:
+                joined += piece
+            return memoryview(joined)
 
     def close(self) -> None:
         """Close the open segment."""
