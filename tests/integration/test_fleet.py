@@ -4,23 +4,22 @@
 import json
 import os
 import signal
-import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from penstock.cli.app import make_app
 from penstock.client import Subscriber
 from tests.support.capture.captured_log import head_of
-from tests.support.daemon.process import PENSTOCK, ROOT, DaemonProcess, Refused
+from tests.support.daemon.process import DaemonProcess, Refused
 from tests.support.daemon.subscribing import Running
 from tests.support.suite.fixture_types import FreshDatabase
 from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import Server
-
-MEMBERS = ("a", "b", "c")
 
 
 class Fleet:
@@ -52,11 +51,9 @@ class Fleet:
         return f"penstock://{hosts}/shop"
 
     def status(self, *words: str) -> dict[str, Any]:
-        """Return the output of `penstock fleet status --json`, from the store unless words name a member."""
-        words = words or ("--coordination", self.coordination)
-        command = [*PENSTOCK, "fleet", "status", *words, "--json"]
-        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=WAIT_SECONDS_MAX)
-        assert done.returncode in (0, 1), done.stderr
+        """Return the output of `penstock fleet status --json` about the fleet that words name."""
+        done = CliRunner().invoke(make_app("fleet"), ["fleet", "status", *words, "--json"])
+        assert done.exit_code == 0, done.output
         shown: dict[str, Any] = json.loads(done.stdout)
         return shown
 
@@ -78,9 +75,19 @@ def segment_bytes(daemon: DaemonProcess) -> dict[str, bytes]:
 
 
 @pytest.mark.timing
+@pytest.mark.parametrize("store", ["sqlite", "zookeeper"])
 def test_instance_is_captured_by_another_member_when_its_capturer_freezes_or_dies(
-    mysql_server: Server, fresh_database: FreshDatabase, tmp_path: Path
+    store: str,
+    mysql_server: Server,
+    fresh_database: FreshDatabase,
+    tmp_path: Path,
+    request: pytest.FixtureRequest,
 ) -> None:
+    if store == "sqlite":
+        coordination, members = f"sqlite://{tmp_path}/coordination.db", ("a", "b")
+    else:
+        hosts = request.getfixturevalue("zookeeper").hosts
+        coordination, members = f"zookeeper://{hosts}/{tmp_path.name}", ("a", "b", "c")
     server, database = mysql_server, fresh_database(mysql_server)
     server.sql(f"CREATE TABLE {database}.orders (id INT PRIMARY KEY, customer INT, step INT)")
     next_id = 0
@@ -90,10 +97,10 @@ def test_instance_is_captured_by_another_member_when_its_capturer_freezes_or_die
         next_id += 1
         server.sql(f"INSERT INTO {database}.orders VALUES ({next_id}, 1, 0)")
 
-    fleet = Fleet(tmp_path, server, f"sqlite://{tmp_path}/coordination.db", MEMBERS)
+    fleet = Fleet(tmp_path, server, coordination, members)
     with fleet.running():
-        first = fleet.wait_for_capturer(*MEMBERS)
-        others = tuple(name for name in MEMBERS if name != first)
+        first = fleet.wait_for_capturer(*members)
+        others = tuple(name for name in members if name != first)
         assert fleet.states(*others) == dict.fromkeys(others, "elsewhere")
         # Any member names the capturing one, and clients follow it there.
         with pytest.raises(Refused) as refused:
@@ -127,14 +134,15 @@ def test_instance_is_captured_by_another_member_when_its_capturer_freezes_or_die
 
             fleet.daemons[second].kill()
             insert()
-            left = tuple(name for name in MEMBERS if name != second)
+            left = tuple(name for name in members if name != second)
             third = fleet.wait_for_capturer(*left)
             insert()
             wait_until(lambda: next_id in {row[1] for row in running.rows})
             ids = [row[1] for row in running.rows]
             assert list(dict.fromkeys(ids)) == list(range(1, next_id + 1))
         # The store alone and every member say the same.
-        for words in ((), ("--url", f"http://127.0.0.1:{fleet.daemons[left[0]].port}")):
+        url = f"http://127.0.0.1:{fleet.daemons[left[0]].port}"
+        for words in (("--coordination", fleet.coordination), ("--url", url)):
             shown = fleet.status(*words)
             assert [row["captured_by"] for row in shown["instances"]] == [third]
             running_members = {row["member"] for row in shown["members"] if row["state"] == "running"}

@@ -16,6 +16,7 @@ from penstock.daemon import make_capture
 from penstock.errors import SequenceGap
 from penstock.fleet.records import lease_path
 from penstock.fleet.tenure import Tenure
+from penstock.logstore.disk import LocalDisk
 from penstock.logstore.holds import Hold, Holds
 from penstock.logstore.reader import LogReader
 from penstock.model import Position, ServerAddress
@@ -108,6 +109,12 @@ def test_new_log_begins_where_the_last_reader_is_and_an_old_log_continues_at_its
         assert start <= handover.position <= needed
         assert handover.fingerprint
         wait_for_position(capture, insert(3))
+        tenure.record()
+        # The reader is not connected, and its hold protects it on this host too.
+        assert [kept.name for kept in Holds(LocalDisk(), capture.log().layout).all()] == ["reader"]
+        again = tenure.handover()
+        assert again is not None
+        assert start <= again.position <= needed
     assert_equal_to_server(tmp_path / "b" / "shop", server, handover.position)
     with hosts.capturing("a") as (capture, _):
         wait_for_position(capture, insert(4))

@@ -16,7 +16,15 @@ from penstock.coordinate.backends.memory import MemorySession, MemoryStore
 from penstock.coordinate.lease import Lease
 from penstock.coordinate.store import path_of
 from penstock.daemon import make_capture
-from penstock.errors import CapturedElsewhere, CoordinationLost, LeaseLost, OptionInvalid, SchemaInvalid
+from penstock.errors import (
+    CapturedElsewhere,
+    CoordinationLost,
+    LeaseLost,
+    OptionInvalid,
+    SchemaInvalid,
+    SourceMissing,
+)
+from penstock.fleet.draining import captured_by, drain, undrain
 from penstock.fleet.instance import Directory, FleetInstance
 from penstock.fleet.member import FleetMember, Membership
 from penstock.fleet.placement import Work
@@ -128,6 +136,28 @@ def test_members_share_the_instances_and_take_over_those_of_a_member_that_leaves
     wait_until(lambda: fleet.all_captured("b", "c"))
     assert kept <= fleet.captured("b")
     assert not fleet.captured("b") & fleet.captured("c")
+
+
+def test_drained_member_captures_nothing_until_it_is_undrained(
+    fleet_of: Callable[[int], MemoryFleet],
+) -> None:
+    fleet = fleet_of(2)
+    fleet.start("a")
+    wait_until(lambda: fleet.all_captured("a"))
+    with pytest.raises(OptionInvalid, match="nobody would capture"):
+        drain(fleet.store, "a")
+    with pytest.raises(SourceMissing):
+        drain(fleet.store, "nobody")
+    fleet.start("b")
+    wait_until(lambda: captured_by(fleet.store, "b"))
+    drain(fleet.store, "a")
+    wait_until(lambda: fleet.all_captured("b"))
+    assert captured_by(fleet.store, "a") == []
+    assert [row["state"] for row in fleet_status(fleet.store)["members"]] == ["drained", "running"]
+    undrain(fleet.store, "a")
+    wait_until(lambda: fleet.captured("a") and fleet.all_captured("a", "b"))
+    with pytest.raises(SourceMissing):
+        undrain(fleet.store, "a")
 
 
 def test_member_whose_session_ends_gives_up_its_captures_and_joins_again(

@@ -17,12 +17,15 @@ from penstock.cli.shared.rendering import bytes_text, write_json
 from penstock.cli.shared.whole_daemon import WholeDaemon
 from penstock.coordinate.store import CoordinationStore, open_store
 from penstock.errors import OptionInvalid
+from penstock.fleet import draining
 from penstock.fleet.status import fleet_status
 from penstock.settings.daemon import load_settings
 
 HELP = "Show which member of a fleet captures what, and drain members."
 
 EXIT_FINDINGS = 1
+
+_POLL_SECONDS = 0.2
 
 _WIDTH_UNBOUNDED = 240
 _STYLES = {"running": "green", "away": "bold red", "drained": "yellow"}
@@ -58,7 +61,35 @@ def status(
         raise typer.Exit(EXIT_FINDINGS)
 
 
-VERBS = {"status": status}
+def drain(
+    member: Annotated[str, typer.Argument(help="The member, as penstock fleet status names it.")],
+    config: _Config = None,
+    coordination: _Coordination = None,
+    wait: Annotated[bool, typer.Option(help="Return only once the member captures nothing any more.")] = True,
+) -> None:
+    """Move a member's instances to other members, and place none on it until undrain.
+
+    The member keeps running and sends clients to the others. Drain a host before you stop or upgrade it.
+    """
+    with _opened_store(config, coordination) as store:
+        draining.drain(store, member)
+        while wait and draining.captured_by(store, member):
+            time.sleep(_POLL_SECONDS)
+    typer.echo(f"{member} {'captures nothing' if wait else 'is being drained'}")
+
+
+def undrain(
+    member: Annotated[str, typer.Argument(help="The drained member.")],
+    config: _Config = None,
+    coordination: _Coordination = None,
+) -> None:
+    """Let a drained member capture instances again."""
+    with _opened_store(config, coordination) as store:
+        draining.undrain(store, member)
+    typer.echo(f"{member} captures its share again")
+
+
+VERBS = {"status": status, "drain": drain, "undrain": undrain}
 
 
 @contextmanager

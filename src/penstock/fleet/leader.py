@@ -35,6 +35,7 @@ _POLL_SECONDS = 0.2
 
 # Times of joining that are kept of each member.
 _JOINS_KEPT = 8
+_JOINS_KEPT_US = 3_600 * 1_000_000
 
 _log = structlog.get_logger(__name__)
 
@@ -106,6 +107,10 @@ class FleetLeadership:
                 times[:] = sorted([*times, since_us])[-_JOINS_KEPT:]
                 changed = True
         if changed:
+            # Only members that join again soon are damped.
+            recent_us = time.time_ns() // 1000 - _JOINS_KEPT_US
+            for name in [name for name, times in joins.items() if times[-1] < recent_us]:
+                del joins[name]
             version = self._store.put(JOINS, encode_joins(joins), version)
         self._joins = version, joins
 

@@ -134,6 +134,13 @@ class FleetMember:
             while not self._stopping.is_set() and self._failure is None:
                 self._news.clear()
                 self._news.wait(self._run_step())
+        except Exception as defect:
+            # The end of the thread prints the traceback. Other members take over.
+            self._failure = PenstockError(
+                f"a defect ended this daemon's part in the fleet: {defect!r}",
+                hint="The daemon's standard error has the traceback; start the daemon again",
+            )
+            raise
         finally:
             for instance in tuple(self._tenures):
                 self._give_up(instance, "stopping")

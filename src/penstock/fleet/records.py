@@ -12,6 +12,7 @@ from penstock.coordinate.store import CoordinationStore, Record, decoded_name, p
 from penstock.errors import SchemaInvalid
 from penstock.fleet.placement import Work
 from penstock.gtid_sets import LoggedSet
+from penstock.logstore.holds import Hold
 from penstock.model import Position
 
 # A record with a larger number is refused; one without a number has format 0.
@@ -97,11 +98,13 @@ class PlacementRecord:
 class CaptureRecord:
     """An instance's capture: the token of the lease that may write, and where another host would begin.
 
-    `state` and `why` are those of the capture when the record was written, at `updated_us`.
+    `holds` are those of the capturer's log, which another host's log takes over. `state` and `why` are those
+    of the capture when the record was written, at `updated_us`.
     """
 
     token: int
     handover: Handover | None = None
+    holds: tuple[Hold, ...] = ()
     state: str = ""
     why: str | None = None
     updated_us: int = 0
@@ -121,6 +124,7 @@ class CaptureRecord:
             {
                 "token": self.token,
                 "handover": handover,
+                "holds": [{**asdict(hold), "position": str(hold.position)} for hold in self.holds],
                 "state": self.state,
                 "why": self.why,
                 "updated_us": self.updated_us,
@@ -138,6 +142,7 @@ class CaptureRecord:
             return cls(
                 int(values["token"]),
                 _handover_of(values["handover"]),
+                tuple(_hold_of(hold) for hold in values.get("holds", ())),
                 str(values.get("state", "")),
                 values.get("why"),
                 int(values.get("updated_us", 0)),
@@ -205,6 +210,16 @@ def read_joins(record: Record | None) -> dict[str, Sequence[int]]:
 def encode_joins(joins: Mapping[str, Sequence[int]]) -> bytes:
     """Return the value of the record that `read_joins` reads."""
     return _encoded({"members": {name: list(times) for name, times in joins.items()}})
+
+
+def _hold_of(values: Mapping[str, Any]) -> Hold:
+    expires_us = values["expires_us"]
+    return Hold(
+        str(values["name"]),
+        Position.parse(values["position"]),
+        None if expires_us is None else int(expires_us),
+        str(values["account"]),
+    )
 
 
 def _handover_of(values: Mapping[str, Any] | None) -> Handover | None:

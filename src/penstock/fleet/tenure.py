@@ -7,7 +7,7 @@ lease, and the lease is released only after the capture has ended.
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import structlog
@@ -19,7 +19,8 @@ from penstock.coordinate.store import ABSENT, CoordinationStore
 from penstock.errors import LeaseLost, PenstockError, SourceMissing, VersionConflict
 from penstock.fingerprint import file_fingerprint
 from penstock.fleet.records import CaptureRecord, capture_path
-from penstock.logstore.holds import Holds
+from penstock.logstore.epochs import EpochRecord
+from penstock.logstore.holds import Hold, Holds
 from penstock.logstore.log import Log
 from penstock.logstore.memory_log import MemoryLog
 from penstock.model import Position
@@ -29,6 +30,8 @@ from penstock.retry import Backoff, Retry
 RECORD_SECONDS = 5.0
 
 _BACKOFF = Backoff(longest=1.0)
+# An end that takes longer than this is logged each time.
+_JOIN_SECONDS = 1.0
 
 _log = structlog.get_logger(__name__)
 
@@ -88,6 +91,7 @@ class Tenure(CaptureLease):
         self._fenced = FencedRecord(store, instance, lease.token)
         self._capture: Capture | None = None
         self._is_fenced_off = False
+        self._has_adopted_holds = False
         self._left = threading.Event()
         self._leaving = False
 
@@ -155,15 +159,47 @@ class Tenure(CaptureLease):
             return
         status = capture.snapshot()
         record = self._fenced.record
-        handover = record.handover
+        changed = replace(record, state=status.state.value, why=status.why)
         try:
-            handover = _handover_of(capture.log(), handover) or handover
+            log = capture.log()
+            if log.epoch is not None:
+                holds = self._holds(log, record.holds)
+                handover = _handover_of(log, log.epoch, holds, record.handover)
+                changed = replace(changed, handover=handover, holds=holds)
         except PenstockError as problem:
             # While its log is being opened, the record keeps the position.
             _log.debug("a position is not recorded", instance=self.instance, why=str(problem))
-        changed = replace(record, handover=handover, state=status.state.value, why=status.why)
         if changed != record:
             self._write(replace(changed, updated_us=time.time_ns() // 1000))
+
+    def _holds(self, log: Log, recorded: Sequence[Hold]) -> tuple[Hold, ...]:
+        """Return the holds of a log, after it took over those that the last host recorded.
+
+        Otherwise a reader that is not connected now would lose its hold with the last host.
+        """
+        if isinstance(log, MemoryLog):
+            return ()
+        holds = Holds(log.disk, log.layout)
+        now_us = time.time_ns() // 1000
+        with holds.unchanged():
+            if not self._has_adopted_holds:
+                self._adopt(holds, recorded, now_us)
+                self._has_adopted_holds = True
+            return tuple(sorted(holds.readable(now_us), key=lambda hold: hold.name))
+
+    def _adopt(self, holds: Holds, recorded: Sequence[Hold], now_us: int) -> None:
+        present = {hold.name: hold for hold in holds.readable(now_us)}
+        for hold in recorded:
+            own = present.get(hold.name)
+            # A reader that is here already may have moved its hold.
+            if hold.has_expired(now_us) or (own is not None and own.position >= hold.position):
+                continue
+            try:
+                holds.put(hold, admin=True)
+            except PenstockError as problem:
+                _log.error(
+                    "a hold is not taken over", instance=self.instance, hold=hold.name, why=str(problem)
+                )
 
     def _write(self, record: CaptureRecord) -> None:
         try:
@@ -189,11 +225,19 @@ class Tenure(CaptureLease):
 
     def _end(self, left: Callable[[], None]) -> None:
         capture = self._capture
-        if capture is not None:
-            capture.stop()
-            self._record_end()
-            while not capture.join(1.0):
-                _log.warning("a capture is still ending", instance=self.instance)
+        try:
+            if capture is not None:
+                capture.stop()
+                self._record_end()
+        finally:
+            self._release(capture)
+            self._left.set()
+            left()
+
+    def _release(self, capture: Capture | None) -> None:
+        """Release the lease once the capture has ended."""
+        while capture is not None and not capture.join(_JOIN_SECONDS):
+            _log.warning("a capture is still ending", instance=self.instance)
         # While the session lives, nobody else can have the lease, so retry until the session ends.
         retry = Retry("a capture's lease cannot be given back yet", backoff=_BACKOFF)
         while not self._lease.expired:
@@ -202,8 +246,6 @@ class Tenure(CaptureLease):
                 break
             except PenstockError as problem:
                 retry.wait(problem, instance=self.instance)
-        self._left.set()
-        left()
 
     def _record_end(self) -> None:
         """Record where the capture ends. An earlier record is correct too."""
@@ -213,23 +255,19 @@ class Tenure(CaptureLease):
             _log.info("the end of a capture is not recorded", instance=self.instance, why=str(problem))
 
 
-def _handover_of(log: Log, before: Handover | None) -> Handover | None:
-    """Return where a host without this log would begin: where the last known reader is, else at its end.
-
-    None if the log has not begun.
-    """
-    epoch, visible = log.epoch, log.visible
-    if epoch is None:
-        return None
+def _handover_of(log: Log, epoch: EpochRecord, holds: Sequence[Hold], before: Handover | None) -> Handover:
+    """Return where a host without this log would begin: where the last known reader is, else at its end."""
+    visible, earliest = log.visible, log.earliest()
     reached = visible if visible is not None and visible.epoch == epoch.epoch else epoch.position
-    position = reached
-    for needed in _needed_positions(log):
-        position = min(position, max(needed, epoch.position))
-    earliest = log.earliest()
+    needed = [hold.position for hold in holds]
+    if isinstance(log, MemoryLog) and earliest is not None:
+        # It keeps only what its readers have not consumed.
+        needed.append(earliest)
+    position = max(min([reached, *needed]), epoch.position)
     if earliest is not None and earliest.epoch == epoch.epoch:
         # What has left the log is not to be read again.
         position = max(position, min(earliest, reached))
-    if position != reached and position != epoch.position:
+    if position not in (reached, epoch.position):
         position = replace(position, offset=log.boundary_before(position))
     if before is not None and before.position == position and before.fingerprint:
         if before.reached == reached:
@@ -243,18 +281,6 @@ def _handover_of(log: Log, before: Handover | None) -> Handover | None:
         _fingerprint(log, position),
         reached,
     )
-
-
-def _needed_positions(log: Log) -> Iterator[Position]:
-    """Yield the positions from which a reader still needs the log."""
-    if isinstance(log, MemoryLog):
-        # It keeps only what its readers have not consumed.
-        earliest = log.earliest()
-        if earliest is not None:
-            yield earliest
-        return
-    for hold in Holds(log.disk, log.layout).readable(time.time_ns() // 1000):
-        yield hold.position
 
 
 def _time_before(log: Log, position: Position, reached: Position) -> int:
