@@ -3,7 +3,6 @@
 
 import json
 import sys
-import time
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
@@ -19,9 +18,9 @@ from penstock.errors import OptionInvalid
 from penstock.model import Position, TableName
 from penstock.pipeline.rewinding import earlier_offset
 from penstock.pipeline.settings import PipelineSettings, load_pipeline, place_of_state
-from penstock.pipeline.sink_positions import smallest_offsets
 from penstock.pipeline.skipping import transaction_at
 from penstock.pipeline.state import Checkpoint, PipelineState, table_key
+from penstock.pipeline.summary import summarize_pipeline
 from penstock.pipeline.verify.merges import may_have_other_rows
 from penstock.source.bounds import Bound, parse_bound
 
@@ -42,7 +41,7 @@ def list_(
     url = place_of_state(Path(state)).state if state.endswith((".yaml", ".yml")) else state
     store = open_store(url)
     try:
-        summaries = [_summarize_pipeline(PipelineState(store, name)) for name in PipelineState.names(store)]
+        summaries = [summarize_pipeline(PipelineState(store, name)) for name in PipelineState.names(store)]
     finally:
         store.close()
     if as_json:
@@ -59,7 +58,7 @@ def show(file: _File, as_json: _AsJson = False) -> None:
     location = place_of_state(file)
     state = PipelineState.open(location.state, location.name)
     try:
-        summary = _summarize_pipeline(state)
+        summary = summarize_pipeline(state)
     finally:
         state.close()
     if as_json:
@@ -279,83 +278,6 @@ def _load_progress(state: PipelineState, source: str, file: Path) -> Checkpoint:
     if progress is None or source not in progress.offsets:
         raise OptionInvalid(f"the pipeline {state.name} never ran", hint=f"penstock run {file}")
     return progress
-
-
-def _summarize_pipeline(state: PipelineState) -> dict[str, Any]:
-    """Return the status of a pipeline; with several sinks the status of each, and where the first one is.
-
-    A source has to keep its log from the smallest position of all sinks. A sink without rows to write
-    advances like the others.
-    """
-    names = state.sinks()
-    if not names:
-        return _summarize(state)
-    states = [PipelineState(state.store, state.name, name) for name in names]
-    sinks = {sink_state.sink: _summarize(sink_state) for sink_state in states}
-    checkpoints = [checkpoint for each in states if (checkpoint := each.checkpoint()) is not None]
-    return {
-        "pipeline": state.name,
-        "sources_keep": {
-            name: f"{offset['file']}:{offset['offset']}"
-            for name, offset in smallest_offsets(checkpoints).items()
-        },
-        "sinks": sinks,
-    }
-
-
-def _summarize(state: PipelineState) -> dict[str, Any]:
-    progress, runner, shown = state.checkpoint(), state.runner(), state.shown()
-    summary: dict[str, Any] = {
-        "pipeline": state.name,
-        **({"sink": state.sink} if state.sink else {}),
-        "state": _state(state, progress, runner is not None, shown),
-        "runner": runner.name if runner is not None else None,
-    }
-    if progress is None:
-        return summary
-    summary |= {
-        "generation": progress.generation,
-        "batches": progress.number,
-        "positions": {
-            name: f"{offset['file']}:{offset['offset']}" for name, offset in progress.offsets.items()
-        },
-        "loads": {
-            key: f"{load.done} of {load.chunks} chunks"
-            for key, load in progress.loads.items()
-            if not load.finished
-        },
-        "tables_loaded": sum(load.finished for load in progress.loads.values()),
-        "stopped": dict(progress.stopped),
-        "resnapshots": _open_requests(state),
-    }
-    if "updated_us" in shown:
-        summary["seconds_since_update"] = round(time.time() - shown["updated_us"] / 1e6, 1)
-    summary["progress"] = {
-        name: value for name, value in shown.items() if name not in ("pipeline", "state", "updated_us")
-    }
-    return summary
-
-
-def _open_requests(state: PipelineState) -> dict[str, str]:
-    """Return the resnapshots that wait, run, or failed without a later success."""
-    states: dict[str, str] = {}
-    for request in state.requests():
-        key = f"{request.source}/{request.table}"
-        if request.state == "done":
-            states.pop(key, None)
-        else:
-            states[key] = f"{request.state}: {request.what}" if request.what else request.state
-    return states
-
-
-def _state(state: PipelineState, progress: Checkpoint | None, is_run: bool, shown: dict[str, Any]) -> str:
-    if state.paused:
-        return "pausing" if is_run else "paused"
-    if is_run:
-        return str(shown.get("state", "starting"))
-    if progress is None:
-        return "never ran"
-    return "failed" if shown.get("state") == "failed" else "stopped"
 
 
 VERBS = {
