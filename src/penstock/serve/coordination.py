@@ -6,13 +6,13 @@ It has a connection of its own with short timeouts, so that a lost store delays 
 
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import structlog
 
 from penstock.coordinate.store import CoordinationStore, path_of, without_password
-from penstock.coordinate.subscription_record import Subscription, Subscriptions
+from penstock.coordinate.subscription_record import ShardView, Subscription, Subscriptions
 from penstock.errors import PenstockError, TransientError
 from penstock.telemetry.counters import Histogram
 from penstock.telemetry.definitions import SECONDS_BOUNDS
@@ -36,6 +36,15 @@ class _SubscriptionState:
     rebalances: int
 
 
+@dataclass(frozen=True)
+class SubscriptionView:
+    """A subscription, its members, and each of its shards."""
+
+    subscription: Subscription
+    members: Sequence[str]
+    shards: Sequence[ShardView]
+
+
 class CoordinationProbe:
     """Asks one coordination store. Thread-safe; every method may block for the store's timeout."""
 
@@ -50,6 +59,8 @@ class CoordinationProbe:
         self._failure: PenstockError | None = None
         self._asked_at = float("-inf")
         self._states: list[_SubscriptionState] = []
+        self._views: list[SubscriptionView] = []
+        self._viewed_at = float("-inf")
         self._errors = 0
         self._seconds = Histogram(SECONDS_BOUNDS)
 
@@ -72,6 +83,26 @@ class CoordinationProbe:
                 readings.add("penstock_subscription_shards", state.shards, **labels)
                 readings.add("penstock_subscription_shards_unowned", state.unowned, **labels)
                 readings.add("penstock_subscription_rebalances_total", state.rebalances, **labels)
+
+    def subscriptions(self) -> Sequence[SubscriptionView]:
+        """Return the subscriptions of this daemon's instances, as of a few seconds ago.
+
+        Raises CoordinationLost if the store does not answer, SchemaInvalid for an unreadable record.
+        """
+        with self._lock:
+            self._refresh()
+            if self._failure is not None:
+                raise self._failure
+            assert self._store is not None, "it has answered"
+            if self._viewed_at < self._asked_at:
+                registry = Subscriptions(self._store)
+                self._views = [
+                    SubscriptionView(known, registry.members(known), registry.shards(known))
+                    for instance in self._instances
+                    for known in registry.list(instance)
+                ]
+                self._viewed_at = self._asked_at
+            return self._views
 
     def close(self) -> None:
         """Close the connection to the store."""

@@ -18,9 +18,11 @@ from penstock.errors import PenstockError, TransientError
 from penstock.serve import systemd
 from penstock.serve.coordination import CoordinationProbe
 from penstock.serve.health import Health
+from penstock.serve.http import account as account_routes
 from penstock.serve.http import alerts as alert_routes
 from penstock.serve.http import health as health_routes
 from penstock.serve.http import metrics as metrics_routes
+from penstock.serve.http import subscriptions as subscription_routes
 from penstock.serve.ports import Ports
 from penstock.serve.readings import copy_readers, read_listeners, read_readers
 from penstock.serve.served import Served
@@ -79,10 +81,12 @@ class Telemetry:
         self.health = Health(served, self._listening, coordination)
 
     def routes(self) -> list[Route]:
-        """Return the routes of metrics and health."""
+        """Return the routes of metrics, health, alerts, accounts and subscriptions."""
         return [
             *metrics_routes.routes(self.read, self._served.threads.reporting, self._alias),
             *health_routes.routes(self.health),
+            *account_routes.routes(),
+            *subscription_routes.routes(self._served, self._coordination),
             *alert_routes.routes(
                 self._alerts.firing, None if self._alerting is None else self._alerting.channel.address
             ),

@@ -89,6 +89,14 @@ class DaemonClient:
             raise self._foreign(f"{call} answered {type(value).__name__}")
         return value
 
+    def ask_daemon(self, call: str) -> dict[str, Any]:
+        """Return the JSON object of a response about the whole daemon, not about the instance."""
+        response = self._request("GET", call, path="/v1")
+        try:
+            return _object(response.data)
+        except (HTTPError, OSError) as problem:
+            raise self._lost(problem) from problem
+
     def content(self, call: str, **query: str | int | None) -> bytes:
         """Return the bytes of a response."""
         return bytes(self._get(call, query, stream=False).data)
@@ -230,11 +238,13 @@ class DaemonClient:
             hint="The instance is moving between members: penstock fleet status",
         )
 
-    def _send(self, method: str, call: str, **arguments: Any) -> urllib3.BaseHTTPResponse:
+    def _send(
+        self, method: str, call: str, *, path: str | None = None, **arguments: Any
+    ) -> urllib3.BaseHTTPResponse:
         try:
             response = self._pool.request(
                 method,
-                f"{self.url}{self._path}/{call}",
+                f"{self.url}{path or self._path}/{call}",
                 redirect=False,
                 preload_content=False,
                 decode_content=False,

@@ -15,9 +15,11 @@ from penstock.logstore.log import Log
 from penstock.model import Position
 from penstock.serve.access import Access
 from penstock.serve.arrivals import Arrivals
+from penstock.serve.coordination import CoordinationProbe
 from penstock.serve.listener import Listener
 from penstock.serve.ports import Ports
 from penstock.serve.served import Served
+from penstock.serve.telemetry import Telemetry
 from penstock.settings.daemon import Settings
 from tests.support.logstore.disk import SimulatedDisk
 from tests.support.logstore.source import Captured, open_log
@@ -122,6 +124,7 @@ def serving(
     access: list[dict[str, Any]] | None = None,
     store: MemoryStore | None = None,
     hold_seconds: float | None = 3600.0,
+    coordination: CoordinationProbe | None = None,
 ) -> Iterator[ServedLog]:
     """Serve a log inside the block. `listen` and `access` are those sections of penstock.yaml."""
     settings = Settings.model_validate(
@@ -136,7 +139,12 @@ def serving(
     ports = Ports.take(settings.listen)
     store = store or MemoryStore("listeners")
     listener = Listener(
-        settings.listen, served, Access.of_settings(settings.listen, settings.access), ports, lambda: store
+        settings.listen,
+        served,
+        Access.of_settings(settings.listen, settings.access),
+        ports,
+        lambda: store,
+        Telemetry(served, ports, coordination=coordination),
     )
     thread = threading.Thread(target=listener.serve_until_stopped)
     thread.start()

@@ -41,6 +41,8 @@ _CALLS: tuple[tuple[str, str, str, str, str], ...] = (
     ("get", "/v1/listeners", "The address of each listener", "", _JSON),
     ("get", "/v1/fleet", "The members of the fleet, and who captures each instance", "", _JSON),
     ("get", "/v1/subscribers", "Connected subscribers and their positions", "", _JSON),
+    ("get", "/v1/subscriptions", "Subscriptions with their members and shards", "", _JSON),
+    ("get", "/v1/account", "The name and the rights of the client's account", "", _JSON),
     ("get", "/v1/openapi.json", "This description", "", _JSON),
     ("get", "/v1/alerts", "The conditions that operators are alerted on and that are true now", "", _JSON),
     ("get", "/metrics", "Metrics as Prometheus text or OpenMetrics", "", _TEXT),
