@@ -60,6 +60,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "engine": LEAVES | {"changes", "mysql", "schema", "source", "coordinate", "sinks", "pipeline"},
     "local": LEAVES | {"pipeline", "engine"},
     "spark": LEAVES | {"changes", "mysql", "schema", "source", "sinks", "pipeline", "engine"},
+    # A client of the daemons' control API, and of the pipelines' state stores.
+    "console": LEAVES | {"settings", "coordinate", "source", "serve", "pipeline"},
     # The only part that builds all others.
     "daemon": LEAVES
     | {
@@ -96,6 +98,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "local",
         "spark",
         "tidb",
+        "console",
         "daemon",
     },
     # Pipelines inside a program, with Spark or without.
@@ -136,8 +139,13 @@ HOMES = {
         "src/penstock/pipeline/",
         "src/penstock/sinks/",
     ),
-    "starlette": ("src/penstock/serve/",),
-    "uvicorn": ("src/penstock/serve/listener.py", "src/penstock/serve/connections.py"),
+    "starlette": ("src/penstock/serve/", "src/penstock/console/"),
+    "jinja2": ("src/penstock/console/rendering.py",),
+    "uvicorn": (
+        "src/penstock/serve/listener.py",
+        "src/penstock/serve/connections.py",
+        "src/penstock/console/serving.py",
+    ),
     "prometheus_client": ("src/penstock/telemetry/",),
     "opentelemetry": ("src/penstock/telemetry/otlp.py",),
     "pyspark": ("src/penstock/spark/", "src/pyspark_penstock/", "src/penstock/pipelines.py"),

@@ -1,0 +1,71 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The actions. Each follows a page that says what will happen, needs an admin, and is recorded."""
+
+from collections.abc import Callable, Mapping
+
+import structlog
+from starlette.responses import Response
+
+from penstock.console.visit import Visit
+from penstock.errors import OptionInvalid
+
+_audit = structlog.get_logger("penstock.console.audit")
+
+
+def remove_hold(visit: Visit, form: Mapping[str, str]) -> Response:
+    """Remove a hold of a log."""
+    visit.prove_admin()
+    url, name, reader = (_field(form, field) for field in ("daemon", "instance", "reader"))
+    visit.fleet.remove_hold(url, name, reader)
+    _record(visit, "remove hold", daemon=url, instance=name, reader=reader)
+    return visit.redirect("/instance", daemon=url, instance=name)
+
+
+def pause_pipeline(visit: Visit, form: Mapping[str, str]) -> Response:
+    """Stop a pipeline after its current batch."""
+    visit.prove_admin()
+    name, why = _field(form, "name"), form.get("why", "")
+    visit.states.pause(_store(form), name, why)
+    _record(visit, "pause pipeline", pipeline=name, why=why)
+    return visit.redirect("/pipelines")
+
+
+def resume_pipeline(visit: Visit, form: Mapping[str, str]) -> Response:
+    """Allow a paused pipeline to start again."""
+    visit.prove_admin()
+    name = _field(form, "name")
+    visit.states.resume(_store(form), name)
+    _record(visit, "resume pipeline", pipeline=name)
+    return visit.redirect("/pipelines")
+
+
+def _field(form: Mapping[str, str], name: str) -> str:
+    value = form.get(name, "")
+    if not value:
+        raise OptionInvalid(f"the form has no {name}", hint="Open its page again")
+    return value
+
+
+def _store(form: Mapping[str, str]) -> int:
+    number = _field(form, "store")
+    if not number.isdecimal():
+        raise OptionInvalid("the form names no state store", hint="Open the page of pipelines again")
+    return int(number)
+
+
+def _record(visit: Visit, action: str, **values: str) -> None:
+    client = visit.request.client
+    _audit.info(
+        "audit",
+        action=action,
+        account=visit.account or "this machine",
+        client=None if client is None else client.host,
+        **values,
+    )
+
+
+ACTIONS: dict[str, Callable[[Visit, Mapping[str, str]], Response]] = {
+    "/hold/remove": remove_hold,
+    "/pipelines/pause/confirm": pause_pipeline,
+    "/pipelines/resume/confirm": resume_pipeline,
+}

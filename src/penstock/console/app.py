@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The console's HTTP application: sessions, forged requests, security headers, and its routes."""
+
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import parse_qs, quote, urlsplit
+
+import structlog
+from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Mount, Route
+from starlette.staticfiles import StaticFiles
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from penstock.console import actions, pages
+from penstock.console.fleet import Fleet
+from penstock.console.pipeline_states import PipelineStates
+from penstock.console.rendering import Renderer
+from penstock.console.sessions import COOKIE, Sessions
+from penstock.console.visit import LANGUAGE_COOKIE, Visit
+from penstock.errors import AccessDenied, AuthenticationFailed, LimitExceeded, PenstockError
+from penstock.model import Secret, is_loopback
+from penstock.serve.guard import names_this_machine
+from penstock.serve.problems import status_of
+from penstock.source.daemon_address import DaemonAddress
+
+_log = structlog.get_logger(__name__)
+
+_FORM_BYTES_MAX = 64 * 1024
+_STATIC = Path(__file__).parent / "static"
+_HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self';"
+        " form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    # With no-referrer, browsers send the Origin of a form as null.
+    "Referrer-Policy": "same-origin",
+}
+
+Page = Callable[[Visit], Response]
+Action = Callable[[Visit, Mapping[str, str]], Response]
+
+
+@dataclass(frozen=True)
+class ConsoleSettings:
+    """What the console shows and where it listens.
+
+    `stores` are the URLs of state stores of pipelines. `base_path` is the path behind a reverse proxy, ""
+    or "/penstock". `hosts` are the names under which browsers reach it, if other than `host`.
+    """
+
+    daemons: tuple[DaemonAddress, ...]
+    stores: tuple[str, ...] = ()
+    host: str = "127.0.0.1"
+    port: int = 7080
+    base_path: str = ""
+    hosts: tuple[str, ...] = ()
+
+    @property
+    def is_private(self) -> bool:
+        """Whether only this machine can reach the console."""
+        return is_loopback(self.host) and not self.hosts
+
+
+class Console:
+    """The application. Without credentials at the daemons it serves this machine only."""
+
+    def __init__(self, settings: ConsoleSettings) -> None:
+        self._settings = settings
+        self._states = PipelineStates(settings.stores)
+        self._renderer = Renderer(settings.base_path)
+        self.sessions = Sessions()
+        routes = [
+            *(Route(path, self._page(page), methods=["GET"]) for path, page in pages.PAGES.items()),
+            *(Route(path, self._action(act), methods=["POST"]) for path, act in actions.ACTIONS.items()),
+            Route("/login", self._show_login, methods=["GET"]),
+            Route("/login", self._log_in, methods=["POST"]),
+            Route("/logout", self._action(self._log_out), methods=["POST"]),
+            Mount("/static", StaticFiles(directory=_STATIC)),
+        ]
+        mounted = [Mount(settings.base_path, routes=routes)] if settings.base_path else routes
+        self.app = Starlette(
+            routes=mounted,
+            middleware=[Middleware(_Guard, settings)],
+            exception_handlers={LimitExceeded: _refuse_size},
+        )
+
+    # --- Visits -----------------------------------------------------------------------------
+
+    def _visit(self, request: Request) -> Visit:
+        """Return a visit with the rights of its user. Raises AuthenticationFailed without a login."""
+        identity = request.cookies.get(COOKIE, "")
+        session = self.sessions.get(identity) if identity else None
+        token = None if session is None else session.token
+        fleet = Fleet(self._settings.daemons, token)
+        accounts = fleet.ask_all("account") if self._settings.daemons else None
+        refusals = [] if accounts is None else list(accounts.problems.values())
+        if session is None and not self._settings.is_private:
+            raise AuthenticationFailed("log in with the token of an account")
+        if any(isinstance(problem, AuthenticationFailed) for problem in refusals):
+            raise AuthenticationFailed("log in with the token of an account")
+        answered = [] if accounts is None else list(accounts.values.values())
+        is_admin = bool(accounts is None or answered) and all(account["admin"] for account in answered)
+        identity = identity or self.sessions.new_id()
+        return Visit(
+            request=request,
+            renderer=self._renderer,
+            fleet=fleet,
+            states=self._states,
+            identity=identity,
+            forgery_token=self.sessions.forgery_token(identity),
+            account="" if session is None else session.account,
+            is_admin=is_admin,
+            # Without credentials, everybody on this machine may look, also while no daemon answers.
+            sees_pipelines=is_admin or session is None,
+            base_path=self._settings.base_path,
+        )
+
+    def _page(self, page: Page) -> Callable[[Request], object]:
+        async def respond(request: Request) -> Response:
+            return await self._answer(request, page)
+
+        return respond
+
+    def _action(self, action: Action) -> Callable[[Request], object]:
+        async def respond(request: Request) -> Response:
+            form = await _read_form(request)
+            identity = request.cookies.get(COOKIE, "")
+            if not _is_from_here(request) or not self.sessions.proves(identity, form.get("csrf", "")):
+                _log.warning("a forged request is refused", path=request.url.path)
+                return PlainTextResponse("This form does not come from a page of the console.", 403)
+            return await self._answer(request, functools.partial(self._act, action, form))
+
+        return respond
+
+    def _act(self, action: Action, form: Mapping[str, str], visit: Visit) -> Response:
+        return action(visit, form)
+
+    async def _answer(self, request: Request, page: Page) -> Response:
+        try:
+            visit = await run_in_threadpool(self._visit, request)
+        except AuthenticationFailed:
+            if request.method == "GET" and "hx-request" not in request.headers:
+                back = quote(f"{request.url.path}?{request.url.query}", safe="")
+                return RedirectResponse(f"{self._settings.base_path}/login?next={back}", 303)
+            return PlainTextResponse("Log in again.", 401)
+        try:
+            response = await run_in_threadpool(page, visit)
+        except PenstockError as problem:
+            response = visit.render("problem.html", code=status_of(problem), problem=problem)
+        if COOKIE not in request.cookies:
+            _set_cookie(response, request, COOKIE, visit.identity, self._settings.base_path)
+        if visit.chosen_language:
+            _set_cookie(response, request, LANGUAGE_COOKIE, visit.language, self._settings.base_path)
+        return response
+
+    # --- Login ------------------------------------------------------------------------------
+
+    async def _show_login(self, request: Request) -> Response:
+        return self._login_page(request, request.query_params.get("next", ""), "", 200)
+
+    async def _log_in(self, request: Request) -> Response:
+        form = await _read_form(request)
+        back = form.get("next", "")
+        if not _is_from_here(request):
+            return PlainTextResponse("This form does not come from a page of the console.", 403)
+        try:
+            identity = await run_in_threadpool(self._open_session, form.get("token", ""))
+        except PenstockError as problem:
+            _log.warning("a login is refused", why=problem.message)
+            return self._login_page(request, back, problem.message, status_of(problem))
+        response = RedirectResponse(_own_path(back, self._settings.base_path), 303)
+        _set_cookie(response, request, COOKIE, identity, self._settings.base_path)
+        return response
+
+    def _open_session(self, text: str) -> str:
+        """Return the identity of a new session. Raises AuthenticationFailed, AccessDenied, QuotaReached."""
+        self.sessions.prove_may_try()
+        anonymous = Fleet(self._settings.daemons, None).ask_all("account")
+        if anonymous.values:
+            # Such a daemon would accept any token.
+            raise AccessDenied(
+                f"{next(iter(anonymous.values))} asks for no credentials: set access in penstock.yaml, or"
+                " let the console listen on this machine only"
+            )
+        answers = Fleet(self._settings.daemons, Secret(text)).ask_all("account") if text else None
+        if answers is None or not answers.values:
+            self.sessions.count_failure()
+            problems = [] if answers is None else list(answers.problems.values())
+            raise problems[0] if problems else AuthenticationFailed("enter a token")
+        account = str(next(iter(answers.values.values()))["account"])
+        _log.info("audit", action="login", account=account)
+        return self.sessions.begin(account, Secret(text))
+
+    def _log_out(self, visit: Visit, form: Mapping[str, str]) -> Response:
+        self.sessions.end(visit.identity)
+        _log.info("audit", action="logout", account=visit.account)
+        return RedirectResponse(f"{self._settings.base_path}/login", 303)
+
+    def _login_page(self, request: Request, back: str, problem: str, status: int) -> Response:
+        return self._renderer.response(
+            "login.html", Visit.language_of(request), status, {"next": back, "problem": problem}
+        )
+
+
+class _Guard:
+    """Adds the security headers to every response, and refuses other host names on a private console.
+
+    That keeps a web page in a browser from reaching the console under the page's own host name (DNS
+    rebinding).
+    """
+
+    def __init__(self, app: ASGIApp, settings: ConsoleSettings) -> None:
+        self._app = app
+        self._settings = settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        host = headers.get(b"host", b"").decode("latin-1")
+
+        async def guarded(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                present = {name.lower() for name, _ in message["headers"]}
+                extra = dict(_HEADERS)
+                if b"cache-control" not in present and not scope["path"].startswith(
+                    f"{self._settings.base_path}/static/"
+                ):
+                    extra["Cache-Control"] = "no-store"
+                message["headers"] = [
+                    *message["headers"],
+                    *((name.encode(), value.encode()) for name, value in extra.items()),
+                ]
+            await send(message)
+
+        if self._settings.is_private and not names_this_machine(host):
+            refusal = PlainTextResponse("This console answers to 127.0.0.1 and localhost only.", 403)
+            await refusal(scope, receive, guarded)
+            return
+        await self._app(scope, receive, guarded)
+
+
+async def _read_form(request: Request) -> dict[str, str]:
+    """Return the fields of a form. Raises LimitExceeded."""
+    body = b""
+    async for piece in request.stream():
+        body += piece
+        if len(body) > _FORM_BYTES_MAX:
+            raise LimitExceeded(f"a form has at most {_FORM_BYTES_MAX} bytes")
+    fields = parse_qs(body.decode(errors="replace"), keep_blank_values=True)
+    return {name: values[-1] for name, values in fields.items()}
+
+
+async def _refuse_size(request: Request, problem: Exception) -> Response:
+    return PlainTextResponse(str(problem), 413)
+
+
+def _is_from_here(request: Request) -> bool:
+    """Return whether a request comes from a page of this host, as far as the browser says."""
+    if request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none"):
+        return False
+    origin = request.headers.get("origin")
+    return origin is None or urlsplit(origin).netloc == request.headers.get("host", "")
+
+
+def _own_path(path: str, base_path: str) -> str:
+    """Return a path of this console: never another site's address."""
+    parts = urlsplit(path)
+    is_own = not parts.scheme and not parts.netloc and path.startswith(f"{base_path}/")
+    return path if is_own and not path.startswith(("//", "/\\")) else f"{base_path}/"
+
+
+def _set_cookie(response: Response, request: Request, name: str, value: str, base_path: str) -> None:
+    is_encrypted = "https" in (request.url.scheme, request.headers.get("x-forwarded-proto", ""))
+    response.set_cookie(
+        name, value, path=base_path or "/", secure=is_encrypted, httponly=True, samesite="strict"
+    )

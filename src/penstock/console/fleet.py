@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The daemons that the console shows, as their control API answers at this moment."""
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+from urllib.parse import quote
+
+from penstock.errors import PenstockError, SourceMissing
+from penstock.model import Secret
+from penstock.source.daemon_address import DaemonAddress
+from penstock.source.daemon_client import DaemonClient
+
+# A search reads the whole log of an instance, on a slow disk as well.
+_HISTORY_SILENCE_SECONDS_MAX = 120.0
+# Daemons that do not answer are asked at the same time, so that a page waits for one timeout.
+_ASKED_AT_ONCE_MAX = 16
+
+_Answer = TypeVar("_Answer")
+
+
+@dataclass(frozen=True)
+class Answers:
+    """What daemons answered, and why others did not; both by the daemon's URL."""
+
+    values: dict[str, Any]
+    problems: dict[str, PenstockError]
+
+
+class Fleet:
+    """The daemons of the console as one of its users sees them: each call has the user's token.
+
+    Thread-safe; every method waits for the daemons.
+    """
+
+    def __init__(self, addresses: Sequence[DaemonAddress], token: Secret | None) -> None:
+        self._addresses = {
+            url: replace(address, token=token or Secret(""))
+            for address in addresses
+            for url in address.base_urls
+        }
+
+    @property
+    def urls(self) -> list[str]:
+        """The URLs of the daemons."""
+        return list(self._addresses)
+
+    def ask_all(self, call: str) -> Answers:
+        """Ask every daemon: `status`, `alerts`, `subscriptions`, `account`."""
+
+        def ask(url: str) -> dict[str, Any] | PenstockError:
+            try:
+                return self._with_client(url, "all", lambda client: client.ask_daemon(call))
+            except PenstockError as problem:
+                return problem
+
+        with ThreadPoolExecutor(min(_ASKED_AT_ONCE_MAX, len(self._addresses))) as pool:
+            answers = dict(zip(self._addresses, pool.map(ask, self._addresses), strict=True))
+        problems = {url: value for url, value in answers.items() if isinstance(value, PenstockError)}
+        return Answers({url: value for url, value in answers.items() if url not in problems}, problems)
+
+    def ask_instance(self, url: str, instance: str, call: str) -> dict[str, Any]:
+        """Ask a daemon about an instance: `status`, `extents`, `holds`. Raises the daemon's errors."""
+        return self._with_client(url, instance, lambda client: client.ask(call))
+
+    def remove_hold(self, url: str, instance: str, reader: str) -> None:
+        """Remove a hold. Raises SourceMissing, AccessDenied."""
+        self._with_client(url, instance, lambda client: client.delete(f"holds/{quote(reader, safe='')}"))
+
+    def history(self, url: str, instance: str, row: dict[str, Any]) -> Iterator[dict[str, Any]]:
+        """Yield the history of a row as the daemon finds it. Raises the daemon's errors."""
+        client = DaemonClient(replace(self._address(url), instance=instance), url)
+        try:
+            yield from client.lines("history", row, _HISTORY_SILENCE_SECONDS_MAX)
+        finally:
+            client.close()
+
+    def _with_client(self, url: str, instance: str, work: Callable[[DaemonClient], _Answer]) -> _Answer:
+        client = DaemonClient(replace(self._address(url), instance=instance), url)
+        try:
+            return work(client)
+        finally:
+            client.close()
+
+    def _address(self, url: str) -> DaemonAddress:
+        address = self._addresses.get(url)
+        if address is None:
+            raise SourceMissing(
+                f"{url[:200]} is no daemon of this console", hint="Name it with --daemon when it starts"
+            )
+        return address

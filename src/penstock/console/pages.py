@@ -1,0 +1,211 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pages. Each answers one question of an operator, from the daemons' and the stores' own answers."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from starlette.responses import Response
+
+from penstock.console.ruler import Mark, draw_ruler
+from penstock.console.visit import Visit
+from penstock.errors import AccessDenied, PenstockError
+from penstock.serve.problems import problem_body
+
+# Changes of a row on one page. The newest come first.
+_CHANGES_DEFAULT = 100
+# What needs an operator comes first.
+_URGENCY = ("stopped", "failed", "behind", "held", "retrying", "waiting", "connecting", "opening")
+
+
+def overview(visit: Visit) -> Response:
+    """Which captures and pipelines run, and how far is each behind?"""
+    statuses, alerts = visit.fleet.ask_all("status"), visit.fleet.ask_all("alerts")
+    instances = [
+        {"daemon": url, **status} for url, answer in statuses.values.items() for status in answer["instances"]
+    ]
+    instances.sort(key=lambda instance: (_urgency(instance["state"]), instance["instance"]))
+    rows, store_problems = visit.states.rows() if visit.sees_pipelines else ([], {})
+    rows.sort(key=lambda row: (_urgency(str(row.summary["state"])), row.name, row.sink))
+    return visit.render(
+        "overview.html",
+        instances=instances,
+        pipelines=rows,
+        alerts=sum(len(answer["alerts"]) for answer in alerts.values.values()),
+        daemons=len(visit.fleet.urls),
+        problems=statuses.problems | store_problems,
+        sees_pipelines=visit.sees_pipelines,
+    )
+
+
+def instance(visit: Visit) -> Response:
+    """Where is each reader of this log, and what does the log still have?"""
+    url, name = visit.query("daemon"), visit.query("instance")
+    status = visit.fleet.ask_instance(url, name, "status")
+    holds: list[dict[str, Any]] = []
+    extents: list[dict[str, Any]] = []
+    problem = None
+    try:
+        holds = visit.fleet.ask_instance(url, name, "holds")["holds"]
+        extents = visit.fleet.ask_instance(url, name, "extents")["extents"]
+    except AccessDenied as refusal:
+        problem = refusal
+    return visit.render(
+        "instance.html",
+        daemon=url,
+        status=status,
+        holds=holds,
+        extents=extents,
+        problem=problem,
+        ruler=draw_ruler(_marks(status, holds)),
+    )
+
+
+def _marks(status: dict[str, Any], holds: list[dict[str, Any]]) -> list[Mark]:
+    """Return the places on an instance's ruler. What the server has and is not received lies on the right."""
+    unreceived = status.get("lag_bytes") or 0
+    # Before it is measured, nobody knows where the server's log ends.
+    marks = [] if status.get("lag_bytes") is None else [Mark("server", "", "", 0)]
+    if status["position"] is not None:
+        marks.append(Mark("received", "", status["position"], unreceived))
+    if status.get("earliest") is not None and status.get("log_bytes") is not None:
+        marks.append(Mark("earliest", "", status["earliest"], unreceived + status["log_bytes"]))
+    marks += [
+        Mark("reader", hold["reader"], hold["position"], unreceived + hold["behind_bytes"]) for hold in holds
+    ]
+    return marks
+
+
+def hold(visit: Visit) -> Response:
+    """What happens if this hold is removed?"""
+    url, name, reader = visit.query("daemon"), visit.query("instance"), visit.query("reader")
+    visit.prove_admin()
+    holds = visit.fleet.ask_instance(url, name, "holds")["holds"]
+    chosen = [known for known in holds if known["reader"] == reader]
+    return visit.render("hold.html", daemon=url, instance=name, reader=reader, holds=chosen)
+
+
+def pipelines(visit: Visit) -> Response:
+    """Which pipelines run, how far is each target behind, and what was rejected?"""
+    if not visit.sees_pipelines:
+        visit.prove_admin()
+    rows, problems = visit.states.rows()
+    rows.sort(key=lambda row: (_urgency(str(row.summary["state"])), row.name, row.sink))
+    return visit.render("pipelines.html", pipelines=rows, problems=problems, stores=visit.states.names)
+
+
+def pause(visit: Visit) -> Response:
+    """What happens if this pipeline is paused or resumed?"""
+    visit.prove_admin()
+    rows, _ = visit.states.rows()
+    chosen = [
+        row for row in rows if (str(row.store), row.name) == (visit.query("store"), visit.query("name"))
+    ]
+    return visit.render("pause.html", rows=chosen, name=visit.query("name"), store=visit.query("store"))
+
+
+def subscriptions(visit: Visit) -> Response:
+    """Which member has which shard, and how far is each shard behind?"""
+    answers = visit.fleet.ask_all("subscriptions")
+    shown: dict[tuple[str, str], dict[str, Any]] = {}
+    for url, answer in answers.values.items():
+        for subscription in answer["subscriptions"]:
+            # Daemons that share a coordination store all name it.
+            key = subscription["instance"], subscription["subscription"]
+            shown.setdefault(key, {"daemon": url, **subscription})
+    known = any(answer["coordination"] for answer in answers.values.values())
+    return visit.render(
+        "subscriptions.html",
+        subscriptions=[shown[key] for key in sorted(shown)],
+        problems=answers.problems,
+        has_coordination=known,
+    )
+
+
+def alerts(visit: Visit) -> Response:
+    """What is wrong now?"""
+    answers = visit.fleet.ask_all("alerts")
+    firing = [
+        {"daemon": url, **alert} for url, answer in answers.values.items() for alert in answer["alerts"]
+    ]
+    firing.sort(key=lambda alert: alert["since_us"])
+    silent = [url for url, answer in answers.values.items() if answer["channel"] is None]
+    return visit.render("alerts.html", alerts=firing, silent=silent, problems=answers.problems)
+
+
+def history(visit: Visit) -> Response:
+    """What happened to this row, and who has confirmed it?"""
+    statuses = visit.fleet.ask_all("status")
+    choices = [
+        (url, status["instance"]) for url, answer in statuses.values.items() for status in answer["instances"]
+    ]
+    url, name = visit.query("daemon"), visit.query("instance")
+    table, key = visit.query("table"), visit.query("key")
+    if not (url and name) and len(choices) == 1:
+        url, name = choices[0]
+    limit = visit.query("limit")
+    row = {
+        "table": table,
+        "key": key.splitlines() or [key],
+        "columns": visit.query("columns").split(),
+        "limit": int(limit) if limit.isdecimal() and int(limit) else _CHANGES_DEFAULT,
+    }
+    changes = _parts(visit, url, name, row) if table and key and url else iter(())
+    return visit.stream(
+        "history.html",
+        choices=choices,
+        daemon=url,
+        instance=name,
+        table=table,
+        key=key,
+        columns=visit.query("columns"),
+        limit=row["limit"],
+        is_asked=bool(table and key and url),
+        problems=statuses.problems,
+        changes=changes,
+    )
+
+
+def _parts(visit: Visit, url: str, name: str, row: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the parts of a history; an error is the last part, because the page has begun."""
+    readers = 0
+    try:
+        for part in visit.fleet.history(url, name, row):
+            if part["kind"] == "readers":
+                readers = len(part["readers"])
+            elif part["kind"] == "change":
+                yield {**part, "cells": _cells(part), "readers": readers}
+            elif part["kind"] != "progress":
+                yield part
+    except PenstockError as problem:
+        yield {"kind": "problem", **problem_body(problem)}
+
+
+def _cells(part: dict[str, Any]) -> list[tuple[str, str | None, str | None, bool]]:
+    """Return name, value before and after of each column, None if not logged, and whether it changed."""
+    before, after = part["before"] or {}, part["after"] or {}
+    return [
+        (name, _cell(before, name), _cell(after, name), before.get(name) != after.get(name))
+        for name in {**before, **after}
+    ]
+
+
+def _cell(values: dict[str, Any], name: str) -> str | None:
+    if name not in values:
+        return None
+    return "NULL" if values[name] is None else str(values[name])
+
+
+def _urgency(state: str) -> int:
+    return _URGENCY.index(state) if state in _URGENCY else len(_URGENCY)
+
+
+PAGES: dict[str, Callable[[Visit], Response]] = {
+    "/": overview,
+    "/instance": instance,
+    "/hold": hold,
+    "/pipelines": pipelines,
+    "/pipelines/pause": pause,
+    "/subscriptions": subscriptions,
+    "/alerts": alerts,
+    "/history": history,
+}

@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Templates as HTML. Every value is escaped; no template marks one as safe."""
+
+import functools
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from functools import partial
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
+
+from starlette.responses import HTMLResponse, Response, StreamingResponse
+
+from penstock.console.words import LANGUAGES, translate
+from penstock.errors import DependencyMissing
+
+if TYPE_CHECKING:
+    import jinja2
+
+_BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+_MINUTE, _HOUR, _DAY = 60, 3600, 86_400
+# Pieces of a page that is streamed are sent together, up to this many.
+_PIECES = 20
+
+
+class Renderer:
+    """Renders pages below a base path. Raises DependencyMissing without Jinja2."""
+
+    def __init__(self, base_path: str) -> None:
+        self._base_path = base_path
+        self._environment = _environment()
+
+    def response(self, template: str, language: str, status: int, values: Mapping[str, Any]) -> Response:
+        """Return a page."""
+        text = self._environment.get_template(template).render(self._all(language, values))
+        return HTMLResponse(text, status)
+
+    def stream(self, template: str, language: str, values: Mapping[str, Any]) -> Response:
+        """Return a page whose values are iterators that are read while it is sent."""
+        pieces = self._environment.get_template(template).stream(self._all(language, values))
+        pieces.enable_buffering(_PIECES)
+        return StreamingResponse(iter(pieces), media_type="text/html; charset=utf-8")
+
+    def _all(self, language: str, values: Mapping[str, Any]) -> dict[str, Any]:
+        return {
+            "t": partial(translate, language),
+            "url": self._url,
+            "language": language,
+            "languages": LANGUAGES,
+            "now": time.time(),
+            **values,
+        }
+
+    def _url(self, path: str, **query: object) -> str:
+        """Return the address of a page of the console."""
+        return f"{self._base_path}{path}{'?' if query else ''}{urlencode(query)}"
+
+
+@functools.cache
+def _environment() -> "jinja2.Environment":
+    try:
+        import jinja2
+    except ImportError as problem:
+        raise DependencyMissing(
+            f"the console needs a package: {problem}", hint="pip install 'penstock[console]'"
+        ) from problem
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("penstock.console"),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "size": size_text,
+        "span": span_text,
+        "iso": iso_text,
+        "ago": ago_text,
+        "number": number_text,
+    }
+    return environment
+
+
+def size_text(size: float | None) -> str:
+    """Return a number of bytes for people; a dash if it is unknown."""
+    if size is None:
+        return "–"
+    unit = 0
+    while abs(size) >= 1024 and unit < len(_BYTE_UNITS) - 1:
+        size, unit = size / 1024, unit + 1
+    return f"{size:.0f} {_BYTE_UNITS[unit]}" if unit == 0 else f"{size:.1f} {_BYTE_UNITS[unit]}"
+
+
+def span_text(seconds: float | None) -> str:
+    """Return a duration for people; a dash if it is unknown."""
+    if seconds is None:
+        return "–"
+    for unit, letter in ((_DAY, "d"), (_HOUR, "h"), (_MINUTE, "min")):
+        if seconds >= unit:
+            return f"{seconds / unit:.1f} {letter}"
+    return f"{seconds:.1f} s"
+
+
+def iso_text(time_us: int | None) -> str:
+    """Return a time in microseconds UTC since 1970 as ISO 8601; a dash if it is unknown."""
+    if not time_us:
+        return "–"
+    return datetime.fromtimestamp(time_us / 1e6, UTC).isoformat(sep=" ", timespec="milliseconds")
+
+
+def ago_text(time_us: int | None) -> str:
+    """Return how long ago a time is; a dash if it is unknown."""
+    return "–" if not time_us else span_text(max(0.0, time.time() - time_us / 1e6))
+
+
+def number_text(number: float | None) -> str:
+    """Return a number with separators; a dash if it is unknown."""
+    return "–" if number is None else f"{number:,.0f}"

@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The position ruler: how far each reader of a log is behind its server, on a logarithmic scale."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+WIDTH, HEIGHT_OF_MARK = 960, 26
+_LEFT, _RIGHT = 12, 12
+# Bytes of the scale's ticks: 1 KiB, 1 MiB and so on.
+_TICKS = tuple(1 << (10 * power) for power in range(1, 6))
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A position on the ruler.
+
+    `kind` is server, received, earliest or reader; `behind` are the bytes between it and the end of the
+    server's log.
+    """
+
+    kind: str
+    name: str
+    position: str
+    behind: int
+
+
+@dataclass(frozen=True)
+class PlacedMark:
+    """A mark and its place in the picture, in pixels."""
+
+    mark: Mark
+    x: float
+    y: float
+
+
+@dataclass(frozen=True)
+class Ruler:
+    """The picture: marks one below the other, and ticks of the scale by their bytes."""
+
+    marks: Sequence[PlacedMark]
+    ticks: Sequence[tuple[int, float]]
+    height: int
+    width: int = WIDTH
+
+
+def draw_ruler(marks: Sequence[Mark]) -> Ruler:
+    """Place marks: the end of the server's log on the right, what is further behind to the left."""
+    furthest = max((mark.behind for mark in marks), default=0)
+    ordered = sorted(marks, key=lambda mark: mark.behind)
+    placed = [
+        PlacedMark(mark, _x(mark.behind, furthest), (index + 1) * HEIGHT_OF_MARK)
+        for index, mark in enumerate(ordered)
+    ]
+    ticks = [(size, _x(size, furthest)) for size in _TICKS if size < furthest]
+    return Ruler(placed, ticks, (len(placed) + 2) * HEIGHT_OF_MARK)
+
+
+def _x(behind: int, furthest: int) -> float:
+    if not furthest:
+        return float(WIDTH - _RIGHT)
+    share = math.log1p(max(behind, 0)) / math.log1p(furthest)
+    return round(WIDTH - _RIGHT - share * (WIDTH - _LEFT - _RIGHT), 1)

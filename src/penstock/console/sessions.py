@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Sessions of browsers: who has logged in, until when, and the token against forged requests.
+
+A session holds the token of its user in memory only. Its cookie is random and says nothing.
+"""
+
+import hashlib
+import hmac
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from penstock.errors import QuotaReached
+from penstock.model import Secret
+
+COOKIE = "penstock_console"
+
+_IDLE_SECONDS_MAX = 1800.0
+_SECONDS_MAX = 12 * 3600.0
+_SESSIONS_MAX = 1000
+# Failed logins of all browsers together, so that tokens cannot be tried out.
+_FAILURES_MAX = 20
+_FAILURES_SECONDS = 60.0
+
+
+@dataclass
+class Session:
+    """A browser that has logged in as an account."""
+
+    account: str
+    token: Secret
+    began: float
+    used: float
+
+
+class Sessions:
+    """The sessions of a console. Thread-safe; `clock` is monotonic seconds."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._sessions: dict[str, Session] = {}
+        self._failures: list[float] = []
+        self._key = secrets.token_bytes(32)
+
+    def new_id(self) -> str:
+        """Return the identity of a browser that has none."""
+        return secrets.token_urlsafe(32)
+
+    def forgery_token(self, identity: str) -> str:
+        """Return the token that the forms of a browser carry; another site cannot know it."""
+        return hmac.new(self._key, identity.encode(), hashlib.sha256).hexdigest()
+
+    def proves(self, identity: str, token: str) -> bool:
+        """Return whether a form comes from a page of this console in this browser."""
+        return hmac.compare_digest(self.forgery_token(identity).encode(), token.encode())
+
+    def get(self, identity: str) -> Session | None:
+        """Return the session of a browser, None if it has not logged in or was idle for too long."""
+        with self._lock:
+            session, now = self._sessions.get(identity), self._clock()
+            if session is None:
+                return None
+            if now - session.used > _IDLE_SECONDS_MAX or now - session.began > _SECONDS_MAX:
+                del self._sessions[identity]
+                return None
+            session.used = now
+            return session
+
+    def prove_may_try(self) -> None:
+        """Raise QuotaReached after too many failed logins."""
+        with self._lock:
+            now = self._clock()
+            self._failures = [at for at in self._failures if now - at < _FAILURES_SECONDS]
+            if len(self._failures) >= _FAILURES_MAX:
+                raise QuotaReached("too many logins have failed", hint="Try again in a minute")
+
+    def count_failure(self) -> None:
+        """Count a failed login."""
+        with self._lock:
+            self._failures.append(self._clock())
+
+    def begin(self, account: str, token: Secret) -> str:
+        """Begin a session and return its identity, which is always a new one."""
+        identity, now = self.new_id(), self._clock()
+        with self._lock:
+            if len(self._sessions) >= _SESSIONS_MAX:
+                oldest = min(self._sessions, key=lambda known: self._sessions[known].used)
+                del self._sessions[oldest]
+            self._sessions[identity] = Session(account, token, now, now)
+        return identity
+
+    def end(self, identity: str) -> None:
+        """End a session."""
+        with self._lock:
+            self._sessions.pop(identity, None)

@@ -1,0 +1,84 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One request of a browser: who asks, in which language, and what they may see."""
+
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import urlencode
+
+from starlette.requests import Request
+from starlette.responses import RedirectResponse, Response
+
+from penstock.console.fleet import Fleet
+from penstock.console.pipeline_states import PipelineStates
+from penstock.console.rendering import Renderer
+from penstock.console.words import LANGUAGES
+from penstock.errors import AccessDenied
+
+LANGUAGE_COOKIE = "penstock_language"
+
+
+@dataclass(frozen=True)
+class Visit:
+    """A request with the rights of its user. `account` is "" without a login."""
+
+    request: Request
+    renderer: Renderer
+    fleet: Fleet
+    states: PipelineStates
+    identity: str
+    forgery_token: str
+    account: str
+    is_admin: bool
+    sees_pipelines: bool
+    base_path: str
+
+    @staticmethod
+    def language_of(request: Request) -> str:
+        """Return the language of the pages: as chosen, otherwise as the browser prefers."""
+        accepted = request.headers.get("accept-language", "")[:2].lower()
+        wanted = (request.query_params.get("lang"), request.cookies.get(LANGUAGE_COOKIE), accepted)
+        return next((language for language in wanted if language in LANGUAGES), LANGUAGES[0])
+
+    @property
+    def language(self) -> str:
+        """The language of the pages."""
+        return self.language_of(self.request)
+
+    @property
+    def chosen_language(self) -> bool:
+        """Whether the user chooses the language with this request."""
+        return self.request.query_params.get("lang") in LANGUAGES
+
+    def query(self, name: str) -> str:
+        """Return a parameter of the request, "" if it is missing."""
+        return self.request.query_params.get(name, "").strip()
+
+    def prove_admin(self) -> None:
+        """Raise AccessDenied unless the user may change something, at every daemon that answers."""
+        if not self.is_admin:
+            raise AccessDenied(
+                f"account {self.account or 'nobody'} may look, and change nothing",
+                hint="Set admin: true for the account: access in penstock.yaml",
+            )
+
+    def render(self, template: str, *, code: int = 200, **values: Any) -> Response:
+        """Return a page with an HTTP status."""
+        return self.renderer.response(template, self.language, code, self._all(values))
+
+    def stream(self, template: str, **values: Any) -> Response:
+        """Return a page that is sent while its values are being read."""
+        return self.renderer.stream(template, self.language, self._all(values))
+
+    def redirect(self, path: str, **query: str) -> Response:
+        """Return a redirection to another page of the console."""
+        return RedirectResponse(f"{self.base_path}{path}{'?' if query else ''}{urlencode(query)}", 303)
+
+    def _all(self, values: dict[str, Any]) -> dict[str, Any]:
+        return {
+            "csrf": self.forgery_token,
+            "account": self.account,
+            "is_admin": self.is_admin,
+            "path": self.request.url.path.removeprefix(self.base_path),
+            "query": str(self.request.url.query),
+            **values,
+        }

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The web console in a thread of this process, and a browser without JavaScript."""
+
+import re
+import socket
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from html.parser import HTMLParser
+from http.client import HTTPConnection
+from urllib.parse import urlencode, urlsplit
+
+import uvicorn
+
+from penstock.console.app import Console, ConsoleSettings
+from penstock.source.daemon_address import DaemonAddress
+from tests.support.daemon.served_log import ServedLog
+from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
+
+
+@dataclass(frozen=True)
+class Page:
+    """A response of the console."""
+
+    status: int
+    headers: Mapping[str, str]
+    text: str
+
+    @property
+    def words(self) -> str:
+        """The text as a reader sees it, with single blanks."""
+        parser = _Text()
+        parser.feed(self.text)
+        return re.sub(r"\s+", " ", " ".join(parser.pieces))
+
+    def field(self, name: str) -> str:
+        """Return the value of a hidden field of a form."""
+        match = re.search(rf'name="{name}" value="([^"]*)"', self.text)
+        assert match is not None, f"the page has no field {name}"
+        return match[1]
+
+
+class _Text(HTMLParser):
+    """Collects the text of a page, and the names of its elements and attributes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pieces: list[str] = []
+
+    def handle_data(self, data: str) -> None:
+        self.pieces.append(data)
+
+
+@dataclass
+class Browser:
+    """A browser that keeps cookies and runs no JavaScript."""
+
+    port: int
+    base_path: str = ""
+    cookies: dict[str, str] = field(default_factory=dict)
+
+    def get(self, path: str, headers: Mapping[str, str] | None = None, **query: str) -> Page:
+        """Open a page."""
+        return self._ask("GET", f"{path}{'?' if query else ''}{urlencode(query)}", None, headers or {})
+
+    def post(self, path: str, fields: Mapping[str, str], headers: Mapping[str, str] | None = None) -> Page:
+        """Send a form."""
+        return self._ask("POST", path, urlencode(fields), headers or {})
+
+    def follow(self, page: Page) -> Page:
+        """Open the page of a redirection."""
+        parts = urlsplit(page.headers["location"])
+        return self._ask("GET", f"{parts.path.removeprefix(self.base_path)}?{parts.query}", None, {})
+
+    def _ask(self, method: str, path: str, body: str | None, headers: Mapping[str, str]) -> Page:
+        connection = HTTPConnection("127.0.0.1", self.port, timeout=WAIT_SECONDS_MAX)
+        sent = dict(headers)
+        if self.cookies:
+            sent["Cookie"] = "; ".join(f"{name}={value}" for name, value in self.cookies.items())
+        try:
+            connection.request(method, f"{self.base_path}{path}", body, sent)
+            answer = connection.getresponse()
+            for cookie in answer.headers.get_all("set-cookie", []):
+                name, _, value = cookie.partition(";")[0].partition("=")
+                self.cookies[name] = value
+            return Page(
+                answer.status,
+                {name.lower(): value for name, value in answer.headers.items()},
+                answer.read().decode(),
+            )
+        finally:
+            connection.close()
+
+
+@contextmanager
+def console_of(
+    *daemons: ServedLog | DaemonAddress,
+    stores: tuple[str, ...] = (),
+    base_path: str = "",
+    hosts: tuple[str, ...] = (),
+) -> Iterator[Browser]:
+    """Serve a console of daemons inside the block, and open a browser."""
+    addresses = tuple(
+        daemon
+        if isinstance(daemon, DaemonAddress)
+        else DaemonAddress.parse(f"penstock://127.0.0.1:{daemon.port()}/all")
+        for daemon in daemons
+    )
+    console = Console(ConsoleSettings(addresses, stores, base_path=base_path, hosts=hosts))
+    listener = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(console.app, log_config=None, access_log=False))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        wait_until(lambda: server.started)
+        yield Browser(listener.getsockname()[1], base_path)
+    finally:
+        server.should_exit = True
+        thread.join(WAIT_SECONDS_MAX)
+        assert not thread.is_alive()
+        listener.close()
