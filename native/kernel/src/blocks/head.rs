@@ -124,7 +124,7 @@ fn read_artificial<'a>(bytes: &'a [u8], at: usize, format: &Format, expected: Ev
         .ok_or_else(|| Error::new(ErrorKind::FileTruncated, "the bytes end inside a segment's head"))?;
     let event = rest.get(..size).unwrap_or_default();
     let header = Header::read(&mut Cursor::new(event))?;
-    let kind = EventKind::from_code(header.code);
+    let kind = header.kind();
     if kind != Some(expected) || header.flags & FLAG_ARTIFICIAL == 0 {
         return Err(malformed(format!("no segment of a log: its head has no made-up {} event", expected.name()))
             .hint("give a binlog file to penstock as a file; only segments have such a head"));
@@ -143,7 +143,7 @@ pub(super) fn split_head(head: &[u8]) -> Result<(&[u8], Format)> {
         event_size(rest)?.ok_or_else(|| Error::new(ErrorKind::FileTruncated, "the format description is not whole"))?;
     let event = rest.get(..size).unwrap_or_default();
     let header = Header::read(&mut Cursor::new(event))?;
-    if EventKind::from_code(header.code) != Some(EventKind::FormatDescription) {
+    if header.kind() != Some(EventKind::FormatDescription) {
         return Err(malformed("the first event is no format description"));
     }
     Ok((event, read_format(&header, event)?))

@@ -148,7 +148,7 @@ impl BlockCutter {
         if header.size as usize != event.len() {
             return Err(unframed(event.len(), header.size as usize));
         }
-        let kind = EventKind::from_code(header.code);
+        let kind = header.kind();
         let live = self.settings.live;
         let body = checked_body(self.format.as_ref(), live, true, kind, event)?;
         if kind == Some(EventKind::FormatDescription) && (live || self.offset == MAGIC_BYTES as u64) {

@@ -82,7 +82,7 @@ impl BlockCutter {
             let Some(size) = event_size(rest)? else { return Ok(at) };
             let event = rest.get(..size).unwrap_or_default();
             let header = Header::read(&mut Cursor::new(event))?;
-            let kind = EventKind::from_code(header.code);
+            let kind = header.kind();
             let may_be_inside =
                 !matches!(kind, Some(EventKind::TransactionPayload | EventKind::FormatDescription | EventKind::Rotate));
             if self.open.is_none() || !may_be_inside {

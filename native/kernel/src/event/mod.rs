@@ -71,6 +71,17 @@ impl Header {
         })
     }
 
+    /// Returns the type of the event, or None if it is not known.
+    ///
+    /// A server that used the code of one of Penstock's own types would not flag the event as ignorable.
+    #[inline(always)]
+    pub fn kind(&self) -> Option<EventKind> {
+        match EventKind::from_code(self.code) {
+            Some(EventKind::TidbPayload | EventKind::TidbCommit) if self.flags & FLAG_IGNORABLE == 0 => None,
+            kind => kind,
+        }
+    }
+
     /// Appends the header in the format that `read` expects.
     pub fn write(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&self.timestamp.to_le_bytes());
@@ -291,5 +302,15 @@ mod tests {
         let mut written = Vec::new();
         header.write(&mut written);
         assert_eq!(written, bytes);
+    }
+
+    #[test]
+    fn own_types_are_unknown_without_the_ignorable_flag() {
+        let header = |code, flags| Header { timestamp: 0, code, server_id: 1, size: 23, end_position: 0, flags };
+        for kind in [EventKind::TidbPayload, EventKind::TidbCommit] {
+            assert_eq!(header(kind.code(), FLAG_IGNORABLE).kind(), Some(kind));
+            assert_eq!(header(kind.code(), 0).kind(), None);
+        }
+        assert_eq!(header(EventKind::Xid.code(), 0).kind(), Some(EventKind::Xid));
     }
 }

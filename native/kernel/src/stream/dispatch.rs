@@ -367,7 +367,7 @@ impl Decoder {
             Emitter::Events(_) => {
                 let text = query.text_utf8(text);
                 let database = String::from_utf8_lossy(query.database).into_owned();
-                let kind = EventKind::from_code(header.code).unwrap_or(EventKind::Query);
+                let kind = header.kind().unwrap_or(EventKind::Query);
                 self.add_event_row(
                     header,
                     kind,

@@ -37,7 +37,7 @@ impl Decoder {
             .ok_or_else(|| Error::new(ErrorKind::FileTruncated, "the format description is not whole"))?;
         let event = rest.get(..size).unwrap_or_default();
         let header = Header::read(&mut Cursor::new(event))?;
-        if EventKind::from_code(header.code) != Some(EventKind::FormatDescription) {
+        if header.kind() != Some(EventKind::FormatDescription) {
             return Err(malformed("the first event is no format description").at(&self.file, MAGIC_BYTES as u64));
         }
         self.format_end = (MAGIC_BYTES + size) as u64;
@@ -60,7 +60,7 @@ impl Decoder {
         let whole = front_header(rest)?.and_then(|header| Some((header, rest.get(..header.size as usize)?)));
         let Some((header, event)) = whole else { return self.open_streaming_payload(rest) };
         let size = event.len();
-        let kind = EventKind::from_code(header.code);
+        let kind = header.kind();
         let (live, verify) = (self.options.live, self.options.verify_checksum);
         let body = checked_body(self.format.as_ref(), live, verify, kind, event)?;
         if live && is_artificial(&header, kind) {

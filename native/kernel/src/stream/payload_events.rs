@@ -35,7 +35,7 @@ pub(super) fn read_xa_id(body: &[u8]) -> Result<Option<XaId>> {
     let Some(size) = event_size(&plain)? else { return Ok(None) };
     let mut cursor = Cursor::new(plain.get(..size).unwrap_or_default());
     let header = Header::read(&mut cursor)?;
-    if EventKind::from_code(header.code) != Some(EventKind::Query) {
+    if header.kind() != Some(EventKind::Query) {
         return Ok(None);
     }
     let query = Query::read(cursor.take_rest())?;
@@ -66,7 +66,7 @@ impl Decoder {
         let mut cursor = Cursor::new(rest);
         let header = Header::read(&mut cursor)?;
         let in_range = self.open.as_ref().is_some_and(|open| !open.skipped);
-        let is_payload = EventKind::from_code(header.code) == Some(EventKind::TransactionPayload);
+        let is_payload = header.kind() == Some(EventKind::TransactionPayload);
         if !is_payload || !in_range || cursor.remaining() < FIELDS_BYTES_MAX {
             return Ok(None);
         }
@@ -134,7 +134,7 @@ impl Decoder {
         if self.open.is_none() {
             return Err(malformed("a transaction payload goes on after its commit"));
         }
-        match EventKind::from_code(header.code) {
+        match header.kind() {
             Some(EventKind::TransactionPayload | EventKind::FormatDescription | EventKind::Rotate) => {
                 Err(malformed("a transaction payload holds an event that may not be inside one"))
             }

@@ -374,7 +374,7 @@ impl Decoder {
         let body = cursor.take(size.saturating_sub(EVENT_HEADER_BYTES))?;
         self.offset = span.start;
         self.replay = Some(replay);
-        let kind = EventKind::from_code(header.code).ok_or_else(|| malformed("an event was kept that is not known"))?;
+        let kind = header.kind().ok_or_else(|| malformed("an event was kept that is not known"))?;
         if self.replay_event(&header, kind, body, span)? == Flow::Next {
             if let Some(Origin::Memory { at, .. }) = self.replay.as_mut().map(|replay| &mut replay.origin) {
                 *at = first + SPAN_BYTES + size;

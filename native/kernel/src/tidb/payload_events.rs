@@ -53,7 +53,7 @@ pub fn payloads(events: &[u8]) -> Result<Vec<Vec<u8>>> {
         let (event, after) = rest.split_at_checked(size).unwrap_or((rest, &[]));
         rest = after;
         let header = Header::read(&mut Cursor::new(event))?;
-        if EventKind::from_code(header.code) != Some(EventKind::TidbPayload) {
+        if header.kind() != Some(EventKind::TidbPayload) {
             continue;
         }
         if !checksum_holds(event) {
