@@ -49,7 +49,7 @@ def _seconds(work: Callable[[], None]) -> float:
 
 def _transcode(received: list[bytes], path: Path) -> None:
     transcoder = TidbTranscoder(cluster_id=1, server_id=1)
-    transcoder.define("shop", table_info(), SCHEMA_VERSION)
+    transcoder.define("shop", table_info(), SCHEMA_VERSION, 0)
     with path.open("wb") as file:
         file.write(tidb_file_head(server_id=1, time_s=0))
         for payload in received:

@@ -114,12 +114,12 @@ def test_rows_have_the_columns_of_their_schema_version(decoded: Decoded) -> None
     assert values(added) == {"id": 5, "name": "e", "extra": 99}
     assert values(before) == {"id": 1, "name": "c", "extra": 42}
     assert values(after) == {"id": 1, "name": "zz", "extra": 42}
-    # The same row under the definition in which the column is dropped.
+    # The same row after the statement that drops the column.
     payload, offset = sample_log.payloads()[15], len(sample_log.head())
     late = TidbTranscoder(cluster_id=1, server_id=1)
-    info = sample_log.jobs()[95]
-    info["binlog"]["SchemaVersion"] = 50
-    sample_log.define(late, info)
+    added_column, dropped_column = (sample_log.jobs()[number] for number in (94, 95))
+    sample_log.define(late, added_column)
+    sample_log.define(late, dropped_column | {"binlog": dropped_column["binlog"] | {"FinishedTS": 1}})
     dropped = decode(sample_log.head() + b"".join(late.transaction([payload], offset)), file=sample_log.FILE)
     assert dropped.values("shop.test") == [("update_preimage", 1, 42), ("update_postimage", 1, 42)]
 

@@ -173,7 +173,7 @@ def test_change_of_rows_that_no_binlog_has_is_refused(tmp_path: Path, action: Ac
     version = definitions.version
     kept.seed(definitions)
     with pytest.raises(EventUnsupported, match="in no binlog"):
-        kept.apply(_job(definitions, action, query="RECOVER"))
+        kept.apply(_job(definitions, action, query="RECOVER"), 0)
     assert definitions.version == version, "the next start refuses it again"
 
 
@@ -189,7 +189,7 @@ def test_kept_definitions_survive_a_torn_line(tmp_path: Path) -> None:
     kept = DefinitionLog(LocalDisk(), tmp_path)
     kept.seed(Definitions())
     for job in _jobs():
-        kept.apply(job)
+        kept.apply(job, 0)
     kept.close()
     path = tmp_path / FILE
     whole = path.read_bytes()
@@ -199,7 +199,7 @@ def test_kept_definitions_survive_a_torn_line(tmp_path: Path) -> None:
         reopened = DefinitionLog(LocalDisk(), tmp_path)
         assert reopened.definitions is not None
         assert reopened.definitions.version == _jobs()[-2].schema_version
-        reopened.apply(_jobs()[-1])
+        reopened.apply(_jobs()[-1], 0)
         reopened.close()
         assert path.read_bytes() == whole
 
@@ -258,3 +258,12 @@ def test_status_port_returns_jobs(status_port: str, page: int, monkeypatch: pyte
 def test_another_server_is_no_status_port(status_port: str) -> None:
     with pytest.raises(ServerUnsupported, match="404"):
         StatusJobs(f"{status_port}/elsewhere", None).job(87)
+
+
+def test_definitions_without_commit_timestamps_are_in_force_for_all_rows() -> None:
+    values = _defined().to_json()
+    del values["early"]
+    values["tables"] = [table[:4] for table in values["tables"]]
+    definitions = Definitions.from_json(values)
+    assert {table.commit_ts for table in definitions.versions()} == {0}
+    assert definitions.version == _defined().version

@@ -97,7 +97,9 @@ impl RowEventWriter {
         Ok(PyBytes::new(py, &events))
     }
 
-    /// Return the bytes of a statement with a commit timestamp at `offset` of a file.
+    /// Return the bytes of a statement with a commit timestamp at `offset` of a file. The start timestamp is the same,
+    /// unless it is given.
+    #[pyo3(signature = (commit_ts, offset, database, text, *, start_ts=None))]
     fn statement<'py>(
         &self,
         py: Python<'py>,
@@ -105,8 +107,10 @@ impl RowEventWriter {
         offset: u64,
         database: &str,
         text: &str,
+        start_ts: Option<u64>,
     ) -> PyResult<Bound<'py, PyBytes>> {
-        let events = self.inner.statement(commit_ts, offset, database, text).map_err(|error| raise(py, &error))?;
+        let timestamps = (commit_ts, start_ts.unwrap_or(commit_ts));
+        let events = self.inner.statement(timestamps, offset, database, text).map_err(|error| raise(py, &error))?;
         Ok(PyBytes::new(py, &events))
     }
 }

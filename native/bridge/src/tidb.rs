@@ -3,8 +3,9 @@
 use penstock_kernel::error::{Error, Result};
 use penstock_kernel::tidb::binlog::{self, Binlog};
 use penstock_kernel::tidb::payload_events;
-use penstock_kernel::tidb::transcoder::{Pieces, Transcoder};
+use penstock_kernel::tidb::transcoder::{DdlStatement, Pieces, Transcoder};
 use penstock_kernel::write::file as log_file;
+use penstock_kernel::write::transaction::WrittenSession;
 use pyo3::buffer::PyBuffer;
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
@@ -136,6 +137,8 @@ impl TidbTranscoder {
 
     /// Set the definition of a table from a schema version on: TiDB's `TableInfo` as JSON. Return the table's number.
     ///
+    /// Rows that commit from `commit_ts` on are written with it whatever their version: the statement that led to it
+    /// precedes them in the log.
     /// Rows of its partitions are rows of the table. The last eight definitions of a table are kept. A table with a
     /// column type that MySQL lacks is refused when its rows come. Raises `SchemaInvalid` for text that is no
     /// definition.
@@ -145,9 +148,10 @@ impl TidbTranscoder {
         database: &str,
         table_info: PyBuffer<u8>,
         schema_version: i64,
+        commit_ts: i64,
     ) -> PyResult<i64> {
         let definition = slice_of(&table_info)?;
-        self.inner.define(database, definition, schema_version).map_err(|error| raise(py, &error))
+        self.inner.define(database, definition, schema_version, commit_ts).map_err(|error| raise(py, &error))
     }
 
     /// Forget a table and its partitions: rows of it are refused from now on.
@@ -167,8 +171,10 @@ impl TidbTranscoder {
 
     /// Return the bytes of a committed DDL at `offset` of a file. `query` replaces the payload's statement, if given.
     ///
+    /// `sql_mode` has MySQL's bits, and `time_zone` is empty if the statement does not depend on it.
     /// Raises `EventMalformed` for a payload that is no committed DDL.
-    #[pyo3(signature = (payload, database, offset, query=None))]
+    #[pyo3(signature = (payload, database, offset, query=None, *, sql_mode=0, time_zone=""))]
+    #[allow(clippy::too_many_arguments)]
     fn ddl<'py>(
         &self,
         py: Python<'py>,
@@ -176,8 +182,11 @@ impl TidbTranscoder {
         database: &str,
         offset: u64,
         query: Option<&str>,
+        sql_mode: u64,
+        time_zone: &str,
     ) -> PyResult<Bound<'py, PyBytes>> {
-        let events = self.inner.ddl(slice_of(&payload)?, database, offset, query);
+        let statement = DdlStatement { database, text: query, session: WrittenSession { sql_mode, time_zone } };
+        let events = self.inner.ddl(slice_of(&payload)?, offset, &statement);
         Ok(PyBytes::new(py, &events.map_err(|error| raise(py, &error))?))
     }
 

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use penstock_kernel::error::{Error, ErrorKind};
 use penstock_kernel::stream::{Answer, Decoder, Emit, Options, State};
 use penstock_kernel::tidb::payload_events;
-use penstock_kernel::tidb::transcoder::Transcoder;
+use penstock_kernel::tidb::transcoder::{DdlStatement, Transcoder};
 use penstock_kernel::write::file;
 use serde_json::Value as Json;
 
@@ -65,8 +65,9 @@ fn definitions() -> Vec<(i64, Vec<u8>)> {
 fn transcoder(definitions: &[(i64, Vec<u8>)]) -> Transcoder {
     let mut transcoder = Transcoder::new(7001, 9);
     for (version, definition) in definitions {
-        // A definition that was damaged may be refused, and its rows are then of an unknown table.
-        drop(transcoder.define("shop", definition, *version));
+        // A definition that was damaged may be refused, and its rows are then of an unknown table. The commit
+        // timestamp is above those of all rows, so their versions select their definitions.
+        drop(transcoder.define("shop", definition, *version, i64::MAX));
     }
     transcoder
 }
@@ -97,7 +98,8 @@ fn damage(bytes: &[u8], chance: &mut Chance) -> Vec<u8> {
 /// Transcodes a transaction of rows, or a DDL, after a file's head.
 fn transcode(transcoder: &Transcoder, payload: &[u8]) -> Result<Vec<u8>, Error> {
     let mut log = file::head(9, 1)?;
-    match transcoder.ddl(payload, "shop", log.len() as u64, None) {
+    let statement = DdlStatement { database: "shop", ..DdlStatement::default() };
+    match transcoder.ddl(payload, log.len() as u64, &statement) {
         Ok(events) => log.extend(events),
         Err(_) => {
             let payloads = [payload];

@@ -10,6 +10,7 @@ is ignored: its job is read again. The file is rewritten when its jobs outgrow t
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from penstock.errors import EventMalformed, EventUnsupported, SchemaInvalid
 from penstock.limits import MIB
@@ -48,7 +49,7 @@ class DefinitionLog:
                 )
             definitions = Definitions.from_json(first["definitions"])
             for line, _ in lines[1:]:
-                definitions.apply(DdlJob.parse(json.dumps(line)))
+                _apply_line(definitions, line)
         except (IndexError, KeyError, TypeError, ValueError, EventMalformed) as problem:
             raise SchemaInvalid(
                 f"{self._path} is damaged: its definitions cannot be read ({problem!r})",
@@ -65,16 +66,30 @@ class DefinitionLog:
         self._sound_bytes = self._snapshot_bytes = len(first)
         self.definitions = definitions
 
-    def apply(self, job: DdlJob) -> Sequence[TableVersion]:
-        """Apply a job durably; return the definitions that it changed.
+    def apply(self, job: DdlJob, commit_ts: int) -> Sequence[TableVersion]:
+        """Apply a job durably; return the definitions that it changed, in force for rows from `commit_ts` on.
 
         After an error open the definitions again. Raises LogFull, DiskFailed, and EventUnsupported for a
         change of rows that no binlog has: only a log that begins after such a job is whole.
         """
-        definitions = self.definitions
-        assert definitions is not None, "the definitions were seeded before"
-        if job.schema_version <= definitions.version:
+        if job.schema_version <= self._known.version:
             return ()
+        return self._store(job, commit_ts)
+
+    def apply_early(self, job: DdlJob, commit_ts: int, *, is_logged: bool) -> Sequence[TableVersion]:
+        """Apply a job durably before its version, as `Definitions.apply_early`. Raises as `apply`."""
+        if self._known.is_early(job) and self._known.is_logged(job) >= is_logged:
+            return ()
+        return self._store(job, commit_ts, is_logged)
+
+    @property
+    def _known(self) -> Definitions:
+        assert self.definitions is not None, "the definitions were seeded before"
+        return self.definitions
+
+    def _store(self, job: DdlJob, commit_ts: int, is_logged: bool | None = None) -> Sequence[TableVersion]:
+        """Apply a job, and write it; with `is_logged` it is applied early."""
+        definitions = self._known
         if job.action in ROWS_NOT_IN_BINLOGS:
             raise EventUnsupported(
                 f"the cluster executed {job.query!r}: rows changed that are in no binlog",
@@ -83,8 +98,10 @@ class DefinitionLog:
             )
         if self._sound_bytes - self._snapshot_bytes > max(_JOBS_BYTES_MAX, self._snapshot_bytes):
             self.seed(definitions)
-        changed = definitions.apply(job)
-        line = encode_line(job.to_json())
+        values = job.to_json() | {"commit_ts": commit_ts}
+        values |= {} if is_logged is None else {"early": {"is_logged": is_logged}}
+        changed = _apply_line(definitions, values)
+        line = encode_line(values)
         file = self._file = self._file or self._disk.append_open(self._path)
         if file.size != self._sound_bytes:
             # A crash tore the last line.
@@ -99,3 +116,12 @@ class DefinitionLog:
         file, self._file = self._file, None
         if file is not None:
             file.close()
+
+
+def _apply_line(definitions: Definitions, values: dict[str, Any]) -> Sequence[TableVersion]:
+    """Apply a line of the file. Lines written before had no commit timestamp."""
+    job, commit_ts = DdlJob.parse(json.dumps(values)), values.get("commit_ts", 0)
+    early = values.get("early")
+    if early is None:
+        return definitions.apply(job, commit_ts)
+    return definitions.apply_early(job, commit_ts, is_logged=early["is_logged"])

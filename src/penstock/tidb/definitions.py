@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tables of a TiDB cluster at each version of its schema, derived from DDL jobs.
 
-Every transaction names the schema version that it was prepared with. Its rows are read with the definitions
-of that version, so the last two definitions of each table are kept: a transaction that was prepared before a
-change of the schema may be committed after it.
+Every transaction names the schema version that it was prepared with, and may be committed after a change of
+the schema that its server had not loaded. So the last two definitions of each table are kept, each with the
+commit timestamp from which rows are written with it.
+
+A definition comes into force before its version if rows lack a column that is being dropped: TiDB leaves the
+column out of rows before the job that drops it is finished.
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 from penstock.model import TableName
@@ -15,6 +18,7 @@ from penstock.schema.statements.effects import RenameTable
 from penstock.schema.statements.statement import effects_of
 from penstock.schema.statements.tokens import ServerSpelling
 from penstock.tidb.jobs import NOT_LOGGED, Action, DdlJob
+from penstock.tidb.statement_sessions import NO_SESSION, DdlSession, session_of
 
 # Databases that TiDB creates for itself, so their statements are not logged.
 SYSTEM_DATABASES = frozenset({"mysql", "information_schema", "performance_schema", "metrics_schema", "sys"})
@@ -27,12 +31,16 @@ _DROPS = (Action.DROP_TABLE, Action.DROP_VIEW, Action.DROP_SEQUENCE)
 
 @dataclass(frozen=True)
 class TableVersion:
-    """A table's definition from a schema version on: TiDB's TableInfo. `info` is None once it was dropped."""
+    """A table's definition from a schema version on: TiDB's TableInfo. `info` is None once it was dropped.
+
+    Rows that commit from `commit_ts` on are written with it, whatever their version.
+    """
 
     table_id: int
     database: str
     schema_version: int
     info: dict[str, Any] | None = field(repr=False)
+    commit_ts: int = 0
 
     @property
     def name(self) -> TableName | None:
@@ -46,6 +54,16 @@ class LoggedStatement:
 
     database: str
     text: str
+    session: DdlSession = NO_SESSION
+
+
+@dataclass(frozen=True)
+class EarlyJob:
+    """A job whose definitions came into force before its version."""
+
+    schema_version: int
+    # Whether its statement is logged where they came into force, not where the job was finished.
+    is_logged: bool
 
 
 class Definitions:
@@ -55,28 +73,54 @@ class Definitions:
         self.version = 0
         self._databases: dict[int, str] = {}
         self._tables: dict[int, list[TableVersion]] = {}
+        self._early: dict[int, EarlyJob] = {}
 
     # --- Jobs -------------------------------------------------------------------------------
 
-    def apply(self, job: DdlJob) -> Sequence[TableVersion]:
+    def apply(self, job: DdlJob, commit_ts: int = 0) -> Sequence[TableVersion]:
         """Apply a job; return the definitions that it created, replaced or dropped.
 
-        A job that was applied before, or that has no effect, changes nothing.
+        They are in force for rows from `commit_ts` on. A job that was applied before, also early, or that has
+        no effect, changes no definition.
         """
         if job.schema_version <= self.version:
             return ()
-        changed = self._changes_of(job)
+        changed = () if job.job_id in self._early else self._changes_of(job, commit_ts)
         self.version = job.schema_version
+        self._add(changed)
+        return changed
+
+    def apply_early(self, job: DdlJob, commit_ts: int, *, is_logged: bool) -> Sequence[TableVersion]:
+        """Bring the definitions of a job into force before its version; return them.
+
+        With `is_logged`, its statement is logged here. Apply the job when its own binlog comes.
+        """
+        early = self._early.get(job.job_id)
+        self._early[job.job_id] = EarlyJob(job.schema_version, is_logged or self.is_logged(job))
+        changed = self._changes_of(job, commit_ts) if early is None else ()
+        self._add(changed)
+        return changed
+
+    def is_early(self, job: DdlJob) -> bool:
+        """Whether the definitions of a job came into force before its version."""
+        return job.job_id in self._early
+
+    def is_logged(self, job: DdlJob) -> bool:
+        """Whether the statement of a job was logged before the job was finished."""
+        early = self._early.get(job.job_id)
+        return early is not None and early.is_logged
+
+    def _add(self, changed: Iterable[TableVersion]) -> None:
         for table in changed:
             versions = self._tables.setdefault(table.table_id, [])
             versions.append(table)
             del versions[:-_VERSIONS_KEPT]
-        return changed
 
     def statement_of(self, job: DdlJob, text: str) -> LoggedStatement | None:
         """Return how to log the statement of a job, given the text in its binlog; None to leave it out.
 
-        Call it before `apply`: a rename is logged with the names of both databases.
+        A rename is logged with the names of both databases. Raises EventUnsupported for a statement whose
+        session is unknown and decides what it means.
         """
         database = self._databases.get(job.schema_id, job.schema_name)
         if job.database is not None:
@@ -89,9 +133,20 @@ class Definitions:
                 f"{old.sql} TO {new.sql}" for old, new in self._renamed(job) if old is not None and old != new
             )
             text = f"RENAME TABLE {renamed}" if renamed else text
-        return LoggedStatement(database, text)
+        known = [table.info for info in job.tables if (table := self._before(job, int(info["id"])))]
+        cols = (column for info in known if info is not None for column in info["cols"] or ())
+        columns = frozenset(int(column["id"]) for column in cols)
+        return LoggedStatement(database, text, session_of(job, text, columns))
 
-    def _changes_of(self, job: DdlJob) -> list[TableVersion]:
+    def _before(self, job: DdlJob, table_id: int) -> TableVersion | None:
+        """Return the definition of a table before a job, also after the job was applied."""
+        versions = reversed(self._tables.get(table_id, ()))
+        return next((table for table in versions if table.schema_version < job.schema_version), None)
+
+    def _changes_of(self, job: DdlJob, commit_ts: int) -> list[TableVersion]:
+        return [replace(table, commit_ts=commit_ts) for table in self._versions_of(job)]
+
+    def _versions_of(self, job: DdlJob) -> list[TableVersion]:
         version = job.schema_version
         if job.database is not None:
             self._databases[int(job.database["id"])] = job.database["db_name"]["O"]
@@ -122,9 +177,9 @@ class Definitions:
 
     def _renamed(self, job: DdlJob) -> Iterable[tuple[TableName | None, TableName]]:
         for info in job.tables:
-            versions = self._tables.get(int(info["id"]))
+            before = self._before(job, int(info["id"]))
             new = TableName(self._database_of(job, info), info["name"]["O"])
-            yield versions[-1].name if versions else None, new
+            yield None if before is None else before.name, new
 
     def _exchanged(self, job: DdlJob) -> list[TableVersion]:
         """Return the table that gave its rows to a partition: it continues under the partition's old id."""
@@ -166,10 +221,15 @@ class Definitions:
             "version": self.version,
             "databases": {str(number): name for number, name in self._databases.items()},
             "tables": [
-                [table.table_id, table.database, table.schema_version, table.info]
+                [table.table_id, table.database, table.schema_version, table.info, table.commit_ts]
                 for table in self.versions()
                 if table.table_id not in forgotten
             ],
+            "early": {
+                str(job_id): [early.schema_version, early.is_logged]
+                for job_id, early in self._early.items()
+                if early.schema_version >= self.version - _DROP_REMEMBERED
+            },
         }
 
     @classmethod
@@ -178,9 +238,12 @@ class Definitions:
         definitions = cls()
         definitions.version = values["version"]
         definitions._databases = {int(number): name for number, name in values["databases"].items()}
-        for table_id, database, version, info in values["tables"]:
-            table = TableVersion(table_id, database, version, info)
+        for table_id, database, version, info, *commit_ts in values["tables"]:
+            table = TableVersion(table_id, database, version, info, *commit_ts)
             definitions._tables.setdefault(table_id, []).append(table)
+        # Definitions written before had neither these nor commit timestamps.
+        for job_id, early in values.get("early", {}).items():
+            definitions._early[int(job_id)] = EarlyJob(*early)
         return definitions
 
 

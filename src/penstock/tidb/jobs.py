@@ -21,6 +21,7 @@ class Action(IntEnum):
 
     CREATE_SCHEMA = 1
     DROP_SCHEMA = 2
+    CREATE_TABLE = 3
     DROP_TABLE = 4
     TRUNCATE_TABLE = 11
     RENAME_TABLE = 14
@@ -109,6 +110,9 @@ class DdlJob:
     finished_ts: int
     database: dict[str, Any] | None = None
     tables: tuple[dict[str, Any], ...] = field(default=(), repr=False)
+    # The session of the statement, None if TiDB did not record it.
+    sql_mode: int | None = None
+    time_zone: str | None = None
 
     @classmethod
     def parse(cls, content: bytes | str) -> Self:
@@ -119,6 +123,7 @@ class DdlJob:
             several = binlog.get("MultipleTableInfos") or ()
             table = binlog.get("TableInfo")
             has_effect = int(values["state"]) in (_SYNCED, _DONE)
+            session = values.get("reorg_meta") or {}
             return cls(
                 job_id=int(values["id"]),
                 action=int(values["type"]),
@@ -130,6 +135,8 @@ class DdlJob:
                 finished_ts=int(binlog.get("FinishedTS") or 0),
                 database=binlog.get("DBInfo"),
                 tables=tuple(several) or ((table,) if table else ()),
+                sql_mode=session.get("sql_mode"),
+                time_zone=_zone_of_location(session.get("location")),
             )
         except (ValueError, KeyError, TypeError, AttributeError) as problem:
             raise EventMalformed(
@@ -155,3 +162,20 @@ class DdlJob:
                 "FinishedTS": self.finished_ts,
             },
         }
+
+
+def _zone_of_location(location: dict[str, Any] | None) -> str | None:
+    """Return the time zone of a job's `location` as MySQL names it; None for a server's own, unnamed one.
+
+    A session with a fixed offset is recorded as UTC with an offset in seconds.
+    """
+    if not location or location.get("name") in ("", "Local", "System"):
+        return None
+    offset = int(location.get("offset") or 0)
+    return zone_of_offset(offset) if offset or location["name"] == "UTC" else str(location["name"])
+
+
+def zone_of_offset(offset_s: int) -> str:
+    """Return a time zone of a fixed offset as MySQL names it, such as +08:00."""
+    minutes = abs(offset_s) // 60
+    return f"{'-' if offset_s < 0 else '+'}{minutes // 60:02d}:{minutes % 60:02d}"

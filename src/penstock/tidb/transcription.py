@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import structlog
 
 from penstock._native import TidbTranscoder, tidb_ddl
-from penstock.errors import EventUnsupported, SchemaPending
+from penstock.errors import EventUnsupported, SchemaMismatch, SchemaPending
 from penstock.tidb.definition_log import DefinitionLog
 from penstock.tidb.definitions import Definitions, TableVersion
 from penstock.tidb.job_sources import JobSource
@@ -59,17 +59,30 @@ class Transcription:
         text, job_id, state = tidb_ddl(first.payload)
         if job_id and len(payloads) == 1:
             self._write_statement(first, text, job_id, state)
-            return
+        else:
+            self._write_rows(first.commit_ts, payloads)
+
+    def _write_rows(self, commit_ts: int, payloads: Sequence[bytes]) -> None:
         transcoder = self._parts.transcoder
-        self._prepare(max(transcoder.tables_of(payload)[0] for payload in payloads))
-        offset = self._merged.begin_transaction(first.commit_ts)
-        for piece in transcoder.transaction(payloads, offset):
+        versions, tables = zip(*map(transcoder.tables_of, payloads), strict=True)
+        self._prepare(max(versions), commit_ts)
+        offset = self._merged.begin_transaction(commit_ts)
+        try:
+            pieces = transcoder.transaction(payloads, offset)
+        except SchemaMismatch:
+            # Rows lack a column while it is dropped. A job of several changes has no binlog before its end.
+            job = self._next_job({table for ids in tables for table in ids})
+            if job is None:
+                raise
+            _log.warning("a DDL job comes into force before its end", job=job.job_id, query=job.query[:200])
+            self._define(self._kept.apply_early(job, commit_ts, is_logged=False))
+            pieces = transcoder.transaction(payloads, offset)
+        for piece in pieces:
             self._merged.append(piece)
 
     def _write_statement(self, transaction: PulledTransaction, text: str, job_id: int, state: int) -> None:
-        if state == DELETE_ONLY or text.lstrip().lower().startswith("select setval("):
-            # The first of the two binlogs of DROP COLUMN, or the next values of a sequence, which have no
-            # job.
+        if text.lstrip().lower().startswith("select setval("):
+            # The next values of a sequence, which have no job.
             return
         job = self._finished_job(job_id)
         if not job.schema_version:
@@ -77,17 +90,30 @@ class Transcription:
             return
         definitions = self._kept.definitions or self._seed(job.schema_version - 1)
         statement = definitions.statement_of(job, text)
-        self._define(self._kept.apply(job))
+        commit_ts = transaction.commit_ts
+        if state == DELETE_ONLY:
+            # The first binlog of DROP COLUMN: from here on, rows do not have the column.
+            self._define(self._kept.apply_early(job, commit_ts, is_logged=True))
+        else:
+            is_logged = definitions.is_logged(job)
+            self._define(self._kept.apply(job, commit_ts))
+            if is_logged:
+                return
         if statement is not None:
             offset = self._merged.begin_transaction(transaction.commit_ts)
             events = self._parts.transcoder.ddl(
-                transaction.payload, statement.database, offset, statement.text
+                transaction.payload,
+                statement.database,
+                offset,
+                statement.text,
+                sql_mode=statement.session.sql_mode,
+                time_zone=statement.session.time_zone,
             )
             self._merged.append(events)
 
     # --- Definitions ------------------------------------------------------------------------
 
-    def _prepare(self, version: int) -> None:
+    def _prepare(self, version: int, commit_ts: int) -> None:
         """Apply jobs up to a schema version whose binlogs did not come: they were finished before the start.
 
         Usually there are none: the binlog of each job precedes the transactions that used its result.
@@ -96,15 +122,19 @@ class Transcription:
         if version <= max(definitions.version, self._searched):
             return
         self._searched = version
+        missing = [job for job in self._jobs_after(definitions) if job.schema_version <= version]
+        for job in sorted(missing, key=lambda job: job.schema_version):
+            _log.warning("a DDL job without a binlog is applied", job=job.job_id, query=job.query[:200])
+            self._define(self._kept.apply(job, commit_ts))
+
+    def _jobs_after(self, definitions: Definitions) -> list[DdlJob]:
+        """Return all finished jobs that were not applied yet."""
         jobs = self._parts.jobs.newest()
         oldest = min((job for job in jobs if job.schema_version), key=lambda job: job.job_id, default=None)
         if oldest is None or oldest.schema_version > definitions.version:
             # The page begins after the last job that was applied: what lies between is in the history only.
             jobs = list(self._parts.jobs.jobs())
-        missing = [job for job in jobs if definitions.version < job.schema_version <= version]
-        for job in sorted(missing, key=lambda job: job.schema_version):
-            _log.warning("a DDL job without a binlog is applied", job=job.job_id, query=job.query[:200])
-            self._define(self._kept.apply(job))
+        return [job for job in jobs if job.schema_version > definitions.version]
 
     def _seed(self, version: int) -> Definitions:
         """Read the definitions up to a schema version from all jobs of the cluster."""
@@ -124,22 +154,45 @@ class Transcription:
                 continue
             info = json.dumps(table.info).encode()
             try:
-                self._parts.transcoder.define(table.database, info, table.schema_version)
+                transcoder = self._parts.transcoder
+                transcoder.define(table.database, info, table.schema_version, table.commit_ts)
             except EventUnsupported as problem:
                 # Only rows of the table would stop the log.
                 _log.warning("a table cannot be logged", table=str(table.name), why=problem.message)
 
     def _finished_job(self, job_id: int) -> DdlJob:
         """Return a job once it is finished. Raises SchemaPending after two minutes."""
+        job = self._wait_for_job(lambda: self._parts.jobs.job(job_id), f"the DDL job {job_id}")
+        if job is None:
+            raise SchemaPending(
+                f"the DDL job {job_id} is not in the cluster's history",
+                hint="Run on TiDB: ADMIN SHOW DDL JOBS",
+            )
+        return job
+
+    def _next_job(self, table_ids: set[int]) -> DdlJob | None:
+        """Return the next job of some tables once it is finished; None if there is none for two minutes."""
+        definitions = self._kept.definitions
+        assert definitions is not None, "they were read before rows"
+
+        def find() -> DdlJob | None:
+            following = [
+                job
+                for job in self._jobs_after(definitions)
+                if job.table_id in table_ids and not definitions.is_early(job)
+            ]
+            return min(following, key=lambda job: job.schema_version, default=None)
+
+        return self._wait_for_job(find, f"a DDL job of the tables {sorted(table_ids)}")
+
+    def _wait_for_job(self, find: Callable[[], DdlJob | None], what: str) -> DdlJob | None:
+        """Return a finished job once it is found; None after two minutes, or when stopping."""
         deadline = time.monotonic() + _JOB_SECONDS_MAX
         try:
-            while (job := self._parts.jobs.job(job_id)) is None:
-                self._parts.report(f"waiting for the DDL job {job_id} to be finished")
+            while (job := find()) is None:
+                self._parts.report(f"waiting for {what} to be finished")
                 if time.monotonic() > deadline or self._parts.stopping.wait(_JOB_PAUSE_SECONDS):
-                    raise SchemaPending(
-                        f"the DDL job {job_id} is not in the cluster's history",
-                        hint="Run on TiDB: ADMIN SHOW DDL JOBS",
-                    )
+                    return None
         finally:
             self._parts.report(None)
         return job

@@ -38,7 +38,10 @@ def define(transcoder: TidbTranscoder, job: dict[str, Any]) -> None:
     """Set the definition that a job resulted in, if it has one."""
     info = job["binlog"].get("TableInfo")
     if info is not None:
-        transcoder.define(job["schema_name"], json.dumps(info).encode(), job["binlog"]["SchemaVersion"])
+        binlog = job["binlog"]
+        # Shortly after the commit timestamp of the job's statement.
+        finished_ts = binlog["FinishedTS"]
+        transcoder.define(job["schema_name"], json.dumps(info).encode(), binlog["SchemaVersion"], finished_ts)
 
 
 def transactions(received: Sequence[bytes] | None = None, offset: int | None = None) -> Iterator[bytes]:

@@ -15,6 +15,15 @@ use crate::write::transaction::image;
 /// The values of a row by column; None for a column that the row lacks.
 type Cells<'a> = Vec<Option<Datum<'a>>>;
 
+/// What a column that a row lacks means.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Lacks {
+    /// An inserted row: TiDB leaves out NULLs and defaults.
+    Default,
+    /// An updated or deleted row, which has every column up to this number: only later ones have their defaults.
+    DefaultAfter(i64),
+}
+
 /// Appends the image of an inserted row.
 pub fn write_inserted(table: &TidbTable, row: &[u8], out: &mut Vec<u8>) -> Result<()> {
     let mut cursor = Cursor::new(row);
@@ -40,11 +49,11 @@ pub fn write_inserted(table: &TidbTable, row: &[u8], out: &mut Vec<u8>) -> Resul
             set(&mut cells, column, datum);
         }
     }
-    write_cells(table, &cells, out)
+    write_cells(table, &cells, Lacks::Default, out)
 }
 
-/// Appends the image of a deleted row.
-pub fn write_deleted(table: &TidbTable, row: &[u8], out: &mut Vec<u8>) -> Result<()> {
+/// Appends the image of a deleted row. The row has every public column up to the number `complete_to`.
+pub fn write_deleted(table: &TidbTable, complete_to: i64, row: &[u8], out: &mut Vec<u8>) -> Result<()> {
     let mut cells: Cells<'_> = vec![None; table.columns.len()];
     let mut pairs = Pairs { cursor: Cursor::new(row), next: 0 };
     while let Some((column, datum)) = pairs.next(table)? {
@@ -52,13 +61,13 @@ pub fn write_deleted(table: &TidbTable, row: &[u8], out: &mut Vec<u8>) -> Result
             set(&mut cells, column, datum);
         }
     }
-    write_cells(table, &cells, out)
+    write_cells(table, &cells, Lacks::DefaultAfter(complete_to), out)
 }
 
-/// Appends both images of an updated row.
+/// Appends both images of an updated row. Both rows have every public column up to the number `complete_to`.
 ///
 /// Both rows have the same columns in the same order: the first number that comes again begins the new row.
-pub fn write_updated(table: &TidbTable, row: &[u8], out: &mut Vec<u8>) -> Result<()> {
+pub fn write_updated(table: &TidbTable, complete_to: i64, row: &[u8], out: &mut Vec<u8>) -> Result<()> {
     let mut before: Cells<'_> = vec![None; table.columns.len()];
     let mut after = before.clone();
     let mut pairs = Pairs { cursor: Cursor::new(row), next: 0 };
@@ -81,8 +90,8 @@ pub fn write_updated(table: &TidbTable, row: &[u8], out: &mut Vec<u8>) -> Result
     if counts.0 != counts.1 || !same_columns {
         return Err(malformed(format!("an updated row of {} old and {} new values", counts.0, counts.1)));
     }
-    write_cells(table, &before, out)?;
-    write_cells(table, &after, out)
+    write_cells(table, &before, Lacks::DefaultAfter(complete_to), out)?;
+    write_cells(table, &after, Lacks::DefaultAfter(complete_to), out)
 }
 
 #[inline]
@@ -126,44 +135,59 @@ impl<'a> Pairs<'a> {
     fn value(&mut self, table: &TidbTable, id: i64) -> Result<(Option<usize>, Datum<'a>)> {
         let column = table.column_of(id, self.next);
         let datum = Datum::read(&mut self.cursor)?;
-        if let Some(column) = column {
-            self.next = column + 1;
+        match column {
+            Some(column) => self.next = column + 1,
+            None if table.skips(id) => {}
+            None => {
+                let message = format!("a row has a column of number {id}, which its table does not have");
+                return Err(mismatch(&message).within(&name(table)));
+            }
         }
         Ok((column, datum))
     }
 }
 
-fn write_cells(table: &TidbTable, cells: &[Option<Datum<'_>>], out: &mut Vec<u8>) -> Result<()> {
+fn write_cells(table: &TidbTable, cells: &[Option<Datum<'_>>], lacks: Lacks, out: &mut Vec<u8>) -> Result<()> {
     image(cells.len(), out, |index, out| {
         let (Some(cell), Some(written)) = (cells.get(index), table.written.columns.get(index)) else { return Ok(true) };
         match cell {
             Some(datum) => value::write(&written.kind, *datum, out).map_err(|error| within(table, index, error)),
-            None => write_missing(table, index, out),
+            None => write_missing(table, index, lacks, out),
         }
     })
 }
 
 /// Appends the value of a column that the row lacks. Returns whether it is NULL.
-fn write_missing(table: &TidbTable, index: usize, out: &mut Vec<u8>) -> Result<bool> {
-    match table.columns.get(index).map(|column| &column.missing) {
-        Some(Missing::Default(default)) => {
+fn write_missing(table: &TidbTable, index: usize, lacks: Lacks, out: &mut Vec<u8>) -> Result<bool> {
+    let Some(column) = table.columns.get(index) else { return Ok(true) };
+    if matches!(lacks, Lacks::DefaultAfter(complete_to) if column.id <= complete_to) {
+        return Err(within(table, index, mismatch("an updated or deleted row lacks the column")));
+    }
+    match &column.missing {
+        Missing::Default(default) => {
             out.extend_from_slice(default);
             Ok(false)
         }
-        Some(Missing::Null) | None => Ok(true),
-        Some(Missing::Unreadable(error)) => Err(within(table, index, error.clone())),
-        Some(Missing::Never) => {
-            let message = "a row lacks the column, which has no default";
-            let hint = "the definition is not that of the row's schema version; read the DDL jobs again";
-            Err(within(table, index, Error::new(ErrorKind::SchemaMismatch, message).hint(hint)))
-        }
+        Missing::Null => Ok(true),
+        Missing::Unreadable(error) => Err(within(table, index, error.clone())),
+        Missing::Never => Err(within(table, index, mismatch("a row lacks the column, which has no default"))),
     }
+}
+
+#[cold]
+fn mismatch(message: &str) -> Error {
+    Error::new(ErrorKind::SchemaMismatch, message)
+        .hint("the definition is not that of the row's schema version: begin a new log, and read the tables again")
 }
 
 #[cold]
 fn within(table: &TidbTable, index: usize, error: Error) -> Error {
     let column = table.written.columns.get(index).map_or("", |column| &column.name);
-    error.within(&format!("table `{}`.`{}`, column `{column}`", table.written.database, table.written.table))
+    error.within(&format!("{}, column `{column}`", name(table)))
+}
+
+fn name(table: &TidbTable) -> String {
+    format!("table `{}`.`{}`", table.written.database, table.written.table)
 }
 
 #[cfg(test)]
@@ -171,21 +195,32 @@ mod tests {
     use super::*;
     use crate::column::Kind;
 
-    /// A table with an integer handle, a text with a default, and a nullable integer.
+    /// The largest number of a column in `table`.
+    const LAST: i64 = 4;
+
+    /// A table with an integer handle, a text with a default, a nullable integer, and a column that is not public.
     fn table() -> TidbTable {
         let json = r#"{"id": 8, "name": {"O": "t"}, "pk_is_handle": true, "cols": [
             {"id": 1, "name": {"O": "id"}, "offset": 0, "state": 5, "type": {"Tp": 8, "Flag": 35}},
             {"id": 2, "name": {"O": "v"}, "offset": 1, "state": 5, "origin_default": "d",
              "type": {"Tp": 15, "Flag": 1, "Flen": 5, "Charset": "utf8mb4"}},
-            {"id": 4, "name": {"O": "n"}, "offset": 2, "state": 5, "type": {"Tp": 3, "Flag": 0}}]}"#;
+            {"id": 4, "name": {"O": "n"}, "offset": 2, "state": 5, "type": {"Tp": 3, "Flag": 0}},
+            {"id": 3, "name": {"O": "h"}, "offset": 3, "state": 1, "type": {"Tp": 3, "Flag": 0}}], "max_col_id": 4}"#;
         TidbTable::read("shop", &serde_json::from_str(json).unwrap()).unwrap()
     }
 
     /// The values of the images that a row becomes.
     fn shown(write: fn(&TidbTable, &[u8], &mut Vec<u8>) -> Result<()>, row: &[u8]) -> Result<Vec<String>> {
-        let table = table();
+        shown_with(&table(), write, row)
+    }
+
+    fn shown_with(
+        table: &TidbTable,
+        write: impl Fn(&TidbTable, &[u8], &mut Vec<u8>) -> Result<()>,
+        row: &[u8],
+    ) -> Result<Vec<String>> {
         let mut images = Vec::new();
-        write(&table, row, &mut images)?;
+        write(table, row, &mut images)?;
         let mut cursor = Cursor::new(&images);
         let mut values = Vec::new();
         while !cursor.is_empty() {
@@ -220,17 +255,51 @@ mod tests {
     }
 
     #[test]
+    fn values_of_columns_that_no_definition_has_are_refused() {
+        let mut table = table();
+        let row = b"\x08\x02\x08\x06\x02\x02?\x08\x04\x02\x02x";
+        assert!(shown_with(&table, write_inserted, row).is_ok());
+        table.unwritten.clear();
+        let error = shown_with(&table, write_inserted, row).unwrap_err();
+        assert_eq!(error.kind(), ErrorKind::SchemaMismatch);
+        table.follow(&self::table());
+        assert!(shown_with(&table, write_inserted, row).is_ok(), "the number of an earlier definition");
+    }
+
+    #[test]
+    fn updated_and_deleted_rows_lack_only_columns_that_were_added_after_them() {
+        let deleted = b"\x08\x02\x09\x07\x08\x04\x02\x02x";
+        let updated = [&deleted[..], b"\x08\x02\x09\x07\x08\x04\x02\x02y"].concat();
+        let table = table();
+        for complete_to in [LAST, 2] {
+            let rows = [
+                shown_with(&table, |table, row, out| write_deleted(table, complete_to, row, out), deleted),
+                shown_with(&table, |table, row, out| write_updated(table, complete_to, row, out), &updated),
+            ];
+            for values in rows {
+                match values {
+                    Ok(values) => assert_eq!((complete_to, values.first().unwrap().as_str()), (2, "7")),
+                    Err(error) => assert_eq!((complete_to, error.kind()), (LAST, ErrorKind::SchemaMismatch)),
+                }
+            }
+        }
+    }
+
+    #[test]
     fn hidden_row_ids_are_skipped() {
         let row = b"\x08\x02\x09\x07\x08\x04\x02\x02x\x08\x08\0\x08\x01\x08\x02";
-        assert_eq!(shown(write_deleted, row).unwrap(), ["7", "x", "NULL"]);
+        assert_eq!(shown(|table, row, out| write_deleted(table, LAST, row, out), row).unwrap(), ["7", "x", "NULL"]);
     }
 
     #[test]
     fn an_updated_row_is_two_rows_of_the_same_columns() {
         let row = b"\x08\x02\x09\x07\x08\x04\x02\x02x\x08\x08\0\x08\x02\x09\x07\x08\x04\x02\x02y\x08\x08\x08\x0e";
-        assert_eq!(shown(write_updated, row).unwrap(), ["7", "x", "NULL", "7", "y", "7"]);
+        assert_eq!(
+            shown(|table, row, out| write_updated(table, LAST, row, out), row).unwrap(),
+            ["7", "x", "NULL", "7", "y", "7"]
+        );
         for damaged in [&row[..row.len() - 4], b"", b"\x08\x02\x09\x07", b"\x08\x02\0\x08\x04\0\x08\x02\0\x08\x08\0"] {
-            assert!(shown(write_updated, damaged).is_err(), "{damaged:02x?}");
+            assert!(shown(|table, row, out| write_updated(table, LAST, row, out), damaged).is_err(), "{damaged:02x?}");
         }
     }
 

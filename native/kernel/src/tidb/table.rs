@@ -11,6 +11,8 @@ use crate::write::table::{KeyPart, WrittenColumn, WrittenTable};
 
 /// Schema state of a column or an index that readers see.
 const PUBLIC: i64 = 5;
+/// The number of the hidden row id.
+const ROW_ID: i64 = -1;
 /// Flag of a column of the primary key.
 const PRIMARY_KEY_FLAG: u64 = 2;
 
@@ -38,6 +40,11 @@ pub struct TidbTable {
     pub columns: Vec<TidbColumn>,
     /// How an inserted row begins.
     pub handle: Handle,
+    /// The largest number that a column of the table ever had.
+    pub last_number: i64,
+    /// Numbers whose values rows may have although they are not written: columns that are not public, virtual ones, and
+    /// those of earlier definitions, which were dropped.
+    pub unwritten: Vec<i64>,
 }
 
 impl TidbTable {
@@ -51,6 +58,8 @@ impl TidbTable {
         let table = name(json.get("name").unwrap_or(&Json::Null))?.to_owned();
         let has_rows = ["view", "sequence"].iter().all(|kind| json.get(*kind).is_none_or(Json::is_null));
         let columns = if has_rows { items(json, "cols") } else { &[] };
+        let ids: Vec<i64> = columns.iter().filter_map(|column| column.get("id").and_then(Json::as_i64)).collect();
+        let last_number = json.get("max_col_id").and_then(Json::as_i64).or(ids.iter().max().copied());
         let mut stored: Vec<&Json> = columns.iter().filter(|column| is_stored(column)).collect();
         stored.sort_by_key(|column| column.get("offset").and_then(Json::as_i64));
         let mut columns = Vec::with_capacity(stored.len());
@@ -71,7 +80,23 @@ impl TidbTable {
             table,
             columns: written_columns,
         };
-        Ok(TidbTable { id, partitions, written, columns, handle })
+        let unwritten = ids.into_iter().filter(|id| columns.iter().all(|column| column.id != *id)).collect();
+        Ok(TidbTable { id, partitions, written, columns, handle, last_number: last_number.unwrap_or(0), unwritten })
+    }
+
+    /// Records the columns of an earlier definition, whose numbers may still be in rows.
+    pub fn follow(&mut self, earlier: &TidbTable) {
+        let ids = earlier.columns.iter().map(|column| column.id).chain(earlier.unwritten.iter().copied());
+        let dropped: Vec<i64> = ids.filter(|id| self.columns.iter().all(|column| column.id != *id)).collect();
+        self.unwritten.extend(dropped);
+    }
+
+    /// Whether a row may have a value of this number, which is of no written column.
+    ///
+    /// The row id has the number -1. A number over the last one is of a column that was added later, and was not public
+    /// when the row was written: the definitions of all earlier schema versions have been read.
+    pub fn skips(&self, id: i64) -> bool {
+        id == ROW_ID || id > self.last_number || self.unwritten.contains(&id)
     }
 
     /// Returns the index of a column by TiDB's number; None for one that is not written.

@@ -14,7 +14,7 @@ use super::table_info;
 use crate::error::{malformed, Error, ErrorKind, Result};
 use crate::event::tidb_commit::TidbCommit;
 use crate::event::Change;
-use crate::write::transaction::{Opening, TransactionWriter};
+use crate::write::transaction::{Opening, TransactionWriter, WrittenSession};
 
 /// A transaction of up to this many bytes is returned in one piece; a larger one in pieces of about a rows event.
 const WHOLE_BYTES_MAX: usize = 4 << 20;
@@ -23,10 +23,26 @@ const WHOLE_BYTES_MAX: usize = 4 << 20;
 const VERSIONS_MAX: usize = 8;
 
 /// A definition: the table, or why its rows cannot be written.
-type Definition = Result<Arc<TidbTable>>;
+#[derive(Debug, Clone)]
+struct Definition {
+    /// The commit timestamp from which rows are written with it.
+    commit_ts: i64,
+    table: Result<Arc<TidbTable>>,
+}
 
 /// Tables by number, each with its definitions by the schema version from which they are in force.
 type Tables = HashMap<i64, BTreeMap<i64, Definition>>;
+
+/// How the statement of a DDL is written.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct DdlStatement<'a> {
+    /// The default database.
+    pub database: &'a str,
+    /// The text, if not the payload's.
+    pub text: Option<&'a str>,
+    /// The session that executed it.
+    pub session: WrittenSession<'a>,
+}
 
 /// The definitions of a cluster's tables, and what its transactions are written with.
 #[derive(Debug, Clone)]
@@ -42,23 +58,32 @@ impl Transcoder {
         Transcoder { cluster_id, server_id, tables: Arc::default() }
     }
 
-    /// Sets the definition of a table from a schema version on. Returns the table's number.
+    /// Sets the definition of a table from a schema version on, and for rows that commit from a timestamp on, whatever
+    /// their version: those of a server that has not loaded the version follow the statement that they are after.
+    /// Returns the table's number.
     ///
     /// Rows of its partitions are rows of the table. A table whose columns MySQL lacks is refused when its rows come.
     /// Raises `SchemaInvalid` as [`TidbTable::read`].
-    pub fn define(&mut self, database: &str, definition: &[u8], schema_version: i64) -> Result<i64> {
+    pub fn define(&mut self, database: &str, definition: &[u8], schema_version: i64, commit_ts: i64) -> Result<i64> {
         let json = table_info::parse(definition)?;
         let (id, partitions) = table_info::numbers(&json)?;
-        let table = TidbTable::read(database, &json).map(Arc::new);
+        let mut table = TidbTable::read(database, &json);
         if let Err(error) = &table {
             if error.kind() != ErrorKind::EventUnsupported {
                 return Err(error.clone());
             }
         }
         let tables = Arc::make_mut(&mut self.tables);
+        if let (Ok(table), Some(versions)) = (&mut table, tables.get(&id)) {
+            let earlier = versions.range(..schema_version).next_back();
+            if let Some((_, Definition { table: Ok(earlier), .. })) = earlier {
+                table.follow(earlier);
+            }
+        }
+        let table = table.map(Arc::new);
         for number in partitions.iter().chain([&id]) {
             let versions = tables.entry(*number).or_default();
-            versions.insert(schema_version, table.clone());
+            versions.insert(schema_version, Definition { commit_ts, table: table.clone() });
             while versions.len() > VERSIONS_MAX {
                 versions.pop_first();
             }
@@ -70,7 +95,8 @@ impl Transcoder {
     pub fn forget(&mut self, id: i64) {
         let tables = Arc::make_mut(&mut self.tables);
         if let Some(versions) = tables.remove(&id) {
-            for partition in versions.values().flatten().flat_map(|table| &table.partitions) {
+            let known = versions.values().flat_map(|definition| &definition.table);
+            for partition in known.flat_map(|table| &table.partitions) {
                 tables.remove(partition);
             }
         }
@@ -87,10 +113,10 @@ impl Transcoder {
         Ok((schema_version(value)?, ids))
     }
 
-    /// Returns the bytes of a DDL at `offset` of a file. `query` replaces the payload's statement, if given.
+    /// Returns the bytes of a DDL at `offset` of a file.
     ///
     /// Raises `EventMalformed` for a payload that is no DDL.
-    pub fn ddl(&self, payload: &[u8], database: &str, offset: u64, query: Option<&str>) -> Result<Vec<u8>> {
+    pub fn ddl(&self, payload: &[u8], offset: u64, statement: &DdlStatement<'_>) -> Result<Vec<u8>> {
         let binlog = Binlog::read(payload)?;
         if binlog.kind != BinlogKind::Commit || binlog.ddl_job_id <= 0 {
             return Err(malformed(format!("the TiDB payload of {} is no committed DDL", binlog.start_ts)));
@@ -99,7 +125,7 @@ impl Transcoder {
         let opening = self.opening(&commit, offset, false);
         let mut writer = TransactionWriter::open(&opening)?;
         writer.tidb_commit(&commit)?;
-        writer.statement(database, query.unwrap_or(&binlog.query()))?;
+        writer.statement(statement.database, statement.text.unwrap_or(&binlog.query()), &statement.session)?;
         writer.set_length();
         Ok(writer.take())
     }
@@ -175,6 +201,8 @@ pub struct Pieces {
 #[derive(Debug)]
 struct OpenMutation {
     table: Arc<TidbTable>,
+    /// The largest number of a column when the rows were written.
+    complete_to: i64,
     /// Where its message starts and ends in the payload's `PrewriteValue`.
     start: usize,
     end: usize,
@@ -185,7 +213,7 @@ impl Pieces {
     fn new(tables: Arc<Tables>, opening: Opening, commit: TidbCommit) -> Result<Pieces> {
         let mut writer = TransactionWriter::open(&opening)?;
         writer.tidb_commit(&commit)?;
-        writer.statement("", "BEGIN")?;
+        writer.statement("", "BEGIN", &WrittenSession::default())?;
         let mutations = FieldCursor::default();
         Ok(Pieces { tables, writer, commit, payload: 0, mutations, rows: None, ended: false, whole: None })
     }
@@ -233,11 +261,13 @@ impl Pieces {
                     self.mutations = FieldCursor::default();
                     return Ok(());
                 };
-                let table = table_at(&self.tables, table_id(message)?, schema_version(value)?)?;
+                let commit_ts = i64::try_from(self.commit.commit_ts).unwrap_or(i64::MAX);
+                let (table, complete_to) =
+                    table_at(&self.tables, table_id(message)?, schema_version(value)?, commit_ts)?;
                 self.writer.table(&table.written)?;
                 let end = self.mutations.position();
                 let (start, cursor) = (end - message.len(), RowCursor::default());
-                self.rows = Some(OpenMutation { table, start, end, cursor });
+                self.rows = Some(OpenMutation { table, complete_to, start, end, cursor });
                 continue;
             };
             let message = value.get(open.start..open.end).unwrap_or_default();
@@ -246,23 +276,33 @@ impl Pieces {
                 self.rows = None;
                 continue;
             };
-            let table = &open.table;
+            let (table, complete_to) = (&open.table, open.complete_to);
             self.writer.row(&table.written, change, |out| match change {
                 Change::Insert => write_inserted(table, row, out),
-                Change::Update => write_updated(table, row, out),
-                Change::Delete => write_deleted(table, row, out),
+                Change::Update => write_updated(table, complete_to, row, out),
+                Change::Delete => write_deleted(table, complete_to, row, out),
             })?;
         }
         Ok(())
     }
 }
 
-/// Returns the definition of a table that is in force at a schema version.
-fn table_at(tables: &Tables, id: i64, schema_version: i64) -> Result<Arc<TidbTable>> {
+/// Returns the definition with which rows are written, and the largest number of a column at their schema version.
+///
+/// A row may commit after a change of its table that its server had not loaded. It belongs after the statement of the
+/// change, so it is written with the newest definition, which reads its values by their numbers.
+fn table_at(tables: &Tables, id: i64, schema_version: i64, commit_ts: i64) -> Result<(Arc<TidbTable>, i64)> {
     let versions = tables.get(&id);
-    let table = versions.and_then(|versions| versions.range(..=schema_version).next_back());
-    if let Some((_, table)) = table {
-        return table.clone();
+    let newest = versions.and_then(|versions| {
+        let in_force =
+            |(version, table): &(&i64, &Definition)| **version <= schema_version || table.commit_ts <= commit_ts;
+        versions.iter().rfind(in_force)
+    });
+    if let (Some(versions), Some((_, newest))) = (versions, newest) {
+        let table = newest.table.clone()?;
+        let own = versions.range(..=schema_version).next_back().and_then(|(_, own)| own.table.as_ref().ok());
+        let complete_to = own.map_or(table.last_number, |own| own.last_number);
+        return Ok((table, complete_to));
     }
     let message = format!("no definition of TiDB's table {id} at schema version {schema_version}");
     Err(Error::new(ErrorKind::SchemaUnknown, message)
@@ -281,7 +321,7 @@ mod tests {
 
     fn transcoder() -> Transcoder {
         let mut transcoder = Transcoder::new(7001, 9);
-        assert_eq!(transcoder.define("shop", TABLE.as_bytes(), 43), Ok(86));
+        assert_eq!(transcoder.define("shop", TABLE.as_bytes(), 43, 43), Ok(86));
         transcoder
     }
 
@@ -394,16 +434,28 @@ mod tests {
     }
 
     #[test]
+    fn rows_that_commit_after_a_statement_are_written_with_its_definition() {
+        let renamed = TABLE.replace("\"O\": \"v\"", "\"O\": \"renamed\"");
+        let mut transcoder = transcoder();
+        transcoder.define("shop", renamed.as_bytes(), 44, 1 << 42).unwrap();
+        for (commit_ts, column) in [((1 << 42) - 1, &b"\x02id\x01v"[..]), (1 << 42, b"\x02id\x07renamed")] {
+            let mut pieces = transcoder.transaction(&[&payload(commit_ts, 1, b"a")], 4).unwrap();
+            let events = pieces.next(&[&payload(commit_ts, 1, b"a")]).unwrap().unwrap();
+            assert!(events.windows(column.len()).any(|bytes| bytes == column), "{commit_ts}");
+        }
+    }
+
+    #[test]
     fn rows_are_read_with_the_definition_of_their_schema_version() {
         let mut transcoder = transcoder();
         transcoder.forget(86);
         let unknown = transcoder.transaction(&[&payload(1 << 41, 1, b"a")], 4).unwrap_err();
         assert_eq!(unknown.kind(), ErrorKind::SchemaUnknown);
-        transcoder.define("shop", TABLE.as_bytes(), 44).unwrap();
+        transcoder.define("shop", TABLE.as_bytes(), 44, 1 << 42).unwrap();
         let later = transcoder.transaction(&[&payload(1 << 41, 1, b"a")], 4).unwrap_err();
         assert_eq!(later.kind(), ErrorKind::SchemaUnknown);
         let foreign = TABLE.replace("\"Tp\": 15", "\"Tp\": 225");
-        transcoder.define("shop", foreign.as_bytes(), 43).unwrap();
+        transcoder.define("shop", foreign.as_bytes(), 43, 43).unwrap();
         let unsupported = transcoder.transaction(&[&payload(1 << 41, 1, b"a")], 4).unwrap_err();
         assert_eq!(unsupported.kind(), ErrorKind::EventUnsupported);
     }

@@ -2,7 +2,7 @@
 
 use super::table::{KeyPart, WrittenColumn, WrittenTable, COLLATION_BINARY};
 use super::text::{pack_number_or_text, pack_text};
-use super::transaction::{image, Opening, TransactionWriter};
+use super::transaction::{image, Opening, TransactionWriter, WrittenSession};
 use crate::column::{DeclaredColumn, Kind};
 use crate::error::{malformed, value_malformed, Error, ErrorKind, Result};
 use crate::event::tidb_commit::TidbCommit;
@@ -72,14 +72,20 @@ impl RowEventWriter {
 
     /// Begins the transaction of a commit timestamp at `offset` of a file. An open one is dropped.
     pub fn begin(&mut self, commit_ts: u64, offset: u64) -> Result<()> {
-        let (mut writer, commit) = self.opened(commit_ts, offset, true)?;
-        writer.statement("", "BEGIN")?;
+        let (mut writer, commit) = self.opened(commit_ts, commit_ts, offset, true)?;
+        writer.statement("", "BEGIN", &WrittenSession::default())?;
         self.open = Some(OpenTransaction { writer, commit, table: None });
         Ok(())
     }
 
-    fn opened(&self, commit_ts: u64, offset: u64, rows: bool) -> Result<(TransactionWriter, TidbCommit)> {
-        let commit = TidbCommit { commit_ts, start_ts: commit_ts, cluster_id: self.cluster_id, schema_version: 0 };
+    fn opened(
+        &self,
+        commit_ts: u64,
+        start_ts: u64,
+        offset: u64,
+        rows: bool,
+    ) -> Result<(TransactionWriter, TidbCommit)> {
+        let commit = TidbCommit { commit_ts, start_ts, cluster_id: self.cluster_id, schema_version: 0 };
         let opening = Opening { offset, server_id: self.server_id, commit_us: commit.commit_us(), rows, length: 0 };
         let mut writer = TransactionWriter::open(&opening)?;
         writer.tidb_commit(&commit)?;
@@ -128,10 +134,16 @@ impl RowEventWriter {
         Ok(open.writer.take())
     }
 
-    /// Returns the bytes of a statement with a commit timestamp at `offset` of a file.
-    pub fn statement(&self, commit_ts: u64, offset: u64, database: &str, text: &str) -> Result<Vec<u8>> {
-        let (mut writer, _) = self.opened(commit_ts, offset, false)?;
-        writer.statement(database, text)?;
+    /// Returns the bytes of a statement with its timestamps, of commit and start, at `offset` of a file.
+    pub fn statement(
+        &self,
+        (commit_ts, start_ts): (u64, u64),
+        offset: u64,
+        database: &str,
+        text: &str,
+    ) -> Result<Vec<u8>> {
+        let (mut writer, _) = self.opened(commit_ts, start_ts, offset, false)?;
+        writer.statement(database, text, &WrittenSession::default())?;
         writer.set_length();
         Ok(writer.take())
     }

@@ -72,18 +72,17 @@ impl TransactionWriter {
         self.events.event(EventKind::TidbCommit, FLAG_IGNORABLE, |out| commit.write(out))
     }
 
-    /// Appends a statement, or BEGIN before rows. Raises `LimitExceeded` for a database of over 255 bytes.
-    pub fn statement(&mut self, database: &str, text: &str) -> Result<()> {
-        let database_bytes = u8::try_from(database.len()).map_err(|_| {
-            Error::new(ErrorKind::LimitExceeded, format!("the database `{database}` has {} bytes", database.len()))
-        })?;
+    /// Appends a statement, or BEGIN before rows. Raises `LimitExceeded` for a name of over 255 bytes.
+    pub fn statement(&mut self, database: &str, text: &str, session: &WrittenSession<'_>) -> Result<()> {
+        let database_bytes = short(database)?;
+        let variables = session.variables()?;
         self.events.event(EventKind::Query, 0, |out| {
             // No connection, no run time.
             out.extend_from_slice(&[0; 8]);
             out.push(database_bytes);
             out.extend_from_slice(&0u16.to_le_bytes());
-            out.extend_from_slice(&(STATUS_VARIABLES.len() as u16).to_le_bytes());
-            out.extend_from_slice(&STATUS_VARIABLES);
+            out.extend_from_slice(&(variables.len() as u16).to_le_bytes());
+            out.extend_from_slice(&variables);
             out.extend_from_slice(database.as_bytes());
             out.push(0);
             out.extend_from_slice(text.as_bytes());
@@ -181,9 +180,35 @@ impl TransactionWriter {
     }
 }
 
-/// The session of every statement: no options, SQL mode empty, catalog `std`, and utf8mb4 for the text.
-const STATUS_VARIABLES: [u8; 26] =
-    [0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 6, 3, b's', b't', b'd', 4, 45, 0, 46, 0, 46, 0];
+/// The session of a statement, as far as it decides what the statement means.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct WrittenSession<'a> {
+    /// The SQL mode, in MySQL's bits.
+    pub sql_mode: u64,
+    /// The time zone as MySQL names it; empty if the statement does not depend on it.
+    pub time_zone: &'a str,
+}
+
+impl WrittenSession<'_> {
+    /// Returns the status variables of a QUERY event: no options, the SQL mode, catalog `std`, utf8mb4 for the text, and
+    /// the time zone.
+    fn variables(&self) -> Result<Vec<u8>> {
+        let mut variables = vec![0, 0, 0, 0, 0, 1];
+        variables.extend_from_slice(&self.sql_mode.to_le_bytes());
+        variables.extend_from_slice(&[6, 3, b's', b't', b'd', 4, 45, 0, 46, 0, 46, 0]);
+        if !self.time_zone.is_empty() {
+            variables.extend_from_slice(&[5, short(self.time_zone)?]);
+            variables.extend_from_slice(self.time_zone.as_bytes());
+        }
+        Ok(variables)
+    }
+}
+
+/// Returns the length of a name that is stored after one byte.
+fn short(name: &str) -> Result<u8> {
+    u8::try_from(name.len())
+        .map_err(|_| Error::new(ErrorKind::LimitExceeded, format!("`{name}` has {} bytes, of at most 255", name.len())))
+}
 
 /// Appends an image: a bit for each null, then the values. `value` appends the value of a column and returns whether
 /// it is null.
