@@ -141,6 +141,10 @@ def make_capture(
         from penstock.tidb.drainer import TidbCapture
 
         return TidbCapture(name, instance, log, start_of(instance), parts)
+    if instance.is_ticdc:
+        from penstock.ticdc.capture import TicdcCapture
+
+        return TicdcCapture(name, instance, log, start_of(instance), parts)
     return Capture(name, instance, log, start_of(instance), parts)
 
 

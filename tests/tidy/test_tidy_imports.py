@@ -45,6 +45,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "capture": LEAVES | {"settings", "telemetry", "mysql", "schema", "logstore"},
     # TiDB's own protocols: its cluster, and the Pumps and Drainers of its binlog.
     "tidb": LEAVES | {"settings", "telemetry", "mysql", "schema", "check", "logstore", "capture"},
+    "ticdc": LEAVES | {"settings", "mysql", "check", "logstore", "capture", "tidb"},
     "source": LEAVES | {"changes", "settings", "mysql", "schema", "logstore"},
     "serve": LEAVES | {"settings", "telemetry", "logstore", "capture", "source", "coordinate"},
     "client": LEAVES | {"source", "coordinate", "telemetry"},
@@ -75,6 +76,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "fleet",
         "serve",
         "tidb",
+        "ticdc",
     },
     "cli": LEAVES
     | {
@@ -99,6 +101,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "spark",
         "tidb",
         "console",
+        "ticdc",
         "daemon",
     },
     # Pipelines inside a program, with Spark or without.

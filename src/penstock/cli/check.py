@@ -17,7 +17,10 @@ from penstock.errors import OptionInvalid
 from penstock.model import ServerAddress, TablePatterns, is_server_url
 from penstock.mysql.connection import READING_SECONDS_MAX, connect
 from penstock.settings.daemon import InstanceSettings, load_settings
+from penstock.settings.ticdc import check_ticdc_url, is_ticdc_url
 from penstock.settings.tidb import is_tidb_url, pd_addresses
+from penstock.ticdc.precheck import precheck_sink
+from penstock.ticdc.storage import open_storage
 
 EXIT_FINDINGS = 1
 
@@ -30,7 +33,8 @@ def run(
         str,
         typer.Argument(
             metavar="mysql://...",
-            help="The server: mysql://user@host:port; or the PD members of a TiDB cluster: tidb://pd1:2379,pd2.",
+            help="The server: mysql://user@host:port; the PD members of a TiDB cluster: tidb://pd1:2379,pd2;"
+            " or what TiCDC wrote: ticdc+file:///folder.",
         ),
     ],
     tables: Annotated[
@@ -46,7 +50,8 @@ def run(
     config: Annotated[
         Path | None,
         typer.Option(
-            help="For a TiDB cluster: settings with its instance, for tidb.sql, tidb.status and tls."
+            help="For a TiDB cluster or TiCDC: settings with its instance, for tidb.sql, tidb.status, tls and"
+            " ticdc."
         ),
     ] = None,
 ) -> None:
@@ -56,6 +61,10 @@ def run(
     """
     if is_tidb_url(server):
         _print(server, list(_cluster_findings(server, config)), json=json)
+        return
+    if is_ticdc_url(server):
+        settings = _instance_of(server, config).ticdc
+        _print(server, list(precheck_sink(open_storage(server), settings)), json=json)
         return
     if not is_server_url(server):
         raise OptionInvalid(
@@ -87,17 +96,22 @@ def _cluster_findings(source: str, config: Path | None) -> Iterator[Finding]:
 def _instance_of(source: str, config: Path | None) -> InstanceSettings:
     """Return the instance of a cluster in a settings file, or one with defaults. Raises OptionInvalid."""
     try:
-        members = pd_addresses(source)
+        places = _places(source)
     except ValueError as problem:
         raise OptionInvalid(str(problem)) from problem
     if config is None:
         return InstanceSettings(source=source)
     for instance in load_settings(config).instances.values():
-        if instance.is_tidb and set(pd_addresses(instance.source)) & set(members):
+        if (instance.is_tidb or instance.is_ticdc) and _places(instance.source) & places:
             return instance
     raise OptionInvalid(
         f"{config} has no instance with the source {source}", hint="Write its source as there"
     )
+
+
+def _places(source: str) -> set[str]:
+    """Return what a source is recognized by: a member of PD, or the URL of a sink. Raises ValueError."""
+    return {check_ticdc_url(source).strip()} if is_ticdc_url(source) else set(pd_addresses(source))
 
 
 def _print(server: str, findings: list[Finding], *, json: bool) -> None:

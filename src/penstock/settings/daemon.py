@@ -37,6 +37,7 @@ from penstock.settings.listen import (
     split_host_port,
 )
 from penstock.settings.telemetry import MetricsSettings, TelemetrySettings
+from penstock.settings.ticdc import TicdcSettings, check_ticdc_url, is_ticdc_url
 from penstock.settings.tidb import TidbSettings, is_tidb_url, pd_addresses
 from penstock.settings.values import (
     Bytes,
@@ -175,7 +176,7 @@ class InstanceSettings(Section):
     # A URL may contain a password, so no representation shows it.
     source: str = Field(
         description="mysql://user@host:port: the first server to connect to; tidb://pd1:2379,pd2:2379: the"
-        " PD members of a TiDB cluster",
+        " PD members of a TiDB cluster; ticdc+file:///folder or ticdc+s3://bucket/prefix: what TiCDC wrote",
         repr=False,
     )
     servers: tuple[str, ...] = Field(
@@ -232,6 +233,7 @@ class InstanceSettings(Section):
     tidb: TidbSettings = Field(
         default_factory=TidbSettings, description="how the instance takes part in its TiDB cluster"
     )
+    ticdc: TicdcSettings = Field(default_factory=TicdcSettings, description="how the output of TiCDC is read")
 
     @field_validator("source")
     @classmethod
@@ -239,6 +241,8 @@ class InstanceSettings(Section):
         if is_tidb_url(url):
             pd_addresses(url)
             return url
+        if is_ticdc_url(url):
+            return check_ticdc_url(url)
         if not is_server_url(url):
             raise ValueError("it must be a server: mysql://user@host:3306, or a cluster: tidb://pd1:2379")
         validate_option(lambda: ServerAddress.parse(url, password=Secret("-")))
@@ -279,17 +283,24 @@ class InstanceSettings(Section):
     @model_validator(mode="after")
     def _has_valid_addresses(self) -> Self:
         self.addresses()
-        of_servers = {"servers", "server_id", "semi_sync", "fail_over_after"}
-        wrong = (of_servers if self.is_tidb else {"tidb"}) & self.model_fields_set
-        if wrong:
-            other = "a MySQL or MariaDB server" if self.is_tidb else "a tidb:// source"
-            raise ValueError(f"{', '.join(sorted(wrong))}: only for {other}")
+        of_servers = "a MySQL or MariaDB server"
+        kinds = dict.fromkeys(("servers", "server_id", "semi_sync", "fail_over_after"), of_servers)
+        kinds |= {"tidb": "a tidb:// source", "ticdc": "a ticdc+ source"}
+        own = kinds["tidb" if self.is_tidb else "ticdc" if self.is_ticdc else "servers"]
+        for field in sorted(kinds.keys() & self.model_fields_set):
+            if kinds[field] != own:
+                raise ValueError(f"{field}: only for {kinds[field]}")
         return self
 
     @property
     def is_tidb(self) -> bool:
         """Whether the source is a TiDB cluster."""
         return is_tidb_url(self.source)
+
+    @property
+    def is_ticdc(self) -> bool:
+        """Whether the source is the output of TiCDC."""
+        return is_ticdc_url(self.source)
 
     def has_role(self, role: Literal["pump", "drainer"]) -> bool:
         """Return whether the instance plays a role in a TiDB cluster."""
@@ -304,9 +315,11 @@ class InstanceSettings(Section):
         """Return every server of the cluster in the order to try them. Raises ValueError.
 
         A further server that is written as host and port only has everything else from `source`. A TiDB
-        cluster has the server of `tidb.sql`, or none.
+        cluster has the server of `tidb.sql`, or none, and the output of TiCDC has none.
         """
         password = one_secret(self.password, self.password_file, self.password_env, "password")
+        if self.is_ticdc:
+            return []
         if self.is_tidb:
             sql = self.tidb.sql
             return [] if sql is None else [ServerAddress.parse(sql, password=password)]

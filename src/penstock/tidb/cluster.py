@@ -17,7 +17,6 @@ from penstock.tidb.messages import (
     GET_MEMBERS,
     GET_REGION,
     GET_STORE,
-    LOGICAL_BITS,
     SCAN,
     TSO,
     Members,
@@ -56,11 +55,6 @@ class TransactionStatus:
 
 
 UNDECIDED = TransactionStatus(Outcome.UNDECIDED)
-
-
-def physical_us(timestamp: int) -> int:
-    """Return the time of a cluster timestamp, in microseconds UTC since 1970."""
-    return (timestamp >> LOGICAL_BITS) * 1000
 
 
 class Cluster:

@@ -18,8 +18,7 @@ from penstock.logstore.log import Log
 from penstock.logstore.reader import LogExtent, LogReader
 from penstock.model import Position
 from penstock.mysql.replica import FIRST_EVENT_OFFSET
-from penstock.tidb.cluster import physical_us
-from penstock.tidb.messages import BinlogKind, encode_binlog
+from penstock.tidb.messages import BinlogKind, encode_binlog, physical_us
 
 EPOCH = 0
 SERVER_ID = 1
@@ -53,9 +52,9 @@ def file_name(number: int) -> str:
     return f"tidb-binlog.{number:06d}"
 
 
-def server_key_of(cluster_id: int) -> str:
-    """Return the key under which epochs record a cluster."""
-    return f"tidb:{cluster_id}"
+def server_key_of(source: int | str) -> str:
+    """Return the key under which epochs record a cluster by its id, or the output of TiCDC by its URL."""
+    return f"tidb:{source}"
 
 
 class MergedLog:

@@ -236,6 +236,11 @@ GET_STORE = "/pdpb.PD/GetStore"
 LOGICAL_BITS = 18
 
 
+def physical_us(timestamp: int) -> int:
+    """Return the time of a cluster timestamp, in microseconds UTC since 1970."""
+    return (timestamp >> LOGICAL_BITS) * 1000
+
+
 @dataclass(frozen=True)
 class Members:
     """The members of PD: the cluster's id, the leader's URLs, and all members' URLs."""

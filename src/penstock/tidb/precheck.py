@@ -8,8 +8,9 @@ from penstock.check.facts import Finding
 from penstock.errors import PenstockError, TransientError
 from penstock.model import ServerAddress
 from penstock.mysql.connection import connect
-from penstock.tidb.cluster import Cluster, physical_us
+from penstock.tidb.cluster import Cluster
 from penstock.tidb.job_sources import JobSource
+from penstock.tidb.messages import physical_us
 from penstock.tidb.registry import Node, NodeKind, NodeState, Registry
 
 # A Pump writes its entry every two seconds, a drainer every second.

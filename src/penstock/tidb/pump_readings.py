@@ -4,7 +4,7 @@
 from functools import partial
 
 from penstock.telemetry.readings import Readings
-from penstock.tidb.cluster import physical_us
+from penstock.tidb.messages import physical_us
 from penstock.tidb.pump import Pump
 from penstock.tidb.registry import NodeState
 

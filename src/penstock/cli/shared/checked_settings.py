@@ -10,6 +10,7 @@ from penstock.model import ServerAddress
 from penstock.mysql.connection import connect
 from penstock.settings.daemon import InstanceSettings, Settings
 from penstock.settings.tidb import pd_addresses
+from penstock.ticdc.storage import open_storage, read_checkpoint
 
 
 def check_surroundings(settings: Settings) -> list[str]:
@@ -25,6 +26,8 @@ def check_surroundings(settings: Settings) -> list[str]:
         refused = [problem for address in addresses if (problem := _problem_of(address)) is not None]
         if instance.is_tidb and (no_cluster := _problem_of_cluster(instance)) is not None:
             problems.append(f"instances.{name}: {no_cluster.message}")
+        if instance.is_ticdc and (unreadable := _problem_of_sink(instance)) is not None:
+            problems.append(f"instances.{name}: {unreadable.message}")
         messages = [f"instances.{name}: {problem.message}" for problem in refused]
         if len(refused) < len(addresses):
             remarks += messages
@@ -63,6 +66,15 @@ def _problem_of_cluster(instance: InstanceSettings) -> PenstockError | None:
             cluster.timestamp()
         finally:
             cluster.close()
+    except PenstockError as problem:
+        return problem
+    return None
+
+
+def _problem_of_sink(instance: InstanceSettings) -> PenstockError | None:
+    """Return why the output of TiCDC cannot be read, None if it has a checkpoint."""
+    try:
+        read_checkpoint(open_storage(instance.source))
     except PenstockError as problem:
         return problem
     return None

@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The capture of TiCDC's storage sink: its files become the instance's log.
+
+    checkpoint ─▶ files ─▶ rows by commit timestamp ─▶ events ─▶ the log
+
+It resumes after the last commit timestamp of its log.
+"""
+
+import time
+from dataclasses import replace
+
+from penstock.capture.receive import Receiver
+from penstock.capture.run import Capture
+from penstock.capture.status import CaptureStatus, State
+from penstock.errors import LogDamaged, OptionInvalid, ServerChanged
+from penstock.gtid_sets import NO_GTIDS
+from penstock.limits import CAPTURE_CHUNK_BYTES
+from penstock.logstore.epochs import seal_json, unseal_json
+from penstock.logstore.log import Log
+from penstock.mysql.replica import FIRST_EVENT_OFFSET
+from penstock.ticdc.sink_log import SinkLog
+from penstock.ticdc.sink_reader import SinkReader
+from penstock.ticdc.storage import SinkStorage, open_storage, read_checkpoint
+from penstock.tidb.merged_log import (
+    EPOCH,
+    FLAVOR,
+    SERVER_ID,
+    VERSION,
+    MergedLog,
+    end_of_merged_log,
+    file_name,
+    server_key_of,
+)
+from penstock.tidb.messages import LOGICAL_BITS
+
+START_FILE = "ticdc-start.json"
+
+_DURABLE_SECONDS = 1.0
+
+
+class TicdcCapture(Capture):
+    """Captures the output of TiCDC into the log of an instance, with the interface of every capture."""
+
+    def snapshot(self) -> CaptureStatus:
+        """Return the state of the capture. Never waits."""
+        return replace(super().snapshot(), server=self._settings.source)
+
+    # --- The thread -------------------------------------------------------------------------
+
+    def _attempt(self) -> None:
+        """Open the log if necessary, find where to resume, and read until something fails."""
+        log = self._opened_log()
+        self._set_state(State.CONNECTING, f"reading {self._settings.source}")
+        storage = open_storage(self._settings.source)
+        self._begin_log(log, storage)
+        end = end_of_merged_log(log)
+        position = max(end.commit_ts, _recorded_start(log))
+        # Statements of the last commit timestamp of the log that are in it.
+        logged = end.start_ts - end.commit_ts + 1
+        if end.commit_ts and position == end.commit_ts:
+            # Some of the statements may not be, so that timestamp is read again.
+            position -= 1
+        self._read(log, SinkReader(storage, self._settings.ticdc, position), end.commit_ts, logged)
+
+    def _begin_log(self, log: Log, storage: SinkStorage) -> None:
+        """Record the sink in a new log, and where it starts. Raises ServerChanged for another sink."""
+        key = server_key_of(self._settings.source)
+        if log.epoch is None:
+            # First the position: after a crash in between, the log is still new.
+            start = seal_json({"commit_ts": self._start_ts(storage)})
+            log.disk.write_atomic(log.folder / START_FILE, start)
+            log.begin_epoch(
+                epoch=EPOCH,
+                server_key=key,
+                server_id=SERVER_ID,
+                flavor=FLAVOR,
+                version=VERSION,
+                file=file_name(1),
+                offset=FIRST_EVENT_OFFSET,
+                gtid_set=NO_GTIDS,
+            )
+        elif log.epoch.server_key != key:
+            raise ServerChanged(
+                f"{log.folder} is the log of {log.epoch.server_key}, not of {key}",
+                hint="Correct source, or use another log folder for another changefeed",
+            )
+
+    def _start_ts(self, storage: SinkStorage) -> int:
+        start = self._start_at
+        if start.earliest:
+            return 0
+        if start.time_us is not None:
+            return start.time_us // 1000 << LOGICAL_BITS
+        if start.position is not None or start.gtid_set is not None:
+            raise OptionInvalid(
+                "the output of TiCDC has no such position", hint="start: earliest, latest, or a time"
+            )
+        return read_checkpoint(storage) - 1
+
+    def _read(self, log: Log, reader: SinkReader, last_ts: int, statements_logged: int) -> None:
+        """Append what the sink has, until stopped. `statements_logged` of `last_ts` are in the log."""
+        sink_log = SinkLog(MergedLog(log, self._receiver(log)))
+        self._connects += 1
+        self._set_state(State.RUNNING)
+        durable_at = time.monotonic()
+        while not self._stopping.is_set():
+            for transaction in reader.read():
+                if transaction.commit_ts != last_ts:
+                    sink_log.append(transaction)
+                elif transaction.statements:
+                    sink_log.append(transaction, statements_logged)
+                self._progress.heard_at = time.time()
+                if time.monotonic() - durable_at >= _DURABLE_SECONDS:
+                    log.sync()
+                    durable_at = time.monotonic()
+                if self._stopping.is_set():
+                    break
+            log.sync()
+            self._progress.heard_at = time.time()
+            is_behind = reader.checkpoint <= reader.position
+            self._progress.caught_up = not is_behind
+            why = (
+                f"the checkpoint {reader.checkpoint} of the changefeed is before the log's end, so it repeats"
+            )
+            self._set_state(State.RUNNING, why if is_behind else None)
+            self._stopping.wait(self._settings.ticdc.poll)
+
+    def _receiver(self, log: Log) -> Receiver:
+        return Receiver(
+            log,
+            self._progress,
+            self._stopping,
+            epoch=EPOCH,
+            server_id=SERVER_ID,
+            flavor=FLAVOR,
+            chunk_bytes=CAPTURE_CHUNK_BYTES,
+            schemas=None,
+            hold=self._hold,
+            arrived=self._handle_arrival,
+        )
+
+
+def _recorded_start(log: Log) -> int:
+    """Return the commit timestamp after which a log starts. Raises LogDamaged."""
+    path = log.folder / START_FILE
+    values = unseal_json(log.disk.read(path)) if log.disk.exists(path) else {}
+    if not values:
+        raise LogDamaged(
+            f"{path} is missing or damaged, which has the start of the log",
+            hint="Begin a new log: move its folder away, and read the tables again",
+        )
+    start: int = values["commit_ts"]
+    return start

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading one data file: its rows, in the order of their commit timestamps."""
+
+from collections import deque
+from typing import Protocol
+
+from penstock.errors import EventMalformed, PenstockError
+from penstock.limits import MIB
+from penstock.ticdc.layout import DataFile
+from penstock.ticdc.row_changes import RowChange
+from penstock.ticdc.storage import SinkStorage
+
+_CHUNK_BYTES = MIB
+# What is read of a file to learn where it begins. A backlog may have very many.
+_PROBE_BYTES = 64 << 10
+
+
+class RowFormat(Protocol):
+    """Reads rows of one version of a table."""
+
+    def read(self, content: bytes) -> tuple[list[RowChange], int]:
+        """Return the rows of content, and the bytes that they take: a torn end is left.
+
+        Raises StreamError and OptionInvalid.
+        """
+
+
+class DataReader:
+    """Reads a file's rows above a commit timestamp. Memory is bounded by a piece of the file and one row."""
+
+    def __init__(self, storage: SinkStorage, file: DataFile, rows: RowFormat, position: int) -> None:
+        """Rows up to `position` are skipped: they were read before, or are repeated by a restarted TiCDC."""
+        self.file = file
+        self._storage = storage
+        self._format = rows
+        self._position = position
+        self._offset = 0
+        self._size = 0
+        self._last_ts = 0
+        self._rows: deque[RowChange] = deque()
+        # The commit timestamp of the row at the offset, while no rows are held.
+        self._peeked_ts: int | None = None
+        # The size at which the file ended inside a record, and the checkpoint at that time.
+        self._torn: tuple[int, int] | None = None
+
+    @property
+    def next_ts(self) -> int | None:
+        """The commit timestamp of the next row; None if there is none now."""
+        return self._rows[0].commit_ts if self._rows else self._peeked_ts
+
+    def grow(self, size: int, checkpoint: int) -> None:
+        """Record the size of the file, of which all rows below the checkpoint are complete.
+
+        Raises EventMalformed for a file that ends inside a record although the checkpoint has advanced.
+        """
+        self._size = size
+        if self._torn is not None and self._torn[0] == size and checkpoint > self._torn[1]:
+            raise EventMalformed(
+                f"{self.file.path} ends inside a row",
+                position=f"{self.file.path}, byte {self._offset}",
+                hint="The file is damaged: copy it from where TiCDC wrote it",
+            )
+        if self.next_ts is None:
+            offset, last_ts = self._offset, self._last_ts
+            self._fill(checkpoint, _PROBE_BYTES)
+            if self._rows:
+                self._peeked_ts = self.next_ts
+                self._rows.clear()
+                self._offset, self._last_ts = offset, last_ts
+
+    def take(self, commit_ts: int, checkpoint: int) -> list[RowChange]:
+        """Remove and return the next rows of a commit timestamp."""
+        if self._peeked_ts is not None:
+            self._peeked_ts = None
+            self._fill(checkpoint, _CHUNK_BYTES)
+        rows = []
+        while self._rows and self._rows[0].commit_ts == commit_ts:
+            rows.append(self._rows.popleft())
+            if not self._rows:
+                self._fill(checkpoint, _CHUNK_BYTES)
+        return rows
+
+    def _fill(self, checkpoint: int, chunk_bytes: int) -> None:
+        """Read the next rows. Raises EventMalformed and the errors of a format, with file and byte."""
+        while not self._rows and self._offset < self._size:
+            wanted = min(chunk_bytes, self._size - self._offset)
+            content = self._storage.read(self.file.path, self._offset, wanted)
+            try:
+                rows, taken = self._format.read(content)
+            except PenstockError as problem:
+                problem.position = problem.position or f"{self.file.path}, from byte {self._offset}"
+                raise
+            if not taken:
+                if self._offset + wanted >= self._size:
+                    self._torn = (self._size, checkpoint)
+                    return
+                # A row is longer than the piece.
+                chunk_bytes *= 2
+                continue
+            self._offset += taken
+            self._keep(rows)
+
+    def _keep(self, rows: list[RowChange]) -> None:
+        for row in rows:
+            if row.commit_ts < self._last_ts:
+                raise EventMalformed(
+                    f"{self.file.path} goes back from commit timestamp {self._last_ts} to {row.commit_ts}",
+                    position=f"{self.file.path}, before byte {self._offset}",
+                    hint="Report it with the version of TiCDC",
+                )
+            self._last_ts = row.commit_ts
+            if row.commit_ts > self._position:
+                self._rows.append(row)

@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Writing transactions of TiCDC to a kept log, as a binlog that every reader reads."""
+
+from collections.abc import Sequence
+from functools import partial
+
+from penstock._native import RowEventWriter
+from penstock.errors import PenstockError
+from penstock.ticdc.row_changes import Change, RowChange, key_of
+from penstock.ticdc.schema_files import TableSchema
+from penstock.ticdc.sink_reader import SinkTransaction
+from penstock.tidb.merged_log import SERVER_ID, MergedLog
+
+# TiCDC does not tell the cluster's id.
+_CLUSTER_ID = 0
+
+
+class SinkLog:
+    """Appends transactions to a log, each complete or not at all. One thread uses it."""
+
+    def __init__(self, merged: MergedLog) -> None:
+        self._merged = merged
+        self._writer = RowEventWriter(cluster_id=_CLUSTER_ID, server_id=SERVER_ID)
+        self._tables: dict[TableSchema, int] = {}
+
+    def append(self, transaction: SinkTransaction, statements_logged: int = 0) -> None:
+        """Append a transaction, without statements that were logged before.
+
+        Raises the errors of the log, and ValueMalformed and SchemaInvalid with the table that they are about.
+        """
+        commit_ts = transaction.commit_ts
+        for index, schema in enumerate(transaction.statements):
+            if index >= statements_logged:
+                offset = self._merged.begin_transaction(commit_ts)
+                # TiCDC does not tell the start timestamp: it numbers the statements of a commit timestamp.
+                write = partial(self._writer.statement, start_ts=commit_ts + index)
+                self._merged.append(write(commit_ts, offset, schema.database, schema.query))
+        if transaction.rows:
+            self._writer.begin(commit_ts, self._merged.begin_transaction(commit_ts))
+            for schema, rows in transaction.rows:
+                self._add(schema, rows)
+            self._merged.append(self._writer.commit())
+
+    def _add(self, schema: TableSchema, rows: Sequence[RowChange]) -> None:
+        try:
+            table = self._table_of(schema)
+            for row in rows:
+                before, after = row.before or (), row.after or ()
+                if row.change is Change.INSERT:
+                    self._writer.insert(table, [after])
+                elif row.change is Change.UPDATE:
+                    self._writer.update(table, [(before, after)])
+                else:
+                    self._writer.delete(table, [before])
+        except PenstockError as problem:
+            problem.position = f"{schema.database}.{schema.table}, version {schema.version}"
+            raise
+
+    def _table_of(self, schema: TableSchema) -> int:
+        table = self._tables.get(schema)
+        if table is None:
+            columns = [
+                (column.name, column.type_text, column.charset, column.is_nullable)
+                for column in schema.columns
+            ]
+            table = self._writer.define(schema.database, schema.table, columns, key_of(schema.columns))
+            self._tables[schema] = table
+        return table
