@@ -33,10 +33,10 @@ check: setup ## formatting, lint and types of Python and Rust
 	cargo clippy --workspace --all-targets --locked -- -D warnings
 
 test: setup ## the everyday tests, which decide whether a change lands (AREA=canal: of one area)
-	@$(PYTHON) -m tools.suite.run --tier everyday $(if $(AREA),--area $(AREA))
+	@$(PYTHON) -m tools.suite.run --tier everyday $(if $(AREA),--area $(AREA)) $(if $(WORKERS),--workers $(WORKERS))
 
 test-all: setup ## the everyday and the deep tests (AREA=canal: of one area)
-	@$(PYTHON) -m tools.suite.run --tier all $(if $(AREA),--area $(AREA))
+	@$(PYTHON) -m tools.suite.run --tier all $(if $(AREA),--area $(AREA)) $(if $(WORKERS),--workers $(WORKERS))
 
 test-long: setup ## the long sweeps, resumed (SEEDS=1-5 MINUTES=60 ONLY=log FRESH=1); results in build/long.json
 	@$(PYTHON) -m tools.suite.long $(if $(SEEDS),--seeds $(SEEDS)) $(if $(MINUTES),--minutes $(MINUTES)) \

@@ -28,6 +28,7 @@ from tests.support.spark.patience import write_configuration  # noqa: E402
 from tests.support.suite import tiers  # noqa: E402
 from tests.support.suite.fixture_types import FreshDatabase, MissingPart, StartServer  # noqa: E402
 from tools.servers import FLAVORS, PartMissing, Server  # noqa: E402
+from tools.suite.run import STEPS_VARIABLE  # noqa: E402
 from tools.zookeeper import ZooKeeper  # noqa: E402
 
 _MISSING = pytest.StashKey[dict[str, str]]()
@@ -118,6 +119,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
             terminalreporter.line(line)
         for line in tiers.times(reports):
             terminalreporter.line(line)
+        if STEPS_VARIABLE in os.environ:
+            tiers.write_durations(reports, tiers.DURATIONS)
     if late := tiers.late_starts():
         terminalreporter.section("flaky: started a second time", yellow=True, bold=True)
         for line in late:

@@ -337,19 +337,6 @@ def test_capture_and_readers_do_not_wait_for_an_unavailable_ensemble(
         assert running.terminate() == 0
 
 
-def test_slow_client_is_disconnected_in_time(
-    daemon: DaemonProcess, slow: "dict[str, Future[float]]", mariadb_server: Server
-) -> None:
-    assert_answers(daemon, mariadb_server)
-    took = {name: slow[name].result() for name in LISTENERS}
-    for name, seconds in took.items():
-        # A client that is not disconnected gives up by itself.
-        assert GREETING_SECONDS_MAX / 2 < seconds < WAIT_SECONDS_MAX, (name, took)
-    said = daemon.said()
-    for name in HTTP:
-        assert any("does not arrive" in line and f"listener={name} " in line for line in said.splitlines())
-
-
 def test_occupied_port_is_reported_before_anything_starts(
     daemon: DaemonProcess, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -363,22 +350,6 @@ def test_occupied_port_is_reported_before_anything_starts(
     assert done.returncode == 2
     assert "listen.canal" in done.stderr
     assert not (folder / "log").exists()
-
-
-def test_daemon_with_sessions_on_every_port_shuts_down_in_order(daemon: DaemonProcess) -> None:
-    with ExitStack() as held:
-        for name in HTTP:
-            peer = held.enter_context(closing(connect(daemon, name)))
-            peer.sendall(b"GET /monitor/alive HTTP/1.1\r\nHost: localhost\r\n\r\n")
-            assert peer.recv(9) == b"HTTP/1.1 "
-        client = held.enter_context(CanalClient(daemon.ports["canal"]))
-        client.log_in("canal", "canal").subscribe()
-        client.ask(timeout=0)
-        started = time.monotonic()
-        assert daemon.terminate() == 0
-        # None of the connections would have to send anything for longer.
-        assert time.monotonic() - started < HTTP_IDLE_SECONDS_MAX - 10
-        daemon.start()
 
 
 def test_every_listener_speaks_tls_if_it_has_a_certificate(daemon: DaemonProcess, tmp_path: Path) -> None:
@@ -404,3 +375,32 @@ def test_every_listener_speaks_tls_if_it_has_a_certificate(daemon: DaemonProcess
                 else:
                     peer.sendall(b"GET /nothing HTTP/1.1\r\nHost: localhost\r\n\r\n")
                     assert peer.recv(9) == b"HTTP/1.1 "
+
+
+def test_slow_client_is_disconnected_in_time(
+    daemon: DaemonProcess, slow: "dict[str, Future[float]]", mariadb_server: Server
+) -> None:
+    assert_answers(daemon, mariadb_server)
+    took = {name: slow[name].result() for name in LISTENERS}
+    for name, seconds in took.items():
+        # A client that is not disconnected gives up by itself.
+        assert GREETING_SECONDS_MAX / 2 < seconds < WAIT_SECONDS_MAX, (name, took)
+    said = daemon.said()
+    for name in HTTP:
+        assert any("does not arrive" in line and f"listener={name} " in line for line in said.splitlines())
+
+
+def test_daemon_with_sessions_on_every_port_shuts_down_in_order(daemon: DaemonProcess) -> None:
+    with ExitStack() as held:
+        for name in HTTP:
+            peer = held.enter_context(closing(connect(daemon, name)))
+            peer.sendall(b"GET /monitor/alive HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert peer.recv(9) == b"HTTP/1.1 "
+        client = held.enter_context(CanalClient(daemon.ports["canal"]))
+        client.log_in("canal", "canal").subscribe()
+        client.ask(timeout=0)
+        started = time.monotonic()
+        assert daemon.terminate() == 0
+        # None of the connections would have to send anything for longer.
+        assert time.monotonic() - started < HTTP_IDLE_SECONDS_MAX - 10
+        daemon.start()

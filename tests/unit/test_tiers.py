@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options of a test run: a selection that is empty, or too small for CI, is refused."""
 
+import json
+from pathlib import Path
+
 import pytest
 
 from tests.conftest import check_flavors
@@ -51,3 +54,13 @@ def test_run_of_an_area_without_tests_ends_before_its_first_step(capsys: pytest.
     with pytest.raises(SystemExit, match="2"):
         run.main(["--area", "kanal"])
     assert "'kanal'" in capsys.readouterr().err
+
+
+def test_durations_of_tests_are_written_with_the_slowest_first(tmp_path: Path) -> None:
+    reports = [
+        pytest.TestReport(name, ("", 0, ""), {}, "passed", None, when, duration=seconds)
+        for name, when, seconds in [("a", "setup", 1.0), ("a", "call", 0.25), ("b", "call", 2.0)]
+    ]
+    tiers.write_durations(reports, tmp_path / "build" / "durations.json")
+    written = json.loads((tmp_path / "build" / "durations.json").read_text())
+    assert list(written.items()) == [("b", 2.0), ("a", 1.25)]

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Run the tests of one tier or area, and print how long each step took.
 
-    python -m tools.suite.run [--tier everyday|deep|all] [--area WORD[,WORD]]
+    python -m tools.suite.run [--tier everyday|deep|all] [--area WORD[,WORD]] [--workers N]
 
-The steps are the kernel's own tests, the installation of missing database servers, and pytest with three
+The steps are the kernel's own tests, the installation of missing database servers, and pytest with N
 workers. A failed step ends the run with its exit status. pytest prints the times before its last line, those
 of the earlier steps as it gets them in `PENSTOCK_STEPS`: JSON from step to seconds.
 
@@ -27,8 +27,9 @@ from tools.suite.pytest_run import BYTECODE
 from tools.suite.temporary import DISK_BYTES, DiskTooSmall, temporary_folder
 
 ROOT = Path(__file__).resolve().parents[2]
-# One more than the two cores: tests wait for servers and processes a third of their time.
-WORKERS = 3
+# One more than the two cores: tests wait for servers and processes a third of their time. Each worker has its
+# own servers and Spark session, about 3 GB.
+WORKERS_DEFAULT = 3
 STEPS_VARIABLE = "PENSTOCK_STEPS"
 SLOWEST_TESTS = 15
 # After an interrupt, pytest stops its servers within this time.
@@ -47,7 +48,7 @@ def main(words: list[str] | None = None) -> int:
         with temporary_folder(parent, DISK_BYTES[arguments.tier]) as folder:
             # pytest keeps the folders of failed tests, so they are outside the folder that is removed.
             variables = {"TMPDIR": str(folder), "PYTEST_DEBUG_TEMPROOT": str(parent)}
-            return run_steps(steps_of(arguments.tier, arguments.area), variables)
+            return run_steps(steps_of(arguments.tier, arguments.area, arguments.workers), variables)
     except DiskTooSmall as problem:
         print(f"no test ran: {problem}", file=sys.stderr)
         return 1
@@ -104,10 +105,10 @@ def has_tests(words: list[str]) -> bool:
     return any(in_area(path, words) for path in paths)
 
 
-def steps_of(tier: str, area: str | None) -> dict[str, list[str]]:
+def steps_of(tier: str, area: str | None, workers: int) -> dict[str, list[str]]:
     """Return the command of each step, in order."""
     kernel = ["cargo", "test", "--package", "penstock-kernel", "--locked", "--quiet"]
-    pytest = [sys.executable, "-m", "pytest", "--numprocesses", str(WORKERS)]
+    pytest = [sys.executable, "-m", "pytest", "--numprocesses", str(workers)]
     pytest += ["--dist", "loadfile", "--no-loadscope-reorder"]
     pytest += [f"--durations={SLOWEST_TESTS}", "--tier", tier]
     steps = {"kernel tests": kernel}
@@ -125,6 +126,9 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tools.suite.run", description="Run the tests.")
     parser.add_argument("--tier", choices=("everyday", "deep", "all"), default="everyday")
     parser.add_argument("--area", help="words in the paths of the tests to run, divided by commas")
+    parser.add_argument(
+        "--workers", type=int, default=WORKERS_DEFAULT, help=f"pytest workers (default: {WORKERS_DEFAULT})"
+    )
     return parser
 
 

@@ -27,6 +27,7 @@ from tools.servers.starting import LATE_STARTS_VARIABLE
 from tools.suite.run import STEPS_VARIABLE, area_words, has_tests, in_area
 
 TESTS = Path(__file__).resolve().parents[2]
+DURATIONS = TESTS.parent / "build" / "durations.json"
 TIERS = ("everyday", "deep", "long")
 SELECTIONS = {"everyday": ("everyday",), "deep": ("deep",), "all": ("everyday", "deep")}
 # A run sets this variable for its own workers.
@@ -144,6 +145,16 @@ def late_starts() -> list[str]:
     """Return a line for each process that answered only after its second start."""
     path = Path(os.environ[LATE_STARTS_VARIABLE])
     return path.read_text().splitlines() if path.exists() else []
+
+
+def write_durations(reports: Iterable[pytest.TestReport], path: Path) -> None:
+    """Write the seconds of every test to a JSON file, the slowest first, setup and teardown included."""
+    seconds: dict[str, float] = defaultdict(float)
+    for report in reports:
+        seconds[report.nodeid] += report.duration
+    ordered = sorted(seconds.items(), key=lambda pair: -pair[1])
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(json.dumps({test: round(duration, 3) for test, duration in ordered}, indent=0))
 
 
 def step_times() -> Iterator[str]:
