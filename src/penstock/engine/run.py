@@ -71,12 +71,11 @@ _OF_ALL_TABLES = (OptionInvalid, PrivilegeMissing)
 class PipelineRun:
     """One run of a pipeline on a driver, from acquiring the lease to releasing it.
 
-    Servers, daemons, the coordination store and executors that do not answer are retried for
-    `errors.retry_for`. If a retry in place does not help, the run restarts from the recorded state, as a new
-    process would. With `until_caught_up` the run ends once the target has every change that was logged before
-    its start, or before its loads ended. `report` is called with the progress after each batch, and with each
-    error. Runs of several sinks agree on the ends of their batches in `shared_ends`, by source. A `standby`
-    waits while another process runs the pipeline.
+    Servers, daemons, stores and executors that do not answer are retried for `errors.retry_for`. If a retry
+    in place does not help, the run restarts from the recorded state, as a new process would. With
+    `until_caught_up` the run ends once the target has all that was logged before its start, or before its
+    loads ended. `report` is called with the progress after each batch, and with each error. Runs of several
+    sinks agree on the ends of their batches in `shared_ends`, by source. A `standby` waits its turn.
     """
 
     def __init__(
@@ -119,8 +118,7 @@ class PipelineRun:
         self._restarts = self._new_retries()
 
     def stop(self) -> None:
-        """End the run after its current batch; after 8 seconds cancel the batch, which the next run replays.
-        Safe for threads and signal handlers."""
+        """End the run after its batch, or cancel the batch after 8 seconds. Safe in signal handlers."""
         self._stop.set()
 
     def run(self) -> Checkpoint:
@@ -224,8 +222,7 @@ class PipelineRun:
         return True
 
     def _take(self, state: PipelineState) -> Checkpoint:
-        """Acquire the lease, after the session of a dead runner has expired. Raises LeaseLost if another
-        runner has the lease, or had it since this run did."""
+        """Acquire the lease, if necessary after a dead runner's session. Raises LeaseLost."""
         deadline: float | None = None
         while True:
             try:
