@@ -17,6 +17,7 @@ LEAVES = {
     "fingerprint",
     "retry",
     "predicate",
+    "protobuf",
     "_native",
 }
 
@@ -29,6 +30,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "fingerprint": set(),
     "retry": {"errors", "limits"},
     "predicate": {"errors"},
+    "protobuf": {"errors"},
     "model": {"errors", "limits", "commit_versions", "_native"},
     "narrowed_patterns": {"model"},
     # The data that moves through a pipeline.

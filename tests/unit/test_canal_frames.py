@@ -8,6 +8,7 @@ import pytest
 from penstock.errors import LimitExceeded, OptionInvalid
 from penstock.limits import CANAL_FRAME_BYTES_MAX
 from penstock.model import TablePatterns
+from penstock.protobuf import varint
 from penstock.serve.access import scramble411
 from penstock.serve.canal import frames
 from penstock.serve.canal.tables import CanalTables, split_filter
@@ -95,7 +96,7 @@ def test_messages_equal_those_of_the_protobuf_library() -> None:
 @pytest.mark.parametrize("batch_id", [1, 127, 128, 1 << 31, (1 << 63) - 1])
 @pytest.mark.parametrize("entries", [[b""], [b"x" * 127], [b"x" * 128, b"y"], [b"x" * 70_000]])
 def test_protobuf_library_reads_a_batch(batch_id: int, entries: list[bytes]) -> None:
-    body = b"".join(b"\x12" + frames.encode_varint(len(entry)) + entry for entry in entries)
+    body = b"".join(b"\x12" + varint(len(entry)) + entry for entry in entries)
     packet = PROTO["Packet"].FromString(content(frames.messages_head(batch_id, len(body)) + body))
     assert (packet.type, packet.HasField("version")) == (frames.PacketType.MESSAGES, False)
     batch = PROTO["Messages"].FromString(packet.body)

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from penstock.errors import ConnectionLost, EventMalformed, ServerChanged, TlsFailed
+from penstock.protobuf import Message, encode
 from penstock.tidb.channels import ClusterTls
 from penstock.tidb.cluster import Cluster, Outcome, TransactionStatus, memcomparable
-from penstock.tidb.messages import LOGICAL_BITS, BinlogHead, BinlogKind, Message, encode, encode_binlog
+from penstock.tidb.messages import LOGICAL_BITS, BinlogHead, BinlogKind, encode_binlog
 from penstock.tidb.registry import Node, NodeKind, NodeState, Registry
 from tests.support.tidb.cluster import FakeCluster, RecordedTransaction
 

@@ -10,6 +10,7 @@ from functools import partial
 import grpc
 
 from penstock.errors import ConnectionLost, EventMalformed, PenstockError, ServerChanged, TransientError
+from penstock.protobuf import Message, encode
 from penstock.retry import Backoff, Retry
 from penstock.tidb.channels import ClusterTls, call, open_channel, translate_rpc_error, without_scheme
 from penstock.tidb.messages import (
@@ -20,10 +21,8 @@ from penstock.tidb.messages import (
     SCAN,
     TSO,
     Members,
-    Message,
     Region,
     check_txn_status_request,
-    encode,
     pd_error,
     pd_header,
     scan_request,

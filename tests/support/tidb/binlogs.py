@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Binlogs as TiDB's pump client sends them, with rows that nobody decodes."""
 
-from penstock.tidb.messages import BinlogKind, encode, encode_binlog
+from penstock.protobuf import encode
+from penstock.tidb.messages import BinlogKind, encode_binlog
 
 
 def prewrite(start_ts: int, rows: bytes = b"rows") -> bytes:

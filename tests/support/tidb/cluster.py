@@ -16,6 +16,7 @@ from typing import Any, Self
 
 import grpc
 
+from penstock.protobuf import Message, encode
 from penstock.tidb.messages import (
     CHECK_TXN_STATUS,
     ETCD_RANGE,
@@ -27,8 +28,6 @@ from penstock.tidb.messages import (
     NOTIFY,
     SCAN,
     TSO,
-    Message,
-    encode,
 )
 
 _THREADS = 8

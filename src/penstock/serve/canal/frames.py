@@ -10,15 +10,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 
-from penstock.errors import LimitExceeded, OptionInvalid
+from penstock.errors import EventMalformed, LimitExceeded, OptionInvalid
 from penstock.limits import CANAL_FRAME_BYTES_MAX
+from penstock.protobuf import encode, fields_of, length_head
 
 LENGTH_BYTES = 4
-
-_VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
-_FIXED_BYTES = {_FIXED64: 8, _FIXED32: 4}
-_VARINT_BYTES_MAX = 10
-_FIELD_NUMBER_MAX = (1 << 29) - 1
 
 # The `Messages.batch_id` of an empty batch.
 NO_BATCH = -1
@@ -158,38 +154,11 @@ def read_batch_request(body: bytes) -> Request:
 
 def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
     """Yield the number and value of each field. Raises OptionInvalid at the first malformed field."""
-    at, end = 0, len(message)
-    while at < end:
-        key, at = _varint(message, at)
-        number, wire = key >> 3, key & 7
-        if not 0 < number <= _FIELD_NUMBER_MAX:
-            raise _malformed(f"field number {number}")
-        if wire == _VARINT:
-            value, at = _varint(message, at)
-            yield number, value
-            continue
-        if wire == _LENGTH:
-            length, at = _varint(message, at)
-        elif wire in _FIXED_BYTES:
-            length = _FIXED_BYTES[wire]
-        else:
-            raise _malformed(f"wire type {wire}")
-        if length > end - at:
-            raise _malformed(f"field {number} ends {length - (end - at)} bytes behind the message")
-        yield number, message[at : at + length]
-        at += length
-
-
-def _varint(message: bytes, at: int) -> tuple[int, int]:
-    value = 0
-    for count in range(_VARINT_BYTES_MAX):
-        if at + count >= len(message):
-            raise _malformed("a number ends behind the message")
-        byte = message[at + count]
-        value |= (byte & 0x7F) << (7 * count)
-        if byte < 0x80:
-            return value & 0xFFFF_FFFF_FFFF_FFFF, at + count + 1
-    raise _malformed("a number of more than ten bytes")
+    try:
+        for number, value in fields_of(message):
+            yield number, value if isinstance(value, int) else bytes(value)
+    except EventMalformed as problem:
+        raise _malformed(problem.message) from problem
 
 
 def _number(value: int | bytes) -> int:
@@ -220,7 +189,7 @@ def _malformed(what: str) -> OptionInvalid:
 
 def handshake(seed: bytes) -> bytes:
     """Return the frame that opens a connection."""
-    return _versioned(PacketType.HANDSHAKE, _length_field(2, seed))
+    return _versioned(PacketType.HANDSHAKE, encode((2, seed)))
 
 
 def ack() -> bytes:
@@ -230,12 +199,12 @@ def ack() -> bytes:
 
 def ack_error(code: int, text: str) -> bytes:
     """Return the frame that reports an error."""
-    return _versioned(PacketType.ACK, b"\x08" + encode_varint(code) + _length_field(2, text.encode()))
+    return _versioned(PacketType.ACK, encode((1, code), (2, text)))
 
 
 def no_messages() -> bytes:
     """Return the frame of an empty batch."""
-    return _versioned(PacketType.MESSAGES, b"\x08" + encode_varint(NO_BATCH))
+    return _versioned(PacketType.MESSAGES, encode((1, NO_BATCH)))
 
 
 def messages_head(batch_id: int, entries_bytes: int) -> bytes:
@@ -243,27 +212,12 @@ def messages_head(batch_id: int, entries_bytes: int) -> bytes:
 
     It has no version field, like Canal's own frames for entries that are already encoded.
     """
-    identity = b"\x08" + encode_varint(batch_id)
+    identity = encode((1, batch_id))
     body_bytes = len(identity) + entries_bytes
-    packet = b"\x18" + bytes([PacketType.MESSAGES]) + b"\x2a" + encode_varint(body_bytes) + identity
+    packet = encode((3, PacketType.MESSAGES)) + length_head(5, body_bytes) + identity
     return struct.pack(">I", len(packet) + entries_bytes) + packet
 
 
-def encode_varint(value: int) -> bytes:
-    """Return a number as a protobuf varint; a negative number takes ten bytes."""
-    value &= 0xFFFF_FFFF_FFFF_FFFF
-    encoded = bytearray()
-    while value > 0x7F:
-        encoded.append(value & 0x7F | 0x80)
-        value >>= 7
-    encoded.append(value)
-    return bytes(encoded)
-
-
 def _versioned(kind: PacketType, body: bytes) -> bytes:
-    packet = b"\x10\x01\x18" + bytes([kind]) + (_length_field(5, body) if body else b"")
+    packet = encode((2, 1), (3, kind), *([(5, body)] if body else []))
     return struct.pack(">I", len(packet)) + packet
-
-
-def _length_field(number: int, content: bytes) -> bytes:
-    return encode_varint(number << 3 | _LENGTH) + encode_varint(len(content)) + content

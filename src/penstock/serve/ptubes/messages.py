@@ -10,7 +10,7 @@ its message, and need no work per event.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Self
@@ -27,10 +27,9 @@ from penstock.limits import (
     SHARDS_MAX,
 )
 from penstock.model import TableName
+from penstock.protobuf import Message, encode, length_head
 
 _PARTITIONED_MESSAGE, _ERROR = 1, 3
-_UINT64 = (1 << 64) - 1
-_VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 # Framing is a byte for the tag and a varint for the length, which has 1, 2, 3 and 4 bytes below these framed
 # lengths.
@@ -107,7 +106,6 @@ class PtubesCheckpoint:
 
     def encode(self) -> bytes:
         """Return the protobuf message."""
-        uuid = _bytes_field(1, self.uuid.encode()) if self.uuid else b""
         numbers = (
             self.transaction_id,
             self.event_index,
@@ -116,15 +114,15 @@ class PtubesCheckpoint:
             self.binlog_offset,
             self.timestamp,
         )
-        plain = b"".join(_number_field(at, number) for at, number in enumerate(numbers, 2) if number)
-        return uuid + plain + (_number_field(9, self.version_ts) if self.version_ts else b"")
+        fields: list[tuple[int, int | str]] = [(1, self.uuid), *enumerate(numbers, 2), (9, self.version_ts)]
+        return encode(*((number, value) for number, value in fields if value))
 
     @classmethod
     def decode(cls, content: bytes) -> Self:
         """Parse the protobuf message. Raises EventMalformed."""
-        fields = dict(_fields_of(content))
-        numbers = [_signed(fields.get(at, 0)) for at in (2, 3, 4, 5, 6, 7, 9)]
-        return cls(CheckpointMode.NORMAL, _text(fields.get(1, b"")), *numbers)
+        message = Message(content)
+        numbers = [message.signed(number) for number in (2, 3, 4, 5, 6, 7, 9)]
+        return cls(CheckpointMode.NORMAL, message.text(1), *numbers)
 
 
 # --- Requests -------------------------------------------------------------------------------
@@ -294,7 +292,7 @@ class ShardMessages:
 
     def encode(self) -> Iterator[bytes | memoryview]:
         """Yield the parts of the RdsMessage."""
-        yield _number_field(1, self.count) + _number_field(2, self.size)
+        yield encode((1, self.count), (2, self.size))
         yield from self._framed
 
 
@@ -307,20 +305,20 @@ def envelope(shards: Sequence[tuple[int, ShardMessages]], latest: bytes | None) 
     for shard, messages in shards:
         parts = list(messages.encode())
         size = sum(len(part) for part in parts)
-        entry = _number_field(1, shard) + _tag(2, _BYTES) + _varint(size)
-        partitioned += [_tag(1, _BYTES) + _varint(len(entry) + size), entry, *parts]
-    whole: list[bytes | memoryview] = [_number_field(2, _PARTITIONED_MESSAGE)]
+        entry = encode((1, shard)) + length_head(2, size)
+        partitioned += [length_head(1, len(entry) + size), entry, *parts]
+    whole: list[bytes | memoryview] = [encode((2, _PARTITIONED_MESSAGE))]
     if partitioned:
-        whole += [_tag(3, _BYTES) + _varint(sum(len(part) for part in partitioned)), *partitioned]
-        whole.append(_number_field(6, sum(messages.count for _, messages in shards)))
+        whole += [length_head(3, sum(len(part) for part in partitioned)), *partitioned]
+        whole.append(encode((6, sum(messages.count for _, messages in shards))))
     if latest is not None:
-        whole.append(_bytes_field(8, latest))
+        whole.append(encode((8, latest)))
     return b"".join(whole)
 
 
 def error_envelope(code: int, message: str) -> bytes:
     """Return an RdsEnvelope that reports why there are no more events; `code` is not 0."""
-    return _number_field(2, _ERROR) + _number_field(4, code) + _bytes_field(5, message.encode())
+    return encode((2, _ERROR), (4, code), (5, message))
 
 
 def payload_bytes(framed: Any) -> Any:
@@ -335,13 +333,12 @@ def framed_bytes(values: pyarrow.LargeBinaryArray) -> Any:
 
 def checkpoint_in(framed_event: bytes) -> bytes:
     """Return the encoded Checkpoint of one framed event. Raises EventMalformed."""
-    event = _field(framed_event, 3)
-    return _field(_field(event, 1), 2)
+    return bytes(_field(_field(_field(framed_event, 3), 1), 2))
 
 
 def defined_in(framed_event: bytes) -> str:
     """Return the subject of a framed definition: `db.table`, or a database. Raises EventMalformed."""
-    return _field(_field(framed_event, 3), 6).decode(errors="replace")
+    return bytes(_field(_field(framed_event, 3), 6)).decode(errors="replace")
 
 
 def _content_of(values: pyarrow.LargeBinaryArray) -> tuple[Any, memoryview]:
@@ -353,80 +350,8 @@ def _content_of(values: pyarrow.LargeBinaryArray) -> tuple[Any, memoryview]:
     return numpy.diff(bounds), memoryview(content)[int(bounds[0]) : int(bounds[-1])]
 
 
-# --- Protobuf -------------------------------------------------------------------------------
-
-
-def _varint(value: int) -> bytes:
-    value &= _UINT64
-    written = bytearray()
-    while value > 0x7F:
-        written.append(value & 0x7F | 0x80)
-        value >>= 7
-    written.append(value)
-    return bytes(written)
-
-
-def _tag(number: int, kind: int) -> bytes:
-    return _varint(number << 3 | kind)
-
-
-def _number_field(number: int, value: int) -> bytes:
-    return _tag(number, _VARINT) + _varint(value)
-
-
-def _bytes_field(number: int, content: bytes) -> bytes:
-    return _tag(number, _BYTES) + _varint(len(content)) + content
-
-
-def _signed(value: int | bytes) -> int:
-    if not isinstance(value, int):
-        raise _malformed()
-    return value - (1 << 64) if value >> 63 else value
-
-
-def _text(value: int | bytes) -> str:
-    if isinstance(value, int):
-        raise _malformed()
-    return value.decode(errors="replace")
-
-
-def _field(message: bytes, wanted: int) -> bytes:
-    for number, value in _fields_of(message):
-        if number == wanted and isinstance(value, bytes):
-            return value
-    raise _malformed()
-
-
-def _fields_of(message: bytes) -> Iterable[tuple[int, int | bytes]]:
-    """Yield the number and value of each field."""
-    at = 0
-    while at < len(message):
-        tag, at = _read_varint(message, at)
-        kind = tag & 7
-        if kind == _VARINT:
-            value, at = _read_varint(message, at)
-            yield tag >> 3, value
-            continue
-        size = {_FIXED64: 8, _FIXED32: 4}.get(kind)
-        if kind == _BYTES:
-            size, at = _read_varint(message, at)
-        if size is None or at + size > len(message):
-            raise _malformed()
-        yield tag >> 3, bytes(message[at : at + size])
-        at += size
-
-
-def _read_varint(message: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while at < len(message) and shift < 70:
-        byte = message[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
-        if byte < 0x80:
-            return value & _UINT64, at
-        shift += 7
-    raise _malformed()
-
-
-def _malformed() -> EventMalformed:
-    return EventMalformed("an event is not what the kernel writes for Ptubes' clients")
+def _field(message: bytes | memoryview, number: int) -> memoryview:
+    fields = Message(message)
+    if not fields.has(number):
+        raise EventMalformed("an event is not what the kernel writes for Ptubes' clients")
+    return fields.view(number)
