@@ -171,7 +171,7 @@ class _Work:
         if key in self._plan.unread | self._plan.passed_over:
             return
 
-        def told(watermark: Watermark) -> None:
+        def note_floor(watermark: Watermark) -> None:
             if work.exact:
                 self._counts.floors[key] = watermark.floor
 
@@ -182,13 +182,13 @@ class _Work:
         if work.ends_before and target is not None:
             yield from self._empty(key, self._plan.targets[target.name], work.ends_before - 1)
         try:
-            for changes in chunk_changes(self._plan, work, told):
+            for changes in chunk_changes(self._plan, work, note_floor):
                 self._counts.chunk_rows += len(changes)
                 self._counts.bytes += changes.rows.nbytes
                 yield from self._wave([changes])
             if work.remove and self._plan.keeps_state:
                 for changes in removed_changes(self._plan, work, self._steps):
-                    yield from self._made([changes])
+                    yield from self._output([changes])
         except SchemaChanged as problem:
             if self._writing.refused:
                 raise
@@ -247,30 +247,30 @@ class _Work:
     # --- Output ---------------------------------------------------------------------------
 
     def _wave(self, wave: list[Changes]) -> Iterator[pyarrow.RecordBatch]:
-        made: list[Changes] = []
+        passed: list[Changes] = []
         for changes in wave:
             self._table = table_key(self._work.source, changes.source)
-            for one in run_steps(self._steps, changes):
-                if isinstance(one, Rejected):
-                    self._reject(one, changes)
+            for stepped in run_steps(self._steps, changes):
+                if isinstance(stepped, Rejected):
+                    self._reject(stepped, changes)
                     continue
-                made.append(one)
-        if made:
-            yield from self._made(made)
+                passed.append(stepped)
+        if passed:
+            yield from self._output(passed)
 
-    def _made(self, changes: list[Changes]) -> Iterator[pyarrow.RecordBatch]:
+    def _output(self, changes: list[Changes]) -> Iterator[pyarrow.RecordBatch]:
         """Output the changes that the steps returned, in the columns of their prepared targets."""
-        made = []
-        for one in changes:
+        conformed = []
+        for stepped in changes:
             # What fails now is of this table, and not of the last one of the wave.
-            self._table = table_key(self._work.source, one.source)
-            prepared = self._prepared(one.target)
+            self._table = table_key(self._work.source, stepped.source)
+            prepared = self._prepared(stepped.target)
             if prepared is None:
-                yield from self._surprise(OF_TARGET, one.target, self._work.source, one.target)
-            elif not self._surprised and (fitting := self._conformed(one, prepared)) is not None:
-                made.append(fitting)
-        if made and not self._surprised:
-            yield from self._take(made)
+                yield from self._surprise(OF_TARGET, stepped.target, self._work.source, stepped.target)
+            elif not self._surprised and (fitting := self._conformed(stepped, prepared)) is not None:
+                conformed.append(fitting)
+        if conformed and not self._surprised:
+            yield from self._emit(conformed)
 
     def _conformed(self, changes: Changes, prepared: Target) -> Changes | None:
         """Return changes in the columns of their prepared target; None of rows that lack columns of its key,
@@ -302,22 +302,22 @@ class _Work:
         self._covered[id(target)] = (target, prepared)
         return prepared
 
-    def _take(self, made: list[Changes]) -> Iterator[pyarrow.RecordBatch]:
+    def _emit(self, conformed: list[Changes]) -> Iterator[pyarrow.RecordBatch]:
         plan = self._plan
         if plan.in_one_stage:
-            for changes in made:
+            for changes in conformed:
                 self._writing.write(self._number, self._work.source, changes)
         elif plan.spread is Spread.WHOLE:
-            if len(made) == 1:
-                for piece in slices(made[0]):
+            if len(conformed) == 1:
+                for piece in slices(conformed[0]):
                     yield self._row(0, ROWS, blob_of([piece]))
             else:
-                yield self._row(0, ROWS, blob_of(made, in_log_order(made)))
+                yield self._row(0, ROWS, blob_of(conformed, in_log_order(conformed)))
         elif plan.keeps_state:
-            for changes in made:
+            for changes in conformed:
                 yield from self._gather(changes)
         else:
-            for changes in made:
+            for changes in conformed:
                 yield from self._divide(changes)
 
     def _gather(self, changes: Changes) -> Iterator[pyarrow.RecordBatch]:
@@ -331,9 +331,9 @@ class _Work:
         held.add(changes)
         self._bytes += changes.rows.nbytes
         if self._bytes >= _GATHERED_BYTES_MAX:
-            yield from self._let_go()
+            yield from self._flush_gathered()
 
-    def _let_go(self) -> Iterator[pyarrow.RecordBatch]:
+    def _flush_gathered(self) -> Iterator[pyarrow.RecordBatch]:
         origin = Origin.LOAD if isinstance(self._work, ChunkWork) else Origin.LOG
         for target, held in self._gathered.items():
             rows = held.rows()
@@ -368,15 +368,15 @@ class _Work:
         if self._plan.in_one_stage:
             self._writing.empty(self._number, key, target, version)
             return
-        for held in [one for one in self._gathered if one.name == target.name]:
+        for held in [gathered for gathered in self._gathered if gathered.name == target.name]:
             del self._gathered[held]
-        yield from self._let_go()
+        yield from self._flush_gathered()
         body = pickle.dumps((key, target, version))
         whole = self._plan.spread is Spread.WHOLE
         yield self._row(0 if whole else table_part(target.name, self._plan.record.parts), EMPTIED, body)
 
     def _end(self) -> Iterator[pyarrow.RecordBatch]:
-        yield from self._let_go()
+        yield from self._flush_gathered()
         # Errors from the dead-letter writer do not belong to any table or source.
         self._table = self._source = ""
         if self._aside is not None:
@@ -396,8 +396,8 @@ class _Work:
         if (what, key) not in self._surprised:
             self._surprised.add((what, key))
             self._seq += 1
-            found = Surprise(what, self._number, self._seq, source, value)
-            yield from self._to_all(SURPRISE, pickle.dumps(found))
+            surprise = Surprise(what, self._number, self._seq, source, value)
+            yield from self._to_all(SURPRISE, pickle.dumps(surprise))
 
     def _to_all(self, kind: str, body: bytes) -> Iterator[pyarrow.RecordBatch]:
         parts = 1 if self._plan.in_one_stage else self._plan.record.parts
@@ -415,7 +415,7 @@ class _Work:
 
 def _between(part: int, work: int, seq: int, kind: str, body: bytes) -> pyarrow.RecordBatch:
     columns = [[part], [work], [seq], [kind], [body]]
-    arrays = [pyarrow.array(one, field.type) for one, field in zip(columns, BETWEEN, strict=True)]
+    arrays = [pyarrow.array(values, field.type) for values, field in zip(columns, BETWEEN, strict=True)]
     return pyarrow.RecordBatch.from_arrays(arrays, schema=BETWEEN)
 
 

@@ -114,30 +114,30 @@ class PipelineTables:
         Without `checks_patterns` the settings lack sources whose tables the patterns may mean.
         """
         value = self._state.get_large("tables") or {"tables": {}, "targets": []}
-        for key, one in value["tables"].items():
-            self._tables[key] = TrackedTable.from_json(one)
-        prepared = [Target.from_json(one) for one in value["targets"]]
+        for key, tracked in value["tables"].items():
+            self._tables[key] = TrackedTable.from_json(tracked)
+        prepared = map(Target.from_json, value["targets"])
         self.targets = {target.name: target for target in prepared}
         self._written = {TableName.parse(name) for name in value.get("written", ())}
         for source in self._settings.sources:
             self._read_server(source)
         if checks_patterns:
             known: dict[str, list[Target]] = {}
-            for key, one in self._tables.items():
-                known.setdefault(split_key(key)[0], []).append(one.current)
+            for key, table in self._tables.items():
+                known.setdefault(split_key(key)[0], []).append(table.current)
             refuse_fatal(pattern_findings(self._settings, tables_on_servers(self._settings), known))
         self._prepare()
 
     def known(self, floors: Mapping[str, int]) -> dict[str, KnownTable]:
         """Return the tables as tasks need them."""
         return {
-            key: KnownTable(one.definitions, one.current, floors.get(key, 0), one.gone)
-            for key, one in self._tables.items()
+            key: KnownTable(table.definitions, table.current, floors.get(key, 0), table.gone)
+            for key, table in self._tables.items()
         }
 
     def there(self) -> list[str]:
         """Return the tables that are there, by key, sorted."""
-        return sorted(key for key, one in self._tables.items() if not one.gone)
+        return sorted(key for key, table in self._tables.items() if not table.gone)
 
     def is_streamed(self, key: str) -> bool:
         """Whether the log has every row of a table since it was made."""
@@ -154,8 +154,8 @@ class PipelineTables:
 
     def source_target(self, key: str) -> Target | None:
         """Return a table as its source has it now, None where it is not known."""
-        found = self._tables.get(key)
-        return None if found is None else found.current
+        table = self._tables.get(key)
+        return None if table is None else table.current
 
     def _read_server(
         self, source: PipelineSource, only: TableName | None = None, *, new_keys: bool = False
@@ -167,25 +167,25 @@ class PipelineTables:
         """
         if source.server is None:
             return {}
-        there = {}
+        on_server = {}
         for target in targets_of(source.server, PipelinePatterns(source.tables)):
             if only is not None and target.name != only:
                 continue
-            there[target.name] = target
+            on_server[target.name] = target
             key = table_key(source.name, target.name)
-            found = self._tables.get(key)
+            tracked = self._tables.get(key)
             number = schema_version(target.columns)
-            if found is None:
+            if tracked is None:
                 self._tables[key] = TrackedTable(
                     target, {number: target}, logged=target.columns, keys=keys_of(target)
                 )
                 self._tables[key].streamed = key in self._created
                 continue
-            taken = target if new_keys else with_known_keys(target, found.current)
-            if found.current != taken:
-                found.current = taken
-                found.definitions[number] = taken
-        return there
+            current = target if new_keys else with_known_keys(target, tracked.current)
+            if tracked.current != current:
+                tracked.current = current
+                tracked.definitions[number] = current
+        return on_server
 
     def jump(self, source: PipelineSource) -> list[TableName]:
         """Take a source's tables to be as its server has them now, since what the log says of them until now
@@ -197,30 +197,30 @@ class PipelineTables:
             if split_key(key)[0] == source.name and not table.gone and key not in self.stopped
         }
         self._read_server(source, new_keys=True)
-        there = {
+        on_server = {
             table_key(source.name, target.name)
             for target in targets_of(source.server, PipelinePatterns(source.tables))
         }
         for key in known:
             table = self._tables[key]
-            table.gone = key not in there
+            table.gone = key not in on_server
             table.logged = table.current.columns
             if table.gone:
                 _log.warning("a table is gone from its source; its target is left", table=key)
         self._prepare()
         self.done()
-        return [split_key(key)[1] for key in sorted(known & there)]
+        return [split_key(key)[1] for key in sorted(known & on_server)]
 
     def done(self) -> None:
         """Keep which tables are gone: the sink has the batch that was learned for."""
-        for one in self._tables.values():
-            one.was_gone = one.gone
+        for table in self._tables.values():
+            table.was_gone = table.gone
         self._save()
 
     def undone(self) -> None:
         """Go back to which tables were gone before the batch: all of its statements are met again."""
-        for one in self._tables.values():
-            one.gone = one.was_gone
+        for table in self._tables.values():
+            table.gone = table.was_gone
 
     # --- What is learned --------------------------------------------------------------------
 
@@ -230,49 +230,49 @@ class PipelineTables:
         Raises SchemaChanged where a change is not allowed, or cannot be followed without a server.
         """
         altered: set[str] = set()
-        for one in surprises:
-            if one.what == OF_DEFINITION:
-                self._learn_definition(one)
-            elif one.what == OF_STATEMENT:
-                self._learn_statement(one, learned, floors)
-            elif one.what == OF_TARGET:
-                self._prepare_met(one.value)
-            elif one.what == OF_CHUNK:
-                key = table_key(one.source, one.value[0])
+        for surprise in surprises:
+            if surprise.what == OF_DEFINITION:
+                self._learn_definition(surprise)
+            elif surprise.what == OF_STATEMENT:
+                self._learn_statement(surprise, learned, floors)
+            elif surprise.what == OF_TARGET:
+                self._prepare_met(surprise.value)
+            elif surprise.what == OF_CHUNK:
+                key = table_key(surprise.source, surprise.value[0])
                 if key not in altered:
                     altered.add(key)
-                    self._learn_altered(one, learned)
+                    self._learn_altered(surprise, learned)
             else:
-                assert one.what == OF_MOVE, "there is nothing else"
-                learned.together.add(one.value)
+                assert surprise.what == OF_MOVE, "there is nothing else"
+                learned.together.add(surprise.value)
         self._prepare()
 
     def _learn_definition(self, surprise: Surprise) -> None:
         value, source = surprise.value, self._settings.source(surprise.source)
         key = table_key(surprise.source, value["table"])
-        found = self._tables.get(key)
-        if found is None or not columns_agree(found.current, value["columns"]):
+        tracked = self._tables.get(key)
+        if tracked is None or not columns_agree(tracked.current, value["columns"]):
             self._read_server(source, value["table"])
-            found = self._tables.get(key)
+            tracked = self._tables.get(key)
         logged = Target(
             value["table"],
             tuple(value["columns"]),
-            tuple(value["primary_key"]) or (found.current.primary_key if found else ()),
-            found.current.unique_keys if found else (),
-            found.current.mariadb if found else self._is_mariadb(source),
+            tuple(value["primary_key"]) or (tracked.current.primary_key if tracked else ()),
+            tracked.current.unique_keys if tracked else (),
+            tracked.current.mariadb if tracked else self._is_mariadb(source),
         )
-        if found is None:
-            found = self._tables[key] = TrackedTable(logged, {}, streamed=key in self._created)
-        elif found.gone:
-            found.gone = False
-        if columns_agree(found.current, value["columns"]):
+        if tracked is None:
+            tracked = self._tables[key] = TrackedTable(logged, {}, streamed=key in self._created)
+        elif tracked.gone:
+            tracked.gone = False
+        if columns_agree(tracked.current, value["columns"]):
             # The same columns; the server's words for their types are the better ones.
-            logged = replace(found.current)
+            logged = replace(tracked.current)
         elif source.server is None:
             # Nobody tells what comes later.
-            found.current = logged
-        found.definitions[value["version"]] = logged
-        found.logged = tuple(value["columns"])
+            tracked.current = logged
+        tracked.definitions[value["version"]] = logged
+        tracked.logged = tuple(value["columns"])
 
     def _learn_altered(self, surprise: Surprise, learned: Learned) -> None:
         """Look again at a table that was altered while its chunk was read. Where that goes on and on, the
@@ -282,8 +282,8 @@ class PipelineTables:
         assert source.server is not None, "only tables of a server are cut into chunks"
         self._read_server(source, name)
         learned.altered[key] = learned.altered.get(key, 0) + 1
-        there = targets_of(source.server, TablePatterns([name.sql]))
-        if not there:
+        is_there = targets_of(source.server, TablePatterns([name.sql]))
+        if not is_there:
             _log.warning("a table is gone before it was read to its end", table=key, why=str(problem))
             learned.unread.add(key)
         elif learned.altered[key] > _LOOKS_MAX:
@@ -293,7 +293,7 @@ class PipelineTables:
 
     def _is_mariadb(self, source: PipelineSource) -> bool:
         return any(
-            one.current.mariadb for key, one in self._tables.items() if split_key(key)[0] == source.name
+            table.current.mariadb for key, table in self._tables.items() if split_key(key)[0] == source.name
         )
 
     def _learn_statement(self, surprise: Surprise, learned: Learned, floors: Mapping[str, int]) -> None:
@@ -302,11 +302,11 @@ class PipelineTables:
         patterns = PipelinePatterns(source.tables)
         spelling = ServerSpelling(self._is_mariadb(source), sql_mode=statement.sql_mode)
         before = {
-            name: TableBefore(one.logged, one.dropped, partial(self._now, source, name))
+            name: TableBefore(table.logged, table.dropped, partial(self._now, source, name))
             for name in statement.tables
-            if (one := self._tables.get(table_key(source.name, name))) is not None
+            if (table := self._tables.get(table_key(source.name, name))) is not None
         }
-        found = consequences_of(statement, spelling, before)
+        consequences = consequences_of(statement, spelling, before)
         _log.info(
             "a table's definition changes",
             source=source.name,
@@ -324,21 +324,29 @@ class PipelineTables:
                 and floors.get(table_key(source.name, name), 0) <= version
             ]
 
-        emptied = self._come_and_go(source, found, ours)
+        emptied = self._note_added_and_removed(source, consequences, ours)
         is_copy, has_key = partial(self._is_copy, source), partial(self._has_key, source)
-        rereads = hidden_changes.rereads_after(found, self._sink, ours, is_copy, has_key)
+        rereads = hidden_changes.rereads_after(consequences, self._sink, ours, is_copy, has_key)
         self._ask_again(source, rereads, statement, emptied)
         rekeyed = (
-            statement.tables & before.keys() - found.removed - found.added if found.alters_keys else set()
+            statement.tables & before.keys() - consequences.removed - consequences.added
+            if consequences.alters_keys
+            else set()
         )
-        for name in ours(found.altered | found.swapped | found.replaced | found.unlogged | rekeyed):
-            self._follow(source, name, found, statement, spelling)
+        for name in ours(
+            consequences.altered
+            | consequences.swapped
+            | consequences.replaced
+            | consequences.unlogged
+            | rekeyed
+        ):
+            self._follow(source, name, consequences, statement, spelling)
         names: dict[str, TableName] = {}
         for name in sorted(emptied):
             key = table_key(source.name, name)
-            how, made = self.shared.emptied(key, self.targets), self.shared.target_of(key)
-            if how is Emptied.WHOLE and made is not None:
-                names[key] = made.name
+            how, target = self.shared.emptied(key, self.targets), self.shared.target_of(key)
+            if how is Emptied.WHOLE and target is not None:
+                names[key] = target.name
             elif how is not Emptied.STAYS:
                 self._ask_without(source, name, statement, how)
         learned.together |= set(names.values())
@@ -352,30 +360,32 @@ class PipelineTables:
         self,
         source: PipelineSource,
         name: TableName,
-        found: Consequences,
+        consequences: Consequences,
         statement: LoggedStatement,
         spelling: ServerSpelling,
     ) -> None:
         """Take the definition that a table has after a statement."""
         new_keys = (
-            found.alters_keys or name in found.swapped | found.replaced or bool(found.dropped.get(name))
+            consequences.alters_keys
+            or name in consequences.swapped | consequences.replaced
+            or bool(consequences.dropped.get(name))
         )
         self._read_server(source, name, new_keys=new_keys)
         table = self._tables.get(table_key(source.name, name))
         if table is None:
             return
         table.gone = False
-        dropped = found.dropped.get(name, set())
+        dropped = consequences.dropped.get(name, set())
         logged: tuple[Column, ...] | None = table.current.columns
-        if name in found.swapped or name in found.replaced:
+        if name in consequences.swapped or name in consequences.replaced:
             table.keys = keys_of(table.current)
         else:
             logged = columns_after(name, table.logged, statement.text, statement.database, spelling)
-            if found.alters_keys:
+            if consequences.alters_keys:
                 table.keys = None
         if table.logged is not None:
-            there = {column.name.lower() for column in (logged or table.current.columns)}
-            dropped = dropped | ({column.name.lower() for column in table.logged} - there)
+            columns = {column.name.lower() for column in (logged or table.current.columns)}
+            dropped = dropped | ({column.name.lower() for column in table.logged} - columns)
         table.dropped |= dropped
         table.logged = logged
 
@@ -400,24 +410,26 @@ class PipelineTables:
             )
         self._reread(source.name, name, statement.position, remove=True)
 
-    def _come_and_go(self, source: PipelineSource, found: Consequences, ours: Any) -> set[TableName]:
+    def _note_added_and_removed(
+        self, source: PipelineSource, consequences: Consequences, ours: Any
+    ) -> set[TableName]:
         """Note tables that are gone or there anew; return those whose target loses its rows."""
-        emptied = set(ours(found.emptied))
-        for name in ours(found.added):
+        emptied = set(ours(consequences.emptied))
+        for name in ours(consequences.added):
             self._created.add(table_key(source.name, name))
-            one = self._tables.get(table_key(source.name, name))
-            if one is not None and (one.gone or name in found.surely_added):
+            table = self._tables.get(table_key(source.name, name))
+            if table is not None and (table.gone or name in consequences.surely_added):
                 # A table of this name was there before; its rows are not this one's.
-                one.gone = False
+                table.gone = False
                 emptied.add(name)
                 # Nothing in the log of its rows tells other keys where the columns are the same.
                 self._read_server(source, name, new_keys=True)
-                one.logged = one.keys = None
-        for key, one in self._tables.items():
+                table.logged = table.keys = None
+        for key, table in self._tables.items():
             of, name = split_key(key)
-            is_named = name in found.removed or name.database in found.removed_databases
+            is_named = name in consequences.removed or name.database in consequences.removed_databases
             if of == source.name and is_named and ours([name]):
-                one.gone = True
+                table.gone = True
                 _log.warning("a table is gone from its source; its target is left", table=key)
         return emptied
 
@@ -471,13 +483,17 @@ class PipelineTables:
 
         It does where all that is wrong is of tables it went on with until now, or passes by itself.
         """
-        found = {one.table: one.error for one in failures if not isinstance(one.error, TransientError)}
-        if not found or not all(
+        problems = {
+            failure.table: failure.error
+            for failure in failures
+            if not isinstance(failure.error, TransientError)
+        }
+        if not problems or not all(
             key in self._tables and key not in self.stopped and isinstance(problem, _OF_ONE_TABLE)
-            for key, problem in found.items()
+            for key, problem in problems.items()
         ):
             return False
-        for key, problem in found.items():
+        for key, problem in problems.items():
             self.stopped[key] = str(problem)
             _log.error("the pipeline goes on without a table", table=key, why=str(problem))
         return True
@@ -498,24 +514,24 @@ class PipelineTables:
     def prepare_again(self, key: str) -> None:
         """Prepare a table's target again: it may be gone by now, or be another table."""
         current = self._tables[key].current
-        made = target_through(self._steps, current)
-        self._prepare(set() if made is None else set(self._names_of(current, made)))
+        stepped = target_through(self._steps, current)
+        self._prepare(set() if stepped is None else set(self._names_of(current, stepped)))
 
     # --- What is prepared -------------------------------------------------------------------
 
     def _prepare(self, anew: Collection[TableName] = ()) -> None:
         """Prepare every target whose columns or keys are other ones than it was prepared with, and others."""
         wanted: dict[TableName, tuple[Target, str]] = {}
-        for key, one in sorted(self._tables.items()):
-            if key in self.stopped or one.gone:
+        for key, table in sorted(self._tables.items()):
+            if key in self.stopped or table.gone:
                 continue
-            made = target_through(self._steps, one.current)
-            if made is None:
+            stepped = target_through(self._steps, table.current)
+            if stepped is None:
                 continue
-            for name in self._names_of(one.current, made):
+            for name in self._names_of(table.current, stepped):
                 before = wanted.get(name)
                 # Several tables become one: it has the columns of all, until all have lost them.
-                joined = made if before is None else joined_targets(before[0], made)
+                joined = stepped if before is None else joined_targets(before[0], stepped)
                 wanted[name] = (replace(joined, name=name), key)
         self._sink.check_together([target for target, _ in wanted.values()])
         for target, key in wanted.values():
@@ -528,11 +544,13 @@ class PipelineTables:
                 _log.error("the pipeline goes on without a table", table=key, why=str(problem))
         self._save()
 
-    def _names_of(self, source: Target, made: Target) -> list[TableName]:
+    def _names_of(self, source: Target, stepped: Target) -> list[TableName]:
         """Return the names of the targets of a table. Those that rows name are known once rows came."""
         if not named_by_rows(self._steps, source):
-            return [made.name]
-        return [one for one in sorted(self._written | self.targets.keys()) if could_be_named(made.name, one)]
+            return [stepped.name]
+        return [
+            name for name in sorted(self._written | self.targets.keys()) if could_be_named(stepped.name, name)
+        ]
 
     def _prepare_met(self, target: Target) -> None:
         """Prepare a target for rows that were met; one that was prepared before keeps its keys."""
@@ -556,7 +574,7 @@ class PipelineTables:
         self.targets[target.name] = fitted(self._sink, self._settings.schema_changes, before, wanted)
 
     def _save(self) -> None:
-        tables = {key: one.to_json() for key, one in self._tables.items()}
+        tables = {key: table.to_json() for key, table in self._tables.items()}
         written = sorted(str(name) for name in self._written - self.targets.keys())
         targets = [target.to_json() for target in self.targets.values()]
         value = {"tables": tables, "targets": targets, "written": written}
