@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 from penstock.console import pages, ruler, sessions, words
 from penstock.console.app import ConsoleSettings
 from penstock.console.ruler import Mark
-from penstock.console.serving import serve_console
+from penstock.console.serving import ConsoleServer
 from penstock.console.sessions import COOKIE, Sessions
 from penstock.coordinate.backends.memory import MemoryStore
 from penstock.coordinate.checkpoint import Checkpoint
@@ -306,7 +306,7 @@ def test_form_that_is_too_large_is_refused(daemon: ServedLog) -> None:
 
 def test_console_that_nobody_can_log_in_to_is_refused() -> None:
     with pytest.raises(OptionInvalid, match=r"0\.0\.0\.0 can be reached"):
-        serve_console(ConsoleSettings((), host="0.0.0.0", port=0))
+        ConsoleServer(ConsoleSettings((), host="0.0.0.0", port=0))
 
 
 def test_session_ends_when_idle_and_after_a_day() -> None:
@@ -368,6 +368,26 @@ def test_ruler_orders_marks_by_their_distance() -> None:
     assert [size for size, _ in drawn.ticks] == [1 << 10, 1 << 20]
     assert ruler.draw_ruler([]).marks == []
     assert len(ruler.draw_ruler([Mark("server", "", "", 0)]).marks) == 1
+
+
+def test_colors_of_both_themes_are_readable() -> None:
+    """Contrast of 4.5 to 1, as level AA of the WCAG requires of text."""
+    themes = re.findall(r":root \{(.*?)\}", (CONSOLE / "static/console.css").read_text(), re.DOTALL)
+    assert len(themes) == 2
+    for theme in themes:
+        colors = dict(re.findall(r"--(\w+): (#\w{6});", theme))
+        grounds = [colors.pop("ground"), colors.pop("raised")]
+        del colors["line"]
+        for name, color in each(colors.items()):
+            for ground in grounds:
+                lighter, darker = sorted((_luminance(color), _luminance(ground)), reverse=True)
+                assert (lighter + 0.05) / (darker + 0.05) >= 4.5, f"{name} on {ground}"
+
+
+def _luminance(color: str) -> float:
+    shares = [int(color[start : start + 2], 16) / 255 for start in (1, 3, 5)]
+    linear = [share / 12.92 if share <= 0.03928 else ((share + 0.055) / 1.055) ** 2.4 for share in shares]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
 def test_no_template_marks_a_value_as_safe() -> None:

@@ -7,6 +7,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli.shared.asked_daemon import daemon_address
+from penstock.cli.shared.signals import stopped_by_signals
 from penstock.errors import OptionInvalid
 from penstock.pipeline.settings import place_of_state
 from penstock.settings.listen import split_host_port
@@ -38,7 +39,7 @@ def run(
     """
     # Imported here, because the other verbs need no web server.
     from penstock.console.app import ConsoleSettings
-    from penstock.console.serving import serve_console
+    from penstock.console.serving import ConsoleServer
 
     if base_path and (not base_path.startswith("/") or base_path.endswith("/")):
         raise OptionInvalid(f"--base-path {base_path} is not usable", hint="Write it as /penstock")
@@ -57,4 +58,6 @@ def run(
     settings = ConsoleSettings(
         tuple(addresses), tuple(dict.fromkeys(stores)), bind_host, port, base_path, tuple(host or ())
     )
-    serve_console(settings)
+    server = ConsoleServer(settings)
+    with stopped_by_signals(server.stop):
+        server.serve_until_stopped()

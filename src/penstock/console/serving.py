@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The console's web server: one process with an event loop, its pages in threads."""
 
+import contextlib
 import socket
+from collections.abc import Generator
 
 import structlog
 import uvicorn
@@ -14,34 +16,57 @@ _log = structlog.get_logger(__name__)
 _GRACE_SECONDS = 5
 
 
-def serve_console(settings: ConsoleSettings) -> None:
-    """Serve the console until SIGTERM or SIGINT.
+class ConsoleServer(uvicorn.Server):
+    """Serves the console until `stop`, which any thread may call.
 
-    Raises OptionInvalid if the address cannot be used, or if nobody could prove who they are;
-    DependencyMissing without Jinja2.
+    The port is bound first. Raises OptionInvalid if the address cannot be used, or if nobody could prove who
+    they are; DependencyMissing without Jinja2.
     """
-    if not settings.is_private and not settings.daemons:
-        raise OptionInvalid(
-            f"{settings.host} can be reached from elsewhere, and no daemon proves who logs in",
-            hint="Name a daemon with --daemon, or listen on 127.0.0.1",
+
+    def __init__(self, settings: ConsoleSettings) -> None:
+        if not settings.is_private and not settings.daemons:
+            raise OptionInvalid(
+                f"{settings.host} can be reached from elsewhere, and no daemon proves who logs in",
+                hint="Name a daemon with --daemon, or listen on 127.0.0.1",
+            )
+        self._base_path = settings.base_path
+        console = Console(settings)
+        family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
+        try:
+            self._listener = socket.create_server((settings.host, settings.port), family=family)
+        except OSError as problem:
+            raise OptionInvalid(
+                f"the console cannot listen on {settings.host}:{settings.port}: {problem}",
+                hint="Choose another address: --listen 127.0.0.1:7081",
+            ) from problem
+        super().__init__(
+            uvicorn.Config(
+                console.app,
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                timeout_graceful_shutdown=_GRACE_SECONDS,
+            )
         )
-    console = Console(settings)
-    family = socket.AF_INET6 if ":" in settings.host else socket.AF_INET
-    try:
-        listener = socket.create_server((settings.host, settings.port), family=family)
-    except OSError as problem:
-        raise OptionInvalid(
-            f"the console cannot listen on {settings.host}:{settings.port}: {problem}",
-            hint="Choose another address: --listen 127.0.0.1:7081",
-        ) from problem
-    config = uvicorn.Config(
-        console.app,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        timeout_graceful_shutdown=_GRACE_SECONDS,
-    )
-    host, port = listener.getsockname()[:2]
-    shown = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    _log.info("serving the console", address=f"http://{shown}{settings.base_path}/")
-    uvicorn.Server(config).run(sockets=[listener])
+
+    @property
+    def port(self) -> int:
+        """The bound port."""
+        return int(self._listener.getsockname()[1])
+
+    def serve_until_stopped(self) -> None:
+        """Serve requests until `stop`."""
+        host = self._listener.getsockname()[0]
+        address = f"[{host}]:{self.port}" if ":" in host else f"{host}:{self.port}"
+        _log.info("serving the console", address=f"http://{address}{self._base_path}/")
+        with self._listener:
+            self.run(sockets=[self._listener])
+
+    def stop(self) -> None:
+        """Stop accepting requests, finish those in progress, then end."""
+        self.should_exit = True
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        """Leave signals to the command line: uvicorn would raise them again after it stops."""
+        yield

@@ -152,12 +152,12 @@ CHINESE = {
     "the primary key": "主键",
     "thread": "线程",
     "update": "更新",
-    "{count} alerts are firing": "{count} 个告警正在触发",
-    "{count} broken holds": "{count} 个保留点已失效",
-    "{count} members": "{count} 个成员",
-    "{count} segments": "{count} 个段",
-    "{count} tables in doubt": "{count} 个表定义存疑",
-    "{count} tables loaded": "已加载 {count} 个表",
+    "Alerts that are firing: {count}": "正在触发的告警：{count}",
+    "Broken holds: {count}": "已失效的保留点：{count}",
+    "Members: {count}": "成员：{count}",
+    "segments: {count}": "段：{count}",
+    "Tables in doubt: {count}": "定义存疑的表：{count}",
+    "Tables loaded: {count}": "已加载的表：{count}",
     "{daemon} checks no conditions: set alerts in penstock.yaml.": (
         "{daemon} 未检查任何条件：请在 penstock.yaml 中设置 alerts。"
     ),

@@ -2,7 +2,6 @@
 """The web console in a thread of this process, and a browser without JavaScript."""
 
 import re
-import socket
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -11,9 +10,8 @@ from html.parser import HTMLParser
 from http.client import HTTPConnection
 from urllib.parse import urlencode, urlsplit
 
-import uvicorn
-
-from penstock.console.app import Console, ConsoleSettings
+from penstock.console.app import ConsoleSettings
+from penstock.console.serving import ConsoleServer
 from penstock.source.daemon_address import DaemonAddress
 from tests.support.daemon.served_log import ServedLog
 from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
@@ -107,16 +105,13 @@ def console_of(
         else DaemonAddress.parse(f"penstock://127.0.0.1:{daemon.port()}/all")
         for daemon in daemons
     )
-    console = Console(ConsoleSettings(addresses, stores, base_path=base_path, hosts=hosts))
-    listener = socket.create_server(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(console.app, log_config=None, access_log=False))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    server = ConsoleServer(ConsoleSettings(addresses, stores, port=0, base_path=base_path, hosts=hosts))
+    thread = threading.Thread(target=server.serve_until_stopped)
     thread.start()
     try:
         wait_until(lambda: server.started)
-        yield Browser(listener.getsockname()[1], base_path)
+        yield Browser(server.port, base_path)
     finally:
-        server.should_exit = True
+        server.stop()
         thread.join(WAIT_SECONDS_MAX)
         assert not thread.is_alive()
-        listener.close()

@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The web console in a real browser, over a daemon that captures a real server."""
+
+import os
+import re
+import subprocess
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from urllib.parse import urlencode
+
+import pytest
+import yaml
+
+from penstock.client import Subscriber
+from penstock.pipeline.settings import load_pipeline
+from penstock.pipeline.state import PipelineState
+from tests.support.daemon.chromium import Chromium
+from tests.support.daemon.process import PENSTOCK, ROOT, DaemonProcess
+from tests.support.suite.fixture_types import FreshDatabase, MissingPart
+from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
+from tools.servers import PartMissing, Server
+from tools.servers.packages import program_on_host
+from tools.servers.ports import free_port
+
+PICTURES = ROOT / "build/console"
+
+
+@pytest.fixture
+def browser(missing_part: MissingPart, tmp_path: Path) -> Iterator[Chromium]:
+    try:
+        program = program_on_host("chromium", "chromium")
+    except PartMissing as problem:
+        missing_part("chromium", str(problem))
+    with Chromium(program, tmp_path / "browser") as browser:
+        yield browser
+
+
+@contextmanager
+def running_console(*words: str) -> Iterator[str]:
+    """Run `penstock console` inside the block; yield its address."""
+    port = free_port()
+    command = [*PENSTOCK, "console", "--listen", f"127.0.0.1:{port}", *words]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, env=os.environ) as process:
+        try:
+            assert process.stderr is not None
+            said = iter(process.stderr.readline, "")
+            assert any("serving the console" in line for line in said), "it ended"
+            yield f"http://127.0.0.1:{port}"
+        finally:
+            process.terminate()
+            assert process.wait(WAIT_SECONDS_MAX) == 0
+
+
+@pytest.mark.deep(guard="tests/unit/test_console.py::test_every_page_is_complete_without_javascript")
+def test_operator_answers_each_question_in_a_browser(
+    mysql_server: Server, fresh_database: FreshDatabase, browser: Chromium, tmp_path: Path
+) -> None:
+    database = fresh_database(mysql_server)
+    table = f"{database}.orders"
+    hostile = "<script>document.title='owned'</script>"
+    mysql_server.sql(f"CREATE TABLE {table} (id INT PRIMARY KEY, status VARCHAR(80), note TEXT)")
+    coordination = f"sqlite:///{tmp_path}/subscriptions.db"
+    settings = {
+        "coordination": coordination,
+        "alerts": {"webhook": "http://127.0.0.1:9/nobody", "disk": "900000000GiB"},
+        "instances": {"shop": {"source": mysql_server.url(), "start": "latest"}},
+    }
+    with DaemonProcess(tmp_path, settings) as daemon:
+        url = f"http://127.0.0.1:{daemon.port}"
+        wait_until(lambda: daemon.status()["state"] == "running")
+        mysql_server.sql(
+            f"INSERT INTO {table} VALUES (7, 'new', '{hostile.replace(chr(39), chr(39) * 2)}');"
+            f" UPDATE {table} SET status = 'paid' WHERE id = 7; DELETE FROM {table} WHERE id = 7"
+        )
+        pipeline = tmp_path / "orders.yaml"
+        pipeline.write_text(
+            yaml.safe_dump(
+                {
+                    "name": "orders",
+                    "source": {
+                        "url": f"penstock://127.0.0.1:{daemon.port}/shop",
+                        "tables": table,
+                        "start": "earliest",
+                    },
+                    "load": "none",
+                    "sink": {"files": {"path": str(tmp_path / "feed")}},
+                }
+            )
+        )
+        done = subprocess.run(
+            [*PENSTOCK, "run", str(pipeline), "--local", "--until", "caught-up"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=WAIT_SECONDS_MAX,
+        )
+        assert done.returncode == 0, done.stderr
+        address = f"penstock://127.0.0.1:{daemon.port}/shop"
+        options = {"tables": [table], "shards": 2, "coordination": coordination, "begin": "earliest"}
+        with (
+            Subscriber(address, name="orders-cache", **options) as subscriber,  # type: ignore[arg-type]
+            running_console("--daemon", url, "--pipelines", str(pipeline)) as console,
+        ):
+            assert next(iter(subscriber)).table == table
+
+            # Which captures and pipelines run?
+            browser.open(f"{console}/")
+            assert "running" in browser.text
+            assert "orders" in browser.text
+            browser.wait_until("document.querySelector('th button') !== null")
+            browser.save_picture(PICTURES / "overview.png")
+            # The page refreshes itself, by the script that is part of the package.
+            browser.run("document.querySelector('h1').textContent = 'stale'")
+            browser.wait_until("document.querySelector('h1').textContent === 'Overview'")
+            browser.press("Tab")
+            assert browser.run("document.activeElement.className") == "skip"
+
+            # Where is each reader of this log?
+            browser.open(f"{console}/instance?{urlencode({'daemon': url, 'instance': 'shop'})}")
+            assert browser.run("document.querySelectorAll('svg.ruler circle').length") >= 3
+            assert "pipeline.orders.shop" in browser.text
+            browser.save_picture(PICTURES / "instance.png")
+            browser.prefer("dark")
+            browser.save_picture(PICTURES / "instance-dark.png")
+            browser.prefer("light")
+
+            # What happened to this row?
+            browser.open(f"{console}/history?{urlencode({'table': table, 'key': '7'})}")
+            kinds = browser.run("[...document.querySelectorAll('article h2 .state')].map(e => e.textContent)")
+            assert kinds[:3] == ["delete", "update", "insert"]
+            assert hostile in browser.text
+            assert browser.run("document.title") == "Row history · Penstock"
+            browser.save_picture(PICTURES / "history.png")
+
+            # Which member has which shard?
+            browser.open(f"{console}/subscriptions")
+            browser.wait_until("document.body.innerText.includes('orders-cache')")
+            browser.save_picture(PICTURES / "subscriptions.png")
+
+            # What is wrong now? The disk has less free than alerts.disk.
+            browser.open(f"{console}/alerts")
+            browser.wait_until("document.body.innerText.includes('disk')")
+            browser.save_picture(PICTURES / "alerts.png")
+
+            # An action: first what will happen, then its effect where the truth is.
+            location = load_pipeline(pipeline)
+            with closing(PipelineState.open(location.state, "orders")) as state:
+                browser.open(f"{console}/pipelines")
+                browser.click("td a.button")
+                assert "stops after its current batch" in browser.text
+                browser.save_picture(PICTURES / "pause.png")
+                assert not state.paused
+                browser.run("document.querySelector('input[name=why]').value = 'maintenance'")
+                browser.click("button.danger")
+                assert state.paused
+                assert "paused" in browser.text
+                browser.save_picture(PICTURES / "pipelines.png")
+            browser.open(f"{console}/?lang=zh")
+            assert "总览" in browser.text
+            browser.save_picture(PICTURES / "overview-zh.png")
+    assert browser.errors == []
+    assert {re.match(r"(\w+://[^/]*)?", address)[0] for address in browser.requested} == {console}  # type: ignore[index]

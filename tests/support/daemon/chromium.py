@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A headless Chromium, driven by the DevTools protocol over pipes, and what it reports."""
+
+import base64
+import fcntl
+import json
+import os
+import select
+import subprocess
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from tests.support.suite.patience import WAIT_SECONDS_MAX
+
+_FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--no-first-run",
+    "--hide-scrollbars",
+    "--window-size=1280,900",
+    "--remote-debugging-pipe",
+)
+_PAUSE_SECONDS = 0.05
+
+
+class Chromium:
+    """One tab. `errors` are those of its console, `requested` the addresses of everything that it fetched."""
+
+    def __init__(self, program: Path, folder: Path) -> None:
+        reading, self._writing = os.pipe()
+        self._reading, writing = os.pipe()
+        # The protocol has the descriptors 3 and 4, which may be taken here.
+        ends = [fcntl.fcntl(end, fcntl.F_DUPFD_CLOEXEC, 10) for end in (reading, writing)]
+
+        def connect() -> None:
+            for number, end in zip((3, 4), ends, strict=True):
+                os.dup2(end, number)
+
+        self._process = subprocess.Popen(
+            [program, *_FLAGS, f"--user-data-dir={folder}", "about:blank"],
+            preexec_fn=connect,
+            close_fds=False,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        for end in (reading, writing, *ends):
+            os.close(end)
+        self.errors: list[str] = []
+        self.requested: list[str] = []
+        self._number = 0
+        self._buffer = b""
+        self._session = ""
+        self._is_loaded = False
+
+    def __enter__(self) -> Self:
+        target = self._call("Target.createTarget", url="about:blank")["targetId"]
+        self._session = self._call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self._call(f"{domain}.enable")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.kill()
+        self._process.wait(WAIT_SECONDS_MAX)
+        os.close(self._writing)
+        os.close(self._reading)
+
+    def open(self, url: str) -> None:
+        """Open a page, and wait until it is loaded."""
+        self._is_loaded = False
+        self._call("Page.navigate", url=url)
+        self.wait_for_page()
+
+    def wait_for_page(self) -> None:
+        """Wait until the page that is being opened is loaded."""
+        deadline = time.monotonic() + WAIT_SECONDS_MAX
+        while not self._is_loaded:
+            assert time.monotonic() < deadline, "the page is not loaded"
+            self._receive(_PAUSE_SECONDS)
+
+    def run(self, script: str) -> Any:
+        """Return the value of an expression in the page."""
+        answer = self._call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in answer, answer
+        return answer["result"].get("value")
+
+    def wait_until(self, script: str) -> None:
+        """Wait until an expression is true in the page."""
+        deadline = time.monotonic() + WAIT_SECONDS_MAX
+        while not self.run(script):
+            assert time.monotonic() < deadline, f"not so: {script}\n{self.text}"
+            self._receive(_PAUSE_SECONDS)
+
+    def click(self, selector: str) -> None:
+        """Click an element that opens another page, and wait for the page."""
+        self._is_loaded = False
+        self.run(f"document.querySelector({json.dumps(selector)}).click()")
+        self.wait_for_page()
+
+    def press(self, key: str) -> None:
+        """Press a key, such as Tab."""
+        for kind in ("keyDown", "keyUp"):
+            self._call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=9)
+
+    def prefer(self, scheme: str) -> None:
+        """Prefer light or dark colors."""
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        self._call("Emulation.setEmulatedMedia", features=features)
+
+    @property
+    def text(self) -> str:
+        """The page as a reader sees it."""
+        return str(self.run("document.body.innerText"))
+
+    def save_picture(self, path: Path) -> None:
+        """Write a picture of the page."""
+        picture = self._call("Page.captureScreenshot", format="png")["data"]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(base64.b64decode(picture))
+
+    # --- The protocol -----------------------------------------------------------------------
+
+    def _call(self, method: str, **parameters: Any) -> dict[str, Any]:
+        self._number += 1
+        number = self._number
+        message: dict[str, Any] = {"id": number, "method": method, "params": parameters}
+        if self._session:
+            message["sessionId"] = self._session
+        os.write(self._writing, json.dumps(message).encode() + b"\0")
+        deadline = time.monotonic() + WAIT_SECONDS_MAX
+        while True:
+            assert time.monotonic() < deadline, f"no answer to {method}"
+            for answer in self._receive(_PAUSE_SECONDS):
+                if answer.get("id") == number:
+                    assert "error" not in answer, f"{method}: {answer}"
+                    return dict(answer["result"])
+
+    def _receive(self, seconds: float) -> list[dict[str, Any]]:
+        """Return the answers that arrive within a time, and note the events."""
+        readable, _, _ = select.select([self._reading], [], [], seconds)
+        if not readable:
+            return []
+        piece = os.read(self._reading, 1 << 20)
+        assert piece, f"the browser ended with {self._process.poll()}"
+        *texts, self._buffer = (self._buffer + piece).split(b"\0")
+        messages = [json.loads(text) for text in texts]
+        for message in messages:
+            self._note(message.get("method", ""), message.get("params", {}))
+        return [message for message in messages if "id" in message]
+
+    def _note(self, event: str, parameters: dict[str, Any]) -> None:
+        if event == "Page.loadEventFired":
+            self._is_loaded = True
+        elif event == "Runtime.exceptionThrown":
+            self.errors.append(json.dumps(parameters["exceptionDetails"]))
+        elif event == "Log.entryAdded" and parameters["entry"]["level"] == "error":
+            self.errors.append(json.dumps(parameters["entry"]))
+        elif event == "Network.requestWillBeSent":
+            self.requested.append(parameters["request"]["url"])
