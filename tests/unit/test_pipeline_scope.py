@@ -81,10 +81,12 @@ def removed(
     source: range = range(0),
     types: bool = True,
     orders: Target = ORDERS,
+    commit_ts: int | None = None,
 ) -> list[Changes]:
     """Return the changes of a removal from a target with rows 0 to 99 and a source with the rows `source`.
 
-    Without `types` only the keys of the target can be read. `orders` is the source's table.
+    Without `types` only the keys of the target can be read. `orders` is the source's table. `commit_ts` is
+    when the source was read, if it is a TiDB cluster.
     """
 
     def rows(_: SourceChunk, *, loaded: bool) -> Iterator[Changes]:
@@ -92,7 +94,7 @@ def removed(
         yield as_changes(orders, rows_of(orders, source), "insert", PLACE, instance="here")
 
     def watermark(server: ServerAddress, epoch: int = 0) -> Watermark:
-        return Watermark(PLACE, 1, 0)
+        return Watermark(PLACE, 1, 0, commit_ts=commit_ts)
 
     monkeypatch.setattr(SourceChunk, "rows", rows)
     monkeypatch.setattr(removal, "take_watermark", watermark)
@@ -118,6 +120,13 @@ def ids_of_shard(number: int, ids: range) -> list[int]:
 
 def test_removal_deletes_rows_missing_from_the_source(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ids_of(removed(monkeypatch, source=range(90))) == list(range(90, 100))
+
+
+def test_rows_removed_by_a_read_of_a_tidb_cluster_have_its_timestamp(monkeypatch: pytest.MonkeyPatch) -> None:
+    (deletes,) = removed(monkeypatch, source=range(90), commit_ts=1 << 58)
+    assert set(deletes.rows.column("_commit_version").to_pylist()) == {1 << 58}
+    (deletes,) = removed(monkeypatch, source=range(90))
+    assert set(deletes.rows.column("_commit_version").to_pylist()) == {PLACE.commit_version - 1}
 
 
 def test_removal_finds_rows_by_a_unique_key_where_there_is_no_primary_key(

@@ -12,8 +12,9 @@ import pytest
 
 import penstock
 from penstock.capture.status import State
+from penstock.logstore.merge_position import POSITION_FILE
 from penstock.logstore.reader import LogReader
-from penstock.tidb.drainer import LATE_FILE, POSITION_FILE
+from penstock.tidb.drainer import LATE_FILE
 from penstock.tidb.merged_log import end_of_merged_log
 from penstock.tidb.messages import NOTIFY, BinlogHead
 from penstock.tidb.registry import NodeState

@@ -57,7 +57,8 @@ class CaptureStatus:
     lists the XA transactions that have waited for an hour or more, with id and position. `missing_gtids` are
     transactions of the log that the last server is missing: it may be a replica that lags behind, or they are
     lost. `tables_in_doubt` (the first 100) wait for their definition or stop their readers: each has a
-    reason, a position, a state and the command that helps.
+    reason, a position, a state and the command that helps. `commit_ts` is the commit timestamp of a TiDB
+    cluster up to which the log has everything.
     """
 
     instance: str
@@ -87,6 +88,7 @@ class CaptureStatus:
     tables: list[str] = field(default_factory=list)
     exclude_tables: list[str] = field(default_factory=list)
     prepared: list[str] = field(default_factory=list)
+    commit_ts: int | None = None
 
     @classmethod
     def of_idle(

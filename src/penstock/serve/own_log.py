@@ -8,6 +8,7 @@ from typing import Any
 from penstock.capture.kept_schemas import kept_schemas, settled_schemas
 from penstock.gtid_sets import LoggedSet
 from penstock.logstore.log import Log
+from penstock.logstore.merge_position import MergePosition
 from penstock.model import Position, TableName
 from penstock.source.kept import EpochKey, KeptRun, KeptSource
 from penstock.source.log import noted_range
@@ -40,6 +41,11 @@ class OwnLog:
     def locate_time(self, time_us: int) -> Position:
         """Return a boundary before which no commit is at or after the time."""
         return self.log.locate_time(time_us).position
+
+    def merged_ts(self) -> int | None:
+        """Return the commit timestamp of a TiDB cluster up to which the log has everything; else None."""
+        merged = MergePosition.load(self.log.disk, self.log.folder)
+        return None if merged is None else merged.commit_ts
 
     def head_bytes(self, epoch: int, file: str) -> bytes:
         """Return a source file's magic and format description. Raises SourceMissing."""

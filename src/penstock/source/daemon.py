@@ -217,6 +217,15 @@ class DaemonLog:
             lambda client, shift: _position(client.ask("locate", time_us=time_us)["position"], shift)
         )
 
+    def merged_ts(self) -> int | None:
+        """Return the commit timestamp of a TiDB cluster up to which the log has everything; else None."""
+
+        def ask(client: DaemonClient, shift: int) -> int | None:
+            commit_ts: int | None = client.ask("status").get("commit_ts")
+            return commit_ts
+
+        return self._ask(ask)
+
     def head_bytes(self, epoch: int, file: str) -> bytes:
         """Return a source file's magic and format description."""
         return self._ask(

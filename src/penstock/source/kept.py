@@ -85,6 +85,9 @@ class KeptLog(Protocol):
     def locate_time(self, time_us: int) -> Position:
         """Return a position before which no commit is at or after the time."""
 
+    def merged_ts(self) -> int | None:
+        """Return the commit timestamp of a TiDB cluster up to which the log has everything; else None."""
+
     def head_bytes(self, epoch: int, file: str) -> bytes:
         """Return a source file's magic and format description."""
 
@@ -197,6 +200,10 @@ class KeptSource:
     def head(self) -> Position:
         """Return the end of the last whole transaction."""
         return self._runs()[-1].last
+
+    def merged_ts(self) -> int | None:
+        """Return the commit timestamp of a TiDB cluster up to which the log has everything; else None."""
+        return self._log.merged_ts()
 
     def gtid_set(self, position: Position) -> LoggedSet:
         """Return the GTIDs of all transactions before a position, "" if the source has none."""

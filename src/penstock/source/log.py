@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 from penstock.errors import PositionInvalid, PositionPurged, SourceMissing
 from penstock.gtid_sets import LoggedSet
 from penstock.logstore.disk import Disk, LocalDisk
+from penstock.logstore.merge_position import MergePosition
 from penstock.logstore.prepared import PreparedFile
 from penstock.logstore.reader import LogExtent, LogReader
 from penstock.logstore.schemas import SchemaLog
@@ -92,6 +93,11 @@ class FolderLog:
     def locate_time(self, time_us: int) -> Position:
         """Return a boundary before which no commit is at or after the time."""
         return self._open_reader(refresh=True).locate_time(time_us).position
+
+    def merged_ts(self) -> int | None:
+        """Return the commit timestamp of a TiDB cluster up to which the log has everything; else None."""
+        merged = MergePosition.load(self._disk, self._folder)
+        return None if merged is None else merged.commit_ts
 
     def head_bytes(self, epoch: int, file: str) -> bytes:
         """Return a source file's magic and format description. Raises SourceMissing."""

@@ -9,9 +9,8 @@ durably is its entry in the registry, which Pumps wait for before they go offlin
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import structlog
@@ -23,10 +22,9 @@ from penstock.capture.status import CaptureStatus, State
 from penstock.errors import OptionInvalid, ServerChanged, TransactionLate
 from penstock.gtid_sets import NO_GTIDS
 from penstock.limits import CAPTURE_CHUNK_BYTES
-from penstock.logstore.disk import Disk
 from penstock.logstore.epochs import seal_json, unseal_json
 from penstock.logstore.log import Log
-from penstock.model import Position
+from penstock.logstore.merge_position import MergePosition
 from penstock.mysql.replica import FIRST_EVENT_OFFSET
 from penstock.settings.daemon import InstanceSettings
 from penstock.settings.listen import split_host_port
@@ -56,7 +54,6 @@ from penstock.tidb.transcription import Transcription, TranscriptionParts
 
 _log = structlog.get_logger(__name__)
 
-POSITION_FILE = "tidb-position.json"
 LATE_FILE = "tidb-late.json"
 
 _TAKE_SECONDS = 0.5
@@ -67,32 +64,6 @@ _STALL_SECONDS = 10.0
 _RECENT_SECONDS = 15.0
 # An idle cluster's position is saved at this interval. What follows it is pulled again.
 _SAVED_SECONDS = 10.0
-
-
-@dataclass(frozen=True)
-class MergePosition:
-    """A commit timestamp up to which everything is durable in the log, which then reached `log_end`.
-
-    It may be later than the last transaction in the log: an idle cluster advances, too.
-    """
-
-    commit_ts: int
-    log_end: Position | None
-
-    @classmethod
-    def load(cls, disk: Disk, folder: Path) -> "MergePosition | None":
-        """Read the position of a log; None if there is none, or if it is damaged."""
-        path = folder / POSITION_FILE
-        values = unseal_json(disk.read(path)) if disk.exists(path) else {}
-        if not values:
-            return None
-        end = values["log_end"]
-        return cls(values["commit_ts"], None if end is None else Position.parse(end))
-
-    def write(self, disk: Disk, folder: Path) -> None:
-        """Replace the position of a log durably. Raises LogFull, DiskFailed."""
-        end = None if self.log_end is None else str(self.log_end)
-        disk.write_atomic(folder / POSITION_FILE, seal_json({"commit_ts": self.commit_ts, "log_end": end}))
 
 
 class TidbCapture(Capture):
@@ -118,7 +89,13 @@ class TidbCapture(Capture):
     def snapshot(self) -> CaptureStatus:
         """Return the state of the capture. Never waits."""
         version = None if self._cluster_id is None else f"cluster {self._cluster_id}"
-        return replace(super().snapshot(), server=self._settings.source, server_version=version)
+        drainer = self._drainer
+        return replace(
+            super().snapshot(),
+            server=self._settings.source,
+            server_version=version,
+            commit_ts=None if drainer is None else drainer.durable_ts(),
+        )
 
     # --- The thread -------------------------------------------------------------------------
 

@@ -19,6 +19,7 @@ import numpy
 import pyarrow
 
 from penstock.changes import Changes, Origin, Target
+from penstock.commit_versions import are_positional
 from penstock.errors import PenstockError, ServerBehind
 from penstock.model import Position, TableName
 from penstock.pipeline.record import BatchRecord
@@ -178,6 +179,21 @@ class _Logs:
                 return f"{source.table.name} has no primary key, and has changed since"
         return ""
 
+    def why_ahead(self, table: ComparedTable, checkpoint: Checkpoint) -> str:
+        """Return why a table's rows are newer than the pipeline's position, "" if they are not."""
+        for source in table.sources:
+            load = checkpoint.loads.get(table_key(source.source.name, source.table.name))
+            position = position_of(checkpoint.stands[source.source.name])
+            version: int | None = position.commit_version
+            if not are_positional(position.file):
+                # That of the first change of a TiDB cluster that the pipeline has not applied.
+                version = self._log_by_source[source.source.name].first_versions.get(source.table.name)
+            if load is not None and version is not None and version < max(load.floor, load.read_to):
+                return (
+                    f"{source.table.name} was loaded, and the stream has not come to where its rows were read"
+                )
+        return ""
+
 
 class _KeysOfChanges:
     """The target keys that changes affect: of both images of each change, after the steps."""
@@ -304,7 +320,7 @@ class Comparison:
     def _mark_open(self, logs: _Logs, checkpoint: Checkpoint | None) -> None:
         """Mark tables that cannot be judged as open."""
         for table in self._tables:
-            why = logs.why_open(table) or (_why_ahead(table, checkpoint) if checkpoint is not None else "")
+            why = logs.why_open(table) or (logs.why_ahead(table, checkpoint) if checkpoint else "")
             if why:
                 self._results[table.target.name].open = f"{why}: {_CATCH_UP}"
 
@@ -452,16 +468,6 @@ def _mark_unjudged(found: Sequence[Difference], target: Target, unjudged: Unjudg
         else difference
         for difference in found
     ]
-
-
-def _why_ahead(table: ComparedTable, checkpoint: Checkpoint) -> str:
-    """Return why a table's rows are newer than the pipeline's position, "" if they are not."""
-    for source in table.sources:
-        load = checkpoint.loads.get(table_key(source.source.name, source.table.name))
-        position = position_of(checkpoint.stands[source.source.name])
-        if load is not None and position.commit_version < max(load.floor, load.read_to):
-            return f"{source.table.name} was loaded, and the stream has not come to where its rows were read"
-    return ""
 
 
 def _was_read(table: ComparedTable, before: Checkpoint, after: Checkpoint, begun: BatchRecord | None) -> bool:

@@ -11,12 +11,13 @@ from penstock.changes import SYSTEM_COLUMNS, Changes, Target
 from penstock.errors import ServerBehind
 from penstock.limits import OFFSET_MAX
 from penstock.model import Position, TableName, TablePatterns
-from penstock.pipeline.load.watermark import take_watermark
+from penstock.pipeline.load.watermark import Watermark, take_watermark
 from penstock.pipeline.settings import PipelineSource
 from penstock.pipeline.verify.source_rows import address_of
 from penstock.schema.history import SchemaHistory
 from penstock.schema.server_tables import ServerTables
 from penstock.source.bounds import Bounds
+from penstock.source.kept import KeptSource
 from penstock.source.logged_tables import LoggedTables
 from penstock.source.reading import Batch, LoggedStatement, Schemas, Selection, read_in_order
 from penstock.source.source import Source, SourceOptions, open_source, place_of
@@ -31,13 +32,15 @@ class LogReader:
     """What a source logged for some of its tables after an offset of the pipeline, up to its head.
 
     `position` is the end of what was read. `redefined` maps tables that were emptied or redefined to the
-    reason and position. Holds the source open until `close`.
+    reason and position, and `first_versions` maps tables to the lowest commit version of their changes. Holds
+    the source open until `close`.
     """
 
     def __init__(
         self, source: PipelineSource, offset: Mapping[str, Any], tables: Mapping[TableName, Target]
     ) -> None:
         self.redefined: dict[TableName, str] = {}
+        self.first_versions: dict[TableName, int] = {}
         self._settings = source
         self._tables = dict(tables)
         # The log and the catalogue may describe a type differently, so compare the Arrow types.
@@ -56,7 +59,9 @@ class LogReader:
 
     def moment(self) -> Position:
         """Return a log position. Rows read from now on contain every transaction before it."""
-        return take_watermark(address_of(self._settings), epoch=self._source.head().epoch).position
+        watermark = take_watermark(address_of(self._settings), epoch=self._source.head().epoch)
+        # What the log of a TiDB cluster has was committed, and is in every later read of the cluster.
+        return watermark.position if watermark.commit_ts is None else self._source.head()
 
     def head(self) -> Position:
         """Return a position after every transaction that the rows read so far can contain.
@@ -65,8 +70,12 @@ class LogReader:
         """
         if self._source.live:
             return self._source.head()
-        boundary, deadline = self.moment(), time.monotonic() + _KEPT_LOG_SECONDS_MAX
-        while place_of(head := self._source.head()) < place_of(boundary):
+        boundary = take_watermark(address_of(self._settings), epoch=self._source.head().epoch)
+        deadline = time.monotonic() + _KEPT_LOG_SECONDS_MAX
+        while True:
+            has_all, head = self._has_all_before(boundary)
+            if has_all:
+                return head
             if time.monotonic() > deadline:
                 raise ServerBehind(
                     f"the log of {self._settings.name} ends before what its server has logged",
@@ -74,7 +83,15 @@ class LogReader:
                     hint="Is it still written? `penstock status` tells; or name the server as the source",
                 )
             time.sleep(_POLL_SECONDS)
-        return head
+
+    def _has_all_before(self, boundary: Watermark) -> tuple[bool, Position]:
+        """Return whether the log has everything before a watermark, and the log's end."""
+        if boundary.commit_ts is None:
+            head = self._source.head()
+            return place_of(head) >= place_of(boundary.position), head
+        merged_ts = self._source.merged_ts() if isinstance(self._source, KeptSource) else None
+        # The end is asked for afterwards, so it covers that timestamp.
+        return merged_ts is not None and merged_ts >= boundary.commit_ts, self._source.head()
 
     def skip(self) -> None:
         """Skip, without reading, to a position. Rows read from now on contain everything before it."""
@@ -107,6 +124,8 @@ class LogReader:
         if types != self._types[name]:
             self.redefined.setdefault(name, f"{batch.position}: rows with other columns")
         else:
+            # The log is in commit order.
+            self.first_versions.setdefault(name, rows.column("_commit_version")[0].as_py())
             yield Changes(self._tables[name], rows, name)
 
 

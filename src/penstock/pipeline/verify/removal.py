@@ -10,7 +10,7 @@ import structlog
 from penstock.changes import Changes, Target
 from penstock.errors import OptionInvalid, SchemaChanged, SchemaPending
 from penstock.pipeline.load.chunks import Chunk, bound_values
-from penstock.pipeline.load.watermark import take_watermark
+from penstock.pipeline.load.watermark import Watermark, take_watermark
 from penstock.pipeline.settings import SinkSettings, StepSettings
 from penstock.pipeline.step import Rejected, ShardValue
 from penstock.pipeline.verify.hashed import NONE, Hashes, concatenate_hashes, hashes, is_among
@@ -68,15 +68,7 @@ def removals(
     if open_sink.reads_ranges and keeps_keys(table) and is_range(first.table, chunk):
         ranges = [SourceChunk(first, chunk, watermark, *bound_values(first.table, chunk))]
     elif chunk.number == 0:
-        # Each server's rows refer to a position in its own log.
-        watermarks = {first.source.name: watermark}
-        for source in sources:
-            if source.source.name not in watermarks:
-                watermarks[source.source.name] = take_watermark(address_of(source.source))
-        ranges = [
-            SourceChunk(source, Chunk(source.table.name), watermarks[source.source.name])
-            for source in sources
-        ]
+        ranges = _whole_tables(sources, watermark)
     else:
         return
     share = Share(table, tuple(ranges))
@@ -91,10 +83,29 @@ def removals(
         kept += int(unsure.sum())
         extra = _in_columns(target, rows.filter(pyarrow.array(missing & ~unsure)))
         if extra.num_rows:
-            deletes = as_changes(target, extra, "delete", watermark.position, instance=first.source.name)
+            deletes = as_changes(
+                target,
+                extra,
+                "delete",
+                watermark.position,
+                instance=first.source.name,
+                version=watermark.version,
+            )
             yield scopes[0].deleted(deletes)
     if kept:
         _log.warning("rows that may be those of rejected rows are kept", table=str(target.name), rows=kept)
+
+
+def _whole_tables(sources: Sequence[SourceTable], watermark: Watermark) -> list[SourceChunk]:
+    """Return all rows of every source; `watermark` is the first one's."""
+    # Each server's rows refer to a position in its own log.
+    watermarks = {sources[0].source.name: watermark}
+    for source in sources:
+        if source.source.name not in watermarks:
+            watermarks[source.source.name] = take_watermark(address_of(source.source))
+    return [
+        SourceChunk(source, Chunk(source.table.name), watermarks[source.source.name]) for source in sources
+    ]
 
 
 def _kept_keys(share: Share, unjudged: Unjudged) -> Hashes:

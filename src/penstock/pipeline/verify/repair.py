@@ -15,7 +15,8 @@ import pyarrow.compute as pc
 
 from penstock import _native
 from penstock.changes import Changes
-from penstock.errors import LeaseLost
+from penstock.commit_versions import are_positional
+from penstock.errors import LeaseLost, OptionInvalid
 from penstock.model import Position, quote_name
 from penstock.pipeline.state import Checkpoint, PipelineState
 from penstock.pipeline.verify.comparison import TableResult
@@ -37,9 +38,12 @@ def repair(results: Sequence[TableResult], state: PipelineState) -> int:
     """Repair the target of a stopped pipeline, and return the number of repaired rows.
 
     Holds the pipeline's lease in the meantime, so that no process starts the pipeline. Raises LeaseLost if
-    the pipeline runs or has advanced since the comparison, and what the sink raises.
+    the pipeline runs or has advanced since the comparison, OptionInvalid for a TiDB cluster, and what the
+    sink raises.
     """
     before = state.checkpoint()
+    if before is not None:
+        _refuse_clusters(before, state.name)
     checkpoint = state.take()
     if before is None or before.number != checkpoint.number:
         raise LeaseLost(
@@ -47,6 +51,19 @@ def repair(results: Sequence[TableResult], state: PipelineState) -> int:
             hint="Compare again: penstock verify --repair",
         )
     return sum(_repair_table(result, checkpoint, state.name) for result in results if result.found)
+
+
+def _refuse_clusters(checkpoint: Checkpoint, pipeline: str) -> None:
+    """Raise OptionInvalid if a source is a TiDB cluster, whose commit versions do not follow from positions.
+
+    A target that keeps the row of the latest version would drop the repaired rows.
+    """
+    for name, offset in checkpoint.offsets.items():
+        if not are_positional(position_of(offset).file):
+            raise OptionInvalid(
+                f"the source {name} is a TiDB cluster, whose rows only a running pipeline can repair",
+                hint=f"Start the pipeline {pipeline}, and run penstock verify --repair again",
+            )
 
 
 def repairable(result: TableResult) -> list[Difference]:

@@ -2,7 +2,7 @@
 """Determines which source rows a comparison reads, and divides them into ranges."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy
@@ -55,13 +55,17 @@ class SourceChunk:
 
     def rows(self, *, loaded: bool) -> Iterator[Changes]:
         """Yield the current rows: those that a full load reads, or all."""
-        source = self.table.source
+        source, chunk = self.table.source, self.chunk
+        watermark: Watermark | None = self.watermark
+        if self.watermark.commit_ts is not None:
+            # With a watermark or a planned time, a TiDB cluster is read as it was then.
+            chunk, watermark = replace(chunk, commit_ts=None), None
         yield from read_chunk(
             address_of(source),
             self.table.table,
-            self.chunk,
+            chunk,
             instance=source.name,
-            watermark=self.watermark,
+            watermark=watermark,
             where=self.where if loaded else None,
         )
 

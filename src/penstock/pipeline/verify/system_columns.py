@@ -21,12 +21,14 @@ def as_changes(
     *,
     instance: str,
     texts: Sequence[Mapping[str, str] | None] | None = None,
+    version: int | None = None,
 ) -> Changes:
     """Return rows of `target.arrow()` as changes of one kind, as if made just before a position.
 
     `texts` maps, for each row, columns to the texts of values that Arrow cannot represent. The version of the
-    changes is above all transactions before the position, and below all from there on.
+    changes is by default above all transactions before the position, and below all from there on.
     """
+    version = position.commit_version - 1 if version is None else version
     count = rows.num_rows
     fields = pyarrow.schema(_native.arrow_schema([], mariadb=target.mariadb))
     now = pyarrow.scalar(time.time_ns() // 1000, fields.field("_commit_timestamp").type)
@@ -53,7 +55,7 @@ def as_changes(
     ]
     system = {
         "_change_type": pyarrow.repeat(pyarrow.scalar(kind, fields.field("_change_type").type), count),
-        "_commit_version": pyarrow.repeat(pyarrow.scalar(position.commit_version - 1), count),
+        "_commit_version": pyarrow.repeat(pyarrow.scalar(version), count),
         "_commit_timestamp": pyarrow.repeat(now, count),
         "_metadata": pyarrow.StructArray.from_arrays(columns, fields=list(metadata)),
     }

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How far a log of a TiDB cluster is in the cluster's time: `tidb-position.json`.
+
+The last transaction of the log does not say it, because an idle cluster advances, too.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from penstock.logstore.disk import Disk
+from penstock.logstore.epochs import seal_json, unseal_json
+from penstock.model import Position
+
+POSITION_FILE = "tidb-position.json"
+
+
+@dataclass(frozen=True)
+class MergePosition:
+    """A commit timestamp up to which everything is durable in the log, which then reached `log_end`."""
+
+    commit_ts: int
+    log_end: Position | None
+
+    @classmethod
+    def load(cls, disk: Disk, folder: Path) -> "MergePosition | None":
+        """Read the position of a log; None if there is none, or if it is damaged."""
+        path = folder / POSITION_FILE
+        values = unseal_json(disk.read(path)) if disk.exists(path) else {}
+        if not values:
+            return None
+        end = values["log_end"]
+        return cls(values["commit_ts"], None if end is None else Position.parse(end))
+
+    def write(self, disk: Disk, folder: Path) -> None:
+        """Replace the position of a log durably. Raises LogFull, DiskFailed."""
+        end = None if self.log_end is None else str(self.log_end)
+        disk.write_atomic(folder / POSITION_FILE, seal_json({"commit_ts": self.commit_ts, "log_end": end}))
