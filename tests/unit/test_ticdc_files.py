@@ -142,6 +142,17 @@ def test_file_that_stays_torn_is_refused(sink: Sink) -> None:
         read(source)
 
 
+def test_file_that_was_replaced_is_refused(sink: Sink) -> None:
+    sink.rows("t/100/CDC000001.json", inserted(110, 1), inserted(120, 2))
+    sink.checkpoint(130)
+    source = reader(sink)
+    assert len(read(source)) == 2
+    sink.rows("t/100/CDC000001.json", inserted(140, 1))
+    sink.checkpoint(150)
+    with pytest.raises(EventMalformed, match="bytes"):
+        read(source)
+
+
 def test_long_rows_and_many_files_are_read_in_pieces(sink: Sink, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(data_files, "_CHUNK_BYTES", 50)
     monkeypatch.setattr(data_files, "_PROBE_BYTES", 10)

@@ -51,8 +51,14 @@ class DataReader:
     def grow(self, size: int, checkpoint: int) -> None:
         """Record the size of the file, of which all rows below the checkpoint are complete.
 
-        Raises EventMalformed for a file that ends inside a record although the checkpoint has advanced.
+        Raises EventMalformed for a file that ends inside a row although the checkpoint has advanced, or that
+        has become smaller.
         """
+        if size < self._size:
+            raise EventMalformed(
+                f"{self.file.path} has {size} bytes, and had {self._size} before",
+                hint="It was replaced: begin a new changefeed, in a folder of its own, and a new log",
+            )
         self._size = size
         if self._torn is not None and self._torn[0] == size and checkpoint > self._torn[1]:
             raise EventMalformed(
