@@ -157,6 +157,14 @@ def test_primary_key_of_a_column_with_a_condition_is_followed(
     assert (schema.primary_key if schema is not None else None) == key
 
 
+def test_column_whose_key_is_not_added_stays_nullable() -> None:
+    schema = schema_after(
+        "CREATE TABLE t (a INT KEY, b INT); ALTER TABLE t MODIFY IF EXISTS b INT KEY NULL", MARIADB
+    )
+    assert schema is not None
+    assert [column.nullable for column in schema.columns] == [False, True]
+
+
 @pytest.mark.parametrize(
     ("text", "charset", "to", "expected"),
     [

@@ -391,6 +391,9 @@ def _column(part: TokenCursor, statement: Statement) -> ColumnSpelling:
             charset = charset or attribute_charset or None
         elif part.accept("NOT", "NULL") or part.accept("ROW", "START"):
             nullable = False
+        elif part.accept("NULL"):
+            # After KEY it counts if the key is not added.
+            nullable = True
         elif part.accept("ROW", "END"):
             nullable, ends_period = False, True
         elif part.accept("PRIMARY"):
