@@ -52,6 +52,24 @@ class ExecutedSet:
         )
         return ",".join(f"{domain}-{server}-{number}" for domain, server, number in lacking)
 
+    def shared(self, gtid_set: str) -> str:
+        """Return the transactions of a set that the server has executed.
+
+        For MariaDB these are the last ones of each domain and server, the newest of a domain last.
+        """
+        if self.ends is None:
+            missing = GtidSet.parse(self.missing(gtid_set))
+            return str(GtidSet.parse(gtid_set).subtract(missing))
+        applied = {(domain, server): number for domain, server, number in self.applied}
+        executed = {
+            (domain, server): min(
+                number, max(self.ends.get((domain, server), 0), applied.get((domain, server), 0))
+            )
+            for domain, server, number in mariadb_gtids(gtid_set)
+        }
+        ordered = sorted((domain, number, server) for (domain, server), number in executed.items() if number)
+        return ",".join(f"{domain}-{server}-{number}" for domain, number, server in ordered)
+
     def unlogged(self, gtid_set: str) -> bool:
         """Tell whether a MariaDB server went on from a transaction of a set and logged nothing of it."""
         ends = self.ends or {}
@@ -61,6 +79,49 @@ class ExecutedSet:
             for of_domain, _, last in self.applied
             if of_domain == domain
         )
+
+
+@dataclass(frozen=True)
+class LostGtids:
+    """Transactions of a log that the server of a later epoch lacks. `kept` are those that this server has.
+
+    MariaDB numbers the transactions of all servers of a domain in one sequence. A set that ends with a lost
+    transaction would also contain the transactions to which the other server gave the next numbers.
+    """
+
+    lost: LoggedSet
+    kept: LoggedSet
+
+    def has_last_of(self, gtid_set: str) -> bool:
+        """Tell whether the newest transaction of a MariaDB set is lost, in any domain."""
+        lost, kept = self._ends(self.lost), self._ends(self.kept)
+        return any(
+            kept.get((domain, server), 0) < number <= lost.get((domain, server), 0)
+            for domain, server, number in self._newest(gtid_set)
+        )
+
+    def precede(self, gtid_set: str) -> bool:
+        """Tell whether a MariaDB set ends with a transaction of the later epoch, in a domain with a loss."""
+        lost, kept = self._ends(self.lost), self._ends(self.kept)
+        domains = {domain for domain, _ in lost}
+        return any(
+            domain in domains and number > max(kept.get((domain, server), 0), lost.get((domain, server), 0))
+            for domain, server, number in self._newest(gtid_set)
+        )
+
+    def has(self, gtid: str) -> bool:
+        """Tell whether one transaction is lost."""
+        if is_mariadb(gtid):
+            return self.has_last_of(gtid)
+        return GtidSet.parse(self.lost).contains(GtidSet.parse(gtid))
+
+    @staticmethod
+    def _newest(gtid_set: str) -> list[tuple[int, int, int]]:
+        return list(mariadb_gtids(mariadb_position(gtid_set))) if is_mariadb(gtid_set) else []
+
+    @staticmethod
+    def _ends(gtid_set: str) -> dict[tuple[int, int], int]:
+        return {(domain, server): number for domain, server, number in mariadb_gtids(gtid_set)}
 
 
 class OutsideSet:

@@ -13,7 +13,7 @@ from penstock._native import GtidSet
 from penstock.capture.resume import Resumption
 from penstock.cli.shared.accepted_server import plan_acceptance
 from penstock.cli.shared.log_folder import LogFolder
-from penstock.errors import OptionInvalid, PositionInvalid, ServerBehind, ServerChanged
+from penstock.errors import OptionInvalid, PenstockError, PositionInvalid, ServerBehind, ServerChanged
 from penstock.gtid_sets import NO_GTIDS, ExecutedSet, LoggedSet, union
 from penstock.logstore.disk import LocalDisk
 from penstock.logstore.epochs import EpochFile
@@ -28,6 +28,7 @@ from penstock.mysql.start import Beginning, StartAt, begin_after, begin_empty
 from penstock.source.files import FileSource
 from penstock.source.source import ByteRange, SourceOptions, open_source
 from penstock.source.walk import TransactionWalk
+from tests.support.binlog.mariadb_log import keep_mariadb_file
 from tests.support.logstore.disk import SimulatedDisk
 from tests.support.logstore.source import (
     BLOCK_BYTES,
@@ -250,32 +251,37 @@ def test_server_missing_its_own_transactions_is_refused() -> None:
     assert "Begin a new log" in str(refused.value.hint)
 
 
-@pytest.mark.parametrize(("number", "lacks"), [(8, True), (10, False)])
-def test_mariadb_server_missing_transactions_is_refused_with_their_gtids(number: int, lacks: bool) -> None:
-    class MariadbServer(Server):
-        def identity(self) -> ServerIdentity:
-            return replace(super().identity(), flavor="mariadb")
+class MariadbServer(Server):
+    """A server with these transactions, of which the last domain, server and number are its own."""
 
-        def executed(self) -> ExecutedSet:
-            # The server's own transaction has the number of a transaction that it may be missing.
-            return ExecutedSet("0-2-10", {(0, 1): number, (0, 2): 10})
+    def __init__(self, ends: dict[tuple[int, int], int], server_id: int) -> None:
+        super().__init__()
+        self._ends, self._server_id = ends, server_id
 
-    log = captured(BOUNDARIES[0], BOUNDARIES[3])
-    log.begin_epoch(
-        epoch=1,
-        server_key="mariadb:0-1",
-        server_id=1,
-        flavor="mariadb",
-        version="11.8",
-        file=FILE.name,
-        offset=4,
-        gtid_set=LoggedSet("0-1-10"),
-    )
-    server: Any = MariadbServer()
-    with pytest.raises(ServerChanged if lacks else OptionInvalid) as refused:
+    def identity(self) -> ServerIdentity:
+        return replace(super().identity(), flavor="mariadb", server_id=self._server_id, server_uuid=None)
+
+    def executed(self) -> ExecutedSet:
+        return ExecutedSet("the text is not used", self._ends)
+
+
+@pytest.mark.parametrize(
+    ("ends", "server_id", "error", "words"),
+    [
+        # The server's own transaction has the number of a transaction that it may be missing.
+        ({(0, 1): 3, (0, 2): 4}, 2, OptionInvalid, "lacks no transaction"),
+        ({(0, 1): 2, (0, 2): 3}, 1, ServerChanged, "lacks transactions of its own: it was restored"),
+    ],
+)
+def test_mariadb_server_that_cannot_be_accepted_is_refused(
+    tmp_path: Path, ends: dict[tuple[int, int], int], server_id: int, error: type[PenstockError], words: str
+) -> None:
+    log = Log.open(tmp_path / "shop")
+    keep_mariadb_file(log, 0, 1, "", ["0-1-1", "0-1-2", "0-1-3"])
+    server: Any = MariadbServer(ends, server_id)
+    with pytest.raises(error, match=words):
         plan_acceptance(LogFolder(log.folder), log, server)
-    assert ("lacks 0-1-10" if lacks else "lacks no transaction") in refused.value.message
-    assert ("Begin a new log" if lacks else "penstock serve") in str(refused.value.hint)
+    log.close()
 
 
 # --- What version 0.1 wrote -------------------------------------------------------------------

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 from penstock.commit_versions import epoch_base
 from penstock.errors import LogDamaged, SourceMissing
-from penstock.gtid_sets import LoggedSet, union
+from penstock.gtid_sets import NO_GTIDS, LoggedSet, LostGtids, union
 from penstock.limits import EPOCH_COUNTED_MAX, FILE_NUMBER_MAX
 from penstock.logstore.disk import Disk
 from penstock.logstore.layout import Layout, StoredSegment
@@ -26,7 +26,8 @@ class EpochRecord:
     `server_key` is `ServerIdentity.key`, `flavor` "mysql" or "mariadb", `version` the version string of the
     server. `gtid_set` holds the transactions before the epoch. `time_us` is when the epoch began, in
     microseconds UTC since 1970. `is_logged_set` is true if `gtid_set` was read from the server's log. Version
-    0.1 did not do that, so its sets may miss transactions.
+    0.1 did not do that, so its sets may miss transactions. `lost` are transactions of the log that the server
+    lacks, which an operator has accepted.
     """
 
     epoch: int
@@ -39,6 +40,7 @@ class EpochRecord:
     gtid_set: LoggedSet
     time_us: int
     is_logged_set: bool = False
+    lost: LoggedSet = NO_GTIDS
 
     @property
     def position(self) -> Position:
@@ -71,9 +73,19 @@ class EpochFile:
 
     def write(self, disk: Disk, layout: Layout) -> None:
         """Replace the file atomically and durably. Raises LogFull, DiskFailed."""
-        disk.write_atomic(
-            layout.epochs, seal_json({"epochs": [dataclasses.asdict(record) for record in self.epochs]})
-        )
+        records = [dataclasses.asdict(record) for record in self.epochs]
+        for record in records:
+            # Earlier versions read every log without a loss.
+            if not record["lost"]:
+                del record["lost"]
+        disk.write_atomic(layout.epochs, seal_json({"epochs": records}))
+
+    @property
+    def lost(self) -> dict[int, LostGtids]:
+        """The transactions that the server of an epoch lacks, for the epochs that have some."""
+        return {
+            record.epoch: LostGtids(record.lost, record.gtid_set) for record in self.epochs if record.lost
+        }
 
     @property
     def latest(self) -> EpochRecord | None:

@@ -7,7 +7,7 @@ lookups read the heads of segments; no lookup reads other data.
 """
 
 from bisect import bisect_left
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -15,6 +15,7 @@ from uuid import UUID
 
 from penstock._native import GtidSet
 from penstock.errors import PositionInvalid, PositionPurged
+from penstock.gtid_sets import LostGtids
 from penstock.logstore.index import PAGE_BYTES, BlockIndex, SegmentIndex
 from penstock.logstore.records import (
     GTIDS_IN_SEQUENCE,
@@ -59,11 +60,17 @@ class SegmentAccess(Protocol):
 
 
 class Locator:
-    """Lookups in one log. Safe for concurrent use."""
+    """Lookups in one log. Safe for concurrent use.
 
-    def __init__(self, segments: SegmentIndex, access: SegmentAccess) -> None:
+    `lost` has for an epoch the transactions of earlier epochs that its server lacks.
+    """
+
+    def __init__(
+        self, segments: SegmentIndex, access: SegmentAccess, lost: Mapping[int, LostGtids] | None = None
+    ) -> None:
         self._segments = segments
         self._access = access
+        self._lost = lost or {}
 
     def position(self, position: Position) -> Located:
         """Return the place of a position. A position between two runs of the log moves to the next run.
@@ -122,6 +129,8 @@ class Locator:
         return self._after(
             lambda head: requested.contains(GtidSet.parse(head.gtid_set)),
             requested.contains,
+            gtid_set,
+            LostGtids.has_last_of,
             f"the GTID set {gtid_set!r} lacks transactions that came before it",
         )
 
@@ -135,22 +144,35 @@ class Locator:
         return self._after(
             lambda head: not GtidSet.parse(head.gtid_set).contains(wanted),
             lambda before: not before.contains(wanted),
+            gtid,
+            LostGtids.has,
             f"the transaction {gtid} came before it",
         )
 
     # --- Inside -----------------------------------------------------------------------------
 
     def _after(
-        self, head_fits: Callable[[SegmentHead], bool], fits: Callable[[GtidSet], bool], why_not: str
+        self,
+        head_fits: Callable[[SegmentHead], bool],
+        fits: Callable[[GtidSet], bool],
+        gtids: str,
+        has: Callable[[LostGtids, str], bool],
+        why_not: str,
     ) -> Located:
-        """Return the last boundary whose preceding transactions satisfy the condition."""
+        """Return the last boundary whose preceding transactions satisfy the condition.
+
+        The boundary precedes every epoch whose server lacks the transactions in question, judged by `has`.
+        """
         search = self._search()
         segments = self._segments
 
         def fits_before(at: int) -> bool:
+            epoch = segments[at].epoch
+            if any(has(lost, gtids) for since, lost in self._lost.items() if since <= epoch):
+                return False
             return head_fits(search.head(self._access, segments[at]))
 
-        at, start = -1, 0
+        at, start = -1, self._first_after_loss(search, gtids)
         while start < len(segments) and fits_before(start):
             # GTID sets grow within an epoch. The next epoch may have an unrelated history.
             stop = search.end_of_epoch(segments[start].epoch)
@@ -181,6 +203,14 @@ class Locator:
             if index == len(blocks) - 1 and run.whole(index, fits):
                 index += 1
             return self._boundary(search, segment, blocks, max(index, 0))
+
+    def _first_after_loss(self, search: "_Search", gtids: str) -> int:
+        """Return the first segment of the newest epoch that lacks transactions and precedes these, else 0."""
+        for epoch, lost in sorted(self._lost.items(), reverse=True):
+            if lost.precede(gtids):
+                first = search.end_of_epoch(epoch - 1)
+                return first if first < len(self._segments) else 0
+        return 0
 
     def _run(self, search: "_Search", segment: SegmentRecord, blocks: BlockIndex) -> "_Run":
         return _Run(blocks, segment.base, search.head(self._access, segment))

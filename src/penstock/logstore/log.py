@@ -214,6 +214,7 @@ class Log(LogReader):
         file: str,
         offset: int,
         gtid_set: LoggedSet,
+        lost: LoggedSet = NO_GTIDS,
     ) -> EpochRecord:
         """Record durably that the following bytes come from another server. Repeating the call is harmless.
 
@@ -231,9 +232,8 @@ class Log(LogReader):
                 )
             # Make the old epoch durable first: its server could no longer be asked to resend lost bytes.
             self._finish_segment()
-            record = EpochRecord(
-                epoch, server_key, server_id, flavor, version, file, offset, gtid_set, self._now_us(), True
-            )
+            source = (server_key, server_id, flavor, version)
+            record = EpochRecord(epoch, *source, file, offset, gtid_set, self._now_us(), True, lost)
             self._change_epochs(self._epochs.add(record))
             return record
 
@@ -274,9 +274,8 @@ class Log(LogReader):
                 self._drop_unfinished()
             if not goes_on:
                 self._close_segment()
-            tail.file = OpenFile(
-                epoch, file, bytes(format_description), server_id, flavor, offset, offset, gtid_set
-            )
+            head = bytes(format_description)
+            tail.file = OpenFile(epoch, file, head, server_id, flavor, offset, offset, gtid_set)
             self._retried = None
 
     def append(

@@ -392,7 +392,7 @@ class LogReader:
         return self.tier.reader(record)
 
     def _locator(self) -> Locator:
-        return Locator(self._index, _Access(self))
+        return Locator(self._index, _Access(self), self._epochs.lost)
 
     def _end_of(self, record: SegmentRecord, visible: Position | None) -> int:
         """Return the offset up to which a segment may be read."""

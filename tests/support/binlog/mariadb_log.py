@@ -1,13 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Binlog files of a MariaDB server, written GTID by GTID."""
+"""Binlog files of a MariaDB server, written GTID by GTID, and the GTIDs that a read of them yields."""
 
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow
+
 from penstock.gtid_sets import LoggedSet
 from penstock.logstore.log import Log
+from penstock.source.bounds import Bound, locate
+from penstock.source.decoding import RangeDecoding
+from penstock.source.source import Source
 from tests.support.binlog.events import MAGIC, MARIADB_GTID, MARIADB_GTID_LIST, XID, Event, assemble, events
 from tests.support.logstore.source import SourceFile, server_files
 
@@ -43,9 +48,18 @@ def write_mariadb_files(folder: Path, *files: tuple[str, Sequence[str]]) -> None
 
 
 def keep_mariadb_file(
-    log: Log, epoch: int, server: int, before: str, transactions: Sequence[str], number: int = 1
+    log: Log,
+    epoch: int,
+    server: int,
+    before: str,
+    transactions: Sequence[str],
+    number: int = 1,
+    lost: str = "",
 ) -> None:
-    """Append such a file of a server to a log. The first file of an epoch begins the epoch."""
+    """Append such a file of a server to a log. The first file of an epoch begins the epoch.
+
+    `lost` are the transactions of the log that the server lacks.
+    """
     content = mariadb_file(before, transactions)
     name = f"mariadb-bin.{number:06d}"
     cutter = SourceFile(epoch, "mariadb", name, content, before, log.time_max_us).cutter()
@@ -58,6 +72,7 @@ def keep_mariadb_file(
             file=name,
             offset=len(MAGIC),
             gtid_set=LoggedSet(before),
+            lost=LoggedSet(lost),
         )
     at = 0
     while at < len(content):
@@ -75,3 +90,21 @@ def keep_mariadb_file(
         time_max_us=cutter.time_max_us,
         gtid_set=cutter.gtid_set,
     )
+
+
+def gtids_between(source: Source, start: str | None, end: str | None = None) -> list[str]:
+    """Return the GTIDs that a read from one set to another yields, range by range."""
+    first, last = (Bound(gtid_set=gtid_set) if gtid_set else None for gtid_set in (start, end))
+    bounds = locate(source, first, last)
+    gtids: list[str] = []
+    for byte_range in source.split(bounds.start, ranges_min=4, range_bytes=1):
+        decoding = RangeDecoding(
+            source,
+            byte_range,
+            emit="transactions",
+            gtid_after=bounds.gtid_after,
+            gtid_until=bounds.gtid_until,
+        )
+        for _ in decoding.states():
+            gtids += pyarrow.record_batch(decoding.take_batch())["gtid"].to_pylist()
+    return gtids

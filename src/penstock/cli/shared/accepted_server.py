@@ -13,6 +13,7 @@ from penstock._native import GtidSet
 from penstock.capture.resume import end_of_log
 from penstock.cli.shared.log_folder import LogFolder
 from penstock.errors import OptionInvalid, ServerChanged
+from penstock.gtid_sets import ExecutedSet, LoggedSet, OutsideSet, mariadb_gtids
 from penstock.logstore.audit import AuditLine
 from penstock.logstore.log import Log
 from penstock.logstore.reader import LogReader
@@ -28,15 +29,16 @@ from penstock.source.walk import TransactionWalk
 class Acceptance:
     """The consequences of resuming on a server: `lost` are the GTIDs of the log that the server is missing.
 
-    `tables` are the tables changed by the lost transactions. `statements` are the logged statements among
-    them, whose tables are known only from their text.
+    On MariaDB these are the last ones of each domain and server. `tables` are the tables changed by the lost
+    transactions. `statements` are the logged statements among them, whose tables are known only from their
+    text.
     """
 
     beginning: Beginning
     identity: ServerIdentity
     address: ServerAddress
     old: Position
-    lost: str
+    lost: LoggedSet
     tables: tuple[str, ...]
     statements: tuple[str, ...]
 
@@ -58,39 +60,28 @@ def chosen_server(chosen: LogFolder, server: str | None) -> Iterator[Connection]
 def plan_acceptance(chosen: LogFolder, reader: LogReader, connection: Connection) -> Acceptance:
     """Return the consequences of resuming on a server; change nothing.
 
-    Raises OptionInvalid if the server is missing nothing, ServerChanged if its GTIDs are ambiguous (MariaDB,
-    or a server that is missing transactions of its own), and the errors of `begin_after`.
+    Raises OptionInvalid if the server is missing nothing, ServerChanged if it is missing transactions of its
+    own or its GTIDs are ambiguous, and the errors of `begin_after`.
     """
     last_epoch, old = reader.epochs.latest, reader.head()
     assert last_epoch is not None, "a log with a byte has an epoch"
     identity = connection.identity()
-    log_gtids = GtidSet.parse(end_of_log(reader, last_epoch))
-    lost = connection.executed().missing(str(log_gtids))
-    if not lost:
+    log_gtids, executed = end_of_log(reader, last_epoch), connection.executed()
+    missing = executed.missing(log_gtids)
+    if not missing:
         raise OptionInvalid(
             f"{connection.address} lacks no transaction of the log", hint="Start the capture: penstock serve"
         )
-    if identity.flavor == MARIADB:
-        raise ServerChanged(
-            f"{connection.address} lacks {lost} and what precedes it on that server. MariaDB numbers the"
-            " transactions of all servers in one sequence, so readers of the log would take new transactions"
-            " for these",
-            hint=_new_log_hint(reader),
-        )
-    if identity.server_uuid and identity.server_uuid.lower() in lost.lower():
-        raise ServerChanged(
-            f"{connection.address} lacks transactions of its own: it was restored, and gives the same GTIDs"
-            f" to other transactions: {lost}",
-            hint=_new_log_hint(reader),
-        )
-    shared = str(log_gtids.subtract(GtidSet.parse(lost)))
+    _check_origin(reader, connection.address, identity, missing)
+    shared = executed.shared(log_gtids)
+    lost, tables, statements = _lost_after(chosen, reader, shared, executed)
+    _check_origin(reader, connection.address, identity, lost)
     epoch = reader.next_epoch
     source = ServerSource(SourceOptions(address=connection.address, instance=chosen.name, epoch=epoch))
     try:
         beginning = begin_after(connection, shared, source, epoch)
     finally:
         source.close()
-    tables, statements = _changed_by(chosen, reader, shared, lost)
     return Acceptance(beginning, identity, connection.address, old, lost, tables, statements)
 
 
@@ -107,6 +98,7 @@ def accept_server(log: Log, plan: Acceptance, audit: AuditLine) -> None:
         file=position.file,
         offset=position.offset,
         gtid_set=plan.beginning.gtid_set,
+        lost=plan.lost,
     )
 
 
@@ -114,24 +106,49 @@ def _new_log_hint(reader: LogReader) -> str:
     return f"Begin a new log: move {reader.folder} away, and read the tables again"
 
 
-def _changed_by(
-    chosen: LogFolder, reader: LogReader, shared: str, lost: str
-) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the tables changed by the transactions of a set, and the logged statements among them."""
-    source, lost_gtids = chosen.source(), GtidSet.parse(lost)
+def _check_origin(reader: LogReader, address: ServerAddress, identity: ServerIdentity, lost: str) -> None:
+    """Raise ServerChanged if a server itself has written one of the transactions that it lacks."""
+    if identity.flavor == MARIADB:
+        is_own = any(server == identity.server_id for _, server, _ in mariadb_gtids(lost))
+    else:
+        is_own = identity.server_uuid is not None and identity.server_uuid.lower() in lost.lower()
+    if is_own:
+        raise ServerChanged(
+            f"{address} lacks transactions of its own: it was restored, and gives the same GTIDs to other"
+            f" transactions: {lost}",
+            hint=_new_log_hint(reader),
+        )
+
+
+def _lost_after(
+    chosen: LogFolder, reader: LogReader, shared: str, executed: ExecutedSet
+) -> tuple[LoggedSet, tuple[str, ...], tuple[str, ...]]:
+    """Return the transactions of a log outside a set, the tables they changed and their logged statements.
+
+    Raises ServerChanged if the server has executed one of them: then its GTIDs do not tell what it lacks.
+    """
+    source = chosen.source()
+    lost = GtidSet.parse("")
     tables: set[str] = set()
     statements: list[str] = []
     try:
         start = reader.locate_gtid_set(shared).position
+        is_outside = OutsideSet(shared, reader.gtid_set(start))
         for byte_range in source.split(start, reader.head()):
             for batch in TransactionWalk(source, byte_range):
                 columns = (batch[name].to_pylist() for name in ("gtid", "tables", "statement"))
                 for gtid, names, statement in zip(*columns, strict=True):
-                    if not gtid or not lost_gtids.contains(GtidSet.parse(gtid)):
+                    if not is_outside(gtid):
                         continue
+                    if executed.contains(gtid):
+                        raise ServerChanged(
+                            f"the server has {gtid}, which follows transactions that it lacks in the log",
+                            hint=_new_log_hint(reader),
+                        )
+                    lost = lost.union(GtidSet.parse(gtid))
                     tables.update(name for name in names.split(",") if name)
                     if statement:
                         statements.append(statement)
     finally:
         source.close()
-    return tuple(sorted(tables)), tuple(statements)
+    return LoggedSet(str(lost)), tuple(sorted(tables)), tuple(statements)
