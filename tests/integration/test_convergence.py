@@ -26,6 +26,7 @@ DIVERGED: dict[tuple[str, str, str], tuple[int, ...]] = {
     ("mariadb", "mysql", "cascades"): (201, 204),
     ("mysql", "mongodb", "mirror"): (202,),
     ("mariadb", "mongodb", "mirror"): (212, 213),
+    ("mariadb", "mysql", "mirror"): (600,),
     ("mysql", "clickhouse", "mirror"): (201,),
 }
 ROUNDS = 12 if os.environ.get("PENSTOCK_LONG") else 3

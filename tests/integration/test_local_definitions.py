@@ -99,6 +99,26 @@ def test_older_rows_that_lack_a_column_of_the_new_key_wait_for_the_reread(
     assert_same(source_rows(mysql_server, database, "t"), mysql_rows(mariadb_server, database, "t"))
 
 
+@pytest.mark.deep(keep=("mysql",))
+def test_generated_unique_key_of_a_table_without_keys_replaces_its_rows(
+    target: SqlTarget, mysql_server: Server, fresh_database: FreshDatabase, tmp_path: Path
+) -> None:
+    database = fresh_database(mysql_server)
+    settings = pipeline_of(mysql_server, database, target.sink, tmp_path)
+    mysql_server.sql("CREATE TABLE t (v INT); INSERT INTO t VALUES (1), (1), (2), (NULL)", database=database)
+    run_to_end(LocalDriver(), settings)
+    mysql_server.sql(
+        "UPDATE t SET v = 3 WHERE v = 2;"
+        "ALTER TABLE t ADD COLUMN number INT NOT NULL AUTO_INCREMENT UNIQUE;"
+        "INSERT INTO t (v) VALUES (4)",
+        database=database,
+    )
+    run_to_end(LocalDriver(), settings)
+    mysql_server.sql("DELETE FROM t WHERE v = 1; UPDATE t SET number = 9 WHERE v = 4", database=database)
+    run_to_end(LocalDriver(), settings)
+    assert_same(source_rows(mysql_server, database, "t"), target.rows(database, "t"))
+
+
 @pytest.mark.deep(
     guard="tests/integration/test_local_definitions.py::test_older_rows_that_lack_a_column_of_the_new_key_wait_for_the_reread"
 )

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The effects of statements on a pipeline's tables."""
 
+from dataclasses import replace
+
 import pytest
 
 from penstock.changes import Target
@@ -90,6 +92,15 @@ def test_text_column_without_a_charset_uses_that_of_its_table() -> None:
     text = statement("ALTER TABLE t MODIFY name VARCHAR(20)")
     before = TableBefore(COLUMNS, frozenset(), lambda: latin)
     assert T in consequences_of(text, SPELLING, {T: before}).reread
+
+
+@pytest.mark.parametrize("nullable", [False, True])
+def test_added_unique_column_is_a_key_of_a_table_without_a_primary_key(nullable: bool) -> None:
+    number = Column("number", "int", nullable=nullable)
+    now = replace(NOW, columns=(*NOW.columns, number), primary_key=(), unique_keys=(("number",),))
+    before = TableBefore(COLUMNS, frozenset(), lambda: now)
+    text = statement("ALTER TABLE t ADD COLUMN number INT NOT NULL AUTO_INCREMENT UNIQUE")
+    assert (T in consequences_of(text, SPELLING, {T: before}).rekeyed) == (not nullable)
 
 
 def test_dropped_columns_are_reported() -> None:

@@ -216,13 +216,15 @@ class Loading:
         source, target = self._settings.source(name), tables.source_target(key)
         if source.server is None or target is None or tables.shared.target_of(key) is None:
             return None
-        if tables.is_keyless(key) and self._sink.keeps_state:
+        # Chunks by a key that the target does not have would repeat the rows that changed since.
+        is_keyless = tables.is_keyless(key) and self._sink.keeps_state
+        if is_keyless:
             self._refuse_others(key, tables, first=wish is None and not remove)
         settings = self._settings.load
         session, watermark = self._session(source)
         chunks = [
             replace(chunk, commit_ts=watermark.commit_ts)
-            for chunk in plan_over(session, target, rows=settings.chunk_rows)
+            for chunk in plan_over(session, target, rows=settings.chunk_rows, is_keyless=is_keyless)
         ]
         pages = (
             f"loads-{hashlib.blake2b(f'{key} {wish and wish.number}'.encode(), digest_size=8).hexdigest()}"

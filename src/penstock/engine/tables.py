@@ -144,9 +144,16 @@ class PipelineTables:
         return self._tables[key].streamed
 
     def is_keyless(self, key: str) -> bool:
-        """Whether no key tells the rows of a table from one another."""
+        """Whether no key tells the rows of a table from one another, at the source or in its target.
+
+        A column that is added may be null in a target's older rows, so a key of it is none there.
+        """
         table = self._tables.get(key)
-        return table is not None and not table.current.row_key
+        if table is None:
+            return False
+        stepped = self.shared.target_of(key)
+        prepared = None if stepped is None else self.targets.get(stepped.name)
+        return not table.current.row_key or (prepared is not None and not prepared.row_key)
 
     def known_targets(self) -> dict[str, Target]:
         """Return every table as its source has it now, by key."""

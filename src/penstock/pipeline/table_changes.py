@@ -223,7 +223,8 @@ def _alters_key(steps: Sequence[Step], before: TableBefore) -> bool:
     now = before.now()
     changed = {step.column.name.lower() for step in steps if isinstance(step, AddColumn | ChangeColumn)}
     changed |= {step.to.lower() for step in steps if isinstance(step, RenameColumn)}
-    return now is None or not changed.isdisjoint(name.lower() for name in now.primary_key)
+    # Without a primary key, a mirror finds rows by a unique key.
+    return now is None or not changed.isdisjoint(name.lower() for name in now.row_key)
 
 
 def _lost_columns(steps: Sequence[Step]) -> set[str]:

@@ -150,9 +150,12 @@ def plan_chunks(address: ServerAddress, target: Target, *, rows: int = CHUNK_ROW
         return plan_over(session, target, rows=rows)
 
 
-def plan_over(session: LoadSession, target: Target, *, rows: int = CHUNK_ROWS) -> list[Chunk]:
-    """Cut a table into chunks like `plan_chunks`, over an open session."""
-    index, key = _chunk_key(session, target)
+def plan_over(
+    session: LoadSession, target: Target, *, rows: int = CHUNK_ROWS, is_keyless: bool = False
+) -> list[Chunk]:
+    """Cut a table into chunks like `plan_chunks`, over an open session. Rows of a keyless one are one
+    chunk."""
+    index, key = ("", ()) if is_keyless else _chunk_key(session, target)
     columns = [KeyColumn(target.column(name)) for name in key]
     if not key or not all(column.is_ordered for column in columns):
         return [Chunk(target.name, rows=_table_rows(session, target.name))]
