@@ -3,9 +3,10 @@
 
 import ast
 import hashlib
+import itertools
 import re
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from penstock.console import pages, ruler, sessions, words
+from penstock.console import pages, ruler, sessions, tail, words
 from penstock.console.app import ConsoleSettings
+from penstock.console.fleet import Fleet
 from penstock.console.ruler import Mark
 from penstock.console.serving import ConsoleServer
 from penstock.console.sessions import COOKIE, Sessions
@@ -26,15 +28,19 @@ from penstock.errors import OptionInvalid, QuotaReached
 from penstock.model import Secret
 from penstock.pipeline.state import PipelineState
 from penstock.serve.coordination import CoordinationProbe
+from penstock.serve.own_log import OwnSource
 from penstock.source.daemon_address import DaemonAddress
+from penstock.source.logged_tables import LoggedTables
+from penstock.source.reading import read_range
+from penstock.source.source import ByteRange
 from tests.support.daemon.console import Browser, console_of
 from tests.support.daemon.served_log import INSTANCE, ServedLog, captured_log, serving
-from tests.support.pipeline.local_runs import notes_pipeline, run_here
+from tests.support.pipeline.local_runs import notes_pipeline, run_here, run_sinks_here
 from tests.support.suite.nonempty import each
 
 CONSOLE = Path(pages.__file__).parent
 TEMPLATES = sorted((CONSOLE / "templates").glob("*.html"))
-HOSTILE = "<script>alert(1)</script>\"'&{{7*7}}"
+HOSTILE = "<script>alert(1)</script>\"'&{{1234567*9}}"
 ACCOUNTS: list[dict[str, Any]] = [
     {"name": "boss", "token": "boss-token", "admin": True},
     {"name": "guest", "token": "guest-token", "tables": ["fuzzed.u"]},
@@ -73,10 +79,13 @@ def hold(daemon: ServedLog, reader: str, **more: str) -> None:
 # --- Pages ------------------------------------------------------------------------------------
 
 
-def test_every_page_is_complete_without_javascript(daemon: ServedLog) -> None:
-    with console_of(daemon) as browser:
+def test_every_page_is_complete_without_javascript(daemon: ServedLog, tmp_path: Path) -> None:
+    settings = notes_pipeline(tmp_path, {"files": {"path": str(tmp_path / "feed")}})
+    run_here(settings)
+    query = {"daemon": daemon_url(daemon), "instance": INSTANCE, "reader": "x", "store": "0", "name": "notes"}
+    with console_of(daemon, stores=(settings.state,)) as browser:
         for path in each(pages.PAGES):
-            page = browser.get(path, daemon=daemon_url(daemon), instance=INSTANCE, reader="x", name="x")
+            page = browser.get(path, **query)
             assert page.status == 200, f"{path}: {page.words}"
             assert "<h1>" in page.text
             assert re.findall(r"<script(?![^>]* src=)", page.text) == [], "no script is in a page itself"
@@ -170,6 +179,117 @@ def test_pipelines_are_shown_paused_and_resumed(daemon: ServedLog, tmp_path: Pat
         assert (unknown.status, "no pipeline 'nothing'" in unknown.words) == (404, True)
     audit = [(entry["action"], entry["pipeline"]) for entry in logs if entry["event"] == "audit"]
     assert audit == [("pause pipeline", "notes"), ("resume pipeline", "notes")]
+
+
+def test_table_is_requested_again_after_a_page_that_says_what_will_happen(
+    daemon: ServedLog, tmp_path: Path
+) -> None:
+    sinks = {name: {"files": {"path": str(tmp_path / name)}} for name in ("lake", "audit")}
+    settings = notes_pipeline(tmp_path, sinks=sinks)
+    run_sinks_here(settings)
+    address = {"store": "0", "name": "notes", "sink": "audit"}
+    table = {**address, "source": "shop", "table": "shop.notes"}
+    with (
+        console_of(daemon, stores=(settings.state,)) as browser,
+        capture_logs() as logs,
+        closing(PipelineState.open(settings.state, settings.name, "audit")) as audit,
+        closing(PipelineState.open(settings.state, settings.name, "lake")) as lake,
+    ):
+        assert "streaming" in browser.get("/tables", **address).words
+        page = browser.get("/tables/resnapshot", **table)
+        assert "chunk by chunk" in page.words
+        assert audit.requests() == []
+        fields = {**table, "csrf": page.field("csrf")}
+        unknown = browser.post("/tables/resnapshot/confirm", {**fields, "table": "shop.nothing"})
+        assert unknown.status == 404
+        assert browser.post("/tables/resnapshot/confirm", fields).status == 303
+        (request,) = audit.requests()
+        assert (str(request.table), request.state, lake.requests()) == ("shop.notes", "asked", [])
+        assert "asked" in browser.get("/tables", **address).words
+        assert browser.get("/tables", **{**address, "sink": "nothing"}).status == 404
+        assert browser.get("/tables", **{**address, "store": "7"}).status == 404
+    assert [entry["action"] for entry in logs if entry["event"] == "audit"] == ["read table again"]
+
+
+def test_tail_shows_each_change_once_from_its_first_moment(
+    daemon: ServedLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The place is the head when the tail begins; here the head is the start of the log."""
+    earliest = str(daemon.log.earliest())
+    asked = Fleet.ask_instance
+
+    def from_the_start(fleet: Fleet, url: str, instance: str, call: str) -> dict[str, Any]:
+        return {"position": earliest} if call == "head" else asked(fleet, url, instance, call)
+
+    monkeypatch.setattr(Fleet, "ask_instance", from_the_start)
+    monkeypatch.setattr(tail, "_WAIT_SECONDS", 0.01)
+    address = DaemonAddress.parse(f"penstock://127.0.0.1:{daemon.port()}/all")
+
+    def parts(clock: Callable[[], float], **wanted: Any) -> list[dict[str, Any]]:
+        fleet = Fleet([address], None)
+        return list(tail.tail_changes(fleet, address.base_urls[0], INSTANCE, wanted, clock))
+
+    ticks = itertools.count(step=2.0)
+    calm = parts(lambda: next(ticks))
+    rows = [part for part in calm if part["kind"] == "row"]
+    assert calm[-1] == {"kind": "end", "why": "time"}
+    expected = history_of_table(daemon, "fuzzed.t")
+    shown = [(part["change"], part["before"], part["after"]) for part in rows if part["table"] == "fuzzed.t"]
+    assert shown == expected
+    # In one moment of the clock no more than the limit is shown, and the others are counted.
+    monkeypatch.setattr(tail, "_ROWS_PER_SECOND_MAX", 2)
+    moments = itertools.chain([0.0] * 200, itertools.count(1000.0))
+    busy = parts(lambda: next(moments))
+    assert sum(part["kind"] == "row" for part in busy) == 2
+    assert sum(part["rows"] for part in busy if part["kind"] == "skipped") == len(rows) - 2
+    monkeypatch.setattr(tail, "ROWS_MAX", 1)
+    assert parts(lambda: 0.0)[-1] == {"kind": "end", "why": "rows"}
+    refused = parts(lambda: 0.0, where="no such (")
+    assert [part["kind"] for part in refused] == ["problem"]
+
+
+def history_of_table(daemon: ServedLog, table: str) -> list[tuple[str, Any, Any]]:
+    """Return the changes of a table in the order of the log, with their images."""
+    changes: list[tuple[str, Any, Any]] = []
+    before = None
+    source = OwnSource(INSTANCE, daemon.log)
+    for extent in daemon.log.extents():
+        byte_range = ByteRange(extent.epoch, extent.file, extent.start, extent.end, aligned=True)
+        for batch in read_range(source, byte_range, None, LoggedTables(source)):
+            for row in batch.to_arrow().to_pylist() if batch.table == table else ():
+                image = {name: value for name, value in row.items() if not name.startswith("_")}
+                kind = row["_change_type"]
+                if kind == "update_preimage":
+                    before = image
+                elif kind == "update_postimage":
+                    changes.append(("update", before, image))
+                else:
+                    is_insert = kind == "insert"
+                    changes.append((kind, None if is_insert else image, image if is_insert else None))
+    return changes
+
+
+def test_tail_page_streams_until_its_end(daemon: ServedLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    parts = [
+        {"kind": "idle"},
+        {
+            "kind": "row",
+            "table": HOSTILE,
+            "change": "update",
+            "time": "2026",
+            "before": {"a": 1},
+            "after": {"a": HOSTILE},
+        },
+        {"kind": "skipped", "rows": 7},
+        {"kind": "end", "why": "time"},
+    ]
+    monkeypatch.setattr(pages, "tail_changes", lambda *_: iter(parts))
+    with console_of(daemon) as browser:
+        page = browser.get("/tail", follow="1")
+        assert "Follow" in browser.get("/tail").words
+    assert "7 changes are not shown" in page.words
+    assert HOSTILE in page.words
+    assert "<script>alert" not in page.text
 
 
 def test_console_works_below_a_base_path(daemon: ServedLog) -> None:
@@ -285,7 +405,7 @@ def test_hostile_names_are_shown_as_text(daemon: ServedLog) -> None:
         ]
     for page in each(asked):
         assert "<script>alert" not in page.text
-        assert "49" not in page.words
+        assert "11111103" not in page.words
     assert HOSTILE in asked[2].words
 
 

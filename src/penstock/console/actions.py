@@ -39,6 +39,16 @@ def resume_pipeline(visit: Visit, form: Mapping[str, str]) -> Response:
     return visit.redirect("/pipelines")
 
 
+def read_again(visit: Visit, form: Mapping[str, str]) -> Response:
+    """Ask a pipeline to read a table again."""
+    visit.prove_admin()
+    name, source, table = (_field(form, field) for field in ("name", "source", "table"))
+    store, sink = _store(form), form.get("sink", "")
+    request = visit.states.resnapshot(store, name, sink, source, table)
+    _record(visit, "read table again", pipeline=name, sink=sink, source=source, table=table, request=request)
+    return visit.redirect("/tables", store=str(store), name=name, sink=sink)
+
+
 def _field(form: Mapping[str, str], name: str) -> str:
     value = form.get(name, "")
     if not value:
@@ -68,4 +78,5 @@ ACTIONS: dict[str, Callable[[Visit, Mapping[str, str]], Response]] = {
     "/hold/remove": remove_hold,
     "/pipelines/pause/confirm": pause_pipeline,
     "/pipelines/resume/confirm": resume_pipeline,
+    "/tables/resnapshot/confirm": read_again,
 }

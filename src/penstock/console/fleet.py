@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 from urllib.parse import quote
 
+from penstock.client.fetch import BatchFrame, ChangesAnswer, PositionFrame
 from penstock.errors import PenstockError, SourceMissing
 from penstock.model import Secret
 from penstock.source.daemon_address import DaemonAddress
@@ -73,6 +74,18 @@ class Fleet:
         client = DaemonClient(replace(self._address(url), instance=instance), url)
         try:
             yield from client.lines("history", row, _HISTORY_SILENCE_SECONDS_MAX)
+        finally:
+            client.close()
+
+    def changes(
+        self, url: str, instance: str, body: dict[str, Any], silence_seconds: float
+    ) -> Iterator[BatchFrame | PositionFrame]:
+        """Yield the frames of one response of the daemon's `changes` call. Raises the daemon's errors."""
+        client = DaemonClient(replace(self._address(url), instance=instance), url)
+        try:
+            for frame in ChangesAnswer(client, body, silence_seconds).frames():
+                if isinstance(frame, BatchFrame | PositionFrame):
+                    yield frame
         finally:
             client.close()
 

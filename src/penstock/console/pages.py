@@ -7,6 +7,7 @@ from typing import Any
 from starlette.responses import Response
 
 from penstock.console.ruler import Mark, draw_ruler
+from penstock.console.tail import ROWS_MAX, tail_changes
 from penstock.console.visit import Visit
 from penstock.errors import AccessDenied, PenstockError
 from penstock.serve.problems import problem_body
@@ -14,6 +15,7 @@ from penstock.serve.problems import problem_body
 # Changes of a row on one page. The newest come first.
 _CHANGES_DEFAULT = 100
 # What needs an operator comes first.
+_TABLE_URGENCY = ("stopped", "loading", "asked", "gone", "streaming")
 _URGENCY = ("stopped", "failed", "behind", "held", "retrying", "waiting", "connecting", "opening")
 
 
@@ -103,6 +105,32 @@ def pause(visit: Visit) -> Response:
     return visit.render("pause.html", rows=chosen, name=visit.query("name"), store=visit.query("store"))
 
 
+def tables(visit: Visit) -> Response:
+    """Which tables are loading, streaming or stopped?"""
+    if not visit.sees_pipelines:
+        visit.prove_admin()
+    store, name, sink = _pipeline_of(visit)
+    rows = visit.states.tables(store, name, sink)
+    rows.sort(key=lambda row: (_TABLE_URGENCY.index(row.state), row.source, row.table))
+    return visit.render("tables.html", rows=rows, store=store, name=name, sink=sink)
+
+
+def resnapshot(visit: Visit) -> Response:
+    """What happens if this table is read again?"""
+    visit.prove_admin()
+    store, name, sink = _pipeline_of(visit)
+    source, table = visit.query("source"), visit.query("table")
+    rows = [
+        row for row in visit.states.tables(store, name, sink) if (row.source, row.table) == (source, table)
+    ]
+    return visit.render("resnapshot.html", rows=rows, store=store, name=name, sink=sink, table=table)
+
+
+def _pipeline_of(visit: Visit) -> tuple[int, str, str]:
+    store = visit.query("store")
+    return int(store) if store.isdecimal() else -1, visit.query("name"), visit.query("sink")
+
+
 def subscriptions(visit: Visit) -> Response:
     """Which member has which shard, and how far is each shard behind?"""
     answers = visit.fleet.ask_all("subscriptions")
@@ -132,16 +160,48 @@ def alerts(visit: Visit) -> Response:
     return visit.render("alerts.html", alerts=firing, silent=silent, problems=answers.problems)
 
 
-def history(visit: Visit) -> Response:
-    """What happened to this row, and who has confirmed it?"""
+def tail(visit: Visit) -> Response:
+    """What changes right now?"""
+    choices, problems, url, name = _chosen_instance(visit)
+    table, where, change = visit.query("tables"), visit.query("where"), visit.query("change")
+    wanted: dict[str, Any] = {"tables": table.split() or None, "where": where or None}
+    wanted["changes"] = [change] if change else None
+    is_asked = bool(url and visit.query("follow"))
+    return visit.stream(
+        "tail.html",
+        choices=choices,
+        daemon=url,
+        instance=name,
+        tables=table,
+        where=where,
+        change=change,
+        is_asked=is_asked,
+        problems=problems,
+        rows_max=ROWS_MAX,
+        changes=map(_with_cells, tail_changes(visit.fleet, url, name, wanted)) if is_asked else iter(()),
+    )
+
+
+def _with_cells(part: dict[str, Any]) -> dict[str, Any]:
+    return {**part, "cells": _cells(part)} if part["kind"] == "row" else part
+
+
+def _chosen_instance(visit: Visit) -> tuple[list[tuple[str, str]], dict[str, PenstockError], str, str]:
+    """Return the instances by daemon, daemons that do not answer, and the daemon and instance of a form."""
     statuses = visit.fleet.ask_all("status")
     choices = [
         (url, status["instance"]) for url, answer in statuses.values.items() for status in answer["instances"]
     ]
     url, name = visit.query("daemon"), visit.query("instance")
-    table, key = visit.query("table"), visit.query("key")
     if not (url and name) and len(choices) == 1:
         url, name = choices[0]
+    return choices, statuses.problems, url, name
+
+
+def history(visit: Visit) -> Response:
+    """What happened to this row, and who has confirmed it?"""
+    choices, problems, url, name = _chosen_instance(visit)
+    table, key = visit.query("table"), visit.query("key")
     limit = visit.query("limit")
     row = {
         "table": table,
@@ -160,7 +220,7 @@ def history(visit: Visit) -> Response:
         columns=visit.query("columns"),
         limit=row["limit"],
         is_asked=bool(table and key and url),
-        problems=statuses.problems,
+        problems=problems,
         changes=changes,
     )
 
@@ -208,4 +268,7 @@ PAGES: dict[str, Callable[[Visit], Response]] = {
     "/subscriptions": subscriptions,
     "/alerts": alerts,
     "/history": history,
+    "/tail": tail,
+    "/tables": tables,
+    "/tables/resnapshot": resnapshot,
 }

@@ -1,14 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pipelines that the console shows, as their state stores have them at this moment."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from penstock.coordinate.store import CoordinationStore, open_store, without_password
 from penstock.errors import PenstockError, SourceMissing
-from penstock.pipeline.state import PipelineState
+from penstock.model import TableName
+from penstock.pipeline.resnapshot import Resnapshot
+from penstock.pipeline.state import Checkpoint, PipelineState, split_key, table_key
 from penstock.pipeline.summary import summarize_pipeline
 
 
@@ -20,6 +22,19 @@ class PipelineRow:
     name: str
     sink: str
     summary: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class TableRow:
+    """A table of a pipeline. `state` is stopped, loading, asked, streaming or gone; `why` explains it."""
+
+    source: str
+    table: str
+    state: str
+    why: str = ""
+    chunks: int = 0
+    chunks_done: int = 0
+    rows: int = 0
 
 
 class PipelineStates:
@@ -46,6 +61,31 @@ class PipelineStates:
                 problems[without_password(url)] = problem
         return rows, problems
 
+    def tables(self, number: int, name: str, sink: str) -> list[TableRow]:
+        """Return the tables of a pipeline's sink, by name. Raises SourceMissing, CoordinationLost."""
+        with self._state(number, name, sink) as state:
+            progress = state.checkpoint()
+            known = (state.get_large("tables") or {"tables": {}})["tables"]
+            if progress is None:
+                return []
+            asked = {
+                table_key(request.source, request.table): request
+                for request in state.requests()
+                if not request.ended_us
+            }
+            keys = sorted(known.keys() | progress.loads.keys() | progress.stopped.keys())
+            return [_table_row(key, progress, known.get(key), asked.get(key)) for key in keys]
+
+    def resnapshot(self, number: int, name: str, sink: str, source: str, table: str) -> str:
+        """Ask a pipeline to read a table again; return the request's number.
+
+        Raises SourceMissing, OptionInvalid, CoordinationLost.
+        """
+        if (source, table) not in {(row.source, row.table) for row in self.tables(number, name, sink)}:
+            raise SourceMissing(f"the pipeline {name} has no table {table} of {source}")
+        with self._state(number, name, sink) as state:
+            return state.request_resnapshot(source, TableName.parse(table))
+
     def pause(self, number: int, name: str, why: str) -> None:
         """Stop a pipeline after its current batch. Raises SourceMissing, CoordinationLost."""
         with self._state(number, name) as state:
@@ -57,13 +97,16 @@ class PipelineStates:
             state.resume()
 
     @contextmanager
-    def _state(self, number: int, name: str) -> Iterator[PipelineState]:
+    def _state(self, number: int, name: str, sink: str = "") -> Iterator[PipelineState]:
         if not 0 <= number < len(self._urls):
             raise SourceMissing("there is no such state store", hint="Open the page of pipelines again")
         with closing(open_store(self._urls[number])) as store:
             if name not in PipelineState.names(store):
                 raise SourceMissing(f"there is no pipeline {name!r}", hint="It may have been removed")
-            yield PipelineState(store, name)
+            state = PipelineState(store, name)
+            if sink and sink not in state.sinks():
+                raise SourceMissing(f"the pipeline {name} has no sink {sink!r}")
+            yield PipelineState(store, name, sink) if sink else state
 
 
 def _rows_of(number: int, name: str, store: CoordinationStore) -> list[PipelineRow]:
@@ -72,3 +115,22 @@ def _rows_of(number: int, name: str, store: CoordinationStore) -> list[PipelineR
     if sinks is None:
         return [PipelineRow(number, name, "", summary)]
     return [PipelineRow(number, name, sink, part) for sink, part in sinks.items()]
+
+
+def _table_row(
+    key: str, progress: Checkpoint, known: Mapping[str, Any] | None, request: Resnapshot | None
+) -> TableRow:
+    source, table = split_key(key)
+    load = progress.loads.get(key)
+    chunks = (0, 0, 0) if load is None else (load.chunks, load.done, load.rows)
+    if key in progress.stopped:
+        state, why = "stopped", str(progress.stopped[key])
+    elif load is not None and not load.finished:
+        state, why = "loading", ""
+    elif request is not None:
+        state, why = "asked", request.what
+    elif known is not None and known["gone"]:
+        state, why = "gone", ""
+    else:
+        state, why = "streaming", ""
+    return TableRow(source, str(table), state, why, *chunks)

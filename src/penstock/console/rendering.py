@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _MINUTE, _HOUR, _DAY = 60, 3600, 86_400
-# Pieces of a page that is streamed are sent together, up to this many.
-_PIECES = 20
 
 
 class Renderer:
@@ -37,9 +35,9 @@ class Renderer:
 
     def stream(self, template: str, language: str, values: Mapping[str, Any]) -> Response:
         """Return a page whose values are iterators that are read while it is sent."""
-        pieces = self._environment.get_template(template).stream(self._all(language, values))
-        pieces.enable_buffering(_PIECES)
-        return StreamingResponse(iter(pieces), media_type="text/html; charset=utf-8")
+        # Without a buffer: the next value may be long in coming.
+        pieces = self._environment.get_template(template).generate(self._all(language, values))
+        return StreamingResponse(pieces, media_type="text/html; charset=utf-8")
 
     def _all(self, language: str, values: Mapping[str, Any]) -> dict[str, Any]:
         return {

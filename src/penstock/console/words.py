@@ -44,6 +44,7 @@ CHINESE = {
     "Last commit": "最后提交",
     "Last error": "最近的错误",
     "Leave it": "不做更改",
+    "Live tail": "实时变更",
     "Load": "全量加载",
     "Log": "日志",
     "Log in": "登录",
@@ -164,6 +165,38 @@ CHINESE = {
     "{reader} holds nothing any longer.": "{reader} 已不再保留任何内容。",
     "{span} ago": "{span}前",
     "{span} left": "剩余 {span}",
+    "Read it again…": "重新读取…",
+    "Read the table again": "重新读取此表",
+    "Rows, estimated": "估计行数",
+    "Which tables are loading, streaming or stopped?": "哪些表在加载、同步或已停止？",
+    "What happens if this table is read again?": "重新读取此表会怎样？",
+    "The pipeline has no tables yet: it never ran.": "管道还没有表：它从未运行。",
+    "The pipeline {name} reads {table} chunk by chunk between its batches, while replication continues. A"
+    " pipeline that does not run begins with it at its next start. Rows that the source no longer has are"
+    " deleted from the target, if the target can be read back; a feed receives every row again.": (
+        "管道 {name} 会在批次之间分块读取 {table}，复制不会中断。未运行的管道会在下次启动"
+        "时读取。源端已不存在的行会从目标删除（若目标可回读）；消息类目标会再次收到每一行。"
+    ),
+    "There is no such table any longer.": "该表已不存在。",
+    "asked": "已请求",
+    "gone": "已不存在",
+    "streaming": "同步中",
+    "What changes right now?": "此刻有哪些变更？",
+    "Tables": "表",
+    "Condition": "条件",
+    "Changes": "变更类型",
+    "all": "全部",
+    "Follow": "跟踪",
+    "At most 50 changes a second are shown, and the others are counted. Stop loading the page to pause. "
+    "It ends after {rows} changes, or 15 minutes.": (
+        "每秒最多显示 50 个变更，其余只计数。停止加载页面即可暂停。显示 {rows} 个变更或 15 分钟后结束。"
+    ),
+    "{count} changes are not shown: they arrived faster than 50 a second": (
+        "有 {count} 个变更未显示：到达速度超过每秒 50 个"
+    ),
+    "The tail ended early": "跟踪提前结束",
+    "every table that the account may read": "此账号可读的所有表",
+    "The tail has ended; follow again for what comes from then on.": "跟踪已结束；再次跟踪可查看此后的变更。",
     # States of captures and pipelines.
     "behind": "落后",
     "closed": "已关闭",

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The changes of an instance as they arrive, for one viewer: no faster than people read.
+
+A viewer gets every change or a count of those that were left out, and a limit ends each tail.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from penstock.client.fetch import BatchFrame, PositionFrame
+from penstock.console.fleet import Fleet
+from penstock.errors import PenstockError
+from penstock.serve.problems import problem_body
+
+# A daemon that has nothing to send ends its response after this time; then the viewer may have left.
+_WAIT_SECONDS = 5.0
+_SILENCE_SECONDS_MAX = 30.0
+_ROWS_PER_SECOND_MAX = 50
+ROWS_MAX = 2000
+_SECONDS_MAX = 900.0
+
+_BEFORE, _AFTER = "update_preimage", "update_postimage"
+
+
+def tail_changes(
+    fleet: Fleet,
+    url: str,
+    instance: str,
+    wanted: dict[str, Any],
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[dict[str, Any]]:
+    """Yield the changes after this moment as parts of the kinds row, skipped, idle, problem and end.
+
+    `wanted` has the fields tables, where and changes of the daemon's `changes` call. A skipped part counts
+    rows that were left out since the part before it. An idle part says that nothing has arrived for a while.
+    """
+    try:
+        yield from _tail(fleet, url, instance, wanted, clock)
+    except PenstockError as problem:
+        yield {"kind": "problem", **problem_body(problem)}
+
+
+def _tail(
+    fleet: Fleet, url: str, instance: str, wanted: dict[str, Any], clock: Callable[[], float]
+) -> Iterator[dict[str, Any]]:
+    # The place is fixed first: with "latest" each time, changes between two responses would be missing.
+    head = fleet.ask_instance(url, instance, "head")["position"]
+    start: dict[str, Any] | str = "earliest" if head is None else {"position": head}
+    began = second_began = clock()
+    shown = shown_this_second = skipped = 0
+    while clock() - began < _SECONDS_MAX:
+        body = {**wanted, "start": start, "wait_seconds": _WAIT_SECONDS, "subscriber": ""}
+        for frame in fleet.changes(url, instance, body, _SILENCE_SECONDS_MAX):
+            if isinstance(frame, PositionFrame):
+                start = {"position": str(frame.position)}
+                if frame.server_key:
+                    start["server_key"] = frame.server_key
+                continue
+            for row in _rows_of(frame):
+                if clock() - second_began >= 1.0:
+                    second_began, shown_this_second = clock(), 0
+                    if skipped:
+                        yield {"kind": "skipped", "rows": skipped}
+                        skipped = 0
+                if shown_this_second >= _ROWS_PER_SECOND_MAX:
+                    skipped += 1
+                    continue
+                shown_this_second += 1
+                shown += 1
+                yield row
+                if shown >= ROWS_MAX:
+                    yield {"kind": "end", "why": "rows"}
+                    return
+        if skipped:
+            yield {"kind": "skipped", "rows": skipped}
+            skipped = 0
+        yield {"kind": "idle"}
+    yield {"kind": "end", "why": "time"}
+
+
+def _rows_of(frame: BatchFrame) -> Iterator[dict[str, Any]]:
+    """Yield the changes of a batch; the two images of an update are one change."""
+    before: dict[str, Any] | None = None
+    for row in frame.to_arrow().to_pylist():
+        kind, commit_time = row["_change_type"], row["_commit_timestamp"]
+        values = {name: value for name, value in row.items() if not name.startswith("_")}
+        if kind == _BEFORE:
+            before = values
+            continue
+        yield {
+            "kind": "row",
+            "table": frame.table,
+            "change": "update" if kind == _AFTER else kind,
+            "time": commit_time,
+            "before": before if kind == _AFTER else values if kind == "delete" else None,
+            "after": None if kind == "delete" else values,
+        }
+        before = None
