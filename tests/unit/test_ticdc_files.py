@@ -227,6 +227,10 @@ def test_checksums_of_definitions_are_those_of_ticdc(checksum: int, columns: Any
     ("line", "error", "why"),
     [
         ("{", EventMalformed, "no JSON"),
+        ("[" * 100_000, EventMalformed, "no JSON"),
+        ("[]", EventMalformed, "no message"),
+        (message(110, "INSERT", {"id": "1", "name": "n"}, type=[]), EventMalformed, "type"),
+        (inserted(110, 1).replace('"old": null', '"old": []'), EventMalformed, "one row"),
         (message(110, "INSERT", {"id": "1", "name": "n"}, extra=1), EventMalformed, "extra"),
         (message(110, "QUERY", {"id": "1", "name": "n"}), EventMalformed, "QUERY"),
         (message(110, "INSERT", {"id": "1", "name": "n"}, table="u"), EventMalformed, "shop.u"),
@@ -341,7 +345,10 @@ def test_zero_timestamp_has_no_zone(sink: Sink) -> None:
     assert read(reader(sink, time_zone="Asia/Shanghai")) == [(110, [("i", "10000-00-00 00:00:00")])]
 
 
-@pytest.mark.parametrize("metadata", ["", "{}", '{"checkpoint-ts": "1"}', '{"checkpoint-ts": 1, "x": 2}'])
+@pytest.mark.parametrize(
+    "metadata",
+    ["", "{}", '{"checkpoint-ts": "1"}', '{"checkpoint-ts": 1, "x": 2}', f'{{"checkpoint-ts": {1 << 63}}}'],
+)
 def test_metadata_of_another_form_is_refused(sink: Sink, metadata: str) -> None:
     sink.write("metadata", metadata)
     with pytest.raises(EventMalformed, match="checkpoint"):

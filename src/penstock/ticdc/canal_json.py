@@ -46,9 +46,11 @@ class CanalJsonRows:
         """
         try:
             message = json.loads(line)
-        except ValueError as problem:
+        except (ValueError, RecursionError) as problem:
             raise EventMalformed(f"a line is no JSON: {line[:80]!r}") from problem
-        if not isinstance(message, dict) or (unknown := message.keys() - _FIELDS):
+        if not isinstance(message, dict):
+            raise EventMalformed(f"a line is no message: {line[:80]!r}")
+        if unknown := message.keys() - _FIELDS:
             raise EventMalformed(
                 f"a message has the fields {sorted(unknown)}, which canal-json does not have"
             )
@@ -57,7 +59,7 @@ class CanalJsonRows:
                 f"a message is about {message.get('database')}.{message.get('table')}, in a file of"
                 f" {'.'.join(self._names)}"
             )
-        change = _CHANGES.get(message.get("type", ""))
+        change = _CHANGES.get(str(message.get("type")))
         if change is None or message.get("isDdl") is not False:
             raise EventMalformed(f"a message has the type {message.get('type')!r}")
         data, old = self._row(message, "data"), self._row(message, "old")

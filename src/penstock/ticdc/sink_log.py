@@ -3,6 +3,8 @@
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import groupby
+from operator import attrgetter
 
 from penstock._native import RowEventWriter
 from penstock.errors import PenstockError
@@ -44,14 +46,14 @@ class SinkLog:
     def _add(self, schema: TableSchema, rows: Sequence[RowChange]) -> None:
         try:
             table = self._table_of(schema)
-            for row in rows:
-                before, after = row.before or (), row.after or ()
-                if row.change is Change.INSERT:
-                    self._writer.insert(table, [after])
-                elif row.change is Change.UPDATE:
-                    self._writer.update(table, [(before, after)])
+            for change, group in groupby(rows, key=attrgetter("change")):
+                images = [(row.before or (), row.after or ()) for row in group]
+                if change is Change.INSERT:
+                    self._writer.insert(table, [after for _, after in images])
+                elif change is Change.UPDATE:
+                    self._writer.update(table, images)
                 else:
-                    self._writer.delete(table, [before])
+                    self._writer.delete(table, [before for before, _ in images])
         except PenstockError as problem:
             problem.position = f"{schema.database}.{schema.table}, version {schema.version}"
             raise

@@ -107,7 +107,7 @@ def read_checkpoint(storage: SinkStorage) -> int:
     try:
         values = json.loads(content)
         checkpoint = values[_CHECKPOINT]
-        if values.keys() != {_CHECKPOINT} or not isinstance(checkpoint, int) or checkpoint <= 0:
+        if values.keys() != {_CHECKPOINT} or not isinstance(checkpoint, int) or not 0 < checkpoint < 1 << 63:
             raise ValueError
     except (ValueError, TypeError, KeyError) as problem:
         raise EventMalformed(
