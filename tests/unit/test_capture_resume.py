@@ -284,6 +284,28 @@ def test_mariadb_server_that_cannot_be_accepted_is_refused(
     log.close()
 
 
+def test_lost_transaction_of_mysql_is_located_before_the_epoch_that_lacks_it() -> None:
+    log = captured(BOUNDARIES[0], BOUNDARIES[3])
+    kept = boundaries()[BOUNDARIES[1]]
+    lost = str(GtidSet.parse(boundaries()[BOUNDARIES[3]]).subtract(GtidSet.parse(kept)))
+    log.begin_epoch(
+        epoch=1,
+        server_key="mysql:second",
+        server_id=2,
+        flavor="mysql",
+        version="9.7",
+        file=FILE.name,
+        offset=BOUNDARIES[3].offset,
+        gtid_set=LoggedSet(kept),
+        lost=LoggedSet(lost),
+    )
+    append(log, FILE, BOUNDARIES[3].offset, BOUNDARIES[4].offset)
+    source, _, numbers = lost.partition(":")
+    last = f"{source}:{numbers.rpartition('-')[2]}"
+    assert log.locate_gtid(last).position < log.epochs.epochs[1].position
+    log.close()
+
+
 # --- What version 0.1 wrote -------------------------------------------------------------------
 
 
