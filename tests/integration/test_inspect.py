@@ -222,18 +222,19 @@ def test_whole_transactions_are_shown_before_the_error(shop: Server, tmp_path: P
 
 
 def test_password_comes_from_the_environment_or_a_file_and_is_never_shown(
-    shop: Server, tmp_path: Path
+    shop: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = f"mysql://repl@127.0.0.1:{shop.port}"
     file = tmp_path / "password"
     file.write_text(REPLICATION_PASSWORD + "\n")
-    by_variable = process("inspect", url, "--limit", 1, PENSTOCK_PASSWORD=REPLICATION_PASSWORD)
-    by_file = process("inspect", url, "--limit", 1, "--password-file", file)
+    by_file = penstock("inspect", url, "--limit", 1, "--password-file", file)
+    monkeypatch.setenv("PENSTOCK_PASSWORD", REPLICATION_PASSWORD)
+    by_variable = penstock("inspect", url, "--limit", 1)
     assert by_variable.code == by_file.code == 0, by_variable.err + by_file.err
     wrong = process("inspect", url, PENSTOCK_PASSWORD="not-the-password")
     assert wrong.code == 2
     assert "AuthenticationFailed" in wrong.err
-    in_url = process("check", f"mysql://repl:not-the-password@127.0.0.1:{shop.port}")
+    in_url = penstock("check", f"mysql://repl:not-the-password@127.0.0.1:{shop.port}")
     assert in_url.code == 2
     for ran in (by_variable, by_file, wrong, in_url):
         assert REPLICATION_PASSWORD not in ran.out + ran.err
@@ -270,7 +271,7 @@ def test_every_verb_exists_and_explains_itself() -> None:
     for verb in ("inspect", "check"):
         assert verb in listed.out
         assert penstock(verb, "--help").code == 0
-    assert process("--version").out.strip()
+    assert penstock("--version").out.strip()
     assert process("nonsense").code == 2
 
 
