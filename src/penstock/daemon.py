@@ -15,7 +15,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from functools import partial
 from types import FrameType
@@ -29,12 +29,15 @@ from penstock.capture.kept_schemas import follow_schemas
 from penstock.capture.lease import CaptureLease
 from penstock.capture.readings import read_capture
 from penstock.capture.run import Capture, CaptureParts
+from penstock.coordinate.lease import Lease
 from penstock.coordinate.store import CoordinationStore, open_store
 from penstock.errors import LogFull, OptionInvalid, PenstockError, TransientError
+from penstock.fleet.group import DAEMONS
 from penstock.fleet.instance import Directory, FleetInstance
 from penstock.fleet.member import FleetMember, Membership
 from penstock.fleet.placement import Work
 from penstock.fleet.status import fleet_status
+from penstock.fleet.tenure import CaptureTenure
 from penstock.limits import CONNECTIONS_MAX
 from penstock.logstore.disk import LocalDisk
 from penstock.logstore.layout import Layout
@@ -74,6 +77,7 @@ _OWN_DESCRIPTORS = 4096
 
 _UPKEEP_SECONDS = 10.0
 _LAG_SECONDS = 5.0
+_FLEET_STATUS_SECONDS = 1.0
 # A scrape or a probe waits for the coordination store for this long.
 _PROBE_SECONDS = 2.0
 # How soon the server of a new connection is asked what it keeps.
@@ -211,7 +215,10 @@ class Daemon:
         instances: Mapping[str, ServedInstance] = (
             self._own_captures if self._fleet is None else self._fleet.instances
         )
-        served = Served(instances, self._arrivals, shard_columns, canal_gtid, hold_seconds, canal_filters)
+        is_here: Callable[[str], bool] = self._captures_itself if self._fleet is None else self._fleet.is_here
+        served = Served(
+            instances, self._arrivals, shard_columns, canal_gtid, hold_seconds, canal_filters, is_here
+        )
         self._listener = Listener(
             settings.listen,
             served,
@@ -279,9 +286,12 @@ class Daemon:
         """Stop, from any thread or a signal handler."""
         self._listener.stop()
 
+    def _captures_itself(self, name: str) -> bool:
+        return name in self._own_captures
+
     def _captures(self) -> list[Capture]:
         """Return the captures that run here."""
-        return list(self._own_captures.values()) if self._fleet is None else self._fleet.member.captures()
+        return list(self._own_captures.values()) if self._fleet is None else self._fleet.captures()
 
     def _alerting(self, settings: AlertSettings) -> Alerting:
         """Return what to alert on: the conditions of every instance captured here."""
@@ -387,17 +397,23 @@ class _Fleet:
                 for name, instance in settings.instances.items()
             },
         )
+        self._settings = settings
+        self._arrived = arrivals.arrived
         self.member = FleetMember(
             self._open_store,
+            DAEMONS,
             membership,
-            lambda name, lease: make_capture(name, settings, arrivals.arrived, lease),
-            arrivals.arrived,
+            self._begin,
+            lambda: sum(capture.snapshot().bytes_per_second for capture in self.captures()),
         )
+        self._status_lock = threading.Lock()
+        self._status: dict[str, Any] = {}
+        self._status_at = float("-inf")
         self._directory = Directory(self._open_store, membership.name)
         self.instances = {
             name: FleetInstance(
                 name,
-                partial(self.member.capture_of, name),
+                partial(self._capture_of, name),
                 self._directory,
                 list(instance.tables),
                 list(instance.exclude_tables),
@@ -415,13 +431,34 @@ class _Fleet:
         self.member.stop()
         self._directory.stop()
 
+    def captures(self) -> list[Capture]:
+        """Return the captures that run here."""
+        captures = map(self._capture_of, self.member.tenures())
+        return [capture for capture in captures if capture is not None]
+
+    def _begin(self, store: CoordinationStore, name: str, lease: Lease) -> CaptureTenure:
+        tenure = CaptureTenure(store, name, lease, self._arrived)
+        tenure.start(lambda permit: make_capture(name, self._settings, self._arrived, permit))
+        self._arrived(name)
+        return tenure
+
+    def is_here(self, name: str) -> bool:
+        """Return whether an instance is captured here."""
+        return self._capture_of(name) is not None
+
+    def _capture_of(self, name: str) -> Capture | None:
+        """Return the capture of an instance, None if it is not captured here."""
+        tenure = self.member.tenures().get(name)
+        return tenure.capture if isinstance(tenure, CaptureTenure) else None
+
     def status(self) -> dict[str, Any]:
         """Return the state of the whole fleet, from the store. Raises CoordinationLost, SchemaInvalid."""
-        store = self._open_store()
-        try:
-            return fleet_status(store)
-        finally:
-            store.close()
+        with self._status_lock:
+            # Requests that come more often share an answer, so that they do not load the store.
+            if time.monotonic() - self._status_at > _FLEET_STATUS_SECONDS:
+                with closing(self._open_store()) as store:
+                    self._status, self._status_at = fleet_status(store), time.monotonic()
+            return self._status
 
 
 def _allow_descriptors() -> None:

@@ -74,76 +74,112 @@ def segment_bytes(daemon: DaemonProcess) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in files}
 
 
+class Orders:
+    """A table whose rows a subscriber follows through a fleet; row n is inserted n-th."""
+
+    def __init__(self, server: Server, database: str) -> None:
+        self._server = server
+        self.table = f"{database}.orders"
+        self.inserted = 0
+        server.sql(f"CREATE TABLE {self.table} (id INT PRIMARY KEY, customer INT, step INT)")
+
+    def insert(self) -> None:
+        """Insert the next row."""
+        self.inserted += 1
+        self._server.sql(f"INSERT INTO {self.table} VALUES ({self.inserted}, 1, 0)")
+
+    @contextmanager
+    def followed(self, url: str, coordination: str) -> Iterator[Running]:
+        """Follow the table from its start inside the block; at its end every row has arrived, in order."""
+        subscriber = Subscriber(
+            url,
+            name="cache",
+            tables=[self.table],
+            coordination=coordination,
+            start="earliest",
+            session_seconds=WAIT_SECONDS_MAX,
+        )
+        with Running(subscriber) as running:
+            self.wait_for_newest(running)
+            yield running
+            self.wait_for_newest(running)
+        ids = [row[1] for row in running.rows]
+        assert list(dict.fromkeys(ids)) == list(range(1, self.inserted + 1))
+
+    def wait_for_newest(self, running: Running) -> None:
+        """Wait until the row that was inserted last has arrived."""
+        wait_until(lambda: self.inserted in {row[1] for row in running.rows})
+
+
 @pytest.mark.timing
+def test_instance_is_captured_by_another_member_when_its_capturer_dies(
+    mysql_server: Server, fresh_database: FreshDatabase, tmp_path: Path
+) -> None:
+    orders = Orders(mysql_server, fresh_database(mysql_server))
+    fleet = Fleet(tmp_path, mysql_server, f"sqlite://{tmp_path}/coordination.db", ("a", "b"))
+    with fleet.running():
+        first = fleet.wait_for_capturer("a", "b")
+        second = "b" if first == "a" else "a"
+        assert fleet.states(second) == {second: "elsewhere"}
+        # Any member names the capturing one, and clients follow it there.
+        with pytest.raises(Refused) as refused:
+            fleet.daemons[second].get("/v1/instances/shop/head")
+        assert refused.value.status == 421
+        orders.insert()
+        with orders.followed(fleet.url(second), fleet.coordination):
+            fleet.daemons[first].kill()
+            orders.insert()
+            assert fleet.wait_for_capturer(second) == second
+            orders.insert()
+        # The store alone and every member say the same.
+        for words in (
+            ("--coordination", fleet.coordination),
+            ("--url", f"http://127.0.0.1:{fleet.daemons[second].port}"),
+        ):
+            shown = fleet.status(*words)
+            assert [row["captured_by"] for row in shown["instances"]] == [second]
+            assert [row["member"] for row in shown["members"] if row["state"] == "running"] == [second]
+
+
+@pytest.mark.timing
+@pytest.mark.deep(
+    guard="tests/integration/test_fleet.py::"
+    "test_instance_is_captured_by_another_member_when_its_capturer_dies"
+)
 @pytest.mark.parametrize("store", ["sqlite", "zookeeper"])
-def test_instance_is_captured_by_another_member_when_its_capturer_freezes_or_dies(
+def test_frozen_member_that_wakes_up_stores_nothing_and_continues_later(
     store: str,
     mysql_server: Server,
     fresh_database: FreshDatabase,
     tmp_path: Path,
     request: pytest.FixtureRequest,
 ) -> None:
-    if store == "sqlite":
-        coordination, members = f"sqlite://{tmp_path}/coordination.db", ("a", "b")
-    else:
+    orders = Orders(mysql_server, fresh_database(mysql_server))
+    coordination, members = f"sqlite://{tmp_path}/coordination.db", ("a", "b")
+    if store == "zookeeper":
         hosts = request.getfixturevalue("zookeeper").hosts
         coordination, members = f"zookeeper://{hosts}/{tmp_path.name}", ("a", "b", "c")
-    server, database = mysql_server, fresh_database(mysql_server)
-    server.sql(f"CREATE TABLE {database}.orders (id INT PRIMARY KEY, customer INT, step INT)")
-    next_id = 0
-
-    def insert() -> None:
-        nonlocal next_id
-        next_id += 1
-        server.sql(f"INSERT INTO {database}.orders VALUES ({next_id}, 1, 0)")
-
-    fleet = Fleet(tmp_path, server, coordination, members)
+    fleet = Fleet(tmp_path, mysql_server, coordination, members)
     with fleet.running():
         first = fleet.wait_for_capturer(*members)
         others = tuple(name for name in members if name != first)
-        assert fleet.states(*others) == dict.fromkeys(others, "elsewhere")
-        # Any member names the capturing one, and clients follow it there.
-        with pytest.raises(Refused) as refused:
-            wait_until(lambda: fleet.daemons[others[0]].get("/v1/instances/shop/head") is None)
-        assert refused.value.status == 421
-        insert()
-        subscriber = Subscriber(
-            fleet.url(*others),
-            name="cache",
-            tables=[f"{database}.orders"],
-            coordination=fleet.coordination,
-            start="earliest",
-            session_seconds=WAIT_SECONDS_MAX,
-        )
-        with Running(subscriber) as running:
-            wait_until(lambda: next_id in {row[1] for row in running.rows})
-
+        orders.insert()
+        with orders.followed(fleet.url(*others), fleet.coordination) as running:
             frozen = fleet.daemons[first]
             os.kill(frozen.pid, signal.SIGSTOP)
-            insert()
+            orders.insert()
             second = fleet.wait_for_capturer(*others)
-            insert()
-            wait_until(lambda: next_id in {row[1] for row in running.rows})
+            orders.insert()
+            orders.wait_for_newest(running)
             before = segment_bytes(frozen)
             os.kill(frozen.pid, signal.SIGCONT)
             frozen.wait_for(lambda status: status["state"] == "elsewhere")
-            insert()
-            head = head_of(server)
+            orders.insert()
+            head = head_of(mysql_server)
             fleet.daemons[second].wait_for_head(head.file, head.offset)
             assert segment_bytes(frozen) == before
-
+            # The log of the member that was frozen continues at its own end.
             fleet.daemons[second].kill()
-            insert()
-            left = tuple(name for name in members if name != second)
-            third = fleet.wait_for_capturer(*left)
-            insert()
-            wait_until(lambda: next_id in {row[1] for row in running.rows})
-            ids = [row[1] for row in running.rows]
-            assert list(dict.fromkeys(ids)) == list(range(1, next_id + 1))
-        # The store alone and every member say the same.
-        url = f"http://127.0.0.1:{fleet.daemons[left[0]].port}"
-        for words in (("--coordination", fleet.coordination), ("--url", url)):
-            shown = fleet.status(*words)
-            assert [row["captured_by"] for row in shown["instances"]] == [third]
-            running_members = {row["member"] for row in shown["members"] if row["state"] == "running"}
-            assert running_members == set(left)
+            orders.insert()
+            fleet.wait_for_capturer(*(name for name in members if name != second))
+            orders.insert()

@@ -15,7 +15,7 @@ from penstock.coordinate.lease import Lease
 from penstock.daemon import make_capture
 from penstock.errors import SequenceGap
 from penstock.fleet.records import lease_path
-from penstock.fleet.tenure import Tenure
+from penstock.fleet.tenure import CaptureTenure
 from penstock.logstore.disk import LocalDisk
 from penstock.logstore.holds import Hold, Holds
 from penstock.logstore.reader import LogReader
@@ -46,7 +46,7 @@ class Hosts:
         self.store = MemoryStore(f"handover-{next(_numbers)}")
 
     @contextmanager
-    def capturing(self, host: str) -> Iterator[tuple[Capture, Tenure]]:
+    def capturing(self, host: str) -> Iterator[tuple[Capture, CaptureTenure]]:
         """Capture on a host inside the block, then hand over."""
         first, *others = self.servers
         settings = settings_of(
@@ -55,14 +55,14 @@ class Hosts:
         session = self.store.session()
         lease = Lease.acquire(self.store, session, lease_path("shop"), host)
         assert lease is not None
-        tenure = Tenure(self.store, "shop", lease)
+        tenure = CaptureTenure(self.store, "shop", lease, lambda _: None)
         tenure.start(lambda lease: make_capture("shop", settings, lambda _: None, lease))
         capture = tenure.capture
         assert capture is not None
         try:
             yield capture, tenure
         finally:
-            tenure.leave("the test hands over", lambda _: None, lambda: None)
+            tenure.leave("the test hands over", lambda: None)
             assert tenure.wait_left(WAIT_SECONDS_MAX)
             session.close()
 

@@ -14,7 +14,7 @@ from penstock.capture.run import Capture
 from penstock.capture.status import State
 from penstock.coordinate.backends.memory import MemorySession, MemoryStore
 from penstock.coordinate.lease import Lease
-from penstock.coordinate.store import path_of
+from penstock.coordinate.store import CoordinationStore, path_of
 from penstock.daemon import make_capture
 from penstock.errors import (
     CapturedElsewhere,
@@ -24,13 +24,14 @@ from penstock.errors import (
     SchemaInvalid,
     SourceMissing,
 )
-from penstock.fleet.draining import captured_by, drain, undrain
+from penstock.fleet.draining import drain, held_by, undrain
+from penstock.fleet.group import DAEMONS
 from penstock.fleet.instance import Directory, FleetInstance
 from penstock.fleet.member import FleetMember, Membership
 from penstock.fleet.placement import Work
-from penstock.fleet.records import MEMBERS, CaptureRecord, MemberRecord, capture_path, lease_path
+from penstock.fleet.records import CaptureRecord, MemberRecord, capture_path, lease_path
 from penstock.fleet.status import fleet_status
-from penstock.fleet.tenure import FencedRecord, Tenure
+from penstock.fleet.tenure import CaptureTenure, FencedRecord
 from penstock.gtid_sets import LoggedSet
 from penstock.model import Position
 from penstock.settings.daemon import Settings
@@ -69,18 +70,26 @@ class MemoryFleet:
                 "instances": {work: {"source": "mysql://u@127.0.0.1:1"} for work in self.works},
             }
         )
+
+        def begin(store: CoordinationStore, instance: str, lease: Lease) -> CaptureTenure:
+            tenure = CaptureTenure(store, instance, lease, lambda _: None)
+            tenure.start(lambda permit: make_capture(instance, settings, lambda _: None, permit))
+            return tenure
+
         member = self.members[name] = FleetMember(
-            lambda: store,
-            Membership(name, f"{name}:7070", "1", "", 1.0, 10.0, self.works),
-            lambda instance, lease: make_capture(instance, settings, lambda _: None, lease),
-            lambda instance: None,
+            lambda: store, DAEMONS, Membership(name, f"{name}:7070", "1", "", 1.0, 10.0, self.works), begin
         )
         member.start(failed=lambda: None)
         return member
 
     def captured(self, name: str) -> set[str]:
         """Return the instances that a member captures."""
-        return {capture.name for capture in self.members[name].captures()}
+        return set(self.members[name].tenures())
+
+    def capture_of(self, name: str, instance: str) -> Capture | None:
+        """Return a member's capture of an instance."""
+        tenure = self.members[name].tenures().get(instance)
+        return tenure.capture if isinstance(tenure, CaptureTenure) else None
 
     def all_captured(self, *names: str) -> bool:
         """Tell whether some members capture every instance."""
@@ -144,15 +153,15 @@ def test_drained_member_captures_nothing_until_it_is_undrained(
     fleet = fleet_of(2)
     fleet.start("a")
     wait_until(lambda: fleet.all_captured("a"))
-    with pytest.raises(OptionInvalid, match="nobody would capture"):
+    with pytest.raises(OptionInvalid, match="nobody would do"):
         drain(fleet.store, "a")
     with pytest.raises(SourceMissing):
         drain(fleet.store, "nobody")
     fleet.start("b")
-    wait_until(lambda: captured_by(fleet.store, "b"))
+    wait_until(lambda: held_by(fleet.store, "b"))
     drain(fleet.store, "a")
     wait_until(lambda: fleet.all_captured("b"))
-    assert captured_by(fleet.store, "a") == []
+    assert held_by(fleet.store, "a") == []
     assert [row["state"] for row in fleet_status(fleet.store)["members"]] == ["drained", "running"]
     undrain(fleet.store, "a")
     wait_until(lambda: fleet.captured("a") and fleet.all_captured("a", "b"))
@@ -166,25 +175,25 @@ def test_member_whose_session_ends_gives_up_its_captures_and_joins_again(
     fleet = fleet_of(1)
     fleet.start("a")
     wait_until(lambda: fleet.all_captured("a"))
-    capture = fleet.members["a"].capture_of("shop-0")
+    capture = fleet.capture_of("a", "shop-0")
     assert capture is not None
     store = fleet.stores["a"]
     store.lose(store._sessions[-1])
     wait_until(lambda: capture.snapshot().state is State.CLOSED)
-    wait_until(lambda: fleet.members["a"].capture_of("shop-0") not in (None, capture))
+    wait_until(lambda: fleet.capture_of("a", "shop-0") not in (None, capture))
 
 
 def test_second_member_of_a_name_is_refused(fleet_of: Callable[[int], MemoryFleet], tmp_path: Path) -> None:
     fleet = fleet_of(1)
     session = fleet.store.session()
-    session.put_ephemeral(MEMBERS + path_of("a"), MemberRecord("a", "a:1", "1").encode())
+    session.put_ephemeral(DAEMONS.members + path_of("a"), MemberRecord("a", "a:1", "1").encode())
     store = MemoryStore(fleet.name)
     failures: list[bool] = []
     member = FleetMember(
         lambda: store,
+        DAEMONS,
         Membership("a", "a:2", "1", "", 1.0, 0.1, {}),
-        lambda instance, lease: pytest.fail("nothing is placed"),
-        lambda instance: None,
+        lambda store, instance, lease: pytest.fail("nothing is placed"),
     )
     member.start(failed=lambda: failures.append(True))
     wait_until(lambda: failures)
@@ -194,7 +203,7 @@ def test_second_member_of_a_name_is_refused(fleet_of: Callable[[int], MemoryFlee
 
 def test_capture_pauses_while_the_store_is_away_and_ends_with_the_session() -> None:
     with held_lease() as (store, session, lease):
-        tenure = Tenure(store, "shop", lease)
+        tenure = CaptureTenure(store, "shop", lease, lambda _: None)
         assert tenure.pause_reason() is None
         store.away(True)
         assert "does not confirm" in (tenure.pause_reason() or "")
@@ -209,14 +218,14 @@ def test_capture_pauses_while_the_store_is_away_and_ends_with_the_session() -> N
 
 def test_earlier_holder_can_neither_record_nor_begin_an_epoch() -> None:
     with held_lease() as (store, _session, lease):
-        earlier = Tenure(store, "shop", lease)
+        earlier = CaptureTenure(store, "shop", lease, lambda _: None)
         earlier.begin_epoch(BEGINNING)
         # The store has ended the session, which the holder, a frozen process, has not noticed.
         store.delete(lease_path("shop"))
         other = Lease.acquire(store, store.session(), lease_path("shop"), "b")
         assert other is not None
         assert other.token > lease.token
-        later = Tenure(store, "shop", other)
+        later = CaptureTenure(store, "shop", other, lambda _: None)
         assert later.handover() == BEGINNING
         with pytest.raises(LeaseLost):
             earlier.begin_epoch(
@@ -227,7 +236,7 @@ def test_earlier_holder_can_neither_record_nor_begin_an_epoch() -> None:
         assert stored is not None
         assert stored.handover == BEGINNING
         with pytest.raises(LeaseLost):
-            Tenure(store, "shop", lease)
+            CaptureTenure(store, "shop", lease, lambda _: None)
 
 
 def test_write_whose_answer_was_lost_is_repeated() -> None:
@@ -246,12 +255,12 @@ def test_record_of_a_later_version_is_refused_by_name() -> None:
     with held_lease() as (store, _, lease):
         store.put(capture_path("shop"), json.dumps({"format": 2, "token": 0}).encode())
         with pytest.raises(SchemaInvalid, match="later version"):
-            Tenure(store, "shop", lease)
+            CaptureTenure(store, "shop", lease, lambda _: None)
 
 
 def test_instance_captured_elsewhere_names_the_member_and_its_address() -> None:
     with held_lease() as (store, session, _):
-        session.put_ephemeral(MEMBERS + path_of("a"), MemberRecord("a", "a:7070", "1").encode())
+        session.put_ephemeral(DAEMONS.members + path_of("a"), MemberRecord("a", "a:7070", "1").encode())
         directory = Directory(lambda: MemoryStore(store._name), "b")
         directory.start()
         instance = FleetInstance("shop", _no_capture, directory, [], [])

@@ -3,9 +3,6 @@
 
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -13,35 +10,28 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from penstock.cli.shared.fleet_store import ConfigOption, CoordinationOption, opened_store
 from penstock.cli.shared.rendering import bytes_text, write_json
 from penstock.cli.shared.whole_daemon import WholeDaemon
-from penstock.coordinate.store import CoordinationStore, open_store
-from penstock.errors import OptionInvalid
+from penstock.coordinate.store import CoordinationStore
 from penstock.fleet import draining
 from penstock.fleet.status import fleet_status
-from penstock.settings.daemon import load_settings
 
 HELP = "Show which member of a fleet captures what, and drain members."
 
 EXIT_FINDINGS = 1
 
 _POLL_SECONDS = 0.2
+_PLACING_SECONDS_MAX = 5.0
 
 _WIDTH_UNBOUNDED = 240
 _STYLES = {"running": "green", "away": "bold red", "drained": "yellow"}
 
-_Config = Annotated[
-    Path | None, typer.Option(help="A member's settings file, which names the coordination store.")
-]
-_Coordination = Annotated[
-    str | None, typer.Option(help="The coordination store: sqlite:///path or zookeeper://host:2181/path.")
-]
-
 
 def status(
     url: Annotated[str | None, typer.Option(help="Ask this member instead of the store.")] = None,
-    config: _Config = None,
-    coordination: _Coordination = None,
+    config: ConfigOption = None,
+    coordination: CoordinationOption = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show the members, their load, and who captures each instance.
@@ -51,7 +41,7 @@ def status(
     if url is not None:
         shown = WholeDaemon.find(url, config).fleet()
     else:
-        with _opened_store(config, coordination) as store:
+        with opened_store(config, coordination) as store:
             shown = fleet_status(store)
     if json:
         write_json(sys.stdout, iter([shown]))
@@ -63,49 +53,46 @@ def status(
 
 def drain(
     member: Annotated[str, typer.Argument(help="The member, as penstock fleet status names it.")],
-    config: _Config = None,
-    coordination: _Coordination = None,
-    wait: Annotated[bool, typer.Option(help="Return only once the member captures nothing any more.")] = True,
+    config: ConfigOption = None,
+    coordination: CoordinationOption = None,
+    wait: Annotated[bool, typer.Option(help="Return only once the member does nothing any more.")] = True,
 ) -> None:
-    """Move a member's instances to other members, and place none on it until undrain.
+    """Move a member's instances and jobs to others, and place none on it until undrain.
 
     The member keeps running and sends clients to the others. Drain a host before you stop or upgrade it.
+    Exits with 1 if no other member can capture an instance.
     """
-    with _opened_store(config, coordination) as store:
+    nowhere: list[str] = []
+    with opened_store(config, coordination) as store:
         draining.drain(store, member)
-        while wait and draining.captured_by(store, member):
+        while wait and draining.held_by(store, member):
             time.sleep(_POLL_SECONDS)
-    typer.echo(f"{member} {'captures nothing' if wait else 'is being drained'}")
+        deadline = time.monotonic() + _PLACING_SECONDS_MAX
+        while wait and (nowhere := _unplaced(store)) and time.monotonic() < deadline:
+            # The leader writes one member's placement after the other.
+            time.sleep(_POLL_SECONDS)
+    typer.echo(f"{member} {'does nothing' if wait else 'is being drained'}")
+    if nowhere:
+        typer.echo(f"nobody captures {', '.join(nowhere)}: no other member has it in its settings")
+        raise typer.Exit(EXIT_FINDINGS)
 
 
 def undrain(
     member: Annotated[str, typer.Argument(help="The drained member.")],
-    config: _Config = None,
-    coordination: _Coordination = None,
+    config: ConfigOption = None,
+    coordination: CoordinationOption = None,
 ) -> None:
-    """Let a drained member capture instances again."""
-    with _opened_store(config, coordination) as store:
+    """Let a drained member capture and run jobs again."""
+    with opened_store(config, coordination) as store:
         draining.undrain(store, member)
-    typer.echo(f"{member} captures its share again")
+    typer.echo(f"{member} does its share again")
 
 
 VERBS = {"status": status, "drain": drain, "undrain": undrain}
 
 
-@contextmanager
-def _opened_store(config: Path | None, coordination: str | None) -> Iterator[CoordinationStore]:
-    if (config is None) == (coordination is None):
-        raise OptionInvalid(
-            "name the fleet by one of --config, --coordination and --url",
-            hint="Run: penstock fleet status --config penstock.yaml",
-        )
-    url = coordination if config is None else load_settings(config).coordination_url()
-    assert url is not None, "one of both is given"
-    store = open_store(url)
-    try:
-        yield store
-    finally:
-        store.close()
+def _unplaced(store: CoordinationStore) -> list[str]:
+    return [row["instance"] for row in fleet_status(store)["instances"] if row["placed_on"] is None]
 
 
 # --- Showing --------------------------------------------------------------------------------
@@ -121,12 +108,13 @@ def _show(shown: dict[str, Any]) -> None:
 
 def _members_table(shown: dict[str, Any]) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("member", "state", "zone", "address", "version", "instances", "bytes/s", "running for"):
-        table.add_column(name, no_wrap=True, justify="right" if name in ("instances", "bytes/s") else "left")
-    for member in shown["members"]:
-        leads = " (leader)" if member["member"] == shown["leader"] else ""
+    for name in ("member", "state", "zone", "address", "version", "has", "bytes/s", "running for"):
+        table.add_column(name, no_wrap=True, justify="right" if name in ("has", "bytes/s") else "left")
+    for member in [*shown["members"], *shown["workers"]]:
+        role = " (worker)" if "address" not in member and member["state"] != "away" else ""
+        role = " (leader)" if not role and member["member"] == shown["leader"] else role
         table.add_row(
-            member["member"] + leads,
+            member["member"] + role,
             Text(member["state"], _STYLES.get(member["state"], "")),
             member.get("zone") or "-",
             member.get("address") or "-",

@@ -1,51 +1,52 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draining a member: an operator's wish in the store, which the leader carries out."""
 
-import json
 import time
 
 from penstock.coordinate.lease import Holder
 from penstock.coordinate.store import CoordinationStore, path_of
 from penstock.errors import OptionInvalid, SourceMissing
-from penstock.fleet.records import (
-    DRAINED,
-    FORMAT,
-    INSTANCES,
-    MEMBERS,
-    PLACEMENTS,
-    lease_path,
-    names_below,
-)
+from penstock.fleet.group import DAEMONS, JOB_WORKERS
+from penstock.fleet.records import DRAINED, encode_record, names_below
+
+_GROUPS = (DAEMONS, JOB_WORKERS)
 
 _HINT = "See the members: penstock fleet status"
 
 
 def drain(store: CoordinationStore, member: str) -> None:
-    """Let a member keep no instances until `undrain`. Draining it again is harmless.
+    """Let the daemon and the worker of a name do nothing until `undrain`. Draining it again is harmless.
 
     Raises SourceMissing for an unknown member, OptionInvalid if no other member would be left, and
     CoordinationLost.
     """
-    running, drained = set(names_below(store, MEMBERS)), set(names_below(store, DRAINED))
-    if member not in running | drained | set(names_below(store, PLACEMENTS)):
+    drained = set(names_below(store, DRAINED))
+    known = set(drained)
+    for group in _GROUPS:
+        running = set(names_below(store, group.members))
+        known |= running | set(names_below(store, group.placements))
+        if member in running and not running - drained - {member}:
+            raise OptionInvalid(
+                f"nobody would do what {member} does: no other member runs and is not drained",
+                hint="Start another member first, or run: penstock fleet undrain",
+            )
+    if member not in known:
         raise SourceMissing(f"the fleet has no member {member!r}", hint=_HINT)
-    if not running - drained - {member}:
-        raise OptionInvalid(
-            f"nobody would capture what {member} captures: no other member runs and is not drained",
-            hint="Start another member first, or run: penstock fleet undrain",
-        )
-    values = {"format": FORMAT, "since_us": time.time_ns() // 1000}
-    store.put(DRAINED + path_of(member), json.dumps(values).encode())
+    store.put(DRAINED + path_of(member), encode_record({"since_us": time.time_ns() // 1000}))
 
 
 def undrain(store: CoordinationStore, member: str) -> None:
-    """Let a member gain instances again. Raises SourceMissing if it is not drained, CoordinationLost."""
+    """Let a member gain work again. Raises SourceMissing if it is not drained, CoordinationLost."""
     if member not in names_below(store, DRAINED):
         raise SourceMissing(f"member {member!r} is not drained", hint=_HINT)
     store.delete(DRAINED + path_of(member))
 
 
-def captured_by(store: CoordinationStore, member: str) -> list[str]:
-    """Return the instances whose lease a member holds. Raises CoordinationLost."""
-    holders = {name: Holder.of(store.get(lease_path(name))) for name in names_below(store, INSTANCES)}
-    return [name for name, holder in holders.items() if holder is not None and holder.name == member]
+def held_by(store: CoordinationStore, member: str) -> list[str]:
+    """Return the instances and jobs whose lease a member holds. Raises CoordinationLost."""
+    return [
+        name
+        for group in _GROUPS
+        for name in names_below(store, group.leases)
+        if (holder := Holder.of(store.get(group.leases + path_of(name, "lease")))) and holder.name == member
+    ]

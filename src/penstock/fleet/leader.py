@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The leader's work for a fleet: place the instances on the members that are alive.
+"""The leader's work for a group: place the work on the members that are alive.
 
 All writes are conditional on versions and carry the leader's token, so that of two processes that both
 believe to lead, one detects the other.
 """
 
+import threading
 import time
 from collections.abc import Mapping
 
@@ -12,12 +13,11 @@ import structlog
 
 from penstock.coordinate.lease import Lease
 from penstock.coordinate.store import ABSENT, CoordinationStore, Record, path_of
+from penstock.errors import PenstockError
+from penstock.fleet.group import Group
 from penstock.fleet.placement import Host, Work, place_works, settled_at_us
 from penstock.fleet.records import (
     DRAINED,
-    JOINS,
-    MEMBERS,
-    PLACEMENTS,
     MemberRecord,
     PlacementRecord,
     encode_joins,
@@ -25,9 +25,9 @@ from penstock.fleet.records import (
     read_joins,
 )
 
-# Members often join or leave together, so instances are placed once membership is stable for this long.
+# Members often join or leave together, so work is placed once membership is stable for this long.
 SETTLE_SECONDS = 0.2
-# Nothing is captured yet when the first members start, so that those that start together share.
+# Nothing is done yet when the first members start, so that those that start together share.
 FIRST_SETTLE_SECONDS = 1.0
 
 _LOOK_SECONDS = 5.0
@@ -43,19 +43,27 @@ _log = structlog.get_logger(__name__)
 class FleetLeadership:
     """The leader's role of a member, while the lease is held. Belongs to the member's thread."""
 
-    def __init__(self, store: CoordinationStore, lease: Lease) -> None:
+    def __init__(self, store: CoordinationStore, lease: Lease, group: Group) -> None:
         self._store = store
+        self._group = group
         self._lease = lease
         # Each member's record, and the change that created it: a member that joins again has another.
         self._members: dict[str, tuple[int, MemberRecord]] = {}
         self._members_since = time.monotonic()
         self._placements: dict[str, tuple[int, PlacementRecord]] | None = None
         self._joins: tuple[int, dict[str, list[int]]] | None = None
+        self._works: list[Work] = []
+        # Set by the watch of the work, which may come while the work is being read.
+        self._has_new_work = threading.Event()
 
     @property
     def lost(self) -> bool:
         """Whether leadership has ended."""
         return self._lease.lost
+
+    def forget_work(self) -> None:
+        """Read the work again: it has changed. May be called by any thread."""
+        self._has_new_work.set()
 
     def lead(self) -> float:
         """Do the work that is due; return the seconds until the next check.
@@ -72,15 +80,15 @@ class FleetLeadership:
         unsettled = self._members_since + settle - time.monotonic()
         if unsettled > 0:
             return unsettled
-        return self._place_instances(self._placements)
+        return self._place_works(self._placements)
 
     # --- Members ----------------------------------------------------------------------------
 
     def _read_members(self) -> None:
         """Read the members that are alive; of known members only the change that created them."""
         members = {}
-        for name in names_below(self._store, MEMBERS):
-            record = self._store.get(MEMBERS + path_of(name))
+        for name in names_below(self._store, self._group.members):
+            record = self._store.get(self._group.members + path_of(name))
             if record is None:
                 continue
             known = self._members.get(name)
@@ -94,6 +102,7 @@ class FleetLeadership:
         if before == now:
             return
         self._members, self._members_since = members, time.monotonic()
+        self.forget_work()
         self._note_joins(sorted(name for name, created in now.items() if before.get(name) != created))
 
     def _note_joins(self, joined: list[str]) -> None:
@@ -111,11 +120,11 @@ class FleetLeadership:
             recent_us = time.time_ns() // 1000 - _JOINS_KEPT_US
             for name in [name for name, times in joins.items() if times[-1] < recent_us]:
                 del joins[name]
-            version = self._store.put(JOINS, encode_joins(joins), version)
+            version = self._store.put(self._group.joins, encode_joins(joins), version)
         self._joins = version, joins
 
     def _read_joins(self) -> tuple[int, dict[str, list[int]]]:
-        record = self._store.get(JOINS, latest=True)
+        record = self._store.get(self._group.joins, latest=True)
         joins = {name: list(times) for name, times in read_joins(record).items()}
         return (ABSENT if record is None else record.version), joins
 
@@ -123,13 +132,13 @@ class FleetLeadership:
 
     def _read_placements(self) -> dict[str, tuple[int, PlacementRecord]]:
         placements = {}
-        for name in names_below(self._store, PLACEMENTS):
-            record: Record | None = self._store.get(PLACEMENTS + path_of(name), latest=True)
+        for name in names_below(self._store, self._group.placements):
+            record: Record | None = self._store.get(self._group.placements + path_of(name), latest=True)
             if record is not None:
                 placements[name] = record.version, PlacementRecord.of(record)
         return placements
 
-    def _place_instances(self, placements: dict[str, tuple[int, PlacementRecord]]) -> float:
+    def _place_works(self, placements: dict[str, tuple[int, PlacementRecord]]) -> float:
         """Write what has changed; return the seconds until a damped member may gain work, at most a look."""
         now_us = time.time_ns() // 1000
         joins = self._joins[1] if self._joins is not None else {}
@@ -140,47 +149,49 @@ class FleetLeadership:
                 name,
                 member.zone,
                 member.weight,
-                frozenset(member.instances),
+                frozenset(member.instances) if self._group.work_path is None else None,
                 drained=name in drained,
                 settled=settled_us[name] <= now_us,
             )
             for name, (_, member) in sorted(self._members.items())
         ]
-        current = {
-            instance: name for name, (_, placed) in placements.items() for instance in placed.instances
-        }
-        owners = place_works(_works(self._members), hosts, current)
+        current = {work: name for name, (_, placed) in placements.items() for work in placed.instances}
+        self._read_works()
+        owners = place_works(self._works, hosts, current)
         self._write(placements, owners)
         waits = [(us - now_us) / 1e6 for us in settled_us.values() if us > now_us]
         return min([_LOOK_SECONDS, *waits])
 
+    def _read_works(self) -> None:
+        if not self._has_new_work.is_set():
+            return
+        self._has_new_work.clear()
+        members = {name: member for name, (_, member) in self._members.items()}
+        try:
+            self._works = self._group.works(self._store, members)
+        except PenstockError:
+            self._has_new_work.set()
+            raise
+
     def _write(self, placements: dict[str, tuple[int, PlacementRecord]], owners: Mapping[str, str]) -> None:
         wanted: dict[str, list[str]] = {name: [] for name in (*self._members, *placements)}
-        for instance, name in owners.items():
-            wanted[name].append(instance)
+        for work, name in owners.items():
+            wanted[name].append(work)
         for name, instances in wanted.items():
             version, placed = placements.get(name, (ABSENT, PlacementRecord()))
             if placed.token > self._lease.token:
-                _log.info("a later leader has placed the instances", member=name)
+                _log.info("a later leader has placed the work", member=name)
                 self._placements = None
                 return
             if set(placed.instances) == set(instances) and version != ABSENT:
                 if name not in self._members and not instances:
                     # The member is gone, and so is what it had.
-                    self._store.delete(PLACEMENTS + path_of(name), version)
+                    self._store.delete(self._group.placements + path_of(name), version)
                     del placements[name]
                 continue
             record = PlacementRecord(self._lease.token, tuple(sorted(instances)))
             # Should the answer be lost, the placements are read again.
             self._placements = None
-            version = self._store.put(PLACEMENTS + path_of(name), record.encode(), version)
+            version = self._store.put(self._group.placements + path_of(name), record.encode(), version)
             placements[name], self._placements = (version, record), placements
-            _log.info("instances are placed", member=name, instances=len(instances))
-
-
-def _works(members: Mapping[str, tuple[int, MemberRecord]]) -> list[Work]:
-    """Return every instance that a member knows. Where settings differ, the newest member's count."""
-    works: dict[str, Work] = {}
-    for _, member in sorted(members.values(), key=lambda entry: entry[1].since_us):
-        works.update(member.instances)
-    return list(works.values())
+            _log.info("work is placed", member=name, works=len(instances))

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A member of the fleet: one running daemon, which captures its share of the instances.
+"""A member of a group: one running daemon or worker, which does its share of the work.
 
-Members register under a session. One of them is the leader by a lease, and places the instances. Each member
-captures the instances that are placed on it, once the previous holder has released their leases or its
-session has ended. One thread does everything that decides; another records positions and loads.
+Members register under a session. One of them is the leader by a lease, and places the work. Each member does
+what is placed on it, once the previous holder has released its lease or that holder's session has ended. One
+thread does everything that decides; another records progress and loads.
 """
 
 import os
@@ -16,40 +16,28 @@ from dataclasses import dataclass
 import structlog
 
 import penstock.coordinate.lease as leases
-from penstock.capture.lease import CaptureLease
-from penstock.capture.run import Capture
 from penstock.coordinate.store import CoordinationStore, Session, Watch, path_of
 from penstock.errors import OptionInvalid, PenstockError, TransientError, VersionConflict
+from penstock.fleet.group import Begin, Group, Tenure
 from penstock.fleet.leader import FleetLeadership
 from penstock.fleet.placement import Work
-from penstock.fleet.records import (
-    DRAINED,
-    LEADER,
-    LOADS,
-    MEMBERS,
-    PLACEMENTS,
-    LoadRecord,
-    MemberRecord,
-    PlacementRecord,
-    lease_path,
-)
-from penstock.fleet.tenure import RECORD_SECONDS, Tenure
+from penstock.fleet.records import DRAINED, LoadRecord, MemberRecord, PlacementRecord
+
+# How often progress is recorded: another host then reads this much from a server again.
+RECORD_SECONDS = 5.0
 
 # Upper bounds on polling; watches wake the thread earlier.
 _LOOK_SECONDS_MAX = 5.0
 _RETRY_SECONDS = 0.5
 # A load is written again once it has changed by a tenth, at most this often.
 _LOAD_SECONDS = 10.0
-_END_SECONDS_MAX = 10.0
 
 _log = structlog.get_logger(__name__)
-
-MakeCapture = Callable[[str, CaptureLease], Capture]
 
 
 @dataclass(frozen=True)
 class Membership:
-    """What a member says of itself."""
+    """What a member says of itself. `works` are the instances of its settings, None if it can do all work."""
 
     name: str
     address: str
@@ -57,27 +45,32 @@ class Membership:
     zone: str
     weight: float
     session_seconds: float
-    works: Mapping[str, Work]
+    works: Mapping[str, Work] | None
 
 
 class FleetMember:
-    """This daemon's part in the fleet. `start` and `stop` belong to the main thread.
+    """This process's part in a group. `start` and `stop` belong to the main thread.
 
-    `open_store` opens the store; a store that does not answer yet is opened later. `arrived` is called with
-    an instance's name when its capture here begins or ends.
+    `open_store` opens the store; a store that does not answer yet is opened later. `begin` begins a piece of
+    work under its lease, `bytes_per_second` measures all of it, and `stop` waits for `end_seconds` for its
+    end.
     """
 
     def __init__(
         self,
         open_store: Callable[[], CoordinationStore],
+        group: Group,
         membership: Membership,
-        make_capture: MakeCapture,
-        arrived: Callable[[str], None],
+        begin: Begin,
+        bytes_per_second: Callable[[], float] = lambda: 0.0,
+        end_seconds: float = 10.0,
     ) -> None:
         self._open_store = open_store
+        self._group = group
         self._self = membership
-        self._make_capture = make_capture
-        self._arrived = arrived
+        self._begin = begin
+        self._bytes_per_second = bytes_per_second
+        self._end_seconds = end_seconds
         self._store: CoordinationStore | None = None
         self._session: Session | None = None
         self._leadership: FleetLeadership | None = None
@@ -117,15 +110,14 @@ class FleetMember:
             if thread.is_alive():
                 thread.join()
 
-    def capture_of(self, instance: str) -> Capture | None:
-        """Return the capture of an instance, None if it is not captured here."""
-        tenure = self._tenures.get(instance)
-        return None if tenure is None else tenure.capture
+    @property
+    def store(self) -> CoordinationStore | None:
+        """The store, None before it has answered."""
+        return self._store
 
-    def captures(self) -> list[Capture]:
-        """Return the captures that run here."""
-        captures = [tenure.capture for tenure in tuple(self._tenures.values())]
-        return [capture for capture in captures if capture is not None]
+    def tenures(self) -> Mapping[str, Tenure]:
+        """Return what this member does, by name."""
+        return dict(self._tenures)
 
     # --- The thread -------------------------------------------------------------------------
 
@@ -137,17 +129,17 @@ class FleetMember:
         except Exception as defect:
             # The end of the thread prints the traceback. Other members take over.
             self._failure = PenstockError(
-                f"a defect ended this daemon's part in the fleet: {defect!r}",
-                hint="The daemon's standard error has the traceback; start the daemon again",
+                f"a defect ended this process's part in the fleet: {defect!r}",
+                hint="Standard error has the traceback; start the process again",
             )
             raise
         finally:
-            for instance in tuple(self._tenures):
-                self._give_up(instance, "stopping")
-            deadline = time.monotonic() + _END_SECONDS_MAX
+            for name in tuple(self._tenures):
+                self._give_up(name, "stopping")
+            deadline = time.monotonic() + self._end_seconds
             for tenure in self._leaving:
                 if not tenure.wait_left(max(0.0, deadline - time.monotonic())):
-                    _log.error("a capture does not end", instance=tenure.instance)
+                    _log.error("work does not end", work=tenure.name)
             for path in tuple(self._watches):
                 self._unwatch(path)
             if self._store is not None:
@@ -164,12 +156,12 @@ class FleetMember:
                 self._join(self._store)
             return self._step(self._store)
         except TransientError as problem:
-            _log.warning("the fleet is not served now", member=self.name, why=str(problem))
+            _log.warning("a member cannot do its part now", member=self.name, why=str(problem))
             self._give_up_lost()
             return _RETRY_SECONDS
         except PenstockError as problem:
-            # Captures go on only under a lease, so all of them end.
-            _log.error("this daemon leaves the fleet", member=self.name, why=str(problem))
+            # Work goes on only under a lease, so all of it ends.
+            _log.error("a member leaves the fleet", member=self.name, why=str(problem))
             self._failure = problem
             return 0.0
 
@@ -181,17 +173,18 @@ class FleetMember:
         session = store.session(self._self.session_seconds)
         session.on_lost(self._news.set)
         self._session = session
-        self._watch(store, PLACEMENTS + path_of(self.name))
+        self._watch(store, self._group.placements + path_of(self.name))
 
     def _step(self, store: CoordinationStore) -> float:
         if not self._register():
             return _RETRY_SECONDS
         pause = self._lead(store)
-        placed = PlacementRecord.of(store.get(PLACEMENTS + path_of(self.name)))
-        wanted = {name for name in placed.instances if name in self._self.works}
+        placed = PlacementRecord.of(store.get(self._group.placements + path_of(self.name)))
+        works = self._self.works
+        wanted = {name for name in placed.instances if works is None or name in works}
         self._give_up_lost()
-        for instance in [instance for instance in self._tenures if instance not in wanted]:
-            self._give_up(instance, "placed elsewhere")
+        for name in [name for name in self._tenures if name not in wanted]:
+            self._give_up(name, "placed elsewhere")
         return min(pause, self._take_placed(store, wanted))
 
     def _register(self) -> bool:
@@ -207,10 +200,10 @@ class FleetMember:
             socket.gethostname(),
             os.getpid(),
             time.time_ns() // 1000,
-            member.works,
+            member.works or {},
         )
         try:
-            self._session.put_ephemeral(MEMBERS + path_of(member.name), record.encode())
+            self._session.put_ephemeral(self._group.members + path_of(member.name), record.encode())
         except VersionConflict as problem:
             # The record may be left over from a previous process; it then ends with that session.
             now = time.monotonic()
@@ -219,7 +212,7 @@ class FleetMember:
             if now - self._refused_since > 2 * self._session.seconds:
                 raise OptionInvalid(
                     f"the fleet has another member {member.name!r}",
-                    hint="Give each daemon its own fleet.member",
+                    hint="Give each process its own name: fleet.member, or penstock worker --name",
                 ) from problem
             return False
         self._refused_since = None
@@ -230,53 +223,54 @@ class FleetMember:
         assert self._session is not None
         if self._leadership is None or self._leadership.lost:
             self._leadership = None
-            self._watch(store, LEADER)
-            lease = self._acquire(store, LEADER)
+            self._watch(store, self._group.leader)
+            lease = self._acquire(store, self._group.leader)
             if lease is not None:
-                self._leadership = FleetLeadership(store, lease)
-                self._unwatch(LEADER)
-                self._watch(store, MEMBERS)
+                self._leadership = FleetLeadership(store, lease, self._group)
+                self._unwatch(self._group.leader)
+                self._watch(store, self._group.members)
                 self._watch(store, DRAINED)
+                if self._group.work_path is not None:
+                    self._watch(store, self._group.work_path, self._forget_work)
         if self._leadership is None:
-            self._unwatch(MEMBERS)
+            self._unwatch(self._group.members)
             self._unwatch(DRAINED)
+            if self._group.work_path is not None:
+                self._unwatch(self._group.work_path)
             return _LOOK_SECONDS_MAX
         return self._leadership.lead()
 
-    # --- Taking and giving up instances -----------------------------------------------------
+    # --- Taking and giving up work ----------------------------------------------------------
 
     def _take_placed(self, store: CoordinationStore, wanted: set[str]) -> float:
-        """Take the leases of placed instances that nobody holds; return the seconds until the next check."""
+        """Take the leases of placed work that nobody holds; return the seconds until the next check."""
         assert self._session is not None
         self._leaving = [tenure for tenure in self._leaving if not tenure.left]
-        leaving = {tenure.instance for tenure in self._leaving}
+        leaving = {tenure.name for tenure in self._leaving}
         missing = wanted - self._tenures.keys()
-        lease_paths = {lease_path(instance) for instance in missing}
+        lease_paths = {self._lease_path(name) for name in missing}
         for path in [path for path in self._watches if path.endswith("/lease") and path not in lease_paths]:
             self._unwatch(path)
         if not self._session.certain or self._stopping.is_set():
             return _RETRY_SECONDS
-        for instance in sorted(missing - leaving):
-            self._take(store, instance)
+        for name in sorted(missing - leaving):
+            self._take(store, name)
         return _LOOK_SECONDS_MAX
 
-    def _take(self, store: CoordinationStore, instance: str) -> None:
-        path = lease_path(instance)
+    def _take(self, store: CoordinationStore, name: str) -> None:
+        path = self._lease_path(name)
         self._watch(store, path)
         lease = self._acquire(store, path)
         if lease is None:
             return
         self._unwatch(path)
         try:
-            tenure = Tenure(store, instance, lease)
+            self._tenures[name] = self._begin(store, name, lease)
         except PenstockError as problem:
-            _log.warning("an instance is not captured here", instance=instance, why=str(problem))
+            _log.warning("work is not begun here", work=name, why=str(problem))
             lease.release()
             return
-        tenure.start(lambda capture_lease: self._make_capture(instance, capture_lease))
-        self._tenures[instance] = tenure
-        _log.info("an instance is captured here", instance=instance, member=self.name, token=tenure.token)
-        self._arrived(instance)
+        _log.info("work is begun here", work=name, member=self.name, token=lease.token)
 
     def _acquire(self, store: CoordinationStore, path: str) -> leases.Lease | None:
         """Acquire a lease that nobody holds, or that we hold without knowing because a response was lost."""
@@ -287,18 +281,28 @@ class FleetMember:
         return leases.Lease.acquire(store, self._session, path, self.name)
 
     def _give_up_lost(self) -> None:
-        for instance in [instance for instance, tenure in self._tenures.items() if tenure.is_lost]:
-            self._give_up(instance, "the lease was lost")
+        for name in [name for name, tenure in self._tenures.items() if tenure.is_lost]:
+            self._give_up(name, "the lease was lost")
 
-    def _give_up(self, instance: str, why: str) -> None:
-        tenure = self._tenures[instance]
+    def _give_up(self, name: str, why: str) -> None:
+        tenure = self._tenures[name]
         self._leaving.append(tenure)
-        tenure.leave(why, self._arrived, self._news.set)
-        del self._tenures[instance]
+        _log.info("work is given up", work=name, member=self.name, why=why)
+        tenure.leave(why, self._news.set)
+        del self._tenures[name]
 
-    def _watch(self, store: CoordinationStore, path: str) -> None:
+    def _lease_path(self, name: str) -> str:
+        return self._group.leases + path_of(name, "lease")
+
+    def _forget_work(self) -> None:
+        leadership = self._leadership
+        if leadership is not None:
+            leadership.forget_work()
+        self._news.set()
+
+    def _watch(self, store: CoordinationStore, path: str, changed: Callable[[], None] | None = None) -> None:
         if path not in self._watches:
-            self._watches[path] = store.watch(path, self._news.set)
+            self._watches[path] = store.watch(path, changed or self._news.set)
 
     def _unwatch(self, path: str) -> None:
         watch = self._watches.pop(path, None)
@@ -308,14 +312,14 @@ class FleetMember:
     # --- Recording --------------------------------------------------------------------------
 
     def _record(self) -> None:
-        """Record the position of each capture and the load of this member, until stopped."""
+        """Record the progress of all work and the load of this member, until stopped."""
         load_due = 0.0
         while not self._stopping.wait(RECORD_SECONDS):
             for tenure in tuple(self._tenures.values()):
                 try:
                     tenure.record()
                 except PenstockError as problem:
-                    _log.warning("a position is not recorded", instance=tenure.instance, why=str(problem))
+                    _log.warning("progress is not recorded", work=tenure.name, why=str(problem))
                     # A lost lease is given up by the other thread.
                     self._news.set()
             if time.monotonic() >= load_due:
@@ -323,14 +327,13 @@ class FleetMember:
                 self._record_load()
 
     def _record_load(self) -> None:
-        captures = self.captures()
-        rate = sum(capture.snapshot().bytes_per_second for capture in captures)
+        works, rate = len(self._tenures), self._bytes_per_second()
         load, store = self._load, self._store
-        is_same = load.captures == len(captures) and abs(rate - load.bytes_per_second) <= rate / 10
+        is_same = load.captures == works and abs(rate - load.bytes_per_second) <= rate / 10
         if store is None or is_same:
             return
-        self._load = LoadRecord(len(captures), rate, time.time_ns() // 1000)
+        self._load = LoadRecord(works, rate, time.time_ns() // 1000)
         try:
-            store.put(LOADS + path_of(self.name), self._load.encode())
+            store.put(self._group.loads + path_of(self.name), self._load.encode())
         except PenstockError as problem:
             _log.info("the load is not recorded", member=self.name, why=str(problem))

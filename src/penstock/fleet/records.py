@@ -18,16 +18,18 @@ from penstock.model import Position
 # A record with a larger number is refused; one without a number has format 0.
 FORMAT = 1
 
-_TOP = path_of("fleet")
-MEMBERS = f"{_TOP}/members"
-LEADER = f"{_TOP}/leader"
-PLACEMENTS = f"{_TOP}/placements"
-INSTANCES = f"{_TOP}/instances"
-DRAINED = f"{_TOP}/drained"
-LOADS = f"{_TOP}/loads"
-JOINS = f"{_TOP}/joins"
+# The daemons, and the workers that run jobs.
+FLEET = path_of("fleet")
+WORKERS = f"{FLEET}/workers"
+# Members of both groups that an operator wants to do nothing.
+DRAINED = f"{FLEET}/drained"
 
-_HINT = "Upgrade this member; all members of a fleet should have one version"
+INSTANCES = f"{FLEET}/instances"
+# What users want to run, and what runs.
+JOBS = f"{FLEET}/jobs"
+JOB_RUNS = f"{FLEET}/runs"
+
+HINT_VERSION = "Upgrade this member; all members of a fleet should have one version"
 
 
 @dataclass(frozen=True)
@@ -50,13 +52,13 @@ class MemberRecord:
         instances = {
             name: {"weight": work.weight, "zone": work.zone} for name, work in self.instances.items()
         }
-        return _encoded({**values, "instances": instances})
+        return encode_record({**values, "instances": instances})
 
     @classmethod
     def of(cls, name: str, record: Record) -> Self:
         """Read a member's record. Raises SchemaInvalid."""
-        with reading_record(f"the record of member {name}", _HINT):
-            values = _decoded(f"the record of member {name}", record)
+        with reading_record(f"the record of member {name}", HINT_VERSION):
+            values = decode_record(f"the record of member {name}", record)
             return cls(
                 name,
                 str(values["address"]),
@@ -82,15 +84,15 @@ class PlacementRecord:
 
     def encode(self) -> bytes:
         """Return the value of the record."""
-        return _encoded({"token": self.token, "instances": list(self.instances)})
+        return encode_record({"token": self.token, "instances": list(self.instances)})
 
     @classmethod
     def of(cls, record: Record | None) -> Self:
         """Read the record; without one nothing is placed. Raises SchemaInvalid."""
         if record is None:
             return cls()
-        with reading_record("a placement", _HINT):
-            values = _decoded("a placement", record)
+        with reading_record("a placement", HINT_VERSION):
+            values = decode_record("a placement", record)
             return cls(int(values["token"]), tuple(map(str, values["instances"])))
 
 
@@ -120,7 +122,7 @@ class CaptureRecord:
             "fingerprint": begins.fingerprint,
             "reached": str(begins.reached),
         }
-        return _encoded(
+        return encode_record(
             {
                 "token": self.token,
                 "handover": handover,
@@ -137,8 +139,8 @@ class CaptureRecord:
         if record is None:
             return None
         what = f"the capture record of {instance}"
-        with reading_record(what, _HINT):
-            values = _decoded(what, record)
+        with reading_record(what, HINT_VERSION):
+            values = decode_record(what, record)
             return cls(
                 int(values["token"]),
                 _handover_of(values["handover"]),
@@ -159,21 +161,26 @@ class LoadRecord:
 
     def encode(self) -> bytes:
         """Return the value of the record."""
-        return _encoded(asdict(self))
+        return encode_record(asdict(self))
 
     @classmethod
     def of(cls, record: Record | None) -> Self:
         """Read the record; without one the member does nothing. Raises SchemaInvalid."""
         if record is None:
             return cls()
-        with reading_record("a member's load", _HINT):
-            values = _decoded("a member's load", record)
+        with reading_record("a member's load", HINT_VERSION):
+            values = decode_record("a member's load", record)
             return cls(int(values["captures"]), float(values["bytes_per_second"]), int(values["updated_us"]))
 
 
 def lease_path(instance: str) -> str:
     """Return the path of the lease to capture an instance."""
     return INSTANCES + path_of(instance, "lease")
+
+
+def job_lease_path(job: str) -> str:
+    """Return the path of the lease to run a job."""
+    return JOB_RUNS + path_of(job, "lease")
 
 
 def capture_path(instance: str) -> str:
@@ -188,7 +195,7 @@ def names_below(store: CoordinationStore, path: str) -> list[str]:
 
 def member_of(store: CoordinationStore, name: str) -> MemberRecord | None:
     """Return a running member, None if it does not run. Raises SchemaInvalid, CoordinationLost."""
-    record = store.get(MEMBERS + path_of(name))
+    record = store.get(f"{FLEET}/members" + path_of(name))
     return None if record is None else MemberRecord.of(name, record)
 
 
@@ -202,14 +209,14 @@ def read_joins(record: Record | None) -> dict[str, Sequence[int]]:
     """Return when each member joined lately, in microseconds UTC since 1970. Raises SchemaInvalid."""
     if record is None:
         return {}
-    with reading_record("the members' history", _HINT):
-        members = _decoded("the members' history", record)["members"]
+    with reading_record("the members' history", HINT_VERSION):
+        members = decode_record("the members' history", record)["members"]
         return {str(name): [int(time_us) for time_us in times] for name, times in members.items()}
 
 
 def encode_joins(joins: Mapping[str, Sequence[int]]) -> bytes:
     """Return the value of the record that `read_joins` reads."""
-    return _encoded({"members": {name: list(times) for name, times in joins.items()}})
+    return encode_record({"members": {name: list(times) for name, times in joins.items()}})
 
 
 def _hold_of(values: Mapping[str, Any]) -> Hold:
@@ -235,12 +242,14 @@ def _handover_of(values: Mapping[str, Any] | None) -> Handover | None:
     )
 
 
-def _encoded(values: Mapping[str, Any]) -> bytes:
+def encode_record(values: Mapping[str, Any]) -> bytes:
+    """Return the value of a record of the current format."""
     return json.dumps({"format": FORMAT, **values}).encode()
 
 
-def _decoded(what: str, record: Record) -> dict[str, Any]:
+def decode_record(what: str, record: Record) -> dict[str, Any]:
+    """Return the fields of a record. Raises SchemaInvalid for a later format, ValueError for no JSON."""
     values: dict[str, Any] = json.loads(record.value)
     if int(values.get("format", 0)) > FORMAT:
-        raise SchemaInvalid(f"{what} was written by a later version of Penstock", hint=_HINT)
+        raise SchemaInvalid(f"{what} was written by a later version of Penstock", hint=HINT_VERSION)
     return values

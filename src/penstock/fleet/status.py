@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The state of a fleet as its coordination store has it: members, and who captures which instance."""
 
+from collections.abc import Collection
 from typing import Any
 
 from penstock.coordinate.lease import Holder
 from penstock.coordinate.store import CoordinationStore, path_of
+from penstock.fleet.group import DAEMONS, JOB_WORKERS
 from penstock.fleet.records import (
     DRAINED,
     INSTANCES,
-    LEADER,
-    LOADS,
-    MEMBERS,
-    PLACEMENTS,
     CaptureRecord,
     LoadRecord,
     MemberRecord,
@@ -31,15 +29,15 @@ def fleet_status(store: CoordinationStore) -> dict[str, Any]:
     """
     drained = set(names_below(store, DRAINED))
     placed = {
-        name: PlacementRecord.of(store.get(PLACEMENTS + path_of(name))).instances
-        for name in names_below(store, PLACEMENTS)
+        name: PlacementRecord.of(store.get(DAEMONS.placements + path_of(name))).instances
+        for name in names_below(store, DAEMONS.placements)
     }
-    members = {name: member_of(store, name) for name in names_below(store, MEMBERS)}
+    members = {name: member_of(store, name) for name in names_below(store, DAEMONS.members)}
     running = {name: member for name, member in members.items() if member is not None}
     names = {instance for member in running.values() for instance in member.instances}
     names |= set(names_below(store, INSTANCES))
     placed_on = {instance: name for name, instances in placed.items() for instance in instances}
-    leader = Holder.of(store.get(LEADER))
+    leader = Holder.of(store.get(DAEMONS.leader))
     away = sorted(({name for name, instances in placed.items() if instances} | drained) - running.keys())
     return {
         "leader": None if leader is None else leader.name,
@@ -61,13 +59,30 @@ def fleet_status(store: CoordinationStore) -> dict[str, Any]:
         "instances": [
             _instance_status(store, instance, placed_on.get(instance), running) for instance in sorted(names)
         ],
+        "workers": [_worker_status(store, name, drained) for name in names_below(store, JOB_WORKERS.members)],
+    }
+
+
+def _worker_status(store: CoordinationStore, name: str, drained: Collection[str]) -> dict[str, Any]:
+    """Return a worker, which runs jobs: `penstock jobs list` shows them."""
+    record = store.get(JOB_WORKERS.members + path_of(name))
+    member = None if record is None else MemberRecord.of(name, record)
+    placed = PlacementRecord.of(store.get(JOB_WORKERS.placements + path_of(name)))
+    return {
+        "member": name,
+        "state": "drained" if name in drained else "running",
+        "drained": name in drained,
+        "zone": "" if member is None else member.zone,
+        "version": "" if member is None else member.version,
+        "since_us": None if member is None else member.since_us,
+        "placed": len(placed.instances),
     }
 
 
 def _member_status(
     store: CoordinationStore, member: MemberRecord, placed: int, is_drained: bool
 ) -> dict[str, Any]:
-    load = LoadRecord.of(store.get(LOADS + path_of(member.name)))
+    load = LoadRecord.of(store.get(DAEMONS.loads + path_of(member.name)))
     return {
         "member": member.name,
         "state": "drained" if is_drained else "running",

@@ -26,9 +26,6 @@ from penstock.logstore.memory_log import MemoryLog
 from penstock.model import Position
 from penstock.retry import Backoff, Retry
 
-# How often the position of a capture is recorded: another host then reads this much from the server again.
-RECORD_SECONDS = 5.0
-
 _BACKOFF = Backoff(longest=1.0)
 # An end that takes longer than this is logged each time.
 _JOIN_SECONDS = 1.0
@@ -81,12 +78,19 @@ class FencedRecord:
             )
 
 
-class Tenure(CaptureLease):
-    """The capture of an instance under a lease. `start` and `leave` belong to the member's thread."""
+class CaptureTenure(CaptureLease):
+    """The capture of an instance under a lease; see `penstock.fleet.group.Tenure`.
 
-    def __init__(self, store: CoordinationStore, instance: str, lease: Lease) -> None:
+    `start` and `leave` belong to the member's thread. `arrived` is called with the instance's name when its
+    capture ends.
+    """
+
+    def __init__(
+        self, store: CoordinationStore, instance: str, lease: Lease, arrived: Callable[[str], None]
+    ) -> None:
         """Fence earlier holders. Raises LeaseLost, CoordinationLost, SchemaInvalid."""
-        self.instance = instance
+        self.name = instance
+        self._arrived = arrived
         self._lease = lease
         self._fenced = FencedRecord(store, instance, lease.token)
         self._capture: Capture | None = None
@@ -126,11 +130,11 @@ class Tenure(CaptureLease):
         """Return why nothing may be stored at the moment; see `CaptureLease`."""
         if self.is_lost:
             raise LeaseLost(
-                f"the lease to capture {self.instance} was lost", hint="See who has it: penstock fleet status"
+                f"the lease to capture {self.name} was lost", hint="See who has it: penstock fleet status"
             )
         if self._lease.held:
             return None
-        return f"the coordination store does not confirm the lease to capture {self.instance}"
+        return f"the coordination store does not confirm the lease to capture {self.name}"
 
     def handover(self) -> Handover | None:
         """Return where the capture was when it was last recorded; see `CaptureLease`."""
@@ -168,7 +172,7 @@ class Tenure(CaptureLease):
                 changed = replace(changed, handover=handover, holds=holds)
         except PenstockError as problem:
             # While its log is being opened, the record keeps the position.
-            _log.debug("a position is not recorded", instance=self.instance, why=str(problem))
+            _log.debug("a position is not recorded", instance=self.name, why=str(problem))
         if changed != record:
             self._write(replace(changed, updated_us=time.time_ns() // 1000))
 
@@ -197,9 +201,7 @@ class Tenure(CaptureLease):
             try:
                 holds.put(hold, admin=True)
             except PenstockError as problem:
-                _log.error(
-                    "a hold is not taken over", instance=self.instance, hold=hold.name, why=str(problem)
-                )
+                _log.error("a hold is not taken over", instance=self.name, hold=hold.name, why=str(problem))
 
     def _write(self, record: CaptureRecord) -> None:
         try:
@@ -210,14 +212,14 @@ class Tenure(CaptureLease):
 
     # --- Ending -----------------------------------------------------------------------------
 
-    def leave(self, why: str, arrived: Callable[[str], None], left: Callable[[], None]) -> None:
+    def leave(self, why: str, left: Callable[[], None]) -> None:
         """End the capture, record its end, and release the lease, in a separate thread; then call `left`."""
         assert not self._leaving
         self._leaving = True
-        _log.info("a capture is given up", instance=self.instance, token=self.token, why=why)
+        _log.info("a capture is given up", instance=self.name, token=self.token, why=why)
         # Readers that wait for changes learn that there will be none here.
-        arrived(self.instance)
-        threading.Thread(target=self._end, args=(left,), name=f"leave-{self.instance}", daemon=True).start()
+        self._arrived(self.name)
+        threading.Thread(target=self._end, args=(left,), name=f"leave-{self.name}", daemon=True).start()
 
     def wait_left(self, seconds: float) -> bool:
         """Wait up to `seconds` until the lease was released; return whether it was."""
@@ -237,7 +239,7 @@ class Tenure(CaptureLease):
     def _release(self, capture: Capture | None) -> None:
         """Release the lease once the capture has ended."""
         while capture is not None and not capture.join(_JOIN_SECONDS):
-            _log.warning("a capture is still ending", instance=self.instance)
+            _log.warning("a capture is still ending", instance=self.name)
         # While the session lives, nobody else can have the lease, so retry until the session ends.
         retry = Retry("a capture's lease cannot be given back yet", backoff=_BACKOFF)
         while not self._lease.expired:
@@ -245,14 +247,14 @@ class Tenure(CaptureLease):
                 self._lease.release()
                 break
             except PenstockError as problem:
-                retry.wait(problem, instance=self.instance)
+                retry.wait(problem, instance=self.name)
 
     def _record_end(self) -> None:
         """Record where the capture ends. An earlier record is correct too."""
         try:
             self.record()
         except PenstockError as problem:
-            _log.info("the end of a capture is not recorded", instance=self.instance, why=str(problem))
+            _log.info("the end of a capture is not recorded", instance=self.name, why=str(problem))
 
 
 def _handover_of(log: Log, epoch: EpochRecord, holds: Sequence[Hold], before: Handover | None) -> Handover:

@@ -14,7 +14,7 @@ needs an operator, not a restart, so it does not count unless all instances have
 import asyncio
 from collections.abc import Collection
 
-from penstock.errors import CapturedElsewhere, PenstockError, ServerBusy, TransientError
+from penstock.errors import PenstockError, ServerBusy, TransientError
 from penstock.serve.coordination import CoordinationProbe
 from penstock.serve.served import Served
 from penstock.serve.threads import run_in
@@ -62,11 +62,11 @@ class Health:
         """Return the instances whose log is not open yet, or is being reopened."""
         unopened = set()
         for name, instance in self._served.instances.items():
+            if not self._served.is_here(name):
+                # Another member of the fleet has its log open. Asking which one would cost the store a read.
+                continue
             try:
                 instance.log()
-            except CapturedElsewhere:
-                # Another member of the fleet has its log open.
-                continue
             except (ServerBusy, TransientError):
                 unopened.add(name)
             except PenstockError:
@@ -75,5 +75,5 @@ class Health:
         return unopened
 
     def _all_stopped(self) -> bool:
-        instances = self._served.instances.values()
-        return bool(instances) and all(instance.status()["state"] == "stopped" for instance in instances)
+        here = [instance for name, instance in self._served.instances.items() if self._served.is_here(name)]
+        return bool(here) and all(instance.status()["state"] == "stopped" for instance in here)

@@ -2,7 +2,7 @@
 """The foundation of every protocol: the served instances, and waiting for new data in them."""
 
 import asyncio
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, Protocol
 
 import pyarrow
@@ -44,7 +44,9 @@ class Served:
         canal_gtid: Collection[str] = (),
         hold_seconds: Mapping[str, float | None] | None = None,
         canal_filters: Mapping[str, TablePatterns] | None = None,
+        is_here: Callable[[str], bool] = lambda name: True,
     ) -> None:
+        """`is_here` returns whether this process has an instance's log, rather than another of its fleet."""
         self.instances = dict(instances)
         self.arrivals = arrivals
         # Shard columns per instance and table pattern. Other tables use their primary key.
@@ -54,6 +56,7 @@ class Served:
         # The tables of instances whose own filters limit Canal clients.
         self.canal_filters = dict(canal_filters or {})
 
+        self.is_here = is_here
         self.subscribers = Subscribers()
         self.consumers = Consumers(lambda name: self.instance(name).log(), hold_seconds)
         self._memory = PieceMemory()

@@ -24,6 +24,7 @@ _URL = re.compile(
     r"(?:\?(?P<query>[^#]*))?"
 )
 _HOST = re.compile(r"(?P<host>\[[0-9A-Fa-f:.%]+\]|[^:\[\],\s]+)(?::(?P<port>\d+))?")
+_PLAIN_HOST = re.compile(r"\[[0-9A-Fa-f:.%]+\]|[0-9A-Za-z._-]+")
 _URL_OPTIONS = ("token_file", "ssl_mode", "ssl_ca", "ssl_cert", "ssl_key")
 
 
@@ -35,7 +36,9 @@ def is_daemon_url(text: str) -> bool:
 def is_host_port(text: str) -> bool:
     """Return whether a text is a host and a port, and nothing else."""
     match = _HOST.fullmatch(text)
-    return match is not None and match["port"] is not None and 0 < int(match["port"]) < 1 << 16
+    if match is None or match["port"] is None or not _PLAIN_HOST.fullmatch(match["host"]):
+        return False
+    return 0 < int(match["port"]) < 1 << 16
 
 
 @dataclass(frozen=True)

@@ -65,6 +65,7 @@ class DaemonClient:
         # The daemon that is asked now, and the one that was configured.
         self.url = base_url
         self._configured_url = base_url
+        self._followed_url = base_url
         self._path = f"/v1/instances/{quote(address.instance, safe='')}"
         self._pool = urllib3.PoolManager(
             num_pools=2,
@@ -227,11 +228,7 @@ class DaemonClient:
                     self.url = self._configured_url
                     raise
                 scheme = self._configured_url.partition("://")[0]
-                self.url = f"{scheme}://{problem.address}"
-            except ConnectionLost:
-                # The next request asks the configured member who captures the instance now.
-                self.url = self._configured_url
-                raise
+                self.url = self._followed_url = f"{scheme}://{problem.address}"
         self.url = self._configured_url
         raise ServerBusy(
             f"{self.url} and other members of its fleet each name another one for {self._path}",
@@ -290,9 +287,12 @@ class DaemonClient:
     def _lost(self, problem: Exception) -> ConnectionLost:
         reason = problem.reason if isinstance(problem, MaxRetryError) else problem
         broken = isinstance(reason, ProtocolError)
+        lost_url = self.url
+        # Any member of a fleet knows who captures now, also the one that was followed last.
+        self.url = self._configured_url if lost_url != self._configured_url else self._followed_url
         return ConnectionLost(
-            f"{self.url} {'broke off' if broken else 'does not answer'}: {reason}",
-            hint=lost_hint(self.url, reason, "Is the daemon up? penstock serve penstock.yaml"),
+            f"{lost_url} {'broke off' if broken else 'does not answer'}: {reason}",
+            hint=lost_hint(lost_url, reason, "Is the daemon up? penstock serve penstock.yaml"),
         )
 
     def _untrusted(self, problem: Exception) -> AuthenticationFailed:

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock jobs`: show, pause, resume, restart and delete the jobs of a fleet."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock.cli.shared.fleet_store import ConfigOption, CoordinationOption, opened_store
+from penstock.cli.shared.rendering import write_json
+from penstock.fleet.jobs import JobSpec, change_job, delete_job, job_status, read_job, read_run
+from penstock.fleet.records import JOBS, names_below
+
+HELP = "Show, pause, resume, restart and delete the jobs of a fleet."
+
+_Name = Annotated[str, typer.Argument(metavar="JOB", help="The job, which has its pipeline's name.")]
+_AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+
+def list_(
+    config: ConfigOption = None,
+    coordination: CoordinationOption = None,
+    label: Annotated[str | None, typer.Option(help="Only jobs with this label, name=value.")] = None,
+    as_json: _AsJson = False,
+) -> None:
+    """List the jobs, where they run, and how often they have failed lately."""
+    with opened_store(config, coordination) as store:
+        jobs = [job_status(store, name) for name in names_below(store, JOBS)]
+    if label is not None:
+        jobs = [job for job in jobs if label in {f"{name}={value}" for name, value in job["labels"].items()}]
+    if as_json:
+        write_json(sys.stdout, iter(jobs))
+        return
+    for job in jobs:
+        failures = sum(1 for job_exit in job["exits"] if job_exit["status"])
+        typer.echo(
+            f"{job['name']:<24}{job['state']:<12}{job['worker'] or '-':<20}version {job['version']}"
+            f"{f', {failures} failures kept' if failures else ''}"
+        )
+
+
+def show(
+    job: _Name, config: ConfigOption = None, coordination: CoordinationOption = None, as_json: _AsJson = False
+) -> None:
+    """Show a job's desired state, what it does, and the reasons of its last exits."""
+    with opened_store(config, coordination) as store:
+        shown, spec = job_status(store, job), read_job(store, job)
+    if as_json:
+        write_json(sys.stdout, iter([shown]))
+        return
+    for name in ("state", "worker", "process", "starts", "version", "zone", "weight", "log"):
+        typer.echo(f"{name:<12}{'-' if shown[name] is None else shown[name]}")
+    typer.echo(f"{'labels':<12}{', '.join(f'{k}={v}' for k, v in shown['labels'].items()) or '-'}")
+    typer.echo(f"{'command':<12}penstock {spec.verb} {spec.name}.yaml {' '.join(spec.options)}".rstrip())
+    for job_exit in shown["exits"]:
+        typer.echo(f"exit {job_exit['status']}:")
+        for line in job_exit["why"].splitlines():
+            typer.echo(f"    {line}")
+
+
+def logs(job: _Name, config: ConfigOption = None, coordination: CoordinationOption = None) -> None:
+    """Print the newest lines of a job's output. The rest is in the worker's file that show names."""
+    with opened_store(config, coordination) as store:
+        read_job(store, job)
+        for line in read_run(store, job).lines:
+            typer.echo(line)
+
+
+def pause(job: _Name, config: ConfigOption = None, coordination: CoordinationOption = None) -> None:
+    """Stop a job until resume."""
+    _change(job, config, coordination, lambda spec: replace(spec, paused=True), "is paused")
+
+
+def resume(job: _Name, config: ConfigOption = None, coordination: CoordinationOption = None) -> None:
+    """Let a paused job run again."""
+    _change(job, config, coordination, lambda spec: replace(spec, paused=False), "is resumed")
+
+
+def restart(job: _Name, config: ConfigOption = None, coordination: CoordinationOption = None) -> None:
+    """Stop a job's process and start it again, also a job that has ended."""
+    _change(job, config, coordination, lambda spec: replace(spec, restarts=spec.restarts + 1), "is restarted")
+
+
+def delete(job: _Name, config: ConfigOption = None, coordination: CoordinationOption = None) -> None:
+    """Stop a job and forget it. Its target and its pipeline's state stay: see penstock pipelines."""
+    with opened_store(config, coordination) as store:
+        delete_job(store, job)
+    typer.echo(f"{job} is deleted; its target and the pipeline's state stay")
+
+
+def _change(
+    name: str, config: Path | None, coordination: str | None, change: Callable[[JobSpec], JobSpec], done: str
+) -> None:
+    with opened_store(config, coordination) as store:
+        change_job(store, name, change)
+    typer.echo(f"{name} {done}")
+
+
+VERBS = {
+    "list": list_,
+    "show": show,
+    "logs": logs,
+    "pause": pause,
+    "resume": resume,
+    "restart": restart,
+    "delete": delete,
+}

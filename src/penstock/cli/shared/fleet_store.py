@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The coordination store of the fleet that a command is about."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock.coordinate.store import CoordinationStore, open_store
+from penstock.errors import OptionInvalid
+from penstock.settings.daemon import load_settings
+
+ConfigOption = Annotated[
+    Path | None, typer.Option(help="A member's settings file, which names the coordination store.")
+]
+CoordinationOption = Annotated[
+    str | None, typer.Option(help="The coordination store: sqlite:///path or zookeeper://host:2181/path.")
+]
+
+
+def store_url_of(config: Path | None, coordination: str | None) -> str:
+    """Return the URL of the store that the options name. Raises OptionInvalid."""
+    if coordination is not None and config is None:
+        return coordination
+    if config is not None and coordination is None:
+        return load_settings(config).coordination_url()
+    raise OptionInvalid(
+        "name the fleet by --config or by --coordination",
+        hint="Write --config penstock.yaml, or --coordination zookeeper://host:2181/penstock",
+    )
+
+
+@contextmanager
+def opened_store(config: Path | None, coordination: str | None) -> Iterator[CoordinationStore]:
+    """Open the store that the options name inside the block."""
+    store = open_store(store_url_of(config, coordination))
+    try:
+        yield store
+    finally:
+        store.close()

@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock worker`: run the jobs of a fleet."""
+
+import os
+import socket
+import sys
+import threading
+from functools import partial
+from pathlib import Path
+from typing import Annotated
+
+import structlog
+import typer
+
+import penstock
+from penstock.cli.shared.fleet_store import ConfigOption, CoordinationOption, store_url_of
+from penstock.cli.shared.signals import STOP_SECONDS_MAX, stopped_by_signals
+from penstock.coordinate.store import open_store
+from penstock.fleet.group import JOB_WORKERS
+from penstock.fleet.job_tenure import JobTenure
+from penstock.fleet.member import FleetMember, Membership
+
+# A job that does not stop by itself is killed, which takes a moment longer.
+_LATE_SECONDS = 10.0
+
+_log = structlog.get_logger(__name__)
+
+
+def run(
+    config: ConfigOption = None,
+    coordination: CoordinationOption = None,
+    name: Annotated[str | None, typer.Option(help="This worker's name. Default: the host's name.")] = None,
+    zone: Annotated[str, typer.Option(help="Where this worker runs.")] = "",
+    weight: Annotated[float, typer.Option(min=0.001, help="How much it runs relative to the others.")] = 1.0,
+    folder: Annotated[Path, typer.Option(help="Where the files and the output of jobs are.")] = Path(
+        "penstock-jobs"
+    ),
+    session: Annotated[
+        float, typer.Option(min=1.0, help="Seconds that it may be silent before others run its jobs.")
+    ] = 10.0,
+) -> None:
+    """Run this worker's share of the fleet's jobs, each as a process, until SIGTERM.
+
+    A job that fails is started again, after a pause that grows with each failure. Jobs move to other workers
+    when this one ends, is lost or is drained.
+    """
+    url = store_url_of(config, coordination)
+    command = (sys.executable, "-m", "penstock.cli.shared.child", str(os.getpid()))
+    membership = Membership(
+        name or socket.gethostname(), "", penstock.__version__, zone, weight, session, works=None
+    )
+    worker = FleetMember(
+        partial(open_store, url),
+        JOB_WORKERS,
+        membership,
+        lambda store, job, lease: JobTenure(store, job, lease, folder.absolute(), command),
+        end_seconds=STOP_SECONDS_MAX + _LATE_SECONDS,
+    )
+    stopping = threading.Event()
+    with stopped_by_signals(stopping.set):
+        worker.start(failed=stopping.set)
+        _log.info("working", worker=worker.name, folder=str(folder))
+        stopping.wait()
+    worker.stop()
+    if worker.failure is not None:
+        raise worker.failure

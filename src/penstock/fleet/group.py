@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A group of members that share work of one kind, and one member's part in a piece of work."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+from penstock.coordinate.lease import Lease
+from penstock.coordinate.store import CoordinationStore
+from penstock.fleet.jobs import works_of_jobs
+from penstock.fleet.placement import Work
+from penstock.fleet.records import FLEET, INSTANCES, JOB_RUNS, JOBS, WORKERS, MemberRecord
+
+
+@dataclass(frozen=True)
+class Group:
+    """The paths of a group's records, and what work there is.
+
+    `work_path` is watched by the leader for new work, None if members bring it with their own records.
+    `works` returns the work from the members' records and the store.
+    """
+
+    top: str
+    leases: str
+    work_path: str | None
+    works: Callable[[CoordinationStore, Mapping[str, MemberRecord]], list[Work]]
+
+    @property
+    def members(self) -> str:
+        """The path of the running members."""
+        return f"{self.top}/members"
+
+    @property
+    def leader(self) -> str:
+        """The path of the leader's lease."""
+        return f"{self.top}/leader"
+
+    @property
+    def placements(self) -> str:
+        """The path of the placements by member."""
+        return f"{self.top}/placements"
+
+    @property
+    def joins(self) -> str:
+        """The path of the times at which members joined."""
+        return f"{self.top}/joins"
+
+    @property
+    def loads(self) -> str:
+        """The path of the loads by member."""
+        return f"{self.top}/loads"
+
+
+def _works_of_members(store: CoordinationStore, members: Mapping[str, MemberRecord]) -> list[Work]:
+    """Return every instance that a member knows. Where settings differ, the newest member's count."""
+    works: dict[str, Work] = {}
+    for member in sorted(members.values(), key=lambda member: member.since_us):
+        works.update(member.instances)
+    return list(works.values())
+
+
+DAEMONS = Group(FLEET, INSTANCES, None, _works_of_members)
+JOB_WORKERS = Group(WORKERS, JOB_RUNS, JOBS, lambda store, members: works_of_jobs(store))
+
+
+class Tenure(Protocol):
+    """A member's part in one piece of work, from acquiring its lease to releasing it."""
+
+    @property
+    def name(self) -> str:
+        """The name of the work."""
+
+    @property
+    def is_lost(self) -> bool:
+        """Whether the lease is lost for good without having been given up."""
+
+    @property
+    def left(self) -> bool:
+        """Whether the work has ended and the lease was released."""
+
+    def record(self) -> None:
+        """Record how far the work is, if that has changed. Raises LeaseLost, CoordinationLost."""
+
+    def leave(self, why: str, left: Callable[[], None]) -> None:
+        """End the work and release the lease, in a separate thread; then call `left`."""
+
+    def wait_left(self, seconds: float) -> bool:
+        """Wait up to `seconds` until the lease was released; return whether it was."""
+
+
+# Begins a piece of work under a lease.
+Begin = Callable[[CoordinationStore, str, Lease], Tenure]

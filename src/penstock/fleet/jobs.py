@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Jobs: pipelines and relays that users want to run, kept in the store, and what became of them."""
+
+import re
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Self
+
+from penstock.coordinate.lease import Holder
+from penstock.coordinate.store import ABSENT, CoordinationStore, Record, path_of, reading_record
+from penstock.errors import OptionInvalid, SourceMissing
+from penstock.fleet.placement import Work
+from penstock.fleet.records import (
+    HINT_VERSION,
+    JOB_RUNS,
+    JOBS,
+    decode_record,
+    encode_record,
+    job_lease_path,
+    names_below,
+)
+
+# The exits and the lines of output that the store keeps of each job.
+EXITS_KEPT = 10
+LINES_KEPT = 100
+
+_NAME = re.compile(r"[0-9A-Za-z_][0-9A-Za-z_.-]{0,99}")
+
+
+@dataclass(frozen=True)
+class JobSpec:
+    """What a user wants: `verb` and `options` of the command line, and the text of the pipeline file.
+
+    `version` counts the changes of the work itself, `restarts` the restarts that were asked for. `${NAME}` in
+    the text is read where the job runs.
+    """
+
+    name: str
+    verb: str
+    options: tuple[str, ...]
+    text: str = field(repr=False)
+    version: int = 1
+    restarts: int = 0
+    paused: bool = False
+    weight: float = 1.0
+    zone: str | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    updated_us: int = 0
+
+    def encode(self) -> bytes:
+        """Return the value of the record."""
+        return encode_record({name: value for name, value in asdict(self).items() if name != "name"})
+
+    @classmethod
+    def of(cls, name: str, record: Record | None) -> Self | None:
+        """Read a job's record, None if there is none. Raises SchemaInvalid."""
+        if record is None:
+            return None
+        what = f"the record of job {name}"
+        with reading_record(what, HINT_VERSION):
+            values = decode_record(what, record)
+            return cls(
+                name,
+                str(values["verb"]),
+                tuple(map(str, values["options"])),
+                str(values["text"]),
+                int(values["version"]),
+                int(values["restarts"]),
+                bool(values["paused"]),
+                float(values["weight"]),
+                values["zone"],
+                dict(values["labels"]),
+                int(values["updated_us"]),
+            )
+
+    def is_same_work(self, other: "JobSpec") -> bool:
+        """Return whether a running process of this job needs no restart for the other version."""
+        return (self.version, self.restarts, self.paused) == (other.version, other.restarts, other.paused)
+
+
+@dataclass(frozen=True)
+class JobExit:
+    """The end of a job's process: its exit status (negative for a signal) and its last lines."""
+
+    status: int
+    why: str
+    time_us: int
+
+
+@dataclass(frozen=True)
+class JobRun:
+    """What a worker last recorded of a job.
+
+    `state` is running, waiting (for the next try), ended or stopped. `lines` are the newest of its output,
+    all of which is in `log` on the worker.
+    """
+
+    worker: str = ""
+    state: str = ""
+    version: int = 0
+    process: int | None = None
+    since_us: int = 0
+    starts: int = 0
+    exits: tuple[JobExit, ...] = ()
+    lines: tuple[str, ...] = ()
+    log: str = ""
+
+    def encode(self) -> bytes:
+        """Return the value of the record."""
+        return encode_record(asdict(self))
+
+    @classmethod
+    def of(cls, name: str, record: Record | None) -> Self:
+        """Read the record; without one the job has never run. Raises SchemaInvalid."""
+        if record is None:
+            return cls()
+        what = f"the run of job {name}"
+        with reading_record(what, HINT_VERSION):
+            values = decode_record(what, record)
+            return cls(
+                str(values["worker"]),
+                str(values["state"]),
+                int(values["version"]),
+                values["process"],
+                int(values["since_us"]),
+                int(values["starts"]),
+                tuple(JobExit(**exit_values) for exit_values in values["exits"]),
+                tuple(map(str, values["lines"])),
+                str(values["log"]),
+            )
+
+
+def check_job_name(name: str) -> None:
+    """Raise OptionInvalid for a name that cannot be that of a worker's folder and file."""
+    if not _NAME.fullmatch(name):
+        raise OptionInvalid(
+            f"{name!r} cannot name a job: use letters, digits, _ - and ., and begin with no . or -",
+            hint="Set name in the pipeline file",
+        )
+
+
+def job_path(name: str) -> str:
+    """Return the path of a job's desired state."""
+    return JOBS + path_of(name)
+
+
+def run_path(name: str) -> str:
+    """Return the path of a job's run."""
+    return JOB_RUNS + path_of(name, "state")
+
+
+def read_job(store: CoordinationStore, name: str) -> JobSpec:
+    """Return a job's desired state. Raises SourceMissing, SchemaInvalid, CoordinationLost."""
+    return _read(store, name)[0]
+
+
+def read_run(store: CoordinationStore, name: str) -> JobRun:
+    """Return what was last recorded of a job. Raises SchemaInvalid, CoordinationLost."""
+    return JobRun.of(name, store.get(run_path(name)))
+
+
+def apply_job(store: CoordinationStore, wanted: JobSpec) -> tuple[JobSpec, bool]:
+    """Store what a user wants, and return it with whether it has changed.
+
+    A new version of a job stays paused if it is. Raises VersionConflict if somebody else changes the job at
+    the same time, CoordinationLost, LimitExceeded.
+    """
+    check_job_name(wanted.name)
+    record = store.get(job_path(wanted.name), latest=True)
+    before = JobSpec.of(wanted.name, record)
+    now_us = time.time_ns() // 1000
+    if before is None or record is None:
+        store.put(job_path(wanted.name), replace(wanted, updated_us=now_us).encode(), ABSENT)
+        return wanted, True
+    is_same_process = (before.verb, before.options, before.text) == (wanted.verb, wanted.options, wanted.text)
+    applied = replace(
+        wanted,
+        version=before.version + (0 if is_same_process else 1),
+        restarts=before.restarts,
+        paused=before.paused,
+        updated_us=before.updated_us,
+    )
+    if applied == before:
+        return before, False
+    store.put(job_path(wanted.name), replace(applied, updated_us=now_us).encode(), record.version)
+    return applied, True
+
+
+def change_job(store: CoordinationStore, name: str, change: Callable[[JobSpec], JobSpec]) -> JobSpec:
+    """Change a job's desired state. Raises SourceMissing, VersionConflict, CoordinationLost."""
+    job, record = _read(store, name)
+    changed = change(job)
+    if changed != job:
+        store.put(
+            job_path(name), replace(changed, updated_us=time.time_ns() // 1000).encode(), record.version
+        )
+    return changed
+
+
+def delete_job(store: CoordinationStore, name: str) -> None:
+    """Stop running a job. Its target, its pipeline's state and the worker's log stay.
+
+    Raises SourceMissing, VersionConflict, CoordinationLost.
+    """
+    _, record = _read(store, name)
+    store.delete(job_path(name), record.version)
+    store.delete(run_path(name))
+
+
+def job_status(store: CoordinationStore, name: str) -> dict[str, Any]:
+    """Return a job's desired state, without its text, and what it does, as plain JSON values."""
+    job, run = read_job(store, name), read_run(store, name)
+    holder = Holder.of(store.get(job_lease_path(name)))
+    if holder is None or holder.name != run.worker:
+        # The worker that recorded it has the job no more.
+        run = replace(run, state="placed" if holder is not None else "unplaced", process=None)
+    wanted = {key: value for key, value in asdict(job).items() if key != "text"}
+    return {
+        **wanted,
+        "state": "paused" if job.paused and run.state in ("unplaced", "stopped") else run.state,
+        "worker": None if holder is None else holder.name,
+        "process": run.process,
+        "since_us": run.since_us,
+        "starts": run.starts,
+        "exits": [asdict(job_exit) for job_exit in run.exits],
+        "log": run.log,
+    }
+
+
+def works_of_jobs(store: CoordinationStore) -> list[Work]:
+    """Return every job that is to run. Raises SchemaInvalid, CoordinationLost."""
+    jobs = [JobSpec.of(name, store.get(job_path(name))) for name in names_below(store, JOBS)]
+    return [Work(job.name, job.weight, job.zone) for job in jobs if job is not None and not job.paused]
+
+
+def _read(store: CoordinationStore, name: str) -> tuple[JobSpec, Record]:
+    record = store.get(job_path(name), latest=True)
+    job = JobSpec.of(name, record)
+    if job is None or record is None:
+        raise SourceMissing(f"there is no job {name!r}", hint="See the jobs: penstock jobs list")
+    return job, record
