@@ -9,7 +9,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable
 from penstock.model import TablePatterns
 from penstock.source.read_settings import ReadSettings
 from penstock.source.source import SourceOptions
-from penstock.spark.stream import StreamReader
+from penstock.spark.admission import AdmissionStreamReader
 from tests.support.binlog.mariadb_log import keep_mariadb_file
 from tests.support.logstore.folders import open_log
 
@@ -26,7 +26,7 @@ def test_end_of_a_run_is_settled_again_on_another_server(tmp_path: Path) -> None
     folder = tmp_path / "log"
     append(folder, 1, "", CONSUMED)
     settings = ReadSettings(SourceOptions.parse(folder), TablePatterns(), "typed", start="earliest")
-    reader = StreamReader(settings, None)
+    reader = AdmissionStreamReader(settings, None)
     reader.prepareForTriggerAvailableNow()
     consumed = reader.latestOffset(reader.initialOffset(), ReadAllAvailable())
     assert consumed["gtid_set"] == CONSUMED[-1]

@@ -13,7 +13,7 @@ try:
     import pyspark.sql.datasource  # noqa: F401
 except ImportError as problem:
     raise DependencyMissing(
-        f"PySpark 4.2 or newer is needed here: {problem}", hint="pip install 'penstock[spark]'"
+        f"PySpark 4.0 or newer is needed here: {problem}", hint="pip install 'penstock[spark]'"
     ) from problem
 
 from penstock.spark.decode import decode_table

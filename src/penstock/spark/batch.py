@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """`spark.read.format("penstock")`: byte ranges are planned on the driver and decoded on the executors."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import pyarrow
-from pyspark.sql.datasource import DataSourceReader, Filter, InputPartition
+from pyspark.sql.datasource import DataSourceReader, InputPartition
 
 from penstock.errors import OptionInvalid
 from penstock.model import TablePatterns
 from penstock.source.bounds import Bound, Bounds, locate
 from penstock.source.offsets import EARLIEST, LATEST
-from penstock.source.read_settings import ENVELOPE, TYPED, ReadSettings
+from penstock.source.read_settings import TYPED, ReadSettings
 from penstock.source.source import Source, open_source, shown_tables
 from penstock.source.tracking import TrackedSchemas
-from penstock.spark.filters import Narrowing, narrow
+from penstock.spark.narrowing import Narrowing
 from penstock.spark.options import bound_of
 from penstock.spark.partition import Decoding, EmptyPartition, NarrowedTables, RangePartition, read_partition
 from penstock.spark.schema import TableShape
@@ -94,17 +94,3 @@ class BatchReader(DataSourceReader):
             changes=narrowing.changes,
             bounds=replace(bounds, time_from_us=low, time_until_us=high),
         )
-
-
-class FilteringBatchReader(BatchReader):
-    """A batch reader that accepts filters.
-
-    Spark rejects a reader with `pushFilters` if spark.sql.python.filterPushdown.enabled is off, so the data
-    source uses this class only if Spark pushes filters down.
-    """
-
-    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Apply the filters that concern the log; return those that Spark must still check."""
-        envelope = self._settings.mode == ENVELOPE
-        self._narrowing, unsure = narrow(filters, envelope=envelope)
-        return unsure

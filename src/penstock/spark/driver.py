@@ -16,6 +16,7 @@ import structlog
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException, PythonException
 from pyspark.sql import SparkSession
+from pyspark.sql.functions import expr
 
 from penstock.engine.decode_task import decode_works
 from penstock.engine.shared_ranges import SharedRanges
@@ -44,6 +45,7 @@ class SparkDriver:
         self._lock = threading.Lock()
         self._runs = 0
         self._rows_at_once = ""
+        self._hashed: dict[int, list[int]] = {}
 
     def beside(self, runs: int, ranges: SharedRanges) -> "SparkDriver":
         """Return this driver: a session runs the jobs of several threads. Each decodes for its own sink,
@@ -99,12 +101,33 @@ class SparkDriver:
             return list(write_parts(plan, frames.to_batches()))
         if not plan.in_one_stage:
             frame = (
-                frame.repartitionById(parts, frame["part"])
+                self._by_part(frame, parts)
                 .sortWithinPartitions("work", "seq")
                 .mapInArrow(partial(_write, data), BETWEEN_SQL)
             )
         results: list[pyarrow.RecordBatch] = frame.toArrow().to_batches()
         return results
+
+    def _by_part(self, frame: Any, parts: int) -> Any:
+        """Return a frame with a partition for each part."""
+        if hasattr(frame, "repartitionById"):
+            return frame.repartitionById(parts, frame["part"])
+        # Below Spark 4.1, rows are placed by a hash: use numbers whose hashes are the parts.
+        numbers = ", ".join(map(str, self._numbers_by_hash(parts)))
+        return frame.repartition(parts, expr(f"element_at(array({numbers}), part + 1)"))
+
+    def _numbers_by_hash(self, parts: int) -> list[int]:
+        """Return, for each part, a number that Spark's hash partitioning sends to that partition."""
+        if parts not in self._hashed:
+            # Among this many numbers, a part without one has a probability below 1e-10.
+            candidates: Any = self._session.range(0, parts * (32 + parts.bit_length()), 1, 1)
+            placed = candidates.selectExpr(
+                "CAST(id AS INT) AS number", f"pmod(hash(CAST(id AS INT)), {parts}) AS part"
+            )
+            rows = placed.groupBy("part").agg({"number": "min"}).orderBy("part").collect()
+            assert [row[0] for row in rows] == list(range(parts)), "every part has a number"
+            self._hashed[parts] = [row[1] for row in rows]
+        return self._hashed[parts]
 
     @contextmanager
     def cancelling(self, stop: threading.Event, seconds: float) -> Iterator[None]:

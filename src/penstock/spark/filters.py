@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Translation of the filters that Spark pushes down into a narrower read.
+"""Filters that Spark pushes down, translated into a narrower read. Spark pushes filters from 4.1 on.
 
 Only filters on the system columns concern the log. A filter is applied completely only if the read omits
 exactly the rows that the filter rejects. For every other filter, Spark checks the rows again.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -21,42 +21,27 @@ from pyspark.sql.datasource import (
     LessThanOrEqual,
 )
 
-from penstock.commit_versions import are_positional, commit_version
+from penstock.source.read_settings import ENVELOPE
 from penstock.source.reading import CHANGE_TYPES
-from penstock.source.source import ByteRange, file_number
+from penstock.spark.batch import BatchReader
+from penstock.spark.narrowing import Narrowing
 
 _TIME_MAX = (1 << 63) - 1
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
-@dataclass(frozen=True)
-class Narrowing:
-    """The part of the log that filters select. None selects everything; number bounds are inclusive."""
+class FilteringBatchReader(BatchReader):
+    """A batch reader that accepts filters.
 
-    changes: tuple[str, ...] | None = None
-    version_min: int | None = None
-    version_max: int | None = None
-    time_min_us: int | None = None
-    time_max_us: int | None = None
-    databases: frozenset[str] | None = None
-    tables: frozenset[str] | None = None
-    files: frozenset[str] | None = None
+    Spark rejects a reader with `pushFilters` if spark.sql.python.filterPushdown.enabled is off, so the data
+    source uses this class only if Spark pushes filters down.
+    """
 
-    def keeps(self, byte_range: ByteRange) -> bool:
-        """Return whether a range can contain a transaction that passes."""
-        if self.files is not None and byte_range.file not in self.files:
-            return False
-        if not are_positional(byte_range.file):
-            return True
-        number = file_number(byte_range.file)
-        first_version = commit_version(byte_range.epoch, number, byte_range.start)
-        if self.version_max is not None and first_version > self.version_max:
-            return False
-        if byte_range.stop is None:
-            last_version = commit_version(byte_range.epoch, number + 1, 0)
-        else:
-            last_version = commit_version(byte_range.epoch, number, byte_range.stop)
-        return self.version_min is None or last_version >= self.version_min
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
+        """Apply the filters that concern the log; return those that Spark must still check."""
+        envelope = self._settings.mode == ENVELOPE
+        self._narrowing, unsure = narrow(filters, envelope=envelope)
+        return unsure
 
 
 def narrow(filters: Sequence[Filter], *, envelope: bool) -> tuple[Narrowing, list[Filter]]:

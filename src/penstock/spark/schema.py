@@ -5,7 +5,9 @@ The Arrow schema determines the Spark schema, with types and nullability such th
 unchanged.
 """
 
+import inspect
 from dataclasses import dataclass
+from typing import Any
 
 import pyarrow
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
@@ -22,6 +24,11 @@ from penstock.source.bounds import Bounds
 from penstock.source.decoding import RangeDecoding
 from penstock.source.reading import SYSTEM_COLUMNS
 from penstock.source.source import Source
+
+# Spark 4.0 and 4.1 have no such parameter, and always use UTC.
+_UTC: dict[str, Any] = (
+    {"timezone": "UTC"} if "timezone" in inspect.signature(to_arrow_schema).parameters else {}
+)
 
 
 @dataclass(frozen=True)
@@ -56,7 +63,7 @@ def envelope_arrow() -> pyarrow.Schema:
 def spark_schema(arrow: pyarrow.Schema) -> StructType:
     """Return the Spark schema with which Spark accepts batches of this Arrow schema."""
     schema = from_arrow_schema(arrow, prefer_timestamp_ntz=True)
-    assert to_arrow_schema(schema, timezone="UTC").equals(arrow), f"Spark would not take {arrow}"
+    assert to_arrow_schema(schema, **_UTC).equals(arrow), f"Spark would not take {arrow}"
     return schema
 
 

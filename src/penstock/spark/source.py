@@ -3,6 +3,7 @@
 
 import sys
 from collections.abc import Mapping
+from importlib.util import find_spec
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
@@ -11,7 +12,7 @@ from penstock.errors import OptionInvalid
 from penstock.source.read_settings import TYPED, ReadSettings
 from penstock.source.source import open_source
 from penstock.source.tracking import TrackedSchemas
-from penstock.spark.batch import BatchReader, FilteringBatchReader, batch_bounds
+from penstock.spark.batch import BatchReader, batch_bounds
 from penstock.spark.options import check_schemas_file, parse_settings
 from penstock.spark.schema import (
     TableShape,
@@ -25,6 +26,8 @@ from penstock.spark.stream import StreamReader
 
 # Spark plans a read with filters in a worker of this module, and only if filter pushdown is enabled.
 _FILTER_WORKER = "pyspark.sql.worker.data_source_pushdown_filters"
+# Spark passes limits to Python streams from 4.2 on, or where a platform has added it to an older version.
+_ADMISSION_CONTROL = "pyspark.sql.streaming.datasource"
 
 
 class PenstockDataSource(DataSource):
@@ -58,12 +61,19 @@ class PenstockDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the batch reader."""
-        kind = FilteringBatchReader if _FILTER_WORKER in sys.modules else BatchReader
+        kind = BatchReader
+        if _FILTER_WORKER in sys.modules:
+            from penstock.spark.filters import FilteringBatchReader as kind
         return kind(self._settings, self._shape_for(schema))
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:
         """Return the stream reader."""
-        return StreamReader(self._settings, self._shape_for(schema))
+        kind: type[StreamReader]
+        if find_spec(_ADMISSION_CONTROL) is not None:
+            from penstock.spark.admission import AdmissionStreamReader as kind
+        else:
+            from penstock.spark.self_paced import SelfPacedStreamReader as kind
+        return kind(self._settings, self._shape_for(schema))
 
     def _shape_for(self, schema: StructType) -> TableShape | None:
         """Return the declared table. A schema passed to Spark must equal the table's own schema."""

@@ -8,13 +8,6 @@ from typing import Any
 import pyarrow
 import structlog
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
-from pyspark.sql.streaming.datasource import (
-    ReadAllAvailable,
-    ReadLimit,
-    ReadMaxBytes,
-    ReadMaxRows,
-    SupportsTriggerAvailableNow,
-)
 
 from penstock.errors import OptionInvalid
 from penstock.source.bounds import Bound
@@ -30,11 +23,12 @@ from penstock.spark.schema import TableShape
 _log = structlog.get_logger(__name__)
 
 
-class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
+class StreamReader(DataSourceStreamReader):
     """Plans offsets on the driver; decodes on executors.
 
     A batch ends at a transaction boundary, and covers the same transactions whenever it is planned again.
-    Only the settings are pickled; sessions stay on the driver.
+    Only the settings are pickled; sessions stay on the driver. How Spark asks for the end of a batch differs
+    between its versions: see `admission` and `self_paced`.
     """
 
     def __init__(self, settings: ReadSettings, shape: TableShape | None) -> None:
@@ -69,20 +63,8 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._first = self._first or self._driver_log.first().to_json()
         return self._first
 
-    def getDefaultReadLimit(self) -> ReadLimit:
-        """Return the limit that the options set. If there are two, Spark gets one but both apply."""
-        if self._settings.bytes_max is not None:
-            return ReadMaxBytes(self._settings.bytes_max)
-        if self._settings.rows_max is not None:
-            return ReadMaxRows(self._settings.rows_max)
-        return ReadAllAvailable()
-
-    def prepareForTriggerAvailableNow(self) -> None:
-        """Use the current end of the log as the end of this run."""
-        self._target = self._driver_log.target()
-
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        """Return the end of the next batch: the head, reduced by the limits.
+    def end_of_batch(self, start: dict[str, Any], *, takes_all: bool) -> dict[str, Any]:
+        """Return the end of the batch that begins at `start`: the head, reduced by the limits.
 
         Returns `start` itself if there is nothing new. Raises the errors of `StreamLog.resume`.
         """
@@ -100,12 +82,7 @@ class StreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         moved = resumed.position.epoch != begin.position.epoch
         if place_of(head.position) <= place_of(resumed.position):
             return resumed.to_json() if moved else start
-        takes_all = isinstance(limit, ReadAllAvailable)
         return (log.unlimited if takes_all else log.limited)(resumed, head).to_json()
-
-    def reportLatestOffset(self) -> dict[str, Any] | None:
-        """Return the last known end of the log, for Spark's progress reports."""
-        return None if self._seen is None else self._seen.to_json()
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         """Split a batch into byte ranges, based on a listing only."""

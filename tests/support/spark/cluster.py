@@ -12,6 +12,7 @@ from typing import Any
 
 import pyspark
 
+from tests.support.spark.patience import write_configuration
 from tests.support.suite.patience import WAIT_SECONDS_MAX
 from tools.servers import child
 from tools.servers.ports import free_port, is_free
@@ -37,6 +38,20 @@ def environment(python: str = sys.executable) -> dict[str, str]:
         "PYSPARK_PYTHON": python,
         "PYSPARK_DRIVER_PYTHON": sys.executable,
         "SPARK_DAEMON_JAVA_OPTS": JVM_OPTIONS,
+    }
+
+
+def environment_of(folder: Path, configuration: Path) -> dict[str, str]:
+    """Return the environment of a process on the PySpark of a folder; see `tools.spark_versions`.
+
+    `configuration` is an empty folder, for a configuration that fits the version.
+    """
+    write_configuration(configuration, folder / "pyspark")
+    path = os.pathsep.join([str(folder), *filter(None, [os.environ.get("PYTHONPATH")])])
+    return environment() | {
+        "SPARK_HOME": str(folder / "pyspark"),
+        "SPARK_CONF_DIR": str(configuration),
+        "PYTHONPATH": path,
     }
 
 
@@ -69,10 +84,15 @@ def _is_up(log: Path, port: int | None, ready: str | None) -> bool:
 
 
 @contextmanager
-def connect_server(directory: Path, settings: Mapping[str, str], jars: Sequence[Path] = ()) -> Iterator[str]:
+def connect_server(
+    directory: Path,
+    settings: Mapping[str, str],
+    jars: Sequence[Path] = (),
+    env: Mapping[str, str] | None = None,
+) -> Iterator[str]:
     """Run a Connect server on loopback with local[2], and yield its address."""
-    port = free_port()
-    words = [str(SPARK_HOME / "bin" / "spark-submit"), "--master", "local[2]", "--driver-memory", "900m"]
+    port, env = free_port(), env or environment()
+    words = [f"{env['SPARK_HOME']}/bin/spark-submit", "--master", "local[2]", "--driver-memory", "900m"]
     words += ["--driver-java-options", JVM_OPTIONS]
     if jars:
         words += ["--jars", ",".join(map(str, jars)), "--driver-class-path", ":".join(map(str, jars))]
@@ -84,7 +104,7 @@ def connect_server(directory: Path, settings: Mapping[str, str], jars: Sequence[
     for name, value in conf.items():
         words += ["--conf", f"{name}={value}"]
     words += ["--class", "org.apache.spark.sql.connect.service.SparkConnectServer", "spark-internal"]
-    with spark_process(words, directory / "connect.log", port, environment()):
+    with spark_process(words, directory / "connect.log", port, env):
         yield f"sc://127.0.0.1:{port}"
 
 

@@ -22,20 +22,26 @@ WORKER_MILLISECONDS = 10_000
 _LONG = 5
 
 
-def write_configuration(folder: Path) -> None:
-    """Write the folder for `SPARK_CONF_DIR`."""
+def write_configuration(folder: Path, spark: Path | None = None) -> None:
+    """Write the folder for `SPARK_CONF_DIR`, for the Spark of a folder or for the installed one."""
     seconds = int(WAIT_SECONDS_MAX)
     (folder / "spark-defaults.conf").write_text(f"spark.python.authenticate.socketTimeout {seconds}s\n")
     workers = folder / WORKERS
     workers.parent.mkdir(parents=True)
-    workers.write_bytes(_patient(_class_of_spark(WORKERS), WORKER_MILLISECONDS, seconds * 1000))
+    workers.write_bytes(
+        _patient(_class_of(spark or _installed_spark(), WORKERS), WORKER_MILLISECONDS, seconds * 1000)
+    )
 
 
-def _class_of_spark(name: str) -> bytes:
+def _installed_spark() -> Path:
     spec = importlib.util.find_spec("pyspark")
     assert spec is not None, "pyspark is a requirement of the tests"
     assert spec.origin is not None, "pyspark is a package"
-    [archive] = (Path(spec.origin).parent / "jars").glob("spark-core_*.jar")
+    return Path(spec.origin).parent
+
+
+def _class_of(spark: Path, name: str) -> bytes:
+    [archive] = (spark / "jars").glob("spark-core_*.jar")
     with zipfile.ZipFile(archive) as opened:
         return opened.read(name)
 

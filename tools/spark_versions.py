@@ -1,0 +1,31 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Older versions of PySpark, each in a folder of its own beside the one that is installed.
+
+folder_of("4.0")    # prepend it to PYTHONPATH
+"""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tools.maven import cached
+from tools.servers.errors import PartMissing
+
+# The last release of each minor version that managed platforms run.
+RELEASES = {"4.0": "4.0.5", "4.1": "4.1.4"}
+INSTALL_SECONDS_MAX = 1_800.0
+
+
+def folder_of(minor: str) -> Path:
+    """Return a folder for PYTHONPATH that contains PySpark, fetched if missing. Raises PartMissing."""
+    release = RELEASES[minor]
+
+    def install(folder: Path) -> None:
+        # Its dependencies are those of the installed version.
+        words = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-compile"]
+        words += ["--target", str(folder / "built"), f"pyspark=={release}"]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=INSTALL_SECONDS_MAX)
+        if done.returncode != 0:
+            raise PartMissing(f"PySpark {release} cannot be installed: {done.stderr.strip()[-500:]}")
+
+    return cached(f"pyspark-{release}", install)
