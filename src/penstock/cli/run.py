@@ -4,6 +4,7 @@
 import json
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Annotated, Any
 
 import typer
 
+from penstock.cli.shared.rendering import counted
 from penstock.cli.shared.signals import stopped_by_signals
 from penstock.engine.beginning import refuse_paused
 from penstock.engine.driver import Driver
@@ -84,8 +86,10 @@ def run(
         # Check before Spark starts, which takes seconds.
         refuse_paused(settings, paused, until_caught_up=until is not None)
         return
+    summary = _Summary(file)
+    report_line = _print_line if as_json else summary.add
     stop = threading.Event()
-    with stopped_by_signals(stop.set), _metered(metrics, otlp, as_json=as_json) as report:
+    with stopped_by_signals(stop.set), _metered(metrics, otlp, report_line) as report:
         driver: Driver = LocalDriver() if local else _spark_driver(settings, master)
         run_of(
             settings,
@@ -95,12 +99,14 @@ def run(
             report=report,
             standby=standby,
         ).run()
+    if not as_json:
+        # On standard output, a sink may have written rows.
+        typer.echo(summary.text(settings.name, "stopped" if stop.is_set() else "caught up"), err=True)
 
 
 @contextmanager
-def _metered(address: str | None, otlp: str | None, *, as_json: bool) -> Iterator[Report | None]:
+def _metered(address: str | None, otlp: str | None, report_line: Report) -> Iterator[Report]:
     """Publish the metrics of a run inside the block. Yield what the run reports to."""
-    report_line = _print_line if as_json else None
     if address is None and otlp is None:
         yield report_line
         return
@@ -111,11 +117,48 @@ def _metered(address: str | None, otlp: str | None, *, as_json: bool) -> Iterato
 
     def report(progress: Mapping[str, Any]) -> None:
         meter.observe(progress)
-        if report_line is not None:
-            report_line(progress)
+        report_line(progress)
 
     with publish_metrics(meter.read, address=address, otlp=otlp, is_ready=meter.is_ready):
         yield report
+
+
+class _Summary:
+    """What a run has done, from its reports, which come from one thread at a time."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._began = time.monotonic()
+        self._batches = self._written = 0
+        # By the sink's name, None for the only one. Both count from the start of the sink's run.
+        self._loaded: dict[str | None, int] = {}
+        self._rejected: dict[str | None, int] = {}
+        self._positions: dict[str, str] = {}
+
+    def add(self, report: Mapping[str, Any]) -> None:
+        """Count a batch that is done. Reports of other states repeat the last batch."""
+        if report["state"] not in ("loading", "running") or "written" not in report:
+            return
+        sink = report.get("sink")
+        self._batches += 1
+        self._written += report["written"]
+        self._loaded[sink] = report.get("rows_loaded", self._loaded.get(sink, 0))
+        self._rejected[sink] = report["rejected"]
+        self._positions |= report.get("positions", {})
+
+    def text(self, name: str, ending: str) -> str:
+        """Return the last words of the run."""
+        batches = f"{self._batches:,} {'batch' if self._batches == 1 else 'batches'}"
+        seconds = time.monotonic() - self._began
+        text = f"{name} {ending} after {seconds:.1f} s: {batches}, {counted(self._written, 'row')} written"
+        if loaded := sum(self._loaded.values()):
+            text += f"; {counted(loaded, 'row')} read by the full load"
+        for source, position in self._positions.items():
+            text += f"\n  {source} at {position.partition(' ')[0]}"
+        if rejected := sum(self._rejected.values()):
+            rows = counted(rejected, "row")
+            text += f"\n  {rows} skipped or put aside: penstock pipelines dead-letters {self._file}"
+        return text
 
 
 def _spark_driver(settings: PipelineSettings, master: str | None) -> Driver:

@@ -30,7 +30,7 @@ from penstock.settings.daemon import InstanceSettings
 from penstock.settings.listen import split_host_port
 from penstock.settings.tidb import TidbSettings, pd_addresses
 from penstock.tidb.channels import ClusterTls
-from penstock.tidb.cluster import Cluster, physical_us
+from penstock.tidb.cluster import Cluster
 from penstock.tidb.definition_log import DefinitionLog
 from penstock.tidb.drainer_service import DrainerService, answers_of
 from penstock.tidb.job_sources import JobSource, SqlJobs, StatusJobs, TikvJobs
@@ -46,7 +46,7 @@ from penstock.tidb.merged_log import (
     file_name,
     server_key_of,
 )
-from penstock.tidb.messages import LOGICAL_BITS
+from penstock.tidb.messages import LOGICAL_BITS, physical_us
 from penstock.tidb.node_port import NodePort, PortTls, bind_port
 from penstock.tidb.pulling import MergeQueue, PumpReader
 from penstock.tidb.registry import Node, NodeState, Registry
