@@ -4,12 +4,15 @@
 import os
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from pyspark.sql import SparkSession
 
 # A pipeline run is not interactive, so it has no web UI and no progress bar.
 _SETTINGS = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
+_JAVA_OPTIONS = "spark.driver.extraJavaOptions"
+_LOGGING = Path(__file__).with_name("log4j2.properties")
 
 
 def session_for(name: str, master: str | None, settings: Mapping[str, str]) -> SparkSession:
@@ -24,9 +27,20 @@ def session_for(name: str, master: str | None, settings: Mapping[str, str]) -> S
     # By default, workers start with this Python, in which the package is installed.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     options: dict[str, Any] = {**_SETTINGS, **settings}
+    if not _has_own_logging(settings):
+        java_options = settings.get(_JAVA_OPTIONS, "")
+        options[_JAVA_OPTIONS] = f'{java_options} "-Dlog4j2.configurationFile={_LOGGING}"'.lstrip()
     submitted = "PYSPARK_GATEWAY_PORT" in os.environ or "spark.master" in settings
     if master is not None:
         builder = builder.master(master)
     elif not submitted and "MASTER" not in os.environ and "SPARK_REMOTE" not in os.environ:
         builder = builder.master("local[*]")
     return builder.config(map=options).getOrCreate()
+
+
+def _has_own_logging(settings: Mapping[str, str]) -> bool:
+    """Return whether the user has configured Spark's log, in its settings or its configuration folder."""
+    folder = os.environ.get("SPARK_CONF_DIR")
+    return "log4j" in settings.get(_JAVA_OPTIONS, "") or (
+        folder is not None and (Path(folder) / "log4j2.properties").exists()
+    )
