@@ -464,6 +464,7 @@ def encode_changes(
     snapshot: bool = False,
     zone_seconds: int = 0,
     lines: bool = False,
+    debezium: Sequence[tuple[str, str]] | None = None,
 ) -> Batch: ...
 def partitions(keys: object, count: int) -> Texts: ...
 

@@ -108,6 +108,33 @@ def test_client_of_canal_continues_at_its_cursor(server: Server, tmp_path: Path)
             assert drain(client) == ["5"]
 
 
+@pytest.mark.deep(guard="tests/unit/test_migrate_canal.py::test_producer_for_kafka_becomes_a_pipeline")
+def test_producer_of_canal_continues_at_its_cursor(
+    server: Server,
+    broker: Kafka,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    file, offset, *_ = next(event for event in table_with_rows(server, "from_canal") if event[2] == "Xid")
+    address, user, password = account_of(server)
+    instance = (
+        f"canal.instance.master.address={address}\ncanal.instance.dbUsername={user}\n"
+        f"canal.instance.dbPassword={password}\ncanal.instance.standby.address=\n"
+        "canal.instance.filter.regex=from_canal\\\\..*\ncanal.mq.topic=from_canal\n"
+    )
+    kafka = f"canal.serverMode=kafka\nkafka.bootstrap.servers={broker.servers}\n"
+    conf = copy_of_canal(tmp_path, server=kafka, instance=instance)
+    meta = json.loads((conf / "shop/meta.dat").read_text())
+    for client in meta["clientDatas"]:
+        client["cursor"]["postion"] |= {"journalName": file, "position": offset}
+    (conf / "shop/meta.dat").write_text(json.dumps(meta))
+    migration = Migration("canal")
+    migrate_canal(conf, migration)
+    migration.write(tmp_path / "new")
+    run_to_end(LocalDriver(), load_pipeline(tmp_path / "new/shop.yaml"))
+    [record] = records(broker, "from_canal")
+    assert (record.message["type"], record.message["data"]) == ("INSERT", [{"id": "3"}])
+
+
 @pytest.mark.deep(guard="tests/unit/test_migrate_debezium.py::test_offset_becomes_the_start")
 def test_pipeline_continues_at_the_connectors_offset(
     server: Server,

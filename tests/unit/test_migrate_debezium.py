@@ -163,7 +163,7 @@ def test_secrets_become_variables(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_properties_without_an_equivalent_need_attention(tmp_path: Path) -> None:
     path = connector(
         tmp_path,
-        decimal__handling__mode="string",
+        decimal__handling__mode="exact",
         time__precision__mode="adaptive_time_microseconds",
         **{"column.mask.with.8.chars": "shop.orders.card", "of.tomorrow": "1", "poll.interval.ms": "500"},
     )
@@ -193,3 +193,58 @@ def test_report_names_every_property_and_no_secret(tmp_path: Path) -> None:
     assert "`heartbeat.interval.ms`" in report
     assert "pa$$" not in report + (tmp_path / "new/pipeline.yaml").read_text()
     assert "br0ker" not in report + (tmp_path / "new/pipeline.yaml").read_text()
+
+
+def test_handling_modes_and_flat_rows_are_carried(tmp_path: Path) -> None:
+    path = connector(
+        tmp_path,
+        decimal__handling__mode="string",
+        time__precision__mode="connect",
+        transforms="unwrap,route",
+        transforms__unwrap__type="io.debezium.transforms.ExtractNewRecordState",
+        **{
+            "bigint.unsigned.handling.mode": "precise",
+            "transforms.unwrap.add.fields": "op,source.ts_ms",
+            "transforms.unwrap.delete.tombstone.handling.mode": "rewrite",
+        },
+    )
+    migration = migrated(path, tmp_path / "new")
+    assert migration.report.attention == []
+    sink: Any = load_pipeline(tmp_path / "new/pipeline.yaml").sink.settings
+    forms = sink.debezium
+    assert (forms.decimal, forms.time, forms.bigint_unsigned, forms.binary) == (
+        "string",
+        "connect",
+        "precise",
+        "bytes",
+    )
+    assert (forms.flat, forms.fields, forms.deletes) == (True, ("op", "source.ts_ms"), "rewrite")
+    assert sink.topic == "cdc-{database}-{table}"
+    assert sink.tombstones is None
+
+
+def test_event_router_becomes_an_outbox(tmp_path: Path) -> None:
+    path = connector(
+        tmp_path,
+        transforms="outbox",
+        transforms__outbox__type="io.debezium.transforms.outbox.EventRouter",
+        skipped__operations=None,
+        **{
+            "transforms.outbox.table.field.event.key": "customer_id",
+            "transforms.outbox.route.by.field": "kind",
+            "transforms.outbox.route.topic.replacement": "events.${routedByValue}.v1",
+            "transforms.outbox.table.fields.additional.placement": "type:header:eventType,note:envelope",
+            "transforms.route.type": None,
+            "transforms.route.regex": None,
+            "transforms.route.replacement": None,
+        },
+    )
+    migration = migrated(path, tmp_path / "new")
+    sink: Any = load_pipeline(tmp_path / "new/pipeline.yaml").sink.settings
+    assert sink.topic == "events.{kind}.v1"
+    assert (sink.outbox.id, sink.outbox.key, sink.outbox.payload) == ("id", "customer_id", "payload")
+    assert (sink.outbox.headers, sink.outbox.updates) == ({"eventType": "type"}, "skip")
+    # A field of the envelope has no place in the message.
+    assert [entry.name for entry in migration.report.attention] == [
+        "transforms.outbox.table.fields.additional.placement"
+    ]

@@ -3,18 +3,23 @@
 
 import json
 from dataclasses import replace
+from datetime import datetime, timedelta
+from decimal import Decimal
 from typing import Any
 
 import numpy
 import pyarrow
 import pytest
+from pydantic import ValidationError
 
 from penstock import _native
 from penstock.changes import Changes, Origin
-from penstock.errors import EventUnsupported
+from penstock.errors import EventUnsupported, OptionInvalid
 from penstock.model import Column, TableName
+from penstock.sinks.kafka.sink import KafkaSink
+from penstock.sinks.kafka.sink import Settings as KafkaSettings
 from penstock.sinks.kafka.writer import topic_of
-from penstock.sinks.messages import Format, key_of, messages_of
+from penstock.sinks.messages import DebeziumForms, Format, key_of, messages_of
 from tests.support.pipeline.changes_made import Made, changes_of, delete, insert, target_of, update
 
 ORDERS = target_of({"id": "int", "status": "varchar(20)"})
@@ -131,3 +136,132 @@ def test_partition_of_a_key_equals_that_of_kafkas_producers() -> None:
     partitions = pyarrow.array(_native.partitions(keys, 7)).to_pylist()
     positive = numpy.array(list(hashes.values())) & 0x7FFF_FFFF
     assert partitions == (positive % 7).tolist()
+
+
+TYPES = target_of(
+    {
+        "id": "int",
+        "total": "decimal(10,2)",
+        "big": "bigint unsigned",
+        "token": "varbinary(4)",
+        "at": "datetime(6)",
+        "span": "time",
+    }
+)
+ROW = {
+    "id": 1,
+    "total": Decimal("-12.30"),
+    "big": (1 << 64) - 1,
+    "token": b"\xfb\xff",
+    "at": datetime(2024, 2, 29, 1, 2, 3, 456_789),
+    "span": timedelta(hours=1),
+}
+
+
+def after_and_schema(forms: DebeziumForms) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the row after an insert, and the type and name of each of its fields."""
+    [text] = messages_of(
+        changes_of(TYPES, insert(1, **ROW)), "debezium_schema", debezium=forms
+    ).value.to_pylist()
+    message = json.loads(text)
+    fields = message["schema"]["fields"]
+    row, columns = message["payload"], fields
+    if not forms.flat:
+        row, columns = row["after"], fields[1]["fields"]
+    return row, {field["field"]: (field["type"], field.get("name")) for field in columns}
+
+
+def test_handling_modes_change_values_and_schema_together() -> None:
+    forms = DebeziumForms(decimal="string", time="connect", bigint_unsigned="precise", binary="hex")
+    row, schema = after_and_schema(forms)
+    assert row == {
+        "id": 1,
+        "total": "-12.30",
+        "big": "AP//////////",
+        "token": "fbff",
+        "at": 1709168523456,
+        "span": 3_600_000,
+    }
+    assert schema == {
+        "id": ("int32", None),
+        "total": ("string", None),
+        "big": ("bytes", "org.apache.kafka.connect.data.Decimal"),
+        "token": ("string", None),
+        "at": ("int64", "org.apache.kafka.connect.data.Timestamp"),
+        "span": ("int32", "org.apache.kafka.connect.data.Time"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("forms", "values"),
+    [
+        ({}, {"total": "+zI=", "big": -1, "token": "+/8=", "at": 1709168523456789, "span": 3_600_000_000}),
+        ({"decimal": "double"}, {"total": -12.3}),
+        ({"time": "adaptive"}, {"at": 1709168523456789, "span": 3_600_000}),
+        ({"time": "microseconds"}, {"at": 1709168523456789, "span": 3_600_000_000}),
+        ({"binary": "base64"}, {"token": "+/8="}),
+        ({"binary": "base64-url-safe"}, {"token": "-_8="}),
+    ],
+    ids=str,
+)
+def test_each_mode_has_its_form(forms: dict[str, Any], values: dict[str, Any]) -> None:
+    row, _ = after_and_schema(DebeziumForms(**forms))
+    assert {name: row[name] for name in values} == values
+
+
+def test_time_that_is_no_time_of_day_is_refused_by_its_mode() -> None:
+    changes = changes_of(TYPES, insert(1, **ROW | {"span": timedelta(hours=-30)}))
+    with pytest.raises(EventUnsupported, match="no time of day"):
+        messages_of(changes, "debezium", debezium=DebeziumForms(time="connect"))
+
+
+def test_flat_rows_have_columns_and_fields() -> None:
+    forms = DebeziumForms(flat=True, fields=("op", "source.table", "ts_ms"), deletes="rewrite")
+    messages = messages_of(order_changes(), "debezium", ("id",), debezium=forms)
+    rows = [json.loads(value) for value in messages.value.to_pylist()]
+    assert [(row["id"], row["status"], row["__op"], row["__deleted"]) for row in rows] == [
+        (1, "new", "c", "false"),
+        (1, "paid", "u", "false"),
+        (1, "paid", "d", "true"),
+        (2, "paid", "c", "false"),
+        (2, "paid", "d", "true"),
+    ]
+    assert {row["__source_table"] for row in rows} == {ORDERS.name.table}
+    assert list(rows[0]) == ["id", "status", "__op", "__source_table", "__ts_ms", "__deleted"]
+    _, schema = after_and_schema(forms)
+    assert list(schema)[-4:] == ["__op", "__source_table", "__ts_ms", "__deleted"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"format": "json", "debezium": {"decimal": "string"}}, "not json"),
+        ({"debezium": {"flat": True}, "tombstones": True}, "deletes says"),
+        ({"debezium": {"fields": ["op"]}}, "flat: true"),
+        ({"debezium": {"flat": True, "fields": ["lsn"]}}, "lsn|Input"),
+    ],
+)
+def test_forms_that_contradict_each_other_are_refused(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        KafkaSettings(servers="b:9092", **settings)
+
+
+def test_table_without_a_key_has_no_tombstones_for_flat_deletes() -> None:
+    keyless = replace(ORDERS, primary_key=())
+    settings = KafkaSettings(servers="b:9092", debezium=DebeziumForms(flat=True))
+    with pytest.raises(OptionInvalid, match="no tombstone"):
+        KafkaSink(settings).key(keyless)
+    for deletes in ("rewrite", "drop"):
+        forms = DebeziumForms(flat=True, deletes=deletes)  # type: ignore[arg-type]
+        assert KafkaSink(KafkaSettings(servers="b:9092", debezium=forms)).key(keyless) == ()
+
+
+def test_column_with_the_name_of_a_flat_field_is_refused() -> None:
+    target = target_of({"id": "int", "__op": "varchar(9)"})
+    for fields, is_refused in (("op",), True), (("ts_ms",), False):
+        sink = KafkaSink(KafkaSettings(servers="b:9092", debezium=DebeziumForms(flat=True, fields=fields)))  # type: ignore[arg-type]
+        if is_refused:
+            with pytest.raises(OptionInvalid, match="__op"):
+                sink.key(target)
+        else:
+            assert sink.key(target) == ("id",)

@@ -6,6 +6,7 @@ use arrow_schema::ffi::FFI_ArrowSchema;
 use penstock_kernel::column::json::Step;
 use penstock_kernel::emit;
 use penstock_kernel::emit::arrow_messages::{self, ArrowDialect};
+use penstock_kernel::emit::dialect::debezium::handling::DebeziumOptions;
 use penstock_kernel::{objects, partition};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
@@ -107,12 +108,13 @@ pub enum PathStep {
 /// `kind` (0 insert, 1 update, 2 delete).
 ///
 /// `batch` has the declared columns followed by the system columns. `snapshot` says that its rows were read from the
-/// table; `lines` terminates each message by a newline. Raises `OptionInvalid`, `SchemaInvalid`, `ValueMalformed`,
+/// table; `lines` terminates each message by a newline; `debezium` are pairs of names and values for the forms of
+/// Debezium's messages. Raises `OptionInvalid`, `SchemaInvalid`, `ValueMalformed`,
 /// `LimitExceeded`.
 #[pyfunction]
 #[pyo3(signature = (
     batch, columns, *, dialect, database, table, primary_key, key, mariadb=false, snapshot=false, zone_seconds=0,
-    lines=false,
+    lines=false, debezium=None,
 ))]
 #[allow(clippy::too_many_arguments)]
 pub fn encode_changes(
@@ -128,13 +130,16 @@ pub fn encode_changes(
     snapshot: bool,
     zone_seconds: i32,
     lines: bool,
+    debezium: Option<Vec<(String, String)>>,
 ) -> PyResult<Batch> {
     let batch = batch_from(batch)?;
     let columns = declared(columns);
     let (primary_key, key) = (primary_key.as_slice(), key.as_slice());
     let name = dialect;
+    let debezium = DebeziumOptions::parse(&debezium.unwrap_or_default()).map_err(|error| raise(py, &error))?;
+    let debezium = &debezium;
     let dialect_options =
-        ArrowDialect { name, database, table, primary_key, key, mariadb, snapshot, zone_seconds, lines };
+        ArrowDialect { name, database, table, primary_key, key, mariadb, snapshot, zone_seconds, lines, debezium };
     let messages = py.detach(|| arrow_messages::encode_changes(&batch, &columns, &dialect_options));
     let record = messages.map_err(|error| raise(py, &error))?;
     let (database, table) = (database.into(), table.into());

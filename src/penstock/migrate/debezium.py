@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import OptionInvalid
+from penstock.migrate.debezium_forms import flat_transforms, forms_of, transforms_of
+from penstock.migrate.debezium_outbox import outbox_of
 from penstock.migrate.debezium_reference import REFERENCE
 from penstock.migrate.kafka_client import kafka_settings
 from penstock.migrate.output import Migration
@@ -245,9 +247,22 @@ def _sink(
     properties.carried("schema.history.internal.kafka.bootstrap.servers")
     if kafka is None:
         properties.remind(f"The topics are written to {servers}, the brokers of the schema history.")
+    if (outbox := outbox_of(properties)) is not None:
+        formats = [
+            f"{part}.converter{suffix}" for part in ("key", "value") for suffix in ("", ".schemas.enable")
+        ]
+        remark = "the outbox says what its messages are"
+        properties.not_carried(*formats, "tombstones.on.delete", remark=remark, attention=False)
+        return sink | outbox
     sink["topic"] = _topic(properties, prefix)
     sink["format"] = _format(properties)
-    if "tombstones.on.delete" in properties:
+    if forms := forms_of(properties):
+        sink["debezium"] = forms
+    if forms.get("flat"):
+        properties.not_carried(
+            "tombstones.on.delete", remark="debezium.deletes says what flat rows have", attention=False
+        )
+    elif "tombstones.on.delete" in properties:
         sink["tombstones"] = properties.flag("tombstones.on.delete", default=True)
         properties.carried("tombstones.on.delete")
     for option, setting in (("partitions", "partitions"), ("replication.factor", "replicas")):
@@ -263,7 +278,7 @@ def _topic(properties: OriginalProperties, prefix: str) -> str:
     delimiter = properties.get("topic.delimiter", ".")
     properties.carried("topic.delimiter")
     literal = prefix.replace("{", "{{").replace("}", "}}")
-    transforms = [name.strip() for name in properties.get("transforms").split(",") if name.strip()]
+    transforms = transforms_of(properties)
     routers = [name for name in transforms if properties.get(f"transforms.{name}.type") == _REGEX_ROUTER]
     if len(routers) == 1 and delimiter == ".":
         [router] = routers
@@ -271,8 +286,8 @@ def _topic(properties: OriginalProperties, prefix: str) -> str:
         _, regex, replacement = (properties.get(option) for option in options)
         if regex in _THREE_PARTS and re.fullmatch(r"(\$[123]|[\w.-])+", replacement):
             properties.carried(*options, remark="sink.kafka.topic")
-            if transforms == routers:
-                properties.carried("transforms", remark="sink.kafka.topic")
+            if not set(transforms) - {router} - flat_transforms(properties):
+                properties.carried("transforms", remark="sink.kafka")
             parts = {"$1": literal, "$2": "{database}", "$3": "{table}"}
             return re.sub(r"\$[123]", lambda part: parts[part[0]], replacement)
     return f"{literal}{delimiter}{{database}}{delimiter}{{table}}"

@@ -82,12 +82,10 @@ REFERENCE: dict[str, Rule] = {
     "value.converter.*": missing("messages are JSON"),
     "value.converter.schemas.enable": carried("sink.kafka.format"),
     "header.converter": needless("messages have no headers of Kafka Connect's"),
-    "decimal.handling.mode": missing("decimals are precise", "precise"),
-    "time.precision.mode": missing(
-        "times have the types of adaptive_time_microseconds", "adaptive_time_microseconds"
-    ),
-    "bigint.unsigned.handling.mode": missing("unsigned 64-bit numbers have the type of long", "long"),
-    "binary.handling.mode": missing("bytes have the type of bytes", "bytes"),
+    "decimal.handling.mode": carried("sink.kafka.debezium.decimal"),
+    "time.precision.mode": carried("sink.kafka.debezium.time"),
+    "bigint.unsigned.handling.mode": carried("sink.kafka.debezium.bigint_unsigned"),
+    "binary.handling.mode": carried("sink.kafka.debezium.binary"),
     "enable.time.adjuster": missing("years are never adjusted: 0001 stays 0001", "false"),
     "field.name.adjustment.mode": missing("names of fields are not adjusted", "none"),
     "schema.name.adjustment.mode": missing("names of schemas are not adjusted", "none"),

@@ -6,13 +6,88 @@ from dataclasses import dataclass
 from typing import Literal
 
 import pyarrow
+from pydantic import Field, model_validator
 
 from penstock import _native
 from penstock.changes import Changes, Origin, Target
+from penstock.settings.values import Section
 
 Format = Literal["debezium", "debezium_schema", "maxwell", "canal_flat", "canal", "json"]
+FlatField = Literal[
+    "op",
+    "db",
+    "table",
+    "gtid",
+    "file",
+    "pos",
+    "row",
+    "server_id",
+    "thread",
+    "snapshot",
+    "ts_ms",
+    "ts_us",
+    "ts_ns",
+    "source.db",
+    "source.table",
+    "source.gtid",
+    "source.file",
+    "source.pos",
+    "source.row",
+    "source.server_id",
+    "source.thread",
+    "source.snapshot",
+    "source.ts_ms",
+    "source.ts_us",
+    "source.ts_ns",
+]
 
 DELETE = 2
+
+
+class DebeziumForms(Section):
+    """The forms of Debezium's messages. The values are those of its connector's handling modes."""
+
+    decimal: Literal["precise", "double", "string"] = Field(
+        default="precise", description="DECIMAL: bytes of the unscaled number, the nearest double, or digits"
+    )
+    time: Literal["adaptive", "adaptive_time_microseconds", "connect", "microseconds"] = Field(
+        default="adaptive_time_microseconds",
+        description="units of TIME and DATETIME; adaptive and connect refuse a TIME that is no time of day",
+    )
+    bigint_unsigned: Literal["long", "precise"] = Field(
+        default="long", description="BIGINT UNSIGNED: a long, negative from 2^63 on, or bytes of a decimal"
+    )
+    binary: Literal["bytes", "base64", "base64-url-safe", "hex"] = Field(
+        default="bytes", description="BINARY, VARBINARY and BLOB: bytes, or a string"
+    )
+    flat: bool = Field(
+        default=False, description="true: the row alone, as ExtractNewRecordState writes it; no envelope"
+    )
+    fields: tuple[FlatField, ...] = Field(
+        default=(), description="fields that flat rows have besides their columns; op becomes __op"
+    )
+    deletes: Literal["tombstone", "rewrite", "rewrite-with-tombstone", "drop"] | None = Field(
+        default=None,
+        description="what a delete becomes in flat rows: a tombstone (the default); the row before it, with"
+        " __deleted; both; or nothing",
+    )
+
+    @model_validator(mode="after")
+    def _flat_alone(self) -> "DebeziumForms":
+        if not self.flat and (self.fields or self.deletes is not None):
+            raise ValueError("fields and deletes are for flat rows: set flat: true")
+        return self
+
+    @property
+    def rewrites_deletes(self) -> bool:
+        """Whether a delete is a flat row with `__deleted`."""
+        return self.deletes in ("rewrite", "rewrite-with-tombstone")
+
+    def options(self) -> list[tuple[str, str]]:
+        """Return names and values for the kernel."""
+        names = ("decimal", "time", "bigint_unsigned", "binary")
+        flat = [("flat", ",".join(self.fields)), ("deleted", str(self.rewrites_deletes).lower())]
+        return [(name, getattr(self, name)) for name in names] + (flat if self.flat else [])
 
 
 @dataclass(frozen=True)
@@ -40,7 +115,14 @@ def key_of(target: Target, form: Format) -> tuple[str, ...]:
     return target.row_key if form in ("debezium", "debezium_schema") else target.primary_key
 
 
-def messages_of(changes: Changes, form: Format, key: Sequence[str] = (), *, lines: bool = False) -> Messages:
+def messages_of(
+    changes: Changes,
+    form: Format,
+    key: Sequence[str] = (),
+    *,
+    lines: bool = False,
+    debezium: DebeziumForms | None = None,
+) -> Messages:
     """Return the messages of changes, with the values of the columns `key` as their keys.
 
     With `lines` each message ends with a newline, except for Canal's packets. Raises the kernel's errors:
@@ -60,6 +142,7 @@ def messages_of(changes: Changes, form: Format, key: Sequence[str] = (), *, line
             mariadb=target.mariadb,
             snapshot=changes.origin is Origin.LOAD,
             lines=lines,
+            debezium=None if debezium is None else debezium.options(),
         )
     )
     return Messages(*(encoded.column(name) for name in ("value", "key", "row", "kind")))

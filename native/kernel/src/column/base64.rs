@@ -13,7 +13,7 @@ fn digits(bits: u32) -> [u8; 4] {
 }
 
 /// Writes the base64 of the bytes.
-pub(super) fn write(data: &[u8], out: &mut Vec<u8>) {
+pub(crate) fn write(data: &[u8], out: &mut Vec<u8>) {
     out.reserve(data.len().div_ceil(3) * 4);
     let mut groups = data.chunks_exact(3);
     for group in groups.by_ref() {

@@ -2,6 +2,8 @@
 //!
 //! Row images omit the trailing zero bytes of BINARY(n) (`Field_string::pack`); they are restored here.
 
+use std::borrow::Cow;
+
 use super::store::{Appended, Runs};
 use super::{base64, Form};
 use crate::cursor::Cursor;
@@ -76,14 +78,19 @@ pub(super) fn read_fixed<const WIDTH: usize>(cursor: &mut Cursor<'_>) -> Result<
     Ok(fixed)
 }
 
-/// Writes the bytes in base64 as a JSON string.
-pub(crate) fn write_json(bytes: &[u8], form: Form, out: &mut Vec<u8>) {
+/// Returns the bytes with the zeros that the server does not store.
+pub(crate) fn padded(bytes: &[u8], form: Form) -> Cow<'_, [u8]> {
     if padding(bytes, form) == 0 {
-        return base64::write_quoted(bytes, out);
+        return Cow::Borrowed(bytes);
     }
     let mut padded = Vec::new();
     write_padded(bytes, form, &mut padded);
-    base64::write_quoted(&padded, out);
+    Cow::Owned(padded)
+}
+
+/// Writes the bytes in base64 as a JSON string.
+pub(crate) fn write_json(bytes: &[u8], form: Form, out: &mut Vec<u8>) {
+    base64::write_quoted(&padded(bytes, form), out);
 }
 
 /// Returns the type in SQL.

@@ -26,7 +26,7 @@ pub(super) fn read<'a>(prefix: u8, cursor: &mut Cursor<'a>) -> Result<&'a [u8]> 
 }
 
 /// Returns the uncompressed bytes of a value; stored bytes are not copied.
-fn plain(bytes: &[u8]) -> Result<std::borrow::Cow<'_, [u8]>> {
+pub(crate) fn plain(bytes: &[u8]) -> Result<std::borrow::Cow<'_, [u8]>> {
     let mut cursor = Cursor::new(bytes);
     let Ok(header) = cursor.u8() else { return Ok(bytes.into()) };
     match header >> 4 {

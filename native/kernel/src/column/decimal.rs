@@ -247,6 +247,23 @@ pub(crate) fn write_debezium(value: &Decimal<'_>, out: &mut Vec<u8>) -> Result<(
     Ok(())
 }
 
+/// Writes an unsigned integer in the same format, as a decimal without digits after the point.
+pub(crate) fn write_unsigned_debezium(value: u64, out: &mut Vec<u8>) {
+    let wide = u128::from(value).to_be_bytes();
+    // The highest bit of the first byte is the sign.
+    let kept = (128 - value.leading_zeros().saturating_add(64)) / 8 + 1;
+    let first = wide.len().saturating_sub(usize::try_from(kept).unwrap_or(wide.len()));
+    base64::write_quoted(wide.get(first..).unwrap_or(&wide), out);
+}
+
+/// Returns the nearest double.
+pub(crate) fn to_double(value: &Decimal<'_>) -> Result<f64> {
+    let mut text = Vec::new();
+    write_text(value, &mut text)?;
+    let number = std::str::from_utf8(&text).ok().and_then(|text| text.parse().ok());
+    number.ok_or_else(|| Error::new(ErrorKind::ValueMalformed, "a DECIMAL without digits"))
+}
+
 /// Appends a number as a server sends it: an optional sign, digits, and exactly `scale` digits after a point.
 #[inline]
 pub(super) fn append_sent(sent: &[u8], precision: u8, scale: u8, store: &mut Store) -> Appended {

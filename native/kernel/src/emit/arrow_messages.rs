@@ -19,6 +19,7 @@ use arrow_schema::{DataType, Field, Schema};
 
 use crate::column::DeclaredColumn;
 use crate::emit::arrow_rows::{ArrowRows, Pair};
+use crate::emit::dialect::debezium::handling::DebeziumOptions;
 use crate::emit::dialect::TableWriter;
 use crate::emit::dialect::{keys, protobuf, At, Dialect, DialectOptions, Images, MessageColumn, Named, TableView};
 use crate::emit::messages::{MessageKind, Messages};
@@ -52,6 +53,8 @@ pub struct ArrowDialect<'a> {
     pub zone_seconds: i32,
     /// Whether each message ends with a newline.
     pub lines: bool,
+    /// The forms of Debezium's messages.
+    pub debezium: &'a DebeziumOptions,
 }
 
 /// Encodes a batch in its order: `value`, `key` (null if there is none), `row` (the row of the batch at which the
@@ -72,13 +75,14 @@ pub fn encode_changes(
     let options = DialectOptions {
         message_per_row: true,
         server_zone_seconds: arrow_dialect.zone_seconds,
+        debezium: arrow_dialect.debezium.clone(),
         ..DialectOptions::of_name(arrow_dialect.name)
     };
     let dialect = Named::of_options(&options, &instance)?;
     let rows = ArrowRows::new(batch, declared, arrow_dialect.mariadb, dialect.json_style())?;
     let table = Arc::new(table_view(declared, &rows, arrow_dialect));
     let writer = dialect.table(table.clone())?;
-    let keys = keys::Keys::new(&table, arrow_dialect.key, arrow_dialect.name, &instance)?;
+    let keys = keys::Keys::new(&table, arrow_dialect.key, &options, &instance)?;
     let pairs = system.pairs()?;
     let mut out = EncodedMessages::new(arrow_dialect.name == "canal", arrow_dialect.lines, pairs.len());
     let mut messages = Messages::new();

@@ -2,18 +2,20 @@
 """Changes as messages in Kafka topics: exactly once, and in order for each key."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
-from pydantic import Field, field_validator
+from pydantic import Field, field_validator, model_validator
 
 from penstock.changes import Target
 from penstock.errors import OptionInvalid
 from penstock.model import Secret
 from penstock.settings.values import Seconds
 from penstock.sinks.kafka import connection
+from penstock.sinks.kafka.claim_check import ClaimCheck
 from penstock.sinks.kafka.connection import Cluster
+from penstock.sinks.kafka.outbox import Outbox
 from penstock.sinks.kafka.writer import KafkaWriter, TransactionalProducer, topic_of
-from penstock.sinks.messages import Format, key_of
+from penstock.sinks.messages import DebeziumForms, Format, key_of
 from penstock.sinks.sink import BatchMark, Delivery, Evolution, Finding, Sink, Spread, Writer
 
 EXTRA = "kafka"
@@ -26,6 +28,9 @@ class Settings(Cluster):
         default="{database}.{table}", description="the topic, a template with names and columns in braces"
     )
     format: Format = Field(default="debezium", description="the message format; json is Penstock's own")
+    debezium: DebeziumForms | None = Field(
+        default=None, description="the forms of Debezium's messages: handling modes, and flat rows"
+    )
     key: Literal["primary_key", "none"] | tuple[str, ...] = Field(
         default="primary_key", description="the message key: primary_key, none, or a list of columns"
     )
@@ -39,6 +44,17 @@ class Settings(Cluster):
     )
     tombstones: bool | None = Field(
         default=None, description="whether a delete is followed by a tombstone; default: true for debezium"
+    )
+    outbox: Outbox | None = Field(
+        default=None, description="the tables are outboxes: their inserts are events, in a topic by `topic`"
+    )
+    claim_check: ClaimCheck | None = Field(
+        default=None, description="store large messages as files, with a reference in the topic"
+    )
+    headers: bool = Field(
+        default=False,
+        description="whether messages have the headers __db, __table, __op and __gtid; slower, because the"
+        " library takes such messages one by one",
     )
     exactly_once: bool = Field(
         default=True,
@@ -59,6 +75,29 @@ class Settings(Cluster):
     def _list_of_columns(cls, value: Any) -> Any:
         """Accept a single column without a list."""
         return (value,) if isinstance(value, str) and value not in ("primary_key", "none") else value
+
+    @model_validator(mode="after")
+    def _forms_of_debezium(self) -> Self:
+        if self.debezium is None:
+            return self
+        if not self.format.startswith("debezium"):
+            raise ValueError(f"debezium is for the formats debezium and debezium_schema, not {self.format}")
+        if self.debezium.flat and self.tombstones is not None:
+            raise ValueError("tombstones: debezium.deletes says what flat rows have")
+        return self
+
+    @model_validator(mode="after")
+    def _outbox_alone(self) -> Self:
+        others = {"format", "debezium", "key", "tombstones", "headers"} & self.model_fields_set
+        if self.outbox is not None and others:
+            raise ValueError(f"{', '.join(sorted(others))}: the outbox says what its messages are")
+        return self
+
+    @property
+    def deletes(self) -> str:
+        """What a delete becomes: `message`, or one of the choices for flat rows."""
+        flat = self.debezium is not None and self.debezium.flat
+        return (self.debezium.deletes or "tombstone") if flat and self.debezium is not None else "message"
 
 
 def make(settings: Settings) -> "KafkaSink":
@@ -91,6 +130,8 @@ class KafkaSink(Sink):
     def tombstones(self) -> bool:
         """Whether a delete is followed by a tombstone."""
         setting = self.settings.tombstones
+        if self.settings.deletes != "message":
+            return self.settings.deletes.endswith("tombstone")
         return self.settings.format.startswith("debezium") if setting is None else setting
 
     def client(self) -> dict[str, Any]:
@@ -98,12 +139,25 @@ class KafkaSink(Sink):
         return self.settings.client(self._password)
 
     def key(self, target: Target) -> tuple[str, ...]:
-        """Return the columns of a target's keys. Raises OptionInvalid for an unknown column."""
-        if self.settings.key == "none":
+        """Return the columns of a target's keys.
+
+        Raises OptionInvalid for an unknown column, and for a table without a key if deletes are tombstones.
+        """
+        columns: Sequence[str] = ()
+        if (outbox := self.settings.outbox) is not None:
+            columns = (outbox.id, outbox.key, outbox.payload, *outbox.headers.values())
+        elif self.settings.key == "primary_key":
+            columns = key_of(target, self.settings.format)
+        elif self.settings.key != "none":
+            columns = self.settings.key
+        if not columns and self.settings.deletes == "tombstone":
+            raise OptionInvalid(
+                f"the messages of {target.name} have no key, so that its deletes would leave no tombstone",
+                hint="Set key of the kafka sink, or debezium.deletes to rewrite or drop",
+            )
+        self._refuse_names_of_fields(target)
+        if self.settings.key == "none" and self.settings.outbox is None:
             return ()
-        columns = (
-            key_of(target, self.settings.format) if self.settings.key == "primary_key" else self.settings.key
-        )
         for name in (*columns, *self.settings.partition_by):
             if name not in target.column_names:
                 raise OptionInvalid(
@@ -111,6 +165,18 @@ class KafkaSink(Sink):
                     hint=f"It has {', '.join(target.column_names)}",
                 )
         return tuple(columns)
+
+    def _refuse_names_of_fields(self, target: Target) -> None:
+        """Refuse a table with a column that has the name of a field of flat rows."""
+        forms = self.settings.debezium
+        added = set() if forms is None else {f"__{name.replace('.', '_')}" for name in forms.fields}
+        if forms is not None and forms.rewrites_deletes:
+            added.add("__deleted")
+        if twice := sorted(added & set(target.column_names)):
+            raise OptionInvalid(
+                f"{target.name} has the column {twice[0]}, which is also a field of its flat rows",
+                hint="Leave it out of debezium.fields, or rename the column with a `map` step",
+            )
 
     def check(self) -> Sequence[Finding]:
         with connection.translate_errors("list topics"):
@@ -166,5 +232,5 @@ def _spread(settings: Settings) -> Spread:
     if settings.order == "commit":
         return Spread.WHOLE
     # Rows with the same message key are in one part only if it is the table's own key.
-    by_row = settings.key == "primary_key" and not settings.partition_by
+    by_row = settings.key == "primary_key" and not settings.partition_by and settings.outbox is None
     return Spread.KEYS if settings.order == "key" and by_row else Spread.TABLES

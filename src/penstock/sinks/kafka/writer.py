@@ -18,7 +18,7 @@ import pyarrow
 import pyarrow.compute as pc
 
 from penstock import _native
-from penstock.changes import Changes, Target
+from penstock.changes import Changes, Origin, Target
 from penstock.errors import ConnectionLost, OptionInvalid, PenstockError
 from penstock.sinks.images import refuse_partial, split_moved_updates
 from penstock.sinks.kafka import connection
@@ -39,6 +39,7 @@ _COMMITS_MAX = 5
 _POSITION_PARTITIONS = 16
 _TOPIC_LETTERS = re.compile(r"[^a-zA-Z0-9._-]")
 _TOPIC_LENGTH_MAX = 249
+Headers = list[list[tuple[str, bytes]]]
 # The partition key of a row without a key, so that the rows of its table stay in order.
 _NO_KEY = "{database}.{table}"
 
@@ -80,7 +81,10 @@ class TransactionalProducer:
     def send(self, topic: str, partition: int, messages: list[dict[str, Any]], size: int) -> None:
         """Send messages in order. Raises Penstock errors, also for messages sent earlier."""
         with self.translate_errors(f"write to {topic}"):
-            self.producer.produce_batch(topic, messages, partition=partition, on_delivery=self._reported)
+            if messages and "headers" in messages[0]:
+                self._send_each(topic, partition, messages)
+            else:
+                self.producer.produce_batch(topic, messages, partition=partition, on_delivery=self._reported)
         for message in messages:
             if "_error" in message:
                 raise connection.error_of(message["_error"], f"write to {topic}")
@@ -91,6 +95,17 @@ class TransactionalProducer:
             with self.translate_errors(f"write to {topic}"):
                 self.producer.poll(0)
         self._raise()
+
+    def _send_each(self, topic: str, partition: int, messages: list[dict[str, Any]]) -> None:
+        """Send messages with headers, which the library does not take in batches."""
+        for message in messages:
+            arguments = message | {"partition": partition, "on_delivery": self._reported}
+            try:
+                self.producer.produce(topic, **arguments)
+            except BufferError:
+                # The library's buffer is full of messages that are under way.
+                self.flush()
+                self.producer.produce(topic, **arguments)
 
     def flush(self) -> None:
         """Wait until brokers have all messages. Raises Penstock errors."""
@@ -157,8 +172,7 @@ class KafkaWriter(Writer):
         if self._is_committed:
             return
         with self.working_on(changes.target.name):
-            changes = self._split_moved_updates(changes)
-            messages = messages_of(changes, self._settings.format, self._sink.key(changes.target))
+            changes, messages = self._messages(changes)
             by_topic = list(self._by_topic(changes, messages)) if len(messages) else []
         if not by_topic:
             return
@@ -169,9 +183,8 @@ class KafkaWriter(Writer):
         # Brokers report rejections later, among messages of other tables.
         for topic, indexes in by_topic:
             count = self._partition_count(topic)
-            self._send(
-                topic, messages, indexes, self._partitions_of_messages(changes, messages, indexes, count)
-            )
+            partitions = self._partitions_of_messages(changes, messages, indexes, count)
+            self._send(topic, messages, indexes, partitions, self._headers(changes, messages))
 
     def finish(self) -> Receipt:
         if self._sent:
@@ -290,34 +303,80 @@ class KafkaWriter(Writer):
         batch = pyarrow.record_batch([keys], ["key"])
         return pyarrow.array(_native.partitions(batch, count)).to_numpy(zero_copy_only=False)
 
-    def _send(self, topic: str, messages: Messages, indexes: Any, partitions: Any) -> None:
+    def _messages(self, changes: Changes) -> tuple[Changes, Messages]:
+        """Return messages, and the changes that they were made from."""
+        if self._settings.outbox is not None:
+            changes = self._settings.outbox.events_of(changes)
+            return changes, self._settings.outbox.messages_of(changes)
+        changes = self._split_moved_updates(changes)
+        key = self._sink.key(changes.target)
+        return changes, messages_of(changes, self._settings.format, key, debezium=self._settings.debezium)
+
+    def _headers(self, changes: Changes, messages: Messages) -> Headers | None:
+        """Return the headers of each message, None if messages have none."""
+        if self._settings.outbox is not None:
+            return self._settings.outbox.headers_of(changes)
+        if not self._settings.headers:
+            return None
+        name = changes.source
+        shared = [("__db", name.database.encode()), ("__table", name.table.encode())]
+        insert = b"r" if changes.origin is Origin.LOAD else b"c"
+        operations = dict(zip(range(3), (insert, b"u", b"d"), strict=True))
+        gtids = pc.struct_field(changes.rows.column("_metadata"), "gtid").take(messages.row).to_pylist()
+        return [
+            [*shared, ("__op", operations[kind]), *([("__gtid", gtid.encode())] if gtid else [])]
+            for kind, gtid in zip(messages.kind.to_pylist(), gtids, strict=True)
+        ]
+
+    def _send(
+        self, topic: str, messages: Messages, indexes: Any, partitions: Any, headers: Headers | None
+    ) -> None:
         # A stable sort keeps the order of messages within a partition.
         order = numpy.argsort(partitions, kind="stable")
         cuts = numpy.flatnonzero(numpy.diff(partitions[order])) + 1
         for run in numpy.split(order, cuts):
             partition = int(partitions[run[0]])
             for start in range(0, len(run), _MESSAGES_AT_ONCE):
-                selected = pyarrow.array(indexes[run[start : start + _MESSAGES_AT_ONCE]])
+                chosen = indexes[run[start : start + _MESSAGES_AT_ONCE]]
+                selected = pyarrow.array(chosen)
                 values = messages.value.take(selected)
                 keys = messages.key.take(selected)
+                records = [
+                    {"value": value, "key": key}
+                    for value, key in zip(values.to_pylist(), keys.to_pylist(), strict=True)
+                ]
+                self._store_large(topic, records)
+                if headers is not None:
+                    for record, index in zip(records, chosen, strict=True):
+                        record["headers"] = headers[index]
                 deleted = pc.equal(messages.kind.take(selected), DELETE).to_pylist()
-                records = self._with_tombstones(values.to_pylist(), keys.to_pylist(), deleted)
                 size = values.nbytes + keys.nbytes
                 self._bytes += size
-                self._producer.send(topic, partition, records, size)
+                self._producer.send(topic, partition, self._with_tombstones(records, deleted), size)
+
+    def _store_large(self, topic: str, records: list[dict[str, Any]]) -> None:
+        """Replace values above the configured size by references to their files."""
+        claim_check = self._settings.claim_check
+        if claim_check is None:
+            return
+        for record in records:
+            if record["value"] is not None and len(record["value"]) > claim_check.above:
+                record["value"] = claim_check.store(topic, record["value"])
 
     def _with_tombstones(
-        self, values: Sequence[bytes], keys: Sequence[bytes | None], deleted: Sequence[bool]
+        self, records: list[dict[str, Any]], deleted: Sequence[bool]
     ) -> list[dict[str, Any]]:
-        """Return records for the library, with a tombstone after each delete."""
-        if not self._sink.tombstones or not any(deleted):
-            return [{"value": value, "key": key} for value, key in zip(values, keys, strict=True)]
-        records: list[dict[str, Any]] = []
-        for value, key, is_deleted in zip(values, keys, deleted, strict=True):
-            records.append({"value": value, "key": key})
-            if is_deleted and key is not None:
-                records.append({"value": None, "key": key})
-        return records
+        """Return records for the library, with a tombstone after each delete, or instead of it."""
+        if not any(deleted):
+            return records
+        keeps_deletes = self._settings.deletes not in ("tombstone", "drop")
+        sent: list[dict[str, Any]] = []
+        for record, is_deleted in zip(records, deleted, strict=True):
+            if keeps_deletes or not is_deleted:
+                sent.append(record)
+            if is_deleted and self._sink.tombstones and record["key"] is not None:
+                sent.append(record | {"value": None})
+        return sent
 
 
 def _as_postimages(changes: Changes) -> Changes:

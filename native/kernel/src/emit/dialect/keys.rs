@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::debezium::column_traits::{column_traits, ColumnTraits};
-use super::view::TableView;
+use super::view::{DialectOptions, TableView};
 use super::{debezium, json_object, maxwell};
 use crate::column::{quoted, Kind, Value};
 use crate::error::{Error, ErrorKind, Result};
@@ -38,7 +38,8 @@ pub struct Keys {
 impl Keys {
     /// Creates keys of these columns in this order; no columns means no keys. Raises `OptionInvalid` for a column
     /// that the table does not have.
-    pub fn new(table: &TableView, columns: &[String], dialect: &str, instance: &str) -> Result<Keys> {
+    pub fn new(table: &TableView, columns: &[String], options: &DialectOptions, instance: &str) -> Result<Keys> {
+        let (dialect, handling) = (options.name.as_str(), options.debezium.handling);
         let style = match dialect {
             "debezium" | "debezium_schema" => Style::Debezium,
             "maxwell" => Style::Maxwell,
@@ -56,7 +57,7 @@ impl Keys {
                 },
                 name: column.name.clone(),
                 kind: column.kind.clone(),
-                traits: column_traits(&column.type_text, column.nullable),
+                traits: column_traits(&column.type_text, column.nullable, handling),
             });
         }
         let mut head = Vec::new();
@@ -68,7 +69,7 @@ impl Keys {
             }
         } else if dialect == "debezium_schema" {
             let columns: Vec<_> = parts.iter().filter_map(|part| table.columns.get(part.at)).collect();
-            head = debezium::schema::key_head(instance, table, &columns);
+            head = debezium::schema::key_head(instance, table, &columns, handling);
             tail = b"}";
         }
         Ok(Keys { style, head, tail, parts })

@@ -73,8 +73,8 @@ impl Named {
             "canal" => Named::Canal(canal::Canal::new(options)),
             "canal_flat" => Named::CanalFlat(canal::flat::CanalFlat::new(options)),
             "ptubes" => Named::Ptubes(ptubes::Ptubes::new(options)),
-            "debezium" => Named::Debezium(debezium::Debezium::new(instance, false)),
-            "debezium_schema" => Named::Debezium(debezium::Debezium::new(instance, true)),
+            "debezium" => Named::Debezium(debezium::Debezium::new(instance, false, &options.debezium)),
+            "debezium_schema" => Named::Debezium(debezium::Debezium::new(instance, true, &options.debezium)),
             "maxwell" => Named::Maxwell(maxwell::Maxwell),
             "json" => Named::Json(json::JsonRows),
             name => {

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::debezium::handling::DebeziumOptions;
 use crate::column::Kind;
 use crate::emit::system::EventView;
 use crate::emit::TransactionView;
@@ -19,12 +20,20 @@ pub struct DialectOptions {
     pub server_zone_seconds: i32,
     /// The GTID set executed before the range. Messages that can carry the executed set do so only if it is given.
     pub gtid_set: Option<crate::gtid::GtidSet>,
+    /// The forms of Debezium's messages.
+    pub debezium: DebeziumOptions,
 }
 
 impl DialectOptions {
     /// Returns the default options of a dialect.
     pub fn of_name(name: &str) -> DialectOptions {
-        DialectOptions { name: name.to_owned(), message_per_row: false, server_zone_seconds: 0, gtid_set: None }
+        DialectOptions {
+            name: name.to_owned(),
+            message_per_row: false,
+            server_zone_seconds: 0,
+            gtid_set: None,
+            debezium: DebeziumOptions::default(),
+        }
     }
 }
 

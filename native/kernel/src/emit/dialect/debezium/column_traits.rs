@@ -1,5 +1,7 @@
 //! Properties of a column apart from its type.
 
+use super::handling::Handling;
+
 /// The properties of a column that affect its format.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct ColumnTraits {
@@ -9,11 +11,14 @@ pub(crate) struct ColumnTraits {
     pub is_point: bool,
     /// Whether it was declared as FLOAT(M,D), which the connector treats as a DOUBLE.
     pub has_digits: bool,
+    /// The forms of values.
+    pub handling: Handling,
 }
 
-/// Derives the properties from the declared type and the nullability.
-pub(crate) fn column_traits(type_text: &str, nullable: bool) -> ColumnTraits {
+/// Derives the properties from the declared type, the nullability and the handling modes.
+pub(crate) fn column_traits(type_text: &str, nullable: bool, handling: Handling) -> ColumnTraits {
     let name = type_text.split(|letter: char| !letter.is_ascii_alphanumeric()).next().unwrap_or_default();
     let is = |word: &str| name.eq_ignore_ascii_case(word);
-    ColumnTraits { nullable, is_point: is("point"), has_digits: is("float") && type_text.contains(',') }
+    let has_digits = is("float") && type_text.contains(',');
+    ColumnTraits { nullable, is_point: is("point"), has_digits, handling }
 }

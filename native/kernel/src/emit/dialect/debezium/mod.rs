@@ -1,16 +1,18 @@
 //! Debezium's envelope: a row before and after its change, and the source of the change. With a schema, each message
 //! describes its own fields.
 //!
-//! The defaults of the connector apply: see the types in `values`. A change of the primary key is written as the
-//! delete of a row and the creation of another, because consumers identify rows by their key.
+//! The forms of values and flat rows are those of `handling`; for the types see `values`. A change of the primary key
+//! is written as the delete of a row and the creation of another, because consumers identify rows by their key.
 
 pub(super) mod column_traits;
+pub mod handling;
 pub(super) mod schema;
 pub(super) mod values;
 
 use std::sync::Arc;
 
 use column_traits::{column_traits, ColumnTraits};
+use handling::{DebeziumOptions, Flat, FlatField};
 
 use crate::column::{quoted, write_integer, write_unsigned_integer, Kind};
 use crate::emit::dialect::ddl::{definitions, Definition, DefinitionKind};
@@ -31,12 +33,13 @@ const CONNECTOR: &str = "mysql";
 pub struct Debezium {
     instance: Arc<str>,
     with_schema: bool,
+    options: DebeziumOptions,
 }
 
 impl Debezium {
     /// Creates messages of the cluster `instance`, with or without schema.
-    pub fn new(instance: &Arc<str>, with_schema: bool) -> Debezium {
-        Debezium { instance: instance.clone(), with_schema }
+    pub fn new(instance: &Arc<str>, with_schema: bool, options: &DebeziumOptions) -> Debezium {
+        Debezium { instance: instance.clone(), with_schema, options: options.clone() }
     }
 }
 
@@ -70,20 +73,23 @@ impl Dialect for Debezium {
     type Writer = Writer;
 
     fn table(&self, table: Arc<TableView>) -> Result<Writer> {
+        let handling = self.options.handling;
         let fields = table.columns.iter().map(|column| Field {
             key: json_object::key(&column.name),
             kind: column.kind.clone(),
-            traits: column_traits(&column.type_text, column.nullable),
+            traits: column_traits(&column.type_text, column.nullable, handling),
             name: column.name.clone(),
         });
-        let head = match self.with_schema {
-            true => schema::head(&self.instance, &table),
-            false => Vec::new(),
+        let head = match (self.with_schema, &self.options.flat) {
+            (true, None) => schema::head(&self.instance, &table, handling),
+            (true, Some(flat)) => schema::flat_head(&self.instance, &table, handling, flat),
+            (false, _) => Vec::new(),
         };
         Ok(Writer {
             fields: fields.collect(),
             keys: (0..table.columns.len()).filter(|at| table.columns.get(*at).is_some_and(|c| c.is_key)).collect(),
             head,
+            flat: self.options.flat.as_ref().map(FlatKeys::new),
             table,
         })
     }
@@ -120,6 +126,21 @@ struct Field {
     name: Arc<str>,
 }
 
+/// The fields of flat rows, with their names as keys of JSON.
+struct FlatKeys {
+    fields: Vec<(Box<[u8]>, FlatField)>,
+    deleted: Option<Box<[u8]>>,
+}
+
+impl FlatKeys {
+    fn new(flat: &Flat) -> FlatKeys {
+        FlatKeys {
+            fields: flat.fields.iter().map(|(name, field)| (json_object::key(name), *field)).collect(),
+            deleted: flat.deleted.then(|| json_object::key("__deleted")),
+        }
+    }
+}
+
 /// Writes the rows of a table.
 pub struct Writer {
     table: Arc<TableView>,
@@ -128,6 +149,8 @@ pub struct Writer {
     keys: Vec<usize>,
     /// The text before the payload; empty if messages have no schema.
     head: Vec<u8>,
+    /// What flat rows have besides their columns; None for messages with an envelope.
+    flat: Option<FlatKeys>,
 }
 
 /// A change with its operation code and images.
@@ -195,6 +218,11 @@ impl Writer {
     ) -> Result<()> {
         let value = &mut out.value;
         value.extend_from_slice(&self.head);
+        if let Some(flat) = &self.flat {
+            self.write_flat(at, change, flat, row, value)?;
+            value.extend_from_slice(if self.head.is_empty() { b"\n" } else { b"}\n" });
+            return Ok(());
+        }
         value.extend_from_slice(b"{\"before\":");
         self.image(change.before, value)?;
         value.extend_from_slice(b",\"after\":");
@@ -210,19 +238,72 @@ impl Writer {
         Ok(())
     }
 
+    /// Writes the row after a change, or before a delete, and the fields of flat rows.
+    fn write_flat(
+        &self,
+        at: &At<'_>,
+        change: &ChangeView<'_, '_>,
+        flat: &FlatKeys,
+        row: u32,
+        out: &mut Vec<u8>,
+    ) -> Result<()> {
+        let start = out.len();
+        if let Some(image) = change.after.or(change.before) {
+            self.columns(image, out)?;
+        }
+        for (key, field) in &flat.fields {
+            out.extend_from_slice(key);
+            self.write_field(*field, at, change, row, out);
+        }
+        if let Some(key) = &flat.deleted {
+            out.extend_from_slice(key);
+            out.extend_from_slice(if change.after.is_none() { b"\"true\"" } else { b"\"false\"" });
+        }
+        json_object::close(start, out);
+        Ok(())
+    }
+
+    fn write_field(&self, field: FlatField, at: &At<'_>, change: &ChangeView<'_, '_>, row: u32, out: &mut Vec<u8>) {
+        let micros = at.transaction.commit_us;
+        match field {
+            FlatField::Op => quoted::write(change.operation, out),
+            FlatField::Db => quoted::write(self.table.database.as_bytes(), out),
+            FlatField::Table => quoted::write(self.table.table.as_bytes(), out),
+            FlatField::Gtid => json_object::text_or_null(at.gtid, out),
+            FlatField::File => quoted::write(at.transaction.file.as_bytes(), out),
+            FlatField::Pos => write_unsigned_integer(at.event.offset, out),
+            FlatField::Row => write_unsigned_integer(row.into(), out),
+            FlatField::ServerId => write_unsigned_integer(at.event.server_id.into(), out),
+            FlatField::Thread => match at.transaction.thread_id {
+                Some(id) => write_integer(id, out),
+                None => out.extend_from_slice(b"null"),
+            },
+            FlatField::Snapshot => out.extend_from_slice(if at.snapshot { b"\"true\"" } else { b"\"false\"" }),
+            FlatField::TsMs => write_integer(micros.div_euclid(1_000), out),
+            FlatField::TsUs => write_integer(micros, out),
+            FlatField::TsNs => write_integer(micros.saturating_mul(1_000), out),
+        }
+    }
+
     fn image(&self, image: Option<Image<'_, '_>>, out: &mut Vec<u8>) -> Result<()> {
         let Some(image) = image else {
             out.extend_from_slice(b"null");
             return Ok(());
         };
         let start = out.len();
+        self.columns(image, out)?;
+        json_object::close(start, out);
+        Ok(())
+    }
+
+    /// Writes the columns that an image has, each with a leading comma.
+    fn columns(&self, image: Image<'_, '_>, out: &mut Vec<u8>) -> Result<()> {
         for (field, cell) in self.fields.iter().zip(image) {
             let Some(value) = cell else { continue };
             out.extend_from_slice(&field.key);
             let written = values::write(value, &field.kind, field.traits, out);
             written.map_err(|error| error.within(&format!("column `{}`", field.name)))?;
         }
-        json_object::close(start, out);
         Ok(())
     }
 }

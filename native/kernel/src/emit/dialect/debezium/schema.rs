@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::column_traits::{column_traits, ColumnTraits};
+use super::handling::{BinaryMode, DecimalMode, Flat, Handling, TimeMode, UnsignedMode};
 use crate::column::{quoted, write_unsigned_integer, Kind};
 use crate::emit::dialect::{MessageColumn, TableView};
 
@@ -50,11 +51,11 @@ pub(super) fn write_statement_head(out: &mut Vec<u8>) {
 }
 
 /// Returns everything before the payload of a table's messages, for the cluster `instance`.
-pub(super) fn head(instance: &str, table: &TableView) -> Vec<u8> {
+pub(super) fn head(instance: &str, table: &TableView, handling: Handling) -> Vec<u8> {
     let mut out = br#"{"schema":{"type":"struct","fields":["#.to_vec();
     let topic = topic(instance, table);
     for side in ["before", "after"] {
-        write_row(&topic, table, side, &mut out);
+        write_row(&topic, table, side, handling, &mut out);
         out.push(b',');
     }
     out.extend_from_slice(SOURCE_FIELDS.as_bytes());
@@ -64,14 +65,40 @@ pub(super) fn head(instance: &str, table: &TableView) -> Vec<u8> {
     out
 }
 
+/// Returns everything before the payload of a table's flat rows, for the cluster `instance`.
+pub(super) fn flat_head(instance: &str, table: &TableView, handling: Handling, flat: &Flat) -> Vec<u8> {
+    let mut out = br#"{"schema":{"type":"struct","fields":["#.to_vec();
+    let start = out.len();
+    for column in table.columns.iter().filter(|column| column.wanted) {
+        out.push(b',');
+        write_column(column, handling, &mut out);
+    }
+    let deleted = flat.deleted.then_some(("__deleted", ("string", true)));
+    for (name, (shape, optional)) in
+        flat.fields.iter().map(|(name, field)| (name.as_str(), field.shape())).chain(deleted)
+    {
+        out.extend_from_slice(format!(r#",{{"type":"{shape}","optional":{optional},"field":"#).as_bytes());
+        quoted::write(name.as_bytes(), &mut out);
+        out.push(b'}');
+    }
+    // The first field has no comma before it.
+    if out.len() > start {
+        out.remove(start);
+    }
+    out.extend_from_slice(br#"],"optional":false,"name":"#);
+    quoted::write(format!("{}.Value", topic(instance, table)).as_bytes(), &mut out);
+    out.extend_from_slice(br#"},"payload":"#);
+    out
+}
+
 /// Returns everything before the payload of a key, for the cluster `instance`.
-pub(crate) fn key_head(instance: &str, table: &TableView, columns: &[&MessageColumn]) -> Vec<u8> {
+pub(crate) fn key_head(instance: &str, table: &TableView, columns: &[&MessageColumn], handling: Handling) -> Vec<u8> {
     let mut out = br#"{"schema":{"type":"struct","fields":["#.to_vec();
     for (at, column) in columns.iter().enumerate() {
         if at > 0 {
             out.push(b',');
         }
-        write_column(column, &mut out);
+        write_column(column, handling, &mut out);
     }
     out.extend_from_slice(br#"],"optional":false,"name":"#);
     quoted::write(format!("{}.Key", topic(instance, table)).as_bytes(), &mut out);
@@ -80,13 +107,13 @@ pub(crate) fn key_head(instance: &str, table: &TableView, columns: &[&MessageCol
 }
 
 /// Writes the schema of an image.
-fn write_row(topic: &str, table: &TableView, side: &str, out: &mut Vec<u8>) {
+fn write_row(topic: &str, table: &TableView, side: &str, handling: Handling, out: &mut Vec<u8>) {
     out.extend_from_slice(br#"{"type":"struct","fields":["#);
     for (at, column) in table.columns.iter().filter(|column| column.wanted).enumerate() {
         if at > 0 {
             out.push(b',');
         }
-        write_column(column, out);
+        write_column(column, handling, out);
     }
     out.extend_from_slice(br#"],"optional":true,"name":"#);
     quoted::write(format!("{topic}.Value").as_bytes(), out);
@@ -142,28 +169,74 @@ fn topic(instance: &str, table: &TableView) -> String {
     name.chars().map(|letter| if is_kept(letter) { letter } else { '_' }).collect()
 }
 
+fn decimal(precision: u8, scale: u8) -> Meaning {
+    with(
+        r#""bytes""#,
+        "org.apache.kafka.connect.data.Decimal",
+        &[("scale", scale.to_string()), ("connect.decimal.precision", precision.to_string())],
+    )
+}
+
+fn meaning_of_date(mode: TimeMode) -> Meaning {
+    match mode {
+        TimeMode::Connect => named(r#""int32""#, "org.apache.kafka.connect.data.Date"),
+        TimeMode::Adaptive | TimeMode::AdaptiveTimeMicroseconds | TimeMode::Microseconds => {
+            named(r#""int32""#, "io.debezium.time.Date")
+        }
+    }
+}
+
+fn meaning_of_time(fsp: u8, mode: TimeMode) -> Meaning {
+    match mode {
+        TimeMode::Connect => named(r#""int32""#, "org.apache.kafka.connect.data.Time"),
+        TimeMode::Adaptive if fsp <= 3 => named(r#""int32""#, "io.debezium.time.Time"),
+        TimeMode::Adaptive | TimeMode::AdaptiveTimeMicroseconds | TimeMode::Microseconds => {
+            named(r#""int64""#, "io.debezium.time.MicroTime")
+        }
+    }
+}
+
+fn meaning_of_datetime(fsp: u8, mode: TimeMode) -> Meaning {
+    match mode {
+        TimeMode::Connect => named(r#""int64""#, "org.apache.kafka.connect.data.Timestamp"),
+        TimeMode::Adaptive | TimeMode::AdaptiveTimeMicroseconds if fsp <= 3 => {
+            named(r#""int64""#, "io.debezium.time.Timestamp")
+        }
+        TimeMode::Adaptive | TimeMode::AdaptiveTimeMicroseconds | TimeMode::Microseconds => {
+            named(r#""int64""#, "io.debezium.time.MicroTimestamp")
+        }
+    }
+}
+
 fn meaning(kind: &Kind, traits: ColumnTraits) -> Meaning {
+    let handling = traits.handling;
     match kind {
+        // The digits of the largest number.
+        Kind::Integer { bytes: 8, unsigned: true } if handling.bigint_unsigned == UnsignedMode::Precise => {
+            decimal(20, 0)
+        }
         Kind::Integer { bytes: 1, .. } | Kind::Integer { bytes: 2, unsigned: false } => plain(r#""int16""#),
         Kind::Integer { bytes: 2 | 3, .. } | Kind::Integer { bytes: 4, unsigned: false } => plain(r#""int32""#),
         Kind::Integer { .. } => plain(r#""int64""#),
         Kind::Float if traits.has_digits => plain(r#""double""#),
         Kind::Float => plain(r#""float""#),
         Kind::Double => plain(r#""double""#),
-        Kind::Decimal { precision, scale } => with(
-            r#""bytes""#,
-            "org.apache.kafka.connect.data.Decimal",
-            &[("scale", scale.to_string()), ("connect.decimal.precision", precision.to_string())],
-        ),
+        Kind::Decimal { precision, scale } => match handling.decimal {
+            DecimalMode::Precise => decimal(*precision, *scale),
+            DecimalMode::Double => plain(r#""double""#),
+            DecimalMode::String => plain(r#""string""#),
+        },
         Kind::Bit { bits: 1 } => plain(r#""boolean""#),
         Kind::Bit { bits } => with(r#""bytes""#, "io.debezium.data.Bits", &[("length", bits.to_string())]),
         Kind::Year => named(r#""int32""#, "io.debezium.time.Year"),
-        Kind::Date => named(r#""int32""#, "io.debezium.time.Date"),
-        Kind::Time { .. } => named(r#""int64""#, "io.debezium.time.MicroTime"),
-        Kind::DateTime { fsp: 0..=3, .. } => named(r#""int64""#, "io.debezium.time.Timestamp"),
-        Kind::DateTime { .. } => named(r#""int64""#, "io.debezium.time.MicroTimestamp"),
+        Kind::Date => meaning_of_date(handling.time),
+        Kind::Time { fsp, .. } => meaning_of_time(*fsp, handling.time),
+        Kind::DateTime { fsp, .. } => meaning_of_datetime(*fsp, handling.time),
         Kind::Timestamp { .. } => named(r#""string""#, "io.debezium.time.ZonedTimestamp"),
-        Kind::Binary { .. } | Kind::CompressedBinary { .. } => plain(r#""bytes""#),
+        Kind::Binary { .. } | Kind::CompressedBinary { .. } if handling.binary == BinaryMode::Bytes => {
+            plain(r#""bytes""#)
+        }
+        Kind::Binary { .. } | Kind::CompressedBinary { .. } => plain(r#""string""#),
         Kind::Enumeration { values, .. } => with(r#""string""#, "io.debezium.data.Enum", &allowed(values)),
         Kind::Set { values, .. } => with(r#""string""#, "io.debezium.data.EnumSet", &allowed(values)),
         Kind::Json { .. } => named(r#""string""#, "io.debezium.data.Json"),
@@ -178,8 +251,8 @@ fn meaning(kind: &Kind, traits: ColumnTraits) -> Meaning {
     }
 }
 
-fn write_column(column: &MessageColumn, out: &mut Vec<u8>) {
-    let meaning = meaning(&column.kind, column_traits(&column.type_text, column.nullable));
+fn write_column(column: &MessageColumn, handling: Handling, out: &mut Vec<u8>) {
+    let meaning = meaning(&column.kind, column_traits(&column.type_text, column.nullable, handling));
     out.extend_from_slice(br#"{"type":"#);
     out.extend_from_slice(meaning.shape.as_bytes());
     out.extend_from_slice(if column.nullable { br#","optional":true"# } else { br#","optional":false"# });

@@ -1,38 +1,64 @@
-//! Writes values in JSON like Debezium's MySQL connector with its defaults: times as adaptive microseconds, precise
-//! decimals, binaries as bytes, unsigned BIGINT as a long.
+//! Writes values in JSON like Debezium's MySQL connector, in the forms of its handling modes.
 
 use super::column_traits::ColumnTraits;
+use super::handling::{BinaryMode, DecimalMode, TimeMode, UnsignedMode};
 use crate::column::typed::Typed;
 use crate::column::{
-    binary, bit, compressed, date, datetime, decimal, enumeration, float, geometry, inet, integer, json, quoted, set,
-    text, timestamp, uuid, vector, Kind, Value,
+    base64, binary, bit, compressed, date, datetime, decimal, enumeration, float, geometry, inet, integer, json,
+    quoted, set, text, timestamp, uuid, vector, Kind, Time, Value,
 };
-use crate::error::Result;
+use crate::error::{Error, ErrorKind, Result};
 
 /// Writes a value as JSON.
 ///
 /// Raises `ValueMalformed` for values that are invalid for the kind, such as a member out of range or a malformed
-/// document or geometry.
+/// document or geometry, and `EventUnsupported` for a TIME that its mode cannot represent.
 pub(crate) fn write(value: &Value<'_>, kind: &Kind, traits: ColumnTraits, out: &mut Vec<u8>) -> Result<()> {
     match value.typed(kind)? {
         Typed::Null => out.extend_from_slice(b"null"),
         Typed::Int(value) => integer::write_signed(value, out),
+        Typed::UInt(value) if is_precise(kind, traits) => decimal::write_unsigned_debezium(value, out),
         // As a long: values above its range become negative.
         Typed::UInt(value) => integer::write_signed(i64::from_ne_bytes(value.to_ne_bytes()), out),
         Typed::Float(value) if traits.has_digits => float::write_json(value.into(), out),
         Typed::Float(value) => float::write_json_single(value, out),
         Typed::Double(value) => float::write_json(value, out),
-        Typed::Decimal(value) => decimal::write_debezium(value, out)?,
+        Typed::Decimal(value) => match traits.handling.decimal {
+            DecimalMode::Precise => decimal::write_debezium(value, out)?,
+            DecimalMode::Double => float::write_json(decimal::to_double(value)?, out),
+            DecimalMode::String => quoted::within(out, |out| decimal::write_text(value, out))?,
+        },
         Typed::Bit { value, bits } => bit::write_debezium(value, bits, out),
         Typed::Year(value) => integer::write_unsigned(value.into(), out),
         Typed::Date(value) => date::write_debezium(value, traits.nullable, out),
-        Typed::DateTime { value, fsp } => datetime::write_debezium(value, fsp, traits.nullable, out),
+        Typed::DateTime { value, fsp } => {
+            let digits = match traits.handling.time {
+                TimeMode::Connect => 3,
+                TimeMode::Microseconds => 6,
+                TimeMode::Adaptive | TimeMode::AdaptiveTimeMicroseconds => fsp,
+            };
+            datetime::write_debezium(value, digits, traits.nullable, out);
+        }
         Typed::Timestamp { value, fsp } => timestamp::write_debezium(value, fsp, traits.nullable, out),
-        Typed::Time { value, .. } => integer::write_signed(value.micros(), out),
+        Typed::Time { value, fsp } => match traits.handling.time {
+            TimeMode::Connect => integer::write_signed(of_one_day(value)?.div_euclid(1_000), out),
+            TimeMode::Adaptive if fsp <= 3 => integer::write_signed(of_one_day(value)?.div_euclid(1_000), out),
+            TimeMode::Adaptive => integer::write_signed(of_one_day(value)?, out),
+            TimeMode::AdaptiveTimeMicroseconds | TimeMode::Microseconds => integer::write_signed(value.micros(), out),
+        },
         Typed::Text { bytes, charset } => text::write_json(bytes, charset, out),
-        Typed::Bytes { bytes, form } => binary::write_json(bytes, form, out),
+        Typed::Bytes { bytes, form } => match traits.handling.binary {
+            BinaryMode::Bytes | BinaryMode::Base64 => binary::write_json(bytes, form, out),
+            mode => quoted::plain(out, |out| write_binary(mode, &binary::padded(bytes, form), out)),
+        },
         Typed::CompressedText { bytes, charset } => compressed::write_json(bytes, charset, out)?,
-        Typed::CompressedBytes(bytes) => compressed::write_base64(bytes, out)?,
+        Typed::CompressedBytes(bytes) => match traits.handling.binary {
+            BinaryMode::Bytes | BinaryMode::Base64 => compressed::write_base64(bytes, out)?,
+            mode => {
+                let plain = compressed::plain(bytes)?;
+                quoted::plain(out, |out| write_binary(mode, &plain, out));
+            }
+        },
         Typed::Enumeration { index, members } => {
             quoted::within(out, |out| enumeration::write_text(index, members, out))?;
         }
@@ -48,17 +74,64 @@ pub(crate) fn write(value: &Value<'_>, kind: &Kind, traits: ColumnTraits, out: &
     Ok(())
 }
 
+/// Whether a column is a BIGINT UNSIGNED that is written as a decimal.
+fn is_precise(kind: &Kind, traits: ColumnTraits) -> bool {
+    traits.handling.bigint_unsigned == UnsignedMode::Precise
+        && matches!(kind, Kind::Integer { bytes: 8, unsigned: true })
+}
+
+fn write_binary(mode: BinaryMode, bytes: &[u8], out: &mut Vec<u8>) {
+    match mode {
+        BinaryMode::Hex => {
+            for byte in bytes {
+                out.extend([byte >> 4, byte & 15].map(|half| if half < 10 { b'0' + half } else { b'a' + half - 10 }));
+            }
+        }
+        BinaryMode::Base64UrlSafe => {
+            let start = out.len();
+            base64::write(bytes, out);
+            for letter in out.iter_mut().skip(start) {
+                match letter {
+                    b'+' => *letter = b'-',
+                    b'/' => *letter = b'_',
+                    _ => {}
+                }
+            }
+        }
+        BinaryMode::Bytes | BinaryMode::Base64 => base64::write(bytes, out),
+    }
+}
+
+/// Returns the microseconds of a time of day, which the types in milliseconds are limited to.
+fn of_one_day(time: Time) -> Result<i64> {
+    let micros = time.micros();
+    if (0..86_400_000_000).contains(&micros) {
+        return Ok(micros);
+    }
+    let message =
+        format!("a TIME of {} s is no time of day, and time.precision.mode allows no other", micros / 1_000_000);
+    Err(Error::new(ErrorKind::EventUnsupported, message).hint("take adaptive_time_microseconds for the messages"))
+}
+
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
 
     use super::*;
     use crate::charset::Charset;
-    use crate::column::{Date, DateTime, Form, Layout, Time, Timestamp};
+    use crate::column::{Date, DateTime, Form, Layout, Timestamp};
     use crate::cursor::Cursor;
+    use crate::emit::dialect::debezium::handling::Handling;
 
-    const REQUIRED: ColumnTraits = ColumnTraits { nullable: false, is_point: false, has_digits: false };
-    const OPTIONAL: ColumnTraits = ColumnTraits { nullable: true, is_point: false, has_digits: false };
+    const DEFAULT: Handling = Handling {
+        decimal: DecimalMode::Precise,
+        time: TimeMode::AdaptiveTimeMicroseconds,
+        bigint_unsigned: UnsignedMode::Long,
+        binary: BinaryMode::Bytes,
+    };
+    const REQUIRED: ColumnTraits =
+        ColumnTraits { nullable: false, is_point: false, has_digits: false, handling: DEFAULT };
+    const OPTIONAL: ColumnTraits = ColumnTraits { nullable: true, ..REQUIRED };
 
     fn shown(value: &Value<'_>, kind: &Kind, traits: ColumnTraits) -> String {
         let mut out = Vec::new();
@@ -97,6 +170,51 @@ mod tests {
         // 12345678901234 is 0x0b3a73ce2ff2, and its negative 0xf4c58c31d00e.
         assert_eq!(decimal(&stored), r#""Czpzzi/y""#);
         assert_eq!(decimal(&negative), r#""9MWMMdAO""#);
+    }
+
+    #[test]
+    fn modes_change_the_form_of_their_types_alone() {
+        let handled = |value: Value<'_>, kind: &Kind, handling: Handling| {
+            shown(&value, kind, ColumnTraits { handling, ..REQUIRED })
+        };
+        let stored = [0x81, 0x0d, 0xfb, 0x38, 0xd2, 0x04, 0xd2].map(|byte: u8| !byte);
+        let kind = Kind::Decimal { precision: 14, scale: 4 };
+        let decimal = |mode| {
+            let value = kind.read(&mut Cursor::new(&stored)).unwrap();
+            handled(value, &kind, Handling { decimal: mode, ..DEFAULT })
+        };
+        assert_eq!(decimal(DecimalMode::Double), "-1234567890.1234");
+        assert_eq!(decimal(DecimalMode::String), r#""-1234567890.1234""#);
+        let unsigned = Kind::Integer { bytes: 8, unsigned: true };
+        let precise = Handling { bigint_unsigned: UnsignedMode::Precise, ..DEFAULT };
+        // 2^64 - 1 needs a leading zero byte; 0 is a single byte.
+        assert_eq!(handled(Value::UInt(u64::MAX), &unsigned, precise), r#""AP//////////""#);
+        assert_eq!(handled(Value::UInt(0), &unsigned, precise), r#""AA==""#);
+        assert_eq!(handled(Value::UInt(127), &unsigned, precise), r#""fw==""#);
+        assert_eq!(handled(Value::UInt(7), &Kind::Integer { bytes: 4, unsigned: true }, precise), "7");
+        let fixed = Kind::Binary { prefix: 1, form: Form::Fixed(3) };
+        let binary = |mode| handled(Value::Bytes(b"\xfb\xff"), &fixed, Handling { binary: mode, ..DEFAULT });
+        assert_eq!(binary(BinaryMode::Base64), r#""+/8A""#);
+        assert_eq!(binary(BinaryMode::Base64UrlSafe), r#""-_8A""#);
+        assert_eq!(binary(BinaryMode::Hex), r#""fbff00""#);
+    }
+
+    #[test]
+    fn times_in_milliseconds_are_times_of_day() {
+        let span = |negative, hours| Time { negative, hours, minutes: 2, seconds: 3, micros: 456_789 };
+        let time = |fsp, mode, value: Time| {
+            let traits = ColumnTraits { handling: Handling { time: mode, ..DEFAULT }, ..REQUIRED };
+            let mut out = Vec::new();
+            write(&Value::Time(value), &Kind::Time { fsp, layout: Layout::Packed }, traits, &mut out)?;
+            Ok::<_, Error>(String::from_utf8(out).unwrap())
+        };
+        assert_eq!(time(0, TimeMode::Adaptive, span(false, 1)).unwrap(), "3723456");
+        assert_eq!(time(6, TimeMode::Adaptive, span(false, 1)).unwrap(), "3723456789");
+        assert_eq!(time(6, TimeMode::Connect, span(false, 23)).unwrap(), "82923456");
+        assert_eq!(time(0, TimeMode::Microseconds, span(true, 24)).unwrap(), "-86523456789");
+        for (mode, value) in [(TimeMode::Connect, span(false, 24)), (TimeMode::Adaptive, span(true, 0))] {
+            assert_eq!(time(0, mode, value).unwrap_err().kind(), ErrorKind::EventUnsupported);
+        }
     }
 
     #[test]

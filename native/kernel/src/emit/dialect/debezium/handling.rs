@@ -1,0 +1,221 @@
+//! The forms of values and messages that users of Debezium's connector choose: its handling modes, and flat rows.
+//!
+//! The names are those of the connector's properties `decimal.handling.mode`, `time.precision.mode`,
+//! `bigint.unsigned.handling.mode` and `binary.handling.mode`, and of the fields that its transformation
+//! `ExtractNewRecordState` adds.
+
+use crate::error::{Error, ErrorKind, Result};
+
+/// The form of DECIMAL.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum DecimalMode {
+    /// The bytes of the unscaled number.
+    #[default]
+    Precise,
+    /// The nearest double.
+    Double,
+    /// The digits as text.
+    String,
+}
+
+/// The form of TIME and DATETIME, and the semantic type of DATE.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum TimeMode {
+    /// Units by the column's digits.
+    Adaptive,
+    /// The same, with TIME in microseconds.
+    #[default]
+    AdaptiveTimeMicroseconds,
+    /// Kafka Connect's own types, in milliseconds.
+    Connect,
+    /// Microseconds, whatever the column's digits are.
+    Microseconds,
+}
+
+/// The form of BIGINT UNSIGNED.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum UnsignedMode {
+    /// A long: values above its range become negative.
+    #[default]
+    Long,
+    /// The bytes of the number, as a decimal without digits after the point.
+    Precise,
+}
+
+/// The form of BINARY, VARBINARY and BLOB.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum BinaryMode {
+    /// Bytes, which JSON shows in base64.
+    #[default]
+    Bytes,
+    /// A string in base64.
+    Base64,
+    /// A string in base64 with the alphabet for URLs.
+    Base64UrlSafe,
+    /// A string of hexadecimal digits in lower case.
+    Hex,
+}
+
+/// The handling modes; the default is the connector's.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[allow(missing_docs)]
+pub struct Handling {
+    pub decimal: DecimalMode,
+    pub time: TimeMode,
+    pub bigint_unsigned: UnsignedMode,
+    pub binary: BinaryMode,
+}
+
+/// A field that flat rows have after their columns.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[allow(missing_docs)]
+pub enum FlatField {
+    Op,
+    Db,
+    Table,
+    Gtid,
+    File,
+    Pos,
+    Row,
+    ServerId,
+    Thread,
+    Snapshot,
+    TsMs,
+    TsUs,
+    TsNs,
+}
+
+impl FlatField {
+    /// Finds a field by its name in the envelope, or in the source with or without `source.`.
+    fn parse(name: &str) -> Option<FlatField> {
+        Some(match name {
+            "op" => FlatField::Op,
+            _ => match name.strip_prefix("source.").unwrap_or(name) {
+                "db" => FlatField::Db,
+                "table" => FlatField::Table,
+                "gtid" => FlatField::Gtid,
+                "file" => FlatField::File,
+                "pos" => FlatField::Pos,
+                "row" => FlatField::Row,
+                "server_id" => FlatField::ServerId,
+                "thread" => FlatField::Thread,
+                "snapshot" => FlatField::Snapshot,
+                "ts_ms" => FlatField::TsMs,
+                "ts_us" => FlatField::TsUs,
+                "ts_ns" => FlatField::TsNs,
+                _ => return None,
+            },
+        })
+    }
+
+    /// Returns the Kafka Connect type, and whether the field may be null.
+    pub(super) fn shape(self) -> (&'static str, bool) {
+        match self {
+            FlatField::Op | FlatField::Db | FlatField::File => ("string", false),
+            FlatField::Table | FlatField::Gtid | FlatField::Snapshot => ("string", true),
+            FlatField::Pos | FlatField::ServerId => ("int64", false),
+            FlatField::Row => ("int32", false),
+            FlatField::Thread | FlatField::TsMs | FlatField::TsUs | FlatField::TsNs => ("int64", true),
+        }
+    }
+}
+
+/// What flat rows have besides their columns.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Flat {
+    /// The names in the message, `__op` and `__source_ts_ms`, and the fields.
+    pub fields: Vec<(String, FlatField)>,
+    /// Whether `__deleted` says if the row was deleted.
+    pub deleted: bool,
+}
+
+/// The options of the dialect.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct DebeziumOptions {
+    /// The forms of values.
+    pub handling: Handling,
+    /// Rows without an envelope; None for messages with one.
+    pub flat: Option<Flat>,
+}
+
+impl DebeziumOptions {
+    /// Parses names and values: `decimal`, `time`, `bigint_unsigned` and `binary` with the connector's values, `flat`
+    /// with names of fields separated by commas, and `deleted`. Raises `OptionInvalid`.
+    pub fn parse(options: &[(String, String)]) -> Result<DebeziumOptions> {
+        let mut parsed = DebeziumOptions::default();
+        for (name, value) in options {
+            let handling = &mut parsed.handling;
+            match (name.as_str(), value.as_str()) {
+                ("decimal", "precise") => handling.decimal = DecimalMode::Precise,
+                ("decimal", "double") => handling.decimal = DecimalMode::Double,
+                ("decimal", "string") => handling.decimal = DecimalMode::String,
+                ("time", "adaptive") => handling.time = TimeMode::Adaptive,
+                ("time", "adaptive_time_microseconds") => handling.time = TimeMode::AdaptiveTimeMicroseconds,
+                ("time", "connect") => handling.time = TimeMode::Connect,
+                ("time", "microseconds") => handling.time = TimeMode::Microseconds,
+                ("bigint_unsigned", "long") => handling.bigint_unsigned = UnsignedMode::Long,
+                ("bigint_unsigned", "precise") => handling.bigint_unsigned = UnsignedMode::Precise,
+                ("binary", "bytes") => handling.binary = BinaryMode::Bytes,
+                ("binary", "base64") => handling.binary = BinaryMode::Base64,
+                ("binary", "base64-url-safe") => handling.binary = BinaryMode::Base64UrlSafe,
+                ("binary", "hex") => handling.binary = BinaryMode::Hex,
+                ("flat", names) => parsed.flat.get_or_insert_default().fields = flat_fields(names)?,
+                ("deleted", value @ ("true" | "false")) => {
+                    parsed.flat.get_or_insert_default().deleted = value == "true";
+                }
+                _ => return Err(unknown(&format!("`{value}` is no value of `{name}` for Debezium's messages"))),
+            }
+        }
+        Ok(parsed)
+    }
+}
+
+fn flat_fields(names: &str) -> Result<Vec<(String, FlatField)>> {
+    let names = names.split(',').map(str::trim).filter(|name| !name.is_empty());
+    names
+        .map(|name| {
+            let field = FlatField::parse(name);
+            let field = field.ok_or_else(|| unknown(&format!("`{name}` is no field of Debezium's messages")))?;
+            Ok((format!("__{}", name.replace('.', "_")), field))
+        })
+        .collect()
+}
+
+#[cold]
+fn unknown(message: &str) -> Error {
+    Error::new(ErrorKind::OptionInvalid, message)
+        .hint("docs/formats/messages.md lists the modes, and the fields of flat rows")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parsed(options: &[(&str, &str)]) -> Result<DebeziumOptions> {
+        let owned: Vec<_> = options.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        DebeziumOptions::parse(&owned)
+    }
+
+    #[test]
+    fn modes_are_those_of_the_connector() {
+        assert_eq!(parsed(&[]).unwrap(), DebeziumOptions::default());
+        let handling = parsed(&[("decimal", "string"), ("time", "connect"), ("binary", "hex")]).unwrap().handling;
+        let expected =
+            Handling { decimal: DecimalMode::String, time: TimeMode::Connect, binary: BinaryMode::Hex, ..handling };
+        assert_eq!((handling, handling.bigint_unsigned), (expected, UnsignedMode::Long));
+    }
+
+    #[test]
+    fn unknown_modes_and_fields_are_refused() {
+        for options in [[("decimal", "exact")], [("color", "red")], [("flat", "op,lsn")], [("deleted", "yes")]] {
+            assert_eq!(parsed(&options).unwrap_err().kind(), ErrorKind::OptionInvalid);
+        }
+    }
+
+    #[test]
+    fn fields_are_named_after_their_place() {
+        let flat = parsed(&[("flat", "op, table,source.ts_ms"), ("deleted", "true")]).unwrap().flat.unwrap();
+        let names: Vec<_> = flat.fields.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!((names, flat.deleted), (vec!["__op", "__table", "__source_ts_ms"], true));
+    }
+}

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Messages that are too large for the brokers, as files with a reference in the topic (claim check)."""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+
+from pyarrow import fs
+from pydantic import Field
+
+from penstock.errors import AccessDenied, PenstockError, ServerBusy
+from penstock.settings.values import Bytes, Section
+
+
+class ClaimCheck(Section):
+    """Where large messages are stored. Penstock never deletes their files."""
+
+    above: Bytes = Field(ge=1024, description="store messages of more bytes than this as files")
+    path: str = Field(
+        min_length=1, description="a folder, or a URL that pyarrow supports: s3://, gs://, hdfs://"
+    )
+
+    def store(self, topic: str, value: bytes) -> bytes:
+        """Store a message, and return the reference that takes its place in the topic.
+
+        A file is named by the hash of its content, so storing a message again changes nothing. A local file
+        is synced before this returns. Raises AccessDenied, ServerBusy.
+        """
+        digest = hashlib.sha256(value).hexdigest()
+        path = f"{self.path.rstrip('/')}/{topic}/{digest}"
+        try:
+            if "://" in self.path:
+                filesystem, name = fs.FileSystem.from_uri(path)
+                with filesystem.open_output_stream(name) as stream:
+                    stream.write(value)
+            else:
+                path = os.path.abspath(path)
+                _write_synced(Path(path), value)
+        except (OSError, ValueError) as problem:
+            raise _error_of(path, problem) from problem
+        return json.dumps({"claim_check": {"path": path, "bytes": len(value), "sha256": digest}}).encode()
+
+
+def _write_synced(path: Path, value: bytes) -> None:
+    if path.exists() and path.stat().st_size == len(value):
+        return
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # Writers of different parts may store the same message at the same time.
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}.{id(value)}")
+    with unfinished.open("wb") as file:
+        file.write(value)
+        file.flush()
+        os.fsync(file.fileno())
+    unfinished.replace(path)
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)
+    finally:
+        os.close(folder)
+
+
+def _error_of(path: str, problem: Exception) -> PenstockError:
+    message = f"the claim check {path} cannot be written: {problem}"
+    if isinstance(problem, PermissionError):
+        return AccessDenied(message, hint="Check claim_check.path of the kafka sink")
+    return ServerBusy(message, hint="Check claim_check.path of the kafka sink, and the space there")
