@@ -8,6 +8,8 @@ import re
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import closing
+from functools import partialmethod
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from penstock.console.fleet import Fleet
 from penstock.console.ruler import Mark
 from penstock.console.serving import ConsoleServer
 from penstock.console.sessions import COOKIE, Sessions
+from penstock.console.streams import Streams
 from penstock.coordinate.backends.memory import MemoryStore
 from penstock.coordinate.checkpoint import Checkpoint
 from penstock.coordinate.lease import Lease
@@ -37,6 +40,7 @@ from tests.support.daemon.console import Browser, console_of
 from tests.support.daemon.served_log import INSTANCE, ServedLog, captured_log, serving
 from tests.support.pipeline.local_runs import notes_pipeline, run_here, run_sinks_here
 from tests.support.suite.nonempty import each
+from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 
 CONSOLE = Path(pages.__file__).parent
 TEMPLATES = sorted((CONSOLE / "templates").glob("*.html"))
@@ -195,7 +199,8 @@ def test_table_is_requested_again_after_a_page_that_says_what_will_happen(
         closing(PipelineState.open(settings.state, settings.name, "audit")) as audit,
         closing(PipelineState.open(settings.state, settings.name, "lake")) as lake,
     ):
-        assert "streaming" in browser.get("/tables", **address).words
+        # Nothing runs it, so nothing is streaming.
+        assert " idle " in browser.get("/tables", **address).words
         page = browser.get("/tables/resnapshot", **table)
         assert "chunk by chunk" in page.words
         assert audit.requests() == []
@@ -244,8 +249,25 @@ def test_tail_shows_each_change_once_from_its_first_moment(
     assert sum(part["rows"] for part in busy if part["kind"] == "skipped") == len(rows) - 2
     monkeypatch.setattr(tail, "ROWS_MAX", 1)
     assert parts(lambda: 0.0)[-1] == {"kind": "end", "why": "rows"}
-    refused = parts(lambda: 0.0, where="no such (")
-    assert [part["kind"] for part in refused] == ["problem"]
+    with pytest.raises(OptionInvalid):
+        parts(lambda: 0.0, where="no such (")
+
+
+def test_streams_are_limited_and_released_when_the_browser_leaves(
+    daemon: ServedLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tail, "_WAIT_SECONDS", 0.02)
+    monkeypatch.setattr(Streams, "__init__", partialmethod(Streams.__init__, count_max=1))
+    with console_of(daemon) as browser:
+        connection = HTTPConnection("127.0.0.1", browser.port, timeout=WAIT_SECONDS_MAX)
+        connection.request("GET", "/tail?follow=1")
+        answer = connection.getresponse()
+        wait_until(lambda: b"nothing new" in answer.readline())
+        refused = browser.get("/history", table="fuzzed.t", key="1")
+        assert "too many people" in refused.words
+        answer.close()
+        connection.close()
+        wait_until(lambda: "insert" in browser.get("/history", table="fuzzed.t", key="1").words)
 
 
 def history_of_table(daemon: ServedLog, table: str) -> list[tuple[str, Any, Any]]:

@@ -22,6 +22,7 @@ from penstock.console.fleet import Fleet
 from penstock.console.pipeline_states import PipelineStates
 from penstock.console.rendering import Renderer
 from penstock.console.sessions import COOKIE, Sessions
+from penstock.console.streams import Streams
 from penstock.console.visit import LANGUAGE_COOKIE, Visit
 from penstock.errors import AccessDenied, AuthenticationFailed, LimitExceeded, PenstockError
 from penstock.model import Secret, is_loopback
@@ -78,6 +79,7 @@ class Console:
         self._states = PipelineStates(settings.stores)
         self._renderer = Renderer(settings.base_path)
         self.sessions = Sessions()
+        self.streams = Streams()
         routes = [
             *(Route(path, self._page(page), methods=["GET"]) for path, page in pages.PAGES.items()),
             *(Route(path, self._action(act), methods=["POST"]) for path, act in actions.ACTIONS.items()),
@@ -115,6 +117,7 @@ class Console:
             renderer=self._renderer,
             fleet=fleet,
             states=self._states,
+            streams=self.streams,
             identity=identity,
             forgery_token=self.sessions.forgery_token(identity),
             account="" if session is None else session.account,

@@ -56,6 +56,8 @@ class Fleet:
             except PenstockError as problem:
                 return problem
 
+        if not self._addresses:
+            return Answers({}, {})
         with ThreadPoolExecutor(min(_ASKED_AT_ONCE_MAX, len(self._addresses))) as pool:
             answers = dict(zip(self._addresses, pool.map(ask, self._addresses), strict=True))
         problems = {url: value for url, value in answers.items() if isinstance(value, PenstockError)}

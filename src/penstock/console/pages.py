@@ -2,6 +2,7 @@
 """The pages. Each answers one question of an operator, from the daemons' and the stores' own answers."""
 
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 from starlette.responses import Response
@@ -10,12 +11,11 @@ from penstock.console.ruler import Mark, draw_ruler
 from penstock.console.tail import ROWS_MAX, tail_changes
 from penstock.console.visit import Visit
 from penstock.errors import AccessDenied, PenstockError
-from penstock.serve.problems import problem_body
 
 # Changes of a row on one page. The newest come first.
 _CHANGES_DEFAULT = 100
 # What needs an operator comes first.
-_TABLE_URGENCY = ("stopped", "loading", "asked", "gone", "streaming")
+_TABLE_URGENCY = ("stopped", "loading", "asked", "gone", "idle", "streaming")
 _URGENCY = ("stopped", "failed", "behind", "held", "retrying", "waiting", "connecting", "opening")
 
 
@@ -167,6 +167,7 @@ def tail(visit: Visit) -> Response:
     wanted: dict[str, Any] = {"tables": table.split() or None, "where": where or None}
     wanted["changes"] = [change] if change else None
     is_asked = bool(url and visit.query("follow"))
+    follow = partial(tail_changes, visit.fleet, url, name, wanted)
     return visit.stream(
         "tail.html",
         choices=choices,
@@ -178,7 +179,7 @@ def tail(visit: Visit) -> Response:
         is_asked=is_asked,
         problems=problems,
         rows_max=ROWS_MAX,
-        changes=map(_with_cells, tail_changes(visit.fleet, url, name, wanted)) if is_asked else iter(()),
+        changes=map(_with_cells, visit.streams.limited(follow)) if is_asked else iter(()),
     )
 
 
@@ -209,7 +210,9 @@ def history(visit: Visit) -> Response:
         "columns": visit.query("columns").split(),
         "limit": int(limit) if limit.isdecimal() and int(limit) else _CHANGES_DEFAULT,
     }
-    changes = _parts(visit, url, name, row) if table and key and url else iter(())
+    changes = (
+        visit.streams.limited(partial(_parts, visit, url, name, row)) if table and key and url else iter(())
+    )
     return visit.stream(
         "history.html",
         choices=choices,
@@ -226,18 +229,15 @@ def history(visit: Visit) -> Response:
 
 
 def _parts(visit: Visit, url: str, name: str, row: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the parts of a history; an error is the last part, because the page has begun."""
+    """Yield the parts of a history that the page shows. Raises the daemon's errors."""
     readers = 0
-    try:
-        for part in visit.fleet.history(url, name, row):
-            if part["kind"] == "readers":
-                readers = len(part["readers"])
-            elif part["kind"] == "change":
-                yield {**part, "cells": _cells(part), "readers": readers}
-            elif part["kind"] != "progress":
-                yield part
-    except PenstockError as problem:
-        yield {"kind": "problem", **problem_body(problem)}
+    for part in visit.fleet.history(url, name, row):
+        if part["kind"] == "readers":
+            readers = len(part["readers"])
+        elif part["kind"] == "change":
+            yield {**part, "cells": _cells(part), "readers": readers}
+        elif part["kind"] != "progress":
+            yield part
 
 
 def _cells(part: dict[str, Any]) -> list[tuple[str, str | None, str | None, bool]]:

@@ -26,7 +26,11 @@ class PipelineRow:
 
 @dataclass(frozen=True)
 class TableRow:
-    """A table of a pipeline. `state` is stopped, loading, asked, streaming or gone; `why` explains it."""
+    """A table of a pipeline; `why` explains its state.
+
+    `state` is stopped, loading, asked (to be read again), gone, streaming, or idle while the pipeline does
+    not run.
+    """
 
     source: str
     table: str
@@ -74,7 +78,8 @@ class PipelineStates:
                 if not request.ended_us
             }
             keys = sorted(known.keys() | progress.loads.keys() | progress.stopped.keys())
-            return [_table_row(key, progress, known.get(key), asked.get(key)) for key in keys]
+            usual = "idle" if state.runner() is None else "streaming"
+            return [_table_row(key, progress, known.get(key), asked.get(key), usual) for key in keys]
 
     def resnapshot(self, number: int, name: str, sink: str, source: str, table: str) -> str:
         """Ask a pipeline to read a table again; return the request's number.
@@ -118,7 +123,11 @@ def _rows_of(number: int, name: str, store: CoordinationStore) -> list[PipelineR
 
 
 def _table_row(
-    key: str, progress: Checkpoint, known: Mapping[str, Any] | None, request: Resnapshot | None
+    key: str,
+    progress: Checkpoint,
+    known: Mapping[str, Any] | None,
+    request: Resnapshot | None,
+    usual: str,
 ) -> TableRow:
     source, table = split_key(key)
     load = progress.loads.get(key)
@@ -132,5 +141,5 @@ def _table_row(
     elif known is not None and known["gone"]:
         state, why = "gone", ""
     else:
-        state, why = "streaming", ""
+        state, why = usual, ""
     return TableRow(source, str(table), state, why, *chunks)

@@ -10,8 +10,6 @@ from typing import Any
 
 from penstock.client.fetch import BatchFrame, PositionFrame
 from penstock.console.fleet import Fleet
-from penstock.errors import PenstockError
-from penstock.serve.problems import problem_body
 
 # A daemon that has nothing to send ends its response after this time; then the viewer may have left.
 _WAIT_SECONDS = 5.0
@@ -30,20 +28,12 @@ def tail_changes(
     wanted: dict[str, Any],
     clock: Callable[[], float] = time.monotonic,
 ) -> Iterator[dict[str, Any]]:
-    """Yield the changes after this moment as parts of the kinds row, skipped, idle, problem and end.
+    """Yield the changes after this moment as parts of the kinds row, skipped, idle and end.
 
     `wanted` has the fields tables, where and changes of the daemon's `changes` call. A skipped part counts
     rows that were left out since the part before it. An idle part says that nothing has arrived for a while.
+    Raises the daemon's errors.
     """
-    try:
-        yield from _tail(fleet, url, instance, wanted, clock)
-    except PenstockError as problem:
-        yield {"kind": "problem", **problem_body(problem)}
-
-
-def _tail(
-    fleet: Fleet, url: str, instance: str, wanted: dict[str, Any], clock: Callable[[], float]
-) -> Iterator[dict[str, Any]]:
     # The place is fixed first: with "latest" each time, changes between two responses would be missing.
     head = fleet.ask_instance(url, instance, "head")["position"]
     start: dict[str, Any] | str = "earliest" if head is None else {"position": head}

@@ -11,6 +11,7 @@ from starlette.responses import RedirectResponse, Response
 from penstock.console.fleet import Fleet
 from penstock.console.pipeline_states import PipelineStates
 from penstock.console.rendering import Renderer
+from penstock.console.streams import Streams
 from penstock.console.words import LANGUAGES
 from penstock.errors import AccessDenied
 
@@ -25,6 +26,7 @@ class Visit:
     renderer: Renderer
     fleet: Fleet
     states: PipelineStates
+    streams: Streams
     identity: str
     forgery_token: str
     account: str

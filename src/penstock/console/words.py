@@ -179,6 +179,7 @@ CHINESE = {
     ),
     "There is no such table any longer.": "该表已不存在。",
     "asked": "已请求",
+    "idle": "未运行",
     "gone": "已不存在",
     "streaming": "同步中",
     "What changes right now?": "此刻有哪些变更？",
