@@ -115,6 +115,15 @@ def test_instance_page_shows_each_reader_and_its_distance(daemon: ServedLog) -> 
     assert page.text.count("orders-cache") >= 3, "in the picture, its table, and the holds"
     assert "<svg" in page.text
     assert str(daemon.log.visible) in page.words
+    assert "1.0 TiB free" in page.words
+
+
+def test_forecast_of_a_full_disk_leaves_the_reserve() -> None:
+    disk: dict[str, int | None] = {"free_bytes": 10_000, "reserved_bytes": 4_000}
+    assert pages._full_in(disk, 100.0) == 60
+    assert pages._full_in(disk | {"reserved_bytes": 20_000}, 100.0) == 0
+    assert pages._full_in(disk, 0.2) is None, "it is idle"
+    assert pages._full_in({"free_bytes": None, "reserved_bytes": None}, 100.0) is None
 
 
 def test_history_page_shows_changes_and_pending_readers(daemon: ServedLog) -> None:

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from penstock.console.ruler import Mark, draw_ruler
 from penstock.console.tail import ROWS_MAX, tail_changes
 from penstock.console.visit import Visit
-from penstock.errors import AccessDenied, PenstockError
+from penstock.errors import PenstockError
 
 # Changes of a row on one page. The newest come first.
 _CHANGES_DEFAULT = 100
@@ -45,11 +45,14 @@ def instance(visit: Visit) -> Response:
     status = visit.fleet.ask_instance(url, name, "status")
     holds: list[dict[str, Any]] = []
     extents: list[dict[str, Any]] = []
+    disk: dict[str, int | None] = {"free_bytes": None, "reserved_bytes": None}
     problem = None
     try:
+        disk = visit.fleet.ask_instance(url, name, "disk")
         holds = visit.fleet.ask_instance(url, name, "holds")["holds"]
         extents = visit.fleet.ask_instance(url, name, "extents")["extents"]
-    except AccessDenied as refusal:
+    except PenstockError as refusal:
+        # The status says most of it, also of a log that is not open.
         problem = refusal
     return visit.render(
         "instance.html",
@@ -58,8 +61,18 @@ def instance(visit: Visit) -> Response:
         holds=holds,
         extents=extents,
         problem=problem,
+        free=disk["free_bytes"],
+        full_in=_full_in(disk, status.get("bytes_per_second")),
         ruler=draw_ruler(_marks(status, holds)),
     )
+
+
+def _full_in(disk: dict[str, int | None], rate: float | None) -> float | None:
+    """Return the seconds until capture pauses for lack of space at the current rate, without retention."""
+    free, reserved = disk["free_bytes"], disk["reserved_bytes"]
+    if free is None or reserved is None or not rate or rate < 1.0:
+        return None
+    return max(free - reserved, 0) / rate
 
 
 def _marks(status: dict[str, Any], holds: list[dict[str, Any]]) -> list[Mark]:

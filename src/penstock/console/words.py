@@ -18,6 +18,7 @@ CHINESE = {
     "Column": "列",
     "Confirmed by all {count} readers that hold the log": "持有日志的全部 {count} 个读者均已确认",
     "Daemon": "守护进程",
+    "Disk": "磁盘",
     "Durable": "已落盘",
     "End of the list.": "列表结束。",
     "Enter the token of an account of penstock.yaml.": "请输入 penstock.yaml 中某个账号的令牌。",
@@ -163,6 +164,8 @@ CHINESE = {
         "{daemon} 未检查任何条件：请在 penstock.yaml 中设置 alerts。"
     ),
     "{reader} holds nothing any longer.": "{reader} 已不再保留任何内容。",
+    "full in {span} at the current rate, if retention removes nothing": "按当前速率且不清理时 {span} 后写满",
+    "{size} free": "剩余 {size}",
     "{span} ago": "{span}前",
     "{span} left": "剩余 {span}",
     "Read it again…": "重新读取…",

@@ -20,6 +20,7 @@ from starlette.types import Send
 from penstock.capture.kept_schemas import give_definition, kept_schemas, settled_schemas
 from penstock.errors import OptionInvalid, PenstockError
 from penstock.logstore.log import Log
+from penstock.logstore.memory_log import MemoryLog
 from penstock.logstore.reader import LogExtent
 from penstock.model import Position, TableName
 from penstock.serve.access import Account, account_of
@@ -49,6 +50,7 @@ def routes(served: Served) -> list[Route]:
         ("GET", f"{_PREFIX}/{{instance}}/extents", _extents),
         ("GET", f"{_PREFIX}/{{instance}}/head", _head),
         ("GET", f"{_PREFIX}/{{instance}}/earliest", _earliest),
+        ("GET", f"{_PREFIX}/{{instance}}/disk", _disk),
         ("GET", f"{_PREFIX}/{{instance}}/locate", _locate),
         ("GET", f"{_PREFIX}/{{instance}}/gtid_set", _gtid_set),
         ("GET", f"{_PREFIX}/{{instance}}/head_bytes", _head_bytes),
@@ -136,6 +138,16 @@ def _extents_of(extents: Iterable[LogExtent]) -> dict[str, Any]:
             for extent in extents
         ]
     }
+
+
+async def _disk(served: Served, request: Request) -> Response:
+    """Return the space on the log's disk; null for a log in memory."""
+    log = log_of(served, request)
+    on_disk = not isinstance(log, MemoryLog)
+    free = await run_in(served.threads.searching, log.disk.free_bytes, log.folder) if on_disk else None
+    return JSONResponse(
+        {"free_bytes": free, "reserved_bytes": log.settings.free_bytes_min if on_disk else None}
+    )
 
 
 async def _head(served: Served, request: Request) -> Response:

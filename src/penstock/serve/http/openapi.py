@@ -52,6 +52,7 @@ _CALLS: tuple[tuple[str, str, str, str, str], ...] = (
     ("get", f"{_INSTANCE}/status", "The status of an instance", "", _JSON),
     ("get", f"{_INSTANCE}/epochs", "The server of each epoch", "", _JSON),
     ("get", f"{_INSTANCE}/extents", "Contiguous byte ranges in the log", "", _JSON),
+    ("get", f"{_INSTANCE}/disk", "The free space on the log's disk", "", _JSON),
     ("get", f"{_INSTANCE}/head", "The end of the last complete transaction", "after timeout listing", _JSON),
     ("get", f"{_INSTANCE}/earliest", "The start of the log", "", _JSON),
     (
