@@ -209,7 +209,10 @@ def test_table_is_requested_again_after_a_page_that_says_what_will_happen(
         closing(PipelineState.open(settings.state, settings.name, "lake")) as lake,
     ):
         # Nothing runs it, so nothing is streaming.
-        assert " idle " in browser.get("/tables", **address).words
+        shown = browser.get("/tables", **address)
+        assert " idle " in shown.words
+        assert "The last batch took" in shown.words
+        assert shown.text.count('<rect class="phase') == 3
         page = browser.get("/tables/resnapshot", **table)
         assert "chunk by chunk" in page.words
         assert audit.requests() == []

@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from penstock.console.ruler import Mark, draw_ruler
+from penstock.console.ruler import Mark, draw_phases, draw_ruler
 from penstock.console.tail import ROWS_MAX, tail_changes
 from penstock.console.visit import Visit
 from penstock.errors import PenstockError
@@ -119,13 +119,17 @@ def pause(visit: Visit) -> Response:
 
 
 def tables(visit: Visit) -> Response:
-    """Which tables are loading, streaming or stopped?"""
+    """Which tables are loading, streaming or stopped, and what takes the time?"""
     if not visit.sees_pipelines:
         visit.prove_admin()
     store, name, sink = _pipeline_of(visit)
     rows = visit.states.tables(store, name, sink)
     rows.sort(key=lambda row: (_TABLE_URGENCY.index(row.state), row.source, row.table))
-    return visit.render("tables.html", rows=rows, store=store, name=name, sink=sink)
+    batch = visit.states.last_batch(store, name, sink)
+    phases = draw_phases(batch.get("phases", {}))
+    return visit.render(
+        "tables.html", rows=rows, batch=batch, phases=phases, store=store, name=name, sink=sink
+    )
 
 
 def resnapshot(visit: Visit) -> Response:

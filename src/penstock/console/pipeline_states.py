@@ -81,6 +81,11 @@ class PipelineStates:
             usual = "idle" if state.runner() is None else "streaming"
             return [_table_row(key, progress, known.get(key), asked.get(key), usual) for key in keys]
 
+    def last_batch(self, number: int, name: str, sink: str) -> dict[str, Any]:
+        """Return the last report of a pipeline's sink. Raises SourceMissing, CoordinationLost."""
+        with self._state(number, name, sink) as state:
+            return state.shown()
+
     def resnapshot(self, number: int, name: str, sink: str, source: str, table: str) -> str:
         """Ask a pipeline to read a table again; return the request's number.
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The position ruler: how far each reader of a log is behind its server, on a logarithmic scale."""
+"""Pictures: how far each reader of a log is behind its server, and what the time of a batch went to."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 WIDTH, HEIGHT_OF_MARK = 960, 26
@@ -54,6 +54,26 @@ def draw_ruler(marks: Sequence[Mark]) -> Ruler:
     ]
     ticks = [(size, _x(size, furthest)) for size in _TICKS if size < furthest]
     return Ruler(placed, ticks, (len(placed) + 2) * HEIGHT_OF_MARK)
+
+
+@dataclass(frozen=True)
+class Phase:
+    """A phase of a batch: its seconds, and its place and width in the picture, in pixels."""
+
+    name: str
+    seconds: float
+    x: float
+    width: float
+
+
+def draw_phases(seconds: Mapping[str, float]) -> list[Phase]:
+    """Place the phases of a batch one after the other; each can be seen, however short it is."""
+    total, x, phases = sum(seconds.values()) or 1.0, 0.0, []
+    for name, spent in seconds.items():
+        width = max(2.0, round(spent / total * WIDTH, 1))
+        phases.append(Phase(name, spent, x, width))
+        x += width
+    return phases
 
 
 def _x(behind: int, furthest: int) -> float:

@@ -171,7 +171,13 @@ CHINESE = {
     "Read it again…": "重新读取…",
     "Read the table again": "重新读取此表",
     "Rows, estimated": "估计行数",
-    "Which tables are loading, streaming or stopped?": "哪些表在加载、同步或已停止？",
+    "Which tables are loading, streaming or stopped, and what takes the time?": (
+        "哪些表在加载、同步或已停止，时间花在哪里？"
+    ),
+    "The last batch took {span}: {rows} rows, {size}.": "最近一批用时 {span}：{rows} 行，{size}。",
+    "run": "读取与写入",
+    "commit": "提交",
+    "record": "记录位点",
     "What happens if this table is read again?": "重新读取此表会怎样？",
     "The pipeline has no tables yet: it never ran.": "管道还没有表：它从未运行。",
     "The pipeline {name} reads {table} chunk by chunk between its batches, while replication continues. A"
