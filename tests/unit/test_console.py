@@ -194,6 +194,25 @@ def test_pipelines_are_shown_paused_and_resumed(daemon: ServedLog, tmp_path: Pat
     assert audit == [("pause pipeline", "notes"), ("resume pipeline", "notes")]
 
 
+def test_overview_shows_the_most_urgent_pipelines_and_links_to_the_others(
+    daemon: ServedLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pages, "_PIPELINES_SHOWN_MAX", 1)
+    url = f"sqlite:///{tmp_path}/states.db"
+    for name in ("another", "broken", "fine"):
+        with closing(PipelineState.open(url, name)) as state:
+            if name == "broken":
+                state.write(state.take())
+                state.show({"state": "failed"})
+            else:
+                state.pause("")
+    with console_of(daemon, stores=(url,)) as browser:
+        shown = browser.get("/")
+    assert "All 3 pipelines" in shown.words
+    assert "broken" in shown.words
+    assert " fine " not in shown.words
+
+
 def test_table_is_requested_again_after_a_page_that_says_what_will_happen(
     daemon: ServedLog, tmp_path: Path
 ) -> None:

@@ -12,6 +12,8 @@ from penstock.console.tail import ROWS_MAX, tail_changes
 from penstock.console.visit import Visit
 from penstock.errors import PenstockError
 
+# The overview shows the pipelines that need an operator most, and links to the others.
+_PIPELINES_SHOWN_MAX = 50
 # Changes of a row on one page. The newest come first.
 _CHANGES_DEFAULT = 100
 # What needs an operator comes first.
@@ -31,7 +33,8 @@ def overview(visit: Visit) -> Response:
     return visit.render(
         "overview.html",
         instances=instances,
-        pipelines=rows,
+        pipelines=rows[:_PIPELINES_SHOWN_MAX],
+        pipeline_count=len(rows),
         alerts=sum(len(answer["alerts"]) for answer in alerts.values.values()),
         daemons=len(visit.fleet.urls),
         problems=statuses.problems | store_problems,

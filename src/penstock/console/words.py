@@ -11,6 +11,7 @@ CHINESE = {
     "After": "变更后",
     "Alert": "告警",
     "Alerts": "告警",
+    "All {count} pipelines": "全部 {count} 个管道",
     "At most": "最多",
     "Before": "变更前",
     "Behind": "落后",
