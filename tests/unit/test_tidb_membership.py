@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The Pumps in a merge follow the registry, and none that may hold transactions is left out."""
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -13,71 +12,27 @@ from penstock.logstore.disk import LocalDisk
 from penstock.tidb.known_pumps import KnownPumps
 from penstock.tidb.membership import DrainerProgress, PumpMembers, Registration
 from penstock.tidb.merge import PulledTransaction
-from penstock.tidb.messages import ETCD_RANGE
 from penstock.tidb.pulling import MergeQueue, PumpReader
 from penstock.tidb.registry import Node, NodeState, Registry
 from tests.support.suite.patience import wait_until
-from tests.support.tidb.cluster import FakeCluster
-
-PUMPS = "/tidb-binlog/v1/pumps/"
-
-
-class _Etcd:
-    """The registry of a cluster, without a connection."""
-
-    def __init__(self) -> None:
-        self.cluster = FakeCluster()
-
-    def call_etcd(self, method: str, request: bytes) -> bytes:
-        answer = self.cluster.range if method == ETCD_RANGE else self.cluster.put
-        return answer(request)
-
-    def put(self, name: str, state: NodeState = NodeState.ONLINE, max_commit_ts: int = 0) -> None:
-        node = Node(name, f"{name}:8250", state, max_commit_ts)
-        self.cluster.keys[PUMPS + name] = json.dumps(node.to_values()).encode()
-
-    def damage(self, name: str) -> None:
-        self.cluster.keys[PUMPS + name] = b"{"
-
-    def delete(self, name: str) -> None:
-        del self.cluster.keys[PUMPS + name]
-
-
-class _Reader:
-    """A reader of a Pump; tests put into the merge what it reads."""
-
-    def __init__(self, address: str) -> None:
-        self.address = address
-        self.problem: str | None = None
-        self.silence: float | None = None
-
-    def start(self) -> None:
-        self.silence = 0.0
-
-    def stop(self) -> None:
-        self.silence = None
-
-    def silent_seconds(self) -> float | None:
-        return self.silence
-
-    def fail(self, problem: str) -> None:
-        self.problem, self.silence = problem, None
+from tests.support.tidb.registered_pumps import MemoryEtcd as Etcd
+from tests.support.tidb.registered_pumps import StandInReader
 
 
 class _Merging:
     """A run of a drainer: its merge, its members, and what it has made durable."""
 
-    def __init__(self, etcd: _Etcd, folder: Path, position: int = 0) -> None:
+    def __init__(self, etcd: Etcd, folder: Path, position: int = 0) -> None:
         self.queue = MergeQueue(position, 1 << 20)
         self.known = KnownPumps(LocalDisk(), folder)
-        self.readers: dict[str, _Reader] = {}
+        self.readers: dict[str, StandInReader] = {}
         self.durable_ts = position
         self.members = PumpMembers(
             Registry(etcd), self.queue, self.known, self._open_reader, lambda: self.durable_ts
         )
 
     def _open_reader(self, pump: str, address: str) -> PumpReader:
-        self.readers[pump] = _Reader(address)
+        self.readers[pump] = StandInReader(address)
         return cast(PumpReader, self.readers[pump])
 
     def send(self, pump: str, commit_ts: int) -> None:
@@ -94,20 +49,20 @@ class _Merging:
 
 
 @pytest.fixture
-def etcd() -> _Etcd:
-    etcd = _Etcd()
+def etcd() -> Etcd:
+    etcd = Etcd()
     etcd.put("first")
     etcd.put("second")
     return etcd
 
 
-Gone = Callable[[_Etcd], None]
+Gone = Callable[[Etcd], None]
 _GONE: list[Gone] = [lambda etcd: etcd.delete("second"), lambda etcd: etcd.damage("second")]
 
 
 @pytest.mark.parametrize("gone", _GONE, ids=["deleted", "unreadable"])
 def test_pump_without_a_readable_entry_holds_back_the_merge_until_it_returns(
-    etcd: _Etcd, tmp_path: Path, gone: Gone
+    etcd: Etcd, tmp_path: Path, gone: Gone
 ) -> None:
     merging = _Merging(etcd, tmp_path)
     merging.members.refresh()
@@ -129,7 +84,7 @@ def test_pump_without_a_readable_entry_holds_back_the_merge_until_it_returns(
 
 @pytest.mark.parametrize("gone", _GONE, ids=["deleted", "unreadable"])
 def test_pump_without_a_readable_entry_is_still_read_while_it_answers(
-    etcd: _Etcd, tmp_path: Path, gone: Gone
+    etcd: Etcd, tmp_path: Path, gone: Gone
 ) -> None:
     merging = _Merging(etcd, tmp_path)
     merging.members.refresh()
@@ -143,7 +98,7 @@ def test_pump_without_a_readable_entry_is_still_read_while_it_answers(
     assert merging.members.stalled_by() == []
 
 
-def test_pump_that_was_deleted_during_a_restart_holds_back_the_merge(etcd: _Etcd, tmp_path: Path) -> None:
+def test_pump_that_was_deleted_during_a_restart_holds_back_the_merge(etcd: Etcd, tmp_path: Path) -> None:
     _Merging(etcd, tmp_path).members.refresh()
     etcd.delete("second")
     merging = _Merging(etcd, tmp_path, position=6)
@@ -157,7 +112,7 @@ def test_pump_that_was_deleted_during_a_restart_holds_back_the_merge(etcd: _Etcd
     assert merging.take() == [8]
 
 
-def test_unreadable_entry_of_an_unknown_pump_holds_back_the_merge(etcd: _Etcd, tmp_path: Path) -> None:
+def test_unreadable_entry_of_an_unknown_pump_holds_back_the_merge(etcd: Etcd, tmp_path: Path) -> None:
     etcd.damage("third")
     merging = _Merging(etcd, tmp_path)
     merging.members.refresh()
@@ -167,7 +122,7 @@ def test_unreadable_entry_of_an_unknown_pump_holds_back_the_merge(etcd: _Etcd, t
     assert merging.is_stalled_by("third", "etcdctl")
 
 
-def test_operator_gives_up_a_deleted_pump_by_deleting_its_file(etcd: _Etcd, tmp_path: Path) -> None:
+def test_operator_gives_up_a_deleted_pump_by_deleting_its_file(etcd: Etcd, tmp_path: Path) -> None:
     merging = _Merging(etcd, tmp_path)
     merging.members.refresh()
     etcd.delete("second")
@@ -178,7 +133,7 @@ def test_operator_gives_up_a_deleted_pump_by_deleting_its_file(etcd: _Etcd, tmp_
     assert _Merging(etcd, tmp_path, 3).known.pumps == ("first",)
 
 
-def test_operator_gives_up_an_offline_pump_by_deleting_its_file(etcd: _Etcd, tmp_path: Path) -> None:
+def test_operator_gives_up_an_offline_pump_by_deleting_its_file(etcd: Etcd, tmp_path: Path) -> None:
     etcd.put("second", NodeState.OFFLINE, max_commit_ts=5)
     merging = _Merging(etcd, tmp_path)
     merging.members.refresh()
@@ -192,7 +147,7 @@ def test_operator_gives_up_an_offline_pump_by_deleting_its_file(etcd: _Etcd, tmp
     assert merging.take() == [3]
 
 
-def test_deleted_file_of_an_online_pump_is_written_again(etcd: _Etcd, tmp_path: Path) -> None:
+def test_deleted_file_of_an_online_pump_is_written_again(etcd: Etcd, tmp_path: Path) -> None:
     merging = _Merging(etcd, tmp_path)
     merging.members.refresh()
     merging.known.path("second").unlink()
@@ -202,7 +157,7 @@ def test_deleted_file_of_an_online_pump_is_written_again(etcd: _Etcd, tmp_path: 
     assert merging.take() == []
 
 
-def test_offline_pump_leaves_only_once_its_last_transactions_are_durable(etcd: _Etcd, tmp_path: Path) -> None:
+def test_offline_pump_leaves_only_once_its_last_transactions_are_durable(etcd: Etcd, tmp_path: Path) -> None:
     merging = _Merging(etcd, tmp_path)
     merging.members.refresh()
     merging.send("second", 5)
@@ -217,7 +172,7 @@ def test_offline_pump_leaves_only_once_its_last_transactions_are_durable(etcd: _
     assert not merging.known.path("second").exists()
 
 
-def test_pump_found_late_is_asked_again_from_there_after_a_crash(etcd: _Etcd, tmp_path: Path) -> None:
+def test_pump_found_late_is_asked_again_from_there_after_a_crash(etcd: Etcd, tmp_path: Path) -> None:
     merging = _Merging(etcd, tmp_path)
     merging.members.refresh()
     etcd.put("third")
@@ -234,7 +189,7 @@ def test_pump_found_late_is_asked_again_from_there_after_a_crash(etcd: _Etcd, tm
         merging.send("third", 5)
 
 
-def test_pump_found_late_that_has_caught_up_is_resumed_at_the_position(etcd: _Etcd, tmp_path: Path) -> None:
+def test_pump_found_late_that_has_caught_up_is_resumed_at_the_position(etcd: Etcd, tmp_path: Path) -> None:
     merging = _Merging(etcd, tmp_path)
     merging.members.refresh()
     etcd.put("third")
@@ -250,7 +205,7 @@ def test_pump_found_late_that_has_caught_up_is_resumed_at_the_position(etcd: _Et
 
 
 def test_pump_is_not_in_the_merge_before_its_file_is_durable(
-    etcd: _Etcd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    etcd: Etcd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: Any) -> None:
         raise DiskFailed("no")
@@ -265,7 +220,7 @@ def test_pump_is_not_in_the_merge_before_its_file_is_durable(
     assert merging.readers.keys() == {"first", "second"}
 
 
-def test_damaged_file_of_a_pump_is_named(etcd: _Etcd, tmp_path: Path) -> None:
+def test_damaged_file_of_a_pump_is_named(etcd: Etcd, tmp_path: Path) -> None:
     merging = _Merging(etcd, tmp_path)
     merging.members.refresh()
     path = merging.known.path("second")
@@ -274,7 +229,7 @@ def test_damaged_file_of_a_pump_is_named(etcd: _Etcd, tmp_path: Path) -> None:
         KnownPumps(LocalDisk(), tmp_path)
 
 
-def test_pump_that_cannot_be_read_is_named_while_nothing_waits_for_it(etcd: _Etcd, tmp_path: Path) -> None:
+def test_pump_that_cannot_be_read_is_named_while_nothing_waits_for_it(etcd: Etcd, tmp_path: Path) -> None:
     merging = _Merging(etcd, tmp_path)
     merging.members.refresh()
     assert merging.members.are_sending()
@@ -288,7 +243,7 @@ def test_pump_that_cannot_be_read_is_named_while_nothing_waits_for_it(etcd: _Etc
 # --- The registration -----------------------------------------------------------------------
 
 
-def _registration(etcd: _Etcd, merging: _Merging, fail: Callable[[Exception], None]) -> Registration:
+def _registration(etcd: Etcd, merging: _Merging, fail: Callable[[Exception], None]) -> Registration:
     node = Node("drainer", "drainer:8249", NodeState.ONLINE)
     registration = Registration(Registry(etcd), merging.members, node, lambda: DrainerProgress(0, 0), fail)
     registration.start()
@@ -304,7 +259,7 @@ def _in_haste(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("_in_haste")
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_defect_while_listing_ends_the_merge(
-    etcd: _Etcd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    etcd: Etcd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     merging = _Merging(etcd, tmp_path)
     registration = _registration(etcd, merging, merging.queue.fail)
@@ -321,7 +276,7 @@ def test_defect_while_listing_ends_the_merge(
 
 @pytest.mark.usefixtures("_in_haste")
 def test_registry_that_does_not_answer_is_named_until_it_does(
-    etcd: _Etcd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    etcd: Etcd, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     merging = _Merging(etcd, tmp_path)
     registration = _registration(etcd, merging, merging.queue.fail)
