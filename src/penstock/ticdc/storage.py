@@ -65,9 +65,9 @@ class ObjectStorage:
 
     def sizes(self) -> dict[str, int]:
         """Return the size of every file."""
-        found = self._ask(lambda: self._files.find(self._root, detail=True))
+        details = self._ask(lambda: self._files.find(self._root, detail=True))
         prefix = f"{self._root}/"
-        return {path.removeprefix(prefix): int(info["size"]) for path, info in found.items()}
+        return {path.removeprefix(prefix): int(file["size"]) for path, file in details.items()}
 
     def read(self, path: str, start: int = 0, bytes_max: int | None = None) -> bytes:
         """Return a file's content from an offset on."""
