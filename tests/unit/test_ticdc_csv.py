@@ -55,6 +55,7 @@ def test_update_is_two_lines() -> None:
 def test_torn_end_is_left_for_the_next_piece() -> None:
     content = line("I") + line("D", updated=True) + line("I", updated=True) + line("D", commit_ts=120)
     whole, _ = rows().read(content)
+    assert len(whole) == 3
     for end in range(len(content)):
         first, taken = rows().read(content[:end])
         assert taken <= end
