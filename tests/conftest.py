@@ -267,6 +267,9 @@ def start_server(pytestconfig: pytest.Config, missing_part: MissingPart) -> Iter
     ) -> Server:
         if flavor not in _flavors(pytestconfig):
             pytest.skip(f"{flavor}: {_LEFT_OUT}")
+        if flavor == "mysql":
+            # A third of the processor time of a start. The shared server keeps it.
+            options.setdefault("performance_schema", False)
         try:
             server = Server(flavor, options, tls=tls, directory=directory)
             servers.append(server)
