@@ -24,7 +24,7 @@ FILES_WITH_HOLLOW_VARIABLES = {
     f"src/penstock/{name}"
     for name in (
         *("client/batch.py", "client/fake.py", "client/flow.py", "client/following.py"),
-        *("client/intake.py", "commit_versions.py", "engine/decode_task.py"),
+        *("client/intake.py", "commit_versions.py"),
         *("errors.py", "pipeline/settings.py", "pipeline/verify/comparison.py"),
         *("pipeline/verify/verify.py", "pipelines.py", "serve/canal/cursor.py", "sinks/sink.py"),
         *("source/kept_stream_log.py", "source/stream_log.py", "source/tracking.py"),

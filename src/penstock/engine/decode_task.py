@@ -139,7 +139,7 @@ class _Work:
             yield from self._chunk(self._work)
             return
         wave: list[Changes] = []
-        place: Position | None = None
+        wave_position: Position | None = None
         seen: set[tuple[str, int]] = set()
         for part in self._parts(self._plan, self._work, self._number, self._note_ends):
             if isinstance(part, frozenset):
@@ -152,9 +152,9 @@ class _Work:
                 continue
             mark = (part.table, part.schema_version)
             # The batches of a wave hold everything between two positions of the log.
-            if part.position != place or mark in seen:
+            if part.position != wave_position or mark in seen:
                 yield from self._wave(wave)
-                wave, place, seen = [], part.position, set()
+                wave, wave_position, seen = [], part.position, set()
             seen.add(mark)
             changes = yield from self._typed(self._work, part)
             if changes is not None:
