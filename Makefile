@@ -60,7 +60,8 @@ demo: setup ## a live server, a busy writer, Delta tables by Spark, and the proo
 	@$(PYTHON) -m tools.servers install host
 	@$(PYTHON) -m demo
 
-package: setup ## build a wheel into dist/ and prove it in a fresh environment without Rust
+package: setup ## build the sdist and wheels into dist/; prove them without Rust, and under qemu
+	@$(PYTHON) tools/requirements.py package | $(PYTHON) -m pip install --quiet -r /dev/stdin
 	$(PYTHON) -m tools.package
 
 clean: ## remove what the other verbs made: builds, caches, .venv

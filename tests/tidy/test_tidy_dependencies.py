@@ -37,10 +37,11 @@ WORK_UNSEEN = {
     "ruff",
     "mypy",
     "pandas",
+    "ziglang",
 }
 
 # Extras for the project's developers.
-FOR_WORK = ("test", "check", "bench")
+FOR_WORK = ("test", "check", "bench", "package")
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 

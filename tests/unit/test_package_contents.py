@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`make package`: a wheel without a part, or for fewer systems than it should run on, is refused."""
+
+import platform
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tools.package.built import _IN_WHEEL, TARGETS, PackageInvalid, check_contents
+
+LINUX = TARGETS["linux-aarch64"]
+
+
+def wheel_in(folder: Path, name: str, files: tuple[str, ...] = _IN_WHEEL) -> Path:
+    """Write a wheel with empty files."""
+    path = folder / name
+    with zipfile.ZipFile(path, "w") as archive:
+        for file in files:
+            archive.writestr(file, "")
+    return path
+
+
+def test_whole_wheel_is_accepted(tmp_path: Path) -> None:
+    check_contents(wheel_in(tmp_path, "penstock-0.1.0-cp311-abi3-manylinux_2_17_aarch64.whl"), LINUX)
+
+
+def test_wheel_without_the_sample_is_refused(tmp_path: Path) -> None:
+    name = "penstock-0.1.0-cp311-abi3-manylinux_2_17_aarch64.whl"
+    wheel = wheel_in(tmp_path, name, tuple(file for file in _IN_WHEEL if "rows.json.gz" not in file))
+    with pytest.raises(PackageInvalid, match=r"lacks penstock/sample/rows\.json\.gz"):
+        check_contents(wheel, LINUX)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "penstock-0.1.0-cp312-cp312-manylinux_2_17_aarch64.whl",
+        "penstock-0.1.0-cp311-abi3-manylinux_2_34_aarch64.whl",
+        "penstock-0.1.0-cp311-abi3-manylinux_2_17_x86_64.whl",
+    ],
+)
+def test_wheel_for_other_systems_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(PackageInvalid, match="is not for every Python"):
+        check_contents(wheel_in(tmp_path, name), LINUX)
+
+
+def test_macos_wheel_never_runs_on_linux(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(platform, "machine", lambda: "arm64")
+    assert not TARGETS["macos-arm64"].runs_here

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Build the source distribution and the wheels into dist/, and prove them; see `main`."""
+
+import argparse
+import platform
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tools.package.built import DIST, TARGETS, PackageInvalid, Target, build, build_source, check_contents
+from tools.package.emulated import check_emulated
+from tools.package.installed import check_installed
+from tools.servers import PartMissing
+
+
+def main(words: list[str] | None = None) -> int:
+    """Build every target whose parts this machine has; return the exit status.
+
+    The wheel of this machine must be built. It runs in an environment without Rust, the wheel of the other
+    Linux under emulation. What was not built or not tried is listed with its reason.
+    """
+    parser = argparse.ArgumentParser(prog="python -m tools.package", description=__doc__)
+    parser.add_argument("--only", choices=sorted(TARGETS), help="build the wheel of one target")
+    only = parser.parse_args(words).only
+    targets = [target for name, target in TARGETS.items() if only in (None, name)]
+    try:
+        source = build_source()
+        print(f"{source.name}: {_megabytes(source)}")
+        for target in targets:
+            _build_and_prove(target)
+    except (PackageInvalid, PartMissing, subprocess.CalledProcessError) as problem:
+        print(problem, file=sys.stderr)
+        return 1
+    return 0
+
+
+def _build_and_prove(target: Target) -> None:
+    """Build a wheel and prove it. Raises PartMissing if the wheel of this machine cannot be built."""
+    try:
+        wheel = build(target)
+    except PartMissing as problem:
+        if target.runs_here:
+            raise
+        print(f"{target.triple}: not built: {problem}")
+        return
+    check_contents(wheel, target)
+    print(f"{wheel.name}: {_megabytes(wheel)}")
+    try:
+        with tempfile.TemporaryDirectory(prefix="penstock-package-") as folder:
+            if target.runs_here:
+                proof = check_installed(wheel, Path(folder))
+            elif target.machine is not None and sys.platform == "linux":
+                proof = check_emulated(wheel, target.machine, Path(folder))
+            else:
+                raise PartMissing(f"a wheel of {target.triple} cannot run on {platform.machine()}")
+    except PartMissing as problem:
+        if target.runs_here:
+            raise
+        proof = f"not tried: {problem}"
+    print(f"  {proof}")
+
+
+def _megabytes(file: Path) -> str:
+    return f"{file.stat().st_size / 1e6:.1f} MB in {DIST.name}/"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
