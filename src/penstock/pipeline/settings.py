@@ -332,9 +332,7 @@ class _Reading:
         try:
             return kind.model_validate({} if value is None else value)
         except ValidationError as invalid:
-            problems = translate_validation_errors(
-                invalid.errors(include_url=False, include_input=False), kind
-            )
+            problems = translate_validation_errors(invalid.errors(include_url=False), kind)
             self._problems += [Problem((*place, *problem.path), problem.message) for problem in problems]
             return None
 

@@ -434,9 +434,7 @@ def load_settings(path: str | Path, environment: Mapping[str, str] | None = None
         accounts = isinstance(document.value, dict) and bool(document.value.get("access"))
         settings = Settings.model_validate(document.value, context={"accounts": accounts})
     except ValidationError as error:
-        problems += translate_validation_errors(
-            error.errors(include_url=False, include_input=False), Settings
-        )
+        problems += translate_validation_errors(error.errors(include_url=False), Settings)
     if problems or settings is None:
         raise refuse(str(path), document, problems)
     return settings

@@ -132,7 +132,10 @@ def _expanded(text: str, value_path: ValuePath, document: Document, environment:
 
 
 def translate_validation_errors(errors: Iterable[Any], root: type[BaseModel]) -> list[Problem]:
-    """Translate pydantic's errors into problems. For an unknown name, suggest the nearest known name."""
+    """Translate pydantic's errors into problems. Suggest the nearest known name or value.
+
+    `errors` may have the inputs. Only those of settings with a few possible values are shown, never a secret.
+    """
     problems: list[Problem] = []
     suggested: set[ValuePath] = set()
     missing: list[ValuePath] = []
@@ -149,11 +152,20 @@ def translate_validation_errors(errors: Iterable[Any], root: type[BaseModel]) ->
                 f"did you mean {matches[0]}?" if matches else f"known here: {', '.join(sorted(known_names))}"
             )
             problems.append(Problem(path, f"unknown; {names}"))
+        elif error["type"] in ("literal_error", "enum"):
+            problems.append(Problem(path, _misfit_choice(error["ctx"]["expected"], error.get("input"))))
         else:
             message = str(error["msg"]).removeprefix("Value error, ")
             problems.append(Problem(path, message[:1].lower() + message[1:]))
     # If a name is missing because it is misspelled, report only the misspelling.
     return problems + [Problem(path, "it is missing") for path in missing if path not in suggested]
+
+
+def _misfit_choice(expected: str, value: Any) -> str:
+    """Return what a setting with a few possible values accepts, and which of them may have been meant."""
+    choices = re.findall(r"'([^']*)'", expected)
+    matches = difflib.get_close_matches(str(value).lower(), choices, n=1, cutoff=0.6)
+    return f"input should be {expected}" + (f"; did you mean {matches[0]}?" if matches else "")
 
 
 def _names_at(model: type[BaseModel], path: ValuePath) -> list[str]:
