@@ -3,12 +3,13 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
 
-from penstock.errors import OptionInvalid
+from penstock.errors import DependencyMissing, OptionInvalid
 from penstock.migrate import ptubes
 from penstock.migrate.output import Migration
 from penstock.migrate.report import Outcome
@@ -107,3 +108,11 @@ def test_sample_has_no_unknown_property(tmp_path: Path) -> None:
 def test_unknown_property_needs_attention(tmp_path: Path) -> None:
     entries = entries_by_name(migrated(tmp_path, "ptubes.reader.of.tomorrow=1\n").report)
     assert entries["ptubes.reader.of.tomorrow"].outcome is Outcome.UNKNOWN
+
+
+def test_reading_zookeeper_without_its_package_names_the_extra(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "kazoo.client", None)
+    with pytest.raises(DependencyMissing, match="kazoo"):
+        migrated(tmp_path, zookeeper="zk:2181")

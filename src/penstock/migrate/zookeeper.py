@@ -3,13 +3,9 @@
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import Self, TypeVar
+from typing import Any, Self, TypeVar
 
-from kazoo.client import KazooClient
-from kazoo.exceptions import KazooException, NoNodeError
-from kazoo.handlers.threading import KazooTimeoutError
-
-from penstock.errors import CoordinationLost
+from penstock.errors import CoordinationLost, DependencyMissing
 
 _ANSWER_SECONDS_MAX = 15.0
 
@@ -17,16 +13,29 @@ _Answer = TypeVar("_Answer")
 
 
 class ZooKeeperTree:
-    """The nodes of an ensemble, `host:port,host:port`. Raises CoordinationLost if none of them answers."""
+    """The nodes of an ensemble, `host:port,host:port`.
+
+    Raises DependencyMissing without kazoo, and CoordinationLost if no host answers.
+    """
 
     def __init__(self, hosts: str) -> None:
+        try:
+            import kazoo.client
+            import kazoo.exceptions
+            import kazoo.handlers.threading
+        except ImportError as missing:
+            raise DependencyMissing(
+                "positions in ZooKeeper need the package kazoo", hint="pip install 'penstock[zookeeper]'"
+            ) from missing
         self._hosts = hosts
-        self._client = KazooClient(hosts=hosts, timeout=_ANSWER_SECONDS_MAX, read_only=True)
+        self._exceptions: Any = kazoo.exceptions
+        self._timed_out: type[Exception] = kazoo.handlers.threading.KazooTimeoutError
+        self._client = kazoo.client.KazooClient(hosts=hosts, timeout=_ANSWER_SECONDS_MAX, read_only=True)
 
     def __enter__(self) -> Self:
         try:
             self._client.start(_ANSWER_SECONDS_MAX)
-        except KazooTimeoutError as problem:
+        except self._timed_out as problem:
             self._client.close()
             raise CoordinationLost(
                 f"ZooKeeper at {self._hosts} does not answer", hint="Check --zookeeper"
@@ -54,9 +63,9 @@ class ZooKeeperTree:
     def _ask(self, path: str, read: Callable[[], _Answer]) -> _Answer | None:
         try:
             return read()
-        except NoNodeError:
+        except self._exceptions.NoNodeError:
             return None
-        except KazooException as problem:
+        except self._exceptions.KazooException as problem:
             raise CoordinationLost(
                 f"ZooKeeper at {self._hosts}: {path}: {type(problem).__name__}", hint="Check --zookeeper"
             ) from problem
