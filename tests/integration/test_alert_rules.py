@@ -108,8 +108,6 @@ SCENARIOS: dict[str, list[Series]] = {
     ],
     "PenstockPipelineFailed": [Series(f'penstock_pipeline_state{{{SINK}, state="failed"}}', 0, 1)],
     "PenstockPipelineRetrying": [Series(f'penstock_pipeline_state{{{SINK}, state="retrying"}}', 0, 1)],
-    # The time of the last report; the clock of these tests begins at 0.
-    "PenstockPipelineSilent": [Series(f"{REPORTED}{{{SINK}}}", 1e6, 0)],
     "PenstockPipelineLagHigh": [Series(f"penstock_pipeline_lag_seconds{{{SINK}}}", 1, 700)],
     "PenstockPipelineSourceAside": [Series(f'penstock_pipeline_source_aside{{{SINK}, source="east"}}', 0, 1)],
     "PenstockPipelineTablesStopped": [Series(f'penstock_pipeline_tables{{{SINK}, state="stopped"}}', 0, 2)],

@@ -81,7 +81,6 @@ def test_metrics_of_a_run_are_its_rows_batches_and_position(tmp_path: Path) -> N
     meter = PipelineMeter()
     settings = notes_pipeline(tmp_path, {"files": {"path": str(tmp_path / "feed")}})
     with publish_metrics(meter.read, address=ANYWHERE, is_ready=meter.is_ready) as address:
-        assert get(address, "/readyz") == (503, "running: failed\n"), "the run has not begun"
         run_here(settings, told=meter.observe)
         status, text = get(address, "/metrics")
         assert get(address, "/readyz") == (200, "running: ok\n")
@@ -112,6 +111,9 @@ def test_sink_that_fails_is_counted_apart_from_the_other(tmp_path: Path) -> None
     assert value(meter, "penstock_pipeline_failures_total", type=kind, **labels) == 1
     assert value(meter, "penstock_pipeline_state", state="failed", **labels | {"sink": "lake"}) == 0
     assert meter.is_ready(), "one sink works"
+    meter.observe({**labels, "sink": "lake", "state": "failed", "error": kind})
+    with publish_metrics(meter.read, address=ANYWHERE, is_ready=meter.is_ready) as address:
+        assert get(address, "/readyz") == (503, "running: failed\n"), "every sink has failed"
 
 
 def test_every_field_of_a_report_is_counted() -> None:
@@ -136,14 +138,15 @@ def test_lag_grows_by_the_clock_unless_everything_is_applied() -> None:
     meter.observe(BATCH)
     clock.now += 5
     assert value(meter, "penstock_pipeline_lag_seconds") == 35
-    meter.observe(WAITING)
-    clock.now += 4
+    # The last batch ended at the end of the log. Nothing is reported while nothing changes.
+    meter.observe(BATCH | {"positions": BATCH["heads"]})
+    clock.now += 604
     assert value(meter, "penstock_pipeline_lag_seconds") == 0
-    # It reports no more: nobody knows what is in the log by now.
-    clock.now += 600
-    assert value(meter, "penstock_pipeline_lag_seconds") == 604
+    # Nobody knows what is in the log while its source fails.
     meter.observe(WAITING | {"state": "retrying", "error": "ConnectionLost"})
     assert value(meter, "penstock_pipeline_lag_seconds") == 604
+    meter.observe(WAITING)
+    assert value(meter, "penstock_pipeline_lag_seconds") == 0
     assert value(meter, "penstock_pipeline_retries_total", type="ConnectionLost") == 1
 
 

@@ -270,10 +270,14 @@ _PIPELINE = (
     ),
     _gauge(
         "pipeline_last_report_timestamp_seconds",
-        "Time of the run's last report; one with nothing to do reports every 5 seconds",
+        "Time of the run's last batch or error",
         *_SINK,
     ),
-    _gauge("pipeline_lag_seconds", "How far the target is behind; 0 if every change is in it", *_SINK),
+    _gauge(
+        "pipeline_lag_seconds",
+        "How far the target is behind; 0 if the last batch ended at the end of the logs",
+        *_SINK,
+    ),
     _gauge("pipeline_position_timestamp_seconds", "Commit time of the last change in the target", *_SINK),
     _gauge(
         "pipeline_binlog_file",

@@ -26,8 +26,6 @@ _STATES = {
     "retrying": "retrying",
     "failed": "failed",
 }
-# A run with nothing to do reports every 5 seconds. One that is silent for longer may no longer be at the end.
-_CAUGHT_UP_SECONDS = 15.0
 _STAGES = ("read", "loaded", "written", "outdated")
 
 
@@ -85,9 +83,10 @@ class PipelineMeter:
             meter.sources_aside = frozenset(report.get("sources_aside", {}))
 
     def is_ready(self) -> bool:
-        """Return whether the run has begun, and not every sink has failed."""
+        """Return whether not every sink has failed. A run with nothing to do reports nothing."""
         with self._lock:
-            return any(meter.state != "failed" for meter in self._sinks.values())
+            states = [meter.state for meter in self._sinks.values()]
+        return not states or any(state != "failed" for state in states)
 
     def read(self, readings: Readings) -> None:
         """Add the metrics of every sink."""
@@ -155,12 +154,15 @@ def _read_sink(readings: Readings, meter: _SinkMeter, now: float, **labels: str)
 
 
 def _lag(meter: _SinkMeter, now: float) -> float | None:
-    """Return how far the target is behind; a run that no longer reports falls behind by the clock."""
+    """Return how far the target is behind: 0 if the last batch ended at the end of the logs.
+
+    The next change begins another batch, and a source that fails is reported, so silence means no change.
+    """
     reached = max(meter.applied or 0.0, meter.caught_up or 0.0)
     if not reached:
         return None
     is_caught_up = meter.caught_up is not None and meter.caught_up >= (meter.applied or 0.0)
-    if is_caught_up and now - reached < _CAUGHT_UP_SECONDS and meter.state != "retrying":
+    if is_caught_up and meter.state in ("running", "waiting"):
         return 0.0
     return max(0.0, now - reached)
 
