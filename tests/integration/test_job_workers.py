@@ -124,6 +124,5 @@ def test_pipeline_survives_its_process_and_its_worker(
         wait_until(lambda: not Path(f"/proc/{third['process']}").exists())
         jobs.run("jobs", "resume", "orders")
         jobs.wait_for("orders", state="running")
-        wait_until_written(4)
         jobs.run("jobs", "delete", "orders")
         wait_until(lambda: not jobs.run("jobs", "list"))
