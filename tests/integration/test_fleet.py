@@ -52,7 +52,7 @@ class Fleet:
 
     def status(self, *words: str) -> dict[str, Any]:
         """Return the output of `penstock fleet status --json` about the fleet that words name."""
-        done = CliRunner().invoke(make_app("fleet"), ["fleet", "status", *words, "--json"])
+        done = CliRunner().invoke(make_app(), ["fleet", "status", *words, "--json"])
         assert done.exit_code == 0, done.output
         shown: dict[str, Any] = json.loads(done.stdout)
         return shown

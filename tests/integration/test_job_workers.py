@@ -49,7 +49,7 @@ class Jobs:
 
     def run(self, *words: str) -> str:
         """Run a command about the fleet, and return its output."""
-        done = CliRunner().invoke(make_app(words[0]), [*words, "--coordination", self.coordination])
+        done = CliRunner().invoke(make_app(), [*words, "--coordination", self.coordination])
         assert done.exit_code == 0, done.output
         return done.stdout
 

@@ -17,6 +17,7 @@ import pytest
 
 from penstock.limits import WAIT_SECONDS_DEFAULT
 from penstock.limits import WAIT_SECONDS_MAX as NEWS_SECONDS_MAX
+from penstock.serve.http import fleet
 from penstock.serve.listener import make_app
 from penstock.serve.ports import Ports
 from penstock.serve.served import Arrivals, Served
@@ -525,18 +526,18 @@ def test_fifty_readers_at_the_head_receive_the_same_rows(shop: Shop) -> None:
 
 
 def requests_of(daemon: DaemonProcess, subscriber: str) -> int:
-    shown = daemon.get("/v1/subscribers")["subscribers"]
-    return sum(one["requests"] for one in shown if one["subscriber"] == subscriber)
+    listed = daemon.get("/v1/subscribers")["subscribers"]
+    return sum(client["requests"] for client in listed if client["subscriber"] == subscriber)
 
 
 def test_openapi_description_lists_exactly_the_routes(shop: Shop) -> None:
     described = shop.daemon.get("/v1/openapi.json")
     moved_rows = {(method.upper(), path) for path, calls in described["paths"].items() for method in calls}
     served = Served({}, Arrivals())
-    routes = make_app(served, {}, Telemetry(served, Ports({})).routes()).routes
+    more = Telemetry(served, Ports({})).routes() + fleet.routes(None, served.threads.reporting)
     there = {
         (method, route.path)  # type: ignore[attr-defined]
-        for route in routes
+        for route in make_app(served, {}, more).routes
         for method in route.methods - {"HEAD"}  # type: ignore[attr-defined]
     }
     assert moved_rows == there

@@ -144,10 +144,10 @@ def test_apply_refuses_a_state_that_depends_on_the_host(tmp_path: Path) -> None:
     words = ["apply", str(file), "--coordination", f"sqlite://{tmp_path}/coordination.db"]
     for state in ("", "state: sqlite:state.db\n"):
         file.write_text(f"{state}source: mysql://u@h\n")
-        refused = CliRunner().invoke(make_app("apply"), words)
+        refused = CliRunner().invoke(make_app(), words)
         assert refused.exit_code == 2, refused.output
     file.write_text("state: sqlite:///var/lib/penstock/state.db\nsource: mysql://u@h\n")
-    assert CliRunner().invoke(make_app("apply"), words).stdout == "orders: version 1\n"
+    assert CliRunner().invoke(make_app(), words).stdout == "orders: version 1\n"
 
 
 @pytest.mark.parametrize("name", ["../etc", "", ".hidden", "a b", "a/b"])

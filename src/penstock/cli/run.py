@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -68,8 +69,7 @@ def run(
 ) -> None:
     """Load a pipeline's tables, then apply their changes to its sink until SIGTERM."""
     if schema:
-        json.dump(json_schema(), sys.stdout, indent=2)
-        sys.stdout.write("\n")
+        typer.echo(json.dumps(json_schema(), indent=2))
         return
     if file is None:
         raise OptionInvalid("no pipeline is named", hint="Run: penstock run pipeline.yaml")
@@ -87,18 +87,12 @@ def run(
         refuse_paused(settings, paused, until_caught_up=until is not None)
         return
     summary = _Summary(file)
-    report_line = _print_line if as_json else summary.add
     stop = threading.Event()
+    report_line = _print_line if as_json else summary.add
     with stopped_by_signals(stop.set), _metered(metrics, otlp, report_line) as report:
         driver: Driver = LocalDriver() if local else _spark_driver(settings, master)
-        run_of(
-            settings,
-            driver,
-            until_caught_up=until is not None,
-            stop=stop,
-            report=report,
-            standby=standby,
-        ).run()
+        run = partial(run_of, until_caught_up=until is not None, report=report, standby=standby)
+        run(settings, driver, stop=stop).run()
     if not as_json:
         # On standard output, a sink may have written rows.
         typer.echo(summary.text(settings.name, "stopped" if stop.is_set() else "caught up"), err=True)

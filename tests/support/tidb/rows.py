@@ -4,7 +4,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock.tidb.messages import encode, varint
+from penstock.protobuf import encode, varint
 
 INT, TIMESTAMP, VARCHAR = 3, 7, 15
 NOT_NULL, PRIMARY_KEY = 1, 2
