@@ -228,7 +228,9 @@ class DaemonClient:
                     self.url = self._configured_url
                     raise
                 scheme = self._configured_url.partition("://")[0]
-                self.url = self._followed_url = f"{scheme}://{problem.address}"
+                self.url = f"{scheme}://{problem.address}"
+                if self.url != self._configured_url:
+                    self._followed_url = self.url
         self.url = self._configured_url
         raise ServerBusy(
             f"{self.url} and other members of its fleet each name another one for {self._path}",
