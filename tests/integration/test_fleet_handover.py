@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from penstock.capture.run import Capture
+from penstock.capture.status import State
 from penstock.coordinate.backends.memory import MemoryStore
 from penstock.coordinate.lease import Lease
 from penstock.daemon import make_capture
@@ -28,6 +29,7 @@ from tests.support.capture.captured_log import (
     rotate,
     settings_of,
     wait_for_position,
+    wait_for_state,
 )
 from tests.support.capture.replicas import gtids_executed, replica_of
 from tests.support.suite.fixture_types import FreshDatabase, StartServer
@@ -60,6 +62,8 @@ class Hosts:
         capture = tenure.capture
         assert capture is not None
         try:
+            # An empty log begins at the server's end, so nothing may be written before.
+            wait_for_state(capture, State.RUNNING)
             yield capture, tenure
         finally:
             tenure.leave("the test hands over", lambda: None)

@@ -229,8 +229,9 @@ class CaptureTenure(CaptureLease):
         capture = self._capture
         try:
             if capture is not None:
-                capture.stop()
+                # Once stopped, the capture closes its log. Later bytes are read from the server again.
                 self._record_end()
+                capture.stop()
         finally:
             self._release(capture)
             self._left.set()
