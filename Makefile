@@ -10,7 +10,7 @@ VENV := $(CURDIR)/.venv
 PYTHON := $(VENV)/bin/python
 STAMPS := $(VENV)/stamps
 EXTRAS := spark spark-connect delta iceberg postgres clickhouse redis mongodb elasticsearch kafka steps tier \
-  zookeeper tidb otlp test check bench
+  zookeeper tidb otlp console test check bench
 RUST_SOURCES := $(shell find native -type f -not -name '*.md') Cargo.toml Cargo.lock
 export VIRTUAL_ENV := $(VENV)
 export PATH := $(VENV)/bin:$(HOME)/.cargo/bin:$(PATH)

@@ -343,9 +343,11 @@ def test_capture_pauses_while_the_disk_is_full(
         wait_for(capture, lambda status: status.lag_bytes == 0)
         log = capture.log()
         log.settings = log.settings.model_copy(update={"free_bytes_min": 1 << 60})
-        # The server continues, and its head is queried while no data arrives.
+        # The server continues, and its head is queried while no data arrives. What came before the capture
+        # asked for the free space again is in the log.
         write(mariadb_server, database, 3)
         wait_for_state(capture, State.HELD)
+        write(mariadb_server, database, 3)
         wait_for(capture, lambda status: capture.measure_lag() or bool(status.lag_bytes))
         log.settings = settings.log_of("shop")
         wait_for_position(capture, head_of(mariadb_server))
@@ -377,7 +379,8 @@ def test_empty_log_starts_at_the_configured_position(
             wait_for_position(capture, head_of(server))
             log = capture.log()
             assert log.earliest() == head
-            assert log.gtid_set(head) == gtid_set
+            # Other tests of the server may have written with another server id.
+            assert str(GtidSet.parse(log.gtid_set(head)).position()) == gtid_set
         assert_equal_to_server(tmp_path / str(number) / "shop", server, head)
     with capturing(settings_of(tmp_path / "latest", server.url())) as capture:
         wait_for_state(capture, State.RUNNING)

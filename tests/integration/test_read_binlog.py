@@ -15,6 +15,7 @@ import pytest
 import zstandard
 
 import penstock
+from penstock._native import GtidSet
 from penstock.errors import OptionInvalid, PositionInvalid, PositionPurged
 from penstock.model import Position, TableSchema
 from penstock.source.reading import Selection, read_range
@@ -274,7 +275,8 @@ def test_gtid_sets_before_a_position_equal_the_servers(written: Written) -> None
     paths = [str(path) for path in written.files]
     files, live = (open_source(SourceOptions.parse(source)) for source in (paths, written.server.url()))
     assert files.gtid_set(written.middle) == live.gtid_set(written.middle)
-    assert live.gtid_set(live.head()) == gtids_of(written.server)
+    # Other tests of the server may have written with another server id.
+    assert str(GtidSet.parse(live.gtid_set(live.head())).position()) == gtids_of(written.server)
     live.close()
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from penstock._native import GtidSet
 from penstock.model import Position
 from tests.support.capture.captured_log import assert_equal_to_server, head_of, rotate
 from tests.support.daemon.process import PENSTOCK, ROOT, DaemonProcess, Refused
@@ -103,7 +104,9 @@ def test_positions_are_located(
     after = insert(mariadb_server, table, 2)
     daemon.wait_for_head(after.file, after.offset)
     assert shop(daemon, "earliest") == {"position": str(start)}
-    assert shop(daemon, "gtid_set", position=str(before)) == {"gtid_set": gtid_set}
+    logged = shop(daemon, "gtid_set", position=str(before))["gtid_set"]
+    # Other tests of the server may have written with another server id.
+    assert str(GtidSet.parse(logged).position()) == gtid_set
     located = Position.parse(shop(daemon, "locate", gtid_set=gtid_set)["position"])
     assert start <= located <= before
     located = Position.parse(shop(daemon, "locate", time_us=time.time_ns() // 1000 + 10**9)["position"])
