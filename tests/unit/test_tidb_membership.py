@@ -18,6 +18,8 @@ from tests.support.suite.patience import wait_until
 from tests.support.tidb.registered_pumps import MemoryEtcd as Etcd
 from tests.support.tidb.registered_pumps import StandInReader
 
+PUMPS = ("first", "second")
+
 
 class _Merging:
     """A run of a drainer: its merge, its members, and what it has made durable."""
@@ -27,11 +29,13 @@ class _Merging:
         self.known = KnownPumps(LocalDisk(), folder)
         self.readers: dict[str, StandInReader] = {}
         self.durable_ts = position
+        self.members_at_open: dict[str, set[str]] = {}
         self.members = PumpMembers(
             Registry(etcd), self.queue, self.known, self._open_reader, lambda: self.durable_ts
         )
 
     def _open_reader(self, pump: str, address: str) -> PumpReader:
+        self.members_at_open[pump] = {name for name in PUMPS if self.queue.reached(name) is not None}
         self.readers[pump] = StandInReader(address)
         return cast(PumpReader, self.readers[pump])
 
@@ -51,8 +55,8 @@ class _Merging:
 @pytest.fixture
 def etcd() -> Etcd:
     etcd = Etcd()
-    etcd.put("first")
-    etcd.put("second")
+    for pump in PUMPS:
+        etcd.put(pump)
     return etcd
 
 
@@ -202,6 +206,12 @@ def test_pump_found_late_that_has_caught_up_is_resumed_at_the_position(etcd: Etc
     merging = _Merging(etcd, tmp_path, position=7)
     merging.members.refresh()
     assert merging.queue.positions() == {"first": 7, "second": 7, "third": 7}
+
+
+def test_all_pumps_join_the_merge_before_the_first_is_read(etcd: Etcd, tmp_path: Path) -> None:
+    merging = _Merging(etcd, tmp_path)
+    merging.members.refresh()
+    assert merging.members_at_open == {pump: set(PUMPS) for pump in PUMPS}
 
 
 def test_pump_is_not_in_the_merge_before_its_file_is_durable(

@@ -69,11 +69,13 @@ class PumpMembers:
             joined_at = position if self._listed_at is None else self._listed_at
             self._report_changes(listing)
             self._leave_discarded(listing)
-            for node in listing.nodes.values():
-                self._update(node, joined_at)
+            # All join before the first is read: alone, it would take the merge past what the others have.
+            members = [node for node in listing.nodes.values() if self._is_member(node, joined_at)]
             for pump in {*self._known.pumps, *listing.unreadable} - listing.nodes.keys():
                 # Without an address it cannot be read, so it holds back the merge.
                 self._join(pump, joined_at)
+            for node in members:
+                self._read(node)
             for pump in self._known.pumps:
                 if self._known.is_behind(pump) and (self._queue.reached(pump) or 0) >= position:
                     self._known.put(pump, None)
@@ -81,7 +83,8 @@ class PumpMembers:
             self._listed_at = position
             self._queue.forget_before(position)
 
-    def _update(self, node: Node, joined_at: int) -> None:
+    def _is_member(self, node: Node, joined_at: int) -> bool:
+        """Let a Pump join the merge, or leave it if it is offline. Return whether it is to be read."""
         pump = node.node_id
         if node.state is NodeState.OFFLINE:
             reached = self._queue.reached(pump)
@@ -91,28 +94,32 @@ class PumpMembers:
                 # Until its last transactions are durable, a restart has to read them again.
                 if reached <= self._durable_ts():
                     self._leave(pump, reached)
-                return
+                return False
         self._left.pop(pump, None)
+        self._join(pump, joined_at)
+        return True
+
+    def _read(self, node: Node) -> None:
+        """Read a member at the address that it has now."""
+        pump = node.node_id
         reader = self._readers.get(pump)
         if reader is not None and reader.address != node.host:
             reader.stop()
             reader = None
         if reader is None:
-            after = self._join(pump, joined_at)
+            after = self._queue.reached(pump)
             _log.info("a pump is read", pump=pump, address=node.host, state=str(node.state), after=after)
             reader = self._readers[pump] = self._open_reader(pump, node.host)
             reader.start()
 
-    def _join(self, pump: str, joined_at: int) -> int:
-        """Add a Pump to the merge, and return after what it has to send. Raises DiskFailed, LogFull."""
-        reached = self._queue.reached(pump)
-        if reached is None:
+    def _join(self, pump: str, joined_at: int) -> None:
+        """Add a Pump to the merge if it is not in it. Raises DiskFailed, LogFull."""
+        if self._queue.reached(pump) is None:
             position = self._queue.position()
             after = self._known.after(pump, position) if pump in self._known.pumps else joined_at
             # A restart before the Pump has caught up begins there again.
             self._known.put(pump, after if after < position else None)
-            reached = self._queue.join(pump, after)
-        return reached
+            self._queue.join(pump, after)
 
     def _leave(self, pump: str, reached: int) -> None:
         if self._queue.reached(pump) is not None:
