@@ -62,6 +62,15 @@ def test_torn_end_is_left_for_the_next_piece() -> None:
         assert first + rows().read(content[taken:])[0] == whole
 
 
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("value", ["a" * 1000, '""' * 1000, 'a""' * 1000])
+def test_long_value_without_its_end_is_left_for_the_next_piece(value: str) -> None:
+    start = line("I", f'1,"{value}').removesuffix(b"\r\n")
+    assert rows().read(start) == ([], 0)
+    (row,), _ = rows().read(start + rb'",\N,\N' + b"\r\n")
+    assert row.after == (b"1", value.replace('""', '"').encode(), None, None)
+
+
 def test_separators_and_encodings_are_those_of_the_settings() -> None:
     content = b"'I'|'t'|'shop'|110|false|1|1|'it''s'|'00ff'|NULL\n"
     settings = {"delimiter": "|", "quote": "'", "null": "NULL", "binary": "hex", "output_handle_key": True}

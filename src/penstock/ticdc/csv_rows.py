@@ -46,9 +46,10 @@ class CsvRows:
         self._heads = 6 if settings.output_handle_key else 5
         delimiter, quote = re.escape(settings.delimiter.encode()), re.escape(settings.quote.encode())
         self._quote = settings.quote.encode()
+        # Only one way leads through a quoted value, so the time for one without an end grows with its length.
+        quoted = b"[^%b]*(?:%b%b[^%b]*)*" % (quote, quote, quote, quote)
         self._field = re.compile(
-            rb"(?:%b((?:[^%b]+|%b%b)*)%b|([^%b%b\r\n]*))(%b|\r?\n)"
-            % (quote, quote, quote, quote, quote, quote, delimiter, delimiter)
+            rb"(?:%b(%b)%b|([^%b%b\r\n]*))(%b|\r?\n)" % (quote, quoted, quote, quote, delimiter, delimiter)
         )
 
     def read(self, content: bytes) -> tuple[list[RowChange], int]:
