@@ -54,3 +54,10 @@ def test_impossible_settings_are_refused(tmp_path: Path, settings: str, problem:
     with pytest.raises(OptionInvalid) as refused:
         _load(tmp_path, f"instances: {{shop: {settings}}}")
     assert problem in str(refused.value)
+
+
+@pytest.mark.parametrize("source", ["tidb://pd1", "ticdc+file:///changes"])
+def test_tidb_instance_is_refused_in_a_fleet(tmp_path: Path, source: str) -> None:
+    fleet = "coordination: 'memory://fleet', fleet: {member: a}"
+    with pytest.raises(OptionInvalid, match="fleet: shop is a TiDB cluster"):
+        _load(tmp_path, f"{{{fleet}, instances: {{shop: {{source: '{source}'}}}}}}")

@@ -384,7 +384,8 @@ class Settings(Section):
         if self.coordination is None:
             raise ValueError("fleet: set coordination to the store that all members use")
         for name, instance in self.instances.items():
-            if instance.is_tidb:
+            # A log of either has positions of its own, which mean nothing in the log of another member.
+            if instance.is_tidb or instance.is_ticdc:
                 raise ValueError(f"fleet: {name} is a TiDB cluster, which a daemon without fleet captures")
         return self
 
