@@ -10,7 +10,7 @@ import pytest
 
 from penstock.errors import OptionInvalid
 from penstock.migrate.bifrost import migrate_bifrost
-from penstock.migrate.output import Migration
+from penstock.migrate.output import Migration, SecretsIn
 from penstock.migrate.report import Outcome
 from penstock.pipeline.settings import PipelineSettings, load_pipeline
 from tests.support.migrate.samples import ORIGINALS
@@ -140,3 +140,38 @@ def test_target_without_a_sink_needs_attention(tmp_path: Path) -> None:
     migration = migrated(tmp_path / "new", use_memcache)
     assert {"PluginName", "ConnUri"} <= {entry.name for entry in migration.report.attention}
     assert pipeline(tmp_path / "new", "queue").sink.kind == "stdout"
+
+
+@pytest.mark.parametrize(
+    ("names", "target"),
+    [(("订单", "库存"), "warehouse"), (("shop-eu", "shop"), "eu-warehouse")],
+    ids=["other letters", "hyphens"],
+)
+def test_data_sources_whose_pipelines_have_one_name_are_refused(
+    tmp_path: Path, names: tuple[str, str], target: str
+) -> None:
+    def add_source(document: Any) -> None:
+        shop = document["DbInfo"].pop("shop")
+        document["ToServer"][target] = document["ToServer"]["warehouse"]
+        document["DbInfo"] = {name: json.loads(json.dumps(shop)) for name in names}
+        for table in document["DbInfo"][names[1]]["TableMap"].values():
+            table["ToServerList"][0]["ToServerKey"] = target
+
+    with pytest.raises(OptionInvalid, match="pipeline of the same name"):
+        migrated(tmp_path / "new", add_source)
+
+
+@pytest.mark.parametrize("secrets_in", ["file", "env"])
+def test_source_and_target_with_one_name_and_different_secrets_are_refused(secrets_in: SecretsIn) -> None:
+    migration = Migration("bifrost", secrets_in)
+    first = migration.secret("password", "shop-eu.password", "one")
+    assert migration.secret("password", "shop-eu.password", "one") == first
+    with pytest.raises(OptionInvalid, match="two different secrets"):
+        migration.secret("password", "shop-eu.password", "two")
+
+
+def test_variables_of_different_secrets_with_one_name_are_refused() -> None:
+    migration = Migration("canal", "env")
+    migration.secret("password", "shop-1.password", "one")
+    with pytest.raises(OptionInvalid, match="SHOP_1_PASSWORD"):
+        migration.secret("password", "shop_1.password", "two")

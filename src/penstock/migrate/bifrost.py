@@ -100,7 +100,13 @@ def _add_source(
                 hint="Export the configuration again",
             )
         start = _start(source, properties, pipeline.positions)
-        full_name = re.sub(r"[^0-9A-Za-z_.-]", "_", f"{name}-{target_name}").lstrip(".-")
+        full_name = _file_name(f"{name}-{target_name}").lstrip(".-")
+        if f"{full_name}.yaml" in migration.pipelines:
+            raise OptionInvalid(
+                f"DbInfo {name} to {target_name}: another data source and target give a pipeline of the same "
+                f"name, {full_name}",
+                hint="Rename the data source or the target in Bifrost, and export again",
+            )
         document: dict[str, Any] = {
             "name": full_name,
             "source": {**server, "tables": pipeline.tables}
@@ -116,6 +122,11 @@ def _add_source(
         migration.pipelines[f"{full_name}.yaml"] = document
 
 
+def _file_name(name: str) -> str:
+    """Return a name with `_` for what the names of pipelines and sources cannot have."""
+    return re.sub(r"[^0-9A-Za-z_.-]", "_", name)
+
+
 def _server(migration: Migration, name: str, properties: OriginalProperties) -> dict[str, Any]:
     match = _DSN.match(properties.get("ConnectUri"))
     if match is None:
@@ -124,7 +135,7 @@ def _server(migration: Migration, name: str, properties: OriginalProperties) -> 
             hint="It is user:password@tcp(host:3306)/mysql",
         )
     host = match["host"] if ":" in match["host"] else f"{match['host']}:3306"
-    server: dict[str, Any] = {"url": f"mysql://{host}", "name": re.sub(r"[^0-9A-Za-z_.-]", "_", name)}
+    server: dict[str, Any] = {"url": f"mysql://{host}", "name": _file_name(name)}
     if match["user"]:
         server["user"] = match["user"]
     server |= migration.secret("password", f"{server['name']}.password", match["password"] or "")

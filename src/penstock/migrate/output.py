@@ -75,14 +75,20 @@ class Migration:
         """Keep a secret outside the settings, and return the setting that refers to it; {} if it is empty.
 
         `setting` is the name of the setting without `_file`, `name` the name of the file or variable.
+        Raises OptionInvalid if another secret has the name already.
         """
         if not value:
             return {}
-        if self.secrets_in == "env":
-            variable = "".join(letter if letter.isalnum() else "_" for letter in name).upper()
-            self._secrets[variable] = Secret(value)
-            return {setting: Variable(variable)}
-        self._secrets[name] = Secret(value)
+        in_variable = self.secrets_in == "env"
+        if in_variable:
+            name = "".join(letter if letter.isalnum() else "_" for letter in name).upper()
+        if self._secrets.setdefault(name, Secret(value)).reveal() != value:
+            raise OptionInvalid(
+                f"two different secrets of the original would both be named {name}",
+                hint="Rename one of the instances, data sources or targets that have them, and migrate again",
+            )
+        if in_variable:
+            return {setting: Variable(name)}
         return {f"{setting}_file": FolderPath(f"{_SECRETS_FOLDER}/{name}")}
 
     @property
