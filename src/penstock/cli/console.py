@@ -12,11 +12,15 @@ from penstock.errors import OptionInvalid
 from penstock.pipeline.settings import place_of_state
 from penstock.settings.listen import split_host_port
 
+_NO_DAEMON = "none"
+
 
 def run(
     daemon: Annotated[
         list[str] | None,
-        typer.Option(help="A daemon's URL; repeat it for others. Default: http://127.0.0.1:7070."),
+        typer.Option(
+            help="A daemon's URL; repeat it for others. Default: http://127.0.0.1:7070; none for no daemon."
+        ),
     ] = None,
     config: Annotated[
         Path | None, typer.Option(help="A daemon's settings file, which provides its address.")
@@ -44,7 +48,7 @@ def run(
     if base_path and (not base_path.startswith("/") or base_path.endswith("/")):
         raise OptionInvalid(f"--base-path {base_path} is not usable", hint="Write it as /penstock")
     urls: list[str | None] = [*daemon] if daemon else [] if config is not None else [None]
-    addresses = [daemon_address("all", url, None) for url in urls]
+    addresses = [daemon_address("all", url, None) for url in urls if url != _NO_DAEMON]
     if config is not None:
         addresses.insert(0, daemon_address("all", None, config))
     stores = [

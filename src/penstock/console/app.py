@@ -18,6 +18,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.console import actions, pages
+from penstock.console.entrance import Entrance
 from penstock.console.fleet import Fleet
 from penstock.console.pipeline_states import PipelineStates
 from penstock.console.rendering import Renderer
@@ -78,6 +79,7 @@ class Console:
         self._settings = settings
         self._states = PipelineStates(settings.stores)
         self._renderer = Renderer(settings.base_path)
+        self._entrance = Entrance(settings.daemons)
         self.sessions = Sessions()
         self.streams = Streams()
         routes = [
@@ -101,16 +103,20 @@ class Console:
         """Return a visit with the rights of its user. Raises AuthenticationFailed without a login."""
         identity = request.cookies.get(COOKIE, "")
         session = self.sessions.get(identity) if identity else None
-        token = None if session is None else session.token
-        fleet = Fleet(self._settings.daemons, token)
-        accounts = fleet.ask_all("account") if self._settings.daemons else None
-        refusals = [] if accounts is None else list(accounts.problems.values())
-        if session is None and not self._settings.is_private:
-            raise AuthenticationFailed("log in with the token of an account")
-        if any(isinstance(problem, AuthenticationFailed) for problem in refusals):
-            raise AuthenticationFailed("log in with the token of an account")
-        answered = [] if accounts is None else list(accounts.values.values())
-        is_admin = bool(accounts is None or answered) and all(account["admin"] for account in answered)
+        if session is None:
+            accounts = self._entrance.ask()
+            self._entrance.prove_open()
+            if not self._settings.is_private:
+                raise AuthenticationFailed("log in with the token of an account")
+            fleet, unknown = Fleet(self._settings.daemons, None), self._entrance.unknown
+            is_admin = not unknown and all(account["admin"] for account in accounts.values.values())
+        else:
+            fleet, unknown = Fleet(self._settings.daemons, session.token), ()
+            accounts = fleet.ask_all("account")
+            if any(isinstance(problem, AuthenticationFailed) for problem in accounts.problems.values()):
+                raise AuthenticationFailed("log in with the token of an account")
+            answered = accounts.values.values()
+            is_admin = bool(answered) and all(account["admin"] for account in answered)
         identity = identity or self.sessions.new_id()
         return Visit(
             request=request,
@@ -122,8 +128,7 @@ class Console:
             forgery_token=self.sessions.forgery_token(identity),
             account="" if session is None else session.account,
             is_admin=is_admin,
-            # Without credentials, everybody on this machine may look, also while no daemon answers.
-            sees_pipelines=is_admin or session is None,
+            unknown_daemons=unknown,
             base_path=self._settings.base_path,
         )
 
@@ -187,7 +192,7 @@ class Console:
     def _open_session(self, text: str) -> str:
         """Return the identity of a new session. Raises AuthenticationFailed, AccessDenied, QuotaReached."""
         self.sessions.prove_may_try()
-        anonymous = Fleet(self._settings.daemons, None).ask_all("account")
+        anonymous = self._entrance.ask()
         if anonymous.values:
             # Such a daemon would accept any token.
             raise AccessDenied(

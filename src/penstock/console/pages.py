@@ -28,7 +28,7 @@ def overview(visit: Visit) -> Response:
         {"daemon": url, **status} for url, answer in statuses.values.items() for status in answer["instances"]
     ]
     instances.sort(key=lambda instance: (_urgency(instance["state"]), instance["instance"]))
-    rows, store_problems = visit.states.rows() if visit.sees_pipelines else ([], {})
+    rows, store_problems = visit.states.rows() if visit.is_admin else ([], {})
     rows.sort(key=lambda row: (_urgency(str(row.summary["state"])), row.name, row.sink))
     return visit.render(
         "overview.html",
@@ -38,7 +38,6 @@ def overview(visit: Visit) -> Response:
         alerts=sum(len(answer["alerts"]) for answer in alerts.values.values()),
         daemons=len(visit.fleet.urls),
         problems=statuses.problems | store_problems,
-        sees_pipelines=visit.sees_pipelines,
     )
 
 
@@ -104,8 +103,7 @@ def hold(visit: Visit) -> Response:
 
 def pipelines(visit: Visit) -> Response:
     """Which pipelines run, how far is each target behind, and what was rejected?"""
-    if not visit.sees_pipelines:
-        visit.prove_admin()
+    visit.prove_admin()
     rows, problems = visit.states.rows()
     rows.sort(key=lambda row: (_urgency(str(row.summary["state"])), row.name, row.sink))
     return visit.render("pipelines.html", pipelines=rows, problems=problems, stores=visit.states.names)
@@ -123,8 +121,7 @@ def pause(visit: Visit) -> Response:
 
 def tables(visit: Visit) -> Response:
     """Which tables are loading, streaming or stopped, and what takes the time?"""
-    if not visit.sees_pipelines:
-        visit.prove_admin()
+    visit.prove_admin()
     store, name, sink = _pipeline_of(visit)
     rows = visit.states.tables(store, name, sink)
     rows.sort(key=lambda row: (_TABLE_URGENCY.index(row.state), row.source, row.table))

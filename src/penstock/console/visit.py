@@ -20,7 +20,11 @@ LANGUAGE_COOKIE = "penstock_language"
 
 @dataclass(frozen=True)
 class Visit:
-    """A request with the rights of its user. `account` is "" without a login."""
+    """A request with the rights of its user. `account` is "" without a login.
+
+    Pipelines are for admins only, because their state stores know no accounts. `unknown_daemons` have not
+    said yet whether they ask for credentials.
+    """
 
     request: Request
     renderer: Renderer
@@ -31,7 +35,7 @@ class Visit:
     forgery_token: str
     account: str
     is_admin: bool
-    sees_pipelines: bool
+    unknown_daemons: tuple[str, ...]
     base_path: str
 
     @staticmethod
@@ -56,7 +60,12 @@ class Visit:
         return self.request.query_params.get(name, "").strip()
 
     def prove_admin(self) -> None:
-        """Raise AccessDenied unless the user may change something, at every daemon that answers."""
+        """Raise AccessDenied unless the user is an admin at every daemon that answers."""
+        if self.unknown_daemons:
+            raise AccessDenied(
+                f"{self.unknown_daemons[0]} has not answered yet, and may ask for credentials",
+                hint="Start this daemon, or start the console without it: --daemon none for pipelines only",
+            )
         if not self.is_admin:
             raise AccessDenied(
                 f"account {self.account or 'nobody'} may look, and change nothing",

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Who may enter the web console: daemons that are down or disagree, host names, proxies."""
+
+from pathlib import Path
+
+import pytest
+
+from penstock.console.fleet import Answers, Fleet
+from penstock.errors import AuthenticationFailed, ConnectionLost, PenstockError
+from penstock.source.daemon_address import DaemonAddress
+from tests.support.daemon.console import console_of
+from tests.support.pipeline.local_runs import notes_pipeline, run_here
+
+FIRST, SECOND = (DaemonAddress.parse(f"penstock://127.0.0.1:{port}/all") for port in (1, 2))
+FIRST_URL, SECOND_URL = FIRST.base_urls[0], SECOND.base_urls[0]
+ADMIN = {"account": "boss", "admin": True, "instances": []}
+DOWN = ConnectionLost("connection refused")
+REFUSED = AuthenticationFailed("the credentials are wrong")
+
+
+class Daemons:
+    """What daemons answer to each call: by URL, and by URL and token. Records who was asked."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.answers: dict[str, dict[str, object] | PenstockError] = {}
+        self.accepted: dict[str, str] = {}
+        self.asked: list[str] = []
+        monkeypatch.setattr(Fleet, "ask_all", lambda fleet, call: self._ask_all(fleet))
+
+    def _ask_all(self, fleet: Fleet) -> Answers:
+        values: dict[str, object] = {}
+        problems: dict[str, PenstockError] = {}
+        for url, address in fleet._addresses.items():
+            self.asked.append(url)
+            answer = self.answers[url]
+            if url in self.accepted and not isinstance(answer, PenstockError):
+                answer = answer if address.token.reveal() == self.accepted[url] else REFUSED
+            if isinstance(answer, PenstockError):
+                problems[url] = answer
+            else:
+                values[url] = answer | {"alerts": []}
+        return Answers(values, problems)
+
+
+@pytest.fixture
+def daemons(monkeypatch: pytest.MonkeyPatch) -> Daemons:
+    return Daemons(monkeypatch)
+
+
+def test_pipelines_stay_hidden_while_a_daemon_with_accounts_is_down(daemons: Daemons, tmp_path: Path) -> None:
+    settings = notes_pipeline(tmp_path, {"files": {"path": str(tmp_path / "feed")}})
+    run_here(settings)
+    daemons.answers = {FIRST_URL: DOWN}
+    with console_of(FIRST, stores=(settings.state,)) as browser:
+        unknown = browser.get("/pipelines")
+        assert (unknown.status, f"{FIRST_URL} has not answered yet" in unknown.words) == (403, True)
+        assert "notes" not in browser.get("/").words
+        daemons.answers[FIRST_URL] = REFUSED
+        assert browser.get("/pipelines").status == 303
+        daemons.answers[FIRST_URL] = DOWN
+        assert browser.get("/pipelines").status == 303
+        daemons.answers[FIRST_URL] = ADMIN
+        assert "notes" in browser.get("/pipelines").words
+        daemons.answers[FIRST_URL] = DOWN
+        assert "notes" in browser.get("/pipelines").words, "it asked for no credentials"
