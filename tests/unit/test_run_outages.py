@@ -86,7 +86,7 @@ def state(settings: PipelineSettings) -> Iterator[PipelineState]:
 
 
 def run_of(
-    settings: PipelineSettings, monkeypatch: pytest.MonkeyPatch, *loops: Loop
+    settings: PipelineSettings, monkeypatch: pytest.MonkeyPatch, *loops: Loop, standby: bool = False
 ) -> tuple[PipelineRun, list[dict[str, Any]]]:
     """Return a run whose loop is each of these in turn, and what it tells."""
     turns = iter(loops)
@@ -94,7 +94,9 @@ def run_of(
     # The server of these settings does not exist, so nobody asks it for foreign keys.
     monkeypatch.setattr(CascadeWatch, "look", lambda self: None)
     monkeypatch.setattr(PipelineRun, "_loop", lambda self, state, checkpoint: next(turns)(state, checkpoint))
-    return PipelineRun(settings, NoTasks(), report=lambda shown: told.append(dict(shown))), told
+    return PipelineRun(
+        settings, NoTasks(), report=lambda shown: told.append(dict(shown)), standby=standby
+    ), told
 
 
 def ends(state: PipelineState, checkpoint: Checkpoint) -> Checkpoint:
@@ -224,6 +226,27 @@ def test_pipeline_taken_over_or_reset_by_another_process_is_left_to_it(
     run, _ = run_of(settings, monkeypatch, lose, ends)
     with pytest.raises(LeaseLost, match="taken"):
         run.run()
+
+
+def test_standby_that_was_taken_over_during_an_outage_takes_over_again(
+    settings: PipelineSettings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    attempts = itertools.count(1)
+    take = PipelineState.take
+
+    def counted_take(self: PipelineState, token_before: int | None = None) -> Checkpoint:
+        assert next(attempts) < 9, "the standby asks for the lease without end"
+        return take(self, token_before)
+
+    def lose(state: PipelineState, checkpoint: Checkpoint) -> Checkpoint:
+        state.close()
+        with closing(PipelineState.open(settings.state, settings.name)) as other:
+            other.take()
+        raise CoordinationLost("the store is away")
+
+    run, _ = run_of(settings, monkeypatch, lose, ends, standby=True)
+    monkeypatch.setattr(PipelineState, "take", counted_take)
+    assert run.run().token > 2
 
 
 def test_lease_of_a_killed_runner_is_waited_for(

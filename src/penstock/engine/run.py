@@ -233,8 +233,8 @@ class PipelineRun:
                 deadline = deadline or now + state.lease_seconds + _LEASE_MARGIN_SECONDS
                 if not self._standby and (state.lost or now > deadline):
                     self._exhausted = problem
-                if self._exhausted or self._stop.is_set():
-                    raise
+                if self._exhausted or state.lost or self._stop.is_set():
+                    raise  # a standby that was taken over then waits with the new checkpoint
                 if is_first:
                     _log.info("waiting for the lease", why=problem.message)
                     self._progress.retrying(problem, state)
