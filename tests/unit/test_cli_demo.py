@@ -46,3 +46,34 @@ def test_demo_keeps_a_folder_that_is_not_its_own(tmp_path: Path) -> None:
     assert done.exit_code == 2
     assert "is not empty" in done.output
     assert (tmp_path / "notes.txt").read_text() == "keep"
+
+
+def test_demo_in_the_current_folder_runs_again_and_keeps_the_files_of_its_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert CliRunner().invoke(make_app(), ["demo", "."]).exit_code == 0
+    written = {path.name for path in tmp_path.iterdir()}
+    assert written <= {
+        "mysql-bin.000001",
+        "pipeline.yaml",
+        "feed",
+        "state.db",
+        "state.db-wal",
+        "state.db-shm",
+    }
+    (tmp_path / "notes.txt").write_text("keep")
+    again = CliRunner().invoke(make_app(), ["demo", "."])
+    assert again.exit_code == 0, again.output
+    assert (tmp_path / "notes.txt").read_text() == "keep"
+
+
+def test_demo_keeps_a_pipeline_file_that_was_edited(tmp_path: Path) -> None:
+    folder = tmp_path / "demo"
+    demo._prepare(folder)
+    edited = (folder / "pipeline.yaml").read_text() + "batch: {interval: 5s}\n"
+    (folder / "pipeline.yaml").write_text(edited)
+    refused = CliRunner().invoke(make_app(), ["demo", str(folder)])
+    assert refused.exit_code == 2
+    assert "would be lost" in refused.output
+    assert (folder / "pipeline.yaml").read_text() == edited

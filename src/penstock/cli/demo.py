@@ -77,20 +77,29 @@ def run(
 
 
 def _prepare(directory: Path) -> Path:
-    """Write the log and a pipeline file into an empty folder, or again into that of an earlier demo."""
+    """Write the log and a pipeline file into an empty folder, or again into that of an earlier demo.
+
+    Deletes only what an earlier demo wrote. Raises OptionInvalid for other folders, and if the pipeline file
+    was edited.
+    """
     log, file = directory / _LOG, directory / "pipeline.yaml"
     original = (_SAMPLE / _LOG).read_bytes()
-    if directory.exists():
-        if any(directory.iterdir()) and not (log.is_file() and log.read_bytes() == original):
-            raise OptionInvalid(
-                f"{directory} is not empty", hint="Name a new folder: penstock demo /tmp/penstock-demo"
-            )
-        shutil.rmtree(directory)
-    directory.mkdir(parents=True)
-    log.write_bytes(original)
     names = {"log": _LOG, "feed": "feed", "state": "state.db"}
     paths = {name: directory.absolute() / path for name, path in names.items()}
-    file.write_text(_PIPELINE.format(**paths))
+    pipeline = _PIPELINE.format(**paths)
+    hint = "Name a new folder: penstock demo /tmp/penstock-demo"
+    if directory.exists() and any(directory.iterdir()):
+        if not (log.is_file() and log.read_bytes() == original):
+            raise OptionInvalid(f"{directory} is not empty", hint=hint)
+        if file.exists() and file.read_text() != pipeline:
+            raise OptionInvalid(f"{file} is not as the demo wrote it, and would be lost", hint=hint)
+        if paths["feed"].exists():
+            shutil.rmtree(paths["feed"])
+        for suffix in ("", "-wal", "-shm"):
+            paths["state"].with_name(f"state.db{suffix}").unlink(missing_ok=True)
+    directory.mkdir(parents=True, exist_ok=True)
+    log.write_bytes(original)
+    file.write_text(pipeline)
     return file
 
 
