@@ -14,6 +14,7 @@ import structlog
 
 from penstock.capture.lease import CaptureLease, Handover
 from penstock.capture.run import Capture
+from penstock.capture.status import State
 from penstock.coordinate.lease import Lease
 from penstock.coordinate.store import ABSENT, CoordinationStore
 from penstock.errors import LeaseLost, PenstockError, SourceMissing, VersionConflict
@@ -55,9 +56,14 @@ class FencedRecord:
         """The record as last read or written."""
         return self._record
 
-    def write(self, record: CaptureRecord) -> None:
-        """Replace the record. Raises LeaseLost if a later holder has written, CoordinationLost."""
+    def write(self, record: CaptureRecord, base: CaptureRecord | None = None) -> None:
+        """Replace the record, or only `base`: nothing is written if another thread has replaced that.
+
+        Raises LeaseLost if a later holder has written, CoordinationLost.
+        """
         with self._lock:
+            if base is not None and self._record is not base:
+                return
             try:
                 self._version = self._store.put(self._path, record.encode(), self._version)
             except VersionConflict:
@@ -167,14 +173,16 @@ class CaptureTenure(CaptureLease):
         try:
             log = capture.log()
             if log.epoch is not None:
-                holds = self._holds(log, record.holds)
-                handover = _handover_of(log, log.epoch, holds, record.handover)
-                changed = replace(changed, handover=handover, holds=holds)
+                changed = replace(changed, holds=self._holds(log, record.holds))
+                if _replaces(log, log.epoch, record.handover, is_running=status.state is State.RUNNING):
+                    handover = _handover_of(log, log.epoch, changed.holds, record.handover)
+                    changed = replace(changed, handover=handover)
         except PenstockError as problem:
             # While its log is being opened, the record keeps the position.
             _log.debug("a position is not recorded", instance=self.name, why=str(problem))
         if changed != record:
-            self._write(replace(changed, updated_us=time.time_ns() // 1000))
+            # An epoch may have been agreed on meanwhile.
+            self._write(replace(changed, updated_us=time.time_ns() // 1000), base=record)
 
     def _holds(self, log: Log, recorded: Sequence[Hold]) -> tuple[Hold, ...]:
         """Return the holds of a log, after it took over those that the last host recorded.
@@ -203,9 +211,9 @@ class CaptureTenure(CaptureLease):
             except PenstockError as problem:
                 _log.error("a hold is not taken over", instance=self.name, hold=hold.name, why=str(problem))
 
-    def _write(self, record: CaptureRecord) -> None:
+    def _write(self, record: CaptureRecord, base: CaptureRecord | None = None) -> None:
         try:
-            self._fenced.write(record)
+            self._fenced.write(record, base)
         except LeaseLost:
             self._is_fenced_off = True
             raise
@@ -256,6 +264,19 @@ class CaptureTenure(CaptureLease):
             self.record()
         except PenstockError as problem:
             _log.info("the end of a capture is not recorded", instance=self.name, why=str(problem))
+
+
+def _replaces(log: Log, epoch: EpochRecord, agreed: Handover | None, *, is_running: bool) -> bool:
+    """Return whether a log continues what was recorded, so that a host without it could begin where it is.
+
+    The log of a member that captured before ends earlier, and its epoch may be older than the agreed one,
+    until the server has accepted its end and the log begins the agreed epoch or a later one.
+    """
+    if agreed is None or epoch.epoch > agreed.position.epoch:
+        return True
+    if (epoch.epoch, epoch.server_key) != (agreed.position.epoch, agreed.server_key):
+        return False
+    return is_running or (log.visible or epoch.position) >= agreed.reached
 
 
 def _handover_of(log: Log, epoch: EpochRecord, holds: Sequence[Hold], before: Handover | None) -> Handover:

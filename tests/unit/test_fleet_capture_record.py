@@ -1,0 +1,105 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a member records of a capture whose log is older than what all members agreed on."""
+
+import itertools
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from penstock.capture.lease import Handover
+from penstock.coordinate.backends.memory import MemoryStore
+from penstock.coordinate.lease import Lease
+from penstock.coordinate.store import ABSENT
+from penstock.daemon import make_capture
+from penstock.errors import PenstockError
+from penstock.fleet.records import CaptureRecord, capture_path, lease_path
+from penstock.fleet.tenure import CaptureTenure, FencedRecord
+from penstock.gtid_sets import LoggedSet
+from penstock.logstore.log import Log
+from penstock.model import Position
+from penstock.settings.daemon import Settings
+from tests.support.suite.patience import wait_until
+
+_numbers = itertools.count(1)
+
+OLD_EPOCH, OLD_FILE = 3, "mysql-bin.000003"
+
+
+@pytest.fixture
+def store() -> Iterator[MemoryStore]:
+    """A store in memory."""
+    store = MemoryStore(f"capture-record-{next(_numbers)}")
+    yield store
+    store.close()
+
+
+def lease_of(store: MemoryStore) -> Lease:
+    """Return the lease to capture the instance."""
+    lease = Lease.acquire(store, store.session(), lease_path("shop"), "b")
+    assert lease is not None
+    return lease
+
+
+def has_log(tenure: CaptureTenure) -> bool:
+    """Tell whether the capture has opened its log."""
+    try:
+        return tenure.capture is not None and tenure.capture.log().epoch is not None
+    except PenstockError:
+        return False
+
+
+@pytest.mark.parametrize(
+    ("epoch", "file", "server_key"),
+    [
+        pytest.param(5, "mysql-bin.000009", "S1", id="later epoch"),
+        pytest.param(OLD_EPOCH, "mysql-bin.000009", "S1", id="later position of the epoch"),
+        pytest.param(OLD_EPOCH, OLD_FILE, "S2", id="another server's epoch of the number"),
+    ],
+)
+def test_older_log_of_a_member_replaces_nothing_while_its_server_is_away(
+    store: MemoryStore, tmp_path: Path, epoch: int, file: str, server_key: str
+) -> None:
+    settings = Settings.model_validate(
+        {"log": {"folder": str(tmp_path)}, "instances": {"shop": {"source": "mysql://u@127.0.0.1:1"}}}
+    )
+    folder = settings.log.model_copy(update={"folder": tmp_path / "shop"})
+    log = Log.open(tmp_path / "shop", folder, instance="shop")
+    log.begin_epoch(
+        epoch=OLD_EPOCH,
+        server_key="S1",
+        server_id=1,
+        flavor="mysql",
+        version="8.0.36",
+        file=OLD_FILE,
+        offset=157,
+        gtid_set=LoggedSet(""),
+    )
+    log.close()
+    agreed = Handover(
+        Position(epoch, file, 157), server_key, LoggedSet(""), 0, "", Position(epoch, file, 4000)
+    )
+    store.put(capture_path("shop"), CaptureRecord(1, agreed).encode(), ABSENT)
+    tenure = CaptureTenure(store, "shop", lease_of(store), lambda _: None)
+    tenure.start(lambda permit: make_capture("shop", settings, lambda _: None, permit))
+    wait_until(lambda: has_log(tenure))
+    tenure.record()
+    assert tenure.handover() == agreed
+    tenure.leave("the test ends it", lambda: None)
+    wait_until(lambda: tenure.left)
+    recorded = CaptureRecord.of("shop", store.get(capture_path("shop")))
+    assert recorded is not None
+    assert recorded.handover == agreed
+
+
+def test_progress_that_was_read_before_an_epoch_was_agreed_on_is_not_written(store: MemoryStore) -> None:
+    record = FencedRecord(store, "shop", 1)
+    before = record.record
+    position = Position(1, "mysql-bin.000001", 4)
+    agreed = CaptureRecord(1, Handover(position, "S1", LoggedSet(""), 0, "", position))
+    record.write(agreed)
+    record.write(replace(before, state="running"), base=before)
+    assert CaptureRecord.of("shop", store.get(capture_path("shop"))) == agreed
+    record.write(replace(agreed, state="running"), base=agreed)
+    assert record.record.state == "running"
