@@ -175,3 +175,43 @@ def test_variables_of_different_secrets_with_one_name_are_refused() -> None:
     migration.secret("password", "shop-1.password", "one")
     with pytest.raises(OptionInvalid, match="SHOP_1_PASSWORD"):
         migration.secret("password", "shop_1.password", "two")
+
+
+def test_two_synchronisations_of_one_table_to_one_target_are_refused(tmp_path: Path) -> None:
+    def add_copy(document: Any) -> None:
+        second = json.loads(json.dumps(syncs(document)[0]))
+        second["PluginParam"]["Table"] = "f_orders_2"
+        syncs(document).append(second)
+
+    with pytest.raises(OptionInvalid, match="some of the same tables"):
+        migrated(tmp_path / "new", add_copy)
+
+
+@pytest.mark.parametrize(
+    ("key", "ignored", "is_refused"),
+    [
+        ("shop_-AllTables", "orders,log_*", True),
+        ("AllDataBases_-orders", "", True),
+        ("shop_-ord*", "", True),
+        ("shop_-log_2*", "", True),
+        ("shop_-lo*", "", True),
+        ("shop_-lines", "orders", True),
+        ("shop_-lines", "lines_old", False),
+        ("crm_-AllTables", "orders", False),
+        ("shop_-invoices*", "", False),
+    ],
+)
+def test_entries_of_one_target_that_share_tables_are_refused(
+    tmp_path: Path, key: str, ignored: str, *, is_refused: bool
+) -> None:
+    def add_entry(document: Any) -> None:
+        entry = json.loads(json.dumps(document["DbInfo"]["shop"]["TableMap"]["shop_-log_*"]))
+        document["DbInfo"]["shop"]["TableMap"][key] = entry | {"IgnoreTable": ignored}
+
+    if is_refused:
+        with pytest.raises(OptionInvalid, match="some of the same tables"):
+            migrated(tmp_path / "new", add_entry)
+    else:
+        migrated(tmp_path / "new", add_entry)
+        [source] = pipeline(tmp_path / "new", "warehouse").sources
+        assert source.tables.matches("shop", "orders")

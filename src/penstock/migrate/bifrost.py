@@ -8,7 +8,7 @@ the targets' connections.
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,12 +38,29 @@ _DSN = re.compile(
 )
 
 
+@dataclass(frozen=True)
+class _Selection:
+    """The tables of one entry of the original, as pairs of patterns of databases and tables."""
+
+    location: str
+    tables: list[tuple[str, str]]
+    exclude: list[tuple[str, str]]
+
+    def overlaps(self, other: "_Selection") -> bool:
+        """Say whether one pipeline would treat tables of one entry as the other says."""
+        return any(
+            _have_common_names(database, other_database) and _have_common_names(table, other_table)
+            for selection, exclusion in ((self, other), (other, self))
+            for database, table in selection.tables
+            for other_database, other_table in (*exclusion.tables, *exclusion.exclude)
+        )
+
+
 @dataclass
 class _Pipeline:
     """What one pipeline gathers from the tables of a data source that have the same target."""
 
-    tables: list[str] = field(default_factory=list)
-    exclude: list[str] = field(default_factory=list)
+    selections: list["_Selection"] = field(default_factory=list)
     steps: list[dict[str, Any]] = field(default_factory=list)
     positions: list[Mapping[str, Any]] = field(default_factory=list)
     synchronisations: list[OriginalProperties] = field(default_factory=list)
@@ -107,10 +124,11 @@ def _add_source(
                 f"name, {full_name}",
                 hint="Rename the data source or the target in Bifrost, and export again",
             )
+        exclude = _patterns(entry.exclude for entry in pipeline.selections)
         document: dict[str, Any] = {
             "name": full_name,
-            "source": {**server, "tables": pipeline.tables}
-            | ({"exclude": pipeline.exclude} if pipeline.exclude else {})
+            "source": {**server, "tables": _patterns(entry.tables for entry in pipeline.selections)}
+            | ({"exclude": exclude} if exclude else {})
             | {"start": start},
             "load": "none",
         }
@@ -154,7 +172,7 @@ def _add_table(
 ) -> None:
     database, _, name = key.partition(_SPLIT) if _SPLIT in key else key.rpartition("-")
     properties = _properties(migration, f"DbInfo {source} {database}.{name}", table, TABLE)
-    tables, exclude = _patterns(database, name, properties)
+    tables, exclude = _tables(database, name, properties)
     for sync in table.get("ToServerList") or []:
         location = f"DbInfo {source} {database}.{name} to {sync.get('ToServerKey')}"
         parameters = sync.get("PluginParam") or {}
@@ -163,9 +181,15 @@ def _add_table(
         reference = SYNCHRONISATION | PLUGIN_PARAMETERS.get(str(sync.get("PluginName")).lower(), {})
         synchronisation = _properties(migration, location, values, reference)
         pipeline = pipelines.setdefault(str(sync.get("ToServerKey")), _Pipeline())
-        pipeline.tables += tables
-        pipeline.exclude += exclude
-        pipeline.steps += _steps(tables, parameters, synchronisation)
+        selection = _Selection(location, tables, exclude)
+        # Steps and exclusions are of the whole pipeline, whichever entry they come from.
+        if overlapping := next((entry for entry in pipeline.selections if selection.overlaps(entry)), None):
+            raise OptionInvalid(
+                f"{location}: {overlapping.location} is about some of the same tables",
+                hint="Give one of them a target of its own in Bifrost, and export again",
+            )
+        pipeline.selections.append(selection)
+        pipeline.steps += _steps(_patterns([tables]), parameters, synchronisation)
         pipeline.positions.append(sync)
         pipeline.synchronisations.append(synchronisation)
         synchronisation.carried("ToServerKey", "PluginName", "LastSuccessBinlog", "LastQueueBinlog")
@@ -173,18 +197,34 @@ def _add_table(
     properties.account_for_the_rest()
 
 
-def _patterns(database: str, name: str, properties: OriginalProperties) -> tuple[list[str], list[str]]:
-    """Return the patterns of a table of the original, which may stand for several."""
+def _tables(
+    database: str, name: str, properties: OriginalProperties
+) -> tuple[list[tuple[str, str]], list[tuple[str, str]]]:
+    """Return the tables and exclusions of a table of the original, which may stand for several."""
     schema = "*" if database in (_ALL_DATABASES, "*") else literal(database)
     only = [table.strip() for table in properties.get("DoTable").split(",") if table.strip()]
     ignored = [table.strip() for table in properties.get("IgnoreTable").split(",") if table.strip()]
     if only:
-        tables = [f"{schema}.{literal(table)}" for table in only]
+        tables = [(schema, literal(table)) for table in only]
     elif name in (_ALL_TABLES, "*"):
-        tables = [f"{schema}.*"]
+        tables = [(schema, "*")]
     else:
-        tables = [f"{schema}.{name if _WILDCARD.fullmatch(name) else literal(name)}"]
-    return tables, [f"{schema}.{literal(table)}" for table in ignored]
+        tables = [(schema, name if _WILDCARD.fullmatch(name) else literal(name))]
+    return tables, [(schema, literal(table)) for table in ignored]
+
+
+def _patterns(names: Iterable[Sequence[tuple[str, str]]]) -> list[str]:
+    return [f"{database}.{table}" for entry in names for database, table in entry]
+
+
+def _have_common_names(first: str, second: str) -> bool:
+    """Say whether a name can match both patterns, which are literal or have one `*`, at the end."""
+    if first.endswith("*") and second.endswith("*"):
+        return first.startswith(second[:-1]) or second.startswith(first[:-1])
+    for pattern, name in ((first, second), (second, first)):
+        if pattern.endswith("*"):
+            return name.strip("`").startswith(pattern[:-1])
+    return first == second
 
 
 # --- Positions ------------------------------------------------------------------------------
