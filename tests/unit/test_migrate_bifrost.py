@@ -215,3 +215,29 @@ def test_entries_of_one_target_that_share_tables_are_refused(
         migrated(tmp_path / "new", add_entry)
         [source] = pipeline(tmp_path / "new", "warehouse").sources
         assert source.tables.matches("shop", "orders")
+
+
+@pytest.mark.parametrize(
+    ("plugin", "option", "value", "setting", "chosen"),
+    [
+        ("mysql", "SyncMode", "LogAppend", "mode", "feed"),
+        ("clickhouse", "SyncType", "insertAll", "write", "append"),
+    ],
+)
+def test_target_appends_only_if_all_its_tables_do(
+    tmp_path: Path, plugin: str, option: str, value: str, setting: str, chosen: str
+) -> None:
+    def append(document: Any, *keys: str) -> None:
+        uri = "tcp://wh:9000?username=etl" if plugin == "clickhouse" else "etl:secret@tcp(wh:3306)/test"
+        document["ToServer"]["warehouse"] |= {"PluginName": plugin, "ConnUri": uri}
+        for key in ("shop_-orders", "shop_-log_*"):
+            sync = syncs(document, key)[0] | {"PluginName": plugin}
+            sync["PluginParam"] = {option: value if key in keys else "Normal"}
+            document["DbInfo"]["shop"]["TableMap"][key]["ToServerList"] = [sync]
+
+    migrated(tmp_path / "all", lambda document: append(document, "shop_-orders", "shop_-log_*"))
+    sink = pipeline(tmp_path / "all", "warehouse").sink.settings
+    assert getattr(sink, setting) == chosen
+    for key in ("shop_-orders", "shop_-log_*"):
+        with pytest.raises(OptionInvalid, match=f"different values of {option}"):
+            migrated(tmp_path / "new", lambda document, key=key: append(document, key))  # type: ignore[misc]

@@ -40,7 +40,7 @@ def _mysql(
     match = _matched(_MYSQL, uri, name)
     sink: dict[str, Any] = {"url": f"mysql://{match[3]}"} | ({"user": match[1]} if match[1] else {})
     sink |= migration.secret("password", f"{name}.password", match[2] or "")
-    modes = _distinct(parameters, "SyncMode", "Normal")
+    appends = _chosen_by_all(parameters, name, "SyncMode", "LogAppend")
     for properties in parameters:
         mode = properties.get("PluginParam.SyncMode", "Normal")
         if mode in ("Normal", "LogAppend"):
@@ -49,7 +49,7 @@ def _mysql(
             properties.not_carried(
                 "PluginParam.SyncMode", remark=f"{mode}: the target is a mirror; see the step `soft_delete`"
             )
-    return sink | ({"mode": "feed"} if modes == {"LogAppend"} else {"mode": "mirror", "take_over": True})
+    return sink | ({"mode": "feed"} if appends else {"mode": "mirror", "take_over": True})
 
 
 def _clickhouse(
@@ -63,7 +63,7 @@ def _clickhouse(
     sink |= migration.secret("password", f"{name}.password", password)
     for properties in parameters:
         properties.carried("PluginParam.SyncType")
-    appends = _distinct(parameters, "SyncType", "Normal") <= {"insertAll"}
+    appends = _chosen_by_all(parameters, name, "SyncType", "insertAll")
     migration.report.steps.append(
         f"{name}: the sink uses ClickHouse's HTTP port. Check that 8123 is the port of {parts.hostname}."
     )
@@ -181,18 +181,26 @@ def _matched(expression: re.Pattern[str], uri: str, name: str) -> re.Match[str]:
     return match
 
 
-def _distinct(parameters: Sequence[OriginalProperties], option: str, default: str) -> set[str]:
-    return {properties.get(f"PluginParam.{option}", default) for properties in parameters}
-
-
 def _same(parameters: Sequence[OriginalProperties], name: str, *options: str) -> None:
     """Refuse tables of one target with different parameters, which one sink cannot have."""
     for option in options:
-        if len(_distinct(parameters, option, "")) > 1:
-            raise OptionInvalid(
-                f"{name}: its tables have different values of {option}",
-                hint="Give each value a target of its own in Bifrost, and export again",
-            )
+        if len({properties.get(f"PluginParam.{option}") for properties in parameters}) > 1:
+            raise _different_values(name, option)
+
+
+def _chosen_by_all(parameters: Sequence[OriginalProperties], name: str, option: str, value: str) -> bool:
+    """Say whether all tables of a target have a value. Raises OptionInvalid if only some have it."""
+    choices = {properties.get(f"PluginParam.{option}") == value for properties in parameters}
+    if len(choices) > 1:
+        raise _different_values(name, option)
+    return choices == {True}
+
+
+def _different_values(name: str, option: str) -> OptionInvalid:
+    return OptionInvalid(
+        f"{name}: its tables have different values of {option}",
+        hint="Give each value a target of its own in Bifrost, and export again",
+    )
 
 
 def _template(properties: OriginalProperties, option: str, default: str) -> str:
