@@ -248,3 +248,22 @@ def test_event_router_becomes_an_outbox(tmp_path: Path) -> None:
     assert [entry.name for entry in migration.report.attention] == [
         "transforms.outbox.table.fields.additional.placement"
     ]
+
+
+def test_incremental_snapshot_in_progress_is_refused(tmp_path: Path) -> None:
+    def offsets(**keys: str) -> Path:
+        offset = {"file": "mysql-bin.000003", "pos": 4, "gtids": GTIDS, **keys}
+        path = tmp_path / "offsets.json"
+        path.write_text(json.dumps({"offsets": [{"partition": {"server": "shop"}, "offset": offset}]}))
+        return path
+
+    running = offsets(
+        incremental_snapshot_collections='[{"incremental_snapshot_collections_id":"shop.orders"}]',
+        incremental_snapshot_maximum_key="aced0005",
+        incremental_snapshot_primary_key="aced0005",
+    )
+    with pytest.raises(OptionInvalid, match="incremental snapshot in progress"):
+        migrated(CONNECTOR, tmp_path / "new", offsets=running)
+    # The position of the last signal says nothing about a snapshot in progress.
+    ended = offsets(incremental_snapshot_signal_offset="17")
+    assert pipeline_of(CONNECTOR, tmp_path / "new", offsets=ended).load.mode == "none"

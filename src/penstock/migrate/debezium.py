@@ -205,6 +205,12 @@ def _start(properties: OriginalProperties, offset: Mapping[str, Any] | None) -> 
     if offset.get("snapshot"):
         # The snapshot did not end, so that its rows are not all in the topics.
         return "full", None
+    # Debezium writes this key only while an incremental snapshot is in progress (debezium-design-documents).
+    if offset.get("incremental_snapshot_collections"):
+        raise OptionInvalid(
+            "the offset has an incremental snapshot in progress: rows are still missing in the topics",
+            hint="Let the snapshot end, or stop it by a signal, and save the offset again",
+        )
     gtids, file, position = offset.get("gtids"), offset.get("file"), offset.get("pos")
     if isinstance(gtids, str) and gtids.strip():
         return "none", "".join(gtids.split())
