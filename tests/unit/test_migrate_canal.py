@@ -248,3 +248,10 @@ def test_dry_run_writes_nothing(tmp_path: Path) -> None:
     done = CliRunner().invoke(make_app(), arguments)
     assert done.exit_code == 0, done.output
     assert not (tmp_path / "new").exists()
+
+
+def test_filter_that_excludes_all_tables_is_kept(tmp_path: Path) -> None:
+    conf = copy_of_canal(tmp_path, instance="canal.instance.filter.black.regex=.*\\\\..*")
+    instance = daemon_of(conf, tmp_path / "new").instances["shop"]
+    tables = TablePatterns(list(instance.tables), list(instance.exclude_tables))
+    assert not tables.matches("shop", "orders")

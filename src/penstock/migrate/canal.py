@@ -140,7 +140,8 @@ class _Destination:
         """Return the patterns to read and to exclude."""
         selected, excluded = "canal.instance.filter.regex", "canal.instance.filter.black.regex"
         self.carried(selected, excluded)
-        return patterns_of(self.get(selected), selected), patterns_of(self.get(excluded), excluded)
+        exclude = [pattern_of(expression, excluded) for expression in split_expressions(self.get(excluded))]
+        return patterns_of(self.get(selected), selected), exclude
 
     def selection(self, route: Route) -> dict[str, Any]:
         """Return the tables of a route, within the instance's own filters."""

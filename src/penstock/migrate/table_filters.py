@@ -40,7 +40,7 @@ def pattern_of(expression: str, name: str, *, ignore_case: bool = True) -> str:
 
 
 def patterns_of(text: str, name: str) -> list[str]:
-    """Return the patterns of a comma-separated list of expressions; none if one matches all tables."""
+    """Return the patterns of a comma-separated list that selects tables; none if it selects all."""
     expressions = split_expressions(text)
     if any(expression in _EVERYTHING for expression in expressions):
         return []
