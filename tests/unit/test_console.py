@@ -497,17 +497,18 @@ def test_session_ends_when_idle_and_after_a_day() -> None:
     assert now < 1700 * 60, "a session ends, however busy it is"
 
 
-def test_logins_are_throttled_after_many_failures(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logins_of_one_address_are_throttled_after_many_failures(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "_FAILURES_MAX", 2)
     now = 0.0
     kept = Sessions(lambda: now)
-    kept.count_failure()
-    kept.prove_may_try()
-    kept.count_failure()
+    kept.count_failure("192.0.2.1")
+    kept.prove_may_try("192.0.2.1")
+    kept.count_failure("192.0.2.1")
     with pytest.raises(QuotaReached):
-        kept.prove_may_try()
+        kept.prove_may_try("192.0.2.1")
+    kept.prove_may_try("192.0.2.2")
     now += 61
-    kept.prove_may_try()
+    kept.prove_may_try("192.0.2.1")
 
 
 # --- Words, picture, files --------------------------------------------------------------------

@@ -63,3 +63,11 @@ def test_pipelines_stay_hidden_while_a_daemon_with_accounts_is_down(daemons: Dae
         assert "notes" in browser.get("/pipelines").words
         daemons.answers[FIRST_URL] = DOWN
         assert "notes" in browser.get("/pipelines").words, "it asked for no credentials"
+
+
+def test_visitor_without_a_login_asks_no_daemon(daemons: Daemons) -> None:
+    daemons.answers = {FIRST_URL: REFUSED}
+    with console_of(FIRST, hosts=("console.example.com",)) as browser:
+        assert browser.get("/").status == 303
+        assert browser.get("/tail", {"Cookie": "penstock_console=of-nobody"}).status == 303
+    assert daemons.asked == []

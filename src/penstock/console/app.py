@@ -104,10 +104,11 @@ class Console:
         identity = request.cookies.get(COOKIE, "")
         session = self.sessions.get(identity) if identity else None
         if session is None:
-            accounts = self._entrance.ask()
-            self._entrance.prove_open()
+            # Before any daemon is asked: somebody without a login must not keep threads and daemons busy.
             if not self._settings.is_private:
                 raise AuthenticationFailed("log in with the token of an account")
+            accounts = self._entrance.ask()
+            self._entrance.prove_open()
             fleet, unknown = Fleet(self._settings.daemons, None), self._entrance.unknown
             is_admin = not unknown and all(account["admin"] for account in accounts.values.values())
         else:
@@ -181,7 +182,7 @@ class Console:
         if not _is_from_here(request):
             return PlainTextResponse("This form does not come from a page of the console.", 403)
         try:
-            identity = await run_in_threadpool(self._open_session, form.get("token", ""))
+            identity = await run_in_threadpool(self._open_session, form.get("token", ""), _client_of(request))
         except PenstockError as problem:
             _log.warning("a login is refused", why=problem.message)
             return self._login_page(request, back, problem.message, status_of(problem))
@@ -189,9 +190,9 @@ class Console:
         _set_cookie(response, request, COOKIE, identity, self._settings.base_path)
         return response
 
-    def _open_session(self, text: str) -> str:
+    def _open_session(self, text: str, client: str) -> str:
         """Return the identity of a new session. Raises AuthenticationFailed, AccessDenied, QuotaReached."""
-        self.sessions.prove_may_try()
+        self.sessions.prove_may_try(client)
         anonymous = self._entrance.ask()
         if anonymous.values:
             # Such a daemon would accept any token.
@@ -201,7 +202,7 @@ class Console:
             )
         answers = Fleet(self._settings.daemons, Secret(text)).ask_all("account") if text else None
         if answers is None or not answers.values:
-            self.sessions.count_failure()
+            self.sessions.count_failure(client)
             problems = [] if answers is None else list(answers.problems.values())
             raise problems[0] if problems else AuthenticationFailed("enter a token")
         account = str(next(iter(answers.values.values()))["account"])
@@ -279,6 +280,11 @@ def _is_from_here(request: Request) -> bool:
         return False
     origin = request.headers.get("origin")
     return origin is None or urlsplit(origin).netloc == request.headers.get("host", "")
+
+
+def _client_of(request: Request) -> str:
+    """Return the address of a browser, "" if the server does not know it."""
+    return "" if request.client is None else request.client.host
 
 
 def _own_path(path: str, base_path: str) -> str:

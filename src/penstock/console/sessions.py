@@ -20,7 +20,7 @@ COOKIE = "penstock_console"
 _IDLE_SECONDS_MAX = 1800.0
 _SECONDS_MAX = 12 * 3600.0
 _SESSIONS_MAX = 1000
-# Failed logins of all browsers together, so that tokens cannot be tried out.
+# Failed logins from one address, so that tokens cannot be tried out and nobody else is locked out.
 _FAILURES_MAX = 20
 _FAILURES_SECONDS = 60.0
 
@@ -42,7 +42,7 @@ class Sessions:
         self._clock = clock
         self._lock = threading.Lock()
         self._sessions: dict[str, Session] = {}
-        self._failures: list[float] = []
+        self._failures: list[tuple[str, float]] = []
         self._key = secrets.token_bytes(32)
 
     def new_id(self) -> str:
@@ -69,18 +69,18 @@ class Sessions:
             session.used = now
             return session
 
-    def prove_may_try(self) -> None:
-        """Raise QuotaReached after too many failed logins."""
+    def prove_may_try(self, client: str) -> None:
+        """Raise QuotaReached after too many failed logins from the address of a client."""
         with self._lock:
             now = self._clock()
-            self._failures = [at for at in self._failures if now - at < _FAILURES_SECONDS]
-            if len(self._failures) >= _FAILURES_MAX:
+            self._failures = [failure for failure in self._failures if now - failure[1] < _FAILURES_SECONDS]
+            if sum(address == client for address, _ in self._failures) >= _FAILURES_MAX:
                 raise QuotaReached("too many logins have failed", hint="Try again in a minute")
 
-    def count_failure(self) -> None:
-        """Count a failed login."""
+    def count_failure(self, client: str) -> None:
+        """Count a failed login from the address of a client."""
         with self._lock:
-            self._failures.append(self._clock())
+            self._failures.append((client, self._clock()))
 
     def begin(self, account: str, token: Secret) -> str:
         """Begin a session and return its identity, which is always a new one."""
