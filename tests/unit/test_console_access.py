@@ -71,3 +71,12 @@ def test_visitor_without_a_login_asks_no_daemon(daemons: Daemons) -> None:
         assert browser.get("/").status == 303
         assert browser.get("/tail", {"Cookie": "penstock_console=of-nobody"}).status == 303
     assert daemons.asked == []
+
+
+def test_console_with_names_refuses_other_host_names(daemons: Daemons) -> None:
+    with console_of(FIRST, hosts=("Console.example.com",)) as browser:
+        for host in ("console.example.com", "Console.Example.com:443", "127.0.0.1", "localhost:1"):
+            assert browser.get("/login", {"Host": host}).status == 200, host
+        for host in ("evil.example", "console.example.com.evil.example", "evil.example:x@", "[", ""):
+            refused = browser.get("/login", {"Host": host})
+            assert (refused.status, refused.headers["x-frame-options"]) == (403, "DENY"), host

@@ -221,10 +221,10 @@ class Console:
 
 
 class _Guard:
-    """Adds the security headers to every response, and refuses other host names on a private console.
+    """Adds the security headers to every response, and refuses host names that are not the console's.
 
     That keeps a web page in a browser from reaching the console under the page's own host name (DNS
-    rebinding).
+    rebinding). A console that listens beyond this machine without names answers to every name.
     """
 
     def __init__(self, app: ASGIApp, settings: ConsoleSettings) -> None:
@@ -252,11 +252,23 @@ class _Guard:
                 ]
             await send(message)
 
-        if self._settings.is_private and not names_this_machine(host):
-            refusal = PlainTextResponse("This console answers to 127.0.0.1 and localhost only.", 403)
+        if not self._is_named(host):
+            names = " and ".join((*self._settings.hosts, "127.0.0.1", "localhost"))
+            refusal = PlainTextResponse(f"This console answers to {names} only.", 403)
             await refusal(scope, receive, guarded)
             return
         await self._app(scope, receive, guarded)
+
+    def _is_named(self, host_header: str) -> bool:
+        """Return whether a Host header names the console."""
+        settings = self._settings
+        if names_this_machine(host_header) or not (settings.is_private or settings.hosts):
+            return True
+        try:
+            name = urlsplit(f"//{host_header}").hostname
+        except ValueError:
+            return False
+        return name in {known.lower() for known in (*settings.hosts, settings.host)}
 
 
 async def _read_form(request: Request) -> dict[str, str]:
