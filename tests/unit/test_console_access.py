@@ -4,6 +4,7 @@
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from penstock.console.fleet import Answers, Fleet
 from penstock.errors import AuthenticationFailed, ConnectionLost, PenstockError
@@ -80,3 +81,16 @@ def test_console_with_names_refuses_other_host_names(daemons: Daemons) -> None:
         for host in ("evil.example", "console.example.com.evil.example", "evil.example:x@", "[", ""):
             refused = browser.get("/login", {"Host": host})
             assert (refused.status, refused.headers["x-frame-options"]) == (403, "DENY"), host
+
+
+@pytest.mark.parametrize(
+    ("hosts", "client"), [((), "127.0.0.1"), (("console.example.com",), "192.0.2.9")], ids=["direct", "proxy"]
+)
+def test_audit_takes_the_address_of_a_browser_from_a_proxy_only(
+    daemons: Daemons, hosts: tuple[str, ...], client: str
+) -> None:
+    daemons.answers, daemons.accepted = {FIRST_URL: ADMIN}, {FIRST_URL: "boss-token"}
+    with console_of(FIRST, hosts=hosts) as browser, capture_logs() as logs:
+        answer = browser.post("/login", {"token": "boss-token"}, {"X-Forwarded-For": "192.0.2.9"})
+        assert answer.status == 303
+    assert [entry["client"] for entry in logs if entry["event"] == "audit"] == [client]

@@ -64,12 +64,11 @@ def _store(form: Mapping[str, str]) -> int:
 
 
 def _record(visit: Visit, action: str, **values: str) -> None:
-    client = visit.request.client
     _audit.info(
         "audit",
         action=action,
         account=visit.account or "this machine",
-        client=None if client is None else client.host,
+        client=visit.client,
         **values,
     )
 

@@ -24,7 +24,7 @@ from penstock.console.pipeline_states import PipelineStates
 from penstock.console.rendering import Renderer
 from penstock.console.sessions import COOKIE, Sessions
 from penstock.console.streams import Streams
-from penstock.console.visit import LANGUAGE_COOKIE, Visit
+from penstock.console.visit import LANGUAGE_COOKIE, Visit, client_of
 from penstock.errors import AccessDenied, AuthenticationFailed, LimitExceeded, PenstockError
 from penstock.model import Secret, is_loopback
 from penstock.serve.guard import names_this_machine
@@ -182,7 +182,7 @@ class Console:
         if not _is_from_here(request):
             return PlainTextResponse("This form does not come from a page of the console.", 403)
         try:
-            identity = await run_in_threadpool(self._open_session, form.get("token", ""), _client_of(request))
+            identity = await run_in_threadpool(self._open_session, form.get("token", ""), client_of(request))
         except PenstockError as problem:
             _log.warning("a login is refused", why=problem.message)
             return self._login_page(request, back, problem.message, status_of(problem))
@@ -206,12 +206,12 @@ class Console:
             problems = [] if answers is None else list(answers.problems.values())
             raise problems[0] if problems else AuthenticationFailed("enter a token")
         account = str(next(iter(answers.values.values()))["account"])
-        _log.info("audit", action="login", account=account)
+        _log.info("audit", action="login", account=account, client=client)
         return self.sessions.begin(account, Secret(text))
 
     def _log_out(self, visit: Visit, form: Mapping[str, str]) -> Response:
         self.sessions.end(visit.identity)
-        _log.info("audit", action="logout", account=visit.account)
+        _log.info("audit", action="logout", account=visit.account, client=visit.client)
         return RedirectResponse(f"{self._settings.base_path}/login", 303)
 
     def _login_page(self, request: Request, back: str, problem: str, status: int) -> Response:
@@ -292,11 +292,6 @@ def _is_from_here(request: Request) -> bool:
         return False
     origin = request.headers.get("origin")
     return origin is None or urlsplit(origin).netloc == request.headers.get("host", "")
-
-
-def _client_of(request: Request) -> str:
-    """Return the address of a browser, "" if the server does not know it."""
-    return "" if request.client is None else request.client.host
 
 
 def _own_path(path: str, base_path: str) -> str:

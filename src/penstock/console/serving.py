@@ -45,6 +45,8 @@ class ConsoleServer(uvicorn.Server):
                 log_config=None,
                 access_log=False,
                 server_header=False,
+                # Without a proxy, the header is the browser's own, which could then choose its address.
+                proxy_headers=bool(settings.hosts),
                 timeout_graceful_shutdown=_GRACE_SECONDS,
             )
         )

@@ -18,6 +18,11 @@ from penstock.errors import AccessDenied
 LANGUAGE_COOKIE = "penstock_language"
 
 
+def client_of(request: Request) -> str:
+    """Return the address of a browser, "" if the server does not know it."""
+    return "" if request.client is None else request.client.host
+
+
 @dataclass(frozen=True)
 class Visit:
     """A request with the rights of its user. `account` is "" without a login.
@@ -49,6 +54,11 @@ class Visit:
     def language(self) -> str:
         """The language of the pages."""
         return self.language_of(self.request)
+
+    @property
+    def client(self) -> str:
+        """The address of the browser."""
+        return client_of(self.request)
 
     @property
     def chosen_language(self) -> bool:
