@@ -94,3 +94,13 @@ def test_audit_takes_the_address_of_a_browser_from_a_proxy_only(
         answer = browser.post("/login", {"token": "boss-token"}, {"X-Forwarded-For": "192.0.2.9"})
         assert answer.status == 303
     assert [entry["client"] for entry in logs if entry["event"] == "audit"] == [client]
+
+
+def test_login_names_the_daemon_that_refuses_its_token(daemons: Daemons) -> None:
+    daemons.answers = {FIRST_URL: ADMIN, SECOND_URL: ADMIN}
+    daemons.accepted = {FIRST_URL: "boss-token", SECOND_URL: "other-token"}
+    with console_of(FIRST, SECOND) as browser:
+        refused = browser.post("/login", {"token": "boss-token"})
+        assert (refused.status, f"{SECOND_URL} refuses the token" in refused.words) == (401, True)
+        daemons.answers[SECOND_URL] = DOWN
+        assert browser.post("/login", {"token": "boss-token"}).status == 303

@@ -5,6 +5,7 @@ import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import parse_qs, quote, urlsplit
 
 import structlog
@@ -200,11 +201,19 @@ class Console:
                 f"{next(iter(anonymous.values))} asks for no credentials: set access in penstock.yaml, or"
                 " let the console listen on this machine only"
             )
-        answers = Fleet(self._settings.daemons, Secret(text)).ask_all("account") if text else None
-        if answers is None or not answers.values:
+        if not text:
             self.sessions.count_failure(client)
-            problems = [] if answers is None else list(answers.problems.values())
-            raise problems[0] if problems else AuthenticationFailed("enter a token")
+            raise AuthenticationFailed("enter a token")
+        answers = Fleet(self._settings.daemons, Secret(text)).ask_all("account")
+        # Every page asks all daemons, so each that answers has to accept the token.
+        refusals = {
+            url: problem
+            for url, problem in answers.problems.items()
+            if isinstance(problem, AuthenticationFailed) or not answers.values
+        }
+        if refusals:
+            self.sessions.count_failure(client)
+            raise _refused_login(refusals, answers.values)
         account = str(next(iter(answers.values.values()))["account"])
         _log.info("audit", action="login", account=account, client=client)
         return self.sessions.begin(account, Secret(text))
@@ -292,6 +301,17 @@ def _is_from_here(request: Request) -> bool:
         return False
     origin = request.headers.get("origin")
     return origin is None or urlsplit(origin).netloc == request.headers.get("host", "")
+
+
+def _refused_login(refusals: Mapping[str, PenstockError], accepting: Mapping[str, Any]) -> PenstockError:
+    """Return why a login is refused: the daemon's error, or that daemons have different accounts."""
+    url, problem = next(iter(refusals.items()))
+    if not accepting:
+        return problem
+    return AuthenticationFailed(
+        f"{url} refuses the token that {next(iter(accepting))} accepts",
+        hint="Set the same account under access in each penstock.yaml, or start one console for each daemon",
+    )
 
 
 def _own_path(path: str, base_path: str) -> str:
