@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from penstock.errors import EventUnsupported, OptionInvalid
+from penstock.errors import EventUnsupported, OptionInvalid, ServerUnsupported
 from penstock.sinks.kafka.outbox import Outbox
 from penstock.sinks.kafka.sink import KafkaSink, Settings
 from penstock.sinks.sink import Spread
 from penstock.sinks.template import Template
-from tests.support.pipeline.changes_made import changes_of, delete, insert, target_of, update
+from tests.support.pipeline.changes_made import Made, changes_of, delete, insert, target_of, update
 
 OUTBOX = target_of(
     {
@@ -68,6 +68,15 @@ def test_update_stops_the_pipeline_unless_it_is_ignored() -> None:
     with pytest.raises(EventUnsupported, match="has an update"):
         Outbox().events_of(changes)
     assert len(Outbox(updates="skip").events_of(changes)) == 0
+
+
+def test_insert_that_lacks_columns_is_refused_and_a_delete_is_not() -> None:
+    partial = {name: value for name, value in ROW.items() if name not in ("id", "payload")}
+    absent = ("id", "payload")
+    events = changes_of(OUTBOX, insert(1, **ROW), [Made("delete", 2, partial, absent=absent)])
+    assert len(Outbox().events_of(events)) == 1
+    with pytest.raises(ServerUnsupported, match="lack columns"):
+        Outbox().events_of(changes_of(OUTBOX, [Made("insert", 1, partial, absent=absent)]))
 
 
 def test_table_without_the_columns_is_refused() -> None:

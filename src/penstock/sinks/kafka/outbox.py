@@ -15,6 +15,7 @@ from pydantic import Field
 from penstock.changes import Changes
 from penstock.errors import EventUnsupported, OptionInvalid
 from penstock.settings.values import Section
+from penstock.sinks.images import refuse_partial
 from penstock.sinks.messages import Messages
 from penstock.sinks.template import column_texts
 
@@ -37,14 +38,20 @@ class Outbox(Section):
     )
 
     def events_of(self, changes: Changes) -> Changes:
-        """Return the inserts. Raises EventUnsupported for an update, unless updates are ignored."""
+        """Return the inserts.
+
+        Raises EventUnsupported for an update, unless updates are ignored, and ServerUnsupported for an insert
+        that was logged without columns.
+        """
         kinds = changes.rows.column("_change_type")
         if self.updates == "stop" and pc.any(pc.equal(kinds, "update_postimage")).as_py():
             raise EventUnsupported(
                 f"{changes.source} has an update, and an outbox has inserts and deletes alone",
                 hint="Fix the writer of the outbox, or set outbox.updates: skip",
             )
-        return changes.with_rows(changes.rows.filter(pc.equal(kinds, "insert")))
+        events = changes.with_rows(changes.rows.filter(pc.equal(kinds, "insert")))
+        refuse_partial(events)
+        return events
 
     def messages_of(self, changes: Changes) -> Messages:
         """Return the event of each insert. Raises OptionInvalid for an unknown column."""
