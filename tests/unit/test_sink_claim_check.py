@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from pydantic import ValidationError
 
-from penstock.errors import ServerBusy
+from penstock.errors import OptionInvalid, ServerBusy
 from penstock.sinks.kafka.claim_check import ClaimCheck
+from penstock.sinks.kafka.sink import KafkaSink, Settings
 
 
 def test_reference_names_the_file_of_the_message(tmp_path: Path) -> None:
@@ -51,3 +52,33 @@ def test_folder_that_cannot_be_written_is_reported(tmp_path: Path) -> None:
 def test_every_small_message_stays_in_the_topic() -> None:
     with pytest.raises(ValidationError, match="1024"):
         ClaimCheck(above=10, path="claims")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "s3://bucket/claims?region=eu-west-1",
+        "s3://bucket/claims#1",
+        "s3://AKIA:sesame-42@bucket/claims",
+        "s3://AKIA:sesame/42@bucket/claims",
+    ],
+)
+def test_url_with_credentials_or_a_query_is_refused_without_showing_it(url: str) -> None:
+    with pytest.raises(ValidationError, match="in the environment") as refused:
+        ClaimCheck(above=1024, path=url)
+    assert "AKIA" not in str(refused.value)
+
+
+def test_local_folder_may_have_any_name(tmp_path: Path) -> None:
+    claim_check = ClaimCheck(above=1024, path=str(tmp_path / "a@b?c#d"))
+    references = [json.loads(claim_check.store("t", text * 2000)) for text in (b"x", b"y")]
+    assert [Path(reference["claim_check"]["path"]).read_bytes()[:1] for reference in references] == [
+        b"x",
+        b"y",
+    ]
+
+
+def test_url_of_an_unknown_file_system_is_refused_before_the_first_message() -> None:
+    claim_check = ClaimCheck(above=1024, path="nowhere://bucket/claims")
+    with pytest.raises(OptionInvalid, match="nowhere://bucket"):
+        KafkaSink(Settings(servers="127.0.0.1:1", claim_check=claim_check)).check()

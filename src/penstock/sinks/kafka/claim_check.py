@@ -7,9 +7,9 @@ import os
 from pathlib import Path
 
 from pyarrow import fs
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from penstock.errors import AccessDenied, PenstockError, ServerBusy
+from penstock.errors import AccessDenied, OptionInvalid, PenstockError, ServerBusy
 from penstock.settings.values import Bytes, Section
 
 
@@ -21,11 +21,31 @@ class ClaimCheck(Section):
         min_length=1, description="a folder, or a URL that pyarrow supports: s3://, gs://, hdfs://"
     )
 
+    @field_validator("path")
+    @classmethod
+    def _url_of_a_folder(cls, value: str) -> str:
+        """Refuse credentials, which references would show, and a query, which would end every file's path."""
+        if "://" in value and set("@?#") & set(value):
+            raise ValueError(
+                "the URL has one of the characters @ ? #: give a folder alone, and credentials, region and"
+                " endpoint in the environment: AWS_ACCESS_KEY_ID, AWS_REGION, AWS_ENDPOINT_URL"
+            )
+        return value
+
+    def check(self) -> None:
+        """Raise OptionInvalid if the URL's file system is unknown, ServerBusy if it does not answer."""
+        if "://" not in self.path:
+            return
+        try:
+            fs.FileSystem.from_uri(self.path)
+        except (OSError, ValueError, NotImplementedError) as problem:
+            raise _error_of(self.path, problem) from problem
+
     def store(self, topic: str, value: bytes) -> bytes:
         """Store a message, and return the reference that takes its place in the topic.
 
         A file is named by the hash of its content, so storing a message again changes nothing. A local file
-        is synced before this returns. Raises AccessDenied, ServerBusy.
+        is synced before this returns. Raises AccessDenied, OptionInvalid, ServerBusy.
         """
         digest = hashlib.sha256(value).hexdigest()
         path = f"{self.path.rstrip('/')}/{topic}/{digest}"
@@ -37,7 +57,7 @@ class ClaimCheck(Section):
             else:
                 path = os.path.abspath(path)
                 _write_synced(Path(path), value)
-        except (OSError, ValueError) as problem:
+        except (OSError, ValueError, NotImplementedError) as problem:
             raise _error_of(path, problem) from problem
         return json.dumps({"claim_check": {"path": path, "bytes": len(value), "sha256": digest}}).encode()
 
@@ -62,6 +82,9 @@ def _write_synced(path: Path, value: bytes) -> None:
 
 def _error_of(path: str, problem: Exception) -> PenstockError:
     message = f"the claim check {path} cannot be written: {problem}"
+    hint = "Check claim_check.path of the kafka sink"
     if isinstance(problem, PermissionError):
-        return AccessDenied(message, hint="Check claim_check.path of the kafka sink")
-    return ServerBusy(message, hint="Check claim_check.path of the kafka sink, and the space there")
+        return AccessDenied(message, hint=hint)
+    if not isinstance(problem, OSError):
+        return OptionInvalid(message, hint=hint)
+    return ServerBusy(message, hint=f"{hint}, and the space there")

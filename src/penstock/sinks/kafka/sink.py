@@ -179,6 +179,8 @@ class KafkaSink(Sink):
             )
 
     def check(self) -> Sequence[Finding]:
+        if self.settings.claim_check is not None:
+            self.settings.claim_check.check()
         with connection.translate_errors("list topics"):
             connection.admin(self.client()).list_topics(timeout=connection.ANSWER_SECONDS_MAX)
         return ()
