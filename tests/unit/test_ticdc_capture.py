@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The capture of a storage sink: its files become a log that every reader reads, also over restarts."""
 
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -227,6 +228,54 @@ def test_changefeed_that_repeats_from_an_earlier_checkpoint_is_named(sink: Sink,
         wait_for_ts(capture, 160)
         wait_until(lambda: capture.snapshot().why is None)
     assert changes(tmp_path / "log") == [*EXPECTED, (160, "insert", "shop.t", 3, "n")]
+
+
+def day_of(commit_ts: int) -> str:
+    return f"t/100/2026-12-{commit_ts // 100:02}"
+
+
+@pytest.mark.parametrize(
+    ("start", "has_statement"),
+    [(StartAt(earliest=True), False), (StartAt(earliest=True), True), (StartAt(), False)],
+    ids=["after a row", "after a statement", "log without transactions"],
+)
+def test_days_that_expired_before_they_were_read_are_refused(
+    sink: Sink, tmp_path: Path, start: StartAt, has_statement: bool
+) -> None:
+    if has_statement:
+        sink.table("t", 140, [KEY, NAME], RENAME, 14)
+    folder = tmp_path / "log"
+    with running_capture(sink, folder, start) as capture:
+        wait_until(lambda: capture.progress.caught_up)
+    for commit_ts in (200, 300):
+        sink.rows(f"{day_of(commit_ts)}/CDC000001.json", inserted(commit_ts, commit_ts))
+    sink.checkpoint(400)
+    shutil.rmtree(sink.folder / "shop/t/100/2026-11-23")
+    shutil.rmtree(sink.folder / "shop" / day_of(200))
+    with running_capture(sink, folder, start) as capture:
+        wait_until(lambda: capture.snapshot().error is not None or capture.progress.caught_up)
+        failure = capture.snapshot().error
+        assert failure is not None
+        assert (failure.kind, "2026-11-23/CDC000001.json" in failure.message) == ("SequenceGap", True)
+    assert end_of_merged_log(LogReader.open(folder)).commit_ts < 200
+
+
+def test_days_that_expired_after_they_were_read_do_not_stop_the_instance(sink: Sink, tmp_path: Path) -> None:
+    folder = tmp_path / "log"
+    with running_capture(sink, folder) as capture:
+        wait_for_ts(capture, 130)
+        sink.checkpoint(160)
+        wait_until(lambda: capture.snapshot().lag_seconds is not None and capture.progress.caught_up)
+        sink.rows(f"{day_of(200)}/CDC000001.json", inserted(200, 3))
+        sink.checkpoint(210)
+        wait_for_ts(capture, 200)
+    shutil.rmtree(sink.folder / "shop/t/100/2026-11-23")
+    sink.rows(f"{day_of(300)}/CDC000001.json", inserted(300, 4))
+    sink.checkpoint(400)
+    with running_capture(sink, folder) as capture:
+        wait_for_ts(capture, 300)
+    later = [(200, "insert", "shop.t", 3, "n"), (300, "insert", "shop.t", 4, "n")]
+    assert changes(folder) == [*EXPECTED, *later]
 
 
 def test_refused_file_stops_the_instance_by_name(sink: Sink, tmp_path: Path) -> None:

@@ -278,6 +278,19 @@ def test_missing_files_are_noticed(sink: Sink) -> None:
         read(reader(sink))
 
 
+def test_sink_may_expire_while_it_is_read_without_changes(sink: Sink) -> None:
+    sink.rows("t/100/2026-11-23/CDC000001.json", inserted(110, 1))
+    sink.checkpoint(120)
+    source = reader(sink)
+    assert read(source) == [(110, [("i", "1n")])]
+    sink.checkpoint(130)
+    assert read(source) == []
+    (sink.folder / "shop/t/100/2026-11-23/CDC000001.json").unlink()
+    sink.rows("t/100/2026-11-24/CDC000001.json", inserted(130, 2))
+    sink.checkpoint(140)
+    assert read(source) == [(130, [("i", "2n")])]
+
+
 def test_damaged_schema_file_is_refused(sink: Sink) -> None:
     path = next(sink.folder.glob("shop/t/meta/schema_*.json"))
     sink.checkpoint(200)

@@ -7,7 +7,7 @@ It resumes after the last commit timestamp of its log.
 """
 
 import time
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 
 from penstock.capture.receive import Receiver
 from penstock.capture.run import Capture
@@ -38,6 +38,14 @@ START_FILE = "ticdc-start.json"
 _DURABLE_SECONDS = 1.0
 
 
+@dataclass(frozen=True)
+class _Start:
+    """The commit timestamp after which a log starts, and the sink's file with the last row that was read."""
+
+    commit_ts: int
+    last_file: str | None = None
+
+
 class TicdcCapture(Capture):
     """Captures the output of TiCDC into the log of an instance, with the interface of every capture."""
 
@@ -54,21 +62,22 @@ class TicdcCapture(Capture):
         storage = open_storage(self._settings.source)
         self._begin_log(log, storage)
         end = end_of_merged_log(log)
-        position = max(end.commit_ts, _recorded_start(log))
+        start = _recorded_start(log)
+        position = max(end.commit_ts, start.commit_ts)
         # Statements of the last commit timestamp of the log that are in it.
         logged = end.start_ts - end.commit_ts + 1
         if end.commit_ts and position == end.commit_ts:
             # Some of the statements may not be, so that timestamp is read again.
             position -= 1
-        self._read(log, SinkReader(storage, self._settings.ticdc, position), end.commit_ts, logged)
+        reader = SinkReader(storage, self._settings.ticdc, position, start.last_file)
+        self._read(log, reader, start, end.commit_ts, logged)
 
     def _begin_log(self, log: Log, storage: SinkStorage) -> None:
         """Record the sink in a new log, and where it starts. Raises ServerChanged for another sink."""
         key = server_key_of(self._settings.source)
         if log.epoch is None:
             # First the position: after a crash in between, the log is still new.
-            start = seal_json({"commit_ts": self._start_ts(storage)})
-            log.disk.write_atomic(log.folder / START_FILE, start)
+            _record(log, _Start(self._start_ts(storage)))
             log.begin_epoch(
                 epoch=EPOCH,
                 server_key=key,
@@ -97,7 +106,9 @@ class TicdcCapture(Capture):
             )
         return read_checkpoint(storage) - 1
 
-    def _read(self, log: Log, reader: SinkReader, last_ts: int, statements_logged: int) -> None:
+    def _read(
+        self, log: Log, reader: SinkReader, start: _Start, last_ts: int, statements_logged: int
+    ) -> None:
         """Append what the sink has, until stopped. `statements_logged` of `last_ts` are in the log."""
         sink_log = SinkLog(MergedLog(log, self._receiver(log)))
         self._connects += 1
@@ -111,11 +122,11 @@ class TicdcCapture(Capture):
                     sink_log.append(transaction, statements_logged)
                 self._progress.heard_at = time.time()
                 if time.monotonic() - durable_at >= _DURABLE_SECONDS:
-                    log.sync()
+                    start = _sync(log, reader, start)
                     durable_at = time.monotonic()
                 if self._stopping.is_set():
                     break
-            log.sync()
+            start = _sync(log, reader, start)
             self._progress.heard_at = time.time()
             is_behind = reader.checkpoint <= reader.position
             self._progress.caught_up = not is_behind
@@ -140,8 +151,22 @@ class TicdcCapture(Capture):
         )
 
 
-def _recorded_start(log: Log) -> int:
-    """Return the commit timestamp after which a log starts. Raises LogDamaged."""
+def _sync(log: Log, reader: SinkReader, start: _Start) -> _Start:
+    """Make the log durable, then record the file with its last row, and return what is recorded."""
+    log.sync()
+    if reader.last_file == start.last_file:
+        return start
+    start = replace(start, last_file=reader.last_file)
+    _record(log, start)
+    return start
+
+
+def _record(log: Log, start: _Start) -> None:
+    log.disk.write_atomic(log.folder / START_FILE, seal_json(asdict(start)))
+
+
+def _recorded_start(log: Log) -> _Start:
+    """Return what is recorded beside a log. Raises LogDamaged."""
     path = log.folder / START_FILE
     values = unseal_json(log.disk.read(path)) if log.disk.exists(path) else {}
     if not values:
@@ -149,5 +174,4 @@ def _recorded_start(log: Log) -> int:
             f"{path} is missing or damaged, which has the start of the log",
             hint="Begin a new log: move its folder away, and read the tables again",
         )
-    start: int = values["commit_ts"]
-    return start
+    return _Start(values["commit_ts"], values.get("last_file"))

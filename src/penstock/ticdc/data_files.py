@@ -31,6 +31,8 @@ class DataReader:
     def __init__(self, storage: SinkStorage, file: DataFile, rows: RowFormat, position: int) -> None:
         """Rows up to `position` are skipped: they were read before, or are repeated by a restarted TiCDC."""
         self.file = file
+        # The commit timestamp of the last row that was skipped.
+        self.skipped_ts: int | None = None
         self._storage = storage
         self._format = rows
         self._position = position
@@ -117,3 +119,5 @@ class DataReader:
             self._last_ts = row.commit_ts
             if row.commit_ts > self._position:
                 self._rows.append(row)
+            else:
+                self.skipped_ts = row.commit_ts

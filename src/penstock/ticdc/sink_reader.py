@@ -7,6 +7,9 @@ commit timestamp up to it.
 
 TiCDC delivers at least once: after a restart it writes rows again, in later files. Rows up to the position
 are skipped. A transaction changes a key once, so a row that comes twice in a table with a key is repeated.
+
+TiCDC deletes the oldest dates first (`file-expiration-days`), and numbers the files of each date from 1 on.
+While the file of the last row is there, no later date has gone: without it, unread ones may have.
 """
 
 import heapq
@@ -81,8 +84,13 @@ class SinkSchemas:
 class SinkReader:
     """Reads everything after a commit timestamp. One thread uses it."""
 
-    def __init__(self, storage: SinkStorage, settings: TicdcSettings, position: int) -> None:
+    def __init__(
+        self, storage: SinkStorage, settings: TicdcSettings, position: int, last_file: str | None = None
+    ) -> None:
+        """`last_file` is that of an earlier reader, and has to exist still."""
         self.position = position
+        # The file with the last row up to the position; None if no file has such a row.
+        self.last_file = last_file
         # The checkpoint when it was read last.
         self.checkpoint = 0
         self._storage = storage
@@ -92,6 +100,11 @@ class SinkReader:
         self._readers: dict[str, DataReader] = {}
         self._numbers: dict[str, set[int]] = {}
         self._begun: set[str] = set()
+        # The files are listed once without a later checkpoint, too: one has the last row up to the position.
+        self._has_listed = False
+        # Whether rows were read since the files were listed, or by an earlier reader.
+        self._has_advanced = True
+        self._last_ts = 0
         # Files by the commit timestamp of their next row.
         self._due: list[tuple[int, int, DataReader]] = []
         self._order = count()
@@ -104,13 +117,16 @@ class SinkReader:
         new reader after an error.
         """
         checkpoint = self.checkpoint = read_checkpoint(self._storage)
-        if checkpoint - 1 <= self.position:
+        if checkpoint - 1 <= self.position and self._has_listed:
             return
-        self._discover(self._storage.sizes(), checkpoint)
+        self._has_listed = True
+        sizes = self._storage.sizes()
+        self._refuse_expiry(sizes)
+        self._discover(sizes, checkpoint)
         while (commit_ts := self._next_ts()) is not None and commit_ts < checkpoint:
             yield from self._transactions_at(commit_ts, checkpoint)
             self.position = commit_ts
-        self.position = checkpoint - 1
+        self.position = max(self.position, checkpoint - 1)
 
     # --- Files ------------------------------------------------------------------------------
 
@@ -136,6 +152,22 @@ class SinkReader:
             reader.grow(sizes[file.path], checkpoint)
             if was_empty:
                 self._enqueue(reader)
+            if reader.skipped_ts is not None:
+                self._record_last(reader.skipped_ts, file)
+
+    def _refuse_expiry(self, sizes: Mapping[str, int]) -> None:
+        """Raise SequenceGap if the file of the last row has gone before later files were listed."""
+        if self._has_advanced and self.last_file is not None and self.last_file not in sizes:
+            raise SequenceGap(
+                f"{self.last_file}, the last file that was read, is missing, so later ones may be, too",
+                hint="It was deleted or not copied: begin a new log, and read the tables again",
+            )
+        # A sink without changes may expire as a whole while it is read.
+        self._has_advanced = False
+
+    def _record_last(self, commit_ts: int, file: DataFile) -> None:
+        if commit_ts >= self._last_ts:
+            self._last_ts, self.last_file = commit_ts, file.path
 
     def _refuse_gap(self, file: DataFile) -> None:
         """Raise SequenceGap if files are missing before one that is due: they would be due, too."""
@@ -173,6 +205,8 @@ class SinkReader:
             rows = reader.take(commit_ts, checkpoint)
             changes.setdefault((file.database, file.table, file.version), []).append(rows)
             self._enqueue(reader)
+            self._record_last(commit_ts, file)
+            self._has_advanced = True
         if changes:
             tables = [self._schemas.written(*key) for key in changes]
             merged = [_merged(schema, parts) for schema, parts in zip(tables, changes.values(), strict=True)]
