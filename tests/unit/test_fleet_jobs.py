@@ -25,6 +25,7 @@ from penstock.fleet.jobs import (
     job_status,
     read_job,
     read_run,
+    run_path,
 )
 from penstock.fleet.member import FleetMember, Membership
 from penstock.fleet.records import job_lease_path
@@ -99,6 +100,49 @@ def test_job_that_ends_well_runs_again_only_when_it_is_changed(store: MemoryStor
     wait_until(lambda: read_run(store, "orders").state == "ended")
     assert read_run(store, "orders").starts == 2
     leave(tenure)
+
+
+def test_job_that_has_ended_does_not_run_again_on_another_worker(store: MemoryStore, tmp_path: Path) -> None:
+    apply_job(store, job())
+    tenure = tenure_of(store, tmp_path, "a", ENDING)
+    wait_until(lambda: read_run(store, "orders").state == "ended")
+    leave(tenure)
+    tenure = tenure_of(store, tmp_path, "b", ENDING)
+    wait_until(
+        lambda: read_run(store, "orders").starts == 2 or job_status(store, "orders")["state"] == "ended"
+    )
+    assert (read_run(store, "orders").worker, read_run(store, "orders").starts) == ("b", 1)
+    change_job(store, "orders", lambda spec: replace(spec, restarts=spec.restarts + 1))
+    wait_until(lambda: read_run(store, "orders").starts == 2)
+    wait_until(lambda: read_run(store, "orders").state == "ended")
+    leave(tenure)
+    # The worker has recorded the run of the job that is deleted.
+    run = read_run(store, "orders")
+    delete_job(store, "orders")
+    store.put(run_path("orders"), run.encode())
+    apply_job(store, job())
+    change_job(store, "orders", lambda spec: replace(spec, restarts=1))
+    tenure = tenure_of(store, tmp_path, "a", ENDING)
+    wait_until(lambda: read_run(store, "orders").starts == 3)
+    leave(tenure)
+
+
+def test_job_that_is_deleted_and_applied_again_replaces_the_running_process(
+    store: MemoryStore, tmp_path: Path
+) -> None:
+    apply_job(store, job())
+    tenure = tenure_of(store, tmp_path, "a", WAITING)
+    wait_until(lambda: read_run(store, "orders").state == "running")
+    process = read_run(store, "orders").process
+    store.away(True)
+    other = MemoryStore(store._name)
+    delete_job(other, "orders")
+    apply_job(other, job("name: orders # changed"))
+    store.away(False)
+    wait_until(lambda: read_run(store, "orders").process not in (None, process))
+    assert "changed" in (tmp_path / "orders" / "orders.yaml").read_text()
+    leave(tenure)
+    other.close()
 
 
 def test_paused_job_has_no_process_until_it_is_resumed(store: MemoryStore, tmp_path: Path) -> None:

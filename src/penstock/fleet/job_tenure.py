@@ -128,6 +128,10 @@ class JobTenure:
                     self._note(state="stopped")
                     self._news.wait()
                     continue
+                if job.work == self._run_record.ended:
+                    # It has ended well, perhaps on another worker.
+                    self._wait_for_change(job, None)
+                    continue
                 started_at = time.monotonic()
                 status = self._run_once(job)
                 if status is None:
@@ -226,7 +230,7 @@ class JobTenure:
     def _wait_for_change(self, job: JobSpec, seconds: float | None) -> None:
         """Wait for a time, or until the job is given up or changed; without a time it has ended well."""
         if seconds is None:
-            self._note(state="ended")
+            self._note(state="ended", ended=job.work)
         deadline = None if seconds is None else time.monotonic() + seconds
         while not self._stopping.is_set():
             remaining = None if deadline is None else deadline - time.monotonic()

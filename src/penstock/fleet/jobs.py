@@ -33,7 +33,8 @@ class JobSpec:
     """What a user wants: `verb` and `options` of the command line, and the text of the pipeline file.
 
     `version` counts the changes of the work itself, `restarts` the restarts that were asked for. `${NAME}` in
-    the text is read where the job runs.
+    the text is read where the job runs. `created` is the change that created the record: a job of the same
+    name that was deleted before has another.
     """
 
     name: str
@@ -47,10 +48,13 @@ class JobSpec:
     zone: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     updated_us: int = 0
+    created: int = field(default=0, compare=False)
 
     def encode(self) -> bytes:
         """Return the value of the record."""
-        return encode_record({name: value for name, value in asdict(self).items() if name != "name"})
+        values = asdict(self)
+        del values["name"], values["created"]
+        return encode_record(values)
 
     @classmethod
     def of(cls, name: str, record: Record | None) -> Self | None:
@@ -72,11 +76,17 @@ class JobSpec:
                 values["zone"],
                 dict(values["labels"]),
                 int(values["updated_us"]),
+                record.created,
             )
+
+    @property
+    def work(self) -> tuple[int, int, int]:
+        """What a process of this job runs: it differs once another process is wanted."""
+        return self.created, self.version, self.restarts
 
     def is_same_work(self, other: "JobSpec") -> bool:
         """Return whether a running process of this job needs no restart for the other version."""
-        return (self.version, self.restarts, self.paused) == (other.version, other.restarts, other.paused)
+        return (self.work, self.paused) == (other.work, other.paused)
 
 
 @dataclass(frozen=True)
@@ -93,7 +103,7 @@ class JobRun:
     """What a worker last recorded of a job.
 
     `state` is running, waiting (for the next try), ended or stopped. `lines` are the newest of its output,
-    all of which is in `log` on the worker.
+    all of which is in `log` on the worker. `ended` is the newest `JobSpec.work` that ended without an error.
     """
 
     worker: str = ""
@@ -105,6 +115,7 @@ class JobRun:
     exits: tuple[JobExit, ...] = ()
     lines: tuple[str, ...] = ()
     log: str = ""
+    ended: tuple[int, ...] = ()
 
     def encode(self) -> bytes:
         """Return the value of the record."""
@@ -128,6 +139,7 @@ class JobRun:
                 tuple(JobExit(**exit_values) for exit_values in values["exits"]),
                 tuple(map(str, values["lines"])),
                 str(values["log"]),
+                tuple(map(int, values.get("ended", ()))),
             )
 
 
@@ -215,7 +227,7 @@ def job_status(store: CoordinationStore, name: str) -> dict[str, Any]:
     if holder is None or holder.name != run.worker:
         # The worker that recorded it has the job no more.
         run = replace(run, state="placed" if holder is not None else "unplaced", process=None)
-    wanted = {key: value for key, value in asdict(job).items() if key != "text"}
+    wanted = {key: value for key, value in asdict(job).items() if key not in ("text", "created")}
     return {
         **wanted,
         "state": "paused" if job.paused and run.state in ("unplaced", "stopped") else run.state,
