@@ -41,6 +41,12 @@ FAILING = (
 )
 ENDING = (sys.executable, "-c", "print('done')")
 WAITING = (sys.executable, "-c", "import signal; print('waits', flush=True); signal.pause()")
+# A process that fails at once, while what it has started waits with its output open.
+LEAVING = (
+    sys.executable,
+    "-c",
+    "import subprocess, sys; print(subprocess.Popen(['sleep', '600']).pid, flush=True); sys.exit(1)",
+)
 
 
 @pytest.fixture
@@ -168,6 +174,18 @@ def test_paused_job_has_no_process_until_it_is_resumed(store: MemoryStore, tmp_p
             read_job(store, "orders")
     finally:
         worker.stop()
+
+
+def test_failed_process_takes_with_it_what_it_has_started(store: MemoryStore, tmp_path: Path) -> None:
+    apply_job(store, job())
+    tenure = tenure_of(store, tmp_path, "a", LEAVING)
+    try:
+        wait_until(lambda: read_run(store, "orders").exits)
+        started = read_run(store, "orders").exits[0].why.splitlines()[-1]
+        state = Path(f"/proc/{started}/stat")
+        wait_until(lambda: not state.exists() or ") Z " in state.read_text())
+    finally:
+        leave(tenure)
 
 
 def test_exits_and_output_are_bounded(store: MemoryStore, tmp_path: Path) -> None:

@@ -5,12 +5,14 @@ Two processes of one job exclude each other by the lease in the pipeline's own s
 the store does not answer the worker, and ends when the worker loses the job.
 """
 
+import os
 import signal
 import subprocess
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from io import BufferedWriter
@@ -40,6 +42,8 @@ _BACKOFF = Backoff(first=1.0, longest=300.0)
 _RELEASE_BACKOFF = Backoff(longest=1.0)
 # Longer than a pipeline needs to stop by itself.
 _STOP_SECONDS_MAX = 20.0
+# A descendant that left the process's group may keep its output open.
+_OUTPUT_SECONDS_MAX = 5.0
 
 # A job's output is in two files of at most this size; a line is cut for the store.
 _LOG_BYTES_MAX = 8 << 20
@@ -77,7 +81,7 @@ class JobTenure:
             before, worker=lease.holder, state="waiting", process=None, log=str(self._folder / "output.log")
         )
         self._written: JobRun | None = None
-        # Belongs to the thread that reads the output.
+        self._output_lock = threading.Lock()
         self._output: BufferedWriter | None = None
         self._lines: deque[str] = deque(before.lines, LINES_KEPT)
         self._watch = store.watch(job_path(name), self._news.set)
@@ -153,7 +157,9 @@ class JobTenure:
         except OSError as problem:
             self._note_exit(JobExit(-1, f"it cannot be started: {problem}", _now_us()))
             return -1
-        reading = threading.Thread(target=self._read_output, args=(process,), name=f"output-{self.name}")
+        reading = threading.Thread(
+            target=self._read_output, args=(process,), name=f"output-{self.name}", daemon=True
+        )
         reading.start()
         self._note(
             state="running",
@@ -171,7 +177,10 @@ class JobTenure:
                 if self._stopping.is_set() or current is None or not current.is_same_work(job):
                     was_stopped = True
                     _stop(process)
-        reading.join()
+        # What it started must not write to the target beside the next process.
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        reading.join(_OUTPUT_SECONDS_MAX)
         why = "\n".join(list(self._lines)[-_WHY_LINES:])
         _log.info("a job has ended", job=self.name, status=process.returncode, stopped=was_stopped)
         if was_stopped:
@@ -204,7 +213,8 @@ class JobTenure:
         was_refused = False
         for line in iter(partial(process.stdout.readline, _LINE_BYTES_MAX), b""):
             try:
-                self._write_output(line)
+                with self._output_lock:
+                    self._write_output(line)
             except OSError as problem:
                 if not was_refused:
                     _log.error("a job's output is lost", job=self.name, why=str(problem))
@@ -212,9 +222,10 @@ class JobTenure:
             text = line.decode(errors="replace").rstrip("\n")[:_LINE_CHARACTERS_MAX]
             with self._lock:
                 self._lines.append(text)
-        if self._output is not None:
-            self._output.close()
-            self._output = None
+        with self._output_lock:
+            if self._output is not None:
+                self._output.close()
+                self._output = None
 
     def _write_output(self, line: bytes) -> None:
         path = self._folder / "output.log"
