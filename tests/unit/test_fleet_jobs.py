@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from penstock.cli.app import make_app
 from penstock.coordinate.backends.memory import MemoryStore
 from penstock.coordinate.lease import Lease
+from penstock.coordinate.store import path_of
 from penstock.errors import OptionInvalid, SourceMissing
 from penstock.fleet.group import JOB_WORKERS
 from penstock.fleet.job_tenure import JobTenure
@@ -22,6 +23,7 @@ from penstock.fleet.jobs import (
     apply_job,
     change_job,
     delete_job,
+    job_path,
     job_status,
     read_job,
     read_run,
@@ -186,6 +188,28 @@ def test_failed_process_takes_with_it_what_it_has_started(store: MemoryStore, tm
         wait_until(lambda: not state.exists() or ") Z " in state.read_text())
     finally:
         leave(tenure)
+
+
+def test_records_that_cannot_be_read_end_no_worker(store: MemoryStore, tmp_path: Path) -> None:
+    store.put(job_path("later"), b'{"format": 99}')
+    later = store.session()
+    later.put_ephemeral(JOB_WORKERS.members + path_of("later"), b'{"format": 99}')
+    worker = FleetMember(
+        lambda: MemoryStore(store._name),
+        JOB_WORKERS,
+        Membership("a", "", "1", "", 1.0, 10.0, None),
+        lambda store, name, lease: JobTenure(store, name, lease, tmp_path, WAITING),
+    )
+    apply_job(store, job())
+    worker.start(failed=lambda: None)
+    try:
+        wait_until(lambda: worker.failure or read_run(store, "orders").state == "running")
+        assert worker.failure is None
+        # The worker has the other job too, which may have run before.
+        wait_until(lambda: "later" in worker.tenures())
+    finally:
+        worker.stop()
+        later.close()
 
 
 def test_exits_and_output_are_bounded(store: MemoryStore, tmp_path: Path) -> None:

@@ -7,9 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Self
 
+import structlog
+
 from penstock.coordinate.lease import Holder
 from penstock.coordinate.store import ABSENT, CoordinationStore, Record, path_of, reading_record
-from penstock.errors import OptionInvalid, SourceMissing
+from penstock.errors import OptionInvalid, SchemaInvalid, SourceMissing
 from penstock.fleet.placement import Work
 from penstock.fleet.records import (
     HINT_VERSION,
@@ -24,6 +26,8 @@ from penstock.fleet.records import (
 # The exits and the lines of output that the store keeps of each job.
 EXITS_KEPT = 10
 LINES_KEPT = 100
+
+_log = structlog.get_logger(__name__)
 
 _NAME = re.compile(r"[0-9A-Za-z_][0-9A-Za-z_.-]{0,99}")
 
@@ -241,9 +245,19 @@ def job_status(store: CoordinationStore, name: str) -> dict[str, Any]:
 
 
 def works_of_jobs(store: CoordinationStore) -> list[Work]:
-    """Return every job that is to run. Raises SchemaInvalid, CoordinationLost."""
-    jobs = [JobSpec.of(name, store.get(job_path(name))) for name in names_below(store, JOBS)]
-    return [Work(job.name, job.weight, job.zone) for job in jobs if job is not None and not job.paused]
+    """Return every job that is to run, and those whose records cannot be read. Raises CoordinationLost."""
+    works = []
+    for name in names_below(store, JOBS):
+        try:
+            job = JobSpec.of(name, store.get(job_path(name)))
+        except SchemaInvalid as problem:
+            # It may run already, and the other jobs must run in any case.
+            _log.error("a job cannot be read", job=name, why=str(problem), hint=problem.hint)
+            works.append(Work(name))
+            continue
+        if job is not None and not job.paused:
+            works.append(Work(job.name, job.weight, job.zone))
+    return works
 
 
 def _read(store: CoordinationStore, name: str) -> tuple[JobSpec, Record]:

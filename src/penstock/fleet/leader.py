@@ -13,7 +13,7 @@ import structlog
 
 from penstock.coordinate.lease import Lease
 from penstock.coordinate.store import ABSENT, CoordinationStore, Record, path_of
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, SchemaInvalid
 from penstock.fleet.group import Group
 from penstock.fleet.placement import Host, Work, place_works, settled_at_us
 from penstock.fleet.records import (
@@ -92,11 +92,14 @@ class FleetLeadership:
             if record is None:
                 continue
             known = self._members.get(name)
-            members[name] = (
-                known
-                if known is not None and known[0] == record.created
-                else (record.created, MemberRecord.of(name, record))
-            )
+            if known is not None and known[0] == record.created:
+                members[name] = known
+                continue
+            try:
+                members[name] = record.created, MemberRecord.of(name, record)
+            except SchemaInvalid as problem:
+                # A member of a later version gets work once members of that version lead.
+                _log.error("a member cannot be read", member=name, why=str(problem), hint=problem.hint)
         before = {name: created for name, (created, _) in self._members.items()}
         now = {name: created for name, (created, _) in members.items()}
         if before == now:
