@@ -255,3 +255,18 @@ def test_filter_that_excludes_all_tables_is_kept(tmp_path: Path) -> None:
     instance = daemon_of(conf, tmp_path / "new").instances["shop"]
     tables = TablePatterns(list(instance.tables), list(instance.exclude_tables))
     assert not tables.matches("shop", "orders")
+
+
+@pytest.mark.parametrize(
+    ("dynamic_topic", "topics"),
+    [("", ["cdc.shop"]), ("crm.orders:shop\\\\..*", ["crm_orders", "cdc_shop"])],
+    ids=["one topic", "rules"],
+)
+def test_topics_have_underscores_for_dots_only_beside_rules(
+    tmp_path: Path, dynamic_topic: str, topics: list[str]
+) -> None:
+    instance = f"canal.mq.topic=cdc.shop\ncanal.mq.dynamicTopic={dynamic_topic}"
+    conf = copy_of_canal(tmp_path, server="canal.serverMode=kafka", instance=instance)
+    migration = migrated(conf, tmp_path / "new")
+    sinks: list[Any] = [load_pipeline(tmp_path / "new" / name).sink.settings for name in migration.pipelines]
+    assert [sink.topic for sink in sinks] == topics

@@ -61,9 +61,12 @@ def _topic_rules(topic: str, text: str) -> list[_Rule]:
         fixed, colon, expression = rule.rpartition(":")
         whole, of_table = _expression(expression)
         name = "{database}_{table}" if of_table else "{database}"
-        rules.append(_Rule(whole, {"topic": _literal(fixed) if colon else name}))
+        rules.append(_Rule(whole, {"topic": _without_dots(fixed) if colon else name}))
+    # Canal replaces the dots of every topic, but only where it has rules.
+    if not rules:
+        return [_Rule(None, {"topic": _literal(topic)})]
     # Without a default topic, Canal drops what no rule matches.
-    return rules + ([_Rule(None, {"topic": _literal(topic)})] if topic or not rules else [])
+    return rules + ([_Rule(None, {"topic": _without_dots(topic)})] if topic else [])
 
 
 def _hash_rules(text: str) -> list[_Rule]:
@@ -96,4 +99,8 @@ def _expression(text: str) -> tuple[str, bool]:
 
 
 def _literal(topic: str) -> str:
-    return topic.strip().replace(".", "_").replace("{", "{{").replace("}", "}}")
+    return topic.strip().replace("{", "{{").replace("}", "}}")
+
+
+def _without_dots(topic: str) -> str:
+    return _literal(topic).replace(".", "_")
