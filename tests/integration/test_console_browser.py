@@ -17,7 +17,9 @@ from penstock.client import Subscriber
 from penstock.pipeline.settings import load_pipeline
 from penstock.pipeline.state import PipelineState
 from tests.support.daemon.chromium import Chromium
+from tests.support.daemon.console import console_of
 from tests.support.daemon.process import PENSTOCK, ROOT, DaemonProcess
+from tests.support.daemon.served_log import captured_log, serving
 from tests.support.suite.fixture_types import FreshDatabase, MissingPart
 from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import PartMissing, Server
@@ -198,3 +200,28 @@ def _pause_pipeline(browser: Chromium, console: str, shop: Shop) -> None:
         assert state.paused
         assert "paused" in browser.text
         browser.save_picture(PICTURES / "pipelines.png")
+
+
+@pytest.mark.deep(
+    guard="tests/unit/test_console_access.py::"
+    "test_refresh_without_a_session_is_refused_and_does_not_lead_to_the_login"
+)
+def test_page_says_that_it_cannot_be_refreshed_and_leads_to_the_login(browser: Chromium) -> None:
+    with captured_log() as log, serving(log, {"token": "a-token"}) as daemon:
+        with console_of(daemon) as console:
+            browser.open(f"http://127.0.0.1:{console.port}/")
+            _log_in(browser, "a-token")
+            form = "new URLSearchParams({csrf: document.querySelector('[name=csrf]').value})"
+            browser.run(f"fetch('/logout', {{method: 'POST', body: {form}}}).then(() => 0)")
+            browser.wait_until("location.pathname === '/login'")
+            browser.wait_for_page()
+            _log_in(browser, "a-token")
+            assert browser.run("document.getElementById('stale').hidden")
+        browser.wait_until("!document.getElementById('stale').hidden")
+        assert browser.run("document.querySelector('#stale time').textContent") != ""
+
+
+def _log_in(browser: Chromium, token: str) -> None:
+    browser.run(f"document.querySelector('input[name=token]').value = '{token}'")
+    browser.click("main form button")
+    assert browser.run("document.querySelector('h1').textContent") == "Overview"

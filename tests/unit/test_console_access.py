@@ -104,3 +104,10 @@ def test_login_names_the_daemon_that_refuses_its_token(daemons: Daemons) -> None
         assert (refused.status, f"{SECOND_URL} refuses the token" in refused.words) == (401, True)
         daemons.answers[SECOND_URL] = DOWN
         assert browser.post("/login", {"token": "boss-token"}).status == 303
+
+
+def test_refresh_without_a_session_is_refused_and_does_not_lead_to_the_login(daemons: Daemons) -> None:
+    daemons.answers = {FIRST_URL: REFUSED}
+    with console_of(FIRST) as browser:
+        assert browser.get("/", {"HX-Request": "true"}).status == 401
+        assert 'id="stale"' in browser.get("/login").text

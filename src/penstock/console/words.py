@@ -118,6 +118,7 @@ CHINESE = {
     ),
     "There is no such pipeline any longer.": "该管道已不存在。",
     "This did not work": "操作未成功",
+    "This page cannot be refreshed. It shows the state of:": "此页面无法刷新，显示的是以下时间的状态：",
     "To": "止",
     "To receive": "待接收",
     "Token": "令牌",

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tables that sort and filter in place. Pages are complete without it.
+// Tables that sort and filter in place, and a notice over pages that are no longer fresh. Pages are complete without it.
 "use strict";
 
 const orders = new Map();
 let filterText = "";
+let answered = new Date();
 
 function valueOf(row, column) {
   const cell = row.cells[column];
@@ -63,8 +64,25 @@ function prepare() {
   applyFilter();
 }
 
+// Old states must not look like current ones.
+function showStale() {
+  const notice = document.getElementById("stale");
+  notice.querySelector("time").textContent = answered.toLocaleString(document.documentElement.lang);
+  notice.hidden = false;
+}
+
 document.addEventListener("DOMContentLoaded", prepare);
-document.addEventListener("htmx:afterSwap", prepare);
+document.addEventListener("htmx:afterSwap", () => {
+  answered = new Date();
+  document.getElementById("stale").hidden = true;
+  prepare();
+});
+document.addEventListener("htmx:sendError", showStale);
+document.addEventListener("htmx:responseError", (event) => {
+  // The session has ended: the page itself leads to the login, and back.
+  if (event.detail.xhr.status === 401) location.reload();
+  else showStale();
+});
 // A refresh does not take away what somebody types or reads with the keyboard.
 document.addEventListener("htmx:beforeRequest", (event) => {
   const focused = document.activeElement;
