@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
+import asyncio
 import itertools
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import Executor, ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any
 
@@ -10,11 +12,14 @@ import pytest
 
 from penstock._native import BlockCutter
 from penstock.errors import ChecksumMismatch, OptionInvalid
+from penstock.limits import HISTORIES_MAX
 from penstock.logstore.log import Log
 from penstock.logstore.records import BLOCK_DTYPE, COVERS_XA_COMMITS
 from penstock.logstore.records import block_records as records_of
 from penstock.model import TableName
+from penstock.serve.http import history
 from penstock.serve.own_log import OwnSource
+from penstock.serve.threads import run_in
 from penstock.source import row_history
 from penstock.source.logged_tables import LoggedTables
 from penstock.source.reading import read_range
@@ -259,6 +264,35 @@ def test_history_over_http_is_limited_to_permitted_tables(log: Log) -> None:
         wrong = daemon.ask("POST", path, {"table": "fuzzed.t", "key": ["x"]})
         assert json.loads(wrong.body.splitlines()[-1])["type"] == "OptionInvalid"
         assert daemon.ask("POST", path, {"table": "fuzzed.t"}).status == 400
+
+
+def test_requests_that_arrive_together_do_not_exceed_the_bound_of_histories(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    requests = HISTORIES_MAX + 1
+    arrived, released = asyncio.Event(), asyncio.Event()
+    waiting: list[str] = []
+
+    async def run_together(pool: Executor, work: Callable[..., Any], *arguments: Any) -> Any:
+        is_arrival = work is history.visible_holds
+        waiting.append("arrival" if is_arrival else "search")
+        # No request is refused if all of them search.
+        for kind, event in (("arrival", arrived), ("search", released)):
+            if waiting.count(kind) >= requests:
+                event.set()
+        await (arrived if is_arrival else released).wait()
+        return await run_in(pool, work, *arguments)
+
+    monkeypatch.setattr(history, "run_in", run_together)
+    body = {"table": "fuzzed.t", "key": ["1"]}
+    with serving(log) as daemon, ThreadPoolExecutor(requests) as pool:
+        path = f"/v1/instances/{INSTANCE}/history"
+        answers = [pool.submit(daemon.ask, "POST", path, body) for _ in range(requests)]
+        first = next(as_completed(answers)).result()
+        daemon.in_loop(released.set)
+        statuses = sorted(answer.result().status for answer in answers)
+    assert first.json["type"] == "QuotaReached"
+    assert statuses == [200] * HISTORIES_MAX + [429]
 
 
 def test_each_change_names_the_readers_that_have_not_confirmed_it(log: Log, tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ names those that have not confirmed it when the search began. A client that disc
 import functools
 import json
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -64,7 +65,21 @@ class _Histories:
     """The searches under way. Belongs to the event loop."""
 
     def __init__(self) -> None:
-        self.count = 0
+        self._count = 0
+
+    @contextmanager
+    def searching(self) -> Iterator[None]:
+        """Count a search inside the block. Raises QuotaReached."""
+        if self._count >= HISTORIES_MAX:
+            raise QuotaReached(
+                f"{HISTORIES_MAX} histories are being searched, which is all this daemon does at once",
+                hint="Try again in a moment; or search the log's folder: penstock history --log",
+            )
+        self._count += 1
+        try:
+            yield
+        finally:
+            self._count -= 1
 
 
 async def _history(served: Served, histories: _Histories, request: Request) -> Response:
@@ -81,11 +96,6 @@ async def _history(served: Served, histories: _Histories, request: Request) -> R
     account = account_of(request)
     account.prove_reads_table(instance, table)
     log = log_of(served, request)
-    if histories.count >= HISTORIES_MAX:
-        raise QuotaReached(
-            f"{HISTORIES_MAX} histories are being searched, which is all this daemon does at once",
-            hint="Try again in a moment; or search the log's folder: penstock history --log",
-        )
     history = _open(log, instance, RowKey(table, tuple(wanted.key), tuple(wanted.columns)))
     readers = await run_in(served.threads.searching, visible_holds, account, log)
     return _HistoryAnswer(history, wanted.limit, readers, served.threads, histories)
@@ -116,19 +126,18 @@ class _HistoryAnswer(StreamedAnswer):
         self._histories = histories
 
     async def stream(self, send: Send) -> None:
-        """Send the history as it is searched."""
-        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        """Send the history as it is searched. Raises QuotaReached before the start."""
         parts = self._history.parts()
-        self._histories.count += 1
-        try:
-            last = await self._send_parts(send, parts)
-        except PenstockError as problem:
-            last = {"kind": "problem", **problem_body(problem)}
-        finally:
-            self._histories.count -= 1
-            # A range that is being decoded ends first, so not in the event loop.
-            self._history.stop()
-            self._threads.reading.submit(_close, parts)
+        with self._histories.searching():
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            try:
+                last = await self._send_parts(send, parts)
+            except PenstockError as problem:
+                last = {"kind": "problem", **problem_body(problem)}
+            finally:
+                # A range that is being decoded ends first, so not in the event loop.
+                self._history.stop()
+                self._threads.reading.submit(_close, parts)
         await send({"type": "http.response.body", "body": _line(last), "more_body": False})
 
     async def _send_parts(self, send: Send, parts: Iterator[HistoryPart]) -> dict[str, Any]:
