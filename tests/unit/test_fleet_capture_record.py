@@ -103,3 +103,28 @@ def test_progress_that_was_read_before_an_epoch_was_agreed_on_is_not_written(sto
     assert CaptureRecord.of("shop", store.get(capture_path("shop"))) == agreed
     record.write(replace(agreed, state="running"), base=agreed)
     assert record.record.state == "running"
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_capture_whose_end_cannot_be_recorded_for_a_defect_ends_and_gives_its_lease_back(
+    store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings.model_validate(
+        {"log": {"folder": str(tmp_path)}, "instances": {"shop": {"source": "mysql://u@127.0.0.1:1"}}}
+    )
+    lease = lease_of(store)
+    tenure = CaptureTenure(store, "shop", lease, lambda _: None)
+    tenure.start(lambda permit: make_capture("shop", settings, lambda _: None, permit))
+    capture = tenure.capture
+    assert capture is not None
+
+    def fail() -> None:
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(tenure, "record", fail)
+    tenure.leave("the test ends it", lambda: None)
+    try:
+        wait_until(lambda: tenure.left)
+        assert store.get(lease_path("shop")) is None
+    finally:
+        capture.stop()

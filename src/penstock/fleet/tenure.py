@@ -238,8 +238,10 @@ class CaptureTenure(CaptureLease):
         try:
             if capture is not None:
                 # Once stopped, the capture closes its log. Later bytes are read from the server again.
-                self._record_end()
-                capture.stop()
+                try:
+                    self._record_end()
+                finally:
+                    capture.stop()
         finally:
             self._release(capture)
             self._left.set()
