@@ -6,6 +6,7 @@ import json
 import os
 from pathlib import Path
 
+import pyarrow
 from pyarrow import fs
 from pydantic import Field, field_validator
 
@@ -38,7 +39,7 @@ class ClaimCheck(Section):
             return
         try:
             fs.FileSystem.from_uri(self.path)
-        except (OSError, ValueError, NotImplementedError) as problem:
+        except (OSError, ValueError, pyarrow.ArrowNotImplementedError) as problem:
             raise _error_of(self.path, problem) from problem
 
     def store(self, topic: str, value: bytes) -> bytes:
@@ -57,7 +58,7 @@ class ClaimCheck(Section):
             else:
                 path = os.path.abspath(path)
                 _write_synced(Path(path), value)
-        except (OSError, ValueError, NotImplementedError) as problem:
+        except (OSError, ValueError, pyarrow.ArrowNotImplementedError) as problem:
             raise _error_of(path, problem) from problem
         return json.dumps({"claim_check": {"path": path, "bytes": len(value), "sha256": digest}}).encode()
 
