@@ -67,7 +67,7 @@ class SourceLog:
         sink = settings.sink.name
         self._reader = ("pipeline", settings.name, source.name, *([sink] if sink else []))
         self._hold_at = 0.0
-        # The end of the log that was planned by last, and what waits for a later one, in any thread.
+        # The end of the log at the last planning, and the wait for a later end; any thread may use them.
         self._head: Offset | None = None
         self._arrivals: DaemonSource | None = None
         self._listing: Listing | None = None

@@ -13,11 +13,9 @@ from penstock.capture.receive import Receiver
 from penstock.capture.run import Capture
 from penstock.capture.status import CaptureStatus, State
 from penstock.errors import LogDamaged, OptionInvalid, ServerChanged
-from penstock.gtid_sets import NO_GTIDS
 from penstock.limits import CAPTURE_CHUNK_BYTES
 from penstock.logstore.epochs import seal_json, unseal_json
 from penstock.logstore.log import Log
-from penstock.mysql.replica import FIRST_EVENT_OFFSET
 from penstock.ticdc.sink_log import SinkLog
 from penstock.ticdc.sink_reader import SinkReader
 from penstock.ticdc.storage import SinkStorage, open_storage, read_checkpoint
@@ -25,10 +23,9 @@ from penstock.tidb.merged_log import (
     EPOCH,
     FLAVOR,
     SERVER_ID,
-    VERSION,
     MergedLog,
+    begin_merged_log,
     end_of_merged_log,
-    file_name,
     server_key_of,
 )
 from penstock.tidb.messages import LOGICAL_BITS
@@ -78,16 +75,7 @@ class TicdcCapture(Capture):
         if log.epoch is None:
             # First the position: after a crash in between, the log is still new.
             _record(log, _Start(self._start_ts(storage)))
-            log.begin_epoch(
-                epoch=EPOCH,
-                server_key=key,
-                server_id=SERVER_ID,
-                flavor=FLAVOR,
-                version=VERSION,
-                file=file_name(1),
-                offset=FIRST_EVENT_OFFSET,
-                gtid_set=NO_GTIDS,
-            )
+            begin_merged_log(log, key)
         elif log.epoch.server_key != key:
             raise ServerChanged(
                 f"{log.folder} is the log of {log.epoch.server_key}, not of {key}",

@@ -20,12 +20,10 @@ from penstock.capture.receive import Receiver
 from penstock.capture.run import Capture
 from penstock.capture.status import CaptureStatus, State
 from penstock.errors import OptionInvalid, ServerChanged, TransactionLate
-from penstock.gtid_sets import NO_GTIDS
 from penstock.limits import CAPTURE_CHUNK_BYTES
 from penstock.logstore.epochs import seal_json, unseal_json
 from penstock.logstore.log import Log
 from penstock.logstore.merge_position import MergePosition
-from penstock.mysql.replica import FIRST_EVENT_OFFSET
 from penstock.settings.daemon import InstanceSettings
 from penstock.settings.listen import split_host_port
 from penstock.settings.tidb import TidbSettings, pd_addresses
@@ -40,10 +38,9 @@ from penstock.tidb.merged_log import (
     EPOCH,
     FLAVOR,
     SERVER_ID,
-    VERSION,
     MergedLog,
+    begin_merged_log,
     end_of_merged_log,
-    file_name,
     server_key_of,
 )
 from penstock.tidb.messages import LOGICAL_BITS, physical_us
@@ -120,16 +117,7 @@ class TidbCapture(Capture):
         if log.epoch is None:
             # First the position: after a crash in between, the log is still new.
             MergePosition(self._start_ts(cluster), None).write(log.disk, log.folder)
-            log.begin_epoch(
-                epoch=EPOCH,
-                server_key=key,
-                server_id=SERVER_ID,
-                flavor=FLAVOR,
-                version=VERSION,
-                file=file_name(1),
-                offset=FIRST_EVENT_OFFSET,
-                gtid_set=NO_GTIDS,
-            )
+            begin_merged_log(log, key)
         elif log.epoch.server_key != key:
             raise ServerChanged(
                 f"{log.folder} is the log of {log.epoch.server_key}, and {self._settings.source} is {key}",

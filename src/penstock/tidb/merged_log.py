@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from penstock._native import BlockCutter, TidbTranscoder, tidb_file_head, tidb_rotation
 from penstock.capture.receive import Receiver
 from penstock.errors import LogDamaged
+from penstock.gtid_sets import NO_GTIDS
 from penstock.logstore.disk import Buffer
 from penstock.logstore.log import Log
 from penstock.logstore.reader import LogExtent, LogReader
@@ -50,6 +51,20 @@ _COMMIT_CODE = _commit_code()
 def file_name(number: int) -> str:
     """Return the name of the log's file of a number."""
     return f"tidb-binlog.{number:06d}"
+
+
+def begin_merged_log(log: Log, server_key: str) -> None:
+    """Begin the one epoch of a new log that Penstock writes itself. Raises DiskFailed, LogFull."""
+    log.begin_epoch(
+        epoch=EPOCH,
+        server_key=server_key,
+        server_id=SERVER_ID,
+        flavor=FLAVOR,
+        version=VERSION,
+        file=file_name(1),
+        offset=FIRST_EVENT_OFFSET,
+        gtid_set=NO_GTIDS,
+    )
 
 
 def server_key_of(source: int | str) -> str:
