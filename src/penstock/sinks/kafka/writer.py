@@ -180,11 +180,12 @@ class KafkaWriter(Writer):
             with self._producer.translate_errors("begin"):
                 self._producer.producer.begin_transaction()
         self._sent = True
+        headers = self._headers(changes, messages)
         # Brokers report rejections later, among messages of other tables.
         for topic, indexes in by_topic:
             count = self._partition_count(topic)
             partitions = self._partitions_of_messages(changes, messages, indexes, count)
-            self._send(topic, messages, indexes, partitions, self._headers(changes, messages))
+            self._send(topic, messages, indexes, partitions, headers)
 
     def finish(self) -> Receipt:
         if self._sent:
@@ -345,14 +346,16 @@ class KafkaWriter(Writer):
                     {"value": value, "key": key}
                     for value, key in zip(values.to_pylist(), keys.to_pylist(), strict=True)
                 ]
-                self._store_large(topic, records)
                 if headers is not None:
                     for record, index in zip(records, chosen, strict=True):
                         record["headers"] = headers[index]
                 deleted = pc.equal(messages.kind.take(selected), DELETE).to_pylist()
                 size = values.nbytes + keys.nbytes
                 self._bytes += size
-                self._producer.send(topic, partition, self._with_tombstones(records, deleted), size)
+                records = self._with_tombstones(records, deleted)
+                # What is not sent is not stored either.
+                self._store_large(topic, records)
+                self._producer.send(topic, partition, records, size)
 
     def _store_large(self, topic: str, records: list[dict[str, Any]]) -> None:
         """Replace values above the configured size by references to their files."""

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a writer of the Kafka sink passes to its producer, without a broker."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from penstock.sinks.kafka.outbox import Outbox
+from penstock.sinks.kafka.sink import KafkaSink, Settings
+from penstock.sinks.kafka.writer import KafkaWriter
+from penstock.sinks.sink import BatchMark
+from tests.support.pipeline.changes_made import changes_of, delete, insert, target_of
+
+EVENTS = target_of({"id": "int", "tenant": "varchar(20)", "body": "varchar(5000)"}, name="shop.events")
+LARGE = "x" * 4000
+
+
+class KeptProducer:
+    """A producer that keeps what it is to send."""
+
+    last_committed = None
+
+    def __init__(self) -> None:
+        self.sent: list[tuple[str, Mapping[str, Any]]] = []
+
+    def send(self, topic: str, partition: int, messages: list[dict[str, Any]], size: int) -> None:
+        """Keep messages."""
+        self.sent += [(topic, message) for message in messages]
+
+
+def writer_of(topics: Mapping[str, int], **settings: Any) -> tuple[KafkaWriter, KeptProducer]:
+    sink = KafkaSink(Settings.model_validate({"servers": "127.0.0.1:1", "exactly_once": False, **settings}))
+    producer: Any = KeptProducer()
+    sink.keep(None, producer)
+    mark = BatchMark("events", "1", 1, False, shared={"partitions": dict(topics)})
+    return KafkaWriter(sink, mark, 0), producer
+
+
+def test_headers_of_rows_in_many_topics_are_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed: list[int] = []
+    headers_of = Outbox.headers_of
+
+    def count(outbox: Outbox, changes: Any) -> Any:
+        computed.append(len(changes))
+        return headers_of(outbox, changes)
+
+    monkeypatch.setattr(Outbox, "headers_of", count)
+    tenants = [f"t{number}" for number in range(5)]
+    columns = {"id": "id", "key": "tenant", "payload": "body"}
+    writer, producer = writer_of(dict.fromkeys(tenants, 1), topic="{tenant}", outbox=columns)
+    rows = [insert(number, id=number, tenant=tenants[number % 5], body="b") for number in range(10)]
+    writer.write(changes_of(EVENTS, *rows))
+    assert computed == [10]
+    headers = [(topic, dict(message["headers"])["id"]) for topic, message in producer.sent]
+    assert sorted(headers) == sorted((tenants[n % 5], str(n).encode()) for n in range(10))
+
+
+@pytest.mark.parametrize("deletes", ["tombstone", "drop"])
+def test_large_delete_that_is_not_sent_is_not_stored(tmp_path: Path, deletes: str) -> None:
+    claim_check = {"above": 1024, "path": str(tmp_path / "claims")}
+    writer, producer = writer_of(
+        {"shop.events": 1},
+        topic="{database}.{table}",
+        format="debezium",
+        debezium={"flat": True, "deletes": deletes},
+        claim_check=claim_check,
+    )
+    writer.write(changes_of(EVENTS, delete(1, id=1, tenant="t", body=LARGE)))
+    assert [message["value"] for _, message in producer.sent] == [None] * (deletes == "tombstone")
+    assert list(tmp_path.iterdir()) == []
+    writer.write(changes_of(EVENTS, insert(2, id=2, tenant="t", body=LARGE)))
+    assert b"claim_check" in producer.sent[-1][1]["value"]
+    assert len(list((tmp_path / "claims/shop.events").iterdir())) == 1
