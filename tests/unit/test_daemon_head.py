@@ -2,8 +2,10 @@
 """A pipeline in one process at the head of a daemon's log, over real sockets and without a server."""
 
 import threading
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 
 from penstock.engine import pacing
 from penstock.engine.run import PipelineRun
+from penstock.engine.source_log import SourceLog
 from penstock.errors import ServerChanged
 from penstock.local.driver import LocalDriver
 from penstock.local.reused_resources import ReusedResources
@@ -227,6 +230,45 @@ def test_interval_depends_on_what_a_batch_costs(
     settings = pipeline(daemon, tmp_path, sink=sink, batch=batch)
     paced = pacing.Pacing(settings, settings.make_sink(), LocalDriver(2), threading.Event())
     assert paced._interval == seconds
+
+
+class _Pauses(threading.Event):
+    """A stop that notes how long it is waited for, and ends each wait at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds: list[float | None] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.seconds.append(timeout)
+        return False
+
+
+def test_pauses_grow_while_only_other_tables_change(daemon: ServedLog, tmp_path: Path) -> None:
+    settings, pauses = pipeline(daemon, tmp_path, sink={"redis": {"key": "{id}"}}), _Pauses()
+    paced = pacing.Pacing(settings, settings.make_sink(), LocalDriver(2), pauses)
+    for rows in (0, 0, 0, 0, 0, 0, 7, 0):
+        paced.wait_after_batch(time.monotonic(), rows)
+    assert pauses.seconds == [0.05, 0.1, 0.2, 0.4, 0.5, 0.5, 0.05]
+
+
+def test_growth_that_planning_does_not_see_is_not_asked_for_again(
+    daemon: ServedLog, tmp_path: Path, requests: Counter[str]
+) -> None:
+    """A daemon that reports the growth may be ahead of the one that answers the planning."""
+    settings, pauses = pipeline(daemon, tmp_path), _Pauses()
+    log = SourceLog(settings.sources[0], settings, 1)
+    begin = log.first()
+    paced = pacing.Pacing(settings, settings.make_sink(), LocalDriver(2), pauses)
+    with closing(log):
+        assert log.next(log.resume(begin), None)
+        grow(daemon)
+        requests.clear()
+        for _ in range(3):
+            paced.wait_for_changes([log])
+        assert (requests["head"], len(pauses.seconds)) == (1, 2)
+        assert log.next(log.resume(begin), None)
+        assert log.wait(0.01), "the daemon is asked again once the end is another"
 
 
 def test_tasks_of_successive_batches_reuse_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

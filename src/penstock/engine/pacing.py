@@ -11,14 +11,16 @@ from penstock.engine.driver import Driver
 from penstock.engine.source_log import SourceLog
 from penstock.errors import PenstockError
 from penstock.pipeline.settings import PipelineSettings
+from penstock.retry import Backoff
 from penstock.sinks.sink import Sink
 
 # How often a run looks for changes, for requests, and for a pause.
 _POLL_SECONDS = 0.2
 # The interval between batches that cost much more than their rows.
 _INTERVAL_SECONDS = 1.0
-# The pause after a batch without rows: a log may grow by other tables' changes alone.
-_EMPTY_PAUSE_SECONDS = 0.05
+# The pauses after batches without rows in a row: a log may grow by other tables' changes alone, and each
+# batch is recorded in the state store.
+_EMPTY_PAUSES = Backoff(first=0.05, longest=0.5)
 
 _log = structlog.get_logger(__name__)
 
@@ -38,6 +40,7 @@ class Pacing:
         self._waiting: set[str] = set()
         self._lock = threading.Lock()
         self._is_continuous = False
+        self._empty_batches = 0
         if settings.batch.interval is not None:
             self._interval = settings.batch.interval
             return
@@ -48,8 +51,9 @@ class Pacing:
     def wait_after_batch(self, started: float, rows: int) -> None:
         """Wait until the next batch may begin. `started` is when the last one did, as `time.monotonic`."""
         pause = self._interval - (time.monotonic() - started)
-        if self._is_continuous and not rows:
-            pause = _EMPTY_PAUSE_SECONDS
+        self._empty_batches = 0 if rows else self._empty_batches + 1
+        if self._is_continuous and self._empty_batches:
+            pause = _EMPTY_PAUSES.bound(self._empty_batches)
         if pause > 0:
             self._stop.wait(pause)
 
@@ -84,7 +88,8 @@ class Pacing:
 
     def _wait_for(self, log: SourceLog) -> None:
         try:
-            log.wait(_POLL_SECONDS)
+            if not log.wait(_POLL_SECONDS):
+                self._stop.wait(_POLL_SECONDS)
         except PenstockError as problem:
             # The next plan asks the same daemon, and reports it.
             _log.debug("a daemon does not report arrivals", source=log.source.name, why=str(problem))

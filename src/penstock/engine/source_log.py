@@ -71,6 +71,8 @@ class SourceLog:
         self._head: Offset | None = None
         self._arrivals: DaemonSource | None = None
         self._listing: Listing | None = None
+        # The end that a later one was reported after. Planning at another daemon may not see the later one.
+        self._outgrown: Offset | None = None
 
     def close(self) -> None:
         """End the sessions. The log can be asked again."""
@@ -83,16 +85,22 @@ class SourceLog:
         """Whether `wait` returns as soon as there is a new transaction."""
         return self.source.options.daemon is not None and self._head is not None
 
-    def wait(self, seconds: float) -> None:
+    def wait(self, seconds: float) -> bool:
         """Wait until the log has grown since `next`, for at most `seconds`. For one thread at a time.
 
-        Raises what asking the daemon raises.
+        Return False at once if growth was reported before, and `next` did not see it: another daemon that
+        lags behind answers there. Raises what asking the daemon raises.
         """
-        assert self._head is not None, "the caller asks `reports_arrivals`"
-        if self._arrivals is None or self._arrivals.options.epochs != _epochs_of(self._head):
-            options = replace(self._settings.source, epochs=_epochs_of(self._head))
+        head = self._head
+        assert head is not None, "the caller asks `reports_arrivals`"
+        if self._outgrown == head:
+            return False
+        if self._arrivals is None or self._arrivals.options.epochs != _epochs_of(head):
+            options = replace(self._settings.source, epochs=_epochs_of(head))
             self._arrivals = DaemonSource(options)
-        self._listing = self._arrivals.wait_behind(self._head.position, seconds)
+        self._listing = listing = self._arrivals.wait_behind(head.position, seconds)
+        self._outgrown = head if listing.has_grown else None
+        return True
 
     def listed(self, begin: Offset) -> AbstractContextManager[None]:
         """Return a context manager in which the log may answer as of one time."""

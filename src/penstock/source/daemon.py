@@ -8,7 +8,7 @@ not answer, the next one is asked for the same bytes, under its own number for t
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 from urllib.parse import urlencode
 
@@ -23,7 +23,7 @@ from penstock.source.asking import ask_again
 from penstock.source.daemon_address import DaemonAddress
 from penstock.source.daemon_client import DaemonClient
 from penstock.source.kept import EpochKey, KeptRun, KeptSource, epoch_shift
-from penstock.source.source import SourceOptions
+from penstock.source.source import SourceOptions, place_of
 
 # The size of a fetch past a range's stop, where its last transaction may continue. It doubles each time.
 _PAST_STOP_BYTES_FIRST = MIB
@@ -34,10 +34,12 @@ _Answer = TypeVar("_Answer")
 
 @dataclass(frozen=True)
 class Listing:
-    """What the daemon at a URL has at one time, as it says so itself."""
+    """What the daemon at a URL has at one time, as it says so itself. `has_grown` is whether that is more
+    than what its caller waited behind."""
 
     url: str
     answer: dict[str, Any]
+    has_grown: bool = False
 
 
 class DaemonSource(KeptSource):
@@ -160,8 +162,15 @@ class DaemonLog:
 
     def wait_behind(self, position: Position, seconds: float) -> Listing:
         """Wait until the log has a complete transaction after a position, for at most `seconds`."""
-        timeout = str(seconds)
-        return self._ask(lambda client, shift: _list(client, after=_text(position, shift), timeout=timeout))
+
+        def wait(client: DaemonClient, shift: int) -> Listing:
+            behind = position.shifted(-shift)
+            listing = _list(client, after=str(behind), timeout=str(seconds))
+            head = listing.answer["position"]
+            has_grown = head is not None and place_of(Position.parse(head)) > place_of(behind)
+            return replace(listing, has_grown=has_grown)
+
+        return self._ask(wait)
 
     def prepared(self, xid: str) -> None:
         """Return None: the bytes of a daemon's log are searched instead."""
