@@ -91,8 +91,9 @@ class Pipeline:
 
         `spark` is a session, classic or Connect; without one this process's own, or one on this host's cores.
         With `local` everything runs in this process, and no Spark is needed. `told` is called with plain
-        values after each batch. Raises LeaseLost where another process runs the pipeline, DependencyMissing
-        without PySpark, and the error that ended it.
+        values after each batch, during one that lasts longer than ten seconds, and with an error. Raises
+        LeaseLost where another process runs the pipeline, DependencyMissing without PySpark, and the error
+        that ended it.
         """
         if until not in (None, CAUGHT_UP):
             raise OptionInvalid(f"until {until!r} is unknown", hint=f'The one end there is is "{CAUGHT_UP}"')

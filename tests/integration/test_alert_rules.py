@@ -109,6 +109,7 @@ SCENARIOS: dict[str, list[Series]] = {
     "PenstockPipelineFailed": [Series(f'penstock_pipeline_state{{{SINK}, state="failed"}}', 0, 1)],
     "PenstockPipelineRetrying": [Series(f'penstock_pipeline_state{{{SINK}, state="retrying"}}', 0, 1)],
     "PenstockPipelineLagHigh": [Series(f"penstock_pipeline_lag_seconds{{{SINK}}}", 1, 700)],
+    "PenstockPipelineBatchLong": [Series(f"penstock_pipeline_batch_running_seconds{{{SINK}}}", 0, 1801)],
     "PenstockPipelineSourceAside": [Series(f'penstock_pipeline_source_aside{{{SINK}, source="east"}}', 0, 1)],
     "PenstockPipelineTablesStopped": [Series(f'penstock_pipeline_tables{{{SINK}, state="stopped"}}', 0, 2)],
     "PenstockDeadLetters": [Series(f"penstock_pipeline_dead_letters_total{{{SINK}}}", 0, step=1)],

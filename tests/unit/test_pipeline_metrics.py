@@ -6,7 +6,8 @@ import socket
 import threading
 import urllib.error
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import closing
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
@@ -17,8 +18,12 @@ from typer.testing import CliRunner
 from penstock.cli.app import make_app
 from penstock.client.following import FollowingStatus
 from penstock.client.readings import read_member
+from penstock.engine import progress
 from penstock.errors import OptionInvalid, PenstockError
 from penstock.model import Position
+from penstock.pipeline.state import PipelineState
+from penstock.sinks.files.sink import FilesSink
+from penstock.sinks.sink import BatchMark, Receipt
 from penstock.telemetry import publish
 from penstock.telemetry.pipelines import PipelineMeter
 from penstock.telemetry.publish import publish_metrics
@@ -26,7 +31,7 @@ from penstock.telemetry.readings import Readings
 from tests.support.binlog.forged_log import NOTE_IDS, write_forged_log
 from tests.support.daemon.scraping import samples
 from tests.support.pipeline.local_runs import notes_pipeline, run_here, run_sinks_here
-from tests.support.suite.patience import WAIT_SECONDS_MAX
+from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 
 ANYWHERE = "127.0.0.1:0"
 WAITING = {"pipeline": "shop", "state": "waiting for changes"}
@@ -148,6 +153,54 @@ def test_lag_grows_by_the_clock_unless_everything_is_applied() -> None:
     meter.observe(WAITING)
     assert value(meter, "penstock_pipeline_lag_seconds") == 0
     assert value(meter, "penstock_pipeline_retries_total", type="ConnectionLost") == 1
+
+
+def test_lag_grows_while_a_batch_lasts() -> None:
+    clock = Clock()
+    meter = PipelineMeter(clock)
+    meter.observe(BATCH | {"positions": BATCH["heads"]})
+    clock.now += 604
+    long = {"pipeline": "shop", "state": "long batch", "running_batch": 9, "running_seconds": 10.0}
+    meter.observe(long)
+    clock.now += 30
+    lasting = [value(meter, f"penstock_pipeline_{name}_seconds") for name in ("lag", "batch_running")]
+    assert lasting == [40, 40], "nothing was missing before the batch began"
+    assert value(meter, "penstock_pipeline_state", state="running") == 1
+    meter.observe(BATCH | {"positions": BATCH["heads"]})
+    done = [value(meter, f"penstock_pipeline_{name}_seconds") for name in ("lag", "batch_running")]
+    assert done == [0, 0]
+    meter.observe(long)
+    meter.observe(WAITING | {"state": "retrying", "error": "ConnectionLost"})
+    assert value(meter, "penstock_pipeline_batch_running_seconds") == 0, "what is retried has ended"
+
+
+def test_long_batch_of_a_load_leaves_the_pipeline_loading() -> None:
+    meter = PipelineMeter(Clock())
+    meter.observe(BATCH | {"state": "loading"})
+    meter.observe({"pipeline": "shop", "state": "long batch", "running_batch": 2, "running_seconds": 10.0})
+    assert value(meter, "penstock_pipeline_state", state="loading") == 1
+
+
+def test_batch_that_hangs_is_reported_until_it_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "_LONG_BATCH_SECONDS", 0.01)
+    reports: list[Mapping[str, Any]] = []
+    shown: list[Mapping[str, Any]] = []
+    settings = notes_pipeline(tmp_path, {"files": {"path": str(tmp_path / "feed")}})
+    commit = FilesSink.commit
+
+    def hang(sink: FilesSink, mark: BatchMark, receipts: Sequence[Receipt]) -> None:
+        wait_until(lambda: [report.get("running_batch") for report in reports[-2:]] == [mark.number] * 2)
+        with closing(PipelineState.open(settings.state, settings.name)) as state:
+            shown.append(state.shown())
+        commit(sink, mark, receipts)
+
+    monkeypatch.setattr(FilesSink, "commit", hang)
+    run_here(settings, told=reports.append)
+    assert [each["state"] for each in shown] == ["long batch"] * 2
+    assert reports[-1]["state"] == "running"
+    assert [report["batch"] for report in reports if "batch" in report] == [1, 2]
 
 
 def test_source_that_is_set_aside_is_shown_before_it_has_a_position() -> None:

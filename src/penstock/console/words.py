@@ -216,6 +216,7 @@ CHINESE = {
     "failed": "失败",
     "held": "已停住",
     "loading": "加载中",
+    "long batch": "批次运行较久",
     "never ran": "从未运行",
     "opening": "打开中",
     "paused": "已暂停",

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a run shows of itself: a line for each batch, and a record for `penstock pipelines show`."""
 
+import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import structlog
@@ -21,6 +22,10 @@ _log = structlog.get_logger(__name__)
 SECONDS_SHOWN = 5.0
 # How often a run records and logs its progress, at most. It reports every batch.
 _PAUSE_SECONDS = 1.0
+# The state of a run whose batch lasts long.
+_LONG_BATCH = "long batch"
+# How long a batch runs before it is reported, and how often it is reported from then on.
+_LONG_BATCH_SECONDS = 10.0
 
 
 class Progress:
@@ -38,6 +43,9 @@ class Progress:
         self._shown: dict[str, Any] = {}
         self._shown_at = 0.0
         self._failing = False
+        # The number of the batch in progress, and when it began, as `time.monotonic`.
+        self._batch: tuple[int, float] | None = None
+        self._batch_lock = threading.Lock()
         # Whether batches were done since the progress was recorded.
         self._is_behind = False
         # The rows of the last batch, and of its chunks.
@@ -52,6 +60,46 @@ class Progress:
         """Take note of where a source's log ends."""
         self._heads[source] = str(head.position)
 
+    @contextmanager
+    def watching_batches(self, state: Callable[[], PipelineState | None]) -> Iterator[None]:
+        """Report a batch that lasts long, again and again, while the block runs.
+
+        A batch that hangs reports nothing else. `state` returns the pipeline's state if it is open.
+        """
+        ended = threading.Event()
+
+        def watch() -> None:
+            while not ended.wait(_LONG_BATCH_SECONDS):
+                self._report_long_batch(state())
+
+        # It may wait for the state store while the block ends, so nobody waits for it.
+        threading.Thread(target=watch, name="watch-batches", daemon=True).start()
+        try:
+            yield
+        finally:
+            ended.set()
+
+    def begin_batch(self, record: BatchRecord) -> None:
+        """Take note of a batch that begins."""
+        with self._batch_lock:
+            self._batch = record.number, time.monotonic()
+
+    def _end_batch(self) -> None:
+        with self._batch_lock:
+            self._batch = None
+
+    def _report_long_batch(self, state: PipelineState | None) -> None:
+        # The end of the batch is reported after this.
+        with self._batch_lock:
+            if self._batch is None:
+                return
+            number, began = self._batch
+            seconds = time.monotonic() - began
+            if seconds >= _LONG_BATCH_SECONDS:
+                running = {"running_batch": number, "running_seconds": round(seconds, 3)}
+                self._write_if_held({**self._shown, "state": _LONG_BATCH, **running}, state)
+                self._tell({"state": _LONG_BATCH, **running})
+
     def batch(
         self,
         checkpoint: Checkpoint,
@@ -61,6 +109,7 @@ class Progress:
         state: PipelineState,
     ) -> None:
         """Show a batch that is done. `phases` are the seconds of its tasks, its commit and its record."""
+        self._end_batch()
         seconds = sum(phases.values())
         rows = sum(counts.rows + counts.chunk_rows for counts in outcome.counts)
         chunk_rows = sum(counts.chunk_rows for counts in outcome.counts)
@@ -125,6 +174,7 @@ class Progress:
 
     def idle(self, checkpoint: Checkpoint, state: PipelineState) -> None:
         """Show now and then that there is nothing to do."""
+        self._end_batch()
         pause = _PAUSE_SECONDS if self._is_behind else SECONDS_SHOWN
         if time.monotonic() - self._shown_at >= pause:
             self._show({**self._shown, "state": "waiting for changes"}, state, tell=self._failing)
@@ -145,12 +195,17 @@ class Progress:
         self._tell_problem("failed", problem, state)
 
     def _tell_problem(self, what: str, problem: PenstockError, state: PipelineState | None) -> None:
+        self._end_batch()
         shown = {**self._shown, "state": what, "error": type(problem).__name__, "what": str(problem)}
+        if not isinstance(problem, CoordinationLost):
+            self._write_if_held(shown, state)
+        self._tell(shown)
+
+    def _write_if_held(self, shown: dict[str, Any], state: PipelineState | None) -> None:
         # A runner that does not have the pipeline says nothing of it to others.
-        if state is not None and state.held and not isinstance(problem, CoordinationLost):
+        if state is not None and state.held:
             with suppress(CoordinationLost):
                 self._write(shown, state)
-        self._tell(shown)
 
     def _show(self, shown: dict[str, Any], state: PipelineState, *, tell: bool = True) -> None:
         self._shown = shown

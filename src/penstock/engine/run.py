@@ -128,7 +128,8 @@ class PipelineRun:
         the error that ended the run.
         """
         try:
-            with self._driver.cancelling(self._stop, _STOP_SECONDS_MAX):
+            watching = self._progress.watching_batches(lambda: self._state)
+            with self._driver.cancelling(self._stop, _STOP_SECONDS_MAX), watching:
                 checkpoint = self._run_until_lost()
                 while checkpoint is None and not self._stop.is_set():
                     checkpoint = self._run_until_lost()
@@ -369,6 +370,7 @@ class PipelineRun:
     ) -> Checkpoint:
         """Run a batch until it is committed and recorded, through outages and changes of the server."""
         self._begun = record
+        self._progress.begin_batch(record)
         if not written:
             self._unwritten = record.number
             self._retried(partial(state.begin, record), state)

@@ -270,12 +270,12 @@ _PIPELINE = (
     ),
     _gauge(
         "pipeline_last_report_timestamp_seconds",
-        "Time of the run's last batch or error",
+        "Time of the run's last report: of a batch, of one that lasts, or of an error",
         *_SINK,
     ),
     _gauge(
         "pipeline_lag_seconds",
-        "How far the target is behind; 0 if the last batch ended at the end of the logs",
+        "How far the target is behind; 0 if the last batch ended at the end of the logs and none lasts",
         *_SINK,
     ),
     _gauge("pipeline_position_timestamp_seconds", "Commit time of the last change in the target", *_SINK),
@@ -294,6 +294,11 @@ _PIPELINE = (
     ),
     _gauge("pipeline_tables", "Tables that are loading, loaded, or stopped by an error", *_SINK, "state"),
     _counter("pipeline_batches", "Batches that are complete in the target", *_SINK),
+    _gauge(
+        "pipeline_batch_running_seconds",
+        "For how long the batch in progress has been running, from ten seconds on; 0 before and between",
+        *_SINK,
+    ),
     _histogram(
         "pipeline_batch_seconds",
         "Duration of each batch by phase: its tasks, the sink's commit, and the record of its position",

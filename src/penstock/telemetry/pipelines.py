@@ -22,6 +22,7 @@ from penstock.telemetry.readings import Readings
 _STATES = {
     "loading": "loading",
     "running": "running",
+    "long batch": "running",
     "waiting for changes": "waiting",
     "retrying": "retrying",
     "failed": "failed",
@@ -38,6 +39,8 @@ class _SinkMeter:
     # The commit time of the last applied change, and when everything was applied; seconds since 1970.
     applied: float | None = None
     caught_up: float | None = None
+    # When a batch began that is still in progress. Only long batches are reported before their end.
+    batch_begun: float | None = None
     last_error: float | None = None
     positions: Mapping[str, str] = field(default_factory=dict)
     sources_aside: frozenset[str] = frozenset()
@@ -71,15 +74,20 @@ class PipelineMeter:
             key = (str(report["pipeline"]), str(report.get("sink", "")))
             meter, now = self._sinks.setdefault(key, _SinkMeter()), self._clock()
             state = _STATES[report["state"]]
+            meter.batch_begun = None
             if state in ("retrying", "failed"):
                 (meter.retries if state == "retrying" else meter.failures).add(report["error"])
                 meter.last_error = now
             elif state == "waiting":
                 meter.caught_up = now
                 meter.load_seconds, meter.chunks = None, {}
+            elif "running_seconds" in report:
+                _count_long_batch(meter, now - report["running_seconds"])
             else:
                 _count_batch(meter, report, now)
-            meter.state, meter.reported = state, now
+            if not ("running_seconds" in report and meter.state == "loading"):
+                meter.state = state
+            meter.reported = now
             meter.sources_aside = frozenset(report.get("sources_aside", {}))
 
     def is_ready(self) -> bool:
@@ -93,6 +101,13 @@ class PipelineMeter:
         with self._lock:
             for (pipeline, sink), meter in self._sinks.items():
                 _read_sink(readings, meter, self._clock(), pipeline=pipeline, sink=sink)
+
+
+def _count_long_batch(meter: _SinkMeter, begun: float) -> None:
+    meter.batch_begun = begun
+    if _is_caught_up(meter):
+        # Nothing was to be applied until this batch began.
+        meter.caught_up = max(begun, meter.caught_up or 0.0)
 
 
 def _count_batch(meter: _SinkMeter, report: Mapping[str, Any], now: float) -> None:
@@ -142,6 +157,8 @@ def _read_sink(readings: Readings, meter: _SinkMeter, now: float, **labels: str)
     for state, count in meter.chunks.items():
         readings.add("penstock_load_chunks", count, state=state, **labels)
     readings.add("penstock_load_remaining_seconds", meter.load_seconds, **labels)
+    running = 0.0 if meter.batch_begun is None else max(0.0, now - meter.batch_begun)
+    readings.add("penstock_pipeline_batch_running_seconds", running, **labels)
     readings.add("penstock_pipeline_batches_total", meter.batches, **labels)
     readings.add_counter("penstock_pipeline_rows_total", meter.rows, **labels)
     readings.add("penstock_pipeline_read_bytes_total", meter.read_bytes, **labels)
@@ -156,15 +173,20 @@ def _read_sink(readings: Readings, meter: _SinkMeter, now: float, **labels: str)
 def _lag(meter: _SinkMeter, now: float) -> float | None:
     """Return how far the target is behind: 0 if the last batch ended at the end of the logs.
 
-    The next change begins another batch, and a source that fails is reported, so silence means no change.
+    The next change begins another batch, and a source that fails or a batch that lasts is reported, so
+    silence means no change.
     """
     reached = max(meter.applied or 0.0, meter.caught_up or 0.0)
     if not reached:
         return None
-    is_caught_up = meter.caught_up is not None and meter.caught_up >= (meter.applied or 0.0)
-    if is_caught_up and meter.state in ("running", "waiting"):
+    if _is_caught_up(meter) and meter.batch_begun is None and meter.state in ("running", "waiting"):
         return 0.0
     return max(0.0, now - reached)
+
+
+def _is_caught_up(meter: _SinkMeter) -> bool:
+    """Return whether the last batch ended at the end of the logs."""
+    return meter.caught_up is not None and meter.caught_up >= (meter.applied or 0.0)
 
 
 def _without_gtids(positions: Mapping[str, str]) -> dict[str, str]:

@@ -50,9 +50,12 @@ def driver_of(engine: "SparkSession | LocalDriver") -> Driver:
 def run_to_end(engine: "SparkSession | LocalDriver", settings: PipelineSettings) -> list[dict[str, Any]]:
     """Run until all current changes are in the target; return the reports of each batch."""
     shown: list[dict[str, Any]] = []
-    run = run_of(
-        settings, driver_of(engine), until_caught_up=True, report=lambda report: shown.append(dict(report))
-    )
+
+    def note(report: Mapping[str, Any]) -> None:
+        if report["state"] != "long batch":
+            shown.append(dict(report))
+
+    run = run_of(settings, driver_of(engine), until_caught_up=True, report=note)
     with patient_leases():
         run.run()
     return shown
