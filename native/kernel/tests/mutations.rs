@@ -3,6 +3,8 @@
 //! The logs in `logs/` were written by `tests/fuzz/logs.py` on real servers; their names tell which. The damage is
 //! the same in every run. `make test-long` runs other damage, for long.
 
+mod support;
+
 use std::fs;
 use std::path::Path;
 
@@ -12,37 +14,22 @@ use penstock_kernel::emit::dialect::{DialectOptions, NAMES};
 use penstock_kernel::error::Error;
 use penstock_kernel::gtid::GtidSet;
 use penstock_kernel::stream::{Answer, Decoder, Emit, Options, State};
+use support::Chance;
 
 const ROUNDS: u64 = 1000;
 const ANSWERS_MAX: usize = 100_000;
 const EDGES: [u8; 10] = [0, 1, 2, 0x7f, 0x80, 0xfb, 0xfc, 0xfd, 0xfe, 0xff];
 
-/// A small generator of numbers (xorshift64*), so that a seed names its damage for ever.
-struct Chance(u64);
-
-impl Chance {
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-
-    fn below(&mut self, bound: usize) -> usize {
-        (self.next() % bound.max(1) as u64) as usize
-    }
-}
-
 fn logs() -> Vec<(String, Vec<u8>)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/logs");
-    let mut found: Vec<(String, Vec<u8>)> = fs::read_dir(folder)
+    let mut logs: Vec<(String, Vec<u8>)> = fs::read_dir(folder)
         .unwrap()
         .map(|entry| entry.unwrap().path())
         .map(|path| (path.file_name().unwrap().to_string_lossy().into_owned(), fs::read(path).unwrap()))
         .collect();
-    found.sort();
-    assert!(found.len() > 8);
-    found
+    logs.sort();
+    assert!(logs.len() > 8);
+    logs
 }
 
 fn damage(log: &[u8], chance: &mut Chance) -> Vec<u8> {
@@ -164,7 +151,7 @@ fn damaged_logs_end_or_stop_by_name() {
     let mut stopped = 0;
     for (index, (_, log)) in logs().iter().enumerate() {
         for round in 0..ROUNDS {
-            let mut chance = Chance(1 + round + (index as u64) * ROUNDS);
+            let mut chance = Chance::new(1 + round + (index as u64) * ROUNDS);
             // A generator of few bits in its seed needs a start before its numbers are worth anything.
             for _ in 0..8 {
                 chance.next();
@@ -199,7 +186,7 @@ fn damaged_logs_become_messages_up_to_their_end_or_stop_by_name() {
             assert!(rows > 0 && matches!(error, None | Some("TransactionRolledBack")), "{name} {dialect}: {error:?}");
         }
         for round in 0..ROUNDS {
-            let mut chance = Chance(1 + round + (index as u64) * ROUNDS);
+            let mut chance = Chance::new(1 + round + (index as u64) * ROUNDS);
             for _ in 0..8 {
                 chance.next();
             }
@@ -331,7 +318,7 @@ fn damaged_logs_are_cut_to_their_end_or_stop_by_name() {
     let (mut stopped, mut ended) = (0, 0);
     for (index, (_, log)) in logs().iter().enumerate() {
         for round in 0..ROUNDS {
-            let mut chance = Chance(1 + round + (index as u64) * ROUNDS);
+            let mut chance = Chance::new(1 + round + (index as u64) * ROUNDS);
             for _ in 0..8 {
                 chance.next();
             }
@@ -370,7 +357,7 @@ fn damaged_heads_of_segments_are_read_or_refused() {
         .unwrap();
         assert_eq!(blocks::read_segment_head(&head).unwrap().base, 4, "{name}");
         for round in 0..ROUNDS {
-            let mut chance = Chance(7 + round);
+            let mut chance = Chance::new(7 + round);
             let mut damaged = damage(&head, &mut chance);
             seal(&mut damaged, false);
             if let Ok(found) = blocks::read_segment_head(&damaged) {

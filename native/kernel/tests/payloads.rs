@@ -1,6 +1,8 @@
 //! Damaged payloads of TiDB are refused by name, or become a binlog that the decoder reads: no panic, no hang, and no
 //! memory out of proportion. `PENSTOCK_KERNEL_MUTATIONS` says how many; `make test-long` tries ten million.
 
+mod support;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -10,33 +12,12 @@ use penstock_kernel::tidb::payload_events;
 use penstock_kernel::tidb::transcoder::{DdlStatement, Transcoder};
 use penstock_kernel::write::file;
 use serde_json::Value as Json;
+use support::{memory_kib_max, setting, Chance};
 
 const MUTATIONS: u64 = 3_000;
 const ANSWERS_MAX: usize = 1_000_000;
 const GROWTH_KIB_MAX: u64 = 256 << 10;
 const EDGES: [u8; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 0x12, 0x7f, 0x80, 0xfe, 0xff];
-
-/// A small generator of numbers (xorshift64*), so that a seed names its damage for ever.
-struct Chance(u64);
-
-impl Chance {
-    fn new(seed: u64) -> Chance {
-        let mut chance = Chance(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
-        chance.next();
-        chance
-    }
-
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-
-    fn below(&mut self, bound: usize) -> usize {
-        (self.next() % bound.max(1) as u64) as usize
-    }
-}
 
 fn samples() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/samples/tidb")
@@ -143,17 +124,6 @@ fn decode(log: &[u8]) -> Result<usize, Error> {
         }
     }
     panic!("the decoder does not come to an end");
-}
-
-/// The most memory that this process has had, in KiB (proc(5)).
-fn memory_kib_max() -> u64 {
-    let status = fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse().unwrap()
-}
-
-fn setting(name: &str, default: u64) -> u64 {
-    std::env::var(name).map_or(default, |text| text.parse().unwrap())
 }
 
 #[test]

@@ -2,6 +2,8 @@
 //! built of repeated prefixes, and lengths, positions and checksums are made to agree again. The kernel ends or stops by
 //! name, within its memory. `PENSTOCK_KERNEL_MUTATIONS` says how many logs; `make test-long` tries ten million.
 
+mod support;
+
 use std::fs;
 use std::path::Path;
 
@@ -11,6 +13,7 @@ use penstock_kernel::event::query::{verb, Query};
 use penstock_kernel::event::session::Backslash;
 use penstock_kernel::gtid::GtidSet;
 use penstock_kernel::stream::{Answer, Decoder, Emit, Options, State};
+use support::{memory_kib_max, setting, Chance};
 
 const MUTATIONS: u64 = 2_000;
 const ANSWERS_MAX: usize = 1_000_000;
@@ -46,28 +49,6 @@ const PIECES: [&str; 24] = [
     "START TRANSACTION",
     "1",
 ];
-
-/// A small generator of numbers (xorshift64*), so that a seed names its damage for ever.
-struct Chance(u64);
-
-impl Chance {
-    fn new(seed: u64) -> Chance {
-        let mut chance = Chance(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1);
-        chance.next();
-        chance
-    }
-
-    fn next(&mut self) -> u64 {
-        self.0 ^= self.0 >> 12;
-        self.0 ^= self.0 << 25;
-        self.0 ^= self.0 >> 27;
-        self.0.wrapping_mul(0x2545_f491_4f6c_dd1d)
-    }
-
-    fn below(&mut self, bound: usize) -> usize {
-        (self.next() % bound.max(1) as u64) as usize
-    }
-}
 
 /// An event without its checksum; the length and the position in its header are written by `assemble`.
 #[derive(Clone)]
@@ -244,17 +225,6 @@ fn cut(log: &[u8]) {
     let mut cutter = BlockCutter::new(settings, None).unwrap();
     let result = cutter.feed(log);
     assert!(result.is_err() || cutter.data_range().1 <= log.len() as u64);
-}
-
-/// The most memory that this process has had, in KiB (proc(5)).
-fn memory_kib_max() -> u64 {
-    let status = fs::read_to_string("/proc/self/status").unwrap();
-    let line = status.lines().find(|line| line.starts_with("VmHWM:")).unwrap();
-    line.split_whitespace().nth(1).unwrap().parse().unwrap()
-}
-
-fn setting(name: &str, default: u64) -> u64 {
-    std::env::var(name).map_or(default, |text| text.parse().unwrap())
 }
 
 #[test]
