@@ -12,6 +12,7 @@ penstock.Pipeline(
 """
 
 import hashlib
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -31,19 +32,21 @@ CAUGHT_UP = "caught-up"
 
 _UNNAMED = "pipeline"
 
+Report = Callable[[Mapping[str, Any]], None]
+
 
 class Pipeline:
-    """Source, steps and sink, proved when it is made; nothing is opened before `run`.
+    """A source, steps and a sink, validated when it is created. Nothing is opened before `run`.
 
-    `source` is a URL, a path, or what stands below `source` in a file; a list of these are several sources.
-    `tables` and `exclude` are patterns for all of them. A step is a verb, a verb with what it is told
-    (`{"mask": {...}}`), or a function over Arrow batches, which stands for the step `python`. `sink` is a
-    kind, or a kind with what it is told. `name` names the pipeline in its state; without one its name is
-    made of source and sink, the same whenever they are. `folder` is where the state and the dead letter lie
-    unless `settings` says otherwise: those are the further sections of a file, such as `load`, `errors`, and
+    `source` is a URL, a path, or the section `source` of a pipeline file; a list means several sources.
+    `tables` and `exclude` are patterns for all sources. A step is a verb, a verb with its settings
+    (`{"mask": {...}}`), or a function over Arrow batches, short for the step `python`. `sink` is a kind, or
+    a kind with its settings. `name` is the pipeline's name in its state; the default is derived from source
+    and sink, and changes only with them. The state and the dead letter are in `folder`, unless `settings`
+    says otherwise: `settings` are the other sections of a pipeline file, such as `load`, `errors`, and
     `sinks` in place of `sink`.
 
-    Raises OptionInvalid, which tells every problem; DependencyMissing.
+    Raises OptionInvalid with every problem, and DependencyMissing.
     """
 
     def __init__(
@@ -61,22 +64,21 @@ class Pipeline:
         value: dict[str, Any] = {
             **settings,
             **_sources(source, tables, exclude),
-            "steps": [{"python": {"function": one}} if callable(one) else one for one in steps],
+            "steps": [{"python": {"function": step}} if callable(step) else step for step in steps],
             **({} if sink is None else {"sink": sink}),
             "name": name or _UNNAMED,
         }
-        made = pipeline_of_values(value, folder)
+        self.settings = pipeline_of_values(value, folder)
         if name is None:
-            made = pipeline_of_values(value | {"name": _name_of(made)}, folder)
-        self.settings = made
+            self.settings = pipeline_of_values(value | {"name": _name_of(self.settings)}, folder)
         self._running: Any = None
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read a pipeline's file. Raises OptionInvalid, which tells every problem with its line."""
-        made = cls.__new__(cls)
-        made.settings, made._running = load_pipeline(path), None
-        return made
+        """Read a pipeline file. Raises OptionInvalid with every problem and its line."""
+        pipeline = cls.__new__(cls)
+        pipeline.settings, pipeline._running = load_pipeline(path), None
+        return pipeline
 
     def run(
         self,
@@ -84,16 +86,17 @@ class Pipeline:
         *,
         local: bool = False,
         until: str | None = None,
-        told: Callable[[Mapping[str, Any]], None] | None = None,
+        report: Report | None = None,
+        told: Report | None = None,
     ) -> "Checkpoint | dict[str, Checkpoint]":
-        """Load the tables and follow their changes, until `stop`, or until "caught-up"; return what is done:
-        with `sinks`, for each sink by name.
+        """Load the tables and follow their changes until `stop`, or until "caught-up". Return the checkpoint,
+        with `sinks` that of each sink by name.
 
-        `spark` is a session, classic or Connect; without one this process's own, or one on this host's cores.
-        With `local` everything runs in this process, and no Spark is needed. `told` is called with plain
-        values after each batch, during one that lasts longer than ten seconds, and with an error. Raises
-        LeaseLost where another process runs the pipeline, DependencyMissing without PySpark, and the error
-        that ended it.
+        `spark` is a session, classic or Connect; the default is this process's own, or one on this host's
+        cores. With `local` everything runs in this process, without Spark. `report` is called with plain
+        values after each batch, during one that lasts longer than ten seconds, and with an error; `told` is
+        its former name, for one version. Raises LeaseLost if another process runs the pipeline,
+        DependencyMissing without PySpark, and the error that ended the run.
         """
         if until not in (None, CAUGHT_UP):
             raise OptionInvalid(f"until {until!r} is unknown", hint=f'The one end there is is "{CAUGHT_UP}"')
@@ -102,8 +105,8 @@ class Pipeline:
         from penstock.engine.sink_runs import run_of
 
         driver = self._local() if local else self._on_spark(spark)
-        run = run_of(self.settings, driver, until_caught_up=until is not None, report=told)
-        self._running = run
+        report = _report_of(report, told)
+        run = self._running = run_of(self.settings, driver, until_caught_up=until is not None, report=report)
         return run.run()
 
     @staticmethod
@@ -118,14 +121,16 @@ class Pipeline:
 
         return SparkDriver(spark or session_for(self.settings.name, None, self.settings.spark))
 
-    def relay(self, *, told: Callable[[Mapping[str, Any]], None] | None = None) -> "PipelineRun | SinkRuns":
-        """Return a run in this process, which `run` starts. It waits while another process runs the pipeline.
+    def relay(self, *, report: Report | None = None, told: Report | None = None) -> "PipelineRun | SinkRuns":
+        """Return a run in this process, which its `run` starts. It waits while another process runs the
+        pipeline.
 
-        `run(local=True)` replaces it: this name goes with the next version.
+        Deprecated: use `run(local=True)`. The next version removes it.
         """
         from penstock.engine.sink_runs import run_of
 
-        run = self._running = run_of(self.settings, self._local(), report=told, standby=True)
+        report = _report_of(report, told)
+        run = self._running = run_of(self.settings, self._local(), report=report, standby=True)
         return run
 
     def preview(self) -> dict[str, Any]:
@@ -141,14 +146,25 @@ class Pipeline:
         return {"pipeline": self.settings.name, "sinks": sinks}
 
     def stop(self) -> None:
-        """End what runs, behind its batch. Safe for threads and signals."""
+        """End the run after its current batch. Safe in threads and signal handlers."""
         if self._running is not None:
             self._running.stop()
 
     def __repr__(self) -> str:
-        sources = ", ".join(one.name for one in self.settings.sources)
+        sources = ", ".join(source.name for source in self.settings.sources)
         kinds = ", ".join(sink.kind for sink in self.settings.sinks)
         return f"Pipeline({self.settings.name!r}: {sources} to {kinds})"
+
+
+def _report_of(report: Report | None, told: Report | None) -> Report | None:
+    """Return the function to report to, which callers may still pass as `told`. Raises TypeError for both."""
+    if told is None:
+        return report
+    if report is not None:
+        raise TypeError("report and told are both given: told is the former name of report")
+    # The caller of `run` or `relay`.
+    warnings.warn("told is now report; the next version removes told", DeprecationWarning, stacklevel=3)
+    return told
 
 
 def _sources(source: Any, tables: Any, exclude: Any) -> dict[str, Any]:
@@ -156,8 +172,8 @@ def _sources(source: Any, tables: Any, exclude: Any) -> dict[str, Any]:
     shared = {name: value for name, value in (("tables", tables), ("exclude", exclude)) if value is not None}
     if isinstance(source, str | Path | Mapping):
         return {"source": {**shared, **_source(source)}}
-    found = {"sources": [_source(one) for one in source]}
-    return found | {"source": shared} if shared else found
+    sources = {"sources": [_source(each) for each in source]}
+    return sources | {"source": shared} if shared else sources
 
 
 def _source(source: Any) -> dict[str, Any]:
@@ -168,8 +184,8 @@ def _source(source: Any) -> dict[str, Any]:
 
 
 def _name_of(settings: PipelineSettings) -> str:
-    """Return a name that another source, other tables or another sink do not have."""
-    # No representation has a secret in it, so neither has the name.
+    """Return a name that is unique to the sources, tables and sinks."""
+    # No representation contains a secret, so the name reveals none.
     sources_text = repr([(source.name, source.tables) for source in settings.sources])
     sources_text += "".join(repr(sink.settings) for sink in settings.sinks)
     return f"{settings.sinks[0].kind}-{hashlib.sha256(sources_text.encode()).hexdigest()[:10]}"

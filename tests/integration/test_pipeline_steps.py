@@ -115,7 +115,7 @@ def test_merged_filtered_masked_table_equals_its_shards(
 ) -> None:
     reports: list[Any] = []
     pipeline = fleet.pipeline()
-    pipeline.run(spark, until="caught-up", told=reports.append)
+    pipeline.run(spark, until="caught-up", report=reports.append)
     assert fleet.merged() == fleet.expected()
     assert len(fleet.merged()) == 4 * 32
     for statement in (

@@ -86,7 +86,7 @@ def test_metrics_of_a_run_are_its_rows_batches_and_position(tmp_path: Path) -> N
     meter = PipelineMeter()
     settings = notes_pipeline(tmp_path, {"files": {"path": str(tmp_path / "feed")}})
     with publish_metrics(meter.read, address=ANYWHERE, is_ready=meter.is_ready) as address:
-        run_here(settings, told=meter.observe)
+        run_here(settings, report=meter.observe)
         status, text = get(address, "/metrics")
         assert get(address, "/readyz") == (200, "running: ok\n")
         assert get(address, "/livez") == (200, "alive: ok\n")

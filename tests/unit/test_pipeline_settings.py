@@ -3,6 +3,7 @@
 
 import json
 import pickle
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from typer.testing import CliRunner
 
 import penstock
 from penstock.cli.app import make_app
-from penstock.errors import OptionInvalid
+from penstock.errors import OptionInvalid, SourceMissing
 from penstock.model import Position
 from penstock.pipeline.settings import (
     EARLIEST,
@@ -253,6 +254,17 @@ def test_pipeline_of_a_program_equals_that_of_a_file(tmp_path: Path) -> None:
     file = tmp_path / "shop.yaml"
     file.write_text(SMALLEST)
     assert penstock.Pipeline.load(file).settings == load_pipeline(file)
+
+
+def test_report_has_its_former_name_for_one_version(tmp_path: Path) -> None:
+    reports: list[Mapping[str, Any]] = []
+    pipeline = penstock.Pipeline(source={"path": "/no/such.log"}, sink="stdout", load="none", folder=tmp_path)
+    with pytest.warns(DeprecationWarning, match="told is now report") as warned, pytest.raises(SourceMissing):
+        pipeline.run(local=True, told=reports.append)
+    assert warned[0].filename == __file__
+    assert reports[-1]["state"] == "failed"
+    with pytest.raises(TypeError, match="both given"):
+        pipeline.run(local=True, report=reports.append, told=reports.append)
 
 
 # --- For editors ----------------------------------------------------------------------------

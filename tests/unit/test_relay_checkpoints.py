@@ -103,7 +103,7 @@ def test_first_run_begins_at_the_checkpoint_and_a_reset_forgets_it(tmp_path: Pat
         with closing(open_store(settings.state)) as store:
             relayed(store, checkpoint=Checkpoint(str(first.last), str(log.gtid_set(first.last)), key))
         reports: list[Any] = []
-        run_here(settings, told=reports.append)
+        run_here(settings, report=reports.append)
         checkpoint = run_here(settings)
         assert Offset.from_json(checkpoint.offsets[INSTANCE]).position == head
         assert reports, "the log goes on after the checkpoint; by itself a run begins at its end"

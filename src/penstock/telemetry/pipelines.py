@@ -2,7 +2,7 @@
 """The metrics of a pipeline, from the reports of its run.
 
     meter = PipelineMeter()
-    pipeline.run(told=meter.observe)
+    pipeline.run(report=meter.observe)
 
 `read` adds them to a scrape: see `penstock.telemetry.publish`.
 """

@@ -32,10 +32,10 @@ def notes_pipeline(folder: Path, sink: Mapping[str, Any] | None = None, **more: 
 def run_here(
     settings: PipelineSettings,
     driver: LocalDriver | None = None,
-    told: Callable[[Mapping[str, Any]], None] | None = None,
+    report: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> Checkpoint:
     """Run a pipeline to the end of its log."""
-    return PipelineRun(settings, driver or LocalDriver(2), until_caught_up=True, report=told).run()
+    return PipelineRun(settings, driver or LocalDriver(2), until_caught_up=True, report=report).run()
 
 
 def run_sinks_here(

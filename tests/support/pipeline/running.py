@@ -65,13 +65,13 @@ def run_to_end(engine: "SparkSession | LocalDriver", settings: PipelineSettings)
 def running(
     engine: "SparkSession | LocalDriver",
     settings: PipelineSettings,
-    told: Callable[[Mapping[str, Any]], None] | None = None,
+    report: Callable[[Mapping[str, Any]], None] | None = None,
 ) -> Iterator[PipelineRun]:
     """Run a pipeline in a thread inside the block, which starts once the pipeline has its lease.
 
     Raises the error that ended the pipeline.
     """
-    run = PipelineRun(settings, driver_of(engine), report=told)
+    run = PipelineRun(settings, driver_of(engine), report=report)
     failed: list[BaseException] = []
 
     def go() -> None:
