@@ -9,26 +9,18 @@ It resumes after the last commit timestamp of its log.
 import time
 from dataclasses import asdict, dataclass, replace
 
-from penstock.capture.receive import Receiver
-from penstock.capture.run import Capture
 from penstock.capture.status import CaptureStatus, State
-from penstock.errors import LogDamaged, OptionInvalid, ServerChanged
-from penstock.limits import CAPTURE_CHUNK_BYTES
+from penstock.errors import LogDamaged
 from penstock.logstore.epochs import seal_json, unseal_json
 from penstock.logstore.log import Log
 from penstock.ticdc.sink_log import SinkLog
 from penstock.ticdc.sink_reader import SinkReader
-from penstock.ticdc.storage import SinkStorage, open_storage, read_checkpoint
+from penstock.ticdc.storage import open_storage, read_checkpoint
+from penstock.tidb.merged_capture import MergedCapture
 from penstock.tidb.merged_log import (
-    EPOCH,
-    FLAVOR,
-    SERVER_ID,
-    MergedLog,
-    begin_merged_log,
     end_of_merged_log,
     server_key_of,
 )
-from penstock.tidb.messages import LOGICAL_BITS
 
 START_FILE = "ticdc-start.json"
 
@@ -43,7 +35,7 @@ class _Start:
     last_file: str | None = None
 
 
-class TicdcCapture(Capture):
+class TicdcCapture(MergedCapture):
     """Captures the output of TiCDC into the log of an instance, with the interface of every capture."""
 
     def snapshot(self) -> CaptureStatus:
@@ -57,7 +49,11 @@ class TicdcCapture(Capture):
         log = self._opened_log()
         self._set_state(State.CONNECTING, f"reading {self._settings.source}")
         storage = open_storage(self._settings.source)
-        self._begin_log(log, storage)
+
+        def record_start() -> None:
+            _record(log, _Start(self._start_ts(lambda: read_checkpoint(storage) - 1)))
+
+        self._begin_log(log, server_key_of(self._settings.source), record_start)
         end = end_of_merged_log(log)
         start = _recorded_start(log)
         position = max(end.commit_ts, start.commit_ts)
@@ -69,36 +65,11 @@ class TicdcCapture(Capture):
         reader = SinkReader(storage, self._settings.ticdc, position, start.last_file)
         self._read(log, reader, start, end.commit_ts, logged)
 
-    def _begin_log(self, log: Log, storage: SinkStorage) -> None:
-        """Record the sink in a new log, and where it starts. Raises ServerChanged for another sink."""
-        key = server_key_of(self._settings.source)
-        if log.epoch is None:
-            # First the position: after a crash in between, the log is still new.
-            _record(log, _Start(self._start_ts(storage)))
-            begin_merged_log(log, key)
-        elif log.epoch.server_key != key:
-            raise ServerChanged(
-                f"{log.folder} is the log of {log.epoch.server_key}, not of {key}",
-                hint="Correct source, or use another log folder for another changefeed",
-            )
-
-    def _start_ts(self, storage: SinkStorage) -> int:
-        start = self._start_at
-        if start.earliest:
-            return 0
-        if start.time_us is not None:
-            return start.time_us // 1000 << LOGICAL_BITS
-        if start.position is not None or start.gtid_set is not None:
-            raise OptionInvalid(
-                "the output of TiCDC has no such position", hint="start: earliest, latest, or a time"
-            )
-        return read_checkpoint(storage) - 1
-
     def _read(
         self, log: Log, reader: SinkReader, start: _Start, last_ts: int, statements_logged: int
     ) -> None:
         """Append what the sink has, until stopped. `statements_logged` of `last_ts` are in the log."""
-        sink_log = SinkLog(MergedLog(log, self._receiver(log)))
+        sink_log = SinkLog(self._merged_log(log))
         self._connects += 1
         self._set_state(State.RUNNING)
         durable_at = time.monotonic()
@@ -123,20 +94,6 @@ class TicdcCapture(Capture):
             )
             self._set_state(State.RUNNING, why if is_behind else None)
             self._stopping.wait(self._settings.ticdc.poll)
-
-    def _receiver(self, log: Log) -> Receiver:
-        return Receiver(
-            log,
-            self._progress,
-            self._stopping,
-            epoch=EPOCH,
-            server_id=SERVER_ID,
-            flavor=FLAVOR,
-            chunk_bytes=CAPTURE_CHUNK_BYTES,
-            schemas=None,
-            hold=self._hold,
-            arrived=self._handle_arrival,
-        )
 
 
 def _sync(log: Log, reader: SinkReader, start: _Start) -> _Start:

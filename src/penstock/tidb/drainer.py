@@ -16,10 +16,8 @@ from typing import Any
 import structlog
 
 from penstock._native import TidbTranscoder
-from penstock.capture.receive import Receiver
-from penstock.capture.run import Capture
 from penstock.capture.status import CaptureStatus, State
-from penstock.errors import OptionInvalid, ServerChanged, TransactionLate
+from penstock.errors import TransactionLate
 from penstock.limits import CAPTURE_CHUNK_BYTES
 from penstock.logstore.epochs import seal_json, unseal_json
 from penstock.logstore.log import Log
@@ -34,16 +32,13 @@ from penstock.tidb.drainer_service import DrainerService, answers_of
 from penstock.tidb.job_sources import JobSource, SqlJobs, StatusJobs, TikvJobs
 from penstock.tidb.known_pumps import KnownPumps
 from penstock.tidb.membership import DrainerProgress, PumpMembers, Registration
+from penstock.tidb.merged_capture import MergedCapture
 from penstock.tidb.merged_log import (
-    EPOCH,
-    FLAVOR,
     SERVER_ID,
-    MergedLog,
-    begin_merged_log,
     end_of_merged_log,
     server_key_of,
 )
-from penstock.tidb.messages import LOGICAL_BITS, physical_us
+from penstock.tidb.messages import physical_us
 from penstock.tidb.node_port import NodePort, PortTls, bind_port
 from penstock.tidb.pulling import MergeQueue, PumpReader
 from penstock.tidb.registry import Node, NodeState, Registry
@@ -63,7 +58,7 @@ _RECENT_SECONDS = 15.0
 _SAVED_SECONDS = 10.0
 
 
-class TidbCapture(Capture):
+class TidbCapture(MergedCapture):
     """Captures a TiDB cluster into the log of an instance, with the interface of every capture."""
 
     _drainer: "Drainer | None" = None
@@ -105,36 +100,15 @@ class TidbCapture(Capture):
         jobs = job_source(self._settings, cluster)
         try:
             self._cluster_id = cluster.cluster_id
-            self._begin_log(log, cluster)
+
+            def record_start() -> None:
+                MergePosition(self._start_ts(cluster.timestamp), None).write(log.disk, log.folder)
+
+            self._begin_log(log, server_key_of(cluster.cluster_id), record_start)
             self._merge(log, cluster, jobs)
         finally:
             jobs.close()
             cluster.close()
-
-    def _begin_log(self, log: Log, cluster: Cluster) -> None:
-        """Record the cluster in a new log, and where it starts. Raises ServerChanged for another cluster."""
-        key = server_key_of(cluster.cluster_id)
-        if log.epoch is None:
-            # First the position: after a crash in between, the log is still new.
-            MergePosition(self._start_ts(cluster), None).write(log.disk, log.folder)
-            begin_merged_log(log, key)
-        elif log.epoch.server_key != key:
-            raise ServerChanged(
-                f"{log.folder} is the log of {log.epoch.server_key}, and {self._settings.source} is {key}",
-                hint="Correct source, or use another log folder for another cluster",
-            )
-
-    def _start_ts(self, cluster: Cluster) -> int:
-        start = self._start_at
-        if start.earliest:
-            return 0
-        if start.time_us is not None:
-            return start.time_us // 1000 << LOGICAL_BITS
-        if start.position is not None or start.gtid_set is not None:
-            raise OptionInvalid(
-                "a TiDB cluster has no such position", hint="start: earliest, latest, or a time"
-            )
-        return cluster.timestamp()
 
     def _merge(self, log: Log, cluster: Cluster, jobs: JobSource) -> None:
         """Take part in the cluster, and store what its Pumps send, until stopped or something fails."""
@@ -145,7 +119,7 @@ class TidbCapture(Capture):
             drainer.interrupt()
         try:
             drainer.start()
-            merged = MergedLog(log, self._receiver(log))
+            merged = self._merged_log(log)
             transcoder = TidbTranscoder(cluster_id=cluster.cluster_id, server_id=SERVER_ID)
             parts = TranscriptionParts(kept, jobs, transcoder, self._stopping, self._report_wait)
             transcription = Transcription(merged, parts)
@@ -174,22 +148,6 @@ class TidbCapture(Capture):
             write_late(log, self._late)
             self._late = None
         check_late(log)
-
-    # --- Parts ------------------------------------------------------------------------------
-
-    def _receiver(self, log: Log) -> Receiver:
-        return Receiver(
-            log,
-            self._progress,
-            self._stopping,
-            epoch=EPOCH,
-            server_id=SERVER_ID,
-            flavor=FLAVOR,
-            chunk_bytes=CAPTURE_CHUNK_BYTES,
-            schemas=None,
-            hold=self._hold,
-            arrived=self._handle_arrival,
-        )
 
     def _report_progress(self, drainer: "Drainer") -> None:
         """Show in the status whether everything was merged, and what the merge waits for."""
