@@ -10,17 +10,16 @@ from typing import Any, Self
 import structlog
 
 from penstock.coordinate.lease import Holder
-from penstock.coordinate.store import ABSENT, CoordinationStore, Record, path_of, reading_record
+from penstock.coordinate.store import ABSENT, CoordinationStore, Record, path_of
 from penstock.errors import OptionInvalid, SchemaInvalid, SourceMissing
 from penstock.fleet.placement import Work
 from penstock.fleet.records import (
-    HINT_VERSION,
     JOB_RUNS,
     JOBS,
-    decode_record,
     encode_record,
     job_lease_path,
     names_below,
+    reading_fields,
 )
 
 # The exits and the lines of output that the store keeps of each job.
@@ -65,9 +64,7 @@ class JobSpec:
         """Read a job's record, None if there is none. Raises SchemaInvalid."""
         if record is None:
             return None
-        what = f"the record of job {name}"
-        with reading_record(what, HINT_VERSION):
-            values = decode_record(what, record)
+        with reading_fields(f"the record of job {name}", record) as values:
             return cls(
                 name,
                 str(values["verb"]),
@@ -130,9 +127,7 @@ class JobRun:
         """Read the record; without one the job has never run. Raises SchemaInvalid."""
         if record is None:
             return cls()
-        what = f"the run of job {name}"
-        with reading_record(what, HINT_VERSION):
-            values = decode_record(what, record)
+        with reading_fields(f"the run of job {name}", record) as values:
             return cls(
                 str(values["worker"]),
                 str(values["state"]),

@@ -2,7 +2,8 @@
 """The fleet's records in the coordination store; `docs/formats/coordination.md` describes them."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
@@ -57,8 +58,7 @@ class MemberRecord:
     @classmethod
     def of(cls, name: str, record: Record) -> Self:
         """Read a member's record. Raises SchemaInvalid."""
-        with reading_record(f"the record of member {name}", HINT_VERSION):
-            values = decode_record(f"the record of member {name}", record)
+        with reading_fields(f"the record of member {name}", record) as values:
             return cls(
                 name,
                 str(values["address"]),
@@ -91,8 +91,7 @@ class PlacementRecord:
         """Read the record; without one nothing is placed. Raises SchemaInvalid."""
         if record is None:
             return cls()
-        with reading_record("a placement", HINT_VERSION):
-            values = decode_record("a placement", record)
+        with reading_fields("a placement", record) as values:
             return cls(int(values["token"]), tuple(map(str, values["instances"])))
 
 
@@ -138,9 +137,7 @@ class CaptureRecord:
         """Read the record, None if there is none. Raises SchemaInvalid."""
         if record is None:
             return None
-        what = f"the capture record of {instance}"
-        with reading_record(what, HINT_VERSION):
-            values = decode_record(what, record)
+        with reading_fields(f"the capture record of {instance}", record) as values:
             return cls(
                 int(values["token"]),
                 _handover_of(values["handover"]),
@@ -168,8 +165,7 @@ class LoadRecord:
         """Read the record; without one the member does nothing. Raises SchemaInvalid."""
         if record is None:
             return cls()
-        with reading_record("a member's load", HINT_VERSION):
-            values = decode_record("a member's load", record)
+        with reading_fields("a member's load", record) as values:
             return cls(int(values["captures"]), float(values["bytes_per_second"]), int(values["updated_us"]))
 
 
@@ -209,9 +205,8 @@ def read_joins(record: Record | None) -> dict[str, Sequence[int]]:
     """Return when each member joined lately, in microseconds UTC since 1970. Raises SchemaInvalid."""
     if record is None:
         return {}
-    with reading_record("the members' history", HINT_VERSION):
-        members = decode_record("the members' history", record)["members"]
-        return {str(name): [int(time_us) for time_us in times] for name, times in members.items()}
+    with reading_fields("the members' history", record) as values:
+        return {str(name): [int(time_us) for time_us in times] for name, times in values["members"].items()}
 
 
 def encode_joins(joins: Mapping[str, Sequence[int]]) -> bytes:
@@ -247,9 +242,14 @@ def encode_record(values: Mapping[str, Any]) -> bytes:
     return json.dumps({"format": FORMAT, **values}).encode()
 
 
-def decode_record(what: str, record: Record) -> dict[str, Any]:
-    """Return the fields of a record. Raises SchemaInvalid for a later format, ValueError for no JSON."""
-    values: dict[str, Any] = json.loads(record.value)
-    if int(values.get("format", 0)) > FORMAT:
-        raise SchemaInvalid(f"{what} was written by a later version of Penstock", hint=HINT_VERSION)
-    return values
+@contextmanager
+def reading_fields(what: str, record: Record) -> Iterator[dict[str, Any]]:
+    """Yield the fields of a record. Raises SchemaInvalid for a later format, and if the block cannot read it.
+
+    `what` names the record in the errors.
+    """
+    with reading_record(what, HINT_VERSION):
+        values: dict[str, Any] = json.loads(record.value)
+        if int(values.get("format", 0)) > FORMAT:
+            raise SchemaInvalid(f"{what} was written by a later version of Penstock", hint=HINT_VERSION)
+        yield values
