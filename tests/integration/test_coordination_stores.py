@@ -169,6 +169,14 @@ def test_expired_session_blocks_no_waiter(zookeeper: ZooKeeper) -> None:
 
 
 @pytest.mark.timing
+def test_session_is_certain_for_no_longer_than_the_ensemble_keeps_it(zookeeper: ZooKeeper) -> None:
+    with ZooKeeperBackend(zookeeper) as backend:
+        session = backend.open().session(3600.0)
+        # The ensemble shortens it to its maxSessionTimeout.
+        assert session.seconds < 3600.0
+        assert session.certain
+
+
 def test_sessions_and_records_survive_an_outage_of_the_ensemble(zookeeper: ZooKeeper) -> None:
     with ZooKeeperBackend(zookeeper) as backend:
         store = backend.open()

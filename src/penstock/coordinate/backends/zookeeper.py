@@ -43,6 +43,7 @@ try:
     from kazoo import exceptions as refusals
     from kazoo.client import KazooClient, KazooState
     from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
+    from kazoo.protocol.serialization import Connect
     from kazoo.retry import KazooRetry
     from kazoo.security import make_digest_acl
 except ImportError as problem:
@@ -100,13 +101,34 @@ class _BoundedWaits(SequentialThreadingHandler):  # type: ignore[misc]
         return super().create_connection(timeout=min(timeout, self._seconds_max), **options)
 
 
-def _client(address: EnsembleAddress, session_seconds: float) -> KazooClient:
+class _Client(KazooClient):  # type: ignore[misc]
+    """Kazoo's client, which also says for how long the ensemble keeps its session.
+
+    The ensemble shortens longer sessions to its `maxSessionTimeout`. Kazoo has no public name for its answer.
+    """
+
+    # Set before the client counts as connected.
+    session_seconds = float("inf")
+
+    def __init__(self, hosts: str, **options: Any) -> None:
+        super().__init__(hosts, **options)
+        self._invoke = self._connection._invoke
+        self._connection._invoke = self._invoke_noting_session
+
+    def _invoke_noting_session(self, timeout: float, request: Any, *arguments: Any, **options: Any) -> Any:
+        answer = self._invoke(timeout, request, *arguments, **options)
+        if isinstance(request, Connect) and answer[0].time_out > 0:
+            self.session_seconds = answer[0].time_out / 1000
+        return answer
+
+
+def _client(address: EnsembleAddress, session_seconds: float) -> _Client:
     """Create a client that is not connected yet."""
     account: dict[str, Any] = {}
     if address.account is not None:
         account["auth_data"] = [("digest", ":".join(address.account))]
         account["default_acl"] = [make_digest_acl(*address.account, all=True)]
-    return KazooClient(
+    return _Client(
         address.hosts,
         timeout=session_seconds,
         handler=_BoundedWaits(session_seconds * _WAIT_PART),
@@ -466,13 +488,14 @@ class ZooKeeperSession:
 
     def __init__(self, address: EnsembleAddress, seconds: float, operation_seconds: float) -> None:
         self._address = address
-        self._seconds = seconds
         self._operation_seconds = operation_seconds
         self._ending = SessionEnd()
-        # Counted from before the request, so it never exceeds the ensemble's own time.
-        self._certain_until = time.monotonic() + seconds
+        begun = time.monotonic()
         self._connection = _Connection(address, seconds, operation_seconds)
         client = self._connection.client
+        self._seconds = min(seconds, client.session_seconds)
+        # Counted from before the request, so it never exceeds the ensemble's own time.
+        self._certain_until = begun + self._seconds
         client.add_listener(self._on_state)
         number = client.client_id
         if number is None:
@@ -483,7 +506,7 @@ class ZooKeeperSession:
 
     @property
     def seconds(self) -> float:
-        """How long after its last heartbeat it ends, as requested."""
+        """How long after its last heartbeat it ends: as requested, or what the ensemble allows."""
         return self._seconds
 
     @property
