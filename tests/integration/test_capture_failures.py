@@ -23,7 +23,9 @@ from penstock.errors import (
     AnswerTimedOut,
     ConnectionLost,
     DiskFailed,
+    LeaseLost,
     LogDamaged,
+    LogFull,
     PrivilegeMissing,
     SchemaInvalid,
     SchemaUnknown,
@@ -337,6 +339,7 @@ def receive(
     schemas: Schemas | None = None,
     stream_at: Any = None,
     begin_epoch: Callable[[object], None] | None = None,
+    pause_reason: Callable[[], str | None] = lambda: None,
 ) -> None:
     """Receive packets that start with a file's first event, over a socket that is closed after them."""
     client_end, server_end = socket.socketpair()
@@ -371,6 +374,7 @@ def receive(
         hold=lambda why: None,
         arrived=lambda: None,
         begin_epoch=None if begin_epoch is None else lambda: begin_epoch(begin()),
+        pause_reason=pause_reason,
     )
     # The packets are few enough for the socket buffer.
     server_end.sendall(packets)
@@ -393,6 +397,30 @@ def test_bytes_are_not_stored_before_their_statements_are_applied(tmp_path: Path
         with pytest.raises(SchemaUnknown):
             receive(log, file, packets, Statements(1))
         assert log.visible is None or log.visible < every.taken[1]
+
+
+def test_lease_lost_while_the_log_is_full_stores_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = next(path for path in SMALL_LOGS if path.name == "mysql-9.7-1.binlog")
+    monkeypatch.setattr("penstock.capture.receive._HOLD_SECONDS", 0.0)
+    with Log.open(tmp_path / "shop", SETTINGS) as log:
+        tries: list[int] = []
+
+        def refuse(data: object, start: int, *arguments: object, **options: object) -> None:
+            assert not tries, "bytes are stored without a lease"
+            tries.append(start)
+            raise LogFull("no space is left")
+
+        def pause_reason() -> str | None:
+            if tries:
+                raise LeaseLost("another host captures")
+            return None
+
+        monkeypatch.setattr(log, "append", refuse)
+        with pytest.raises(LeaseLost):
+            receive(log, file, b"".join(framed(events_of(file))), pause_reason=pause_reason)
+        assert len(tries) == 1
 
 
 def test_epoch_starts_with_its_first_byte_and_not_with_a_refused_dump(tmp_path: Path) -> None:

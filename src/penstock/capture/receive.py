@@ -242,6 +242,7 @@ class Receiver:
         """Append the buffered bytes to the log unchanged."""
         if not cutter.untaken:
             return
+        # A new epoch, and statements, need the permission too.
         self._wait_for_permission()
         self._begin_with_first_byte()
         self._has_unannounced = True
@@ -254,6 +255,8 @@ class Receiver:
             self._apply_statements(self._schemas, cutter)
         data, records = cutter.take_data(), cutter.take_records()
         while True:
+            # Waiting for space may have taken longer than the lease lasted.
+            self._wait_for_permission()
             try:
                 self._log.append(
                     data,
