@@ -2,6 +2,7 @@
 """What a member records of a capture whose log is older than what all members agreed on."""
 
 import itertools
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,10 +18,13 @@ from penstock.errors import PenstockError
 from penstock.fleet.records import CaptureRecord, capture_path, lease_path
 from penstock.fleet.tenure import CaptureTenure, FencedRecord
 from penstock.gtid_sets import LoggedSet
+from penstock.logstore.disk import LocalDisk
+from penstock.logstore.holds import Hold, Holds
+from penstock.logstore.layout import Layout
 from penstock.logstore.log import Log
 from penstock.model import Position
 from penstock.settings.daemon import Settings
-from tests.support.suite.patience import wait_until
+from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 
 _numbers = itertools.count(1)
 
@@ -50,6 +54,36 @@ def has_log(tenure: CaptureTenure) -> bool:
         return False
 
 
+def settings_in(folder: Path) -> Settings:
+    """Return settings with an instance whose server does not answer."""
+    return Settings.model_validate(
+        {"log": {"folder": str(folder)}, "instances": {"shop": {"source": "mysql://u@127.0.0.1:1"}}}
+    )
+
+
+def write_old_log(settings: Settings) -> None:
+    """Write the log of a member that has captured before."""
+    log_settings = settings.log_of("shop")
+    with Log.open(log_settings.folder, log_settings, instance="shop") as log:
+        log.begin_epoch(
+            epoch=OLD_EPOCH,
+            server_key="S1",
+            server_id=1,
+            flavor="mysql",
+            version="8.0.36",
+            file=OLD_FILE,
+            offset=157,
+            gtid_set=LoggedSet(""),
+        )
+
+
+def started_tenure(store: MemoryStore, settings: Settings) -> CaptureTenure:
+    """Start to capture."""
+    tenure = CaptureTenure(store, "shop", lease_of(store), lambda _: None)
+    tenure.start(lambda permit: make_capture("shop", settings, lambda _: None, permit))
+    return tenure
+
+
 @pytest.mark.parametrize(
     ("epoch", "file", "server_key"),
     [
@@ -61,28 +95,13 @@ def has_log(tenure: CaptureTenure) -> bool:
 def test_older_log_of_a_member_replaces_nothing_while_its_server_is_away(
     store: MemoryStore, tmp_path: Path, epoch: int, file: str, server_key: str
 ) -> None:
-    settings = Settings.model_validate(
-        {"log": {"folder": str(tmp_path)}, "instances": {"shop": {"source": "mysql://u@127.0.0.1:1"}}}
-    )
-    folder = settings.log.model_copy(update={"folder": tmp_path / "shop"})
-    log = Log.open(tmp_path / "shop", folder, instance="shop")
-    log.begin_epoch(
-        epoch=OLD_EPOCH,
-        server_key="S1",
-        server_id=1,
-        flavor="mysql",
-        version="8.0.36",
-        file=OLD_FILE,
-        offset=157,
-        gtid_set=LoggedSet(""),
-    )
-    log.close()
+    settings = settings_in(tmp_path)
+    write_old_log(settings)
     agreed = Handover(
         Position(epoch, file, 157), server_key, LoggedSet(""), 0, "", Position(epoch, file, 4000)
     )
     store.put(capture_path("shop"), CaptureRecord(1, agreed).encode(), ABSENT)
-    tenure = CaptureTenure(store, "shop", lease_of(store), lambda _: None)
-    tenure.start(lambda permit: make_capture("shop", settings, lambda _: None, permit))
+    tenure = started_tenure(store, settings)
     wait_until(lambda: has_log(tenure))
     tenure.record()
     assert tenure.handover() == agreed
@@ -94,10 +113,10 @@ def test_older_log_of_a_member_replaces_nothing_while_its_server_is_away(
 
 
 def test_progress_that_was_read_before_an_epoch_was_agreed_on_is_not_written(store: MemoryStore) -> None:
-    record = FencedRecord(store, "shop", 1)
+    record = FencedRecord(store, "shop", lease_of(store))
     before = record.record
     position = Position(1, "mysql-bin.000001", 4)
-    agreed = CaptureRecord(1, Handover(position, "S1", LoggedSet(""), 0, "", position))
+    agreed = replace(before, handover=Handover(position, "S1", LoggedSet(""), 0, "", position))
     record.write(agreed)
     record.write(replace(before, state="running"), base=before)
     assert CaptureRecord.of("shop", store.get(capture_path("shop"))) == agreed
@@ -109,22 +128,74 @@ def test_progress_that_was_read_before_an_epoch_was_agreed_on_is_not_written(sto
 def test_capture_whose_end_cannot_be_recorded_for_a_defect_ends_and_gives_its_lease_back(
     store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = Settings.model_validate(
-        {"log": {"folder": str(tmp_path)}, "instances": {"shop": {"source": "mysql://u@127.0.0.1:1"}}}
-    )
-    lease = lease_of(store)
-    tenure = CaptureTenure(store, "shop", lease, lambda _: None)
-    tenure.start(lambda permit: make_capture("shop", settings, lambda _: None, permit))
+    tenure = started_tenure(store, settings_in(tmp_path))
     capture = tenure.capture
     assert capture is not None
 
     def fail() -> None:
         raise ZeroDivisionError
 
-    monkeypatch.setattr(tenure, "record", fail)
+    monkeypatch.setattr(capture, "snapshot", fail)
     tenure.leave("the test ends it", lambda: None)
     try:
         wait_until(lambda: tenure.left)
         assert store.get(lease_path("shop")) is None
     finally:
         capture.stop()
+
+
+@pytest.mark.parametrize(
+    ("last_member", "expected"),
+    [
+        pytest.param("a", {"moved": 300, "new": 700}, id="another member captured last"),
+        pytest.param("b", {"moved": 900, "removed": 200}, id="this member captured last"),
+    ],
+)
+def test_log_has_the_holds_of_the_member_that_captured_last(
+    store: MemoryStore, tmp_path: Path, last_member: str, expected: dict[str, int]
+) -> None:
+    settings = settings_in(tmp_path)
+    write_old_log(settings)
+    holds = Holds(LocalDisk(), Layout(settings.log_of("shop").folder))
+    for name, offset in (("removed", 200), ("moved", 900)):
+        holds.put(Hold(name, Position(OLD_EPOCH, OLD_FILE, offset)))
+    position = Position(OLD_EPOCH, OLD_FILE, 1000)
+    record = CaptureRecord(
+        1,
+        Handover(position, "S1", LoggedSet(""), 0, "", position),
+        (Hold("moved", replace(position, offset=300)), Hold("new", replace(position, offset=700))),
+        member=last_member,
+    )
+    store.put(capture_path("shop"), record.encode(), ABSENT)
+    tenure = started_tenure(store, settings)
+    wait_until(lambda: has_log(tenure))
+    assert {hold.name: hold.position.offset for hold in holds.all()} == expected
+    tenure.leave("the test ends it", lambda: None)
+    wait_until(lambda: tenure.left)
+
+
+def test_store_that_does_not_answer_delays_no_end_of_a_capture(
+    store: MemoryStore, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = settings_in(tmp_path)
+    write_old_log(settings)
+    tenure = started_tenure(store, settings)
+    wait_until(lambda: has_log(tenure))
+    capture = tenure.capture
+    assert capture is not None
+    answering, asked, put = threading.Event(), threading.Event(), store.put
+
+    def put_late(path: str, value: bytes, version: int | None = None) -> int:
+        asked.set()
+        answering.wait()
+        return put(path, value, version)
+
+    monkeypatch.setattr(store, "put", put_late)
+    tenure.leave("the test ends it", lambda: None)
+    try:
+        assert asked.wait(WAIT_SECONDS_MAX)
+        assert capture.join(WAIT_SECONDS_MAX)
+        assert not tenure.left
+    finally:
+        answering.set()
+    wait_until(lambda: tenure.left)

@@ -192,6 +192,8 @@ def test_failed_process_takes_with_it_what_it_has_started(store: MemoryStore, tm
 
 def test_records_that_cannot_be_read_end_no_worker(store: MemoryStore, tmp_path: Path) -> None:
     store.put(job_path("later"), b'{"format": 99}')
+    store.put(run_path("users"), b'{"format": 99}')
+    apply_job(store, replace(job(), name="users"))
     later = store.session()
     later.put_ephemeral(JOB_WORKERS.members + path_of("later"), b'{"format": 99}')
     worker = FleetMember(
@@ -207,6 +209,7 @@ def test_records_that_cannot_be_read_end_no_worker(store: MemoryStore, tmp_path:
         assert worker.failure is None
         # The worker has the other job too, which may have run before.
         wait_until(lambda: "later" in worker.tenures())
+        assert "users" not in worker.tenures()
     finally:
         worker.stop()
         later.close()

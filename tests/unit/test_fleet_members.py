@@ -25,11 +25,11 @@ from penstock.errors import (
     SourceMissing,
 )
 from penstock.fleet.draining import drain, held_by, undrain
-from penstock.fleet.group import DAEMONS
+from penstock.fleet.group import DAEMONS, Begin
 from penstock.fleet.instance import Directory, FleetInstance
 from penstock.fleet.member import FleetMember, Membership
 from penstock.fleet.placement import Work
-from penstock.fleet.records import CaptureRecord, MemberRecord, capture_path, lease_path
+from penstock.fleet.records import CaptureRecord, MemberRecord, PlacementRecord, capture_path, lease_path
 from penstock.fleet.status import fleet_status
 from penstock.fleet.tenure import CaptureTenure, FencedRecord
 from penstock.gtid_sets import LoggedSet
@@ -201,6 +201,83 @@ def test_second_member_of_a_name_is_refused(fleet_of: Callable[[int], MemoryFlee
     member.stop()
 
 
+@contextmanager
+def placed_member(store: MemoryStore, begin: Begin) -> Iterator[FleetMember]:
+    """Run member `a`; the test leads, and places `shop-0` on it."""
+    leading = MemoryStore(store._name)
+    assert Lease.acquire(leading, leading.session(), DAEMONS.leader, "leader") is not None
+    store.put(DAEMONS.placements + path_of("a"), PlacementRecord(1, ("shop-0",)).encode())
+    works = {name: Work(name) for name in ("shop-0", "shop-1")}
+    member = FleetMember(lambda: store, DAEMONS, Membership("a", "a:7070", "1", "", 1.0, 10.0, works), begin)
+    member.start(failed=lambda: None)
+    try:
+        yield member
+    finally:
+        member.stop()
+        leading.close()
+
+
+def test_lease_whose_answer_was_lost_is_released_once_the_work_is_placed_elsewhere(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store, observer = MemoryStore("fleet-lost-answer"), MemoryStore("fleet-lost-answer")
+    put_of = store.put_of
+    lost: list[str] = []
+
+    def put_and_lose_the_answer(session: MemorySession, path: str, value: bytes) -> int:
+        created = put_of(session, path, value)
+        if path == lease_path("shop-0") and not lost:
+            lost.append(path)
+            observer.put(DAEMONS.placements + path_of("a"), PlacementRecord(1).encode())
+            raise CoordinationLost("the answer was lost")
+        return created
+
+    monkeypatch.setattr(store, "put_of", put_and_lose_the_answer)
+    with placed_member(store, lambda store, name, lease: pytest.fail("it is placed elsewhere")) as member:
+        wait_until(lambda: lost and observer.get(lease_path("shop-0")) is None)
+        assert member.failure is None
+    observer.close()
+
+
+def test_work_that_cannot_be_begun_is_not_tried_again_at_once() -> None:
+    store, observer = MemoryStore("fleet-refused"), MemoryStore("fleet-refused")
+    begun: list[str] = []
+
+    def refuse(store: CoordinationStore, name: str, lease: Lease) -> CaptureTenure:
+        begun.append(name)
+        raise SchemaInvalid(f"the record of {name} cannot be read")
+
+    with placed_member(store, refuse) as member:
+        wait_until(lambda: begun)
+        for _ in range(3):
+            # The member wakes up, and looks at what is placed on it.
+            observer.put(DAEMONS.placements + path_of("a"), PlacementRecord(1, ("shop-0",)).encode())
+        observer.put(DAEMONS.placements + path_of("a"), PlacementRecord(1, ("shop-0", "shop-1")).encode())
+        wait_until(lambda: "shop-1" in begun)
+        assert begun == ["shop-0", "shop-1"]
+        assert member.failure is None
+    observer.close()
+
+
+def test_placement_of_a_later_version_ends_no_member(capsys: pytest.CaptureFixture[str]) -> None:
+    store, observer = MemoryStore("fleet-later"), MemoryStore("fleet-later")
+    begun: list[str] = []
+
+    def begin(store: CoordinationStore, name: str, lease: Lease) -> CaptureTenure:
+        begun.append(name)
+        return CaptureTenure(store, name, lease, lambda _: None)
+
+    with placed_member(store, begin) as member:
+        wait_until(lambda: "shop-0" in member.tenures())
+        observer.put(DAEMONS.placements + path_of("a"), b'{"format": 99}')
+        wait_until(lambda: "later version" in capsys.readouterr().out or member.failure is not None)
+        assert member.failure is None
+        assert "shop-0" in member.tenures()
+        observer.put(DAEMONS.placements + path_of("a"), PlacementRecord(1, ("shop-1",)).encode())
+        wait_until(lambda: set(member.tenures()) == {"shop-1"})
+    observer.close()
+
+
 def test_capture_pauses_while_the_store_is_away_and_ends_with_the_session() -> None:
     with held_lease() as (store, session, lease):
         tenure = CaptureTenure(store, "shop", lease, lambda _: None)
@@ -241,7 +318,7 @@ def test_earlier_holder_can_neither_record_nor_begin_an_epoch() -> None:
 
 def test_write_whose_answer_was_lost_is_repeated() -> None:
     with held_lease() as (store, _, lease):
-        record = FencedRecord(store, "shop", lease.token)
+        record = FencedRecord(store, "shop", lease)
         present = store.get(capture_path("shop"))
         assert present is not None
         store.put(capture_path("shop"), present.value)

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from penstock.gtid_sets import LoggedSet
+from penstock.logstore.log import Log
 from penstock.model import Position
 
 
@@ -43,3 +44,6 @@ class CaptureLease(Protocol):
 
         Raises LeaseLost, CoordinationLost.
         """
+
+    def log_opened(self, log: Log) -> None:
+        """Prepare a log that was opened, before readers have it."""

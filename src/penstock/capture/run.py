@@ -285,7 +285,14 @@ class Capture:
         """Return the log; open it if necessary, and tell readers."""
         if self._log is None:
             self._set_state(State.OPENING)
-            self._log = self._parts.open_log()
+            log = self._parts.open_log()
+            try:
+                if self._parts.lease is not None:
+                    self._parts.lease.log_opened(log)
+            except BaseException:
+                log.abandon()
+                raise
+            self._log = log
             self._parts.arrived(self._name)
         return self._log
 

@@ -61,6 +61,10 @@ class FleetLeadership:
         """Whether leadership has ended."""
         return self._lease.lost
 
+    def resign(self) -> None:
+        """Let another member lead. Raises CoordinationLost."""
+        self._lease.release()
+
     def forget_work(self) -> None:
         """Read the work again: it has changed. May be called by any thread."""
         self._has_new_work.set()

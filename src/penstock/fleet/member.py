@@ -17,7 +17,7 @@ import structlog
 
 import penstock.coordinate.lease as leases
 from penstock.coordinate.store import CoordinationStore, Session, Watch, path_of
-from penstock.errors import OptionInvalid, PenstockError, TransientError, VersionConflict
+from penstock.errors import OptionInvalid, PenstockError, SchemaInvalid, TransientError, VersionConflict
 from penstock.fleet.group import Begin, Group, Tenure
 from penstock.fleet.leader import FleetLeadership
 from penstock.fleet.placement import Work
@@ -29,6 +29,8 @@ RECORD_SECONDS = 5.0
 # Upper bounds on polling; watches wake the thread earlier.
 _LOOK_SECONDS_MAX = 5.0
 _RETRY_SECONDS = 0.5
+# Work that cannot be begun here is tried again after this time.
+_REFUSED_SECONDS = 5.0
 # A load is written again once it has changed by a tenth, at most this often.
 _LOAD_SECONDS = 10.0
 
@@ -76,6 +78,10 @@ class FleetMember:
         self._leadership: FleetLeadership | None = None
         self._tenures: dict[str, Tenure] = {}
         self._leaving: list[Tenure] = []
+        # Work whose lease this session may have without doing the work, because an answer was lost.
+        self._doubtful: set[str] = set()
+        # Work that could not be begun, and when it is tried again; monotonic seconds.
+        self._refused: dict[str, float] = {}
         self._watches: dict[str, Watch] = {}
         self._news = threading.Event()
         self._stopping = threading.Event()
@@ -159,6 +165,11 @@ class FleetMember:
             _log.warning("a member cannot do its part now", member=self.name, why=str(problem))
             self._give_up_lost()
             return _RETRY_SECONDS
+        except SchemaInvalid as problem:
+            # A later version may have written it. What is done here goes on.
+            _log.error("a record of the fleet cannot be read", member=self.name, why=str(problem))
+            self._give_up_lost()
+            return _LOOK_SECONDS_MAX
         except PenstockError as problem:
             # Work goes on only under a lease, so all of it ends.
             _log.error("a member leaves the fleet", member=self.name, why=str(problem))
@@ -170,6 +181,7 @@ class FleetMember:
         self._give_up_lost()
         self._leadership = None
         self._refused_since = None
+        self._doubtful.clear()
         session = store.session(self._self.session_seconds)
         session.on_lost(self._news.set)
         self._session = session
@@ -185,6 +197,8 @@ class FleetMember:
         self._give_up_lost()
         for name in [name for name in self._tenures if name not in wanted]:
             self._give_up(name, "placed elsewhere")
+        self._leaving = [tenure for tenure in self._leaving if not tenure.left]
+        self._release_doubtful(wanted)
         return min(pause, self._take_placed(store, wanted))
 
     def _register(self) -> bool:
@@ -238,14 +252,19 @@ class FleetMember:
             if self._group.work_path is not None:
                 self._unwatch(self._group.work_path)
             return _LOOK_SECONDS_MAX
-        return self._leadership.lead()
+        try:
+            return self._leadership.lead()
+        except SchemaInvalid as problem:
+            # A member of another version may be able to read the records, so it gets its turn.
+            _log.error("the work cannot be placed", member=self.name, why=str(problem))
+            self._leadership.resign()
+            return _LOOK_SECONDS_MAX
 
     # --- Taking and giving up work ----------------------------------------------------------
 
     def _take_placed(self, store: CoordinationStore, wanted: set[str]) -> float:
         """Take the leases of placed work that nobody holds; return the seconds until the next check."""
         assert self._session is not None
-        self._leaving = [tenure for tenure in self._leaving if not tenure.left]
         leaving = {tenure.name for tenure in self._leaving}
         missing = wanted - self._tenures.keys()
         lease_paths = {self._lease_path(name) for name in missing}
@@ -253,23 +272,41 @@ class FleetMember:
             self._unwatch(path)
         if not self._session.certain or self._stopping.is_set():
             return _RETRY_SECONDS
-        for name in sorted(missing - leaving):
+        now = time.monotonic()
+        self._refused = {name: due for name, due in self._refused.items() if name in missing and due > now}
+        for name in sorted(missing - leaving - self._refused.keys()):
             self._take(store, name)
         return _LOOK_SECONDS_MAX
+
+    def _release_doubtful(self, wanted: set[str]) -> None:
+        """Release leases that this session may have of work that is placed elsewhere by now.
+
+        Otherwise nobody could do that work while the session lives.
+        """
+        assert self._session is not None
+        done_here = {*self._tenures, *(tenure.name for tenure in self._leaving)}
+        for name in self._doubtful - wanted - done_here:
+            self._session.remove(self._lease_path(name))
+            self._doubtful.discard(name)
 
     def _take(self, store: CoordinationStore, name: str) -> None:
         path = self._lease_path(name)
         self._watch(store, path)
+        self._doubtful.add(name)
         lease = self._acquire(store, path)
         if lease is None:
+            self._doubtful.discard(name)
             return
         self._unwatch(path)
         try:
             self._tenures[name] = self._begin(store, name, lease)
         except PenstockError as problem:
             _log.warning("work is not begun here", work=name, why=str(problem))
+            self._refused[name] = time.monotonic() + _REFUSED_SECONDS
             lease.release()
+            self._doubtful.discard(name)
             return
+        self._doubtful.discard(name)
         _log.info("work is begun here", work=name, member=self.name, token=lease.token)
 
     def _acquire(self, store: CoordinationStore, path: str) -> leases.Lease | None:

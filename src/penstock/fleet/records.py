@@ -99,16 +99,18 @@ class PlacementRecord:
 class CaptureRecord:
     """An instance's capture: the token of the lease that may write, and where another host would begin.
 
-    `holds` are those of the capturer's log, which another host's log takes over. `state` and `why` are those
-    of the capture when the record was written, at `updated_us`.
+    `holds` are those of the capturer's log, which another host's log takes over, None before its first log.
+    `state` and `why` are those of the capture when the record was written, at `updated_us`. `member` has the
+    lease of the token.
     """
 
     token: int
     handover: Handover | None = None
-    holds: tuple[Hold, ...] = ()
+    holds: tuple[Hold, ...] | None = None
     state: str = ""
     why: str | None = None
     updated_us: int = 0
+    member: str = ""
 
     def encode(self) -> bytes:
         """Return the value of the record."""
@@ -121,16 +123,17 @@ class CaptureRecord:
             "fingerprint": begins.fingerprint,
             "reached": str(begins.reached),
         }
-        return encode_record(
-            {
-                "token": self.token,
-                "handover": handover,
-                "holds": [{**asdict(hold), "position": str(hold.position)} for hold in self.holds],
-                "state": self.state,
-                "why": self.why,
-                "updated_us": self.updated_us,
-            }
-        )
+        values: dict[str, Any] = {
+            "token": self.token,
+            "handover": handover,
+            "state": self.state,
+            "why": self.why,
+            "updated_us": self.updated_us,
+            "member": self.member,
+        }
+        if self.holds is not None:
+            values["holds"] = [{**asdict(hold), "position": str(hold.position)} for hold in self.holds]
+        return encode_record(values)
 
     @classmethod
     def of(cls, instance: str, record: Record | None) -> Self | None:
@@ -141,10 +144,11 @@ class CaptureRecord:
             return cls(
                 int(values["token"]),
                 _handover_of(values["handover"]),
-                tuple(_hold_of(hold) for hold in values.get("holds", ())),
+                None if values.get("holds") is None else tuple(map(_hold_of, values["holds"])),
                 str(values.get("state", "")),
                 values.get("why"),
                 int(values.get("updated_us", 0)),
+                str(values.get("member", "")),
             )
 
 

@@ -37,19 +37,20 @@ _log = structlog.get_logger(__name__)
 class FencedRecord:
     """An instance's capture record, written under a lease's token. Thread-safe."""
 
-    def __init__(self, store: CoordinationStore, instance: str, token: int) -> None:
+    def __init__(self, store: CoordinationStore, instance: str, lease: Lease) -> None:
         """Write the token, so that no earlier holder can write. Raises LeaseLost, CoordinationLost."""
         self._store = store
         self._instance = instance
-        self._token = token
+        self._token = lease.token
         self._path = capture_path(instance)
         self._lock = threading.Lock()
         stored = store.get(self._path, latest=True)
-        before = CaptureRecord.of(instance, stored) or CaptureRecord(token)
-        self._prove_not_fenced(before)
+        # The record of the last holder, None if there was none.
+        self.before = CaptureRecord.of(instance, stored)
+        self._record = self.before or CaptureRecord(self._token)
+        self._prove_not_fenced(self._record)
         self._version = ABSENT if stored is None else stored.version
-        self._record = before
-        self.write(replace(before, token=token))
+        self.write(replace(self._record, token=self._token, member=lease.holder))
 
     @property
     def record(self) -> CaptureRecord:
@@ -98,10 +99,14 @@ class CaptureTenure(CaptureLease):
         self.name = instance
         self._arrived = arrived
         self._lease = lease
-        self._fenced = FencedRecord(store, instance, lease.token)
+        self._fenced = FencedRecord(store, instance, lease)
         self._capture: Capture | None = None
         self._is_fenced_off = False
-        self._has_adopted_holds = False
+        before = self._fenced.before
+        # The newest holds are in the folder of the member that captured last.
+        self._is_own_folder = before is not None and before.member == lease.holder
+        # Taken over by the first log that is opened.
+        self._holds_before = None if before is None else before.holds
         self._left = threading.Event()
         self._leaving = False
 
@@ -157,6 +162,33 @@ class CaptureTenure(CaptureLease):
             return
         self._write(replace(self._fenced.record, handover=beginning))
 
+    def log_opened(self, log: Log) -> None:
+        """Give a log the holds of the last host; see `CaptureLease`.
+
+        A reader that is not connected now would otherwise lose its hold with the last host. What the folder
+        has from an earlier time here is out of date: those readers have gone on elsewhere.
+        """
+        recorded, self._holds_before = self._holds_before, None
+        is_newest = self._is_own_folder and log.epoch is not None
+        if recorded is None or is_newest or isinstance(log, MemoryLog):
+            return
+        holds = Holds(log.disk, log.layout)
+        now_us = time.time_ns() // 1000
+        with holds.unchanged():
+            kept = {hold.name for hold in recorded if not hold.has_expired(now_us)}
+            for hold in holds.readable(now_us):
+                if hold.name not in kept:
+                    holds.remove(hold.name)
+            for hold in recorded:
+                if hold.name in kept:
+                    self._adopt(holds, hold)
+
+    def _adopt(self, holds: Holds, hold: Hold) -> None:
+        try:
+            holds.put(hold, admin=True)
+        except PenstockError as problem:
+            _log.error("a hold is not taken over", instance=self.name, hold=hold.name, why=str(problem))
+
     # --- Recording --------------------------------------------------------------------------
 
     def record(self) -> None:
@@ -164,52 +196,31 @@ class CaptureTenure(CaptureLease):
 
         Raises LeaseLost, CoordinationLost, and the errors of the log.
         """
-        capture = self._capture
-        if capture is None or not self._lease.held:
-            return
+        if self._capture is not None:
+            record = self._fenced.record
+            self._record_change(record, self._progress_of(self._capture, record))
+
+    def _progress_of(self, capture: Capture, record: CaptureRecord) -> CaptureRecord:
+        """Return a record with how far the capture is. Does not wait for the store."""
         status = capture.snapshot()
-        record = self._fenced.record
         changed = replace(record, state=status.state.value, why=status.why)
         try:
             log = capture.log()
             if log.epoch is not None:
-                changed = replace(changed, holds=self._holds(log, record.holds))
+                holds = _holds_of(log)
+                changed = replace(changed, holds=holds)
                 if _replaces(log, log.epoch, record.handover, is_running=status.state is State.RUNNING):
-                    handover = _handover_of(log, log.epoch, changed.holds, record.handover)
+                    handover = _handover_of(log, log.epoch, holds, record.handover)
                     changed = replace(changed, handover=handover)
         except PenstockError as problem:
             # While its log is being opened, the record keeps the position.
             _log.debug("a position is not recorded", instance=self.name, why=str(problem))
-        if changed != record:
+        return changed
+
+    def _record_change(self, record: CaptureRecord, changed: CaptureRecord) -> None:
+        if changed != record and self._lease.held:
             # An epoch may have been agreed on meanwhile.
             self._write(replace(changed, updated_us=time.time_ns() // 1000), base=record)
-
-    def _holds(self, log: Log, recorded: Sequence[Hold]) -> tuple[Hold, ...]:
-        """Return the holds of a log, after it took over those that the last host recorded.
-
-        Otherwise a reader that is not connected now would lose its hold with the last host.
-        """
-        if isinstance(log, MemoryLog):
-            return ()
-        holds = Holds(log.disk, log.layout)
-        now_us = time.time_ns() // 1000
-        with holds.unchanged():
-            if not self._has_adopted_holds:
-                self._adopt(holds, recorded, now_us)
-                self._has_adopted_holds = True
-            return tuple(sorted(holds.readable(now_us), key=lambda hold: hold.name))
-
-    def _adopt(self, holds: Holds, recorded: Sequence[Hold], now_us: int) -> None:
-        present = {hold.name: hold for hold in holds.readable(now_us)}
-        for hold in recorded:
-            own = present.get(hold.name)
-            # A reader that is here already may have moved its hold.
-            if hold.has_expired(now_us) or (own is not None and own.position >= hold.position):
-                continue
-            try:
-                holds.put(hold, admin=True)
-            except PenstockError as problem:
-                _log.error("a hold is not taken over", instance=self.name, hold=hold.name, why=str(problem))
 
     def _write(self, record: CaptureRecord, base: CaptureRecord | None = None) -> None:
         try:
@@ -237,11 +248,14 @@ class CaptureTenure(CaptureLease):
         capture = self._capture
         try:
             if capture is not None:
+                record = self._fenced.record
                 # Once stopped, the capture closes its log. Later bytes are read from the server again.
                 try:
-                    self._record_end()
+                    changed = self._progress_of(capture, record)
                 finally:
                     capture.stop()
+                # A store that does not answer delays this, but not the end of the capture.
+                self._record_end(record, changed)
         finally:
             self._release(capture)
             self._left.set()
@@ -260,12 +274,19 @@ class CaptureTenure(CaptureLease):
             except PenstockError as problem:
                 retry.wait(problem, instance=self.name)
 
-    def _record_end(self) -> None:
+    def _record_end(self, record: CaptureRecord, changed: CaptureRecord) -> None:
         """Record where the capture ends. An earlier record is correct too."""
         try:
-            self.record()
+            self._record_change(record, changed)
         except PenstockError as problem:
             _log.info("the end of a capture is not recorded", instance=self.name, why=str(problem))
+
+
+def _holds_of(log: Log) -> tuple[Hold, ...]:
+    if isinstance(log, MemoryLog):
+        return ()
+    holds = Holds(log.disk, log.layout)
+    return tuple(sorted(holds.readable(time.time_ns() // 1000), key=lambda hold: hold.name))
 
 
 def _replaces(log: Log, epoch: EpochRecord, agreed: Handover | None, *, is_running: bool) -> bool:
