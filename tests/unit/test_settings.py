@@ -340,6 +340,7 @@ def test_time_may_be_written_without_quotes(tmp_path: Path) -> None:
 def test_editor_schema_names_every_section() -> None:
     schema = json_schema()
     assert set(schema["properties"]) == {
-        *("access", "alerts", "coordination", "fleet", "instances", "listen", "log", "metrics", "telemetry")
+        *("access", "alerts", "console", "coordination", "fleet", "instances", "listen", "log", "metrics"),
+        "telemetry",
     }
     assert schema["additionalProperties"] is False

@@ -2,7 +2,7 @@
 """`penstock console`: the web console of daemons and pipelines."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -10,7 +10,12 @@ from penstock.cli.shared.asked_daemon import daemon_address
 from penstock.cli.shared.signals import stopped_by_signals
 from penstock.errors import OptionInvalid
 from penstock.pipeline.settings import place_of_state
+from penstock.settings.console import ConsoleSection
+from penstock.settings.daemon import load_settings
 from penstock.settings.listen import split_host_port
+
+if TYPE_CHECKING:
+    from penstock.console.app import ConsoleSettings
 
 _NO_DAEMON = "none"
 
@@ -23,14 +28,19 @@ def run(
         ),
     ] = None,
     config: Annotated[
-        Path | None, typer.Option(help="A daemon's settings file, which provides its address.")
+        Path | None,
+        typer.Option(help="A daemon's settings file, which provides its address, and the section console."),
     ] = None,
     pipelines: Annotated[
         list[str] | None,
         typer.Option(help="A state store of pipelines, or a pipeline.yaml; repeat it for others."),
     ] = None,
-    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where to listen.")] = "127.0.0.1:7080",
-    base_path: Annotated[str, typer.Option(help="The path behind a reverse proxy, such as /penstock.")] = "",
+    listen: Annotated[
+        str | None, typer.Option(metavar="HOST:PORT", help="Where to listen. Default: 127.0.0.1:7080.")
+    ] = None,
+    base_path: Annotated[
+        str | None, typer.Option(help="The path behind a reverse proxy, such as /penstock.")
+    ] = None,
     host: Annotated[
         list[str] | None,
         typer.Option(help="A name under which browsers reach the console through a reverse proxy."),
@@ -42,26 +52,46 @@ def run(
     credentials at the daemons the console serves this machine only.
     """
     # Imported here, because the other verbs need no web server.
-    from penstock.console.app import ConsoleSettings
     from penstock.console.serving import ConsoleServer
 
-    if base_path and (not base_path.startswith("/") or base_path.endswith("/")):
-        raise OptionInvalid(f"--base-path {base_path} is not usable", hint="Write it as /penstock")
-    urls: list[str | None] = [*daemon] if daemon else [] if config is not None else [None]
+    section = None if config is None else load_settings(config).console
+    given = {
+        "daemons": tuple(daemon or ()),
+        "pipelines": tuple(pipelines or ()),
+        "listen": listen,
+        "base_path": base_path,
+        "hosts": tuple(host or ()),
+    }
+    chosen = (section or ConsoleSection()).model_copy(
+        update={name: value for name, value in given.items() if value not in ((), None)}
+    )
+    server = ConsoleServer(_settings(chosen, config))
+    with stopped_by_signals(server.stop):
+        server.serve_until_stopped()
+
+
+def _settings(section: ConsoleSection, config: Path | None) -> "ConsoleSettings":
+    """Return the settings of a console: its section, with the daemon of `config`. Raises OptionInvalid."""
+    from penstock.console.app import ConsoleSettings
+
+    if section.base_path and (not section.base_path.startswith("/") or section.base_path.endswith("/")):
+        raise OptionInvalid(f"--base-path {section.base_path} is not usable", hint="Write it as /penstock")
+    try:
+        bind_host, port = split_host_port(section.listen)
+    except ValueError as problem:
+        raise OptionInvalid(f"--listen {section.listen}: {problem}", hint="Write host:port") from problem
+    urls: list[str | None] = [*section.daemons] or ([] if config is not None else [None])
     addresses = [daemon_address("all", url, None) for url in urls if url != _NO_DAEMON]
     if config is not None:
         addresses.insert(0, daemon_address("all", None, config))
-    stores = [
-        place_of_state(Path(text)).state if text.endswith((".yaml", ".yml")) else text
-        for text in pipelines or ()
-    ]
-    try:
-        bind_host, port = split_host_port(listen)
-    except ValueError as problem:
-        raise OptionInvalid(f"--listen {listen}: {problem}", hint="Write host:port") from problem
-    settings = ConsoleSettings(
-        tuple(addresses), tuple(dict.fromkeys(stores)), bind_host, port, base_path, tuple(host or ())
+    files = tuple(Path(text) for text in section.pipelines if text.endswith((".yaml", ".yml")))
+    stores = [place_of_state(Path(text)).state if Path(text) in files else text for text in section.pipelines]
+    return ConsoleSettings(
+        daemons=tuple(addresses),
+        stores=tuple(dict.fromkeys(stores)),
+        host=bind_host,
+        port=port,
+        base_path=section.base_path,
+        hosts=section.hosts,
+        pipeline_files=files,
     )
-    server = ConsoleServer(settings)
-    with stopped_by_signals(server.stop):
-        server.serve_until_stopped()

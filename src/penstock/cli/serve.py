@@ -3,6 +3,7 @@
 
 import json
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
 
@@ -38,9 +39,14 @@ def run(
         raise OptionInvalid("no settings file is named", hint="Run: penstock serve penstock.yaml")
     # Import here, because the other verbs need neither a web server nor a log.
     from penstock.cli.shared.checked_settings import check_surroundings
+    from penstock.cli.shared.console_process import console_command, running_beside
+    from penstock.console.rendering import import_templates
     from penstock.daemon import Daemon, check
 
     settings = load_settings(file)
+    if settings.console is not None:
+        # A package that is missing is reported now, and not by a console that never starts.
+        import_templates()
     if only_check:
         check(settings)
         for remark in check_surroundings(settings):
@@ -49,6 +55,11 @@ def run(
         for name, (host, port) in settings.listen.addresses().items():
             shown_host = f"[{host}]" if ":" in host else host
             typer.echo(f"listen.{name:<15}{shown_host}:{port or 'a port that the system chooses'}")
+        if settings.console is not None:
+            typer.echo(f"{'console':<22}{settings.console.listen}")
         typer.echo(f"{'coordination':<22}{without_password(settings.coordination_url())}")
         return
-    Daemon(settings).run()
+    daemon = Daemon(settings)
+    beside = nullcontext() if settings.console is None else running_beside(console_command(file))
+    with beside:
+        daemon.run()

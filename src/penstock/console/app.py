@@ -56,8 +56,9 @@ Action = Callable[[Visit, Mapping[str, str]], Response]
 class ConsoleSettings:
     """What the console shows and where it listens.
 
-    `stores` are the URLs of state stores of pipelines. `base_path` is the path behind a reverse proxy, ""
-    or "/penstock". `hosts` are the names under which browsers reach it, if other than `host`.
+    `stores` are the URLs of state stores of pipelines, and `pipeline_files` the files of pipelines, for what
+    no state store has: dead letters, and the settings to compare by. `base_path` is the path behind a reverse
+    proxy, "" or "/penstock". `hosts` are the names under which browsers reach it, if other than `host`.
     """
 
     daemons: tuple[DaemonAddress, ...]
@@ -66,6 +67,7 @@ class ConsoleSettings:
     port: int = 7080
     base_path: str = ""
     hosts: tuple[str, ...] = ()
+    pipeline_files: tuple[Path, ...] = ()
 
     @property
     def is_private(self) -> bool:

@@ -54,14 +54,21 @@ class Renderer:
         return f"{self._base_path}{path}{'?' if query else ''}{urlencode(query)}"
 
 
-@functools.cache
-def _environment() -> "jinja2.Environment":
+def import_templates() -> None:
+    """Import the template engine, so that its absence is known early. Raises DependencyMissing."""
     try:
-        import jinja2
+        import jinja2  # noqa: F401
     except ImportError as problem:
         raise DependencyMissing(
             f"the console needs a package: {problem}", hint="pip install 'penstock[console]'"
         ) from problem
+
+
+@functools.cache
+def _environment() -> "jinja2.Environment":
+    import_templates()
+    import jinja2
+
     environment = jinja2.Environment(
         loader=jinja2.PackageLoader("penstock.console"),
         autoescape=True,

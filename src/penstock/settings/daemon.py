@@ -25,6 +25,7 @@ from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, fie
 from penstock.limits import HOLD_AGE_SECONDS_DEFAULT, HOLD_BYTES_DEFAULT, HOLD_FREE_BYTES_DEFAULT, MIB
 from penstock.model import Secret, ServerAddress, TablePatterns, is_loopback, is_server_url
 from penstock.settings.alerts import AlertSettings
+from penstock.settings.console import ConsoleSection
 from penstock.settings.file import Problem, read_yaml, refuse, translate_validation_errors
 from penstock.settings.fleet import FleetSettings
 from penstock.settings.listen import (
@@ -347,6 +348,9 @@ class Settings(Section):
     metrics: MetricsSettings = Field(default_factory=MetricsSettings)
     telemetry: TelemetrySettings = Field(default_factory=TelemetrySettings)
     alerts: AlertSettings | None = None
+    console: ConsoleSection | None = Field(
+        default=None, description="run the web console beside the daemon, in a process of its own"
+    )
     # A URL may contain a password, so no representation shows it.
     coordination: str | None = Field(
         default=None,
@@ -376,6 +380,16 @@ class Settings(Section):
     @classmethod
     def _a_store(cls, url: str | None) -> str | None:
         return None if url is None else store_url(url)
+
+    @field_validator("console")
+    @classmethod
+    def _finds_the_daemon(
+        cls, console: ConsoleSection | None, validation: ValidationInfo
+    ) -> ConsoleSection | None:
+        listen = validation.data.get("listen")
+        if console is not None and isinstance(listen, ListenSettings) and not listen.port:
+            raise ValueError("the console needs to know the daemon's port: set listen.http")
+        return console
 
     @model_validator(mode="after")
     def _can_be_shared(self) -> Self:

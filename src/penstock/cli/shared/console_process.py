@@ -1,0 +1,76 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The web console beside a daemon: a process of its own, so that neither ends with a fault of the other.
+
+The console ends with the daemon, also if the daemon is killed. One that ends by itself is started again.
+"""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import structlog
+
+from penstock.cli.shared.signals import STOP_SECONDS_MAX
+from penstock.retry import Backoff
+
+_log = structlog.get_logger(__name__)
+
+# A console that ran this long had started well, so that the next start comes soon.
+_WELL_SECONDS = 60.0
+_BACKOFF = Backoff(first=2.0, longest=60.0)
+
+
+def console_command(config: Path) -> Sequence[str]:
+    """Return the command of the console of a daemon's settings file; it ends with this process."""
+    child = (sys.executable, "-m", "penstock.cli.shared.child", str(os.getpid()))
+    return (*child, "console", "--config", str(config))
+
+
+@contextmanager
+def running_beside(command: Sequence[str]) -> Iterator[None]:
+    """Keep a command running inside the block, and stop it at the end."""
+    stopping = threading.Event()
+    # The kernel ends the child with the thread that started it, so the thread lives as long as the block.
+    thread = threading.Thread(target=_keep_running, args=(command, stopping), name="console", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stopping.set()
+        thread.join(2 * STOP_SECONDS_MAX)
+
+
+def _keep_running(command: Sequence[str], stopping: threading.Event) -> None:
+    failures = 0
+    while not stopping.is_set():
+        started_at = time.monotonic()
+        status = _run_once(command, stopping)
+        if stopping.is_set():
+            return
+        failures = 1 if time.monotonic() - started_at >= _WELL_SECONDS else failures + 1
+        pause = _BACKOFF.pause(failures)
+        _log.error("the console has ended, and is started again", status=status, in_seconds=round(pause, 1))
+        stopping.wait(pause)
+
+
+def _run_once(command: Sequence[str], stopping: threading.Event) -> int | str:
+    """Run the command until it ends or has to stop; return its exit status, or why it did not start."""
+    try:
+        # In a session of its own, because Ctrl-C in a terminal is meant for the daemon.
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True)
+    except OSError as problem:
+        return str(problem)
+    while process.poll() is None:
+        if stopping.wait(0.2):
+            process.terminate()
+            try:
+                process.wait(STOP_SECONDS_MAX)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+    return process.returncode
