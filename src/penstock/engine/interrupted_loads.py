@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from penstock.changes import Target
 from penstock.engine.tables import PipelineTables
 from penstock.errors import OptionInvalid
-from penstock.pipeline.record import BatchRecord
+from penstock.pipeline.record import BatchRecord, ChunkWork
 from penstock.pipeline.state import split_key, table_key
 from penstock.pipeline.step import Step
 from penstock.pipeline.verify.merges import targets_of_table
@@ -41,11 +41,21 @@ def committed_floors(
         names = {target.name for target in targets_of_table(steps, table, tables.targets)}
         targets = [tables.targets[name] for name in sorted(names & tables.targets.keys())]
         version = sink.settle_load(mark, targets)
-        if version is None or version + 1 < begin.position.commit_version:
+        if version is None or version < _lowest_version(chunk, begin):
+            # The load was empty: the newest row in the target is a change from before it.
             continue
         _refuse_shared(tables, key, targets)
         floors[key] = version + 1
     return floors or None
+
+
+def _lowest_version(chunk: ChunkWork, begin: Offset) -> int:
+    """Return the lowest `_commit_version` that rows of a chunk can have.
+
+    A TiDB cluster is read at the timestamp at which its load was planned, or later.
+    """
+    planned_ts: int | None = chunk.chunk.get("commit_ts")
+    return begin.position.commit_version - 1 if planned_ts is None else planned_ts
 
 
 def _refuse_shared(tables: PipelineTables, key: str, targets: Sequence[Target]) -> None:
