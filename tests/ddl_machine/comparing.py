@@ -73,6 +73,8 @@ class WatchedHistory(SchemaHistory):
         if known is None:
             # The server is asked for it when its next row comes.
             self._outcome.doubts.append(f"{name} is not known after {text}")
+        elif any(_is_garbled(column.type_text) for column in known.columns):
+            self._outcome.counts["definitions that the server cannot show"] += 1
         elif (_shown(known), known.primary_key) != (_shown(expected), expected.primary_key):
             extra = [column for column in known.columns if column not in expected.columns]
             missing = [column for column in expected.columns if column not in known.columns]
@@ -145,6 +147,14 @@ def _shown(schema: TableSchema) -> tuple[tuple[Column, bool | None], ...]:
     )
 
 
+def _is_garbled(value: Any) -> bool:
+    """Tell whether a text has bytes that its character set lacks.
+
+    Servers make such members when they convert an ENUM or SET from ucs2 or utf16, and then show two texts.
+    """
+    return isinstance(value, str) and "\ufffd" in value
+
+
 def _difference(change: RowChange, rows: list[dict[str, Any]], outcome: Outcome) -> str | None:
     if change.is_versioned:
         return _versioned_difference(change, rows)
@@ -156,8 +166,7 @@ def _difference(change: RowChange, rows: list[dict[str, Any]], outcome: Outcome)
                 return f"column {name} is missing"
             if name in dict(row["_metadata"]["unrepresentable"] or ()):
                 outcome.counts["values named as unrepresentable"] += 1
-            elif isinstance(value, str) and "\ufffd" in value:
-                # Bytes that the character set of a member lacks: the server's own two texts of it differ.
+            elif _is_garbled(value) or _is_garbled(row[name]):
                 outcome.counts["values that the server cannot show"] += 1
             elif not is_equal(row[name], value):
                 return f"{name} is {row[name]!r}, on the server {value!r}"
