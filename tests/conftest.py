@@ -8,11 +8,14 @@ which parts were missing and how to get them. Under `CI=true` a missing part is 
 refuses that.
 """
 
+import functools
 import itertools
 import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -26,12 +29,19 @@ if str(ROOT) not in sys.path:
 
 from tests.support.spark.patience import write_configuration  # noqa: E402
 from tests.support.suite import tiers  # noqa: E402
-from tests.support.suite.fixture_types import FreshDatabase, MissingPart, StartServer  # noqa: E402
+from tests.support.suite.fixture_types import (  # noqa: E402
+    FreshDatabase,
+    LendServer,
+    MissingPart,
+    StartServer,
+)
+from tests.support.suite.server_pool import PoolCounts, ServerPool, global_variables, summarize  # noqa: E402
 from tools.servers import FLAVORS, PartMissing, Server  # noqa: E402
 from tools.suite.run import STEPS_VARIABLE  # noqa: E402
 from tools.zookeeper import ZooKeeper  # noqa: E402
 
 _MISSING = pytest.StashKey[dict[str, str]]()
+_POOLS = pytest.StashKey[list[PoolCounts]]()
 _LEFT_OUT = "left out by --server-flavors"
 _database_numbers = itertools.count(1)
 
@@ -66,6 +76,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.stash[_MISSING] = {}
+    config.stash[_POOLS] = []
     markers = {
         "slow": "takes more than ten seconds",
         "deep(guard, keep)": "a test for `make test-all`: tests/support/suite/tiers.py has the rules",
@@ -79,6 +90,13 @@ def pytest_configure(config: pytest.Config) -> None:
     tiers.note_selection(config)
     tiers.note_late_starts(Path(tempfile.gettempdir()))
     check_flavors(config)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any, error: object) -> None:
+    """Keep what a worker's pool did, for the summary. A worker that crashed reports nothing."""
+    if counts := getattr(node, "workeroutput", {}).get("server_pool"):
+        node.config.stash[_POOLS].append(PoolCounts(**counts))
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -118,6 +136,8 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: p
         for line in tiers.step_times():
             terminalreporter.line(line)
         for line in tiers.times(reports):
+            terminalreporter.line(line)
+        for line in summarize(config.stash[_POOLS]):
             terminalreporter.line(line)
         if STEPS_VARIABLE in os.environ:
             tiers.write_durations(reports, tiers.DURATIONS)
@@ -181,24 +201,45 @@ def missing_part(pytestconfig: pytest.Config) -> MissingPart:
 
 
 @pytest.fixture(scope="session")
-def server_of(pytestconfig: pytest.Config, missing_part: MissingPart) -> Iterator[Callable[[str], Server]]:
-    """Return a flavor's shared server, started at its first use and kept for the whole run."""
-    servers: dict[str, Server] = {}
+def require_flavor(pytestconfig: pytest.Config) -> Callable[[str], None]:
+    """Skip the calling test if `--server-flavors` leaves a flavor out."""
 
-    def get(flavor: str) -> Server:
+    def require(flavor: str) -> None:
         if flavor not in _flavors(pytestconfig):
             pytest.skip(f"{flavor}: {_LEFT_OUT}")
+
+    return require
+
+
+@pytest.fixture(scope="session")
+def server_of(
+    require_flavor: Callable[[str], None], missing_part: MissingPart
+) -> Iterator[Callable[[str], Server]]:
+    """Return a flavor's shared server, started at its first use and kept for the whole run.
+
+    Fails at the end of the run if a test changed a global variable, which other tests may depend on.
+    """
+    servers: dict[str, Server] = {}
+    initial: dict[str, dict[str, str]] = {}
+
+    def get(flavor: str) -> Server:
+        require_flavor(flavor)
         try:
             server = servers.get(flavor)
             if server is None:
                 server = servers[flavor] = Server(flavor)
-            return server if server.running else server.start()
+            if not server.running:
+                initial[flavor] = global_variables(server.start())
+            return server
         except PartMissing as error:
             missing_part(f"{flavor} server", str(error))
 
     yield get
+    final = {flavor: global_variables(server) for flavor, server in servers.items() if server.running}
     for server in servers.values():
         server.close()
+    changed = {flavor: final[flavor].items() ^ initial[flavor].items() for flavor in final}
+    assert not any(changed.values()), f"tests changed shared servers, and have to use start_server: {changed}"
 
 
 @pytest.fixture(scope="session")
@@ -257,26 +298,55 @@ def fresh_database() -> Iterator[FreshDatabase]:
             server.sql(f"DROP DATABASE IF EXISTS {name}")
 
 
-@pytest.fixture
-def start_server(pytestconfig: pytest.Config, missing_part: MissingPart) -> Iterator[StartServer]:
-    """Return a function that starts a server of the test's own, with its own options."""
-    servers: list[Server] = []
+@pytest.fixture(scope="session")
+def lend_server(
+    pytestconfig: pytest.Config, require_flavor: Callable[[str], None], missing_part: MissingPart
+) -> Iterator[LendServer]:
+    """Return a function that lends a clean server for a `with` block: tests/support/suite/server_pool.py."""
+    pool = ServerPool()
 
-    def start(
-        flavor: str = "mysql", *, tls: bool = False, directory: Path | None = None, **options: Any
-    ) -> Server:
-        if flavor not in _flavors(pytestconfig):
-            pytest.skip(f"{flavor}: {_LEFT_OUT}")
+    @contextmanager
+    def lend(flavor: str = "mysql", *, tls: bool = False, **options: Any) -> Iterator[Server]:
+        require_flavor(flavor)
         if flavor == "mysql":
             # A third of the processor time of a start. The shared server keeps it.
             options.setdefault("performance_schema", False)
-        try:
-            server = Server(flavor, options, tls=tls, directory=directory)
-            servers.append(server)
-            return server.start()
-        except PartMissing as error:
-            missing_part(f"{flavor} server", str(error))
+        with ExitStack() as stack:
+            try:
+                server = stack.enter_context(pool.lend(flavor, options, tls=tls))
+            except PartMissing as error:
+                missing_part(f"{flavor} server", str(error))
+            yield server
 
-    yield start
-    for server in servers:
-        server.close()
+    yield lend
+    pool.close()
+    if hasattr(pytestconfig, "workeroutput"):
+        pytestconfig.workeroutput["server_pool"] = asdict(pool.counts)
+    else:
+        pytestconfig.stash[_POOLS].append(pool.counts)
+
+
+@pytest.fixture(scope="module")
+def module_server_of(lend_server: LendServer) -> Iterator[StartServer]:
+    """Return the server that a module has for a flavor and options, lent at its first use.
+
+    The module's tests share it, so each creates a database, and none purges or resets the binlog.
+    """
+    with ExitStack() as stack:
+
+        @functools.cache
+        def get(flavor: str = "mysql", *, tls: bool = False, **options: Any) -> Server:
+            return stack.enter_context(lend_server(flavor, tls=tls, **options))
+
+        yield get
+
+
+@pytest.fixture
+def start_server(lend_server: LendServer) -> Iterator[StartServer]:
+    """Return a function that gives the test a clean server of its own, with its own options."""
+    with ExitStack() as stack:
+
+        def start(flavor: str = "mysql", *, tls: bool = False, **options: Any) -> Server:
+            return stack.enter_context(lend_server(flavor, tls=tls, **options))
+
+        yield start

@@ -4,7 +4,7 @@
 import gzip
 import shutil
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from penstock.errors import (
     StatementLogged,
     TableMapMissing,
 )
-from tests.support.suite.fixture_types import StartServer
+from tests.support.suite.fixture_types import LendServer, StartServer
 from tools.servers import Server
 
 # The flavors differ below this layer, whose own everyday tests run on both.
@@ -95,10 +95,9 @@ class ClosedLog:
 
 
 @pytest.fixture(scope="module", params=["mysql", "mariadb"])
-def closed(request: pytest.FixtureRequest, server_of: Callable[[str], Server]) -> Iterator[ClosedLog]:
+def closed(request: pytest.FixtureRequest, lend_server: LendServer) -> Iterator[ClosedLog]:
     flavor = request.param
-    server_of(flavor)
-    with Server(flavor) as server:
+    with lend_server(flavor) as server:
         server.sql("CREATE DATABASE shop; CREATE TABLE shop.orders (id INT PRIMARY KEY, name VARCHAR(20))")
         server.sql("FLUSH BINARY LOGS")
         for number in range(5):
@@ -306,10 +305,9 @@ def test_missing_source_is_named(tmp_path: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def nameless(server_of: Callable[[str], Server]) -> Iterator[Server]:
+def nameless(lend_server: LendServer) -> Iterator[Server]:
     """A server whose log has no column names."""
-    server_of("mysql")
-    with Server("mysql", {"binlog_row_metadata": "MINIMAL"}) as server:
+    with lend_server(binlog_row_metadata="MINIMAL") as server:
         server.sql("CREATE DATABASE shop; CREATE TABLE shop.orders (id INT PRIMARY KEY, name VARCHAR(20))")
         server.sql("FLUSH BINARY LOGS")
         for number in range(3):
@@ -373,12 +371,9 @@ def test_invalid_schema_file_is_refused(nameless: Server, tmp_path: Path, text: 
 
 
 @pytest.fixture(scope="module", params=["mysql", "mariadb"])
-def in_statement_format(
-    request: pytest.FixtureRequest, server_of: Callable[[str], Server]
-) -> Iterator[Server]:
+def in_statement_format(request: pytest.FixtureRequest, lend_server: LendServer) -> Iterator[Server]:
     """A server that logs three changes as rows, two as statements, and one as a row."""
-    server_of(request.param)
-    with Server(request.param) as server:
+    with lend_server(request.param) as server:
         server.sql(
             "CREATE DATABASE shop; CREATE TABLE shop.orders (id INT PRIMARY KEY, name VARCHAR(20));"
             "CREATE TABLE shop.other (id INT PRIMARY KEY)"

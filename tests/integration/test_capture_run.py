@@ -77,18 +77,16 @@ def test_log_equals_the_servers_bytes_over_several_files(
 
 
 def test_packet_of_more_than_sixteen_megabytes_is_accepted(
-    mariadb_server: Server, fresh_database: FreshDatabase, tmp_path: Path
+    start_server: StartServer, fresh_database: FreshDatabase, tmp_path: Path
 ) -> None:
-    database = fresh_database(mariadb_server)
-    start = head_of(mariadb_server)
-    with capturing(settings_of(tmp_path, mariadb_server.url(), start=str(start))) as capture:
-        mariadb_server.sql("SET GLOBAL max_allowed_packet = 1 << 30")
-        try:
-            write(mariadb_server, database, 1, width=17 << 20)
-        finally:
-            mariadb_server.sql("SET GLOBAL max_allowed_packet = DEFAULT")
-        wait_for_position(capture, head_of(mariadb_server))
-    assert assert_equal_to_server(tmp_path / "shop", mariadb_server, start) > 3 * (17 << 20)
+    server = start_server("mariadb")
+    database = fresh_database(server)
+    start = head_of(server)
+    with capturing(settings_of(tmp_path, server.url(), start=str(start))) as capture:
+        server.sql("SET GLOBAL max_allowed_packet = 1 << 30")
+        write(server, database, 1, width=17 << 20)
+        wait_for_position(capture, head_of(server))
+    assert assert_equal_to_server(tmp_path / "shop", server, start) > 3 * (17 << 20)
 
 
 @pytest.mark.parametrize("flavor", ["mysql", "mariadb"])

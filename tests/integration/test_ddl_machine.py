@@ -2,12 +2,12 @@
 """Random statements on real servers: every definition followed and every value read equals the server's."""
 
 import os
-from collections.abc import Callable
 
 import pytest
 
 from tests.ddl_machine.comparing import Outcome, compare
 from tests.ddl_machine.recording import Run
+from tests.support.suite.fixture_types import StartServer
 from tests.support.suite.sweep_seed import sweep_seed
 from tools.servers import FLAVORS, Server
 
@@ -24,16 +24,11 @@ DEFAULT_METADATA = {"mysql": "MINIMAL", "mariadb": "NO_LOG", "mariadb11": "NO_LO
 @pytest.mark.parametrize("metadata", ["default", "FULL"])
 @pytest.mark.parametrize("flavor", FLAVORS)
 def test_definitions_and_values_equal_the_servers_after_random_statements(
-    flavor: str, metadata: str, server_of: Callable[[str], Server]
+    flavor: str, metadata: str, start_server: StartServer
 ) -> None:
-    server = server_of(flavor)
-    server.sql(
-        f"SET GLOBAL binlog_row_metadata = {DEFAULT_METADATA[flavor] if metadata == 'default' else metadata}"
-    )
-    try:
-        outcomes = [run(server, f"{flavor} {seed}", number) for seed, number in runs()]
-    finally:
-        server.sql("SET GLOBAL binlog_row_metadata = FULL")
+    logged = DEFAULT_METADATA[flavor] if metadata == "default" else metadata
+    server = start_server(flavor, binlog_row_metadata=logged)
+    outcomes = [run(server, f"{flavor} {seed}", number) for seed, number in runs()]
     statements, questions, values = (
         sum(outcome.counts[name] for outcome in outcomes)
         for name in ("statements", "questions", "values compared")

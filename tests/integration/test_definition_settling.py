@@ -30,7 +30,7 @@ from tests.support.capture.captured_log import (
 )
 from tests.support.capture.waiting_commits import SEMI_SYNC, waiting_commits
 from tests.support.logstore.kept_log import penstock
-from tests.support.suite.fixture_types import FreshDatabase, StartServer
+from tests.support.suite.fixture_types import FreshDatabase, LendServer, StartServer
 from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import Server
 
@@ -38,10 +38,10 @@ from tools.servers import Server
 @pytest.fixture(
     scope="module", params=[("mysql", "MINIMAL"), ("mariadb", "NO_LOG")], ids=["mysql", "mariadb"]
 )
-def server(request: pytest.FixtureRequest) -> Iterator[Server]:
+def server(request: pytest.FixtureRequest, lend_server: LendServer) -> Iterator[Server]:
     """A server whose log has no column names, the default."""
     family, metadata = request.param
-    with Server(family, {"binlog_row_metadata": metadata}) as server:
+    with lend_server(family, binlog_row_metadata=metadata) as server:
         yield server
 
 

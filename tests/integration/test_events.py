@@ -43,7 +43,7 @@ from tests.support.binlog.events import (
     events,
 )
 from tests.support.suite.fixture_types import FreshDatabase, StartServer
-from tools.servers import Server
+from tools.servers import FLAVORS, Server
 
 # The flavors differ below this layer, whose own everyday tests run on both.
 pytestmark = pytest.mark.deep_flavors("mariadb")
@@ -146,9 +146,10 @@ def test_long_payload_is_streamed_and_verified_before_its_commit(
 
 
 def test_mariadb_compressed_events_equal_plain_ones(
-    mariadb_server: Server, fresh_database: FreshDatabase
+    start_server: StartServer, fresh_database: FreshDatabase
 ) -> None:
-    database = fresh_database(mariadb_server)
+    server = start_server("mariadb")
+    database = fresh_database(server)
     statements = (
         "CREATE TABLE t (id INT PRIMARY KEY, text MEDIUMTEXT) COMMENT '" + "long " * 100 + "'",
         "INSERT INTO t VALUES (1, REPEAT('one', 300)), (2, NULL), (3, REPEAT('three', 100000))",
@@ -156,12 +157,9 @@ def test_mariadb_compressed_events_equal_plain_ones(
         "DELETE FROM t",
         "DROP TABLE t",
     )
-    plain = run_logged(mariadb_server, *statements, database=database)
-    mariadb_server.sql("SET GLOBAL log_bin_compress = ON, GLOBAL log_bin_compress_min_len = 10")
-    try:
-        packed = run_logged(mariadb_server, *statements, database=database)
-    finally:
-        mariadb_server.sql("SET GLOBAL log_bin_compress = OFF, GLOBAL log_bin_compress_min_len = DEFAULT")
+    plain = run_logged(server, *statements, database=database)
+    server.sql("SET GLOBAL log_bin_compress = ON, GLOBAL log_bin_compress_min_len = 10")
+    packed = run_logged(server, *statements, database=database)
     written = codes(packed.read_bytes())
     assert MARIADB_QUERY_COMPRESSED in written
     assert len(set(written).intersection(MARIADB_ROWS_COMPRESSED)) == 3
@@ -554,16 +552,17 @@ def test_json_diff_without_the_before_document_is_refused_by_name(
 # --- Checksums ------------------------------------------------------------------------------
 
 
-def test_log_without_checksums_reads_the_same(server: Server, fresh_database: FreshDatabase) -> None:
+@pytest.mark.parametrize("flavor", FLAVORS)
+def test_log_without_checksums_reads_the_same(
+    flavor: str, start_server: StartServer, fresh_database: FreshDatabase
+) -> None:
+    server = start_server(flavor)
     database = fresh_database(server)
     statements = ("INSERT INTO t VALUES (1, 'x')", "UPDATE t SET text = 'y'", "DELETE FROM t")
     server.sql("CREATE TABLE t (id INT PRIMARY KEY, text VARCHAR(20))", database=database)
     with_checksums = run_logged(server, *statements, database=database)
     server.sql("SET GLOBAL binlog_checksum = NONE")
-    try:
-        without = run_logged(server, *statements, database=database)
-    finally:
-        server.sql("SET GLOBAL binlog_checksum = CRC32")
+    without = run_logged(server, *statements, database=database)
     table = f"{database}.t"
     assert decode_file(without).values(table) == decode_file(with_checksums).values(table)
     log_events = list(events(without.read_bytes(), checksum=False))

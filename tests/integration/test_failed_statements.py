@@ -11,27 +11,25 @@ from penstock.source.reading import Batch, LoggedStatement, Selection, read_in_o
 from penstock.source.source import ByteRange
 from tests.support.binlog.cut_source import CutSource
 from tests.support.binlog.events import first_event_end
-from tests.support.suite.fixture_types import FreshDatabase
-from tools.servers import Server
+from tests.support.suite.fixture_types import FreshDatabase, StartServer
 
 
 def test_table_is_dropped_if_its_replacement_failed(
-    mariadb_server: Server, fresh_database: FreshDatabase
+    start_server: StartServer, fresh_database: FreshDatabase
 ) -> None:
-    database = fresh_database(mariadb_server)
+    server = start_server("mariadb", binlog_row_metadata="NO_LOG")
+    database = fresh_database(server)
     name = TableName(database, "t")
-    mariadb_server.sql("SET GLOBAL binlog_row_metadata = NO_LOG; FLUSH BINARY LOGS")
-    file = mariadb_server.binlog_files()[-1]
-    try:
-        with mariadb_server.connect(database=database) as session, session.cursor() as cursor:
-            cursor.execute("CREATE TABLE t (id INT PRIMARY KEY, a VARCHAR(20), b DATE)")
-            cursor.execute("INSERT INTO t VALUES (1, 'x', '2020-01-02')")
-            with pytest.raises(pymysql.err.MySQLError, match="Multiple primary key"):
-                cursor.execute("CREATE OR REPLACE TABLE t (id INT PRIMARY KEY, PRIMARY KEY (id))")
-            cursor.execute("CREATE TABLE IF NOT EXISTS t (b DOUBLE, id INT)")
-            cursor.execute("INSERT INTO t VALUES (2.5, 7)")
-    finally:
-        mariadb_server.sql("SET GLOBAL binlog_row_metadata = FULL; FLUSH BINARY LOGS")
+    server.sql("FLUSH BINARY LOGS")
+    file = server.binlog_files()[-1]
+    with server.connect(database=database) as session, session.cursor() as cursor:
+        cursor.execute("CREATE TABLE t (id INT PRIMARY KEY, a VARCHAR(20), b DATE)")
+        cursor.execute("INSERT INTO t VALUES (1, 'x', '2020-01-02')")
+        with pytest.raises(pymysql.err.MySQLError, match="Multiple primary key"):
+            cursor.execute("CREATE OR REPLACE TABLE t (id INT PRIMARY KEY, PRIMARY KEY (id))")
+        cursor.execute("CREATE TABLE IF NOT EXISTS t (b DOUBLE, id INT)")
+        cursor.execute("INSERT INTO t VALUES (2.5, 7)")
+    server.sql("FLUSH BINARY LOGS")
     source = CutSource(file, ())
     whole = ByteRange(0, file.name, first_event_end(file.read_bytes()), None, True)
     selection = Selection(tables=TablePatterns([f"{database}.*"]))

@@ -5,7 +5,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.cli.app import make_app
-from tests.support.suite.fixture_types import StartServer
+from tests.support.suite.fixture_types import LendServer, StartServer
 from tests.support.suite.patience import WAIT_SECONDS_MAX
 from tools.servers import REPLICATION_PASSWORD, Server
 
@@ -60,9 +60,8 @@ def process(*words: object, **variables: str) -> Ran:
 
 
 @pytest.fixture(scope="module")
-def shop(server_of: Callable[[str], Server]) -> Iterator[Server]:
-    server_of("mysql")
-    with Server("mysql") as server:
+def shop(lend_server: LendServer) -> Iterator[Server]:
+    with lend_server() as server:
         server.sql(
             "CREATE DATABASE shop; CREATE TABLE shop.orders (id INT PRIMARY KEY, name VARCHAR(20), price"
             " DECIMAL(8,2), photo BLOB, at TIME(3)); CREATE TABLE shop.items (id INT PRIMARY KEY)"

@@ -4,13 +4,13 @@
 import json
 import random
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from typing import Any
 
 import pytest
 
 import penstock
-from tests.support.suite.fixture_types import FreshDatabase
+from tests.support.suite.fixture_types import FreshDatabase, StartServer
 from tools.servers import Server
 
 RANDOM_DOCUMENTS = 200
@@ -138,25 +138,16 @@ def random_path(chance: random.Random, value: Any) -> str:
     return path
 
 
-@contextmanager
-def metadata_of(server: Server, metadata: str) -> Iterator[None]:
-    """Set the metadata that a shared server logs, inside the block."""
-    server.sql("SET GLOBAL binlog_row_metadata = %s", metadata)
-    try:
-        yield
-    finally:
-        server.sql("SET GLOBAL binlog_row_metadata = FULL")
-
-
 @pytest.mark.parametrize("metadata", ["FULL", "MINIMAL"])
 def test_partial_updates_return_the_whole_document(
-    mysql_server: Server, fresh_database: FreshDatabase, metadata: str
+    module_server_of: StartServer, fresh_database: FreshDatabase, metadata: str
 ) -> None:
     chance = random.Random(39)
     wanted: list[str] = []
-    with metadata_of(mysql_server, metadata), closing(mysql_server.connect()) as connection:
+    server = module_server_of(binlog_row_metadata=metadata)
+    with closing(server.connect()) as connection:
         cursor = connection.cursor()
-        table = new_table(mysql_server, fresh_database(mysql_server))
+        table = new_table(server, fresh_database(server))
         cursor.execute("SET binlog_row_value_options = 'PARTIAL_JSON'")
         first = {"a": {"b": [1, 2, {"cc": "x" * 300}]}, "d e": [[], {}], "ä": "y" * 300}
         cursor.execute(f"INSERT INTO {table} (document) VALUES (%s)", [json.dumps(first)])
@@ -184,6 +175,6 @@ def test_partial_updates_return_the_whole_document(
                 wanted.append(after)
                 before = after
     schemas = {table: {"id": "int", "document": "json"}} if metadata == "MINIMAL" else None
-    batches = penstock.read_binlog(last_file(mysql_server), table, schemas=schemas)
+    batches = penstock.read_binlog(last_file(server), table, schemas=schemas)
     assert documents_of(batches, "update_postimage") == wanted
     assert len(wanted) > RANDOM_CHANGES // 3

@@ -17,6 +17,7 @@ from penstock.source.files import FileSource
 from penstock.source.server import ServerSource
 from penstock.source.source import SourceOptions
 from penstock.source.walk import TransactionWalk
+from tests.support.suite.fixture_types import StartServer
 from tests.support.suite.patience import wait_until
 from tools.servers import Server
 
@@ -27,18 +28,13 @@ SLOW = {"sync_binlog": "1", "binlog_order_commits": "OFF", "binlog_group_commit_
 
 
 @pytest.fixture
-def slow_server(mysql_server: Server) -> Iterator[Server]:
+def slow_server(start_server: StartServer) -> Server:
     """A server with an empty table `d.t` and a delay between the write of each commit and its sync."""
-    mysql_server.sql("DROP DATABASE IF EXISTS d; CREATE DATABASE d; CREATE TABLE d.t (a INT)")
-    kept = {name: mysql_server.sql(f"SELECT @@GLOBAL.{name}")[0][0] for name in SLOW}
+    server = start_server()
+    server.sql("CREATE DATABASE d; CREATE TABLE d.t (a INT)")
     for name, value in SLOW.items():
-        mysql_server.sql(f"SET GLOBAL {name} = {value}")
-    try:
-        yield mysql_server
-    finally:
-        for name, value in kept.items():
-            mysql_server.sql(f"SET GLOBAL {name} = {value}")
-        mysql_server.sql("DROP DATABASE d")
+        server.sql(f"SET GLOBAL {name} = {value}")
+    return server
 
 
 @contextmanager

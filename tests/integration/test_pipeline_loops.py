@@ -16,6 +16,7 @@ from penstock.source.bounds import Bounds
 from penstock.source.reading import Selection, read_range
 from penstock.source.source import SourceOptions, open_source, shown_tables
 from tests.support.pipeline.logged_changes import targets_in, write_batch
+from tests.support.suite.fixture_types import StartServer
 from tools.servers import Server
 
 DATABASE = "town"
@@ -70,19 +71,9 @@ class OneWay:
 
 
 @pytest.fixture(scope="module")
-def pair(server_of: Callable[[str], Server]) -> Iterator[Pair]:
+def pair(server_of: Callable[[str], Server], module_server_of: StartServer) -> Pair:
     """Return two servers of a flavor, the same two for every call."""
-    second_servers: dict[str, Server] = {}
-
-    def get(flavor: str) -> tuple[Server, Server]:
-        first = server_of(flavor)
-        if flavor not in second_servers:
-            second_servers[flavor] = Server(flavor).start()
-        return first, second_servers[flavor]
-
-    yield get
-    for server in second_servers.values():
-        server.close()
+    return lambda flavor: (server_of(flavor), module_server_of(flavor))
 
 
 @pytest.mark.deep(keep=("mysql-sink_settings0", "mariadb-sink_settings2"))

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import penstock
 from tests.support.binlog.decoding import Row, place_in_log, replay, run_logged
+from tests.support.suite.fixture_types import StartServer
 from tools.servers import FLAVORS, Server
 
 EXAMPLES = 150 if os.environ.get("PENSTOCK_LONG") else 8
@@ -203,11 +204,8 @@ def check(server: Server, database: str, made: list[Table], read: Callable[[str]
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("metadata", ["FULL", "MINIMAL"])
 @pytest.mark.parametrize("flavor", FLAVORS)
-def test_random_tables_are_read_back_equal(
-    flavor: str, metadata: str, server_of: Callable[[str], Server]
-) -> None:
-    server = server_of(flavor)
-    server.sql(f"SET GLOBAL binlog_row_metadata = {metadata}")
+def test_random_tables_are_read_back_equal(flavor: str, metadata: str, module_server_of: StartServer) -> None:
+    server = module_server_of(flavor, binlog_row_metadata=metadata)
     number = iter(range(1, 1 << 30))
 
     @settings(
@@ -232,7 +230,4 @@ def test_random_tables_are_read_back_equal(
         check(server, database, made, lambda name: gathered.get(name, []))
         server.sql(f"DROP DATABASE {database}")
 
-    try:
-        prove()
-    finally:
-        server.sql("SET GLOBAL binlog_row_metadata = FULL")
+    prove()

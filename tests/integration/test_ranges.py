@@ -5,7 +5,6 @@ This lets several executors decode one log concurrently without knowing the tran
 """
 
 import random
-from collections.abc import Callable
 from itertools import groupby, pairwise
 from pathlib import Path
 
@@ -124,15 +123,12 @@ def test_envelope_rows_are_cut_as_typed_rows_are(mysql_server: Server, fresh_dat
 
 @pytest.mark.parametrize("flavor", ["mysql", "mariadb", "mariadb11"])
 def test_log_without_checksums_is_cut_at_every_byte(
-    flavor: str, server_of: Callable[[str], Server], fresh_database: FreshDatabase
+    flavor: str, start_server: StartServer, fresh_database: FreshDatabase
 ) -> None:
-    server = server_of(flavor)
+    server = start_server(flavor)
     database = fresh_database(server)
     server.sql("SET GLOBAL binlog_checksum = NONE")
-    try:
-        data = write_mixed_log(server, database).read_bytes()
-    finally:
-        server.sql("SET GLOBAL binlog_checksum = CRC32")
+    data = write_mixed_log(server, database).read_bytes()
     places = random.Random(SEED).sample(range(1, len(data)), 700)
     check_every_cut(data, [[position] for position in places] + random_cuts(data), tables=database)
 
@@ -156,14 +152,12 @@ def test_compressed_transactions_belong_to_the_range_of_their_start(
 
 
 def test_compressed_mariadb_events_are_cut_anywhere(
-    mariadb_server: Server, fresh_database: FreshDatabase
+    start_server: StartServer, fresh_database: FreshDatabase
 ) -> None:
-    database = fresh_database(mariadb_server)
-    mariadb_server.sql("SET GLOBAL log_bin_compress = ON, GLOBAL log_bin_compress_min_len = 10")
-    try:
-        data = write_mixed_log(mariadb_server, database).read_bytes()
-    finally:
-        mariadb_server.sql("SET GLOBAL log_bin_compress = OFF, GLOBAL log_bin_compress_min_len = 256")
+    server = start_server("mariadb")
+    database = fresh_database(server)
+    server.sql("SET GLOBAL log_bin_compress = ON, GLOBAL log_bin_compress_min_len = 10")
+    data = write_mixed_log(server, database).read_bytes()
     assert {165, 166} <= set(codes(data))
     check_every_cut(data, all_single_cuts(data) + random_cuts(data), tables=database)
 

@@ -21,7 +21,7 @@ from penstock.model import Position, TableSchema
 from penstock.source.reading import Selection, read_range
 from penstock.source.source import ByteRange, Source, SourceOptions, open_source
 from tests.support.capture.captured_log import rotate
-from tests.support.suite.fixture_types import FreshDatabase, StartServer
+from tests.support.suite.fixture_types import FreshDatabase, LendServer, StartServer
 from tools.servers import Proxy, Server
 
 ORDERS = """CREATE TABLE {0}.orders (
@@ -396,9 +396,8 @@ def test_head_advances_as_a_file_grows(mysql_written: Written, tmp_path: Path) -
 
 
 @pytest.fixture(scope="module")
-def minimal(server_of: Callable[[str], Server]) -> Iterator[Server]:
-    server_of("mysql")
-    with Server("mysql", {"binlog_row_metadata": "MINIMAL"}) as server:
+def minimal(lend_server: LendServer) -> Iterator[Server]:
+    with lend_server(binlog_row_metadata="MINIMAL") as server:
         server.sql("CREATE DATABASE shop")
         server.sql(ORDERS.format("shop"))
         server.sql("INSERT INTO shop.orders VALUES (1, 'a', 2.5, NULL)")

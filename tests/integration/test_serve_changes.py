@@ -23,6 +23,7 @@ from penstock.serve.ports import Ports
 from penstock.serve.served import Arrivals, Served
 from penstock.serve.telemetry import Telemetry
 from tests.support.daemon.process import DaemonProcess, Refused
+from tests.support.suite.fixture_types import LendServer
 from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import Server
 
@@ -115,11 +116,11 @@ def caught_up(server: Server, daemon: DaemonProcess) -> None:
 
 
 @pytest.fixture(scope="module", params=["mysql", "mariadb"])
-def shop(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shop]:
-    if request.param not in request.config.getoption("--server-flavors"):
-        pytest.skip(f"{request.param}: left out by --server-flavors")
+def shop(
+    request: pytest.FixtureRequest, lend_server: LendServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Shop]:
     folder = tmp_path_factory.mktemp("shop")
-    with Server(request.param, {"binlog_row_metadata": "MINIMAL"}) as server:
+    with lend_server(request.param, binlog_row_metadata="MINIMAL") as server:
         with server.connect() as connection, connection.cursor() as cursor:
             connection.autocommit(True)
             cursor.execute("CREATE DATABASE shop")

@@ -8,6 +8,7 @@ import socket
 import ssl
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pymysql
@@ -106,11 +107,13 @@ def test_binlog_program_of_the_flavor_reads_the_binlog_files(
 
 
 @pytest.mark.parametrize("flavor", ["mysql", "mariadb", "mariadb11"])
-def test_new_server_has_one_binlog_file_without_transactions(start_server: StartServer, flavor: str) -> None:
-    server = start_server(flavor)
-
-    events = server.sql("SHOW BINLOG EVENTS")
-    assert [path.name for path in server.binlog_files()] == ["mysql-bin.000001"]
+def test_new_server_has_one_binlog_file_without_transactions(
+    require_flavor: Callable[[str], None], flavor: str
+) -> None:
+    require_flavor(flavor)
+    with Server(flavor) as server:
+        events = server.sql("SHOW BINLOG EVENTS")
+        assert [path.name for path in server.binlog_files()] == ["mysql-bin.000001"]
     assert {row[2] for row in events} <= {"Format_desc", "Previous_gtids", "Gtid_list", "Binlog_checkpoint"}
 
 

@@ -39,6 +39,7 @@ from penstock.source.reading import read_range
 from penstock.source.source import ByteRange, Source, SourceOptions, open_source
 from tests.support.daemon.process import DaemonProcess
 from tests.support.logstore.folders import binlogs
+from tests.support.suite.fixture_types import LendServer
 from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import Proxy, Server, certificate
 
@@ -113,14 +114,13 @@ def daemon_of(folder: Path, server: Server, start: str = "earliest", **settings:
 
 
 @pytest.fixture(scope="module")
-def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    flavor = str(request.param)
-    if flavor not in request.config.getoption("--server-flavors"):
-        pytest.skip(f"{flavor}: left out by --server-flavors")
+def served(
+    request: pytest.FixtureRequest, lend_server: LendServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("daemons")
     for name in ("whole", "later"):
         (folder / name).mkdir()
-    with Server(flavor, {"binlog_row_metadata": "MINIMAL"}) as server:
+    with lend_server(request.param, binlog_row_metadata="MINIMAL") as server:
         server.sql("CREATE DATABASE shop")
         server.sql("CREATE TABLE shop.orders (id INT PRIMARY KEY AUTO_INCREMENT, note VARCHAR(400))")
         many = (

@@ -41,6 +41,7 @@ from penstock.source.reading import Selection, read_range
 from penstock.source.source import ByteRange, Source, SourceOptions, open_source
 from penstock.source.walk import TransactionWalk
 from tests.support.logstore.folders import binlogs, keep, open_log
+from tests.support.suite.fixture_types import LendServer
 from tests.support.suite.nonempty import each
 from tests.support.suite.patience import WAIT_SECONDS_MAX
 from tools.servers import Server
@@ -93,12 +94,11 @@ def write_changes(server: Server) -> None:
 
 
 @pytest.fixture(scope="module", params=["mysql", "mariadb"])
-def kept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Kept]:
+def kept(
+    request: pytest.FixtureRequest, lend_server: LendServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Kept]:
     """A server without column names in its log, and its captured log."""
-    flavor = str(request.param)
-    if flavor not in request.config.getoption("--server-flavors"):
-        pytest.skip(f"{flavor}: left out by --server-flavors")
-    with Server(flavor, {"binlog_row_metadata": "MINIMAL"}) as server:
+    with lend_server(request.param, binlog_row_metadata="MINIMAL") as server:
         write_changes(server)
         files = binlogs(server)
         folder = tmp_path_factory.mktemp("logs") / "shop"
@@ -385,15 +385,10 @@ def kept_bytes(kept: Kept, file: str, start: int, stop: int) -> bytes:
 
 
 @pytest.fixture(scope="module")
-def failed_over(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureRequest) -> Iterator[Path]:
+def failed_over(lend_server: LendServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A log of two servers: the second replayed the first's transactions in another order, and continued."""
-    if "mysql" not in request.config.getoption("--server-flavors"):
-        pytest.skip("mysql: left out by --server-flavors")
     folder = tmp_path_factory.mktemp("epochs") / "shop"
-    options = {"gtid_mode": "ON", "enforce_gtid_consistency": "ON"}
-    with Server("mysql", options) as first, Server("mysql", options) as second:
-        for server in (first, second):
-            server.sql("RESET BINARY LOGS AND GTIDS")
+    with lend_server() as first, lend_server() as second:
         for statement in ("CREATE DATABASE shop", "CREATE TABLE shop.t (id INT PRIMARY KEY, who TEXT)"):
             first.sql(statement)
         for number in range(1, 9):

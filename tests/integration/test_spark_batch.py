@@ -10,7 +10,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from tests.support.spark.session import head_of, rows_of, spark  # noqa: F401
-from tests.support.suite.fixture_types import FreshDatabase
+from tests.support.suite.fixture_types import FreshDatabase, StartServer
 from tools.servers import Server
 
 
@@ -184,23 +184,20 @@ def test_table_altered_in_the_files_has_its_newest_columns(
 
 def test_schema_file_provides_definitions_missing_from_the_log(
     spark: SparkSession,  # noqa: F811
-    mysql_server: Server,
+    start_server: StartServer,
     fresh_database: FreshDatabase,
     tmp_path: Path,
 ) -> None:
-    server, database = mysql_server, fresh_database(mysql_server)
+    server = start_server(binlog_row_metadata="MINIMAL")
+    database = fresh_database(server)
     server.sql(f"CREATE TABLE {database}.t (id INT PRIMARY KEY, name VARCHAR(10))")
     schemas = tmp_path / "tables.sql"
     schemas.write_text(f"CREATE TABLE {database}.t (id INT PRIMARY KEY, name VARCHAR(10)) CHARSET utf8mb4;")
     start = head_of(server)
     with server.connect(database=database) as connection, connection.cursor() as cursor:
-        server.sql("SET GLOBAL binlog_row_metadata = MINIMAL")
-        try:
-            cursor.execute("INSERT INTO t VALUES (1, 'ä')")
-            cursor.execute("ALTER TABLE t ADD COLUMN more BIGINT UNSIGNED")
-            cursor.execute("INSERT INTO t VALUES (2, 'b', 18446744073709551615)")
-        finally:
-            server.sql("SET GLOBAL binlog_row_metadata = FULL")
+        cursor.execute("INSERT INTO t VALUES (1, 'ä')")
+        cursor.execute("ALTER TABLE t ADD COLUMN more BIGINT UNSIGNED")
+        cursor.execute("INSERT INTO t VALUES (2, 'b', 18446744073709551615)")
     frame = read_files(spark, server, f"{database}.t", start, schemas=str(schemas))
     assert rows_of(frame) == [(1, "ä", None), (2, "b", Decimal("18446744073709551615"))]
 

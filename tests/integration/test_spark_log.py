@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from tests.support.daemon.process import DaemonProcess
 from tests.support.spark.session import Collected, head_of, process_all, rows_of, run_to_head, spark  # noqa: F401
+from tests.support.suite.fixture_types import LendServer, StartServer
 from tools.servers import Server
 
 ROWS = 40
@@ -48,11 +49,9 @@ def daemon_of(folder: Path, server: Server, start: str) -> DaemonProcess:
 
 
 @pytest.fixture(scope="module")
-def captured(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Captured]:
-    if "mysql" not in request.config.getoption("--server-flavors"):
-        pytest.skip("mysql: left out by --server-flavors")
+def captured(lend_server: LendServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Captured]:
     folder = tmp_path_factory.mktemp("captured")
-    with Server("mysql", {"binlog_row_metadata": "MINIMAL"}) as server:
+    with lend_server(binlog_row_metadata="MINIMAL") as server:
         server.sql("CREATE DATABASE shop; CREATE TABLE shop.orders (id INT PRIMARY KEY, note VARCHAR(90))")
         for number in range(1, ROWS + 1):
             server.sql(f"INSERT INTO shop.orders VALUES ({number}, 'early {number}')")
@@ -175,37 +174,37 @@ def test_running_stream_follows_a_daemon(
 def test_stream_continues_at_a_daemon_of_another_server_by_gtid(
     spark: SparkSession,  # noqa: F811
     captured: Captured,
+    start_server: StartServer,
     tmp_path: Path,
 ) -> None:
     server = captured.server
     server.sql("CREATE TABLE shop.moved (id INT PRIMARY KEY); INSERT INTO shop.moved VALUES (1), (2)")
     captured.catch_up()
-    with Server("mysql", {"binlog_row_metadata": "MINIMAL"}) as replica:
-        replicate(server, replica)
-        with daemon_of(tmp_path / "replica", replica, "earliest") as other:
+    replica = start_server(binlog_row_metadata="MINIMAL")
+    replicate(server, replica)
+    with daemon_of(tmp_path / "replica", replica, "earliest") as other:
+        catch_up(other, replica)
+        collected, versions = Collected("id"), Collected("_commit_version")
+        frame = stream_of(spark, captured.url, "shop.moved", startingOffsets="earliest")
+
+        def both(rows: DataFrame, batch: int) -> None:
+            collected(rows, batch)
+            versions(rows, batch)
+
+        run_to_head(frame, both, tmp_path / "checkpoint")
+        assert collected.rows == [(1,), (2,)]
+        url = f"penstock://127.0.0.1:{other.port}/shop"
+        for number in (3, 4):
+            replica.sql(f"INSERT INTO shop.moved VALUES ({number})")
             catch_up(other, replica)
-            collected, versions = Collected("id"), Collected("_commit_version")
-            frame = stream_of(spark, captured.url, "shop.moved", startingOffsets="earliest")
-
-            def both(rows: DataFrame, batch: int) -> None:
-                collected(rows, batch)
-                versions(rows, batch)
-
-            run_to_head(frame, both, tmp_path / "checkpoint")
-            assert collected.rows == [(1,), (2,)]
-            url = f"penstock://127.0.0.1:{other.port}/shop"
-            for number in (3, 4):
-                replica.sql(f"INSERT INTO shop.moved VALUES ({number})")
-                catch_up(other, replica)
-                run_to_head(stream_of(spark, url, "shop.moved"), both, tmp_path / "checkpoint")
-            assert collected.rows == [(1,), (2,), (3,), (4,)]
-            assert versions.rows == sorted(versions.rows)
-            assert {row[0] >> 55 for row in versions.rows} == {0, 1}
+            run_to_head(stream_of(spark, url, "shop.moved"), both, tmp_path / "checkpoint")
+        assert collected.rows == [(1,), (2,), (3,), (4,)]
+        assert versions.rows == sorted(versions.rows)
+        assert {row[0] >> 55 for row in versions.rows} == {0, 1}
 
 
 def replicate(server: Server, replica: Server) -> None:
     """Copy every transaction of the first server to another under its GTIDs, like a replica."""
-    replica.sql("RESET BINARY LOGS AND GTIDS")
     files = [str(path) for path in server.binlog_files()]
     dump = subprocess.run([*server.program("mysqlbinlog"), *files], capture_output=True, check=True)
     replica.client(dump.stdout, "--binary-mode")

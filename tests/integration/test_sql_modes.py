@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Statements of sessions whose SQL mode changes the parsing of text."""
 
+import pytest
+
 from penstock.binlog import load_schemas
 from penstock.model import TableName, TablePatterns
 from penstock.schema.statements.tokens import ServerSpelling
@@ -8,8 +10,8 @@ from penstock.source.reading import Batch, LoggedStatement, Selection, read_in_o
 from penstock.source.source import ByteRange
 from tests.support.binlog.cut_source import CutSource
 from tests.support.binlog.events import first_event_end
-from tests.support.suite.fixture_types import FreshDatabase
-from tools.servers import Server
+from tests.support.suite.fixture_types import FreshDatabase, StartServer
+from tools.servers import FLAVORS
 
 # Without the mode, a string or name of these statements ends later and hides a clause.
 _STATEMENTS = (
@@ -23,20 +25,19 @@ _STATEMENTS = (
 _MODES = "REAL_AS_FLOAT,ANSI_QUOTES,NO_BACKSLASH_ESCAPES"
 
 
+@pytest.mark.parametrize("flavor", FLAVORS)
 def test_statements_are_parsed_under_the_sql_mode_of_their_session(
-    server: Server, fresh_database: FreshDatabase
+    flavor: str, start_server: StartServer, fresh_database: FreshDatabase
 ) -> None:
+    server = start_server(flavor, binlog_row_metadata="MINIMAL" if flavor == "mysql" else "NO_LOG")
     database = fresh_database(server)
-    metadata = "NO_LOG" if server.family == "mariadb" else "MINIMAL"
-    server.sql(f"SET GLOBAL binlog_row_metadata = {metadata}; FLUSH BINARY LOGS")
+    server.sql("FLUSH BINARY LOGS")
     file = server.binlog_files()[-1]
-    try:
-        with server.connect(database=database) as session, session.cursor() as cursor:
-            cursor.execute(f"SET SESSION sql_mode = '{_MODES}'")
-            for statement in _STATEMENTS:
-                cursor.execute(statement)
-    finally:
-        server.sql("SET GLOBAL binlog_row_metadata = FULL; FLUSH BINARY LOGS")
+    with server.connect(database=database) as session, session.cursor() as cursor:
+        cursor.execute(f"SET SESSION sql_mode = '{_MODES}'")
+        for statement in _STATEMENTS:
+            cursor.execute(statement)
+    server.sql("FLUSH BINARY LOGS")
     whole = ByteRange(0, file.name, first_event_end(file.read_bytes()), None, True)
     selection = Selection(tables=TablePatterns([f"{database}.*"]))
     schemas = load_schemas({}, ServerSpelling(mariadb=server.family == "mariadb"))

@@ -5,7 +5,6 @@ import random
 import re
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from itertools import chain
@@ -18,7 +17,7 @@ import pytest
 import penstock
 from penstock.errors import SchemaUnknown
 from penstock.model import Column, TableSchema
-from tests.support.suite.fixture_types import FreshDatabase
+from tests.support.suite.fixture_types import FreshDatabase, StartServer
 from tools.servers import Server
 
 # The flavors differ below this layer, whose own everyday tests run on both.
@@ -361,24 +360,12 @@ def definition(server: Server, table: str) -> dict[str, TableSchema]:
     return {table: TableSchema(database, name, described)}
 
 
-@contextmanager
-def setting(server: Server, name: str, value: str) -> Iterator[None]:
-    """Set a global variable for the connections of the block."""
-    ((before,),) = server.sql(f"SELECT @@global.{name}")
-    server.sql(f"SET GLOBAL {name} = %s", value)
-    try:
-        yield
-    finally:
-        server.sql(f"SET GLOBAL {name} = %s", before)
-
-
 @on_each(CASES)
 def test_every_value_equals_the_clients_text(
-    server_of: Callable[[str], Server], fresh_database: FreshDatabase, flavor: str, name: str
+    module_server_of: StartServer, fresh_database: FreshDatabase, flavor: str, name: str
 ) -> None:
-    server, case = server_of(flavor), CASES[name]
-    with setting(server, "binlog_row_metadata", "MINIMAL"):
-        table, file = write(server, fresh_database(server), case)
+    server, case = module_server_of(flavor, binlog_row_metadata="MINIMAL"), CASES[name]
+    table, file = write(server, fresh_database(server), case)
     declared = definition(server, table)
     check(server, table, case, penstock.read_binlog(str(file), table, schemas=declared))
     check(server, table, case, penstock.read_binlog(server.url(), table, start=f"{file.name}:4"))
@@ -400,11 +387,10 @@ def test_log_alone_is_enough_with_full_metadata(
 @pytest.mark.parametrize("name", ["dates", "times", "datetimes", "timestamps"])
 @pytest.mark.parametrize("flavor", ["mariadb", "mariadb11"])
 def test_mariadb_fractions_before_5_6_are_read_by_the_declared_type(
-    server_of: Callable[[str], Server], fresh_database: FreshDatabase, flavor: str, name: str
+    module_server_of: StartServer, fresh_database: FreshDatabase, flavor: str, name: str
 ) -> None:
-    server, case = server_of(flavor), CASES[name]
-    with setting(server, "mysql56_temporal_format", "OFF"):
-        table, file = write(server, fresh_database(server), case)
+    server, case = module_server_of(flavor, mysql56_temporal_format=False), CASES[name]
+    table, file = write(server, fresh_database(server), case)
     declared = definition(server, table)
     check(server, table, case, penstock.read_binlog(str(file), table, schemas=declared))
     if name != "dates":

@@ -1,25 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """MariaDB 11.8 writes 0 as the end position inside transactions, and large commits as files of their own."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from tests.support.binlog.decoding import decode, decode_file, run_logged, select
 from tests.support.binlog.events import TABLE_MAP, WRITE_ROWS_V1, events
-from tests.support.suite.fixture_types import FreshDatabase
+from tests.support.suite.fixture_types import FreshDatabase, StartServer
 from tools.servers import Server
 
 COMMIT_BYTES_MIN = 10_485_760
 
 
 @pytest.fixture
-def server(mariadb11_server: Server) -> Iterator[Server]:
-    """A server that treats commits of ten megabytes as large, until the test ends."""
-    ((before,),) = mariadb11_server.sql("SELECT @@global.binlog_large_commit_threshold")
-    mariadb11_server.sql(f"SET GLOBAL binlog_large_commit_threshold = {COMMIT_BYTES_MIN}")
-    yield mariadb11_server
-    mariadb11_server.sql(f"SET GLOBAL binlog_large_commit_threshold = {before}")
+def server(module_server_of: StartServer) -> Server:
+    """A server that treats commits of ten megabytes as large."""
+    return module_server_of("mariadb11", binlog_large_commit_threshold=COMMIT_BYTES_MIN)
 
 
 def test_positions_are_right_even_if_events_omit_them(server: Server, fresh_database: FreshDatabase) -> None:

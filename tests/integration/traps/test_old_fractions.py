@@ -7,8 +7,7 @@ import pytest
 
 from penstock.errors import SchemaUnknown
 from tests.support.binlog.decoding import decode_file, run_logged, select
-from tests.support.suite.fixture_types import FreshDatabase
-from tools.servers import Server
+from tests.support.suite.fixture_types import FreshDatabase, StartServer
 
 COLUMNS = [
     ("id", "int", None, False),
@@ -22,35 +21,33 @@ COLUMNS = [
 
 
 def test_old_fractions_need_the_definition_and_are_exact_with_it(
-    mariadb_server: Server, fresh_database: FreshDatabase
+    start_server: StartServer, fresh_database: FreshDatabase
 ) -> None:
-    database = fresh_database(mariadb_server)
+    server = start_server("mariadb")
+    database = fresh_database(server)
     columns = ", ".join(f"{name} {kind}" for name, kind, _, _ in COLUMNS[1:])
-    mariadb_server.sql("SET GLOBAL mysql56_temporal_format = OFF")
-    try:
-        path = run_logged(
-            mariadb_server,
-            f"CREATE TABLE t (id INT PRIMARY KEY, {columns.replace('timestamp(2)', 'timestamp(2) NULL')})",
-            "SET time_zone = '+00:00'",
-            "INSERT INTO t VALUES"
-            " (1, '-838:59:59', '-00:00:00.001', '838:59:59.999999', '1000-01-01 00:00:00.1',"
-            " '9999-12-31 23:59:59.999999', '2026-01-02 03:04:05.67'),"
-            " (2, '12:00:00', '00:00:00.000', '-00:00:01.5', '2026-06-30 23:59:59.9',"
-            " '2000-02-29 01:02:03.000004',"
-            " '1970-01-01 00:00:01.00'), (3, NULL, NULL, NULL, NULL, NULL, NULL)",
-            database=database,
-        )
-    finally:
-        mariadb_server.sql("SET GLOBAL mysql56_temporal_format = ON")
+    server.sql("SET GLOBAL mysql56_temporal_format = OFF")
+    path = run_logged(
+        server,
+        f"CREATE TABLE t (id INT PRIMARY KEY, {columns.replace('timestamp(2)', 'timestamp(2) NULL')})",
+        "SET time_zone = '+00:00'",
+        "INSERT INTO t VALUES"
+        " (1, '-838:59:59', '-00:00:00.001', '838:59:59.999999', '1000-01-01 00:00:00.1',"
+        " '9999-12-31 23:59:59.999999', '2026-01-02 03:04:05.67'),"
+        " (2, '12:00:00', '00:00:00.000', '-00:00:01.5', '2026-06-30 23:59:59.9',"
+        " '2000-02-29 01:02:03.000004',"
+        " '1970-01-01 00:00:01.00'), (3, NULL, NULL, NULL, NULL, NULL, NULL)",
+        database=database,
+    )
     table = f"{database}.t"
     actual_rows = decode_file(path, schemas={table: COLUMNS}).values(table)
     naive = [
         tuple(value.replace(tzinfo=None) if hasattr(value, "tzinfo") else value for value in row[1:])
         for row in actual_rows
     ]
-    assert naive == mariadb_server.sql(f"SET time_zone = '+00:00'; SELECT * FROM {table} ORDER BY id")
+    assert naive == server.sql(f"SET time_zone = '+00:00'; SELECT * FROM {table} ORDER BY id")
     assert naive[0][2] == -timedelta(milliseconds=1)
     with pytest.raises(SchemaUnknown, match="fractional digits") as raised:
         decode_file(path)
     assert raised.value.position is not None
-    assert select(mariadb_server, table)
+    assert select(server, table)

@@ -2,7 +2,7 @@
 """The types of fixtures that are functions, for the annotations of tests."""
 
 from collections.abc import Callable
-from pathlib import Path
+from contextlib import AbstractContextManager
 from typing import Any, NoReturn, Protocol
 
 from tools.servers import Server
@@ -16,9 +16,15 @@ class MissingPart(Protocol):
     def __call__(self, part: str, reason: str) -> NoReturn: ...
 
 
-class StartServer(Protocol):
-    """Starts a server that belongs to the test and ends with it. Options are the server's."""
+class LendServer(Protocol):
+    """Lends a clean server to a `with` block; module fixtures use it. Options are the server's."""
 
     def __call__(
-        self, flavor: str = "mysql", *, tls: bool = False, directory: Path | None = None, **options: Any
-    ) -> Server: ...
+        self, flavor: str = "mysql", *, tls: bool = False, **options: Any
+    ) -> AbstractContextManager[Server]: ...
+
+
+class StartServer(Protocol):
+    """Lends a clean server to the test, until it ends. Options are the server's."""
+
+    def __call__(self, flavor: str = "mysql", *, tls: bool = False, **options: Any) -> Server: ...
