@@ -358,7 +358,7 @@ def test_hold_at_the_start_of_the_first_file_of_a_log_is_whole(log: Log) -> None
     first = log.segments[0]
     assert first.base > 4
     position = Position(first.epoch, log.segment_head(first).file, 4)
-    Holds(log.disk, log.layout).put(Hold("reader", position), prove=log.locate_position)
+    Holds(log.disk, log.layout).put(Hold("reader", position), log=log)
     kept = retention(log, RetentionPolicy(age_seconds=0))
     assert not kept.run(log).departures
     assert kept.broken == ()
@@ -513,7 +513,7 @@ def test_hold_set_during_a_pass_holds_or_is_refused_as_too_late(clock: Clock) ->
 
     def set_hold() -> None:
         try:
-            Holds(disk, log.layout).put(Hold("job", first), prove=log.locate_position)
+            Holds(disk, log.layout).put(Hold("job", first), log=log)
         except PositionPurged as problem:
             refused.append(problem)
 
@@ -522,6 +522,29 @@ def test_hold_set_during_a_pass_holds_or_is_refused_as_too_late(clock: Clock) ->
     disk.end()
     assert bool(departures) == bool(refused)
     assert departures
+
+
+def test_slow_search_for_the_position_of_a_hold_keeps_no_segment_from_leaving(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A segment's index may be in a store that does not answer."""
+    first = log.earliest()
+    assert first is not None
+    locate, passes = Log.locate_position, []
+
+    def locate_late(self: Log, position: Position) -> object:
+        located = locate(self, position)
+        if not passes:
+            # Not in a `with` block, which would wait for the lock for ever.
+            due = ThreadPoolExecutor(1).submit(retention(log, RetentionPolicy(age_seconds=0)).run, log)
+            passes.append(due.result(60))
+        return located
+
+    monkeypatch.setattr(Log, "locate_position", locate_late)
+    with pytest.raises(PositionPurged):
+        Holds(log.disk, log.layout).put(Hold("late", first), log=log)
+    assert passes[0].departures
+    assert Holds(log.disk, log.layout).all() == []
 
 
 @pytest.mark.parametrize("name", ["", "../position", "a/b", ".hidden", "x" * 200])

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Holds of a log: named positions that keep later segments from leaving, each in a small durable file.
 
-    holds = Holds(log.disk, log.layout) holds.put(Hold("cache", position, expires_us, "account"),
-    prove=log.locate_position) holds.give_up("cache", "account")
+    holds = Holds(log.disk, log.layout)
+    holds.put(Hold("cache", position, expires_us, "account"), log=log)
+    holds.give_up("cache", "account")
 
 `retention` bounds how much a hold may keep.
 """
@@ -11,10 +12,11 @@ import hashlib
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 import structlog
 
@@ -74,6 +76,16 @@ class BrokenHold:
     why: str
 
 
+class LocatingLog(Protocol):
+    """A log that knows its positions, such as `LogReader`."""
+
+    def earliest(self) -> Position | None:
+        """Return the start of the oldest segment, None in an empty log."""
+
+    def locate_position(self, position: Position) -> object:
+        """Raise PositionPurged or PositionInvalid for a position that the log does not have."""
+
+
 class Holds:
     """The holds of one log, each in a small file that survives restarts.
 
@@ -91,31 +103,39 @@ class Holds:
         with self._lock:
             yield
 
-    def put(
-        self, hold: Hold, *, prove: Callable[[Position], object] | None = None, admin: bool = False
-    ) -> None:
+    def put(self, hold: Hold, *, log: LocatingLog | None = None, admin: bool = False) -> None:
         """Set a hold durably, replacing any hold of the same name.
 
-        `prove` raises if the log no longer has a position. It runs while no segment can leave, so a position
-        that it accepts is kept. Raises OptionInvalid for a bad name; AccessDenied for a hold of another
-        account, unless an `admin` sets it; QuotaReached if the account has too many holds.
+        With `log`, raises what locating the position raises, and what the hold is to keep is still in the log
+        when this returns. Raises OptionInvalid for a bad name; AccessDenied for a hold of another account,
+        unless an `admin` sets it; QuotaReached if the account has too many holds.
         """
         path = self._path(hold.name)
-        with self.unchanged():
-            owner = self._owner(hold.name)
-            if owner is None:
-                prove_may_add((active.account for active in self._active_holds()), hold.account)
-            else:
-                prove_owns(hold.name, owner, hold.account, admin=admin)
-            if prove is not None:
-                prove(hold.position)
-            self._disk.make_folder(self._folder)
-            values = {
-                "position": str(hold.position),
-                "expires_us": hold.expires_us,
-                "account": owner or hold.account,
-            }
-            self._disk.write_atomic(path, seal_json(values))
+        while True:
+            begin = None if log is None else log.earliest()
+            if log is not None:
+                # Outside of the lock: a store that does not answer must not keep segments from leaving.
+                log.locate_position(hold.position)
+            with self.unchanged():
+                if log is not None and log.earliest() != begin:
+                    continue  # segments have left since
+                values = {
+                    "position": str(hold.position),
+                    "expires_us": hold.expires_us,
+                    "account": self._prove_may_put(hold, admin=admin),
+                }
+                self._disk.make_folder(self._folder)
+                self._disk.write_atomic(path, seal_json(values))
+                return
+
+    def _prove_may_put(self, hold: Hold, *, admin: bool) -> str:
+        """Return the account that owns a hold once it is set."""
+        owner = self._owner(hold.name)
+        if owner is None:
+            prove_may_add((active.account for active in self._active_holds()), hold.account)
+        else:
+            prove_owns(hold.name, owner, hold.account, admin=admin)
+        return owner or hold.account
 
     def remove(self, name: str) -> None:
         """Remove a hold. A missing hold is not an error."""

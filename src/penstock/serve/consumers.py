@@ -145,7 +145,7 @@ class Consumers:
                 return
             expires_us = time.time_ns() // 1000 + int(seconds * 1_000_000)
             new_hold = Hold(name, position, expires_us, state.account.name)
-            holds.put(new_hold, prove=log.locate_position, admin=state.account.admin)
+            holds.put(new_hold, log=log, admin=state.account.admin)
         except PenstockError as problem:
             if not state.refused:
                 state.refused = True

@@ -84,7 +84,7 @@ def _set(log: Log, hold: Hold, *, admin: bool) -> None:
     if isinstance(log, MemoryLog):
         log.hold(hold, admin=admin)
     else:
-        Holds(log.disk, log.layout).put(hold, prove=log.locate_position, admin=admin)
+        Holds(log.disk, log.layout).put(hold, log=log, admin=admin)
 
 
 def _all(log: Log) -> list[Hold]:
