@@ -54,7 +54,7 @@ from penstock.serve.served import Arrivals, Served, ServedInstance
 from penstock.serve.telemetry import Alerting, Telemetry
 from penstock.settings.alerts import AlertSettings
 from penstock.settings.daemon import InstanceSettings, LogSettings, Settings, split_host_port
-from penstock.settings.tidb import pd_addresses
+from penstock.settings.tidb import parse_commit_ts, pd_addresses
 from penstock.source.bounds import parse_bound
 from penstock.source.server import ServerSource
 from penstock.source.source import SourceOptions
@@ -88,6 +88,9 @@ def start_of(instance: InstanceSettings) -> StartAt:
     """Return where an empty log of an instance starts. Raises OptionInvalid."""
     if instance.start in (_EARLIEST, _LATEST):
         return StartAt(earliest=instance.start == _EARLIEST)
+    commit_ts = parse_commit_ts(instance.start)
+    if commit_ts is not None:
+        return StartAt(commit_ts=commit_ts)
     bound = parse_bound(instance.start)
     return StartAt(position=bound.position, gtid_set=bound.gtid_set, time_us=bound.time_us)
 
@@ -120,7 +123,8 @@ def check(settings: Settings) -> None:
     if problems:
         raise OptionInvalid(
             "\n  ".join(["the settings have problems:", *problems]),
-            hint="Write earliest, latest, mysql-bin.000003:1542, a GTID set or 2026-11-21T08:00:00Z",
+            hint="Write earliest, latest, mysql-bin.000003:1542, a GTID set or 2026-11-21T08:00:00Z;"
+            " for TiDB also commit_ts:470639217768660992",
         )
 
 

@@ -230,6 +230,13 @@ def test_changefeed_that_repeats_from_an_earlier_checkpoint_is_named(sink: Sink,
     assert changes(tmp_path / "log") == [*EXPECTED, (160, "insert", "shop.t", 3, "n")]
 
 
+def test_log_starts_after_a_commit_timestamp(sink: Sink, tmp_path: Path) -> None:
+    later = [change for change in EXPECTED if change[0] > EXPECTED[0][0]]
+    with running_capture(sink, tmp_path / "log", StartAt(commit_ts=EXPECTED[0][0])) as capture:
+        wait_for_ts(capture, EXPECTED[-1][0])
+    assert changes(tmp_path / "log") == later
+
+
 def day_of(commit_ts: int) -> str:
     return f"t/100/2026-12-{commit_ts // 100:02}"
 

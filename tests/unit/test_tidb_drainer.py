@@ -14,6 +14,7 @@ import penstock
 from penstock.capture.status import State
 from penstock.logstore.merge_position import POSITION_FILE
 from penstock.logstore.reader import LogReader
+from penstock.mysql.start import StartAt
 from penstock.tidb.drainer import LATE_FILE
 from penstock.tidb.merged_log import end_of_merged_log
 from penstock.tidb.messages import NOTIFY, BinlogHead
@@ -124,6 +125,26 @@ def test_position_is_found_in_the_log_itself(
             assert end_of_merged_log(log).commit_ts <= last_commit_ts(following)
             assert end_of_merged_log(log).commit_ts >= last_commit_ts(following[:-1])
     assert _changes(folder) == expected
+
+
+def test_log_starts_after_a_commit_timestamp(
+    cluster: FakeCluster, tmp_path: Path, expected: list[tuple[Any, ...]]
+) -> None:
+    middle = expected[len(expected) // 2][0]
+    with StandInPump(cluster, "only") as pump:
+        pump.release(*PAYLOADS)
+        pump.release_fake(END + 1)
+        pump.register()
+        with running_drainer(cluster, tmp_path / "log", start=StartAt(commit_ts=middle)) as drainer:
+            drainer.wait_for_ts(cluster, END)
+    assert _changes(tmp_path / "log") == [row for row in expected if row[0] > middle]
+
+
+def test_start_after_the_present_of_the_cluster_is_refused(cluster: FakeCluster, tmp_path: Path) -> None:
+    start = StartAt(commit_ts=cluster.next_timestamp() << 1)
+    with running_drainer(cluster, tmp_path / "log", start=start) as drainer:
+        drainer.wait_until(lambda: "later than" in str(drainer.capture.status()))
+        assert drainer.log.epoch is None, "nothing is recorded of the wrong start"
 
 
 def test_files_rotate_between_transactions_and_across_restarts(

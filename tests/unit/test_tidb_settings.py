@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.daemon import start_of
 from penstock.errors import OptionInvalid
 from penstock.settings.daemon import InstanceSettings, load_settings
 from penstock.settings.tidb import pd_addresses
@@ -35,11 +36,21 @@ def test_sql_server_has_the_password_of_the_instance(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("start", "commit_ts"),
+    [("commit_ts:470639217768660992", 470_639_217_768_660_992), ("latest", None), ("2026-11-21", None)],
+)
+def test_start_may_be_a_commit_timestamp(tmp_path: Path, start: str, commit_ts: int | None) -> None:
+    instance = _load(tmp_path, f"instances: {{shop: {{source: 'tidb://pd1', start: '{start}'}}}}")
+    assert start_of(instance).commit_ts == commit_ts
+
+
+@pytest.mark.parametrize(
     ("settings", "problem"),
     [
         ("{source: 'tidb://'}", "write the cluster's PD members"),
         ("{source: 'tidb://pd1:99999'}", "write the cluster's PD members"),
         ("{source: 'tidb://pd1', semi_sync: true}", "semi_sync: only for a MySQL or MariaDB server"),
+        ("{source: 'mysql://db1', start: 'commit_ts:5'}", "start: only a TiDB cluster has commit timestamps"),
         ("{source: 'mysql://db1', tidb: {roles: [pump]}}", "tidb: only for a tidb:// source"),
         ("{source: 'tidb://pd1', tidb: {roles: [pump, pump]}}", "name each role once"),
         ("{source: 'tidb://pd1', tidb: {sql: 'http://db'}}", "it must be a TiDB server"),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock migrate`: write settings from those of Canal, Debezium, Maxwell, Ptubes or Bifrost."""
+"""`penstock migrate`: write settings from those of Canal, Debezium, Maxwell, Ptubes, Bifrost or Drainer."""
 
 import sys
 from pathlib import Path
@@ -12,12 +12,13 @@ from penstock.errors import OptionInvalid
 from penstock.migrate.bifrost import migrate_bifrost
 from penstock.migrate.canal import migrate_canal
 from penstock.migrate.debezium import migrate_debezium
+from penstock.migrate.drainer import migrate_drainer
 from penstock.migrate.maxwell import migrate_maxwell
 from penstock.migrate.output import Migration, SecretsIn
 from penstock.migrate.ptubes import migrate_ptubes
 from penstock.migrate.report import Outcome
 
-HELP = "Write settings from those of Canal, Debezium, Maxwell, Ptubes or Bifrost."
+HELP = "Write settings from those of Canal, Debezium, Maxwell, Ptubes, Bifrost or Drainer."
 
 EXIT_ATTENTION = 1
 
@@ -121,6 +122,25 @@ def bifrost(
     _finish(migration, output, dry_run=dry_run, as_json=json)
 
 
+def drainer(
+    config: Annotated[Path, typer.Argument(help="The Drainer's configuration, drainer.toml.")],
+    output: Output = _OUTPUT_DEFAULT,
+    savepoint: Annotated[
+        Path | None, typer.Option(help="The Drainer's checkpoint: the file savepoint in its data-dir.")
+    ] = None,
+    from_server: Annotated[
+        bool, typer.Option("--from-server", help="Read the checkpoint from its table in the target.")
+    ] = False,
+    secrets: Secrets = "file",
+    dry_run: DryRun = False,
+    json: Json = False,
+) -> None:
+    """Write a daemon that takes a Drainer's place, and a pipeline that continues it."""
+    migration = _migration("drainer", secrets)
+    migrate_drainer(config, migration, savepoint=savepoint, from_server=from_server)
+    _finish(migration, output, dry_run=dry_run, as_json=json)
+
+
 def _migration(original: str, secrets: str) -> Migration:
     choices: dict[str, SecretsIn] = {"file": "file", "env": "env"}
     if secrets not in choices:
@@ -170,4 +190,11 @@ def _finish(migration: Migration, output: Path, *, dry_run: bool, as_json: bool)
         raise typer.Exit(EXIT_ATTENTION)
 
 
-VERBS = {"canal": canal, "debezium": debezium, "maxwell": maxwell, "ptubes": ptubes, "bifrost": bifrost}
+VERBS = {
+    "canal": canal,
+    "debezium": debezium,
+    "maxwell": maxwell,
+    "ptubes": ptubes,
+    "bifrost": bifrost,
+    "drainer": drainer,
+}

@@ -9,7 +9,7 @@ import re
 from dataclasses import dataclass
 
 from penstock.errors import OptionInvalid
-from penstock.migrate.table_filters import pattern_of
+from penstock.migrate.table_filters import name_expression, pattern_of
 
 _PART = r"""(?:\*|/(?:[^/\\]|\\.)*/|`[^`]*`|'[^']*'|"[^"]*"|[\w$-]+)"""
 _RULE = re.compile(
@@ -65,20 +65,7 @@ def _part(text: str) -> str:
         return "[^.]*"
     if text[0] != "/":
         return re.escape(text.strip("`'\""))
-    regex = text[1:-1].replace("\\/", "/")
-    if "|" in regex and re.search(r"[\^$](?![^\[]*\])", regex):
-        raise OptionInvalid(
-            f"filter: {text} has alternatives with anchors of their own",
-            hint="Write one rule for each alternative, and migrate again",
-        )
-    begin, end = regex.startswith("^"), regex.endswith("$") and not regex.endswith("\\$")
-    regex = regex[1:] if begin else regex
-    regex = regex[:-1] if end else regex
-    # A dot stands for a letter of this name, and never for the dot between both names.
-    inside = re.sub(
-        r"\\.|\[(?:\\.|[^\]])*\]|\.", lambda token: "[^.]" if token[0] == "." else token[0], regex
-    )
-    return f"{'' if begin else '[^.]*'}(?:{inside}){'' if end else '[^.]*'}"
+    return name_expression(text[1:-1].replace("\\/", "/"), "filter")
 
 
 def _without(expression: str, excluded: list[str]) -> str:

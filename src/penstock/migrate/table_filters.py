@@ -39,6 +39,27 @@ def pattern_of(expression: str, name: str, *, ignore_case: bool = True) -> str:
     return pattern
 
 
+def name_expression(regex: str, name: str, *, is_anchored: bool = False) -> str:
+    """Return the expression of a database or table name that a regex matches, by default anywhere in it.
+
+    Raises OptionInvalid if its anchors cannot be carried; `name` is its property.
+    """
+    if "|" in regex and re.search(r"[\^$](?![^\[]*\])", regex):
+        raise OptionInvalid(
+            f"{name}: /{regex}/ has alternatives with anchors of their own",
+            hint="Write one rule for each alternative, and migrate again",
+        )
+    begin, end = regex.startswith("^"), regex.endswith("$") and not regex.endswith("\\$")
+    regex = regex[1:] if begin else regex
+    regex = regex[:-1] if end else regex
+    # A dot stands for a letter of this name, and never for the dot between both names.
+    inside = re.sub(
+        r"\\.|\[(?:\\.|[^\]])*\]|\.", lambda token: "[^.]" if token[0] == "." else token[0], regex
+    )
+    before, after = ("" if anchored or is_anchored else "[^.]*" for anchored in (begin, end))
+    return f"{before}(?:{inside}){after}"
+
+
 def patterns_of(text: str, name: str) -> list[str]:
     """Return the patterns of a comma-separated list that selects tables; none if it selects all."""
     expressions = split_expressions(text)

@@ -51,12 +51,16 @@ class LogLookup(Protocol):
 
 @dataclass(frozen=True)
 class StartAt:
-    """Where an empty log starts: one of the fields, by default the head of the server's log."""
+    """Where an empty log starts: one of the fields, by default the head of the server's log.
+
+    `commit_ts` is a commit timestamp of a TiDB cluster, after which the log starts.
+    """
 
     earliest: bool = False
     position: Position | None = None
     gtid_set: str | None = None
     time_us: int | None = None
+    commit_ts: int | None = None
 
 
 @dataclass(frozen=True)

@@ -39,7 +39,7 @@ from penstock.settings.listen import (
 )
 from penstock.settings.telemetry import MetricsSettings, TelemetrySettings
 from penstock.settings.ticdc import TicdcSettings, check_ticdc_url, is_ticdc_url
-from penstock.settings.tidb import TidbSettings, is_tidb_url, pd_addresses
+from penstock.settings.tidb import TidbSettings, is_tidb_url, parse_commit_ts, pd_addresses
 from penstock.settings.values import (
     Bytes,
     Seconds,
@@ -207,7 +207,8 @@ class InstanceSettings(Section):
     )
     start: str = Field(
         default="latest",
-        description="where an empty log starts: earliest, latest, a position, a GTID set or a time",
+        description="where an empty log starts: earliest, latest, a position, a GTID set or a time;"
+        " commit_ts:470639217768660992 starts after a commit timestamp of TiDB",
     )
     fail_over_after: Seconds = Field(
         default=10.0,
@@ -291,6 +292,8 @@ class InstanceSettings(Section):
         for field in sorted(kinds.keys() & self.model_fields_set):
             if kinds[field] != own:
                 raise ValueError(f"{field}: only for {kinds[field]}")
+        if own == of_servers and parse_commit_ts(self.start) is not None:
+            raise ValueError("start: only a TiDB cluster has commit timestamps")
         return self
 
     @property

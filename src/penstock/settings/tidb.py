@@ -25,6 +25,7 @@ from penstock.settings.values import Bytes, Section, validate_option
 SCHEME = "tidb://"
 
 _PD_PORT_DEFAULT = 2379
+_COMMIT_TS = re.compile(r"commit_ts:(\d{1,18})")
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]\s/@,]+)(?::(\d{1,5}))?")
 
 
@@ -43,6 +44,12 @@ def pd_addresses(source: str) -> tuple[str, ...]:
             raise ValueError("write the cluster's PD members: tidb://pd1:2379,pd2:2379")
         members.append(f"{match.group(1)}:{match.group(2) or _PD_PORT_DEFAULT}")
     return tuple(members)
+
+
+def parse_commit_ts(start: str) -> int | None:
+    """Return the commit timestamp of `start: commit_ts:N`, None for every other start."""
+    match = _COMMIT_TS.fullmatch(start.strip())
+    return None if match is None else int(match[1])
 
 
 class TidbTlsSettings(Section):

@@ -17,7 +17,7 @@ import structlog
 
 from penstock._native import TidbTranscoder
 from penstock.capture.status import CaptureStatus, State
-from penstock.errors import TransactionLate
+from penstock.errors import OptionInvalid, TransactionLate
 from penstock.limits import CAPTURE_CHUNK_BYTES
 from penstock.logstore.epochs import seal_json, unseal_json
 from penstock.logstore.log import Log
@@ -102,6 +102,7 @@ class TidbCapture(MergedCapture):
             self._cluster_id = cluster.cluster_id
 
             def record_start() -> None:
+                self._refuse_future_start(cluster)
                 MergePosition(self._start_ts(cluster.timestamp), None).write(log.disk, log.folder)
 
             self._begin_log(log, server_key_of(cluster.cluster_id), record_start)
@@ -109,6 +110,15 @@ class TidbCapture(MergedCapture):
         finally:
             jobs.close()
             cluster.close()
+
+    def _refuse_future_start(self, cluster: Cluster) -> None:
+        """Raise OptionInvalid if the start is a commit timestamp that the cluster has not reached."""
+        start_ts = self._start_at.commit_ts
+        if start_ts is not None and start_ts > (now := cluster.timestamp()):
+            raise OptionInvalid(
+                f"start: commit_ts:{start_ts} is later than {now}, the cluster's timestamp now",
+                hint="Use a commit timestamp of this cluster, such as that of its Drainer's checkpoint",
+            )
 
     def _merge(self, log: Log, cluster: Cluster, jobs: JobSource) -> None:
         """Take part in the cluster, and store what its Pumps send, until stopped or something fails."""

@@ -32,11 +32,14 @@ class MergedCapture(Capture):
         start = self._start_at
         if start.earliest:
             return 0
+        if start.commit_ts is not None:
+            return start.commit_ts
         if start.time_us is not None:
             return start.time_us // 1000 << LOGICAL_BITS
         if start.position is not None or start.gtid_set is not None:
             raise OptionInvalid(
-                f"{self._settings.source} has no such position", hint="start: earliest, latest, or a time"
+                f"{self._settings.source} has no such position",
+                hint="start: earliest, latest, a time, or commit_ts:N",
             )
         return newest()
 

@@ -72,9 +72,9 @@ def registered(cluster: FakeCluster) -> dict[str, Any] | None:
 
 @contextmanager
 def running_drainer(
-    cluster: FakeCluster, folder: Path, *, earliest: bool = True, **drainer: Any
+    cluster: FakeCluster, folder: Path, *, start: StartAt | None = None, **drainer: Any
 ) -> Iterator[RunningDrainer]:
-    """Run a drainer with its log in a folder until the end of the block."""
+    """Run a drainer with its log in a folder until the end of the block; it starts at the earliest binlog."""
     settings = InstanceSettings.model_validate(
         {
             "source": f"tidb://{cluster.address}",
@@ -95,7 +95,7 @@ def running_drainer(
         open_lookup=no_lookup,
         arrived=lambda name: arrived.set(),
     )
-    capture = TidbCapture("shop", settings, log_settings, StartAt(earliest=earliest), parts)
+    capture = TidbCapture("shop", settings, log_settings, start or StartAt(earliest=True), parts)
     capture.start()
     try:
         yield RunningDrainer(capture)
