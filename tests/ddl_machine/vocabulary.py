@@ -113,7 +113,8 @@ def value(chance: random.Random, type_text: str, charset: str | None, mariadb: b
         members = type_text.count("','") + 1
         return str(chance.randint(1, members if name == "enum" else (1 << members) - 1))
     if name in ("binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"):
-        length = min(numbers[0] if numbers else 6, 6)
+        # MySQL keeps the bytes when a BLOB becomes a VECTOR: unless they are floats, readers stop by name.
+        length = min(numbers[0] if numbers else 8, 6 if mariadb else 8)
         return f"x'{chance.randbytes(length).hex()}'"
     if name in ("char", "varchar", "tinytext", "text", "mediumtext", "longtext"):
         length = min(numbers[0] if numbers else 5, 5)

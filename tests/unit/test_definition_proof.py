@@ -163,6 +163,7 @@ def test_statements_move_the_visibility_of_columns_on() -> None:
         "CREATE TABLE t (id INT PRIMARY KEY, a INT INVISIBLE, b INT /*!80023 INVISIBLE */ DEFAULT 1)",
         "ALTER TABLE t ALTER COLUMN a SET VISIBLE, ALTER id SET INVISIBLE, ALTER INDEX i INVISIBLE",
         "ALTER TABLE t MODIFY b BIGINT, ADD c INT INVISIBLE AFTER id",
+        "ALTER TABLE t MODIFY a INT INVISIBLE NOT NULL VISIBLE, MODIFY b INT VISIBLE DEFAULT 1 INVISIBLE",
     )
     for number, statement in enumerate(statements, 1):
         history.apply(statement, "d", Position(0, "binlog.000001", number))
@@ -176,4 +177,5 @@ def test_statements_move_the_visibility_of_columns_on() -> None:
         {"id": True, "a": False, "b": False},
         {"id": False, "a": True, "b": False},
         {"id": False, "c": False, "a": True, "b": True},
+        {"id": False, "c": False, "a": True, "b": False},
     ]

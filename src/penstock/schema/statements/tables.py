@@ -407,6 +407,9 @@ def _column(part: TokenCursor, statement: Statement) -> ColumnSpelling:
             nullable, key = False, True
         elif part.accept("INVISIBLE"):
             visible = False
+        elif part.accept("VISIBLE"):
+            # Of several, the server uses the last.
+            visible = True
         elif part.accept("ASCII"):
             charset = "latin1"
         elif part.accept("UNICODE"):
