@@ -17,6 +17,7 @@ from penstock.engine.run import PipelineRun
 from penstock.engine.tables import PipelineTables
 from penstock.engine.task_plan import Failure
 from penstock.errors import ConnectionLost, DiskFailed, OptionInvalid, PrivilegeMissing, ValueMalformed
+from penstock.local.driver import LocalDriver
 from penstock.model import TableName
 from penstock.pipeline.preview import preview
 from penstock.pipeline.settings import PipelineSettings, load_pipeline
@@ -236,3 +237,27 @@ def test_missing_target_stops_the_pipeline_and_none_of_its_tables(
     with pytest.raises(OptionInvalid, match="is gone"):
         PipelineRun(settings, SparkDriver(spark), report=drop_target).run()
     assert stopped(settings) == {}
+
+
+def test_type_of_rows_within_a_batch_that_a_history_cannot_take_stops_their_table_alone(
+    mysql_server: Server, fresh_database: FreshDatabase, tmp_path: Path
+) -> None:
+    database = fresh_database(mysql_server)
+    for table in ("t", "u"):
+        mysql_server.sql(f"CREATE TABLE {table} (id INT PRIMARY KEY)", database=database)
+    sink = {"delta": {"path": str(tmp_path / "lake"), "mode": "history"}}
+    settings = pipeline_of(mysql_server, database, sink, tmp_path, errors={"table": "skip_table"})
+    run_to_end(LocalDriver(), settings)
+    mysql_server.sql("ALTER TABLE t ADD c INT; INSERT INTO t VALUES (1, 1)", database=database)
+    run_to_end(LocalDriver(), settings)
+    mysql_server.sql(
+        "ALTER TABLE t DROP c, ADD c VARBINARY(9); INSERT INTO t VALUES (2, x'01'); ALTER TABLE t DROP c;"
+        " INSERT INTO u VALUES (1)",
+        database=database,
+    )
+    run_to_end(LocalDriver(), settings)
+    # The table's last definition fits again, so it has been read again.
+    assert stopped(settings) == {}
+    lake = f"{tmp_path}/lake/{database}"
+    assert {row["id"] for row in delta_rows(f"{lake}/t")} == {1, 2}
+    assert [row["id"] for row in delta_rows(f"{lake}/u")] == [1]

@@ -266,7 +266,8 @@ class _Work:
             self._table = table_key(self._work.source, stepped.source)
             prepared = self._prepared(stepped.target)
             if prepared is None:
-                yield from self._surprise(OF_TARGET, stepped.target, self._work.source, stepped.target)
+                value = (self._table, stepped.target)
+                yield from self._surprise(OF_TARGET, stepped.target, self._work.source, value)
             elif not self._surprised and (fitting := self._conformed(stepped, prepared)) is not None:
                 conformed.append(fitting)
         if conformed and not self._surprised:

@@ -46,8 +46,9 @@ def _subject(surprise: Surprise) -> tuple[str, str, str]:
         case "statement":
             subject = f"{value.position} {value.text[:200]!r}"
         case "target":
-            columns = ", ".join(f"{column.name} {column.type_text}" for column in value.columns)
-            subject = f"{value.name} ({columns})"
+            _, target = value
+            columns = ", ".join(f"{column.name} {column.type_text}" for column in target.columns)
+            subject = f"{target.name} ({columns})"
         case "chunk":
             subject = table_key(surprise.source, value[0])
         case _:

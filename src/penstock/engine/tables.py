@@ -243,7 +243,7 @@ class PipelineTables:
             elif surprise.what == OF_STATEMENT:
                 self._learn_statement(surprise, learned, floors)
             elif surprise.what == OF_TARGET:
-                self._prepare_met(surprise.value)
+                self._prepare_met(*surprise.value)
             elif surprise.what == OF_CHUNK:
                 key = table_key(surprise.source, surprise.value[0])
                 if key not in altered:
@@ -501,8 +501,7 @@ class PipelineTables:
         ):
             return False
         for key, problem in problems.items():
-            self.stopped[key] = str(problem)
-            _log.error("the pipeline goes on without a table", table=key, why=str(problem))
+            self._stop(key, problem)
         return True
 
     def take_up(self, key: str) -> None:
@@ -542,13 +541,7 @@ class PipelineTables:
                 wanted[name] = (replace(joined, name=name), key)
         self._sink.check_together([target for target, _ in wanted.values()])
         for target, key in wanted.values():
-            try:
-                self._prepare_target(target, anew=target.name in anew)
-            except _OF_ONE_TABLE as problem:
-                if self._settings.errors.table != "skip_table":
-                    raise
-                self.stopped[key] = str(problem)
-                _log.error("the pipeline goes on without a table", table=key, why=str(problem))
+            self._prepare_or_stop(key, target, anew=target.name in anew)
         self._save()
 
     def _names_of(self, source: Target, stepped: Target) -> list[TableName]:
@@ -559,12 +552,25 @@ class PipelineTables:
             name for name in sorted(self._written | self.targets.keys()) if could_be_named(stepped.name, name)
         ]
 
-    def _prepare_met(self, target: Target) -> None:
-        """Prepare a target for rows that were met; one that was prepared before keeps its keys."""
+    def _prepare_met(self, key: str, target: Target) -> None:
+        """Prepare a target for rows of a table that were met; one that was prepared before keeps its keys."""
         known = self.targets.get(target.name)
         if known is not None:
             target = replace(target, primary_key=known.primary_key, unique_keys=known.unique_keys)
-        self._prepare_target(target)
+        self._prepare_or_stop(key, target)
+
+    def _prepare_or_stop(self, key: str, target: Target, *, anew: bool = False) -> None:
+        """Prepare a target, or go on without the table of the key if the settings allow it."""
+        try:
+            self._prepare_target(target, anew=anew)
+        except _OF_ONE_TABLE as problem:
+            if self._settings.errors.table != "skip_table":
+                raise
+            self._stop(key, problem)
+
+    def _stop(self, key: str, problem: Exception) -> None:
+        self.stopped[key] = str(problem)
+        _log.error("the pipeline goes on without a table", table=key, why=str(problem))
 
     def _prepare_target(self, target: Target, *, anew: bool = False) -> None:
         before = self.targets.get(target.name)
