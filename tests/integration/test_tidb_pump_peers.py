@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pumps under TiDB's own programs: its pump client with every strategy, its servers, killed under load."""
 
+import contextlib
 import re
 import threading
 import uuid
@@ -12,10 +13,12 @@ from typing import Any
 import pymysql
 import pytest
 
+from penstock.tidb.cluster import Cluster
 from penstock.tidb.messages import BinlogHead, BinlogKind
 from tests.support.daemon.process import DaemonProcess
 from tests.support.logstore.kept_log import penstock
 from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
+from tests.support.tidb.binlogs import commit, prewrite
 from tests.support.tidb.peers import PeerCluster, TidbServer, programs, written
 from tests.support.tidb.pump_client import PumpClient
 from tools.servers.errors import PartMissing
@@ -115,10 +118,45 @@ def test_pump_client_writes_over_a_local_socket(tmp_path: Path, cluster: PeerClu
         pump.process.kill()
 
 
+def store_in_both(cluster: PeerCluster, pumps: list[PumpDaemon]) -> tuple[int, int]:
+    """Write a prewrite to both Pumps and its commit to the second one; return the timestamps.
+
+    This is what the pump client leaves if the first Pump is killed before it acknowledges the prewrite.
+    """
+    with contextlib.closing(Cluster([cluster.address])) as storage:
+        start_ts, commit_ts = storage.timestamp(), storage.timestamp()
+        cluster_id = storage.cluster_id
+    for pump in pumps:
+        with PumpClient(pump.address, cluster_id) as client:
+            client.write(prewrite(start_ts))
+    with PumpClient(pumps[1].address, cluster_id) as client:
+        client.write(commit(start_ts, commit_ts))
+    return start_ts, commit_ts
+
+
+def decide_open_prewrites(pump: PumpDaemon, outcomes: dict[int, int]) -> None:
+    """Decide the prewrites whose outcome is in another Pump, as an operator.
+
+    TiKV has no trace of the pump client's transactions, so the Pump holds them, and everything after them.
+    """
+
+    def is_decided() -> bool:
+        status = penstock("pump", "status", pump.process.config, "--json").one
+        if stalled := status.get("stalled_by"):
+            start_ts = stalled["start_ts"]
+            commit_ts = outcomes[start_ts]
+            outcome = ("--commit", commit_ts) if commit_ts else ("--rollback",)
+            penstock("pump", "decide", pump.process.folder / "log/shop.pump", start_ts, *outcome)
+        return not status["open"]
+
+    wait_until(is_decided)
+
+
 @pytest.mark.deep(guard="tests/unit/test_tidb_pump.py::test_binlogctl_pauses_and_resumes_a_pump")
 def test_pump_client_survives_pumps_that_are_killed_and_paused(
     cluster: PeerCluster, pumps: list[PumpDaemon]
 ) -> None:
+    repeated = store_in_both(cluster, pumps)
     writing = cluster.start_writing("-writers", "4", "-transactions", "100")
     pumps[0].process.kill()
     pumps[0].start()
@@ -127,10 +165,13 @@ def test_pump_client_survives_pumps_that_are_killed_and_paused(
     pumps[1].start()
     output, errors = writing.communicate(timeout=WAIT_SECONDS_MAX)
     assert writing.returncode == 0, errors[-4000:]
-    transactions, _ = written(output)
+    transactions = [repeated, *written(output)[0]]
+    for pump in pumps:
+        decide_open_prewrites(pump, dict(transactions))
     committed = sorted(each for each in transactions if each[1])
     last_ts = max(commit_ts for _, commit_ts in committed)
     pulled = [commits_of(pump, last_ts) for pump in pumps]
+    assert repeated in pulled[0]
     assert sorted(set(pulled[0] + pulled[1])) == committed
 
 
