@@ -213,8 +213,7 @@ def test_page_says_that_it_cannot_be_refreshed_and_leads_to_the_login(browser: C
             _log_in(browser, "a-token")
             form = "new URLSearchParams({csrf: document.querySelector('[name=csrf]').value})"
             browser.run(f"fetch('/logout', {{method: 'POST', body: {form}}}).then(() => 0)")
-            browser.wait_until("location.pathname === '/login'")
-            browser.wait_for_page()
+            browser.wait_until("location.pathname === '/login' && document.readyState === 'complete'")
             _log_in(browser, "a-token")
             assert browser.run("document.getElementById('stale').hidden")
         browser.wait_until("!document.getElementById('stale').hidden")

@@ -8,6 +8,8 @@ import os
 import select
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -57,6 +59,7 @@ class Chromium:
         self._number = 0
         self._buffer = b""
         self._session = ""
+        self._pages = 0
         self._is_loaded = False
 
     def __enter__(self) -> Self:
@@ -76,14 +79,16 @@ class Chromium:
 
     def open(self, url: str) -> None:
         """Open a page, and wait until it is loaded."""
-        self._is_loaded = False
-        self._call("Page.navigate", url=url)
-        self.wait_for_page()
+        with self._waiting_for_page():
+            self._call("Page.navigate", url=url)
 
-    def wait_for_page(self) -> None:
-        """Wait until the page that is being opened is loaded."""
+    @contextmanager
+    def _waiting_for_page(self) -> Iterator[None]:
+        """Wait after the block until the page that it opens is loaded."""
+        pages = self._pages
+        yield
         deadline = time.monotonic() + WAIT_SECONDS_MAX
-        while not self._is_loaded:
+        while self._pages == pages or not self._is_loaded:
             assert time.monotonic() < deadline, "the page is not loaded"
             self._receive(_PAUSE_SECONDS)
 
@@ -102,9 +107,8 @@ class Chromium:
 
     def click(self, selector: str) -> None:
         """Click an element that opens another page, and wait for the page."""
-        self._is_loaded = False
-        self.run(f"document.querySelector({json.dumps(selector)}).click()")
-        self.wait_for_page()
+        with self._waiting_for_page():
+            self.run(f"document.querySelector({json.dumps(selector)}).click()")
 
     def press(self, key: str) -> None:
         """Press a key, such as Tab."""
@@ -158,7 +162,11 @@ class Chromium:
         return [message for message in messages if "id" in message]
 
     def _note(self, event: str, parameters: dict[str, Any]) -> None:
-        if event == "Page.loadEventFired":
+        if event == "Page.frameNavigated" and "parentId" not in parameters["frame"]:
+            # The load event of the page before may still arrive after a click, but not after this event.
+            self._pages += 1
+            self._is_loaded = False
+        elif event == "Page.loadEventFired":
             self._is_loaded = True
         elif event == "Runtime.exceptionThrown":
             self.errors.append(json.dumps(parameters["exceptionDetails"]))
