@@ -75,6 +75,11 @@ class Grammar:
         kind = self._chance.choice(TYPES)
         return "LONGTEXT" if kind == "JSON" and self._mariadb else kind
 
+    def _type_in_place_of(self, column: SourceColumn) -> str:
+        """Return a type for a new column of a former column's name: the same if types cannot be converted."""
+        kind = self._type()
+        return kind if "convert" in self._abilities else column.kind
+
     def _literal_of(self, kind: str) -> str:
         """Return a literal for a declared type; a number where a default could not stand there."""
         charset = "latin1" if "latin1" in kind else "utf8mb4"
@@ -311,15 +316,14 @@ class Grammar:
             return [self._alter(f"RENAME COLUMN `{one}` TO `{other}`", f"RENAME COLUMN `{other}` TO `{one}`")]
         steps = [f"RENAME COLUMN `{column.name}` TO `{name}`"]
         if self._chance.random() < 0.3:
-            steps.append(f"ADD COLUMN `{column.name}` {self._type()}")
+            steps.append(f"ADD COLUMN `{column.name}` {self._type_in_place_of(column)}")
         return [self._alter(*steps)]
 
     def _drop_and_add(self) -> list[str]:
         if len(self._others()) < 2:
             return self._add_value()
-        name, kind = self._column().name, self._type()
-        dropped = next(column for column in self._columns if column.name == name)
-        kind = self._chance.choice((kind, dropped.kind))
+        dropped = self._column()
+        name, kind = dropped.name, self._chance.choice((self._type_in_place_of(dropped), dropped.kind))
         if self._chance.random() < 0.5:
             return [self._alter(f"DROP COLUMN `{name}`", f"ADD COLUMN `{name}` {kind}")]
         return [
