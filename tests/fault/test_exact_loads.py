@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Feeds of tables without a key: crashes around the commit of a load and around its record in the state."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,21 @@ from penstock.local.driver import LocalDriver
 from penstock.pipeline.state import PipelineState
 from tests.support.pipeline.oracle import parquet_rows
 from tests.support.pipeline.running import pipeline_of, run_to_end
-from tests.support.suite.fixture_types import FreshDatabase
-from tools.servers import Server
+from tests.support.sinks.kafka_reading import records
+from tests.support.suite.fixture_types import FreshDatabase, MissingPart
+from tools.kafka import Kafka
+from tools.servers import PartMissing, Server
+
+
+@pytest.fixture(scope="module")
+def broker(missing_part: MissingPart) -> Iterator[Kafka]:
+    kafka = Kafka()
+    try:
+        kafka.start()
+    except PartMissing as error:
+        missing_part("Kafka", str(error))
+    yield kafka
+    kafka.close()
 
 
 class Death(BaseException):
@@ -39,10 +52,11 @@ def dying_after(place: Any, name: str, calls: int, patch: pytest.MonkeyPatch) ->
 
 @pytest.mark.deep(keep=("mysql-commit",))
 @pytest.mark.parametrize("step", ["begin", "tasks", "commit"])
-@pytest.mark.parametrize("kind", ["mysql", "files", "delta"])
+@pytest.mark.parametrize("kind", ["mysql", "files", "delta", "kafka"])
 def test_load_of_a_keyless_table_is_in_a_feed_once_after_a_crash(
     mysql_server: Server,
     mariadb_server: Server,
+    broker: Kafka,
     fresh_database: FreshDatabase,
     tmp_path: Path,
     kind: str,
@@ -57,6 +71,7 @@ def test_load_of_a_keyless_table_is_in_a_feed_once_after_a_crash(
         "mysql": {"mysql": {"url": mariadb_server.url("root"), "mode": "feed"}},
         "files": {"files": {"path": folder}},
         "delta": {"delta": {"path": folder, "mode": "feed"}},
+        "kafka": {"kafka": {"servers": broker.servers, "format": "json"}},
     }
     settings = pipeline_of(mysql_server, database, sinks[kind], tmp_path)
 
@@ -66,6 +81,8 @@ def test_load_of_a_keyless_table_is_in_a_feed_once_after_a_crash(
             return [page for (page,) in rows]
         if kind == "files":
             return sorted(row["page"] for row in parquet_rows(f"{folder}/{database}/visits/[!_]*.parquet"))
+        if kind == "kafka":
+            return sorted(record.message["after"]["page"] for record in records(broker, f"{database}.visits"))
         table = deltalake.DeltaTable(f"{folder}/{database}/visits").to_pyarrow_table()
         return sorted(table["page"].to_pylist())
 

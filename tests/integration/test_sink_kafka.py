@@ -397,6 +397,21 @@ def test_transaction_before_a_reset_hides_no_number(
     assert len(records(broker, table)) == 14
 
 
+def test_load_that_was_interrupted_after_its_commit_is_settled(broker: Kafka, table: str) -> None:
+    visits, sink = target_of({"page": "int"}, (), name=table), sink_of(broker)
+    assert sink.settle_load(mark(1, table), [visits]) is None
+    loaded = [changes_of(visits, insert(version, page=version), origin=Origin.LOAD) for version in (7, 5)]
+    write(sink, mark(1, table), *loaded, part=3)
+    again: Sink = pickle.loads(pickle.dumps(sink))
+    assert again.settle_load(mark(1, table), [visits]) == 7
+    assert again.settle_load(mark(2, table), [visits]) is None
+    assert again.settle_load(BatchMark(table, "2", 1), [visits]) is None, "the pipeline was reset"
+    assert sink_of(broker, exactly_once=False).settle_load(mark(1, table), [visits]) is None
+    other = target_of({"page": "int"}, (), name="shop.others")
+    with pytest.raises(OptionInvalid, match=r"shop\.others does not have it"):
+        again.settle_load(mark(1, table), [visits, other])
+
+
 # --- What goes wrong --------------------------------------------------------------------------
 
 

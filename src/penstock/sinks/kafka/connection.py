@@ -262,8 +262,8 @@ def _wait_for_partitions(client: Any, topic: str, partitions: int) -> int:
     return count
 
 
-def stored_number(client: Mapping[str, Any], topic: str, partition: int, key: bytes) -> int | None:
-    """Return the batch number that a position topic stores under a key, None if there is none.
+def stored_record(client: Mapping[str, Any], topic: str, partition: int, key: bytes) -> dict[str, Any] | None:
+    """Return what a position topic stores under a key, None if there is nothing.
 
     Reads only committed records, so an open transaction has to end first. The transaction of this part's last
     writer has ended, but a writer from before a reset may have died just now. Raises Penstock errors,
@@ -291,10 +291,10 @@ def stored_number(client: Mapping[str, Any], topic: str, partition: int, key: by
                 time.sleep(0.05)
                 low, high = _ends(consumer, topic_partition)
             recent = max(low, high - _RECENT_RECORDS)
-            number = _last_number(consumer, kafka.TopicPartition(topic, partition, recent), key)
-            if number is None and recent > low:
-                number = _last_number(consumer, kafka.TopicPartition(topic, partition, low), key)
-            return number
+            stored = _last_record(consumer, kafka.TopicPartition(topic, partition, recent), key)
+            if stored is None and recent > low:
+                stored = _last_record(consumer, kafka.TopicPartition(topic, partition, low), key)
+            return stored
         finally:
             consumer.close()
             everything.close()
@@ -316,10 +316,10 @@ def _ends(consumer: Any, topic_partition: Any) -> tuple[int, int]:
             retry.wait(problem, topic=topic_partition.topic)
 
 
-def _last_number(consumer: Any, start: Any, key: bytes) -> int | None:
+def _last_record(consumer: Any, start: Any, key: bytes) -> dict[str, Any] | None:
     codes = library().KafkaError
     consumer.assign([start])
-    number: int | None = None
+    stored: dict[str, Any] | None = None
     while True:
         record = consumer.poll(ANSWER_SECONDS_MAX)
         if record is None:
@@ -327,7 +327,7 @@ def _last_number(consumer: Any, start: Any, key: bytes) -> int | None:
         problem = record.error()
         if problem is not None:
             if problem.code() == codes._PARTITION_EOF:
-                return number
+                return stored
             raise error_of(problem, f"position topic {start.topic}")
         if record.key() == key and record.value() is not None:
-            number = int(json.loads(record.value())["number"])
+            stored = json.loads(record.value())

@@ -14,7 +14,13 @@ from penstock.sinks.kafka import connection
 from penstock.sinks.kafka.claim_check import ClaimCheck
 from penstock.sinks.kafka.connection import Cluster
 from penstock.sinks.kafka.outbox import Outbox
-from penstock.sinks.kafka.writer import KafkaWriter, TransactionalProducer, topic_of
+from penstock.sinks.kafka.writer import (
+    KafkaWriter,
+    TransactionalProducer,
+    position_key,
+    position_topic,
+    topic_of,
+)
 from penstock.sinks.messages import DebeziumForms, Format, key_of
 from penstock.sinks.sink import BatchMark, Delivery, Evolution, Finding, Sink, Spread, Writer
 
@@ -208,6 +214,26 @@ class KafkaSink(Sink):
         counts = connection.partition_counts(self._topics_client())
         topics = {topic_of(self.settings.topic, target) for target in targets}
         return {"partitions": {topic: counts[topic] for topic in topics if topic and counts.get(topic)}}
+
+    def settle_load(self, mark: BatchMark, targets: Sequence[Target]) -> int | None:
+        """Raises OptionInvalid if some of several targets have the batch: each part has a transaction."""
+        if not self.settings.exactly_once:
+            return None
+        topic = position_topic(self.settings, mark.pipeline)
+        versions: dict[str, int] = {}
+        is_committed = False
+        for part in range(connection.partitions_of(connection.admin(self.client()), topic) or 0):
+            stored = connection.stored_record(self.client(), topic, part, position_key(mark, part))
+            if stored is not None and stored["number"] >= mark.number:
+                is_committed = True
+                versions |= stored.get("loads", {})
+        missing = [target.name for target in targets if str(target.name) not in versions]
+        if is_committed and missing:
+            raise OptionInvalid(
+                f"a load was interrupted between the commits of its parts: {missing[0]} does not have it",
+                hint="Empty the topics, then start over: penstock pipelines reset FILE --yes",
+            )
+        return max((versions[str(target.name)] for target in targets), default=None) if is_committed else None
 
     def open(self, mark: BatchMark, part: int) -> Writer:
         return KafkaWriter(self, mark, part)

@@ -2,8 +2,9 @@
 """Writes messages to Kafka, with one transaction per part of a batch that includes the batch number.
 
 The number is stored in a position topic, in the partition with the part's number, by the same transaction as
-the part's messages. A producer that opens a part again fences the previous one, ends its open transaction,
-and reads the number. A part that is already written is skipped.
+the part's messages; with it the log positions of the tables that the part has loaded. A producer that opens a
+part again fences the previous one, ends its open transaction, and reads the number. A part that is already
+written is skipped.
 """
 
 import json
@@ -27,7 +28,7 @@ from penstock.sinks.sink import BatchMark, Receipt, Writer
 from penstock.sinks.template import Template, column_texts
 
 if TYPE_CHECKING:
-    from penstock.sinks.kafka.sink import KafkaSink
+    from penstock.sinks.kafka.sink import KafkaSink, Settings
 
 # Messages passed to the library at once, and the bytes to buffer there before flushing.
 _MESSAGES_AT_ONCE = 20_000
@@ -146,6 +147,8 @@ class KafkaWriter(Writer):
         self._mark = mark
         self._part = part
         self._tables: Counter[str] = Counter()
+        # The highest commit version of the rows of each load, by target.
+        self._loads: dict[str, int] = {}
         # One count per topic for all parts of the batch, because a topic may grow at any time.
         self._partitions: dict[str, int] = dict(mark.shared.get("partitions", {}))
         self._bytes = 0
@@ -162,13 +165,12 @@ class KafkaWriter(Writer):
     def _identity(self) -> str | None:
         return f"{self._mark.application}/{self._part}" if self._settings.exactly_once else None
 
-    @property
-    def _position_topic(self) -> str:
-        named = self._settings.positions or f"penstock.positions.{self._mark.pipeline}"
-        return _TOPIC_LETTERS.sub("_", named)[:_TOPIC_LENGTH_MAX]
-
     def write(self, changes: Changes) -> None:
-        self._tables[str(changes.target.name)] += len(changes)
+        name = str(changes.target.name)
+        self._tables[name] += len(changes)
+        if changes.origin is Origin.LOAD:
+            version = pc.max(changes.rows.column("_commit_version")).as_py() or 0
+            self._loads[name] = max(version, self._loads.get(name, 0))
         if self._is_committed:
             return
         with self.working_on(changes.target.name):
@@ -209,11 +211,10 @@ class KafkaWriter(Writer):
     def _commit(self) -> None:
         kafka = connection.library()
         self._producer.flush()
-        record = json.dumps({"number": self._mark.number}).encode()
+        record = json.dumps({"number": self._mark.number, "loads": self._loads}).encode()
+        topic, key = position_topic(self._settings, self._mark.pipeline), position_key(self._mark, self._part)
         with self._producer.translate_errors("commit"):
-            self._producer.producer.produce(
-                self._position_topic, record, key=self._position_key, partition=self._part
-            )
+            self._producer.producer.produce(topic, record, key=key, partition=self._part)
             for retries_left in range(_COMMITS_MAX - 1, -1, -1):
                 try:
                     self._producer.producer.commit_transaction(connection.ANSWER_SECONDS_MAX)
@@ -223,18 +224,16 @@ class KafkaWriter(Writer):
                         raise
         self._producer.last_committed = self._mark.number
 
-    @property
-    def _position_key(self) -> bytes:
-        return f"{self._mark.generation}/{self._part}".encode()
-
     def _read_stored_number(self) -> int | None:
-        sink, topic = self._sink, self._position_topic
+        sink, topic = self._sink, position_topic(self._settings, self._mark.pipeline)
         client = connection.admin(sink.client())
         partitions = max(_POSITION_PARTITIONS, self._part + 1)
         compacted = {"cleanup.policy": "compact", "segment.bytes": str(1 << 20)}
         connection.create_topic(client, topic, partitions, self._settings.replicas, compacted)
         connection.grow_topic(client, topic, self._part + 1)
-        return connection.stored_number(sink.client(), topic, self._part, self._position_key)
+        key = position_key(self._mark, self._part)
+        stored = connection.stored_record(sink.client(), topic, self._part, key)
+        return None if stored is None else int(stored["number"])
 
     def _partition_count(self, topic: str) -> int:
         """Return the partition count of a topic for this batch. Creates the topic if it is missing."""
@@ -389,6 +388,17 @@ def _as_postimages(changes: Changes) -> Changes:
     kinds = rows.column(index)
     kinds = pc.if_else(pc.equal(kinds, "update_preimage"), "update_postimage", kinds)
     return changes.with_rows(rows.set_column(index, rows.schema.field(index), kinds))
+
+
+def position_topic(settings: "Settings", pipeline: str) -> str:
+    """Return the topic with the batch numbers of a pipeline."""
+    named = settings.positions or f"penstock.positions.{pipeline}"
+    return _TOPIC_LETTERS.sub("_", named)[:_TOPIC_LENGTH_MAX]
+
+
+def position_key(mark: BatchMark, part: int) -> bytes:
+    """Return the key of the records of a part in the position topic."""
+    return f"{mark.generation}/{part}".encode()
 
 
 def topic_of(template: str, target: Target) -> str | None:
