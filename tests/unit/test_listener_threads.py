@@ -4,6 +4,8 @@
 import asyncio
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
+from http.client import HTTPConnection
 from typing import Any
 
 import pytest
@@ -18,9 +20,9 @@ from penstock.serve.own_log import OwnSource
 from penstock.serve.pieces import PieceMemory, Pieces, View
 from penstock.serve.subscribers import Subscribers
 from penstock.serve.subscription import Start, resolve_start
-from penstock.serve.threads import Threads
+from penstock.serve.threads import _SEARCHING_THREADS, Threads
 from tests.support.daemon.served_log import INSTANCE, LogInstance, captured_log, serving
-from tests.support.suite.patience import WAIT_SECONDS_MAX
+from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 
 # More searches than any pool has threads.
 SEARCHES = 40
@@ -84,6 +86,40 @@ def test_request_for_changes_is_compiled_off_the_event_loop(
         answered.set()
         reader.join(WAIT_SECONDS_MAX)
         assert [answer.status for answer in answers] == [200]
+
+
+def test_searches_of_clients_that_have_left_are_not_run(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    searches: list[int] = []
+    end = threading.Event()
+    locate_time = Log.locate_time
+
+    def search(log: Log, time_us: int) -> Any:
+        searches.append(time_us)
+        end.wait(WAIT_SECONDS_MAX)
+        return locate_time(log, time_us)
+
+    monkeypatch.setattr(Log, "locate_time", search)
+    with serving(log) as daemon, ExitStack() as clients:
+
+        def ask(time_us: int) -> HTTPConnection:
+            connection = HTTPConnection("127.0.0.1", daemon.port(), timeout=WAIT_SECONDS_MAX)
+            clients.callback(connection.close)
+            connection.request("GET", f"/v1/instances/{INSTANCE}/locate?time_us={time_us}")
+            return connection
+
+        left = 'penstock_listener_requests_total{code="499",protocol="http"}'
+        staying = [ask(number) for number in range(_SEARCHING_THREADS)]
+        wait_until(lambda: len(searches) == _SEARCHING_THREADS)
+        leaving = [ask(100 + number) for number in range(SEARCHES)]
+        pool: Any = daemon.served.threads.searching
+        wait_until(lambda: pool._work_queue.qsize() == SEARCHES)
+        for connection in leaving:
+            connection.close()
+        wait_until(lambda: f"{left} {SEARCHES}" in str(daemon.ask("GET", "/metrics").body))
+        staying.append(ask(99))
+        end.set()
+        assert [connection.getresponse().status for connection in staying] == [200] * len(staying)
+    assert sorted(searches) == [*range(_SEARCHING_THREADS), 99]
 
 
 @pytest.mark.parametrize("pattern", [f"/{'(' * 5000}{')' * 5000}/", "/a{99999999999999999999}/"])

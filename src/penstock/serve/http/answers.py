@@ -1,12 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Responses that are streamed at the client's pace, and end when the client disconnects."""
+"""Requests that end when the client disconnects, and responses that are streamed at the client's pace."""
 
 import asyncio
 from abc import abstractmethod
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from typing import TypeVar
 
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
+
+_Answer = TypeVar("_Answer")
+_Handler = Callable[[Request], Awaitable[Response]]
+
+# Nobody receives it. It is what nginx logs for a client that left before it was answered.
+_CLIENT_LEFT = Response(status_code=499)
+
+
+def ending_on_disconnect(handler: _Handler) -> _Handler:
+    """Return a handler that is cancelled when its client disconnects.
+
+    Work that waits for a thread is dropped, so that nobody waits for the searches of clients that have left.
+    Work that has begun in a thread ends there.
+    """
+
+    async def handle(request: Request) -> Response:
+        # What is received after the body is the disconnect.
+        await request.body()
+        return await _until_disconnect(handler(request), request.receive) or _CLIENT_LEFT
+
+    return handle
 
 
 class StreamedAnswer(Response):
@@ -21,17 +45,21 @@ class StreamedAnswer(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send until the response is complete or the client disconnects."""
-        streaming = asyncio.ensure_future(self.stream(send))
-        disconnected = asyncio.ensure_future(_wait_disconnect(receive))
-        try:
-            await asyncio.wait((streaming, disconnected), return_when=asyncio.FIRST_COMPLETED)
-            if streaming.done():
-                streaming.result()
-        finally:
-            for task in (streaming, disconnected):
-                task.cancel()
-                with suppress(asyncio.CancelledError):
-                    await task
+        await _until_disconnect(self.stream(send), receive)
+
+
+async def _until_disconnect(work: Awaitable[_Answer], receive: Receive) -> _Answer | None:
+    """Return what awaited work returns, None if the client disconnects first. The work is then cancelled."""
+    working = asyncio.ensure_future(work)
+    disconnected = asyncio.ensure_future(_wait_disconnect(receive))
+    try:
+        await asyncio.wait((working, disconnected), return_when=asyncio.FIRST_COMPLETED)
+        return working.result() if working.done() else None
+    finally:
+        for task in (working, disconnected):
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task
 
 
 async def _wait_disconnect(receive: Receive) -> None:

@@ -24,7 +24,7 @@ from penstock.errors import OptionInvalid, PenstockError
 from penstock.model import Position, TablePatterns
 from penstock.predicate import Predicate
 from penstock.serve.access import Account, account_of
-from penstock.serve.http.answers import StreamedAnswer
+from penstock.serve.http.answers import StreamedAnswer, ending_on_disconnect
 from penstock.serve.http.change_frames import (
     MEDIA_TYPE,
     arrow_stream,
@@ -70,7 +70,7 @@ def routes(served: Served) -> list[Route]:
     return [
         Route(
             "/v1/instances/{instance}/changes",
-            functools.partial(_changes, served),
+            ending_on_disconnect(functools.partial(_changes, served)),
             methods=["POST"],
             name="_changes",
         ),

@@ -23,7 +23,7 @@ from penstock.logstore.holds import Hold
 from penstock.logstore.log import Log
 from penstock.model import TableName
 from penstock.serve.access import account_of
-from penstock.serve.http.answers import StreamedAnswer
+from penstock.serve.http.answers import StreamedAnswer, ending_on_disconnect
 from penstock.serve.http.holds import visible_holds
 from penstock.serve.http.query import log_of
 from penstock.serve.own_log import OwnSource
@@ -58,7 +58,8 @@ def routes(served: Served) -> list[Route]:
     """Return the route of histories."""
     histories = _Histories()
     path = "/v1/instances/{instance}/history"
-    return [Route(path, functools.partial(_history, served, histories), methods=["POST"], name="_history")]
+    handler = ending_on_disconnect(functools.partial(_history, served, histories))
+    return [Route(path, handler, methods=["POST"], name="_history")]
 
 
 class _Histories:

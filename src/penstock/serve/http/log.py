@@ -24,7 +24,7 @@ from penstock.logstore.memory_log import MemoryLog
 from penstock.logstore.reader import LogExtent
 from penstock.model import Position, TableName
 from penstock.serve.access import Account, account_of
-from penstock.serve.http.answers import StreamedAnswer
+from penstock.serve.http.answers import StreamedAnswer, ending_on_disconnect
 from penstock.serve.http.query import Query, instance_of, log_of
 from penstock.serve.served import Served, ServedInstance
 from penstock.serve.threads import run_in
@@ -58,8 +58,15 @@ def routes(served: Served) -> list[Route]:
         ("GET", f"{_PREFIX}/{{instance}}/schema", _schema),
         ("POST", f"{_PREFIX}/{{instance}}/schema", _give_schema),
     ]
+    handlers = {call: functools.partial(call, served) for _, _, call in calls}
     return [
-        Route(path, functools.partial(call, served), methods=[method], name=call.__name__)
+        Route(
+            path,
+            # A read that has begun is closed at the end of its response.
+            handlers[call] if call in (_bytes, _give_schema) else ending_on_disconnect(handlers[call]),
+            methods=[method],
+            name=call.__name__,
+        )
         for method, path, call in calls
     ]
 
