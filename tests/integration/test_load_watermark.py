@@ -295,6 +295,41 @@ def test_server_without_gtids_gets_time_to_settle(
     assert (mark.position.epoch, mark.exact) == (3, False)
 
 
+@pytest.mark.deep(
+    guard="tests/unit/test_committed_waits.py::test_commits_that_wait_for_a_replica_are_waited_for"
+)
+def test_watermark_without_gtids_covers_commits_that_wait_for_a_replica(
+    start_server: StartServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = start_server("mysql", gtid_mode="OFF", enforce_gtid_consistency="OFF")
+    server.sql("CREATE DATABASE d; CREATE TABLE d.t (v INT); INSERT INTO d.t VALUES (0)")
+    address = ServerAddress.parse(server.url())
+    with (
+        connect(address) as connection,
+        ThreadPoolExecutor(2) as pool,
+        waiting_commits(server, "mysql") as show,
+    ):
+        before = connection.head()
+        writer = pool.submit(server.sql, "UPDATE d.t SET v = 1")
+        wait_until(lambda: connection.head().offset != before.offset)
+        monkeypatch.setattr(committed, "_COMMIT_SECONDS_MAX", 0.05)
+        with pytest.raises(ServerBusy, match="those of 1 sessions"):
+            take_watermark(address)
+        monkeypatch.undo()
+        asked: list[object] = []
+        waiting = committed._waiting_for_replicas
+        monkeypatch.setattr(
+            committed, "_waiting_for_replicas", lambda connection: asked.append(0) or waiting(connection)
+        )
+        taken = pool.submit(take_watermark, address)
+        wait_until(lambda: len(asked) > 3)
+        assert not taken.done()
+        show()
+        writer.result(WAIT_SECONDS_MAX)
+        assert taken.result(WAIT_SECONDS_MAX).position.offset > before.offset
+        assert server.sql("SELECT v FROM d.t") == [(1,)]
+
+
 def test_mariadb_reports_the_position_of_a_snapshot(
     mariadb11_server: Server, mariadb_server: Server, fresh_database: FreshDatabase
 ) -> None:

@@ -16,6 +16,9 @@ _POLL_SECONDS = 0.01
 # Without GTIDs, the server does not list the transactions that are being committed. A sync takes far less
 # than this.
 _SETTLE_SECONDS = 1.0
+# MySQL's plugin has two names. In MariaDB the feature is built in.
+_WAIT_POINTS = ("rpl_semi_sync_source_wait_point", "rpl_semi_sync_master_wait_point")
+_TIMEOUTS = ("rpl_semi_sync_source_timeout", "rpl_semi_sync_master_timeout")
 
 
 def tells_commits(connection: Connection) -> bool:
@@ -28,7 +31,9 @@ def wait_until_committed(connection: Connection) -> None:
     """Wait until readers see every transaction that is in the log now. Raises ServerBusy."""
     if tells_commits(connection):
         _wait_for_owned(connection)
-    else:
+        return
+    time.sleep(_SETTLE_SECONDS)
+    if _wait_for_replicas(connection):
         time.sleep(_SETTLE_SECONDS)
 
 
@@ -48,13 +53,43 @@ def _wait_for_owned(connection: Connection) -> None:
     deadline = time.monotonic() + _COMMIT_SECONDS_MAX
     while pending:
         if time.monotonic() > deadline:
-            raise ServerBusy(
-                f"{connection.address}: transactions stand in the log that are not committed: "
-                f"{', '.join(sorted(pending))[:200]}",
-                hint="SHOW PROCESSLIST tells whether the server waits for a semi-synchronous replica",
-            )
+            raise _uncommitted(connection, ", ".join(sorted(pending))[:200])
         time.sleep(_POLL_SECONDS)
         pending &= _owned(connection)
+
+
+def _wait_for_replicas(connection: Connection) -> bool:
+    """Wait while transactions wait for a semi-synchronous replica. Return whether any did.
+
+    With the wait point AFTER_SYNC, such a transaction is in the log, and readers see it once a replica has
+    confirmed it or the server's timeout has passed (MySQL's manual, Semisynchronous Replication). Where
+    others follow all the time, those that waited at first have ended with the timeout.
+    """
+    settings = connection.variables(*_WAIT_POINTS, *_TIMEOUTS)
+    if not any(settings.get(name, "").upper() == "AFTER_SYNC" for name in _WAIT_POINTS):
+        return False
+    seconds = max(int(settings.get(name, 0)) for name in _TIMEOUTS) / 1000
+    deadline = time.monotonic() + min(seconds, _COMMIT_SECONDS_MAX)
+    has_waited = False
+    while (sessions := _waiting_for_replicas(connection)) and time.monotonic() < deadline:
+        has_waited = True
+        time.sleep(_POLL_SECONDS)
+    if sessions and seconds > _COMMIT_SECONDS_MAX:
+        raise _uncommitted(connection, f"those of {sessions} sessions")
+    return has_waited
+
+
+def _waiting_for_replicas(connection: Connection) -> int:
+    """Return how many sessions wait for a semi-synchronous replica, 0 while the feature is off."""
+    rows = connection.query("SHOW GLOBAL STATUS LIKE 'Rpl\\_semi\\_sync\\_%\\_wait\\_sessions'")
+    return sum(int(row["Value"]) for row in rows)
+
+
+def _uncommitted(connection: Connection, transactions: str) -> ServerBusy:
+    return ServerBusy(
+        f"{connection.address}: transactions stand in the log that are not committed: {transactions}",
+        hint="SHOW PROCESSLIST tells whether the server waits for a semi-synchronous replica",
+    )
 
 
 def _owned(connection: Connection) -> set[str]:
