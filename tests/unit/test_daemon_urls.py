@@ -8,9 +8,11 @@ import pytest
 import yaml
 
 from penstock.cli.shared.asked_daemon import daemon_address
+from penstock.cli.shared.log_folder import LogFolder
 from penstock.cli.shared.rendering import bytes_text, counted
 from penstock.errors import OptionInvalid
 from penstock.logstore.log import Log
+from penstock.settings.daemon import load_settings
 from tests.support.daemon.served_log import INSTANCE, captured_log, serving
 from tests.support.logstore.kept_log import penstock
 from tools.servers import certificate
@@ -87,6 +89,38 @@ def test_settings_file_provides_the_operator_token(log: Log, tmp_path: Path, wit
             "own-token" if with_token else "admin-token"
         )
         assert penstock("holds", "list", INSTANCE, "--config", file).code == 0
+
+
+def test_command_needs_no_secrets_of_others(
+    log: Log, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    access = [
+        {"name": "cache", "token": "cache-token"},
+        {"name": "operator", "token": "admin-token", "admin": True},
+    ]
+    with serving(log, {}, access) as daemon:
+        file = tmp_path / "penstock.yaml"
+        file.write_text(
+            f"""
+            listen: {{http: 127.0.0.1:{daemon.port()}}}
+            access:
+              - {{name: cache, token_env: CACHE_TOKEN}}
+              - {{name: search, token: "${{SEARCH_TOKEN}}"}}
+              - {{name: index, user: index, password_file: /nowhere/index}}
+              - {{name: first, token: "${{FIRST_TOKEN}}", admin: true}}
+              - {{name: operator, token_env: OPERATOR_TOKEN, admin: true}}
+            instances:
+              {INSTANCE}: {{source: "mysql://repl@127.0.0.1:1", password_file: /nowhere/repl}}
+            """
+        )
+        listed = penstock("holds", "list", INSTANCE, "--config", file)
+        assert (listed.code, "FIRST_TOKEN" in listed.err) == (2, True), listed.err
+        monkeypatch.setenv("OPERATOR_TOKEN", "admin-token")
+        assert penstock("holds", "list", INSTANCE, "--config", file).code == 0
+    with pytest.raises(OptionInvalid, match="/nowhere/repl"):
+        LogFolder.find(INSTANCE, file).servers()
+    with pytest.raises(OptionInvalid, match="CACHE_TOKEN"):
+        load_settings(file)
 
 
 def test_counts_and_sizes_are_human_readable() -> None:

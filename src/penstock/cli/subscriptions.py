@@ -110,7 +110,7 @@ class _Backends:
                     "nothing tells where subscriptions are kept",
                     hint=f"Name the store with --coordination, or --config penstock.yaml. {_default_store()}",
                 )
-            coordination = load_settings(config).coordination_url()
+            coordination = load_settings(config, with_secrets=False).coordination_url()
         store = open_store(coordination)
         backends = cls(store, url, config)
         try:

@@ -15,18 +15,21 @@ representation shows it.
 import os
 import re
 from collections.abc import Mapping
-from functools import partial
+from contextlib import nullcontext
+from functools import partial, reduce
+from operator import getitem
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 from urllib.parse import quote
 
 from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
+from penstock.errors import OptionInvalid
 from penstock.limits import HOLD_AGE_SECONDS_DEFAULT, HOLD_BYTES_DEFAULT, HOLD_FREE_BYTES_DEFAULT, MIB
 from penstock.model import Secret, ServerAddress, TablePatterns, is_loopback, is_server_url
 from penstock.settings.alerts import AlertSettings
 from penstock.settings.console import ConsoleSection
-from penstock.settings.file import Problem, read_yaml, refuse, translate_validation_errors
+from penstock.settings.file import Document, Problem, read_yaml, refuse, translate_validation_errors
 from penstock.settings.fleet import FleetSettings
 from penstock.settings.listen import (
     LISTENERS,
@@ -50,6 +53,7 @@ from penstock.settings.values import (
     further_server,
     one_secret,
     seconds_of,
+    secrets_unread,
     store_url,
     validate_option,
 )
@@ -78,6 +82,8 @@ __all__ = [
 GIB = 1 << 30
 
 _INSTANCE_NAME = re.compile(r"[0-9A-Za-z_][0-9A-Za-z_.-]{0,99}")
+# A secret that is one environment variable.
+_ONE_VARIABLE = re.compile(r"\$\{(\w+)\}")
 
 _COORDINATION_FILE = "coordination.db"
 
@@ -421,10 +427,21 @@ class Settings(Section):
     def operator_token(self) -> Secret | None:
         """Return the token that the command line uses for this daemon: its own, or else an admin's.
 
-        None if there is none. Raises ValueError.
+        None if there is none. Raises OptionInvalid if there are some, and none of them can be read here.
         """
-        admins = (account.token_secret() for account in self.access if account.admin)
-        return self.listen.secret() or next((token for token in admins if token is not None), None)
+        problem: ValueError | None = None
+        for read in (self.listen.secret, *(account.token_secret for account in self.access if account.admin)):
+            try:
+                if (token := read()) is not None:
+                    return token
+            except ValueError as unread:
+                problem = problem or unread
+        if problem is not None:
+            raise OptionInvalid(
+                f"the token for this daemon cannot be read: {problem}",
+                hint="Make listen.token or the token of an admin available to this command",
+            )
+        return None
 
     def pump_log_of(self, instance: str) -> LogSettings:
         """Return the settings of the log of an instance's Pump; `folder` is its own."""
@@ -439,23 +456,41 @@ class Settings(Section):
         return chosen.model_copy(update={"folder": folder})
 
 
-def load_settings(path: str | Path, environment: Mapping[str, str] | None = None) -> Settings:
+def load_settings(
+    path: str | Path, environment: Mapping[str, str] | None = None, *, with_secrets: bool = True
+) -> Settings:
     """Read and validate a settings file. Raises OptionInvalid, which lists all problems with line and path.
 
     Relative paths in the file start at the daemon's working directory. `${NAME}` is read from `environment`,
-    by default from the environment of the process.
+    by default from the environment of the process. Without `with_secrets`, a secret is read where it is used,
+    because a command about a daemon needs one of them at most.
     """
     document = read_yaml(Path(path), os.environ if environment is None else environment)
+    if not with_secrets:
+        _name_variables_of_secrets(document)
     problems: list[Problem] = list(document.problems)
     settings = None
     try:
         accounts = isinstance(document.value, dict) and bool(document.value.get("access"))
-        settings = Settings.model_validate(document.value, context={"accounts": accounts})
+        with nullcontext() if with_secrets else secrets_unread():
+            settings = Settings.model_validate(document.value, context={"accounts": accounts})
     except ValidationError as error:
         problems += translate_validation_errors(error.errors(include_url=False), Settings)
     if problems or settings is None:
         raise refuse(str(path), document, problems)
     return settings
+
+
+def _name_variables_of_secrets(document: Document) -> None:
+    """Write secrets whose `${NAME}` is not set as `token_env: NAME` and `password_env: NAME`."""
+    for problem in list(document.problems):
+        *section_path, name = problem.path
+        section = reduce(getitem, section_path, document.value)
+        variable = _ONE_VARIABLE.fullmatch(str(section[name])) if name in ("token", "password") else None
+        if variable is not None:
+            del section[name]
+            section[f"{name}_env"] = variable.group(1)
+            document.problems.remove(problem)
 
 
 def json_schema() -> dict[str, Any]:

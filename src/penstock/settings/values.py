@@ -3,7 +3,9 @@
 
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -14,6 +16,8 @@ from penstock.errors import OptionInvalid
 from penstock.model import Secret, ServerAddress, TablePatterns, is_server_url
 
 _Parsed = TypeVar("_Parsed")
+
+_IS_READING = ContextVar("is_reading_secrets", default=True)
 
 _DURATION_UNITS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 _BYTE_UNITS = {
@@ -64,11 +68,26 @@ def _secret_of(value: Any) -> Secret:
     return Secret(value)
 
 
+@contextmanager
+def secrets_unread() -> Iterator[None]:
+    """Validate settings inside the block without reading the files and variables of their secrets."""
+    token = _IS_READING.set(False)
+    try:
+        yield
+    finally:
+        _IS_READING.reset(token)
+
+
 def one_secret(text: Secret | None, file: Path | None, variable: str | None, name: str) -> Secret | None:
-    """Return the secret that is set as text, in a file or in a variable, read now. Raises ValueError."""
+    """Return the secret that is set as text, in a file or in a variable, read now. Raises ValueError.
+
+    Inside `secrets_unread`, a secret that would be read is some text instead.
+    """
     sources = [source for source in (text, file, variable) if source is not None]
     if len(sources) > 1:
         raise ValueError(f"one of {name}, {name}_file and {name}_env is enough")
+    if text is None and sources and not _IS_READING.get():
+        return Secret(f"the secret in {sources[0]}")
     if file is not None:
         try:
             text = Secret(file.read_text(encoding="utf-8").strip("\r\n"))

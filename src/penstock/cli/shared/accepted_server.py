@@ -46,8 +46,7 @@ class Acceptance:
 @contextmanager
 def chosen_server(chosen: LogFolder, server: str | None) -> Iterator[Connection]:
     """Open a session on the named server, by default on the instance's only server."""
-    settings = chosen.instance_settings
-    addresses = [] if settings is None else settings.addresses()
+    addresses = chosen.servers()
     matching = [address for address in addresses if server in (None, f"{address.host}:{address.port}")]
     if len(matching) != 1:
         listed = ", ".join(f"{address.host}:{address.port}" for address in addresses)

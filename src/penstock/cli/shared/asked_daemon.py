@@ -56,7 +56,7 @@ def daemon_address(instance: str, url: str | None, config: Path | None) -> Daemo
     token, tls = None, None
     host, port = LOOPBACK_DEFAULT, PORT_DEFAULT
     if config is not None:
-        settings = load_settings(config)
+        settings = load_settings(config, with_secrets=False)
         listen = settings.listen
         host = LOOPBACK_DEFAULT if listen.host in ("0.0.0.0", "::") else listen.host
         port, token = listen.port, settings.operator_token()

@@ -25,7 +25,7 @@ def store_url_of(config: Path | None, coordination: str | None) -> str:
     if coordination is not None and config is None:
         return coordination
     if config is not None and coordination is None:
-        return load_settings(config).coordination_url()
+        return load_settings(config, with_secrets=False).coordination_url()
     raise OptionInvalid(
         "name the fleet by --config or by --coordination",
         hint="Write --config penstock.yaml, or --coordination zookeeper://host:2181/penstock",

@@ -25,7 +25,7 @@ from penstock.logstore.reader import LogReader
 from penstock.logstore.records import TIERED, SegmentRecord, block_records
 from penstock.logstore.segment import SegmentHead
 from penstock.logstore.tier import Tier, TieredNote, note_path
-from penstock.model import Position
+from penstock.model import Position, ServerAddress
 from penstock.settings.daemon import InstanceSettings, LogSettings, load_settings
 from penstock.source.bounds import Bound, parse_bound
 from penstock.source.kept import KeptSource
@@ -69,7 +69,7 @@ class LogFolder:
                     "no log is named", hint="Name its folder, or --config penstock.yaml and an instance"
                 )
             return cls(Path(log))
-        settings = load_settings(config)
+        settings = load_settings(config, with_secrets=False)
         names = sorted(settings.instances)
         if log is None and len(names) == 1:
             log = names[0]
@@ -89,6 +89,18 @@ class LogFolder:
         if self.settings is None or self.settings.tier is None:
             return None
         return Tier(self.settings.tier, disk, Layout(self.folder))
+
+    def servers(self) -> list[ServerAddress]:
+        """Return the servers that the settings name. Raises OptionInvalid for an unreadable password."""
+        if self.instance_settings is None:
+            return []
+        try:
+            return self.instance_settings.addresses()
+        except ValueError as problem:
+            raise OptionInvalid(
+                f"the servers of {self.name} cannot be asked: {problem}",
+                hint="Make the password of the instance available to this command",
+            ) from problem
 
     @property
     def block_bytes(self) -> int:

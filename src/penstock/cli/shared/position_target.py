@@ -129,7 +129,7 @@ def asked_server(chosen: LogFolder, reader: LogReader) -> Iterator[AskedServer |
     if chosen.instance_settings is None or latest is None:
         yield None
         return
-    address = _address_of(chosen.instance_settings.addresses(), latest.server_key)
+    address = _address_of(chosen.servers(), latest.server_key)
     options = SourceOptions(
         address=replace(address, server_id=None),
         instance=chosen.name,
