@@ -72,11 +72,11 @@ def show(file: _File, as_json: _AsJson = False) -> None:
 
 def _print_summary(summary: Mapping[str, Any]) -> None:
     for name, value in summary.items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and value:
             typer.echo(f"{name}:")
             for key, inner in value.items():
                 typer.echo(f"    {key:<32}{inner if not isinstance(inner, dict) else json.dumps(inner)}")
-        elif value not in (None, [], ""):
+        elif value not in (None, [], {}, ""):
             typer.echo(f"{name:<22} {value}")
 
 

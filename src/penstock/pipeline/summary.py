@@ -32,10 +32,12 @@ def summarize_pipeline(state: PipelineState) -> dict[str, Any]:
 
 def _summarize(state: PipelineState) -> dict[str, Any]:
     progress, runner, shown = state.checkpoint(), state.runner(), state.shown()
+    state_name = _state(state, progress, runner is not None, shown)
     summary: dict[str, Any] = {
         "pipeline": state.name,
         **({"sink": state.sink} if state.sink else {}),
-        "state": _state(state, progress, runner is not None, shown),
+        "state": state_name,
+        "why": state.pause_message() or _error_of(state_name, shown),
         "runner": runner.name if runner is not None else None,
     }
     if progress is None:
@@ -73,6 +75,12 @@ def _open_requests(state: PipelineState) -> dict[str, str]:
         else:
             states[key] = f"{request.state}: {request.what}" if request.what else request.state
     return states
+
+
+def _error_of(state_name: str, shown: dict[str, Any]) -> str | None:
+    """Return the error that a state is due to, as its runner published it."""
+    is_error = state_name in ("failed", "retrying") and "what" in shown
+    return f"{shown['error']}: {shown['what']}" if is_error else None
 
 
 def _state(state: PipelineState, progress: Checkpoint | None, is_run: bool, shown: dict[str, Any]) -> str:
