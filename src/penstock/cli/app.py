@@ -27,6 +27,7 @@ from penstock.errors import OperatorError, PenstockError, StreamError, Transient
 # Brackets in help texts mark optional parts. They are not markup.
 _PLAIN: Mapping[str, Any] = {"pretty_exceptions_enable": False, "rich_markup_mode": None}
 
+EXIT_BUG = 1
 EXIT_OPERATOR = 2
 EXIT_STREAM = 3
 EXIT_TRANSIENT = 4
@@ -118,8 +119,8 @@ class _Group(TyperGroup):
 
 
 def exit_code(problem: PenstockError) -> int:
-    """Return the exit code for an error, which depends on who has to act."""
-    return next(code for kind, code in _EXIT_CODES.items() if isinstance(problem, kind))
+    """Return the exit code for an error, which depends on who has to act. A defect has that of a bug."""
+    return next((code for kind, code in _EXIT_CODES.items() if isinstance(problem, kind)), EXIT_BUG)
 
 
 def show_error(problem: PenstockError) -> None:
