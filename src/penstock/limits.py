@@ -112,6 +112,9 @@ CONSUMER_HOLD_PAUSE_SECONDS = 10.0
 # A pipeline reports its position to the daemon this often, after a batch.
 PIPELINE_HOLD_PAUSE_SECONDS = 60.0
 
+# Processes that share a local pipeline. Each reads the whole log.
+SHARDS_MAX = 64
+
 # Files whose event starts are cached, per process and in the host's temporary folder. The cache needs 8 bytes
 # for each MiB of a file.
 FILES_FOLLOWED_MAX = 256

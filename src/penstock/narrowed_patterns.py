@@ -12,25 +12,26 @@ class NarrowedPatterns(TablePatterns):
 
     def __init__(self, requested: TablePatterns, narrower: TablePatterns) -> None:
         super().__init__(list(requested.include), list(requested.exclude))
+        self.requested = requested
         self.narrower = narrower
 
     def matches(self, database: str, table: str) -> bool:
         """Return whether both select the table."""
-        return super().matches(database, table) and self.narrower.matches(database, table)
+        return self.requested.matches(database, table) and self.narrower.matches(database, table)
 
     @property
     def selects_all(self) -> bool:
         """Whether both select every table."""
-        return super().selects_all and self.narrower.selects_all
+        return self.requested.selects_all and self.narrower.selects_all
 
     def may_match_in(self, database: str) -> bool:
         """Return whether both may select a table of that database."""
-        return super().may_match_in(database) and self.narrower.may_match_in(database)
+        return self.requested.may_match_in(database) and self.narrower.may_match_in(database)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, NarrowedPatterns):
             return False
-        return super().__eq__(other) and self.narrower == other.narrower
+        return (self.requested, self.narrower) == (other.requested, other.narrower)
 
     def __hash__(self) -> int:
-        return hash((super().__hash__(), self.narrower))
+        return hash((self.requested, self.narrower))

@@ -99,7 +99,7 @@ class Pipeline:
         DependencyMissing without PySpark, and the error that ended the run.
         """
         if until not in (None, CAUGHT_UP):
-            raise OptionInvalid(f"until {until!r} is unknown", hint=f'The one end there is is "{CAUGHT_UP}"')
+            raise OptionInvalid(f"until {until!r} is unknown", hint=f'Write until="{CAUGHT_UP}"')
         if local and spark is not None:
             raise OptionInvalid("local and a Spark session are both given", hint="Give one place to run")
         from penstock.engine.sink_runs import run_of

@@ -93,14 +93,14 @@ def test_metrics_of_a_run_are_its_rows_batches_and_position(tmp_path: Path) -> N
         assert get(address, "/")[0] == 404
     values = samples(text)
     assert status == 200
-    assert values["penstock_pipeline_rows_total", "notes", "", "read"] == len(NOTE_IDS)
-    assert values["penstock_pipeline_rows_total", "notes", "", "written"] == len(NOTE_IDS)
-    assert values["penstock_pipeline_batches_total", "notes", ""] == 2
-    assert values["penstock_pipeline_batch_seconds_count", "commit", "notes", ""] == 2
-    assert values["penstock_pipeline_state", "notes", "", "running"] == 1
-    assert values["penstock_pipeline_lag_seconds", "notes", ""] == 0, "every change is in the target"
-    assert values["penstock_pipeline_binlog_position", "notes", "", "shop"] > 0
-    assert values["penstock_pipeline_source_aside", "notes", "", "shop"] == 0
+    assert values["penstock_pipeline_rows_total", "notes", "", "", "read"] == len(NOTE_IDS)
+    assert values["penstock_pipeline_rows_total", "notes", "", "", "written"] == len(NOTE_IDS)
+    assert values["penstock_pipeline_batches_total", "notes", "", ""] == 2
+    assert values["penstock_pipeline_batch_seconds_count", "commit", "notes", "", ""] == 2
+    assert values["penstock_pipeline_state", "notes", "", "", "running"] == 1
+    assert values["penstock_pipeline_lag_seconds", "notes", "", ""] == 0, "every change is in the target"
+    assert values["penstock_pipeline_binlog_position", "notes", "", "", "shop"] > 0
+    assert values["penstock_pipeline_source_aside", "notes", "", "", "shop"] == 0
     assert values["process_cpu_seconds_total",] > 0
 
 

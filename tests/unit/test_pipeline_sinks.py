@@ -19,6 +19,7 @@ from penstock.engine import sink_runs as sink_runs_module
 from penstock.engine.sink_runs import SinkRuns
 from penstock.errors import CoordinationLost, LeaseLost, OptionInvalid, PenstockError
 from penstock.local.driver import LocalDriver
+from penstock.pipeline.handover import adopt
 from penstock.pipeline.settings import PipelineSettings, load_pipeline
 from penstock.pipeline.sink_positions import smallest_offsets
 from penstock.pipeline.state import Checkpoint, PipelineState
@@ -327,10 +328,10 @@ def test_adoption_killed_at_any_write_is_finished_by_the_next(
             die("_delete_below")
             die("_copy_below")
             with pytest.raises(Death):
-                state.adopt("lake")
+                adopt(state, "lake")
         monkeypatch.undo()
         if state.checkpoint() is not None:
-            state.adopt("lake")
+            adopt(state, "lake")
     with closing(state_of(settings, "lake")) as adopted:
         assert adopted.checkpoint() == before
         assert adopted.get_large("tables") is not None

@@ -29,7 +29,11 @@ def describe(name: str, verb: Any) -> list[str]:
             part for word, inner in verb.commands.items() for part in describe(f"{name} {word}", inner)
         ]
     arguments = [parameter for parameter in verb.params if parameter.param_type_name == "argument"]
-    options = [parameter for parameter in verb.params if parameter.param_type_name == "option"]
+    options = [
+        parameter
+        for parameter in verb.params
+        if parameter.param_type_name == "option" and not parameter.hidden
+    ]
     words = " ".join(["penstock", name, "[OPTIONS]", *(metavar(argument) for argument in arguments)])
     rows = [[f"`{metavar(argument)}`", meaning(argument)] for argument in arguments]
     rows += [[f"`{', '.join(option.opts)}`", meaning(option)] for option in options]

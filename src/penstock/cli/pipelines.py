@@ -16,11 +16,12 @@ from penstock.cli.shared.rendering import write_json
 from penstock.coordinate.store import open_store
 from penstock.errors import OptionInvalid
 from penstock.model import Position, TableName
+from penstock.pipeline.handover import adopt as adopt_progress
 from penstock.pipeline.rewinding import earlier_offset
 from penstock.pipeline.settings import PipelineSettings, load_pipeline, place_of_state
 from penstock.pipeline.skipping import transaction_at
 from penstock.pipeline.state import Checkpoint, PipelineState, table_key
-from penstock.pipeline.summary import summarize_pipeline
+from penstock.pipeline.summary import summaries_by_part, summarize_pipeline
 from penstock.pipeline.verify.merges import may_have_other_rows
 from penstock.source.bounds import Bound, parse_bound
 
@@ -48,9 +49,9 @@ def list_(
         write_json(sys.stdout, iter(summaries))
         return
     for summary in summaries:
-        for part in summary.get("sinks", {"": summary}).values():
-            name = f"{part['pipeline']}/{part['sink']}" if part.get("sink") else part["pipeline"]
-            typer.echo(f"{name:<24}{part['state']:<20}{part['runner'] or '-'}")
+        for part, status in summaries_by_part(summary).items():
+            name = f"{status['pipeline']}/{part}" if part else status["pipeline"]
+            typer.echo(f"{name:<24}{status['state']:<20}{status['runner'] or '-'}")
 
 
 def show(file: _File, as_json: _AsJson = False) -> None:
@@ -64,10 +65,11 @@ def show(file: _File, as_json: _AsJson = False) -> None:
     if as_json:
         write_json(sys.stdout, iter([summary]))
         return
-    _print_summary({name: value for name, value in summary.items() if name != "sinks"})
-    for sink in summary.get("sinks", {}).values():
-        typer.echo("")
-        _print_summary(sink)
+    _print_summary({name: value for name, value in summary.items() if name not in ("sinks", "shards")})
+    for part, status in summaries_by_part(summary).items():
+        if part:
+            typer.echo("")
+            _print_summary(status)
 
 
 def _print_summary(summary: Mapping[str, Any]) -> None:
@@ -134,7 +136,7 @@ def reset(
         raise OptionInvalid("one place at a time", hint="Give one of --position, --gtid-set, --time")
     if bounds:
         bound = parse_bound(bounds[0] if gtid_set is None else f"gtid:{gtid_set}")
-        for settings in load_pipeline(file).each_sink(sink):
+        for settings in _each_part(load_pipeline(file), sink):
             _rewind(file, settings, bound, source, yes=yes, dry_run=dry_run)
         return
     location = place_of_state(file)
@@ -160,20 +162,22 @@ def _reset(state: PipelineState, sink: str | None) -> None:
             f"the pipeline {state.name} has no state of a sink {sink!r}",
             hint=f"It has {', '.join(known) or 'one sink without a name'}",
         )
-    states = [PipelineState(state.store, state.name, name) for name in known if sink in (None, name)]
-    for sink_state in [*states, *([state] if sink is None else [])]:
-        sink_state.reset()
+    for part in state.parts():
+        if part.part and sink in (None, part.sink):
+            part.reset()
+    if sink is None:
+        state.reset()
 
 
 def _rewind(
     file: Path, settings: PipelineSettings, bound: Bound, source: str | None, *, yes: bool, dry_run: bool
 ) -> None:
     name = _name_of_source(settings, source)
-    with closing(PipelineState.open(settings.state, settings.name, settings.sink.name)) as state:
+    with closing(PipelineState.of(settings)) as state:
         progress = _load_progress(state, name, file)
         target = earlier_offset(settings.source(name), progress.offsets[name], bound)
         old_offset = progress.offsets[name]
-        into = f"{state.sink}, " if state.sink else ""
+        into = f"{state.part}, " if state.part else ""
         message = (
             f"{into}{name}: from {old_offset['file']}:{old_offset['offset']} back to {target.position},"
             f" {target.bytes} bytes of its log are read again"
@@ -228,8 +232,8 @@ def skip(
     """
     pipeline = load_pipeline(file)
     name = _name_of_source(pipeline, source)
-    for settings in pipeline.each_sink(sink):
-        with closing(PipelineState.open(settings.state, settings.name, settings.sink.name)) as state:
+    for settings in _each_part(pipeline, sink):
+        with closing(PipelineState.of(settings)) as state:
             progress = _load_progress(state, name, file)
             transaction = transaction_at(
                 settings.source(name), progress.offsets[name], Position.parse(position)
@@ -256,8 +260,13 @@ def adopt(
     """
     settings = load_pipeline(file).of_sink(sink)
     with closing(PipelineState.open(settings.state, settings.name)) as state:
-        state.adopt(sink)
+        adopt_progress(state, sink)
     typer.echo(f"{settings.name}/{sink} continues where {settings.name} stopped; penstock run {file}")
+
+
+def _each_part(settings: PipelineSettings, sink: str | None) -> list[PipelineSettings]:
+    """Return the settings of each shard of a sink, or of every sink."""
+    return [part for each in settings.each_sink(sink) for part in each.each_shard()]
 
 
 def _name_of_source(settings: PipelineSettings, source: str | None) -> str:

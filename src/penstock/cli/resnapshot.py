@@ -50,11 +50,13 @@ def run(
     A running pipeline reads the tables chunk by chunk between its batches. A stopped pipeline begins at its
     next start. Rows that the source no longer has are deleted from the target, if the target can be read.
     """
-    chosen_by_sink = [
-        (settings, _chosen(settings, tables, source)) for settings in load_pipeline(file).each_sink(sink)
+    chosen_by_part = [
+        (part, _chosen(part, tables, source))
+        for settings in load_pipeline(file).each_sink(sink)
+        for part in settings.each_shard()
     ]
-    # A sink may receive none of the tables.
-    wanted = [(settings, chosen) for settings, chosen in chosen_by_sink if chosen]
+    # A sink or shard may receive none of the tables.
+    wanted = [(settings, chosen) for settings, chosen in chosen_by_part if chosen]
     if not wanted:
         raise SourceMissing(
             f"no table of the pipeline is {', '.join(tables)}",
@@ -90,9 +92,7 @@ def _request(
                 check_condition(session, target, where)
     # If the sink cannot be read back, extra rows cannot be detected.
     remove = not keep and keeps_tables(settings.make_sink())
-    state = states.enter_context(
-        closing(PipelineState.open(settings.state, settings.name, settings.sink.name))
-    )
+    state = states.enter_context(closing(PipelineState.of(settings)))
     return state, [
         state.request_resnapshot(table_source.name, target.name, where, remove=remove)
         for table_source, target in chosen
@@ -114,7 +114,7 @@ def _print(
         write_json(sys.stdout, (_as_json(request) for request in requests))
         return
     for request in requests:
-        into = f" into {state.sink}" if state.sink else ""
+        into = f" into {state.part}" if state.part else ""
         typer.echo(f"{request.table}{into}: {request.state}, request {request.number}")
     if not wait and state.runner() is None:
         typer.echo(f"{settings.name} does not run now; penstock run {file} begins with it")

@@ -5,27 +5,37 @@ import json
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import closing, contextmanager
-from functools import partial
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
+import structlog
 import typer
 
+from penstock.cli.shared.child import child_command
 from penstock.cli.shared.rendering import counted
 from penstock.cli.shared.signals import stopped_by_signals
 from penstock.engine.beginning import refuse_paused
 from penstock.engine.driver import Driver
-from penstock.engine.sink_runs import run_of
+from penstock.engine.run import PipelineRun
+from penstock.engine.sink_runs import SinkRuns, run_of
 from penstock.errors import CoordinationLost, DependencyMissing, OptionInvalid
 from penstock.local.driver import LocalDriver
 from penstock.pipeline.settings import PipelineSettings, json_schema, load_pipeline
+from penstock.pipeline.shards import Shard
 from penstock.pipeline.state import PipelineState
+
+if TYPE_CHECKING:
+    from penstock.local.shard_runs import ShardRuns
 
 CAUGHT_UP = "caught-up"
 
 Report = Callable[[Mapping[str, Any]], None]
+
+# The process of a shard gets it.
+_ShardOption = Annotated[str | None, typer.Option(hidden=True, help="Run this shard alone, such as 1-of-4.")]
 
 
 def run(
@@ -63,6 +73,7 @@ def run(
     otlp: Annotated[
         str | None, typer.Option(metavar="URL", help="Push the metrics to this OpenTelemetry collector.")
     ] = None,
+    shard: _ShardOption = None,
     schema: Annotated[
         bool, typer.Option("--json-schema", help="Print the file's JSON Schema, for editors, then exit.")
     ] = False,
@@ -74,25 +85,25 @@ def run(
     if file is None:
         raise OptionInvalid("no pipeline is named", hint="Run: penstock run pipeline.yaml")
     if until not in (None, CAUGHT_UP):
-        raise OptionInvalid(f"--until {until} is unknown", hint=f"The one end there is is {CAUGHT_UP}")
+        raise OptionInvalid(f"--until {until} is unknown", hint=f"Write --until {CAUGHT_UP}")
     settings = load_pipeline(file)
     if dry_run:
         _print_plan(settings, as_json=as_json)
         return
     if local and master is not None:
         raise OptionInvalid("--local and --master are both given", hint="Name one place to run")
-    paused = _pause_reason(settings)
-    if paused is not None:
-        # Check before Spark starts, which takes seconds.
+    settings = settings if shard is None else _take_shard(settings, shard)
+    # Check before Spark starts, which takes seconds.
+    if (paused := _pause_reason(settings)) is not None:
         refuse_paused(settings, paused, until_caught_up=until is not None)
         return
     summary = _Summary(file)
     stop = threading.Event()
     report_line = _print_line if as_json else summary.add
     with stopped_by_signals(stop.set), _metered(metrics, otlp, report_line) as report:
-        driver: Driver = LocalDriver() if local else _spark_driver(settings, master)
-        run = partial(run_of, until_caught_up=until is not None, report=report, standby=standby)
-        run(settings, driver, stop=stop).run()
+        options = _RunOptions(file, stop, report, until_caught_up=until is not None, standby=standby)
+        shards = _shard_runs(settings, options) if local and shard is None else None
+        (shards or options.run_of(settings, local=local, master=master)).run()
     if not as_json:
         # On standard output, a sink may have written rows.
         typer.echo(summary.text(settings.name, "stopped" if stop.is_set() else "caught up"), err=True)
@@ -124,21 +135,24 @@ class _Summary:
         self._file = file
         self._began = time.monotonic()
         self._batches = self._written = 0
-        # By the sink's name, None for the only one. Both count from the start of the sink's run.
-        self._loaded: dict[str | None, int] = {}
-        self._rejected: dict[str | None, int] = {}
+        # By the names of sink and shard. Both count from the start of the run of each.
+        self._loaded: dict[tuple[str | None, str | None], int] = {}
+        self._rejected: dict[tuple[str | None, str | None], int] = {}
         self._positions: dict[str, str] = {}
 
     def add(self, report: Mapping[str, Any]) -> None:
         """Count a batch that is done. Reports of other states repeat the last batch."""
         if report["state"] not in ("loading", "running") or "written" not in report:
             return
-        sink = report.get("sink")
+        sink = report.get("sink"), report.get("shard")
         self._batches += 1
         self._written += report["written"]
         self._loaded[sink] = report.get("rows_loaded", self._loaded.get(sink, 0))
         self._rejected[sink] = report["rejected"]
-        self._positions |= report.get("positions", {})
+        of_shard = f" (shard {report['shard']})" if "shard" in report else ""
+        self._positions |= {
+            f"{source}{of_shard}": position for source, position in report.get("positions", {}).items()
+        }
 
     def text(self, name: str, ending: str) -> str:
         """Return the last words of the run."""
@@ -164,6 +178,78 @@ def _spark_driver(settings: PipelineSettings, master: str | None) -> Driver:
             problem.message, hint="Run: pip install 'penstock[spark]'; or without Spark: penstock run --local"
         ) from problem
     return SparkDriver(session_for(settings.name, master, settings.spark))
+
+
+@dataclass(frozen=True)
+class _RunOptions:
+    """How a pipeline is run, wherever."""
+
+    file: Path
+    stop: threading.Event
+    report: Report
+    until_caught_up: bool
+    standby: bool
+
+    def run_of(
+        self, settings: PipelineSettings, *, local: bool, master: str | None
+    ) -> PipelineRun | SinkRuns:
+        """Return the run of the pipeline in this process or on Spark."""
+        return run_of(
+            settings,
+            LocalDriver() if local else _spark_driver(settings, master),
+            until_caught_up=self.until_caught_up,
+            stop=self.stop,
+            report=self.report,
+            standby=self.standby,
+        )
+
+    def shard_command(self, shard: Shard, *, to_barrier: bool = False) -> list[str]:
+        """Return the command line of the process of a shard."""
+        words = [*child_command(), "run", str(self.file), "--local", "--json", "--shard", str(shard)]
+        if to_barrier or self.until_caught_up:
+            return [*words, "--until", CAUGHT_UP]
+        return [*words, "--standby"] if self.standby else words
+
+
+def _shard_runs(settings: PipelineSettings, options: _RunOptions) -> "ShardRuns | None":
+    """Return what runs the shards of a pipeline; None if it has none, after it took over from its shards."""
+    if settings.shards == 1 and not _had_shards(settings):
+        return None
+    from penstock.local.shard_runs import ShardRuns
+
+    runs = ShardRuns(
+        settings,
+        options.shard_command,
+        until_caught_up=options.until_caught_up,
+        stop=options.stop,
+        report=options.report,
+    )
+    if settings.shards > 1:
+        return runs
+    runs.agree_on_shards()
+    return None
+
+
+def _had_shards(settings: PipelineSettings) -> bool:
+    """Return whether the progress of a pipeline is recorded for several shards."""
+    if len(settings.sinks) > 1:
+        return False
+    try:
+        with closing(PipelineState.of(settings)) as state:
+            return state.shards.count() > 1
+    except CoordinationLost:
+        # The run itself waits for the store, and then refuses the progress of shards.
+        return False
+
+
+def _take_shard(settings: PipelineSettings, shard: str) -> PipelineSettings:
+    """Return the settings of a shard, whose name every log line has from now on."""
+
+    def add_shard(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:
+        return {**event, "shard": shard}
+
+    structlog.configure(processors=[add_shard, *structlog.get_config()["processors"]])
+    return settings.of_shard(Shard.parse(shard))
 
 
 def _pause_reason(settings: PipelineSettings) -> str | None:

@@ -12,7 +12,7 @@ from penstock.errors import DependencyMissing
 from penstock.pipeline.settings import PipelineSettings, load_pipeline
 from penstock.pipeline.verify.comparison import Spreading, in_this_process
 from penstock.pipeline.verify.report import counts, lines, store
-from penstock.pipeline.verify.verify import SHARE_ROWS, Verification, verify
+from penstock.pipeline.verify.verify import SHARE_ROWS, Verification, verify_shards
 
 EXIT_DIFFERENCES = 1
 EXIT_INCOMPLETE = 5
@@ -60,8 +60,8 @@ def run(
     difference was found but not everything could be compared.
     """
     settings = load_pipeline(file).of_sink(sink)
-    verification = verify(
-        settings,
+    verification = verify_shards(
+        settings.each_shard(),
         tables or (),
         mend=repair,
         columns_left_out=[name.strip() for name in (leave_out or "").split(",") if name.strip()],

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`penstock worker`: run the jobs of a fleet."""
 
-import os
 import socket
-import sys
 import threading
 from functools import partial
 from pathlib import Path
@@ -13,6 +11,7 @@ import structlog
 import typer
 
 import penstock
+from penstock.cli.shared.child import child_command
 from penstock.cli.shared.fleet_store import ConfigOption, CoordinationOption, store_url_of
 from penstock.cli.shared.signals import STOP_SECONDS_MAX, stopped_by_signals
 from penstock.coordinate.store import open_store
@@ -45,7 +44,6 @@ def run(
     when this one ends, is lost or is drained.
     """
     url = store_url_of(config, coordination)
-    command = (sys.executable, "-m", "penstock.cli.shared.child", str(os.getpid()))
     membership = Membership(
         name or socket.gethostname(), "", penstock.__version__, zone, weight, session, works=None
     )
@@ -53,7 +51,7 @@ def run(
         partial(open_store, url),
         JOB_WORKERS,
         membership,
-        lambda store, job, lease: JobTenure(store, job, lease, folder.absolute(), command),
+        lambda store, job, lease: JobTenure(store, job, lease, folder.absolute(), child_command()),
         end_seconds=STOP_SECONDS_MAX + _LATE_SECONDS,
     )
     stopping = threading.Event()

@@ -11,7 +11,7 @@ from penstock.errors import PenstockError, SourceMissing
 from penstock.model import TableName
 from penstock.pipeline.resnapshot import Resnapshot
 from penstock.pipeline.state import Checkpoint, PipelineState, split_key, table_key
-from penstock.pipeline.summary import summarize_pipeline
+from penstock.pipeline.summary import summaries_by_part, summarize_pipeline
 
 
 @dataclass(frozen=True)
@@ -113,18 +113,16 @@ class PipelineStates:
         with closing(open_store(self._urls[number])) as store:
             if name not in PipelineState.names(store):
                 raise SourceMissing(f"there is no pipeline {name!r}", hint="It may have been removed")
-            state = PipelineState(store, name)
-            if sink and sink not in state.sinks():
-                raise SourceMissing(f"the pipeline {name} has no sink {sink!r}")
-            yield PipelineState(store, name, sink) if sink else state
+            whole = PipelineState(store, name)
+            parts = {"": whole, **{part.part: part for part in whole.parts()}}
+            if sink not in parts:
+                raise SourceMissing(f"the pipeline {name} has no sink or shard {sink!r}")
+            yield parts[sink]
 
 
 def _rows_of(number: int, name: str, store: CoordinationStore) -> list[PipelineRow]:
     summary = summarize_pipeline(PipelineState(store, name))
-    sinks = summary.get("sinks")
-    if sinks is None:
-        return [PipelineRow(number, name, "", summary)]
-    return [PipelineRow(number, name, sink, part) for sink, part in sinks.items()]
+    return [PipelineRow(number, name, part, status) for part, status in summaries_by_part(summary).items()]
 
 
 def _table_row(

@@ -18,6 +18,7 @@ from penstock.pipeline.relay_checkpoints import relay_offsets
 from penstock.pipeline.settings import PipelineSettings
 from penstock.pipeline.state import Checkpoint, PipelineState, table_key
 from penstock.pipeline.step import named_by_rows, target_through
+from penstock.pipeline.step_section import StepSection
 from penstock.sinks.sink import Sink, keeps_tables
 from penstock.source.offsets import Offset
 
@@ -39,6 +40,38 @@ def check_sink(settings: PipelineSettings, sink: Sink) -> None:
         raise OptionInvalid(
             f"the sink cannot be used: {problems}",
             hint="; ".join(finding.mend for finding in fatal if finding.mend) or None,
+        )
+
+
+def refuse_undividable(settings: PipelineSettings) -> None:
+    """Raise OptionInvalid, with every reason, if a pipeline cannot be divided by tables."""
+    reasons = []
+    if len(settings.sinks) > 1:
+        reasons.append("it has several sinks, each of which can have a pipeline of its own")
+    sinks = [sink.make() for sink in settings.sinks]
+    if settings.apply == "serial":
+        reasons.append("apply: serial writes the transactions of all tables in one order")
+    if settings.on_cascade == "reread":
+        reasons.append("on_cascade: reread needs parents and children in one process")
+    reasons += [f"a {sink.kind} sink writes all rows to one output" for sink in sinks if sink.in_driver]
+    reasons += [
+        f"a {sink.kind} sink compares the keys of all tables with each other"
+        for sink in sinks
+        if type(sink).check_together is not Sink.check_together
+    ]
+    reasons += [
+        f"the step {step.verb} names targets by the values of rows"
+        for step in settings.steps
+        if isinstance(step.settings, StepSection) and step.settings.is_named_by_rows
+    ]
+    reasons += [
+        f"source {source.name} has a server_id, and each process needs one of its own"
+        for source in settings.sources
+        if source.options.address is not None and source.options.address.server_id is not None
+    ]
+    if reasons:
+        raise OptionInvalid(
+            f"the pipeline {settings.name} cannot have shards: {'; '.join(reasons)}", hint="Leave shards out"
         )
 
 
@@ -98,7 +131,8 @@ def first_offsets(
     if not checkpoint.offsets:
         if checkpoint.earlier is None:
             relayed = relay_offsets(settings, state.store)
-        if not relayed:
+        if not relayed and settings.shard is None:
+            # The other shards may have written rows. All of them were checked together.
             refuse_lost_state(settings, sink, checkpoint)
     offsets = {}
     for name, log in logs.items():

@@ -34,8 +34,8 @@ class Progress:
     def __init__(
         self, settings: PipelineSettings, report: Callable[[Mapping[str, Any]], None] | None
     ) -> None:
-        sink = settings.sink.name
-        self._names = {"pipeline": settings.name} | ({"sink": sink} if sink else {})
+        names = {"pipeline": settings.name, "sink": settings.sink.name, "shard": settings.shard}
+        self._names = {kind: str(name) for kind, name in names.items() if name}
         self._report = report
         self._rows = 0
         self._written = 0

@@ -145,7 +145,7 @@ class PipelineRun:
         """Run from the recorded state. Return None after an outage that may be over by now."""
         try:
             settings = self._settings
-            state = self._state = PipelineState.open(settings.state, settings.name, settings.sink.name)
+            state = self._state = PipelineState.of(settings)
             checkpoint = self._take(state)
             if self._checkpoint is None:
                 check_sink(self._settings, self._sink)
@@ -244,7 +244,7 @@ class PipelineRun:
     def _loop(self, state: PipelineState, checkpoint: Checkpoint) -> Checkpoint | None:
         """Run batches until the end of the run. Return None to take back a source that was set aside."""
         self._loading = Loading(self._settings, state, self._sink, self._cores)
-        self._stretches.open(self._logs, self._loading)
+        self._stretches.open(self._logs, self._loading, state.shards.barrier())
         self._tables = PipelineTables(self._settings, state, self._sink, self._steps, self._loading.reread)
         self._tables.stopped.update(checkpoint.stopped)
         checkpoint = self._noted(self._begin(state, checkpoint))

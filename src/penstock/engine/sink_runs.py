@@ -14,7 +14,7 @@ from penstock.engine.driver import Driver
 from penstock.engine.run import PipelineRun
 from penstock.engine.shared_ends import SharedEnds
 from penstock.engine.shared_ranges import SharedRanges
-from penstock.errors import CoordinationLost, LeaseLost, PenstockError
+from penstock.errors import CoordinationLost, LeaseLost, OptionInvalid, PenstockError
 from penstock.pipeline.settings import PipelineSettings
 from penstock.pipeline.state import Checkpoint, PipelineState
 from penstock.retry import Backoff, Retry
@@ -190,7 +190,7 @@ class _SinkRun:
 
     def open_state(self) -> PipelineState:
         """Open the sink's state."""
-        return PipelineState.open(self._settings.state, self._settings.name, self._settings.sink.name)
+        return PipelineState.of(self._settings)
 
     def run(self) -> None:
         """Run the sink until the end of all runs, again after each failure."""
@@ -245,6 +245,11 @@ def run_of(
     report: Callable[[Mapping[str, Any]], None] | None = None,
     standby: bool = False,
 ) -> PipelineRun | SinkRuns:
-    """Return the run of a pipeline with one sink or with several."""
+    """Return the run of a pipeline with one sink or with several. Raises OptionInvalid if it has shards."""
+    if settings.shards > 1 and settings.shard is None:
+        raise OptionInvalid(
+            f"the pipeline {settings.name} has {settings.shards} shards, each of which needs a process",
+            hint=f"Run: penstock run --local {settings.path or 'FILE'}; or leave shards out",
+        )
     kind = PipelineRun if len(settings.sinks) == 1 else SinkRuns
     return kind(settings, driver, until_caught_up=until_caught_up, stop=stop, report=report, standby=standby)

@@ -63,9 +63,9 @@ class SourceLog:
         self._log = kind(self._settings, TRIES_WHILE_WAITING)
         self._tracked: TrackedSchemas | None = None
         self._is_tracking = True
-        # Each sink holds the log by itself, so the daemon keeps it from the smallest position of all sinks.
-        sink = settings.sink.name
-        self._reader = ("pipeline", settings.name, source.name, *([sink] if sink else []))
+        # Each sink and shard holds the log by itself, so the daemon keeps it from their smallest position.
+        part = (str(name) for name in (settings.sink.name, settings.shard) if name)
+        self._reader = ("pipeline", settings.name, source.name, *part)
         self._hold_at = 0.0
         # The end of the log at the last planning, and the wait for a later end; any thread may use them.
         self._head: Offset | None = None

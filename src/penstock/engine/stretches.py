@@ -2,6 +2,7 @@
 """How far the next batch goes in the log of each source."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import structlog
 
@@ -28,9 +29,17 @@ class Stretches:
         self._loading: Loading | None = None
         self._targets: dict[str, Offset] | None = None
 
-    def open(self, logs: Mapping[str, SourceLog], loading: Loading) -> None:
-        """Use the logs and the loads of an attempt of the run."""
+    def open(
+        self,
+        logs: Mapping[str, SourceLog],
+        loading: Loading,
+        barrier: Mapping[str, Mapping[str, Any]] | None = None,
+    ) -> None:
+        """Use the logs and the loads of an attempt of the run. With `until_caught_up` it ends at the barrier
+        of its shards, if one is set: then no table is loading."""
         self._logs, self._loading = logs, loading
+        if barrier is not None and self._until_caught_up:
+            self._targets = {name: Offset.from_json(offset) for name, offset in barrier.items()}
 
     def next(self, checkpoint: Checkpoint, name: str) -> tuple[Offset, Offset, list[RangeWork]] | None:
         """Return the begin, the end and the ranges of a source's next stretch, None if nothing is new.

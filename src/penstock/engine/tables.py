@@ -51,6 +51,7 @@ from penstock.pipeline.ghosts import PipelinePatterns
 from penstock.pipeline.load.targets import targets_of
 from penstock.pipeline.pattern_check import pattern_findings, refuse_fatal, tables_on_servers
 from penstock.pipeline.settings import PipelineSettings, PipelineSource
+from penstock.pipeline.shards import whole_patterns
 from penstock.pipeline.state import PipelineState, split_key, table_key
 from penstock.pipeline.step import Step, could_be_named, named_by_rows, target_through
 from penstock.pipeline.table_changes import (
@@ -125,6 +126,12 @@ class PipelineTables:
             known: dict[str, list[Target]] = {}
             for key, table in self._tables.items():
                 known.setdefault(split_key(key)[0], []).append(table.current)
+            if self._settings.shard is not None:
+                # A pattern may be for tables of other shards alone.
+                for source in self._settings.sources:
+                    if source.server is not None:
+                        on_server = targets_of(source.server, whole_patterns(source.tables))
+                        known.setdefault(source.name, []).extend(on_server)
             refuse_fatal(pattern_findings(self._settings, tables_on_servers(self._settings), known))
         self._prepare()
 

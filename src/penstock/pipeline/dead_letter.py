@@ -234,7 +234,12 @@ def _request_reread(settings: PipelineSettings, letter: DeadLetter, changes: Cha
         between=" OR ",
         bytes_max=_CONDITION_BYTES_MAX,
     )
-    state = PipelineState.open(settings.state, settings.name, settings.sink.name)
+    owner = next(
+        part
+        for part in settings.each_shard()
+        if part.source(letter.instance).tables.matches(letter.table.database, letter.table.table)
+    )
+    state = PipelineState.of(owner)
     try:
         for number, (_, condition) in enumerate(pieces):
             state.request_resnapshot(

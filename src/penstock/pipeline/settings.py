@@ -39,6 +39,7 @@ from penstock.pipeline.settings_sections import (
     SourceSection,
     validate_name,
 )
+from penstock.pipeline.shards import Shard, ShardTables
 from penstock.pipeline.sink_places import may_share_target
 from penstock.pipeline.step import Step
 from penstock.settings.file import (
@@ -140,6 +141,7 @@ class PipelineSettings:
       `batch`         bytes, rows, interval (seconds), parts, range_bytes
       `schema_changes` an `Evolution`; `apply` "parallel" or "serial"
       `on_cascade`    "refuse", "reread" or "ignore"
+      `shards`        how many processes share the tables; `shard` is the one that these settings are for
       `errors`        table ("stop", "skip_table"), rows ("stop", "skip", "dead_letter"), retry_for (seconds)
       `dead_letter`   a folder's absolute path, or a URL of an Arrow file system
       `loops`         server_ids, gtid_tags, mark_table
@@ -158,6 +160,8 @@ class PipelineSettings:
     schema_changes: Evolution = Evolution.EVOLVE
     apply: Literal["parallel", "serial"] = "parallel"
     on_cascade: Literal["refuse", "reread", "ignore"] = "refuse"
+    shards: int = 1
+    shard: Shard | None = None
     errors: ErrorSettings = field(default_factory=ErrorSettings)
     loops: LoopSettings = field(default_factory=LoopSettings)
     spark: Mapping[str, str] = field(default_factory=dict)
@@ -204,6 +208,32 @@ class PipelineSettings:
                 for source in self.sources
             ),
             dead_letter=f"{self.dead_letter}/{sink.name}",
+        )
+
+    def each_shard(self) -> list[Self]:
+        """Return the settings of each shard, which are these if the pipeline has only one."""
+        if self.shards == 1 or self.shard is not None:
+            return [self]
+        return [self.of_shard(shard) for shard in Shard.all_of(self.shards)]
+
+    def of_shard(self, shard: Shard) -> Self:
+        """Return the settings of a shard: its tables, and its part of what is limited for each server."""
+        if shard.count == 1:
+            return replace(self, shards=1)
+        tables = ShardTables(shard, [step.settings for step in self.steps])
+        limits = {
+            name: max(1, limit // shard.count)
+            for name in ("rate", "parallel")
+            if (limit := getattr(self.load, name)) is not None
+        }
+        return replace(
+            self,
+            shards=shard.count,
+            shard=shard,
+            sources=tuple(
+                replace(source, tables=NarrowedPatterns(source.tables, tables)) for source in self.sources
+            ),
+            load=self.load.model_copy(update=limits),
         )
 
     def make_sink(self) -> Sink:
@@ -293,6 +323,7 @@ class _Reading:
             schema_changes=section.schema_changes,
             apply=section.apply,
             on_cascade=section.on_cascade,
+            shards=section.shards,
             errors=section.errors,
             loops=section.loops,
             spark=section.spark,

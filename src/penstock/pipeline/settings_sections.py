@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
-from penstock.limits import MIB, RANGE_BYTES_DEFAULT
+from penstock.limits import MIB, RANGE_BYTES_DEFAULT, SHARDS_MAX
 from penstock.model import SSL_MODES, Secret, ServerAddress, TablePatterns, Tls, is_server_url
 from penstock.settings.values import (
     Bytes,
@@ -329,6 +329,13 @@ class PipelineSection(Section):
         description="foreign keys whose actions the source does not log (such as ON DELETE CASCADE):"
         " refuse: do not start; reread: read child tables again after parent rows are deleted"
         " or change keys; ignore: keep child rows as they were logged",
+    )
+    shards: int = Field(
+        default=1,
+        ge=1,
+        le=SHARDS_MAX,
+        description="processes that share the tables, with --local: each target belongs to one of them, which"
+        " has a position of its own",
     )
     errors: ErrorSettings = Field(default_factory=ErrorSettings)
     dead_letter: str | None = Field(

@@ -15,10 +15,11 @@ def smallest_offsets(checkpoints: Iterable[Checkpoint]) -> dict[str, Mapping[str
     for checkpoint in checkpoints:
         for source, offset in checkpoint.offsets.items():
             known = smallest.get(source)
-            if known is None or _place_of(offset) < _place_of(known):
+            if known is None or place_of_offset(offset) < place_of_offset(known):
                 smallest[source] = offset
     return smallest
 
 
-def _place_of(offset: Mapping[str, Any]) -> tuple[int, int, int]:
+def place_of_offset(offset: Mapping[str, Any]) -> tuple[int, int, int]:
+    """Return what orders the offsets of a source."""
     return place_of(Offset.from_json(offset).position)

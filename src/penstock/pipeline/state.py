@@ -11,6 +11,7 @@
                    /pause      exists while the pipeline is paused
                    /progress   the status that the runner publishes
                    /sinks/SINK the same records, except `pause`, for each sink of a pipeline with `sinks`
+                   /shards/1-of-4 the same for each shard of a pipeline with `shards`: see `shard_records`
 
 A batch is recorded before it runs. After the sink has committed it, a single write of the checkpoint marks it
 done. A runner that dies at any moment therefore leaves either a batch to run again or a batch that is done.
@@ -45,18 +46,21 @@ from penstock.coordinate.store import (
 )
 from penstock.errors import CoordinationLost, LeaseLost, OptionInvalid, PositionInvalid, VersionConflict
 from penstock.model import TableName
-from penstock.pipeline.paged_records import PagedRecords
 from penstock.pipeline.record import BatchRecord
 from penstock.pipeline.resnapshot import HINT_STATE, Resnapshot
+from penstock.pipeline.resnapshot_requests import ResnapshotRequests
+from penstock.pipeline.settings import PipelineSettings
+from penstock.pipeline.shard_records import ShardRecords
+from penstock.pipeline.shards import Shard
 
 _TOP = "pipelines"
 _SINKS = "sinks"
+_SHARDS = "shards"
 # How long the lease of a dead runner keeps others out.
 _LEASE_SECONDS = 10.0
-_ENDED_REQUESTS_KEPT = 100
-# The records that belong to the pipeline and to none of its sinks.
-_OF_PIPELINE = ("lease", "pause", _SINKS)
-_OUTLIVES_RESET = ("lease", "pause", "reset", _SINKS)
+# The records that belong to the whole pipeline, to none of its sinks or shards.
+_OF_PIPELINE = ("lease", "pause", _SINKS, _SHARDS)
+_OUTLIVES_RESET = (*_OF_PIPELINE, "reset")
 
 _log = structlog.get_logger(__name__)
 
@@ -172,26 +176,28 @@ class Checkpoint:
             return cls(**fields)
 
 
-class PipelineState(PagedRecords):
-    """The state of one pipeline, or of one of its sinks. Its runner holds the lease; other processes read,
+class PipelineState(ResnapshotRequests):
+    """The state of a pipeline, or of one of its sinks or shards. Its runner holds the lease; others read,
     request and pause.
 
-    Every method raises CoordinationLost if the store does not answer. Writes of the runner raise LeaseLost if
-    another process has taken over.
+    Raises CoordinationLost if the store does not answer. Writes raise LeaseLost if another process took over.
     """
 
-    def __init__(self, store: CoordinationStore, name: str, sink: str = "") -> None:
-        super().__init__(store, path_of(_TOP, name, *((_SINKS, sink) if sink else ())))
+    def __init__(
+        self, store: CoordinationStore, name: str, sink: str = "", shard: Shard | None = None
+    ) -> None:
+        whole = path_of(_TOP, name, *((_SINKS, sink) if sink else ()))
+        super().__init__(store, whole if shard is None else whole + path_of(_SHARDS, str(shard)))
         self.name = name
         self.sink = sink
-        # All sinks pause together.
+        self.shard = shard
+        self.shards = ShardRecords(store, whole + path_of(_SHARDS))
+        # All sinks and shards pause together.
         self._pause = path_of(_TOP, name, "pause")
         self._version = ABSENT
         self._batch_version: int | None = ABSENT
         self._session: Session | None = None
         self._lease: Lease | None = None
-        # Finished requests by number. They no longer change.
-        self._ended: dict[str, Resnapshot] = {}
         # Whether another process is known to have taken over.
         self.lost = False
 
@@ -201,14 +207,29 @@ class PipelineState(PagedRecords):
         return cls(open_store(url), name, sink)
 
     @classmethod
+    def of(cls, settings: PipelineSettings) -> Self:
+        """Open the state of one sink and shard. Raises OptionInvalid, CoordinationLost."""
+        return cls(open_store(settings.state), settings.name, settings.sink.name, settings.shard)
+
+    @classmethod
     def names(cls, store: CoordinationStore) -> list[str]:
         """Return the pipelines that a store knows, sorted."""
         return sorted(decoded_name(name) for name in store.list(path_of(_TOP)))
 
     @property
     def shown_name(self) -> str:
-        """The pipeline's name, with the sink's name if it has one."""
-        return f"{self.name}/{self.sink}" if self.sink else self.name
+        """The pipeline's name, with those of its sink and its shard if it has them."""
+        return f"{self.name}/{self.part}" if self.part else self.name
+
+    @property
+    def part(self) -> str:
+        """The names of the sink and the shard, "" if the pipeline has one of each."""
+        return "/".join(map(str, filter(None, (self.sink, self.shard))))
+
+    def parts(self) -> list[Self]:
+        """Return the states for which progress is recorded: of each sink and shard, or this one."""
+        sinks = [type(self)(self.store, self.name, sink) for sink in self.sinks() or [""]]
+        return [shard for sink in sinks for shard in sink.shard_states()]
 
     def sinks(self) -> list[str]:
         """Return the sinks of the pipeline that have a state of their own, sorted."""
@@ -216,6 +237,11 @@ class PipelineState(PagedRecords):
 
     def close(self) -> None:
         """Release the lease and close the store."""
+        self.release()
+        self.store.close()
+
+    def release(self) -> None:
+        """Release the lease, if this process has it."""
         if self._lease is not None and not self._lease.lost:
             try:
                 self._lease.release()
@@ -224,7 +250,6 @@ class PipelineState(PagedRecords):
         if self._session is not None:
             self._session.close()
         self._lease = self._session = None
-        self.store.close()
 
     # --- The runner -------------------------------------------------------------------------
 
@@ -243,9 +268,29 @@ class PipelineState(PagedRecords):
 
         `token_before` is the token of this process's last lease. Raises LeaseLost if another process runs the
         pipeline, or ran or reset it since that lease, and OptionInvalid if the progress was recorded with
-        `sink` and the pipeline has `sinks` now, or the other way round.
+        `sink` and the pipeline has `sinks` now, or the other way round, or with another number of shards.
         """
         self._refuse_other_sinks()
+        lease = self.hold()
+        self._refuse_other_shards()
+        record = self.store.get(self._at("standing"))
+        if record is None:
+            # Finish a reset that was interrupted.
+            self._clear()
+        checkpoint = Checkpoint.decode(record.value) if record is not None else self._new_checkpoint()
+        if token_before not in (None, checkpoint.token):
+            lease.release()
+            raise self._taken_over()
+        self._version = ABSENT if record is None else record.version
+        batch = self.store.get(self._at("batch"))
+        self._batch_version = ABSENT if batch is None else batch.version
+        # After this write the previous holder can no longer write.
+        written = self.write(replace(checkpoint, token=lease.token))
+        self.drop_large("reset")
+        return written
+
+    def hold(self) -> Lease:
+        """Acquire the lease and nothing else. Raises LeaseLost if another process has it."""
         if self._session is None or not self._session.alive:
             self._session = self.store.session(_LEASE_SECONDS)
         holder = f"{socket.gethostname()}:{os.getpid()}"
@@ -257,21 +302,7 @@ class PipelineState(PagedRecords):
                 hint=f"penstock pipelines show {self.name}; a runner that died lets go after"
                 f" {_LEASE_SECONDS:.0f} seconds",
             )
-        record = self.store.get(self._at("standing"))
-        if record is None:
-            # Finish a reset that was interrupted.
-            self._clear()
-        checkpoint = Checkpoint.decode(record.value) if record is not None else self._new_checkpoint()
-        if token_before not in (None, checkpoint.token):
-            self._lease.release()
-            raise self._taken_over()
-        self._version = ABSENT if record is None else record.version
-        batch = self.store.get(self._at("batch"))
-        self._batch_version = ABSENT if batch is None else batch.version
-        # After this write the previous holder can no longer write.
-        written = self.write(replace(checkpoint, token=self._lease.token))
-        self.drop_large("reset")
-        return written
+        return self._lease
 
     def _refuse_other_sinks(self) -> None:
         if self.sink and self.store.get(path_of(_TOP, self.name, "standing")) is not None:
@@ -292,31 +323,13 @@ class PipelineState(PagedRecords):
                 " the progress of all sinks",
             )
 
-    def adopt(self, sink: str) -> None:
-        """Give the progress that was recorded with `sink` to one of `sinks`.
-
-        An interrupted call can be repeated. Raises LeaseLost while the pipeline runs, OptionInvalid if there
-        is nothing to give, or if the sink has progress of its own.
-        """
-        checkpoint, adopted = self.checkpoint(), PipelineState(self.store, self.name, sink)
-        if checkpoint is None:
+    def _refuse_other_shards(self) -> None:
+        own = 1 if self.shard is None else self.shard.count
+        if (recorded := self.shards.count()) != own:
             raise OptionInvalid(
-                f"the pipeline {self.name} has no progress that was recorded with `sink`",
-                hint=f"penstock pipelines show FILE lists its sinks: {', '.join(self.sinks()) or 'none'}",
+                f"the pipeline {self.name} has progress of {recorded} shards, not of {own}",
+                hint="penstock run --local FILE hands it over to the shards that the file names",
             )
-        known = adopted.checkpoint()
-        if known is not None and known.generation != checkpoint.generation:
-            raise OptionInvalid(
-                f"the sink {sink} of the pipeline {self.name} has progress of its own",
-                hint=f"penstock pipelines reset FILE --sink {sink} --yes forgets it",
-            )
-        self._refuse_while_run()
-        names = [name for name in map(decoded_name, self.store.list(self._path)) if name not in _OF_PIPELINE]
-        # The checkpoint is copied last and deleted first, so a crash leaves one that is complete.
-        for name in sorted(names, key=lambda name: name == "standing"):
-            self._copy_below(self._at(name), adopted._at(name))
-        for name in sorted(names, key=lambda name: name != "standing"):
-            self._delete_below(self._at(name))
 
     def _new_checkpoint(self) -> Checkpoint:
         return Checkpoint.new(self.get_large("reset"))
@@ -488,39 +501,31 @@ class PipelineState(PagedRecords):
                 raise
         return request_number
 
-    def requests(self) -> list[Resnapshot]:
-        """Return the open requests and the last hundred finished ones, by number."""
-        numbers = [decoded_name(name) for name in self.store.list(self._at("requests"))]
-        self._ended = {number: request for number, request in self._ended.items() if number in numbers}
-        requests = []
-        for number in numbers:
-            request = self._ended.get(number) or self.request(number)
-            if request is None:
-                continue
-            if request.ended_us:
-                self._ended[number] = request
-            requests.append(request)
-        return requests
+    # --- Handing over -----------------------------------------------------------------------
 
-    def request(self, number: str) -> Resnapshot | None:
-        """Return a request by its number, None if there is none."""
-        record = self.store.get(self._at("requests", number))
-        return None if record is None else Resnapshot.decode(record.value)
+    def shard_states(self) -> list[Self]:
+        """Return the states for which the progress is recorded: of each shard, or this one."""
+        count = self.shards.count()
+        if count == 1 or self.shard is not None:
+            return [self]
+        return [type(self)(self.store, self.name, self.sink, shard) for shard in Shard.all_of(count)]
 
-    def note_request(self, request: Resnapshot, state: str, what: str = "") -> None:
-        """Record the state of a request: running, done or failed, and why.
+    def write_first(self, checkpoint: Checkpoint) -> None:
+        """Write the progress of a state that no process may take yet."""
+        self.store.put(self._at("standing"), checkpoint.encode())
 
-        The oldest finished requests are deleted.
-        """
-        ended = time.time_ns() // 1000 if state in ("done", "failed") else 0
-        updated = replace(request, state=state, what=what, ended_us=ended)
-        self.store.put(self._at("requests", request.number), updated.encode())
-        if ended:
-            known = [ended_request for ended_request in self.requests() if ended_request.ended_us]
-            for old in sorted(known, key=lambda ended_request: ended_request.ended_us)[
-                :-_ENDED_REQUESTS_KEPT
-            ]:
-                self.store.delete(self._at("requests", old.number))
+    def copy_to(self, other: Self) -> None:
+        """Copy every record of this progress. The checkpoint is last, so a crash leaves no other complete."""
+        for name in sorted(self._own_names(), key=lambda name: name == "standing"):
+            self._copy_below(self._at(name), other._at(name))
+
+    def forget(self) -> None:
+        """Delete every record of this progress, first the checkpoint."""
+        for name in sorted(self._own_names(), key=lambda name: name != "standing"):
+            self._delete_below(self._at(name))
+
+    def _own_names(self) -> list[str]:
+        return [name for name in map(decoded_name, self.store.list(self._path)) if name not in _OF_PIPELINE]
 
     # --- Pause, progress, reset -------------------------------------------------------------
 
@@ -565,7 +570,7 @@ class PipelineState(PagedRecords):
 
         Raises LeaseLost while the pipeline runs.
         """
-        self._refuse_while_run()
+        self.refuse_while_run()
         checkpoint = self.checkpoint()
         if checkpoint is not None:
             # A source that has not started since the last reset keeps its offset from before that reset.
@@ -573,7 +578,8 @@ class PipelineState(PagedRecords):
             self.store.delete(self._at("standing"))
         self._clear()
 
-    def _refuse_while_run(self) -> None:
+    def refuse_while_run(self) -> None:
+        """Raise LeaseLost if a process runs the pipeline."""
         if (runner := self.runner()) is not None:
             raise LeaseLost(
                 f"the pipeline {self.shown_name} is run by {runner.name}",

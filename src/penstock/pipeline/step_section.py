@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 
 from penstock.changes import Target
 from penstock.errors import OptionInvalid
-from penstock.model import TablePatterns
+from penstock.model import TableName, TablePatterns
 from penstock.settings.values import Section, TablePatternTexts
 
 # What to do with rows that a step rejects. None means the pipeline's `errors.rows`.
@@ -35,7 +35,20 @@ class StepSection(Section):
 
     def applies_to(self, target: Target) -> bool:
         """Return whether the step applies to a table."""
-        return self._patterns.matches(target.name.database, target.name.table)
+        return self.selects(target.name)
+
+    def selects(self, name: TableName) -> bool:
+        """Return whether the step applies to a table of that name."""
+        return self._patterns.matches(name.database, name.table)
+
+    def target_name(self, name: TableName) -> TableName:
+        """Return the name that a table has after the step."""
+        return name
+
+    @property
+    def is_named_by_rows(self) -> bool:
+        """Whether the name after the step may depend on values of rows."""
+        return False
 
     @cached_property
     def _patterns(self) -> TablePatterns:

@@ -9,16 +9,15 @@ from penstock.pipeline.state import Checkpoint, PipelineState
 
 
 def summarize_pipeline(state: PipelineState) -> dict[str, Any]:
-    """Return the status of a pipeline; with several sinks the status of each, and where the first one is.
+    """Return the status of a pipeline; with several sinks or shards the status of each, in `sinks` or
+    `shards`, and where the first one is.
 
-    A source has to keep its log from the smallest position of all sinks. A sink without rows to write
+    A source has to keep its log from the smallest position of all of them. One without rows to write
     advances like the others.
     """
-    names = state.sinks()
-    if not names:
+    states = state.parts()
+    if not states[0].part:
         return _summarize(state)
-    states = [PipelineState(state.store, state.name, name) for name in names]
-    sinks = {sink_state.sink: _summarize(sink_state) for sink_state in states}
     checkpoints = [checkpoint for each in states if (checkpoint := each.checkpoint()) is not None]
     return {
         "pipeline": state.name,
@@ -26,8 +25,14 @@ def summarize_pipeline(state: PipelineState) -> dict[str, Any]:
             name: f"{offset['file']}:{offset['offset']}"
             for name, offset in smallest_offsets(checkpoints).items()
         },
-        "sinks": sinks,
+        ("sinks" if states[0].shard is None else "shards"): {each.part: _summarize(each) for each in states},
     }
+
+
+def summaries_by_part(summary: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """Return the status of each sink or shard by its name, which is "" for a pipeline with one of each."""
+    parts: dict[str, dict[str, Any]] = summary.get("sinks") or summary.get("shards") or {"": summary}
+    return parts
 
 
 def _summarize(state: PipelineState) -> dict[str, Any]:
@@ -36,6 +41,7 @@ def _summarize(state: PipelineState) -> dict[str, Any]:
     summary: dict[str, Any] = {
         "pipeline": state.name,
         **({"sink": state.sink} if state.sink else {}),
+        **({"shard": str(state.shard)} if state.shard else {}),
         "state": state_name,
         "why": state.pause_message() or _error_of(state_name, shown),
         "runner": runner.name if runner is not None else None,

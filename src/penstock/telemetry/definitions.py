@@ -260,7 +260,7 @@ _PUMP = (
     ),
 )
 
-_SINK = ("pipeline", "sink")
+_SINK = ("pipeline", "sink", "shard")
 _PIPELINE = (
     _gauge(
         "pipeline_state",

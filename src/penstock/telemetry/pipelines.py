@@ -58,7 +58,7 @@ class _SinkMeter:
 
 
 class PipelineMeter:
-    """Counts what the reports of a pipeline's run say, for each of its sinks. Thread-safe.
+    """Counts what the reports of a pipeline's run say, for each of its sinks and shards. Thread-safe.
 
     `clock` returns the seconds since 1970.
     """
@@ -66,12 +66,12 @@ class PipelineMeter:
     def __init__(self, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._sinks: dict[tuple[str, str], _SinkMeter] = {}
+        self._sinks: dict[tuple[str, str, str], _SinkMeter] = {}
 
     def observe(self, report: Mapping[str, Any]) -> None:
         """Count a report of a run."""
         with self._lock:
-            key = (str(report["pipeline"]), str(report.get("sink", "")))
+            key = (str(report["pipeline"]), str(report.get("sink", "")), str(report.get("shard", "")))
             meter, now = self._sinks.setdefault(key, _SinkMeter()), self._clock()
             state = _STATES[report["state"]]
             meter.batch_begun = None
@@ -97,10 +97,10 @@ class PipelineMeter:
         return not states or any(state != "failed" for state in states)
 
     def read(self, readings: Readings) -> None:
-        """Add the metrics of every sink."""
+        """Add the metrics of every sink and shard."""
         with self._lock:
-            for (pipeline, sink), meter in self._sinks.items():
-                _read_sink(readings, meter, self._clock(), pipeline=pipeline, sink=sink)
+            for (pipeline, sink, shard), meter in self._sinks.items():
+                _read_sink(readings, meter, self._clock(), pipeline=pipeline, sink=sink, shard=shard)
 
 
 def _count_long_batch(meter: _SinkMeter, begun: float) -> None:

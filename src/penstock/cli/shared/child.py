@@ -14,6 +14,11 @@ import sys
 _PR_SET_PDEATHSIG = 1
 
 
+def child_command() -> list[str]:
+    """Return the words before the verb of a child of this process."""
+    return [sys.executable, "-m", __spec__.name, str(os.getpid())]
+
+
 def main() -> None:
     """Run the command line after the process id of the parent."""
     parent = int(sys.argv.pop(1))

@@ -100,6 +100,14 @@ class Settings(StepSection):
             raise ValueError(f"shard_column: {self.shard_column} is taken")
         return self
 
+    def target_name(self, name: TableName) -> TableName:
+        return RouteStep(self).target_name(name)
+
+    @property
+    def is_named_by_rows(self) -> bool:
+        pieces = [piece for half in _halves(self.to) for piece in _pieces(half) if piece.is_name]
+        return not all(piece.text in ("database", "table") or piece.text.isdecimal() for piece in pieces)
+
 
 def make(settings: Settings) -> Step:
     """Create the step."""
@@ -120,10 +128,15 @@ class RouteStep(Step):
     def target(self, target: Target) -> Target | None:
         if not self.settings.applies_to(target):
             return target
-        known = self._placeholders(target.name)
-        name = TableName(self._fill_in(self._database, known), self._fill_in(self._table, known))
-        self._row_names(target, known, [*self._database, *self._table])
-        return self._with_shard(replace(target, name=name))
+        self._row_names(target, self._placeholders(target.name), [*self._database, *self._table])
+        return self._with_shard(replace(target, name=self.target_name(target.name)))
+
+    def target_name(self, name: TableName) -> TableName:
+        """Return the target's name, with the placeholders that depend on rows left in braces."""
+        if not self.settings.selects(name):
+            return name
+        known = self._placeholders(name)
+        return TableName(self._fill_in(self._database, known), self._fill_in(self._table, known))
 
     def named_by_rows(self, target: Target) -> bool:
         return self.settings.applies_to(target) and bool(

@@ -34,7 +34,8 @@ def compared_tables(
     """Return the selected tables, by the name of the target's table or of a source table.
 
     Source tables that the pipeline continues without, or has not completely loaded, are left out. Raises
-    OptionInvalid if a step cannot be compared or a column is unknown, SourceMissing if no table matches.
+    OptionInvalid if a step cannot be compared or a column is unknown, SourceMissing if no table matches: a
+    shard may have none.
     """
     refuse_incomparable_steps(settings)
     known = _KnownTables.of(state)
@@ -59,11 +60,8 @@ def compared_tables(
     finally:
         for step in chain:
             step.close()
-    if not selected:
-        raise SourceMissing(
-            "the pipeline has no such table",
-            hint="penstock pipelines show NAME tells its tables and how far they are loaded",
-        )
+    if not selected and settings.shard is None:
+        raise no_such_table()
     return [
         ComparedTable(
             merge.target,
@@ -78,6 +76,14 @@ def compared_tables(
         for name, merge in sorted(merges.items())
         if name in selected
     ]
+
+
+def no_such_table() -> SourceMissing:
+    """Return the error for patterns that match no table of a pipeline."""
+    return SourceMissing(
+        "the pipeline has no such table",
+        hint="penstock pipelines show NAME tells its tables and how far they are loaded",
+    )
 
 
 @dataclass

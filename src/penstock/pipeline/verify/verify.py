@@ -13,7 +13,7 @@ from penstock.pipeline.state import PipelineState
 from penstock.pipeline.verify.comparison import Comparison, Spreading, TableResult, in_this_process
 from penstock.pipeline.verify.differences import Kind
 from penstock.pipeline.verify.repair import repair, repairable, rows_condition
-from penstock.pipeline.verify.selection import compared_tables, shares_of
+from penstock.pipeline.verify.selection import compared_tables, no_such_table, shares_of
 from penstock.sinks.sink import keeps_tables
 
 # The approximate number of rows per share.
@@ -50,6 +50,27 @@ class Verification:
         return all(result.whole for result in self.results)
 
 
+def verify_shards(
+    shards: Sequence[PipelineSettings], tables: Sequence[str] = (), **options: Any
+) -> Verification:
+    """Compare the tables of all shards of a pipeline, each at its own position. Raises as `verify` does.
+
+    With several shards, the offsets are by the names of the shard and the source.
+    """
+    joined = Verification([], {}, running=False)
+    for settings in shards:
+        verification = verify(settings, tables, **options)
+        of_shard = f"{settings.shard} " if settings.shard is not None else ""
+        joined.results += verification.results
+        joined.offsets |= {f"{of_shard}{name}": offset for name, offset in verification.offsets.items()}
+        joined.running |= verification.running
+        joined.repaired += verification.repaired
+        joined.requests += verification.requests
+    if not joined.results:
+        raise no_such_table()
+    return joined
+
+
 def verify(
     settings: PipelineSettings,
     tables: Sequence[str] = (),
@@ -72,7 +93,7 @@ def verify(
             f"a {settings.sink.kind} sink keeps no table that can be compared",
             hint="Compare a pipeline whose sink mirrors tables",
         )
-    state = PipelineState.open(settings.state, settings.name, settings.sink.name)
+    state = PipelineState.of(settings)
     try:
         checkpoint = state.checkpoint()
         if checkpoint is None or not checkpoint.offsets:
