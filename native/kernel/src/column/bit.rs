@@ -2,10 +2,19 @@
 
 use arrow_schema::DataType;
 
+use super::parsed::Parsed;
 use super::store::{Appended, Store};
 use super::{base64, integer};
 use crate::cursor::Cursor;
 use crate::error::{value_malformed, Result};
+
+/// Returns the bits of a declared BIT.
+pub(super) fn declared(parsed: &Parsed<'_>) -> Result<u8> {
+    match parsed.small(0, 1, 64)? {
+        0 => Err(parsed.invalid("no bits")),
+        bits => Ok(bits),
+    }
+}
 
 /// An unsigned 64-bit number does not fit into Spark's widest integer, which is signed.
 pub(super) fn arrow_type(bits: u8) -> DataType {

@@ -8,12 +8,16 @@ use arrow_schema::DataType;
 
 use super::base64;
 use super::integer::write_digits;
+use super::parsed::Parsed;
 use super::store::{Appended, Store};
 use crate::cursor::Cursor;
 use crate::error::{value_malformed, Error, ErrorKind, Result};
 
 /// Maximum digits of Arrow's (and Spark's) widest decimal.
 const ARROW_DIGITS_MAX: u8 = 38;
+
+/// Digits of a DECIMAL that is declared without them.
+const DIGITS_DEFAULT: u8 = 10;
 
 /// Maximum digits on the server.
 const DIGITS_MAX: usize = 65;
@@ -39,6 +43,19 @@ pub struct Decimal<'a> {
     bytes: &'a [u8],
     precision: u8,
     scale: u8,
+}
+
+/// Returns precision and scale of a declared DECIMAL.
+pub(super) fn declared(parsed: &Parsed<'_>) -> Result<(u8, u8)> {
+    let precision = match parsed.small(0, DIGITS_DEFAULT.into(), 65)? {
+        0 => DIGITS_DEFAULT,
+        digits => digits,
+    };
+    let scale = parsed.small(1, 0, 38)?;
+    match scale <= precision {
+        true => Ok((precision, scale)),
+        false => Err(parsed.invalid("more digits behind the point than in all")),
+    }
 }
 
 pub(super) fn arrow_type(precision: u8, scale: u8) -> DataType {

@@ -1,6 +1,7 @@
 //! FLOAT and DOUBLE: IEEE 754, little-endian, written as by the server's `my_gcvt`.
 
 use super::integer::{write_digits, write_signed};
+use super::parsed::Parsed;
 use crate::cursor::Cursor;
 use crate::error::Result;
 
@@ -10,6 +11,11 @@ const PLAIN_DIGITS_MAX: i32 = 15;
 
 /// Digits of a FLOAT that the server shows (`FLT_DIG`).
 const SINGLE_DIGITS: usize = 6;
+
+/// Whether a declared FLOAT is a DOUBLE: FLOAT(p) for more than 24 bits, FLOAT(m,d) never.
+pub(super) fn declared_double(parsed: &Parsed<'_>) -> bool {
+    matches!(parsed.numbers(), [bits] if *bits > 24)
+}
 
 #[inline]
 pub(super) fn read_single(cursor: &mut Cursor<'_>) -> Result<f32> {

@@ -1,6 +1,7 @@
 //! The fraction of a second that TIME, DATETIME and TIMESTAMP share: zero to three big-endian bytes.
 
 use super::integer::write_digits;
+use super::parsed::Parsed;
 use crate::cursor::Cursor;
 use crate::error::{value_malformed, Result};
 
@@ -8,6 +9,11 @@ use crate::error::{value_malformed, Result};
 const UNITS: [u32; 7] = [1_000_000, 100_000, 10_000, 1_000, 100, 10, 1];
 
 pub(super) const MICROS: u32 = 1_000_000;
+
+/// Returns the digits of a declared type.
+pub(super) fn declared(parsed: &Parsed<'_>) -> Result<u8> {
+    parsed.small(0, 0, 6)
+}
 
 /// Returns the bytes of a fraction with `fsp` digits: two digits per byte.
 #[inline(always)]

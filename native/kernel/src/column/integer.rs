@@ -2,9 +2,15 @@
 
 use arrow_schema::DataType;
 
+use super::parsed::Parsed;
 use super::store::{Appended, Store};
 use crate::cursor::Cursor;
 use crate::error::{Error, ErrorKind, Result};
+
+/// Whether a declared integer is unsigned.
+pub(super) fn declared_unsigned(parsed: &Parsed<'_>) -> bool {
+    parsed.has("unsigned") || parsed.has("zerofill")
+}
 
 /// Unsigned types use the next wider signed type, since Spark has no unsigned integers.
 pub(super) fn arrow_type(bytes: u8, unsigned: bool) -> DataType {

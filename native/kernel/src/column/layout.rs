@@ -41,3 +41,17 @@ fn large_name(prefix: u8) -> &'static str {
         _ => "",
     }
 }
+
+/// Returns the bytes of a length, by the name of a type of the TEXT or BLOB family.
+pub(super) fn large_prefix(name: &str) -> u8 {
+    (1..=4).find(|prefix| *prefix != 2 && name.starts_with(large_name(*prefix))).unwrap_or(2)
+}
+
+/// Returns the prefix of a string column of at most `bytes` bytes.
+pub(super) fn prefix_of(bytes: u16) -> u8 {
+    if bytes > 255 {
+        2
+    } else {
+        1
+    }
+}

@@ -33,6 +33,7 @@ mod kind;
 mod layout;
 mod members;
 mod noted;
+mod parsed;
 pub(crate) mod quoted;
 mod sent;
 pub(crate) mod set;

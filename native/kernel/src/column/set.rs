@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::parsed::Parsed;
 use super::quoted;
 use super::store::{Appended, Runs};
 use crate::cursor::Cursor;
@@ -9,6 +10,12 @@ use crate::error::{value_malformed, Error, ErrorKind, Result};
 
 /// The server's limit.
 const MEMBERS_MAX: usize = 64;
+
+/// Returns the bytes of a value and the members of a declared SET.
+pub(super) fn declared(parsed: &Parsed<'_>) -> Result<(u8, Arc<[Arc<str>]>)> {
+    let bytes = width(parsed.members().len());
+    Ok((bytes, members(bytes, parsed.members().into())?))
+}
 
 /// Returns the members of a SET after checking their number against the width of a value.
 pub(super) fn members(bytes: u8, values: Arc<[Arc<str>]>) -> Result<Arc<[Arc<str>]>> {

@@ -1,10 +1,46 @@
 //! CHAR, VARCHAR and the TEXT family: a length, then characters of the column's charset.
 
+use super::layout::{large_prefix, prefix_of};
+use super::parsed::Parsed;
 use super::store::{Appended, Runs};
 use super::{hex, quoted, Form};
 use crate::charset::Charset;
 use crate::cursor::Cursor;
-use crate::error::Result;
+use crate::error::{Error, Result};
+
+/// Returns the bytes of a length and the form of a declared CHAR or BINARY.
+pub(super) fn declared_fixed(parsed: &Parsed<'_>, charset: Charset) -> Result<(u8, Form)> {
+    let bytes = declared_bytes(Some(1), charset, parsed)?;
+    Ok((prefix_of(bytes), Form::Fixed(bytes)))
+}
+
+/// Returns the bytes of a length and the form of a declared VARCHAR or VARBINARY.
+pub(super) fn declared_varying(parsed: &Parsed<'_>, charset: Charset) -> Result<(u8, Form)> {
+    // The header byte of a compressed value counts toward the column's length.
+    let header = u16::from(parsed.has("compressed"));
+    let bytes = declared_bytes(None, charset, parsed)?.checked_add(header);
+    let bytes = bytes.ok_or_else(|| too_long(parsed))?;
+    Ok((prefix_of(bytes), Form::Varying(bytes)))
+}
+
+/// Returns the bytes of a length and the form of a declared type of the TEXT or BLOB family.
+#[expect(clippy::unnecessary_wraps, reason = "like the other forms, which may fail")]
+pub(super) fn declared_large(parsed: &Parsed<'_>, _charset: Charset) -> Result<(u8, Form)> {
+    Ok((large_prefix(parsed.name()), Form::Large))
+}
+
+/// Returns the length in bytes, which row images count; types count characters.
+fn declared_bytes(characters_default: Option<u64>, charset: Charset, parsed: &Parsed<'_>) -> Result<u16> {
+    let characters = parsed.numbers().first().copied().or(characters_default);
+    let characters = characters.ok_or_else(|| parsed.invalid("no length"))?;
+    let bytes = usize::try_from(characters).ok().and_then(|count| count.checked_mul(charset.bytes_per_character_max()));
+    bytes.and_then(|bytes| u16::try_from(bytes).ok()).ok_or_else(|| too_long(parsed))
+}
+
+#[cold]
+fn too_long(parsed: &Parsed<'_>) -> Error {
+    parsed.invalid("more than 65535 bytes")
+}
 
 #[inline(always)]
 pub(super) fn read<'a>(prefix: u8, cursor: &mut Cursor<'a>) -> Result<&'a [u8]> {

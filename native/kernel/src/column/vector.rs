@@ -1,9 +1,27 @@
 //! VECTOR: little-endian 32-bit floats. MySQL stores them as a BLOB, MariaDB as a VARBINARY.
 
 use super::float;
+use super::layout::prefix_of;
+use super::parsed::Parsed;
 use super::store::{Appended, Runs};
 use crate::cursor::Cursor;
 use crate::error::{value_malformed, Error, Result};
+
+/// The servers' limit.
+const DIMENSIONS_MAX: u64 = 16_383;
+
+/// Returns the bytes of a length and the dimensions of a declared VECTOR.
+pub(super) fn declared(parsed: &Parsed<'_>, mariadb: bool) -> Result<(u8, Option<u16>)> {
+    let dimensions = match parsed.numbers() {
+        [] => None,
+        _ => u16::try_from(parsed.number(0, 0, DIMENSIONS_MAX)?).ok(),
+    };
+    match (mariadb, dimensions) {
+        (false, _) => Ok((4, dimensions)),
+        (true, Some(count)) => Ok((prefix_of(count * 4), dimensions)),
+        (true, None) => Err(parsed.invalid("a vector without its dimensions")),
+    }
+}
 
 #[inline]
 pub(super) fn read<'a>(prefix: u8, cursor: &mut Cursor<'a>) -> Result<&'a [u8]> {

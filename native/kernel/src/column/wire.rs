@@ -7,6 +7,7 @@ use std::sync::Arc;
 use crate::charset::Charset;
 use crate::error::{Error, ErrorKind, Result};
 
+use super::layout::prefix_of;
 use super::{enumeration, set, Form, Kind, Layout};
 
 /// A column as a table map describes it.
@@ -129,15 +130,6 @@ fn unknown(wire: Wire, why: &str) -> Error {
     let Wire { code, metadata } = wire;
     let message = format!("column type {code} ({}) with metadata {metadata:#06x}: {why}", code_name(code));
     Error::new(ErrorKind::EventUnknown, message)
-}
-
-/// Returns the prefix of a string column of at most `bytes` bytes.
-pub(super) fn prefix_of(bytes: u16) -> u8 {
-    if bytes > 255 {
-        2
-    } else {
-        1
-    }
 }
 
 fn string_shape(wire: Wire) -> Result<Shape> {
