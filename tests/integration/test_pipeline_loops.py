@@ -2,21 +2,24 @@
 """Two servers replicate to each other without a loop."""
 
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any
 
 import pytest
 
 from penstock.binlog import schemas_of_server
 from penstock.changes import Changes
-from penstock.model import Position, TablePatterns
+from penstock.model import Position, ServerAddress, TablePatterns
 from penstock.pipeline.loops import drop_own_changes, marked_versions
 from penstock.pipeline.settings_sections import LoopSettings
+from penstock.sinks.mysql.connection import connect
+from penstock.sinks.mysql.drainer_marks import create_drainer_marks
 from penstock.sinks.sink import Evolution, Sink, make_sink, settings_of
 from penstock.source.bounds import Bounds
 from penstock.source.reading import Selection, read_range
 from penstock.source.source import SourceOptions, open_source, shown_tables
 from tests.support.pipeline.logged_changes import targets_in, write_batch
-from tests.support.suite.fixture_types import StartServer
+from tests.support.suite.fixture_types import FreshDatabase, StartServer
 from tools.servers import Server
 
 DATABASE = "town"
@@ -32,6 +35,7 @@ MANNERS = [
     ("mysql", {"connections": 3}, {"mark_table": "penstock.positions"}),
     ("mariadb", {"server_id": SERVER_ID}, {"server_ids": (SERVER_ID,)}),
     ("mariadb", {}, {"mark_table": "penstock.positions"}),
+    ("mysql", {"drainer_channel": 7, "connections": 3}, {"drainer_channels": (7,)}),
 ]
 
 
@@ -117,3 +121,32 @@ def fill(server: Server, first: int) -> None:
     server.sql(f"DELETE FROM {DATABASE}.seats WHERE id = {first + 7}")
     server.sql(f"INSERT INTO {DATABASE}.visits VALUES ('front', {first})")
     server.sql(f"UPDATE {DATABASE}.seats SET told = 'first' WHERE id = -1")
+
+
+def test_mark_of_another_drainer_channel_is_no_own_change(
+    mysql_server: Server, fresh_database: FreshDatabase
+) -> None:
+    database = fresh_database(mysql_server)
+    mysql_server.sql("CREATE TABLE seats (id INT PRIMARY KEY)", database=database)
+    session = connect(ServerAddress.parse(mysql_server.url("root")))
+    create_drainer_marks(session)
+    session.close()
+    mysql_server.sql("INSERT INTO retl._drainer_repl_mark VALUES (0, 1, 1, ''), (0, 2, 1, '')")
+    with closing(open_source(SourceOptions.parse(mysql_server.url()))) as source:
+        begin = source.head()
+        for channel in (1, 2):
+            mysql_server.sql(
+                "BEGIN; UPDATE retl._drainer_repl_mark SET val = val + 1"
+                f" WHERE id = 0 AND channel_id = {channel} LIMIT 1;"
+                f" INSERT INTO {database}.seats VALUES ({channel}); COMMIT"
+            )
+        (byte_range,) = source.split(begin, source.head(), range_bytes=1 << 40)
+        loops = LoopSettings(drainer_channels=(2,))
+        marked = marked_versions(loops, source, byte_range, Bounds(), schemas_of_server(source))
+        chosen = Selection(shown_tables(source, TablePatterns([f"{database}.*"])))
+        kept = [
+            drop_own_changes(batch.to_arrow(), loops, marked)
+            for batch in read_range(source, byte_range, chosen, schemas_of_server(source))
+        ]
+    mysql_server.sql("DROP DATABASE retl")
+    assert [row["id"] for rows in kept for row in rows.to_pylist()] == [1]

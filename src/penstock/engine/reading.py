@@ -75,7 +75,7 @@ def range_parts(
         ends(Ends.of(source, work))
         history = plan.histories.get(number)
         known = known_schemas(options, history, source)
-        if plan.loops.mark_table is not None:
+        if plan.loops.has_marks:
             before = known_schemas(options, history, source)
             yield marked_versions(plan.loops, source, work.byte_range, work.bounds, before)
         yield from read_in_order(

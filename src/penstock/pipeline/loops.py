@@ -4,7 +4,7 @@
 If two servers replicate to each other, each pipeline reads in its source's log what the other pipeline wrote.
 Such changes are recognised by the server id under which they were logged (MariaDB), by the tag of their GTID
 (MySQL 8.3), or by a mark table: the sink's position table, which every transaction of the other pipeline
-writes.
+writes, or the table in which a TiDB-Binlog Drainer marks its transactions.
 """
 
 import re
@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 
 from penstock.model import TableName, TablePatterns
 from penstock.pipeline.settings_sections import LoopSettings
+from penstock.settings.tidb import DRAINER_MARK_TABLE
 from penstock.source.bounds import Bounds
 from penstock.source.reading import Schemas, Selection, read_range
 from penstock.source.source import ByteRange, Source
@@ -29,17 +30,23 @@ def marked_versions(
     bounds: Bounds,
     known: Schemas | None,
 ) -> frozenset[int]:
-    """Return the commit versions of a range's transactions that write the mark table.
+    """Return the commit versions of a range's transactions that write a mark.
 
-    Reads the range a second time and decodes only that table. Returns nothing if no mark table is set.
+    Reads the range a second time and decodes only the tables of marks. Returns nothing if none is set.
     """
-    if loops.mark_table is None:
+    if not loops.has_marks:
         return frozenset()
-    name = TableName.parse(loops.mark_table)
-    selection = Selection(TablePatterns([str(name)]), (_VERSION,), None, bounds)
+    mark_table = None if loops.mark_table is None else TableName.parse(loops.mark_table)
+    names = [] if mark_table is None else [str(mark_table)]
+    names += [DRAINER_MARK_TABLE] if loops.drainer_channels else []
+    channels = pyarrow.array(loops.drainer_channels, pyarrow.int64())
+    selection = Selection(TablePatterns(names), bounds=bounds)
     versions: set[int] = set()
     for batch in read_range(source, byte_range, selection, known, emit="typed"):
-        versions.update(pc.unique(batch.to_arrow().column(_VERSION)).to_pylist())
+        rows = batch.to_arrow()
+        if TableName.parse(batch.table) != mark_table:
+            rows = rows.filter(pc.is_in(rows.column("channel_id").cast(pyarrow.int64()), value_set=channels))
+        versions.update(pc.unique(rows.column(_VERSION)).to_pylist())
     return frozenset(versions)
 
 

@@ -144,7 +144,7 @@ class PipelineSettings:
       `shards`        how many processes share the tables; `shard` is the one that these settings are for
       `errors`        table ("stop", "skip_table"), rows ("stop", "skip", "dead_letter"), retry_for (seconds)
       `dead_letter`   a folder's absolute path, or a URL of an Arrow file system
-      `loops`         server_ids, gtid_tags, mark_table
+      `loops`         server_ids, gtid_tags, mark_table, drainer_channels
       `spark`         settings of the session that `penstock run` creates
       `path`          the file that the settings were read from, None if they came from a program
     """

@@ -280,6 +280,15 @@ class LoopSettings(Section):
     mark_table: str | None = Field(
         default=None, description="database.table: drop transactions that write to this table"
     )
+    drainer_channels: tuple[int, ...] = Field(
+        default=(),
+        description="drop transactions that a TiDB-Binlog Drainer with one of these channel ids wrote",
+    )
+
+    @property
+    def has_marks(self) -> bool:
+        """Whether transactions are recognized by a table that they write."""
+        return self.mark_table is not None or bool(self.drainer_channels)
 
 
 class SinkTablesSection(Section):

@@ -24,6 +24,9 @@ from penstock.settings.values import Bytes, Section, validate_option
 
 SCHEME = "tidb://"
 
+# Where a Drainer with loopback-control marks the transactions that it writes.
+DRAINER_MARK_TABLE = "retl._drainer_repl_mark"
+
 _PD_PORT_DEFAULT = 2379
 _COMMIT_TS = re.compile(r"commit_ts:(\d{1,18})")
 _HOST = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]\s/@,]+)(?::(\d{1,5}))?")

@@ -15,6 +15,7 @@ from penstock.settings.values import Bytes, validate_option
 from penstock.sinks.endpoint import Endpoint
 from penstock.sinks.mysql.check import encryption_findings, findings
 from penstock.sinks.mysql.connection import Session, connect
+from penstock.sinks.mysql.drainer_marks import create_drainer_marks
 from penstock.sinks.mysql.log import create_commit_log
 from penstock.sinks.mysql.read import rows_of
 from penstock.sinks.mysql.tables import comment_sql, create_database, layout_of, statements
@@ -61,6 +62,11 @@ class Settings(Endpoint):
         default=None,
         pattern="^[a-z_][a-z0-9_]{0,31}$",
         description="tag of the GTIDs that the target assigns (MySQL 8.3)",
+    )
+    drainer_channel: int | None = Field(
+        default=None,
+        description="mark every transaction for a Drainer in the other direction with this channel-id, which"
+        " then does not send it back",
     )
     statement_bytes: Bytes = Field(
         default=1 << 20,
@@ -145,6 +151,8 @@ class MysqlSink(Sink):
             create_position_table(session, self.positions)
             if self.settings.commit_log is not None:
                 create_commit_log(session, TableName.parse(self.settings.commit_log))
+            if self.settings.drainer_channel is not None:
+                create_drainer_marks(session)
             for statement in self._statements(session, target, evolution):
                 session.run(statement)
 
@@ -194,6 +202,7 @@ class MysqlSink(Sink):
             self._feed,
             self.settings.truncate,
             TableName.parse(self.settings.commit_log) if self.settings.commit_log else None,
+            self.settings.drainer_channel,
         )
         return MysqlWriter(self._session, options, mark, part)
 

@@ -20,6 +20,7 @@ from penstock.errors import SchemaChanged, ValueMalformed
 from penstock.model import TableName
 from penstock.sinks.images import LastImages, puts, refuse_partial
 from penstock.sinks.mysql.connection import DUPLICATE, Session, number_of
+from penstock.sinks.mysql.drainer_marks import drainer_mark_statement
 from penstock.sinks.mysql.log import logged_statements
 from penstock.sinks.mysql.odd import (
     LENIENT,
@@ -52,7 +53,8 @@ class WriterOptions:
 
     `statement_bytes` limits one statement, `held_bytes` the rows buffered before a write. `connections` write
     rows with a key in parallel. With `whole` nothing is committed before the part is complete. With `feed`
-    every change is a row. With `truncate` a table is emptied immediately, outside of the transaction.
+    every change is a row. With `truncate` a table is emptied immediately, outside of the transaction. Every
+    transaction has a mark of the Drainer channel `drainer_channel`.
     """
 
     positions: TableName
@@ -63,6 +65,7 @@ class WriterOptions:
     feed: bool = False
     truncate: bool = False
     commit_log: TableName | None = None
+    drainer_channel: int | None = None
 
 
 class MysqlWriter(Writer):
@@ -115,6 +118,7 @@ class MysqlWriter(Writer):
 
     def finish(self) -> Receipt:
         self._write_all()
+        self._mark_for_drainer(self._main, self._part)
         if self._main.execute(
             claim_statement(self._options.positions, self._mark, self._part), idempotent=True
         ):
@@ -206,7 +210,13 @@ class MysqlWriter(Writer):
         lane = self._side_transactions.index(transaction) if transaction in self._side_transactions else 0
         # Parts count from 0, so negative numbers are free.
         mark_part = -1 - self._part * self._options.connections - lane
+        self._mark_for_drainer(transaction, mark_part)
         transaction.commit(mark_statement(self._options.positions, self._mark, self._part, mark_part))
+
+    def _mark_for_drainer(self, transaction: Transaction, mark_id: int) -> None:
+        channel = self._options.drainer_channel
+        if channel is not None:
+            transaction.execute(drainer_mark_statement(channel, mark_id), idempotent=True)
 
     def _write_images(
         self,
