@@ -35,9 +35,11 @@ __all__ = [
     "charsets",
     "column_texts",
     "copy_text",
+    "crc32c",
     "decode_envelope",
     "decode_text",
     "encode_changes",
+    "encode_drainer",
     "encode_gtid_set",
     "envelope_schema",
     "error_kinds",
@@ -465,6 +467,16 @@ def encode_changes(
     zone_seconds: int = 0,
     lines: bool = False,
     debezium: Sequence[tuple[str, str]] | None = None,
+) -> Batch: ...
+def crc32c(data: bytes) -> int: ...
+def encode_drainer(
+    batch: object,
+    columns: Sequence[_Column],
+    *,
+    database: str,
+    table: str,
+    mariadb: bool = False,
+    heads: Sequence[bytes] | None = None,
 ) -> Batch: ...
 def partitions(keys: object, count: int) -> Texts: ...
 

@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from penstock.changes import Changes, Origin
 from penstock.errors import ConnectionLost, LeaseLost, OptionInvalid, ServerBusy, TransientError
 from penstock.model import Column
+from penstock.protobuf import Message
 from penstock.sinks.kafka import connection as kafka_connection
 from penstock.sinks.sink import BatchMark, Delivery, Evolution, Sink, Spread, make_sink, settings_of
 from tests.support.pipeline.changes_made import Made, changes_of, delete, insert, target_of, update
@@ -107,6 +108,21 @@ def test_other_dialects_omit_the_tombstones(broker: Kafka, table: str, form: str
     write(sink_of(broker, format=form, partitions=1), mark(1, table), some(table))
     messages = [record.message for record in records(broker, table)]
     assert [message.get("change", message.get("type")) for message in messages] == kinds
+
+
+@pytest.mark.deep(
+    guard="tests/unit/test_drainer_transactions.py::test_messages_for_kafka_are_those_of_the_original"
+)
+def test_transactions_of_the_drainer_format_are_in_one_partition_once(broker: Kafka, table: str) -> None:
+    sink = sink_of(broker, format="drainer", topic=table, partitions=3)
+    others = changes_of(target_of({"id": "int"}, name="shop.others"), insert(4, id=7))
+    for _ in range(2):
+        write(pickle.loads(pickle.dumps(sink)), mark(1, table), some(table), others)
+    received = records(broker, table)
+    assert {(record.partition, record.key) for record in received} == {(0, None)}
+    transactions = [Message(record.value or b"") for record in received]
+    assert [transaction.signed(2) for transaction in transactions] == [1, 2, 3, 4]
+    assert [part.text(2) for part in transactions[-1].message(3).messages(1)] == [table[5:], "others"]
 
 
 @pytest.mark.deep(guard="tests/unit/test_sink_messages.py::test_loaded_row_is_marked_as_a_snapshot")

@@ -77,6 +77,14 @@ def test_source_transactions_stay_whole_without_dispatch(tmp_path: Path) -> None
     assert (sink.apply, settings.schema_changes) == ("serial", "ignore")
 
 
+def test_marks_against_loops_keep_their_channel(tmp_path: Path) -> None:
+    changes = {"safe-mode = false": "loopback-control = true\nchannel-id = 7"}
+    settings = pipeline_of(tmp_path, changes)
+    sink: Any = settings.sink.settings
+    assert (sink.drainer_channel, settings.loops.drainer_channels) == (7, (7,))
+    assert not settings.sources[0].tables.matches("retl", "_drainer_repl_mark")
+
+
 @pytest.mark.parametrize(
     ("initial", "start"), [("-1", "latest"), ("0", "latest"), ("437", "commit_ts:437"), ('""', "latest")]
 )
@@ -139,6 +147,27 @@ def test_every_property_is_accounted_for(tmp_path: Path) -> None:
         "ts-map.primary-ts",
         "ts-map.secondary-ts",
     }
+
+
+def test_target_in_kafka_keeps_its_messages(tmp_path: Path) -> None:
+    to_kafka = {
+        'db-type = "mysql"': 'db-type = "kafka"',
+        "port = 3307": 'topic-name = "7001_obinlog"\nkafka-addrs = "k1:9092,k2:9092"',
+        "[syncer.to.checkpoint]": 'kafka-client-id = "drainer"\n\n[syncer.to.checkpoint]',
+    }
+    sink: Any = pipeline_of(tmp_path, to_kafka, savepoint=SAVEPOINT).sink.settings
+    assert (sink.servers, sink.topic, sink.format) == ("k1:9092,k2:9092", "7001_obinlog", "drainer")
+    assert sink.options == {"client.id": "drainer"}
+    del to_kafka["port = 3307"]
+    with pytest.raises(OptionInvalid, match="topic-name"):
+        migrated(tmp_path, to_kafka)
+
+
+@pytest.mark.parametrize(("setting", "folder"), [("", "/data/drainer"), ('dir = "/data/out"', "/data/out")])
+def test_target_in_files_keeps_its_format(tmp_path: Path, setting: str, folder: str) -> None:
+    changes = {'db-type = "mysql"': 'db-type = "file"', "port = 3307": setting}
+    sink: Any = pipeline_of(tmp_path, changes, savepoint=SAVEPOINT).sink.settings
+    assert str(sink.path) == folder
 
 
 def test_target_without_a_sink_is_reported(tmp_path: Path) -> None:

@@ -54,7 +54,9 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<objects::Texts>()?;
     module.add_function(wrap_pyfunction!(objects::json_objects, module)?)?;
     module.add_function(wrap_pyfunction!(objects::column_texts, module)?)?;
+    module.add_function(wrap_pyfunction!(objects::crc32c, module)?)?;
     module.add_function(wrap_pyfunction!(objects::encode_changes, module)?)?;
+    module.add_function(wrap_pyfunction!(objects::encode_drainer, module)?)?;
     module.add_function(wrap_pyfunction!(objects::partitions, module)?)?;
     module.add_class::<row_events::RowEventWriter>()?;
     module.add_class::<tidb::TidbTranscoder>()?;

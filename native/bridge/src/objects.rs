@@ -7,9 +7,11 @@ use penstock_kernel::column::json::Step;
 use penstock_kernel::emit;
 use penstock_kernel::emit::arrow_messages::{self, ArrowDialect};
 use penstock_kernel::emit::dialect::debezium::handling::DebeziumOptions;
-use penstock_kernel::{objects, partition};
+use penstock_kernel::emit::drainer::{self, DrainerForm};
+use penstock_kernel::{checksum, objects, partition};
 use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
+use pyo3::pybacked::PyBackedBytes;
 use pyo3::types::{PyCapsule, PyTuple};
 use std::sync::Arc;
 
@@ -144,6 +146,41 @@ pub fn encode_changes(
     let record = messages.map_err(|error| raise(py, &error))?;
     let (database, table) = (database.into(), table.into());
     Ok(Batch::new(emit::Batch { database, table, schema_version: 0, record, position: ("".into(), 0) }))
+}
+
+/// Encode changes as parts of Drainer's messages, one for each change, as an Arrow batch in the order of the changes:
+/// `value` and `version`, the commit version.
+///
+/// `batch` has the declared columns followed by the system columns. Without `heads` the parts are mutations for
+/// Kafka. With them they are events for files, and `heads` are the name and type of each column as protobuf fields.
+/// Raises `EventUnsupported`, `SchemaInvalid`, `ValueMalformed`.
+#[pyfunction]
+#[pyo3(signature = (batch, columns, *, database, table, mariadb=false, heads=None))]
+pub fn encode_drainer(
+    py: Python<'_>,
+    batch: &Bound<'_, PyAny>,
+    columns: Vec<ColumnTuple>,
+    database: &str,
+    table: &str,
+    mariadb: bool,
+    heads: Option<Vec<Vec<u8>>>,
+) -> PyResult<Batch> {
+    let batch = batch_from(batch)?;
+    let columns = declared(columns);
+    let form = match &heads {
+        None => DrainerForm::Kafka,
+        Some(heads) => DrainerForm::File { database, table, heads },
+    };
+    let parts = py.detach(|| drainer::encode_drainer(&batch, &columns, mariadb, form));
+    let record = parts.map_err(|error| raise(py, &error))?;
+    let (database, table) = (database.into(), table.into());
+    Ok(Batch::new(emit::Batch { database, table, schema_version: 0, record, position: ("".into(), 0) }))
+}
+
+/// Return the CRC-32C (Castagnoli) of bytes.
+#[pyfunction]
+pub fn crc32c(data: PyBackedBytes) -> u32 {
+    checksum::crc32c(&data)
 }
 
 /// Return the Kafka partition of each key among `count` partitions, equal to that of Kafka's own producers; null for

@@ -26,7 +26,9 @@ INSTANCE, FILE = "tidb", "drainer.yaml"
 _DAEMON_PORT = "127.0.0.1:7070"
 _DRAINER_PORT = 8249
 _CONNECTIONS_MAX = 64
-_SERVERS = ("mysql", "tidb")
+_SERVERS, _FILES = ("mysql", "tidb"), ("file", "pb")
+# The largest message of librdkafka.
+_MESSAGE_BYTES_MAX = 1_000_000_000
 _CHECKPOINT_TABLE = ("tidb_binlog", "checkpoint")
 # Drainer's own tables for loop control, and its default for ignore-schemas.
 _MARK_DATABASE = "retl"
@@ -176,6 +178,14 @@ def _sink(migration: Migration, properties: OriginalProperties, pipeline: dict[s
     if kind in _SERVERS:
         properties.carried("syncer.db-type", remark="sink.mysql")
         return {"mysql": _server_sink(migration, properties, pipeline)}
+    if kind == "kafka":
+        properties.carried("syncer.db-type", remark="sink.kafka")
+        return {"kafka": _kafka_sink(properties)}
+    if kind in _FILES:
+        properties.carried("syncer.db-type", remark="sink.drainer")
+        properties.carried("syncer.to.dir")
+        folder = properties.get("syncer.to.dir") or properties.get("data-dir", "data.drainer")
+        return {"drainer": {"path": folder}}
     properties.not_carried(
         "syncer.db-type", remark=f"no sink takes the place of {kind}: changes go to standard output"
     )
@@ -210,8 +220,31 @@ def _server_sink(
     properties.changed(
         "syncer.sync-ddl", remark="schema_changes: columns and keys follow the source; no statement is copied"
     )
-    _loops(properties, pipeline)
+    _loops(properties, pipeline, settings)
     return settings
+
+
+def _kafka_sink(properties: OriginalProperties) -> dict[str, Any]:
+    topic = properties.get("syncer.to.topic-name")
+    if not topic:
+        raise OptionInvalid(
+            "syncer.to.topic-name is missing, so the topic is named after the cluster's id",
+            hint='Write topic-name = "7001_obinlog", with the id of your cluster, and migrate again',
+        )
+    options = {"client.id": "kafka-client-id", "message.max.bytes": "kafka-max-message-size"}
+    own = {option: properties.get(f"syncer.to.{name}") for option, name in options.items()}
+    if limit := own.get("message.max.bytes"):
+        own["message.max.bytes"] = str(min(int(limit), _MESSAGE_BYTES_MAX))
+    properties.carried(*(f"syncer.to.{name}" for name in ("kafka-addrs", "topic-name", *options.values())))
+    properties.remind(
+        "Messages for Kafka have the Drainer's form, without its messages for statements: change the tables"
+        " of their consumers by hand."
+    )
+    set_options = {option: value for option, value in own.items() if value}
+    servers = properties.get("syncer.to.kafka-addrs", "127.0.0.1:9092")
+    return {"servers": servers, "topic": topic, "format": "drainer"} | (
+        {"options": set_options} if set_options else {}
+    )
 
 
 def _server_url(properties: OriginalProperties) -> str:
@@ -222,13 +255,14 @@ def _server_url(properties: OriginalProperties) -> str:
     return f"mysql://{host}:{port}" + (f"?ssl_mode=verify_ca&ssl_ca={authority}" if authority else "")
 
 
-def _loops(properties: OriginalProperties, pipeline: dict[str, Any]) -> None:
+def _loops(properties: OriginalProperties, pipeline: dict[str, Any], settings: dict[str, Any]) -> None:
     if not properties.flag("syncer.loopback-control"):
         properties.carried("syncer.loopback-control", "syncer.channel-id")
         return
-    pipeline["loops"] = {"mark_table": "penstock.positions"}
-    remark = "loops.mark_table, the table of batch numbers: migrate the Drainer of the other direction too"
-    properties.changed("syncer.loopback-control", "syncer.channel-id", remark=remark, attention=True)
+    channel = int(properties.get("syncer.channel-id", "0"))
+    pipeline["loops"] = {"drainer_channels": [channel]}
+    settings["drainer_channel"] = channel
+    properties.carried("syncer.loopback-control", "syncer.channel-id")
 
 
 # --- The checkpoint -------------------------------------------------------------------------

@@ -151,7 +151,7 @@ fn table_view(declared: &[DeclaredColumn], rows: &ArrowRows<'_>, arrow_dialect: 
 }
 
 /// The system columns of a batch.
-struct System<'a> {
+pub(super) struct System<'a> {
     change: &'a StringArray,
     version: &'a Int64Array,
     time: &'a TimestampMicrosecondArray,
@@ -182,7 +182,7 @@ fn number<'a, T: arrow_array::ArrowPrimitiveType>(
 }
 
 impl<'a> System<'a> {
-    fn of(batch: &'a RecordBatch) -> Result<System<'a>> {
+    pub(super) fn of(batch: &'a RecordBatch) -> Result<System<'a>> {
         let metadata: &'a StructArray = batch
             .column_by_name(system::METADATA)
             .and_then(|array| array.as_struct_opt())
@@ -206,7 +206,7 @@ impl<'a> System<'a> {
     }
 
     /// Returns the changes. The row after an update belongs to the row before it with the same number.
-    fn pairs(&self) -> Result<Vec<Pair>> {
+    pub(super) fn pairs(&self) -> Result<Vec<Pair>> {
         let mut pairs: Vec<Pair> = Vec::with_capacity(self.row.len());
         let mut open: Option<usize> = None;
         for row in 0..self.row.len() {
@@ -232,6 +232,11 @@ impl<'a> System<'a> {
             pairs.push(Pair { before, after, index });
         }
         Ok(pairs)
+    }
+
+    /// Returns the commit version of a change.
+    pub(super) fn version_of(&self, pair: &Pair) -> i64 {
+        self.version.value(pair.main())
     }
 
     fn same_change(&self, left: usize, right: usize) -> bool {

@@ -4,6 +4,7 @@ pub mod arrow_messages;
 pub mod arrow_rows;
 mod constants;
 pub mod dialect;
+pub mod drainer;
 pub mod envelope;
 pub mod events;
 pub mod images;

@@ -33,7 +33,11 @@ class Settings(Cluster):
     topic: str = Field(
         default="{database}.{table}", description="the topic, a template with names and columns in braces"
     )
-    format: Format = Field(default="debezium", description="the message format; json is Penstock's own")
+    format: Format | Literal["drainer"] = Field(
+        default="debezium",
+        description="the message format; json is Penstock's own; drainer: a transaction for each message, as"
+        " TiDB-Binlog's Drainer writes them, all in partition 0",
+    )
     debezium: DebeziumForms | None = Field(
         default=None, description="the forms of Debezium's messages: handling modes, and flat rows"
     )
@@ -99,6 +103,19 @@ class Settings(Cluster):
             raise ValueError(f"{', '.join(sorted(others))}: the outbox says what its messages are")
         return self
 
+    @model_validator(mode="after")
+    def _whole_transactions(self) -> Self:
+        if self.format != "drainer":
+            return self
+        unused = {"key", "partition_by", "tombstones", "headers", "claim_check"} & self.model_fields_set
+        if unused:
+            raise ValueError(f"{', '.join(sorted(unused))}: the format drainer has none")
+        if self.order != "commit" and "order" in self.model_fields_set:
+            raise ValueError("order: the format drainer has the order of commits")
+        if "{" in self.topic:
+            raise ValueError("topic: transactions of the format drainer are in a single topic: name it")
+        return self
+
     @property
     def deletes(self) -> str:
         """What a delete becomes: `message`, or one of the choices for flat rows."""
@@ -150,6 +167,8 @@ class KafkaSink(Sink):
         Raises OptionInvalid for an unknown column, and for a table without a key if deletes are tombstones.
         """
         columns: Sequence[str] = ()
+        if self.settings.format == "drainer":
+            return ()
         if (outbox := self.settings.outbox) is not None:
             columns = (outbox.id, outbox.key, outbox.payload, *outbox.headers.values())
         elif self.settings.key == "primary_key":
@@ -257,7 +276,7 @@ class KafkaSink(Sink):
 
 
 def _spread(settings: Settings) -> Spread:
-    if settings.order == "commit":
+    if settings.order == "commit" or settings.format == "drainer":
         return Spread.WHOLE
     # Rows with the same message key are in one part only if it is the table's own key.
     by_row = settings.key == "primary_key" and not settings.partition_by and settings.outbox is None

@@ -21,6 +21,7 @@ import pyarrow.compute as pc
 from penstock import _native
 from penstock.changes import Changes, Origin, Target
 from penstock.errors import ConnectionLost, OptionInvalid, PenstockError
+from penstock.sinks.drainer_transactions import DrainerTransactions
 from penstock.sinks.images import refuse_partial, split_moved_updates
 from penstock.sinks.kafka import connection
 from penstock.sinks.messages import DELETE, Messages, messages_of
@@ -153,6 +154,7 @@ class KafkaWriter(Writer):
         self._partitions: dict[str, int] = dict(mark.shared.get("partitions", {}))
         self._bytes = 0
         self._sent = False
+        self._transactions = DrainerTransactions("kafka") if sink.settings.format == "drainer" else None
         self._is_committed = False
         self._producer = sink.take_producer(self._identity) or TransactionalProducer(sink, self._identity)
         if self._identity is not None and self._producer.last_committed is None:
@@ -173,15 +175,17 @@ class KafkaWriter(Writer):
             self._loads[name] = max(version, self._loads.get(name, 0))
         if self._is_committed:
             return
+        if self._transactions is not None:
+            with self.working_on(changes.target.name):
+                transactions = list(self._transactions.add(changes))
+            self._send_transactions(transactions)
+            return
         with self.working_on(changes.target.name):
             changes, messages = self._messages(changes)
             by_topic = list(self._by_topic(changes, messages)) if len(messages) else []
         if not by_topic:
             return
-        if not self._sent and self._identity is not None:
-            with self._producer.translate_errors("begin"):
-                self._producer.producer.begin_transaction()
-        self._sent = True
+        self._begin()
         headers = self._headers(changes, messages)
         # Brokers report rejections later, among messages of other tables.
         for topic, indexes in by_topic:
@@ -190,6 +194,8 @@ class KafkaWriter(Writer):
             self._send(topic, messages, indexes, partitions, headers)
 
     def finish(self) -> Receipt:
+        if self._transactions is not None:
+            self._send_transactions(list(self._transactions.finish()))
         if self._sent:
             if self._identity is not None:
                 self._commit()
@@ -207,6 +213,25 @@ class KafkaWriter(Writer):
                 self._producer.producer.abort_transaction(connection.ANSWER_SECONDS_MAX)
             except (kafka.KafkaException, SystemError):
                 return
+
+    def _begin(self) -> None:
+        """Begin the part's transaction with its first messages."""
+        if not self._sent and self._identity is not None:
+            with self._producer.translate_errors("begin"):
+                self._producer.producer.begin_transaction()
+        self._sent = True
+
+    def _send_transactions(self, transactions: list[bytes]) -> None:
+        """Send source transactions to the first partition, each as one message."""
+        if not transactions:
+            return
+        self._begin()
+        topic = _valid_topic(self._settings.topic)
+        # Creates the topic if it is missing.
+        self._partition_count(topic)
+        size = sum(map(len, transactions))
+        self._bytes += size
+        self._producer.send(topic, 0, [{"value": transaction} for transaction in transactions], size)
 
     def _commit(self) -> None:
         kafka = connection.library()
@@ -310,6 +335,7 @@ class KafkaWriter(Writer):
             return changes, self._settings.outbox.messages_of(changes)
         changes = self._split_moved_updates(changes)
         key = self._sink.key(changes.target)
+        assert self._settings.format != "drainer", "its transactions are collected first"
         return changes, messages_of(changes, self._settings.format, key, debezium=self._settings.debezium)
 
     def _headers(self, changes: Changes, messages: Messages) -> Headers | None:

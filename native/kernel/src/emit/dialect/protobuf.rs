@@ -5,6 +5,7 @@
 
 /// The wire types in use.
 const VARINT: u8 = 0;
+const FIXED64: u8 = 1;
 const BYTES: u8 = 2;
 
 /// Writes a number in groups of seven bits.
@@ -47,6 +48,13 @@ pub fn signed_unless_zero(field: u8, value: i64, out: &mut Vec<u8>) {
     if value != 0 {
         signed(field, value, out);
     }
+}
+
+/// Writes a field of a double, even if it is zero.
+#[inline]
+pub fn double(field: u8, value: f64, out: &mut Vec<u8>) {
+    tag(field, FIXED64, out);
+    out.extend_from_slice(&value.to_le_bytes());
 }
 
 /// Writes a field of bytes or text, even if it is empty.
