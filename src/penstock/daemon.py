@@ -32,10 +32,13 @@ from penstock.capture.run import Capture, CaptureParts
 from penstock.coordinate.lease import Lease
 from penstock.coordinate.store import CoordinationStore, open_store
 from penstock.errors import LogFull, OptionInvalid, PenstockError, TransientError
+from penstock.fleet.copy_tenure import CopyTenure
+from penstock.fleet.copying import LogCopy
 from penstock.fleet.group import DAEMONS
 from penstock.fleet.instance import Directory, FleetInstance
 from penstock.fleet.member import FleetMember, Membership
 from penstock.fleet.placement import Work
+from penstock.fleet.records import capturer_of
 from penstock.fleet.status import fleet_status
 from penstock.fleet.tenure import CaptureTenure
 from penstock.limits import CONNECTIONS_MAX
@@ -44,7 +47,7 @@ from penstock.logstore.layout import Layout
 from penstock.logstore.log import Log
 from penstock.logstore.memory_log import MemoryLog
 from penstock.logstore.upkeep import Upkeep
-from penstock.model import ServerAddress, TablePatterns
+from penstock.model import Secret, ServerAddress, TablePatterns, Tls
 from penstock.mysql.start import LogLookup, StartAt
 from penstock.serve.access import Access
 from penstock.serve.coordination import CoordinationProbe
@@ -56,6 +59,7 @@ from penstock.settings.alerts import AlertSettings
 from penstock.settings.daemon import InstanceSettings, LogSettings, Settings, split_host_port
 from penstock.settings.tidb import parse_commit_ts, pd_addresses
 from penstock.source.bounds import parse_bound
+from penstock.source.daemon_address import DaemonAddress
 from penstock.source.server import ServerSource
 from penstock.source.source import SourceOptions
 from penstock.telemetry.channel import Channel
@@ -343,6 +347,10 @@ class Daemon:
             works: list[tuple[str, Callable[[], None]]] = [
                 (capture.name, partial(self._maintain, capture)) for capture in captures
             ]
+            if self._fleet is not None:
+                works += [
+                    (name, partial(self._upkeep[name].run, log)) for name, log in self._fleet.copies().items()
+                ]
             for name, work in works + pump_works:
                 try:
                     work()
@@ -397,7 +405,7 @@ class _Fleet:
             part.weight,
             part.session,
             {
-                name: Work(name, instance.weight, instance.zone)
+                name: Work(name, instance.weight, instance.zone, settings.log_of(name).copies)
                 for name, instance in settings.instances.items()
             },
         )
@@ -408,6 +416,7 @@ class _Fleet:
             DAEMONS,
             membership,
             self._begin,
+            self._begin_copy,
             lambda: sum(capture.snapshot().bytes_per_second for capture in self.captures()),
         )
         self._status_lock = threading.Lock()
@@ -445,6 +454,40 @@ class _Fleet:
         tenure.start(lambda permit: make_capture(name, self._settings, self._arrived, permit))
         self._arrived(name)
         return tenure
+
+    def copies(self) -> dict[str, Log]:
+        """Return the open copies of logs that other members capture."""
+        copies = {
+            name: tenure.copy.log()
+            for name, tenure in self.member.copies().items()
+            if isinstance(tenure, CopyTenure)
+        }
+        return {name: log for name, log in copies.items() if log is not None}
+
+    def _begin_copy(self, store: CoordinationStore, name: str) -> CopyTenure:
+        copy = LogCopy(
+            name,
+            partial(_open_log, name, self._settings.log_of(name)),
+            partial(self._address_of_capturer, store, name),
+        )
+        copy.start()
+        return CopyTenure(store, name, self.member.name, copy)
+
+    def _address_of_capturer(self, store: CoordinationStore, name: str) -> DaemonAddress | None:
+        """Return where the log of an instance is captured, None if nobody else captures it."""
+        member = capturer_of(store, name)
+        if member is None or member.name == self.member.name:
+            return None
+        settings = self._settings
+        part = settings.fleet
+        assert part is not None, "the daemon is a member"
+        authority = None if part.ssl_ca is None else str(part.ssl_ca)
+        return DaemonAddress(
+            hosts=(split_host_port(member.address),),
+            instance=name,
+            token=settings.operator_token() or Secret(""),
+            tls=None if settings.listen.tls is None else Tls(mode="verify_identity", ca=authority),
+        )
 
     def is_here(self, name: str) -> bool:
         """Return whether an instance is captured here."""

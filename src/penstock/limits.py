@@ -83,6 +83,9 @@ RECONNECT_TRIES_MAX = 18
 FAIL_OVER_REMEMBERED_SECONDS = 3600.0
 FAIL_OVER_SECONDS_MAX = 600.0
 
+# Each copy of a log reads all of it from the member that captures.
+COPIES_MAX = 5
+
 # How long a reader waits for a table definition that is being read from the server before it fails with a
 # transient error. DEFINITION_WAIT_SECONDS is the part that a daemon spends on one response.
 DEFINITION_PENDING_SECONDS_MAX = 10.0

@@ -52,7 +52,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "serve": LEAVES | {"settings", "telemetry", "logstore", "capture", "source", "coordinate"},
     "client": LEAVES | {"source", "coordinate", "telemetry"},
     # Daemons that share the capture of instances.
-    "fleet": LEAVES | {"logstore", "capture", "coordinate"},
+    "fleet": LEAVES | {"logstore", "capture", "source", "coordinate"},
     "binlog": LEAVES | {"schema", "source"},
     # The sinks and steps do not depend on Spark.
     "sinks": LEAVES | {"changes", "settings", "mysql"},

@@ -24,6 +24,8 @@ from penstock.errors import (
     SchemaInvalid,
     SourceMissing,
 )
+from penstock.fleet.copy_tenure import CopyTenure
+from penstock.fleet.copying import LogCopy
 from penstock.fleet.draining import drain, held_by, undrain
 from penstock.fleet.group import DAEMONS, Begin
 from penstock.fleet.instance import Directory, FleetInstance
@@ -33,6 +35,7 @@ from penstock.fleet.records import CaptureRecord, MemberRecord, PlacementRecord,
 from penstock.fleet.status import fleet_status
 from penstock.fleet.tenure import CaptureTenure, FencedRecord
 from penstock.gtid_sets import LoggedSet
+from penstock.logstore.log import Log
 from penstock.model import Position
 from penstock.settings.daemon import Settings
 from tests.support.suite.patience import wait_until
@@ -52,10 +55,11 @@ BEGINNING = Handover(
 class MemoryFleet:
     """Members over one store in memory. Their captures are real, and their server does not answer."""
 
-    def __init__(self, folder: Path, instances: int) -> None:
+    def __init__(self, folder: Path, instances: int, copies: int = 1) -> None:
         self.name = f"fleet-{next(_numbers)}"
         self.folder = folder
-        self.works = {f"shop-{number}": Work(f"shop-{number}") for number in range(instances)}
+        names = [f"shop-{number}" for number in range(instances)]
+        self.works = {name: Work(name, copies=copies) for name in names}
         # Keeps the records between the lives of members.
         self.store = MemoryStore(self.name)
         self.stores: dict[str, MemoryStore] = {}
@@ -76,8 +80,18 @@ class MemoryFleet:
             tenure.start(lambda permit: make_capture(instance, settings, lambda _: None, permit))
             return tenure
 
+        def begin_copy(store: CoordinationStore, instance: str) -> CopyTenure:
+            log = settings.log_of(instance)
+            copy = LogCopy(instance, lambda: Log.open(log.folder, log), lambda: None)
+            copy.start()
+            return CopyTenure(store, instance, name, copy)
+
         member = self.members[name] = FleetMember(
-            lambda: store, DAEMONS, Membership(name, f"{name}:7070", "1", "", 1.0, 10.0, self.works), begin
+            lambda: store,
+            DAEMONS,
+            Membership(name, f"{name}:7070", "1", "", 1.0, 10.0, self.works),
+            begin,
+            begin_copy,
         )
         member.start(failed=lambda: None)
         return member
@@ -85,6 +99,10 @@ class MemoryFleet:
     def captured(self, name: str) -> set[str]:
         """Return the instances that a member captures."""
         return set(self.members[name].tenures())
+
+    def copied(self, name: str) -> set[str]:
+        """Return the instances whose logs a member copies."""
+        return set(self.members[name].copies())
 
     def capture_of(self, name: str, instance: str) -> Capture | None:
         """Return a member's capture of an instance."""
@@ -167,6 +185,29 @@ def test_drained_member_captures_nothing_until_it_is_undrained(
     wait_until(lambda: fleet.captured("a") and fleet.all_captured("a", "b"))
     with pytest.raises(SourceMissing):
         undrain(fleet.store, "a")
+
+
+def test_member_with_the_copy_captures_when_the_capturer_leaves(tmp_path: Path) -> None:
+    fleet = MemoryFleet(tmp_path, instances=1, copies=2)
+    try:
+        for name in ("a", "b", "c"):
+            fleet.start(name)
+        wait_until(lambda: fleet.all_captured("a", "b", "c") and any(map(fleet.copied, "abc")))
+        (first,) = (name for name in "abc" if fleet.captured(name))
+        (second,) = (name for name in "abc" if fleet.copied(name))
+        (third,) = {"a", "b", "c"} - {first, second}
+        (row,) = fleet_status(fleet.store)["instances"]
+        assert (row["captured_by"], [copy["member"] for copy in row["copies"]]) == (first, [second])
+        fleet.members[first].stop()
+        wait_until(lambda: fleet.captured(second) and fleet.copied(third))
+        # The copy has released its log to the capture.
+        capture = fleet.capture_of(second, "shop-0")
+        assert capture is not None
+        wait_until(lambda: capture.snapshot().state is State.WAITING)
+        assert not fleet.copied(second)
+        assert capture.log().folder == tmp_path / second / "shop-0"
+    finally:
+        fleet.stop()
 
 
 def test_member_whose_session_ends_gives_up_its_captures_and_joins_again(

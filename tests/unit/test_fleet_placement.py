@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.fleet.placement import TOLERANCE, Host, Work, place_works, settled_at_us
+from penstock.fleet.placement import TOLERANCE, Host, Placement, Work, settled_at_us
+from penstock.fleet.placement import place_works as place
 
 SECOND_US = 1_000_000
 
@@ -40,6 +41,11 @@ _current = st.dictionaries(
     st.integers(0, 40).map(lambda number: f"work-{number}"),
     st.integers(0, 30).map(lambda number: f"host-{number}"),
 )
+
+
+def place_works(works: list[Work], hosts: list[Host], current: dict[str, str]) -> dict[str, str]:
+    """Return the member of each work whose log exists once."""
+    return dict(place(works, hosts, Placement(current)).owners)
 
 
 def named(count: int, prefix: str = "host") -> list[Host]:
@@ -150,6 +156,119 @@ def test_damper_grows_with_each_return_and_ends() -> None:
     assert settled_at_us([*joins, 10_000 * SECOND_US]) == 0
 
 
+def copied(count: int, copies: int = 2) -> list[Work]:
+    """Return this many works whose logs have copies."""
+    return [Work(f"work-{number}", copies=copies) for number in range(count)]
+
+
+_copied_works = st.lists(
+    st.builds(
+        Work,
+        name=st.integers(0, 20).map(lambda number: f"work-{number}"),
+        weight=st.sampled_from([0.5, 1.0, 3.0]),
+        zone=st.none() | _zones,
+        copies=st.integers(1, 4),
+    ),
+    max_size=12,
+    unique_by=lambda work: work.name,
+)
+_current_copies = st.dictionaries(
+    st.integers(0, 20).map(lambda number: f"work-{number}"),
+    st.lists(st.integers(0, 30).map(lambda number: f"host-{number}"), max_size=4, unique=True).map(tuple),
+)
+
+
+@settings(max_examples=60)
+@given(_copied_works, _hosts, _current, _current_copies, st.integers(0, 2))
+def test_copies_are_complete_apart_and_stable(
+    works: list[Work],
+    hosts: list[Host],
+    current: dict[str, str],
+    copies: dict[str, tuple[str, ...]],
+    modulus: int,
+) -> None:
+    by_name = {host.name: host for host in hosts}
+    now = Placement(current, copies)
+
+    def in_step(work: str) -> list[str]:
+        return [name for name in sorted(by_name) if modulus and len(name) % modulus == 0]
+
+    placed = place(works, hosts, now, in_step)
+    for work in works:
+        able = [host for host in hosts if host.knows(work)]
+        owner = placed.owners.get(work.name)
+        if owner is None or work.copies == 1:
+            assert work.name not in placed.copies
+            continue
+        holders = [by_name[owner], *(by_name[name] for name in placed.copies[work.name])]
+        assert set(holders) <= set(able)
+        assert len(holders) == len(set(holders)) >= min(work.copies, len(able))
+        zones = {host.zone for host in able}
+        assert len({host.zone for host in holders}) >= min(work.copies, len(zones))
+        before = by_name.get(current.get(work.name, ""))
+        if before is not None and before.knows(work):
+            # The log continues where it is, or where nearly all of it is.
+            assert owner == before.name or owner in in_step(work.name)
+        elif any(by_name[name].knows(work) for name in copies.get(work.name, ()) if name in by_name):
+            assert owner in copies[work.name]
+    assert place(works[::-1], hosts[::-1], now, in_step) == placed
+    # Copies that are in step at once let work move once more.
+    for _ in range(3 if modulus else 0):
+        placed = place(works, hosts, placed, in_step)
+    assert place(works, hosts, placed, in_step) == placed
+
+
+def test_death_of_a_member_moves_its_work_to_the_most_complete_copy() -> None:
+    hosts, work = named(4), copied(1, copies=3)
+    before = Placement({"work-0": "host-0"}, {"work-0": ("host-1", "host-2")})
+    after = place(work, hosts[1:], before, lambda work: ["host-2", "host-1"])
+    assert after == Placement({"work-0": "host-2"}, {"work-0": ("host-1", "host-3")})
+    # A copy that is behind is better than none.
+    assert place(work, hosts[1:], before).owners["work-0"] in ("host-1", "host-2")
+
+
+def test_new_member_gets_copies_first_and_their_work_once_they_are_in_step() -> None:
+    works, hosts = copied(12), named(3)
+    before = place(works, hosts, Placement())
+    hosts.append(Host("new"))
+    awaited = place(works, hosts, before)
+    assert awaited.owners == before.owners
+    moving = {work for work, names in awaited.copies.items() if "new" in names}
+    assert all(set(before.copies[work]) < set(awaited.copies[work]) for work in moving)
+    assert len(moving) == 3
+    after = place(works, hosts, awaited, lambda work: ["new"])
+    assert {work for work, host in after.owners.items() if host == "new"} == moving
+
+
+def test_copy_is_replaced_by_one_in_another_zone_only_once_that_is_in_step() -> None:
+    hosts = [Host("a1", "a"), Host("a2", "a"), Host("b1", "b")]
+    before = Placement({"work-0": "a1"}, {"work-0": ("a2",)})
+    assert place(copied(1), hosts, before).copies["work-0"] == ("a2", "b1")
+    both = Placement({"work-0": "a1"}, {"work-0": ("a2", "b1")})
+    assert place(copied(1), hosts, both, lambda work: ["b1"]).copies["work-0"] == ("b1",)
+
+
+def test_drained_member_hands_its_work_to_a_copy() -> None:
+    hosts = [Host("host-0", drained=True), *named(4)[1:]]
+    after = place(copied(1), hosts, Placement({"work-0": "host-0"}, {"work-0": ("host-3",)}))
+    assert after.owners == {"work-0": "host-3"}
+    assert set(after.copies["work-0"]) < {"host-1", "host-2"}
+
+
+def test_copies_are_spread_over_members() -> None:
+    hosts = named(10)
+    after = place(copied(100), hosts, Placement())
+    counts = Counter(name for names in after.copies.values() for name in names)
+    assert_balanced(dict(after.owners), hosts)
+    assert max(counts.values()) <= 11
+    rest = place(copied(100), hosts[1:], after, lambda work: after.copies[work])
+    assert all(
+        rest.owners[work] in after.copies[work] for work, host in after.owners.items() if host == "host-0"
+    )
+    counts = Counter(name for names in rest.copies.values() for name in names)
+    assert max(counts.values()) <= 16
+
+
 def test_large_fleet_is_balanced_and_deaths_move_only_the_work_of_the_dead() -> None:
     _simulate(hosts=60, count=1400, deaths=6)
 
@@ -160,6 +279,25 @@ def test_large_fleet_is_balanced_and_deaths_move_only_the_work_of_the_dead() -> 
 )
 def test_three_hundred_members_and_seven_thousand_works_are_balanced_after_deaths() -> None:
     _simulate(hosts=300, count=7000, deaths=30)
+
+
+@pytest.mark.deep(
+    guard="tests/unit/test_fleet_placement.py::"
+    "test_large_fleet_is_balanced_and_deaths_move_only_the_work_of_the_dead"
+)
+def test_five_thousand_works_with_copies_are_placed_and_only_those_of_the_dead_move() -> None:
+    hosts = [Host(f"host-{number}", zone=f"room-{number % 3}") for number in range(300)]
+    works = copied(5000)
+    before = place(works, hosts, Placement())
+    assert place(works, hosts, before) == before
+    dead = {host.name for host in random.Random(14).sample(hosts, 30)}
+    after = place(works, [host for host in hosts if host.name not in dead], before)
+    assert moved(dict(before.owners), dict(after.owners)) == {
+        work for work, host in before.owners.items() if host in dead
+    }
+    for work, host in before.owners.items():
+        if host in dead and not dead.intersection(before.copies[work]):
+            assert after.owners[work] in before.copies[work]
 
 
 def _simulate(hosts: int, count: int, deaths: int) -> None:

@@ -128,15 +128,19 @@ class Receiver:
         self._append(cutter)
         self._notify_readers()
 
-    def feed(self, events: Buffer, cutter: BlockCutter) -> None:
-        """Store whole events that were generated here instead of received. Raises the errors of the log."""
+    def feed(self, events: Buffer, cutter: BlockCutter) -> int:
+        """Store the whole events at the start of a buffer and return how many bytes they have.
+
+        They were generated here, or come from another log. Raises the errors of the log.
+        """
         self._wait_for_room()
-        self._cut(cutter, memoryview(events), cutter.feed)
+        consumed = self._cut(cutter, memoryview(events), cutter.feed)
         self._append(cutter)
         self._notify_readers()
+        return consumed
 
     def resume_file(self, cutter: BlockCutter) -> None:
-        """Continue the log's last file with events that will be generated here."""
+        """Begin or continue a file with the events that `feed` will store."""
         self._begin(cutter)
 
     def _receive(self, stream: ReplicaStream, cutter: BlockCutter) -> None:

@@ -34,7 +34,7 @@ def status(
     coordination: CoordinationOption = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Show the members, their load, and who captures each instance.
+    """Show the members, their load, who captures each instance, and who has copies of its log.
 
     Exits with 1 if an instance is captured by nobody. A member's token comes from PENSTOCK_TOKEN.
     """
@@ -128,8 +128,8 @@ def _members_table(shown: dict[str, Any]) -> Table:
 
 def _instances_table(shown: dict[str, Any]) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=False)
-    for name in ("instance", "captured by", "state", "position", "recorded", "why"):
-        table.add_column(name, no_wrap=name != "why")
+    for name in ("instance", "captured by", "state", "position", "recorded", "copies", "why"):
+        table.add_column(name, no_wrap=name not in ("copies", "why"))
     for row in shown["instances"]:
         nobody = Text(
             "nobody" if row["placed_on"] is None else f"nobody yet ({row['placed_on']})", "bold red"
@@ -140,9 +140,17 @@ def _instances_table(shown: dict[str, Any]) -> Table:
             row["state"] or "-",
             row["position"] or "-",
             _age_text(row["recorded_us"]),
+            ", ".join(map(_copy_text, row["copies"])) or "-",
             row["why"] or "",
         )
     return table
+
+
+def _copy_text(copy: dict[str, Any]) -> str:
+    """Return where a copy is and how far behind it was when it was last recorded."""
+    if copy["state"] == "away" or copy["behind_bytes"] is None:
+        return f"{copy['member']} ({'away' if copy['state'] == 'away' else 'nothing yet'})"
+    return f"{copy['member']} ({bytes_text(copy['behind_bytes'])} behind)"
 
 
 def _age_text(time_us: int | None) -> str:

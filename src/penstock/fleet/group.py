@@ -90,3 +90,5 @@ class Tenure(Protocol):
 
 # Begins a piece of work under a lease.
 Begin = Callable[[CoordinationStore, str, Lease], Tenure]
+# Begins a copy of the log of a piece of work, which needs no lease: its bytes decide what it may have.
+BeginCopy = Callable[[CoordinationStore, str], Tenure]

@@ -8,6 +8,8 @@ believe to lead, one detects the other.
 import threading
 import time
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 
 import structlog
 
@@ -15,12 +17,13 @@ from penstock.coordinate.lease import Lease
 from penstock.coordinate.store import ABSENT, CoordinationStore, Record, path_of
 from penstock.errors import PenstockError, SchemaInvalid
 from penstock.fleet.group import Group
-from penstock.fleet.placement import Host, Work, place_works, settled_at_us
+from penstock.fleet.placement import Host, Placement, Work, place_works, settled_at_us
 from penstock.fleet.records import (
     DRAINED,
     MemberRecord,
     PlacementRecord,
     encode_joins,
+    members_in_step,
     names_below,
     read_joins,
 )
@@ -162,10 +165,11 @@ class FleetLeadership:
             )
             for name, (_, member) in sorted(self._members.items())
         ]
-        current = {work: name for name, (_, placed) in placements.items() for work in placed.instances}
         self._read_works()
-        owners = place_works(self._works, hosts, current)
-        self._write(placements, owners)
+        placement = place_works(
+            self._works, hosts, _placement_of(placements), partial(members_in_step, self._store)
+        )
+        self._write(placements, placement)
         waits = [(us - now_us) / 1e6 for us in settled_us.values() if us > now_us]
         return min([_LOOK_SECONDS, *waits])
 
@@ -180,25 +184,39 @@ class FleetLeadership:
             self._has_new_work.set()
             raise
 
-    def _write(self, placements: dict[str, tuple[int, PlacementRecord]], owners: Mapping[str, str]) -> None:
+    def _write(self, placements: dict[str, tuple[int, PlacementRecord]], placement: Placement) -> None:
         wanted: dict[str, list[str]] = {name: [] for name in (*self._members, *placements)}
-        for work, name in owners.items():
+        copies: dict[str, list[str]] = {name: [] for name in wanted}
+        for work, name in placement.owners.items():
             wanted[name].append(work)
+        for work, names in placement.copies.items():
+            for name in names:
+                copies[name].append(work)
         for name, instances in wanted.items():
             version, placed = placements.get(name, (ABSENT, PlacementRecord()))
             if placed.token > self._lease.token:
                 _log.info("a later leader has placed the work", member=name)
                 self._placements = None
                 return
-            if set(placed.instances) == set(instances) and version != ABSENT:
+            record = PlacementRecord(self._lease.token, tuple(sorted(instances)), tuple(sorted(copies[name])))
+            if replace(record, token=placed.token) == placed and version != ABSENT:
                 if name not in self._members and not instances:
                     # The member is gone, and so is what it had.
                     self._store.delete(self._group.placements + path_of(name), version)
                     del placements[name]
                 continue
-            record = PlacementRecord(self._lease.token, tuple(sorted(instances)))
             # Should the answer be lost, the placements are read again.
             self._placements = None
             version = self._store.put(self._group.placements + path_of(name), record.encode(), version)
             placements[name], self._placements = (version, record), placements
-            _log.info("work is placed", member=name, works=len(instances))
+            _log.info("work is placed", member=name, works=len(instances), copies=len(copies[name]))
+
+
+def _placement_of(placements: Mapping[str, tuple[int, PlacementRecord]]) -> Placement:
+    owners: dict[str, str] = {}
+    copies: dict[str, tuple[str, ...]] = {}
+    for name, (_, placed) in sorted(placements.items()):
+        owners.update(dict.fromkeys(placed.instances, name))
+        for work in placed.copies:
+            copies[work] = (*copies.get(work, ()), name)
+    return Placement(owners, copies)

@@ -18,7 +18,7 @@ import structlog
 import penstock.coordinate.lease as leases
 from penstock.coordinate.store import CoordinationStore, Session, Watch, path_of
 from penstock.errors import OptionInvalid, PenstockError, SchemaInvalid, TransientError, VersionConflict
-from penstock.fleet.group import Begin, Group, Tenure
+from penstock.fleet.group import Begin, BeginCopy, Group, Tenure
 from penstock.fleet.leader import FleetLeadership
 from penstock.fleet.placement import Work
 from penstock.fleet.records import DRAINED, LoadRecord, MemberRecord, PlacementRecord
@@ -54,8 +54,8 @@ class FleetMember:
     """This process's part in a group. `start` and `stop` belong to the main thread.
 
     `open_store` opens the store; a store that does not answer yet is opened later. `begin` begins a piece of
-    work under its lease, `bytes_per_second` measures all of it, and `stop` waits for `end_seconds` for its
-    end.
+    work under its lease, and `begin_copy` a copy of its log. `bytes_per_second` measures all of it, and
+    `stop` waits for `end_seconds` for its end.
     """
 
     def __init__(
@@ -64,6 +64,7 @@ class FleetMember:
         group: Group,
         membership: Membership,
         begin: Begin,
+        begin_copy: BeginCopy | None = None,
         bytes_per_second: Callable[[], float] = lambda: 0.0,
         end_seconds: float = 10.0,
     ) -> None:
@@ -71,12 +72,14 @@ class FleetMember:
         self._group = group
         self._self = membership
         self._begin = begin
+        self._begin_copy = begin_copy
         self._bytes_per_second = bytes_per_second
         self._end_seconds = end_seconds
         self._store: CoordinationStore | None = None
         self._session: Session | None = None
         self._leadership: FleetLeadership | None = None
         self._tenures: dict[str, Tenure] = {}
+        self._copies: dict[str, Tenure] = {}
         self._leaving: list[Tenure] = []
         # Work whose lease this session may have without doing the work, because an answer was lost.
         self._doubtful: set[str] = set()
@@ -125,6 +128,10 @@ class FleetMember:
         """Return what this member does, by name."""
         return dict(self._tenures)
 
+    def copies(self) -> Mapping[str, Tenure]:
+        """Return the copies of logs that this member keeps, by name of their work."""
+        return dict(self._copies)
+
     # --- The thread -------------------------------------------------------------------------
 
     def _run(self) -> None:
@@ -141,7 +148,9 @@ class FleetMember:
             raise
         finally:
             for name in tuple(self._tenures):
-                self._give_up(name, "stopping")
+                self._give_up(self._tenures, name, "stopping")
+            for name in tuple(self._copies):
+                self._give_up(self._copies, name, "stopping")
             deadline = time.monotonic() + self._end_seconds
             for tenure in self._leaving:
                 if not tenure.wait_left(max(0.0, deadline - time.monotonic())):
@@ -196,10 +205,15 @@ class FleetMember:
         wanted = {name for name in placed.instances if works is None or name in works}
         self._give_up_lost()
         for name in [name for name in self._tenures if name not in wanted]:
-            self._give_up(name, "placed elsewhere")
+            self._give_up(self._tenures, name, "placed elsewhere")
         self._leaving = [tenure for tenure in self._leaving if not tenure.left]
         self._release_doubtful(wanted)
-        return min(pause, self._take_placed(store, wanted))
+        copied = {name for name in placed.copies if works is None or name in works} - wanted
+        for name in [name for name in self._copies if name not in copied]:
+            self._give_up(self._copies, name, "captured here" if name in wanted else "placed elsewhere")
+        pause = min(pause, self._take_placed(store, wanted))
+        self._take_copies(store, copied)
+        return pause
 
     def _register(self) -> bool:
         """Register this member; return False while another process has its name. Raises OptionInvalid."""
@@ -309,6 +323,15 @@ class FleetMember:
         self._doubtful.discard(name)
         _log.info("work is begun here", work=name, member=self.name, token=lease.token)
 
+    def _take_copies(self, store: CoordinationStore, wanted: set[str]) -> None:
+        """Begin the copies that are placed here, once this member has nothing else to do with their logs."""
+        busy = {*self._tenures, *self._copies, *(tenure.name for tenure in self._leaving)}
+        if self._begin_copy is None or self._stopping.is_set():
+            return
+        for name in sorted(wanted - busy):
+            self._copies[name] = self._begin_copy(store, name)
+            _log.info("a copy is begun here", work=name, member=self.name)
+
     def _acquire(self, store: CoordinationStore, path: str) -> leases.Lease | None:
         """Acquire a lease that nobody holds, or that we hold without knowing because a response was lost."""
         assert self._session is not None
@@ -319,14 +342,15 @@ class FleetMember:
 
     def _give_up_lost(self) -> None:
         for name in [name for name, tenure in self._tenures.items() if tenure.is_lost]:
-            self._give_up(name, "the lease was lost")
+            self._give_up(self._tenures, name, "the lease was lost")
 
-    def _give_up(self, name: str, why: str) -> None:
-        tenure = self._tenures[name]
+    def _give_up(self, tenures: dict[str, Tenure], name: str, why: str) -> None:
+        tenure = tenures[name]
         self._leaving.append(tenure)
-        _log.info("work is given up", work=name, member=self.name, why=why)
+        what = "work" if tenures is self._tenures else "a copy"
+        _log.info(f"{what} is given up", work=name, member=self.name, why=why)
         tenure.leave(why, self._news.set)
-        del self._tenures[name]
+        del tenures[name]
 
     def _lease_path(self, name: str) -> str:
         return self._group.leases + path_of(name, "lease")
@@ -352,7 +376,7 @@ class FleetMember:
         """Record the progress of all work and the load of this member, until stopped."""
         load_due = 0.0
         while not self._stopping.wait(RECORD_SECONDS):
-            for tenure in tuple(self._tenures.values()):
+            for tenure in (*self._tenures.values(), *self._copies.values()):
                 try:
                     tenure.record()
                 except PenstockError as problem:

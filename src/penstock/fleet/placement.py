@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Which member does which work: a pure function, so that every leader decides alike.
 
-    place_works(works, hosts, current) ─▶ the member of each work
+    place_works(works, hosts, current) ─▶ the member of each work, and the members with copies of its log
 
 Work stays where it is unless its member is gone, drained or overloaded. A member that has just come back
-several times gains nothing for a while (a damper), so that a host that flaps does not drag work along.
+several times gains nothing for a while (a damper), so that a host that flaps does not drag work along. Work
+whose log has copies moves only to a member with a copy, so that the log continues.
 """
 
 import heapq
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 
 # A member may have this much more than its share before work is taken from it.
 TOLERANCE = 0.10
@@ -23,11 +24,15 @@ _DAMPED_US_MAX = 600 * 1_000_000
 
 @dataclass(frozen=True)
 class Work:
-    """Something that exactly one member does. While `zone` has a member, one of them does it."""
+    """Something that exactly one member does. While `zone` has a member, one of them does it.
+
+    Its log exists `copies` times: with that member, and with as many others as it takes.
+    """
 
     name: str
     weight: float = 1.0
     zone: str | None = None
+    copies: int = 1
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,14 @@ class Host:
         return not self.drained and (self.works is None or work.name in self.works)
 
 
+@dataclass(frozen=True)
+class Placement:
+    """The member of each work, and the other members that are to keep a copy of its log."""
+
+    owners: Mapping[str, str] = field(default_factory=dict)
+    copies: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+
 def settled_at_us(joined_us: Sequence[int]) -> int:
     """Return when a member that joined at these times (ascending) may gain work; 0 if at once."""
     if not joined_us:
@@ -61,27 +74,159 @@ def settled_at_us(joined_us: Sequence[int]) -> int:
     return last + min(_DAMPED_US_FIRST << (recent - _JOINS_DAMPED), _DAMPED_US_MAX)
 
 
-def place_works(works: Sequence[Work], hosts: Sequence[Host], current: Mapping[str, str]) -> dict[str, str]:
-    """Return the member of each work that any host can do.
+def place_works(
+    works: Sequence[Work],
+    hosts: Sequence[Host],
+    current: Placement,
+    in_step: Callable[[str], Sequence[str]] = lambda work: (),
+) -> Placement:
+    """Return the placement of all work that any host can do.
 
     Work stays with its `current` member if it may. The rest goes to the members with the least load relative
     to their weight. Then work moves from members with more than their share and `TOLERANCE`, as far as whole
     pieces of work allow.
+
+    `in_step` returns the members whose copies of a work's log have nearly all of it, the most complete copy
+    first. A work whose member is gone goes to a member with a copy. A work whose member is alive moves only
+    to a member with a copy in step, and a member that is to get the work gets a copy first. A copy that is no
+    longer wanted stays until those that replace it are in step.
     """
+
+    def ready(work: str) -> list[str]:
+        return [name for name in in_step(work) if name in current.copies.get(work, ())]
+
     placing = _Placing(hosts)
+    # Where the log of a work is that has copies: its member, or the copy that continues it.
+    anchors: dict[str, Host] = {}
     homeless = []
     for work in sorted(works, key=lambda work: (-work.weight, work.name)):
-        host = placing.hosts.get(current.get(work.name, ""))
+        host = placing.hosts.get(current.owners.get(work.name, ""))
+        if host is not None and host.knows(work):
+            anchors[work.name] = host
         if host is not None and host in placing.eligible(work):
             placing.give(work, host)
         else:
             homeless.append(work)
     for work in homeless:
-        target = placing.least_loaded(work, settled=True) or placing.least_loaded(work, settled=False)
+        keeper = _keeper(work, placing, current, ready, has_member=work.name in anchors)
+        if keeper is not None:
+            anchors.setdefault(work.name, keeper)
+        target = keeper if keeper is not None and keeper in placing.eligible(work) else None
+        target = target or placing.least_loaded(work, settled=True)
+        target = target or placing.least_loaded(work, settled=False)
         if target is not None:
             placing.give(work, target)
     placing.balance()
-    return dict(placing.owners)
+    copying = _Copying(works, placing, anchors, current, ready)
+    for work in sorted(works, key=lambda work: (-work.weight, work.name)):
+        if work.copies > 1 and work.name in placing.owners:
+            copying.copy(work)
+    return Placement(dict(placing.owners), copying.copies)
+
+
+def _keeper(
+    work: Work,
+    placing: "_Placing",
+    current: Placement,
+    ready: Callable[[str], Sequence[str]],
+    *,
+    has_member: bool,
+) -> Host | None:
+    """Return the member whose copy continues the log of a work, None if there is none.
+
+    A work that still has a member may move only into its zone.
+    """
+    names = current.copies.get(work.name, ())
+    if work.copies < 2 or not names:
+        return None
+    complete = ready(work.name)
+    ordered = [*complete, *(name for name in names if name not in complete)]
+    keepers = [placing.hosts[name] for name in ordered if name in placing.hosts]
+    eligible = placing.eligible(work)
+    in_zone = next((host for host in keepers if host in eligible), None)
+    if in_zone is not None or has_member:
+        return in_zone
+    return next((host for host in keepers if host.knows(work)), None)
+
+
+class _Copying:
+    """The copies of logs while they are placed, after the work itself."""
+
+    def __init__(
+        self,
+        works: Sequence[Work],
+        placing: "_Placing",
+        anchors: Mapping[str, Host],
+        current: Placement,
+        ready: Callable[[str], Sequence[str]],
+    ) -> None:
+        self.copies: dict[str, tuple[str, ...]] = {}
+        self._placing = placing
+        self._anchors = anchors
+        self._current = current
+        self._ready = ready
+        weights = {work.name: work.weight for work in works}
+        for name, hosts in current.copies.items():
+            for host in hosts:
+                if name in weights and host in placing.hosts:
+                    placing.add_load(placing.hosts[host], weights[name])
+
+    def copy(self, work: Work) -> None:
+        """Choose the members with copies of a work's log."""
+        placing, name = self._placing, work.name
+        anchor = self._anchors.get(name)
+        owner = placing.hosts[placing.owners[name]]
+        awaited: Host | None = None
+        if anchor is not None and anchor != owner and owner.name not in self._ready(name):
+            owner, awaited = anchor, owner
+            placing.give(work, owner)
+        kept = [
+            placing.hosts[copy]
+            for copy in self._current.copies.get(name, ())
+            if copy in placing.hosts and placing.hosts[copy].knows(work) and copy != owner.name
+        ]
+        chosen = self._choose(work, owner, [host for host in kept if host != awaited], awaited)
+        retired = [host for host in kept if host not in chosen and host != awaited]
+        if retired and set(self._ready(name)).issuperset(host.name for host in chosen):
+            retired = []
+        copies = [*chosen, *([] if awaited is None else [awaited]), *retired]
+        self.copies[name] = tuple(sorted(host.name for host in copies))
+
+    def _choose(self, work: Work, owner: Host, kept: Sequence[Host], awaited: Host | None) -> list[Host]:
+        """Return the members with copies: in zones of their own if possible, those that have one first."""
+        holders = sorted(kept, key=lambda host: host.name)
+        anchor = self._anchors.get(work.name)
+        if anchor is not None and anchor not in (owner, *holders):
+            # Its log is complete up to the move.
+            holders.append(anchor)
+        chosen: list[Host] = []
+        while len(chosen) < work.copies - 1:
+            taken = {owner, *chosen, *([] if awaited is None else [awaited])}
+            zones = {owner.zone, *(host.zone for host in chosen)}
+            host = self._next(work, holders, taken, zones)
+            if host is None:
+                break
+            chosen.append(host)
+            if host not in kept:
+                self._placing.add_load(host, work.weight)
+        return chosen
+
+    def _next(
+        self, work: Work, holders: Sequence[Host], taken: Collection[Host], zones: Collection[str]
+    ) -> Host | None:
+        free = [host for host in holders if host not in taken]
+        apart = next((host for host in free if host.zone not in zones), None)
+        if apart is None and not self._placing.zones <= set(zones):
+            apart = self._first(
+                lambda host: host.knows(work) and host not in taken and host.zone not in zones
+            )
+        if apart is not None or free:
+            return apart or free[0]
+        return self._first(lambda host: host.knows(work) and host not in taken)
+
+    def _first(self, may: Callable[[Host], bool]) -> Host | None:
+        """Return the least loaded host that may get a copy, one that is settled if there is any."""
+        return self._placing.first(lambda host: may(host) and host.settled) or self._placing.first(may)
 
 
 class _Placing:
@@ -93,11 +238,11 @@ class _Placing:
         self._works: dict[str, dict[str, Work]] = {host.name: {} for host in hosts}
         self._loads: dict[str, float] = {host.name: 0.0 for host in hosts}
         self._heap = [(0.0, name) for name in sorted(self.hosts)]
-        self._zones = {host.zone for host in hosts if not host.drained}
+        self.zones = {host.zone for host in hosts if not host.drained}
 
     def eligible(self, work: Work) -> "_Eligible":
         """Return the hosts that may do a work."""
-        return _Eligible(work, work.zone if work.zone in self._zones else None)
+        return _Eligible(work, work.zone if work.zone in self.zones else None)
 
     def give(self, work: Work, host: Host) -> None:
         """Place a work; it leaves the host that had it."""
@@ -112,16 +257,24 @@ class _Placing:
     def least_loaded(self, work: Work, *, settled: bool) -> Host | None:
         """Return the host with the smallest relative load that may gain a work, None if there is none."""
         eligible = self.eligible(work)
+        return self.first(lambda host: host in eligible and (host.settled or not settled))
+
+    def first(self, may: Callable[[Host], bool]) -> Host | None:
+        """Return the host with the smallest relative load for which `may` is true, None if there is none."""
         passed = []
         chosen = None
         for load, host in self._ascending():
             passed.append((load, host.name))
-            if host in eligible and (host.settled or not settled):
+            if may(host):
                 chosen = host
                 break
         for loaded in passed:
             heapq.heappush(self._heap, loaded)
         return chosen
+
+    def add_load(self, host: Host, weight: float) -> None:
+        """Count the load of a copy."""
+        self._change_load(host.name, weight)
 
     def balance(self) -> None:
         """Move work from overloaded hosts while that brings both hosts closer to their share."""

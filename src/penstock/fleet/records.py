@@ -51,7 +51,8 @@ class MemberRecord:
         """Return the value of the record."""
         values = {name: value for name, value in asdict(self).items() if name not in ("name", "instances")}
         instances = {
-            name: {"weight": work.weight, "zone": work.zone} for name, work in self.instances.items()
+            name: {"weight": work.weight, "zone": work.zone, "copies": work.copies}
+            for name, work in self.instances.items()
         }
         return encode_record({**values, "instances": instances})
 
@@ -69,7 +70,9 @@ class MemberRecord:
                 int(values.get("process", 0)),
                 int(values.get("since_us", 0)),
                 {
-                    str(instance): Work(str(instance), float(share["weight"]), share["zone"])
+                    str(instance): Work(
+                        str(instance), float(share["weight"]), share["zone"], int(share.get("copies", 1))
+                    )
                     for instance, share in values["instances"].items()
                 },
             )
@@ -77,14 +80,20 @@ class MemberRecord:
 
 @dataclass(frozen=True)
 class PlacementRecord:
-    """The instances that a member is to capture; `token` belongs to the leader's lease that wrote it."""
+    """The instances that a member is to capture, and those whose logs it is to copy.
+
+    `token` belongs to the leader's lease that wrote it.
+    """
 
     token: int = 0
     instances: tuple[str, ...] = ()
+    copies: tuple[str, ...] = ()
 
     def encode(self) -> bytes:
         """Return the value of the record."""
-        return encode_record({"token": self.token, "instances": list(self.instances)})
+        return encode_record(
+            {"token": self.token, "instances": list(self.instances), "copies": list(self.copies)}
+        )
 
     @classmethod
     def of(cls, record: Record | None) -> Self:
@@ -92,7 +101,11 @@ class PlacementRecord:
         if record is None:
             return cls()
         with reading_fields("a placement", record) as values:
-            return cls(int(values["token"]), tuple(map(str, values["instances"])))
+            return cls(
+                int(values["token"]),
+                tuple(map(str, values["instances"])),
+                tuple(map(str, values.get("copies", ()))),
+            )
 
 
 @dataclass(frozen=True)
@@ -144,11 +157,47 @@ class CaptureRecord:
             return cls(
                 int(values["token"]),
                 _handover_of(values["handover"]),
-                None if values.get("holds") is None else tuple(map(_hold_of, values["holds"])),
+                None if values.get("holds") is None else tuple(map(hold_of, values["holds"])),
                 str(values.get("state", "")),
                 values.get("why"),
                 int(values.get("updated_us", 0)),
                 str(values.get("member", "")),
+            )
+
+
+@dataclass(frozen=True)
+class CopyRecord:
+    """A member's copy of an instance's log when the record was written, at `updated_us`.
+
+    `position` is the end of the copy, None without a byte. `in_step` is true if the copy has nearly all that
+    the capturing member has. `why` says what keeps it from following.
+    """
+
+    position: Position | None = None
+    behind_bytes: int | None = None
+    in_step: bool = False
+    why: str | None = None
+    updated_us: int = 0
+
+    def encode(self) -> bytes:
+        """Return the value of the record."""
+        position = None if self.position is None else str(self.position)
+        return encode_record({**asdict(self), "position": position})
+
+    @classmethod
+    def of(cls, instance: str, record: Record | None) -> Self | None:
+        """Read the record, None if there is none. Raises SchemaInvalid."""
+        if record is None:
+            return None
+        what = f"the record of a copy of {instance}"
+        with reading_fields(what, record) as values:
+            position, behind_bytes = values["position"], values["behind_bytes"]
+            return cls(
+                None if position is None else Position.parse(position),
+                None if behind_bytes is None else int(behind_bytes),
+                bool(values["in_step"]),
+                values.get("why"),
+                int(values.get("updated_us", 0)),
             )
 
 
@@ -188,6 +237,24 @@ def capture_path(instance: str) -> str:
     return INSTANCES + path_of(instance, "capture")
 
 
+def copy_path(instance: str, member: str) -> str:
+    """Return the path of the record of a member's copy of an instance's log."""
+    return INSTANCES + path_of(instance, "copies") + path_of(member)
+
+
+def members_in_step(store: CoordinationStore, instance: str) -> list[str]:
+    """Return the members whose copies have nearly all of an instance's log, the most complete first.
+
+    Records of members that have left may be among them. Raises SchemaInvalid, CoordinationLost.
+    """
+    positions: list[tuple[Position, str]] = []
+    for member in names_below(store, INSTANCES + path_of(instance, "copies")):
+        copy = CopyRecord.of(instance, store.get(copy_path(instance, member), latest=True))
+        if copy is not None and copy.in_step and copy.position is not None:
+            positions.append((copy.position, member))
+    return [member for _, member in sorted(positions, reverse=True)]
+
+
 def names_below(store: CoordinationStore, path: str) -> list[str]:
     """Return the names of the records below a path. Raises CoordinationLost."""
     return [decoded_name(name) for name in store.list(path)]
@@ -218,7 +285,8 @@ def encode_joins(joins: Mapping[str, Sequence[int]]) -> bytes:
     return encode_record({"members": {name: list(times) for name, times in joins.items()}})
 
 
-def _hold_of(values: Mapping[str, Any]) -> Hold:
+def hold_of(values: Mapping[str, Any]) -> Hold:
+    """Return a hold from its fields."""
     expires_us = values["expires_us"]
     return Hold(
         str(values["name"]),

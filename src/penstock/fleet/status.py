@@ -11,10 +11,12 @@ from penstock.fleet.records import (
     DRAINED,
     INSTANCES,
     CaptureRecord,
+    CopyRecord,
     LoadRecord,
     MemberRecord,
     PlacementRecord,
     capture_path,
+    copy_path,
     lease_path,
     member_of,
     names_below,
@@ -29,21 +31,25 @@ def fleet_status(store: CoordinationStore) -> dict[str, Any]:
     """
     drained = set(names_below(store, DRAINED))
     placed = {
-        name: PlacementRecord.of(store.get(DAEMONS.placements + path_of(name))).instances
+        name: PlacementRecord.of(store.get(DAEMONS.placements + path_of(name)))
         for name in names_below(store, DAEMONS.placements)
     }
     members = {name: member_of(store, name) for name in names_below(store, DAEMONS.members)}
     running = {name: member for name, member in members.items() if member is not None}
     names = {instance for member in running.values() for instance in member.instances}
     names |= set(names_below(store, INSTANCES))
-    placed_on = {instance: name for name, instances in placed.items() for instance in instances}
+    placed_on = {instance: name for name, record in placed.items() for instance in record.instances}
+    copied_on = {
+        instance: [name for name, record in placed.items() if instance in record.copies] for instance in names
+    }
+    works = {name: _works_of(record) for name, record in placed.items()}
     leader = Holder.of(store.get(DAEMONS.leader))
-    away = sorted(({name for name, instances in placed.items() if instances} | drained) - running.keys())
+    away = sorted(({name for name, count in works.items() if count} | drained) - running.keys())
     return {
         "leader": None if leader is None else leader.name,
         "members": [
             *(
-                _member_status(store, member, len(placed.get(name, ())), name in drained)
+                _member_status(store, member, works.get(name, 0), name in drained)
                 for name, member in sorted(running.items())
             ),
             *(
@@ -51,15 +57,39 @@ def fleet_status(store: CoordinationStore) -> dict[str, Any]:
                     "member": name,
                     "state": "away",
                     "drained": name in drained,
-                    "placed": len(placed.get(name, ())),
+                    "placed": works.get(name, 0),
                 }
                 for name in away
             ),
         ],
         "instances": [
-            _instance_status(store, instance, placed_on.get(instance), running) for instance in sorted(names)
+            {
+                **_instance_status(store, instance, placed_on.get(instance), running),
+                "copies": [_copy_status(store, instance, name, running) for name in copied_on[instance]],
+            }
+            for instance in sorted(names)
         ],
         "workers": [_worker_status(store, name, drained) for name in names_below(store, JOB_WORKERS.members)],
+    }
+
+
+def _works_of(placement: PlacementRecord) -> int:
+    """Return how many logs a member captures or copies."""
+    return len(placement.instances) + len(placement.copies)
+
+
+def _copy_status(
+    store: CoordinationStore, instance: str, member: str, running: Collection[str]
+) -> dict[str, Any]:
+    """Return a member's copy of an instance's log, and how far it was when the member last recorded it."""
+    record = CopyRecord.of(instance, store.get(copy_path(instance, member))) or CopyRecord()
+    return {
+        "member": member,
+        "state": "away" if member not in running else "in step" if record.in_step else "behind",
+        "position": None if record.position is None else str(record.position),
+        "behind_bytes": record.behind_bytes,
+        "why": record.why,
+        "recorded_us": record.updated_us or None,
     }
 
 

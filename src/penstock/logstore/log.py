@@ -219,21 +219,25 @@ class Log(LogReader):
         """Record durably that the following bytes come from another server. Repeating the call is harmless.
 
         Raises PositionInvalid for an epoch that does not follow the latest, LogFull, DiskFailed."""
+        source = (server_key, server_id, flavor, version)
+        time_us = int(self._clock() * 1_000_000)
+        return self.adopt_epoch(EpochRecord(epoch, *source, file, offset, gtid_set, time_us, True, lost))
+
+    def adopt_epoch(self, record: EpochRecord) -> EpochRecord:
+        """Record an epoch as it is in the log that this one copies; see `begin_epoch`."""
         with self._writing:
             self._check()
             latest = self._epochs.latest
-            if latest is not None and latest.epoch == epoch and latest.server_key == server_key:
+            if latest is not None and (latest.epoch, latest.server_key) == (record.epoch, record.server_key):
                 return latest
-            if epoch <= (-1 if latest is None else latest.epoch):
+            if record.epoch <= (-1 if latest is None else latest.epoch):
                 raise PositionInvalid(
-                    f"epoch {epoch} does not follow the log's epoch {latest.epoch if latest else 'none'}",
-                    position=str(Position(epoch, file, offset)),
+                    f"epoch {record.epoch} does not follow the log's {latest.epoch if latest else 'none'}",
+                    position=str(record.position),
                     hint="Begin a new log: move the folder of this one away",
                 )
             # Make the old epoch durable first: its server could no longer be asked to resend lost bytes.
             self._finish_segment()
-            source = (server_key, server_id, flavor, version)
-            record = EpochRecord(epoch, *source, file, offset, gtid_set, self._now_us(), True, lost)
             self._change_epochs(self._epochs.add(record))
             return record
 
@@ -543,7 +547,7 @@ class Log(LogReader):
         if not (at_once or due):
             return
         try:
-            CapturePosition(position, gtid_set, self._now_us()).write(self.disk, self.layout)
+            CapturePosition(position, gtid_set, int(self._clock() * 1_000_000)).write(self.disk, self.layout)
         except LogFull as problem:
             # An older saved position is correct too. Recovery then reads more of the tail.
             _log.warning("the durable position is not noted", position=str(position), reason=str(problem))
@@ -593,6 +597,3 @@ class Log(LogReader):
                     self.memory.close()
             finally:
                 self._lock.close()
-
-    def _now_us(self) -> int:
-        return int(self._clock() * 1_000_000)

@@ -39,7 +39,7 @@ from penstock.serve.canal.listener import CanalListener
 from penstock.serve.canal.protocol import CanalServer
 from penstock.serve.connections import Connections, bounded_http
 from penstock.serve.guard import Guard, Measured
-from penstock.serve.http import changes, fleet, history, holds
+from penstock.serve.http import changes, copies, fleet, history, holds
 from penstock.serve.http import log as http
 from penstock.serve.ports import Ports
 from penstock.serve.problems import as_http_problem, as_problem
@@ -67,6 +67,7 @@ def make_app(served: Served, listeners: Mapping[str, str], more: Sequence[Route]
             *http.routes(served),
             *changes.routes(served),
             *holds.routes(served),
+            *copies.routes(served),
             *history.routes(served),
             Route("/v1/listeners", where, name="_listeners"),
             *more,

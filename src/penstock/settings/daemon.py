@@ -25,7 +25,13 @@ from urllib.parse import quote
 from pydantic import AfterValidator, Field, ValidationError, ValidationInfo, field_validator, model_validator
 
 from penstock.errors import OptionInvalid
-from penstock.limits import HOLD_AGE_SECONDS_DEFAULT, HOLD_BYTES_DEFAULT, HOLD_FREE_BYTES_DEFAULT, MIB
+from penstock.limits import (
+    COPIES_MAX,
+    HOLD_AGE_SECONDS_DEFAULT,
+    HOLD_BYTES_DEFAULT,
+    HOLD_FREE_BYTES_DEFAULT,
+    MIB,
+)
 from penstock.model import Secret, ServerAddress, TablePatterns, is_loopback, is_server_url
 from penstock.settings.alerts import AlertSettings
 from penstock.settings.console import ConsoleSection
@@ -137,6 +143,13 @@ class LogSettings(Section):
     fsync_seconds: Seconds = Field(default=1.0, gt=0)
     memory_bytes: Bytes = Field(default=64 * MIB, ge=0)
     mode: Literal["memory", "file", "mixed"] = "mixed"
+    copies: int = Field(
+        default=1,
+        ge=1,
+        le=COPIES_MAX,
+        description="how many members of the fleet have the log: the one that captures, and those that"
+        " copy it",
+    )
     retention: RetentionSettings = Field(default_factory=RetentionSettings)
     cold_after: Seconds | None = Field(default=None, description="compress segments older than this")
     tier: str | None = Field(
@@ -168,6 +181,7 @@ class LogOverrides(Section):
     fsync_seconds: Seconds = Field(default=1.0, gt=0)
     memory_bytes: Bytes = Field(default=64 * MIB, ge=0)
     mode: Literal["memory", "file", "mixed"] = "mixed"
+    copies: int = Field(default=1, ge=1, le=COPIES_MAX)
     retention: RetentionSettings | None = None
     cold_after: Seconds | None = None
     tier: str | None = None
@@ -402,6 +416,13 @@ class Settings(Section):
 
     @model_validator(mode="after")
     def _can_be_shared(self) -> Self:
+        for name in self.instances:
+            log = self.log_of(name)
+            if log.copies > 1 and self.fleet is None:
+                raise ValueError(f"log.copies: {name} is to have copies, which other members of a fleet keep")
+            if log.copies > 1 and (log.mode == "memory" or log.tier is not None):
+                what = "a log in memory" if log.mode == "memory" else "a log with a tier"
+                raise ValueError(f"log.copies: {name} has {what}, which is not copied")
         if self.fleet is None:
             return self
         if self.coordination is None:

@@ -5,6 +5,7 @@ fleet: {zone: a, session: 10s}
 """
 
 import socket
+from pathlib import Path
 from typing import Annotated
 
 from pydantic import AfterValidator, Field
@@ -41,6 +42,11 @@ class FleetSettings(Section):
         default=10.0,
         ge=_SESSION_SECONDS_MIN,
         description="how long this daemon may be silent before other members capture its instances",
+    )
+    ssl_ca: Path | None = Field(
+        default=None,
+        description="the authority of the members' certificates, for copies of logs over TLS; default: those"
+        " of the system",
     )
 
     def member_name(self) -> str:

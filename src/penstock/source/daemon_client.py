@@ -6,7 +6,7 @@ Only this module uses the HTTP library.
 
 import json
 import ssl
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -61,7 +61,10 @@ class DaemonClient:
     go there, with the same token and TLS settings, until that member does not answer.
     """
 
-    def __init__(self, address: DaemonAddress, base_url: str) -> None:
+    def __init__(
+        self, address: DaemonAddress, base_url: str, silence_seconds: float = SILENCE_SECONDS_MAX
+    ) -> None:
+        """A daemon that sends nothing for `silence_seconds` counts as lost."""
         # The daemon that is asked now, and the one that was configured.
         self.url = base_url
         self._configured_url = base_url
@@ -71,7 +74,7 @@ class DaemonClient:
             num_pools=2,
             maxsize=_CONNECTIONS_KEPT,
             headers=_headers(address.token),
-            timeout=Timeout(connect=_CONNECT_SECONDS_MAX, read=SILENCE_SECONDS_MAX),
+            timeout=Timeout(connect=_CONNECT_SECONDS_MAX, read=silence_seconds),
             # The caller retries, because only the caller knows where to resume.
             retries=False,
             **_tls_arguments(address.tls),
@@ -102,7 +105,9 @@ class DaemonClient:
         """Return the bytes of a response."""
         return bytes(self._get(call, query, stream=False).data)
 
-    def stream(self, epoch: int, file: str, start: int, stop: int, server_key: str = "") -> Iterator[bytes]:
+    def stream(
+        self, epoch: int, file: str, start: int, stop: int, server_key: str = ""
+    ) -> Generator[bytes, None, None]:
         """Yield the bytes of [start, stop) of a file, or up to the end of the log before that.
 
         Raises ConnectionLost if the stream breaks off, and ServerChanged if the bytes are those of another

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table definitions and the holds of a copied log, as the capturing member has them."""
+
+import time
+
+from penstock.errors import ServerBusy
+from penstock.fleet.records import hold_of
+from penstock.logstore.generations import Generation, GenerationFiles
+from penstock.logstore.holds import Holds
+from penstock.logstore.log import Log
+from penstock.logstore.prepared import HOLD_NAME
+from penstock.model import Position, StatementSession
+from penstock.source.daemon_client import DaemonClient
+
+# Definitions that the capturing member reads from its server arrive later than their statements.
+_REFRESH_SECONDS = 10.0
+
+
+class CopiedMetadata:
+    """Keeps definitions and holds equal to those of another member; see `penstock.capture.receive.Schemas`.
+
+    A statement's definitions are copied before its bytes are stored, never the other way round, so that the
+    member that continues the log knows the tables of every byte in it.
+    """
+
+    def __init__(self, log: Log, client: DaemonClient) -> None:
+        self._files = GenerationFiles(log.disk, log.layout)
+        self._holds = Holds(log.disk, log.layout)
+        self._client = client
+        # The end of the other log when its definitions were listed.
+        self._copied_to: Position | None = None
+        self._due = 0.0
+
+    def refresh(self) -> None:
+        """Copy what has changed, if the last copy is old. Raises the errors of the daemon and of the disk."""
+        if time.monotonic() >= self._due:
+            self.copy()
+
+    def copy(self) -> None:
+        """Copy what has changed. Raises the errors of the daemon and of the disk."""
+        answer = self._client.ask("copy/metadata")
+        wanted = {entry["version"]: Generation(**entry) for entry in answer["definitions"]}
+        present = {generation.version: generation for generation in self._files.list()}
+        for version, generation in wanted.items():
+            if present.get(version) != generation:
+                self._files.store(generation, self._client.content("copy/definitions", version=version))
+        for version in present.keys() - wanted.keys():
+            self._files.remove(version)
+        holds = {hold.name: hold for hold in map(hold_of, answer["holds"])}
+        kept = {hold.name: hold for hold in self._holds.readable(time.time_ns() // 1000)}
+        for name, hold in holds.items():
+            if kept.get(name) != hold:
+                self._holds.put(hold, admin=True)
+        for name in kept.keys() - holds.keys() - {HOLD_NAME}:
+            self._holds.remove(name)
+        self._copied_to = None if answer["position"] is None else Position.parse(answer["position"])
+        self._due = time.monotonic() + _REFRESH_SECONDS
+
+    def apply(self, text: str, database: str, position: Position, session: StatementSession) -> None:
+        """Copy the definitions before a statement, which ends at a position, is stored."""
+        if self._copied_to is None or position > self._copied_to:
+            self.copy()
+        if self._copied_to is None or position > self._copied_to:
+            raise ServerBusy("the member that captures has less of the log than it listed", hint="Ask again")
+
+    def received(self, position: Position) -> None:
+        """Do nothing: the position is in the log itself."""
+
+    def close(self) -> None:
+        """Do nothing: no file is open."""

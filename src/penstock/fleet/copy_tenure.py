@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A member's copy of one instance's log, from its begin to its end. It needs no lease."""
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import structlog
+
+from penstock.coordinate.store import CoordinationStore
+from penstock.errors import PenstockError
+from penstock.fleet.copying import LogCopy
+from penstock.fleet.records import CopyRecord, copy_path
+
+_log = structlog.get_logger(__name__)
+
+
+class CopyTenure:
+    """A copy as one piece of a member's work; see `penstock.fleet.group.Tenure`."""
+
+    def __init__(self, store: CoordinationStore, instance: str, member: str, copy: LogCopy) -> None:
+        self.name = instance
+        self.copy = copy
+        self._store = store
+        self._path = copy_path(instance, member)
+        self._recorded: CopyRecord | None = None
+        self._left = threading.Event()
+
+    @property
+    def is_lost(self) -> bool:
+        """False: nobody else can have this member's copy."""
+        return False
+
+    @property
+    def left(self) -> bool:
+        """Whether the copy has ended and its log was released."""
+        return self._left.is_set()
+
+    def record(self) -> None:
+        """Record how far the copy is, if that has changed. Raises CoordinationLost."""
+        current = self.copy.record()
+        if current == self._recorded:
+            return
+        self._store.put(self._path, replace(current, updated_us=time.time_ns() // 1000).encode())
+        self._recorded = current
+
+    def leave(self, why: str, left: Callable[[], None]) -> None:
+        """End the copy in a separate thread, and remove its record; then call `left`."""
+        threading.Thread(target=self._end, args=(left,), name=f"leave-copy-{self.name}", daemon=True).start()
+
+    def wait_left(self, seconds: float) -> bool:
+        """Wait up to `seconds` until the log was released; return whether it was."""
+        return self._left.wait(seconds)
+
+    def _end(self, left: Callable[[], None]) -> None:
+        try:
+            self.copy.stop()
+        finally:
+            self._left.set()
+            left()
+        try:
+            self._store.delete(self._path)
+        except PenstockError as problem:
+            _log.info("the record of a copy stays", instance=self.name, why=str(problem))

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What another member of the fleet needs to copy a log, in addition to the bytes.
+
+GET copy/listing     the epochs with their servers, and the extents; waits for more as `head` does
+GET copy/metadata    the holds, and the files of table definitions
+GET copy/definitions one of these files
+"""
+
+import functools
+from dataclasses import asdict
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from penstock.logstore.generations import GenerationFiles
+from penstock.logstore.holds import Holds
+from penstock.logstore.log import Log
+from penstock.logstore.prepared import HOLD_NAME
+from penstock.serve.access import account_of
+from penstock.serve.http.query import Query, instance_of, log_of
+from penstock.serve.served import Served
+from penstock.serve.threads import run_in
+
+_PREFIX = "/v1/instances/{instance}/copy"
+
+
+def routes(served: Served) -> list[Route]:
+    """Return the routes for copies. They are for accounts that may read the whole log."""
+    calls = [("listing", _listing), ("metadata", _metadata), ("definitions", _definitions)]
+    return [
+        Route(f"{_PREFIX}/{name}", functools.partial(call, served), methods=["GET"], name=call.__name__)
+        for name, call in calls
+    ]
+
+
+def _log_of(served: Served, request: Request) -> Log:
+    account_of(request).prove_reads_whole_log(request.path_params["instance"])
+    return log_of(served, request)
+
+
+async def _listing(served: Served, request: Request) -> Response:
+    query, instance = Query(request), instance_of(served, request)
+    log = _log_of(served, request)
+    await served.wait_behind(instance.name, query.position("after"), query.seconds("timeout"))
+    return JSONResponse(await run_in(served.threads.searching, _list, log))
+
+
+def _list(log: Log) -> dict[str, Any]:
+    extents = log.extents()
+    return {
+        "extents": [asdict(extent) for extent in extents],
+        # An epoch that begins now is listed before its first extent, never after it.
+        "epochs": [asdict(epoch) for epoch in log.epochs.epochs],
+    }
+
+
+async def _metadata(served: Served, request: Request) -> Response:
+    return JSONResponse(await run_in(served.threads.definitions, _describe, _log_of(served, request)))
+
+
+def _describe(log: Log) -> dict[str, Any]:
+    # Statements are in the files before their bytes are in the log, so the end of the log is read first.
+    visible = log.visible
+    files = GenerationFiles(log.disk, log.layout)
+    holds = Holds(log.disk, log.layout).all()
+    return {
+        "position": None if visible is None else str(visible),
+        "definitions": [asdict(generation) for generation in files.list()],
+        "holds": [
+            {**asdict(hold), "position": str(hold.position)} for hold in holds if hold.name != HOLD_NAME
+        ],
+    }
+
+
+async def _definitions(served: Served, request: Request) -> Response:
+    log, version = _log_of(served, request), Query(request).number("version")
+    files = GenerationFiles(log.disk, log.layout)
+    content = await run_in(served.threads.definitions, files.read, version)
+    return Response(content, media_type="application/octet-stream")

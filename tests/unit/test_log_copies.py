@@ -1,0 +1,177 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A copy of a log follows it over HTTP, byte for byte, and never continues another history."""
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from penstock.fleet.copying import LogCopy
+from penstock.logstore.disk import Disk, LocalDisk
+from penstock.logstore.generations import GenerationFiles
+from penstock.logstore.holds import Hold, Holds
+from penstock.logstore.log import Log
+from penstock.logstore.schemas import SchemaLog
+from penstock.model import Secret
+from penstock.schema.history import SchemaHistory
+from penstock.schema.server_defaults import ServerDefaults
+from penstock.schema.statements.tokens import ServerSpelling
+from penstock.source.daemon_address import DaemonAddress
+from tests.support.daemon.served_log import INSTANCE, ServedLog, serving
+from tests.support.logstore.disk import Loss, SimulatedDisk
+from tests.support.logstore.source import SETTINGS, TIME_S, Captured, check_log, open_log
+from tests.support.suite.patience import wait_until
+
+
+class Enough(Exception):
+    """A capture has appended what a test wanted."""
+
+
+def capture_pieces(log: Log, count: int) -> None:
+    """Append this many pieces of the source."""
+
+    def stop(captured: Captured, appended: int) -> None:
+        if appended == count:
+            raise Enough
+
+    with pytest.raises(Enough):
+        Captured(log, each=stop).run()
+
+
+def open_copy(folder: Path, disk: Disk) -> Log:
+    """Open a copy with small segments."""
+    return Log.open(folder, SETTINGS, disk, clock=lambda: TIME_S)
+
+
+@contextmanager
+def copying(served: ServedLog, folder: Path = Path("/copy"), disk: Disk | None = None) -> Iterator[LogCopy]:
+    """Copy a served log inside the block."""
+    disk = disk or SimulatedDisk()
+    address = DaemonAddress((("127.0.0.1", served.port()),), INSTANCE, Secret(served.token or ""))
+    copy = LogCopy(INSTANCE, lambda: open_copy(folder, disk), lambda: address)
+    copy.start()
+    try:
+        yield copy
+    finally:
+        copy.stop()
+
+
+def wait_for_end(copy: LogCopy, log: Log) -> Log:
+    """Wait until a copy has everything of a log, and return the copy."""
+    wait_until(lambda: log.visible is not None and copy.record().position == log.visible)
+    copied = copy.log()
+    assert copied is not None
+    return copied
+
+
+def test_copy_follows_a_log_over_files_and_epochs_byte_for_byte() -> None:
+    with open_log(SimulatedDisk()) as log, serving(log) as served:
+        capture_pieces(log, 3)
+        with copying(served) as copy:
+            wait_for_end(copy, log)
+            Captured(log, each=lambda captured, count: served.served.arrivals.arrived(INSTANCE)).run()
+            served.served.arrivals.arrived(INSTANCE)
+            copied = wait_for_end(copy, log)
+            check_log(copied, whole=True)
+            assert copied.epochs == log.epochs
+            wait_until(lambda: copy.record().in_step and not copy.record().behind_bytes)
+
+
+class FailingDisk(SimulatedDisk):
+    """A disk that keeps what would be left of it if the power failed before one of its steps."""
+
+    def __init__(self, fails_at: int, loss: Loss) -> None:
+        super().__init__()
+        self._fails_at = fails_at
+        self._loss = loss
+        self.left: SimulatedDisk | None = None
+
+    def step(self, what: str) -> None:
+        super().step(what)
+        if len(self.steps) == self._fails_at:
+            self.left = self.after_power_failure(self._loss, self._fails_at)
+
+
+@pytest.mark.parametrize("loss", [Loss.DROP, Loss.GARBLE])
+def test_copy_whose_host_loses_power_is_complete_in_the_end(loss: Loss) -> None:
+    with open_log(SimulatedDisk()) as log, serving(log) as served:
+        Captured(log).run()
+        disks = [FailingDisk(fails_at, loss) for fails_at in (1, 12, 33, 70)]
+        with ExitStack() as copies:
+            for disk in disks:
+                wait_for_end(copies.enter_context(copying(served, disk=disk)), log)
+        for disk in disks:
+            assert disk.left is not None
+            with copying(served, disk=disk.left) as copy:
+                check_log(wait_for_end(copy, log), whole=True)
+
+
+def test_definitions_and_holds_are_copied_before_the_bytes_that_need_them() -> None:
+    with open_log(SimulatedDisk()) as log, serving(log) as served:
+        capture_pieces(log, 3)
+        end = log.visible
+        assert end is not None
+        definitions = SchemaLog(log.folder, SchemaHistory.from_json, log.disk)
+        defaults = ServerDefaults(ServerSpelling(version=(9, 7, 0)), "utf8mb4", {}, folds_names=False)
+        definitions.seed(SchemaHistory.awaiting_survey(defaults, end), end)
+        holds = Holds(log.disk, log.layout)
+        holds.put(Hold("reader", end, time.time_ns() // 1000 + 60_000_000, "cache"))
+        with copying(served) as copy:
+            copied = wait_for_end(copy, log)
+            files = GenerationFiles(copied.disk, copied.layout)
+            assert files.list() == GenerationFiles(log.disk, log.layout).list()
+            assert Holds(copied.disk, copied.layout).all() == holds.all()
+
+
+def test_copy_with_bytes_of_another_history_is_set_aside_and_begins_again(tmp_path: Path) -> None:
+    """A host had received more of the first server than any other, when another server took over."""
+    folder = tmp_path / "shop"
+    with open_copy(folder, LocalDisk()) as longer:
+        capture_pieces(longer, 8)
+        end = longer.visible
+    with open_log(SimulatedDisk()) as log, serving(log) as served:
+        capture_pieces(log, 4)
+        assert log.visible is not None
+        assert end is not None
+        assert log.visible < end
+        first = log.epochs.epochs[0]
+        with copying(served, folder, LocalDisk()) as copy:
+            # While the other log may still reach its end, the copy waits.
+            wait_until(lambda: "reached" in (copy.record().why or ""))
+            assert copy.record().position == end
+            log.adopt_epoch(
+                replace(first, epoch=1, server_key="mariadb:1", flavor="mariadb", file="mariadb-bin.000001")
+            )
+            Captured(log).run()
+            served.served.arrivals.arrived(INSTANCE)
+            copied = wait_for_end(copy, log)
+            assert copied.extents() == log.extents()
+        (aside,) = tmp_path.glob("shop.aside-*")
+        with open_copy(aside, LocalDisk()) as kept:
+            assert kept.visible == end
+
+
+def test_copy_ahead_of_the_log_waits_and_continues_at_its_own_end() -> None:
+    disk = SimulatedDisk()
+    with open_copy(Path("/copy"), disk) as ahead:
+        capture_pieces(ahead, 6)
+        end = ahead.visible
+    with open_log(SimulatedDisk()) as log, serving(log) as served:
+        capture_pieces(log, 3)
+        with copying(served, disk=disk) as copy:
+            wait_until(lambda: "reached" in (copy.record().why or ""))
+            assert copy.record().position == end
+            Captured(log).run()
+            check_log(wait_for_end(copy, log), whole=True)
+
+
+def test_account_limited_to_tables_copies_nothing() -> None:
+    access = [{"name": "cache", "token": "narrow-token-0001", "tables": ["shop.orders"]}]
+    with open_log(SimulatedDisk()) as log, serving(log, {"token": "wide-token-00001"}, access) as served:
+        Captured(log).run()
+        for call in ("listing", "metadata", "definitions?version=1"):
+            answer = served.ask("GET", f"/v1/instances/{INSTANCE}/copy/{call}", token="narrow-token-0001")
+            assert (answer.status, answer.json["type"]) == (403, "AccessDenied")
