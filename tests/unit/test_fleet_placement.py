@@ -22,6 +22,7 @@ _hosts = st.lists(
         weight=st.sampled_from([0.5, 1.0, 2.0]),
         works=st.none() | st.frozensets(st.integers(0, 40).map(lambda number: f"work-{number}")),
         drained=st.booleans(),
+        away=st.booleans(),
         settled=st.booleans(),
     ),
     max_size=10,
@@ -77,7 +78,7 @@ def test_every_work_has_a_member_that_knows_it_in_its_zone(
 ) -> None:
     owners = place_works(works, hosts, current)
     by_name = {host.name: host for host in hosts}
-    zones = {host.zone for host in hosts if not host.drained}
+    zones = {host.zone for host in hosts if host.active}
     for work in works:
         able = [
             host for host in hosts if host.knows(work) and (work.zone not in zones or host.zone == work.zone)
@@ -201,7 +202,10 @@ def test_copies_are_complete_apart_and_stable(
             assert work.name not in placed.copies
             continue
         holders = [by_name[owner], *(by_name[name] for name in placed.copies[work.name])]
-        assert set(holders) <= set(able)
+        # Members that are drained or away gain no copy, and keep theirs.
+        former = {*copies.get(work.name, ()), current.get(work.name)}
+        assert all(host in able or (host.name in former and host.may_keep(work)) for host in holders)
+        assert by_name[owner] in able
         assert len(holders) == len(set(holders)) >= min(work.copies, len(able))
         zones = {host.zone for host in able}
         assert len({host.zone for host in holders}) >= min(work.copies, len(zones))
@@ -209,7 +213,7 @@ def test_copies_are_complete_apart_and_stable(
         if before is not None and before.knows(work):
             # The log continues where it is, or where nearly all of it is.
             assert owner == before.name or owner in in_step(work.name)
-        elif any(by_name[name].knows(work) for name in copies.get(work.name, ()) if name in by_name):
+        elif any(by_name[name] in able for name in copies.get(work.name, ()) if name in by_name):
             assert owner in copies[work.name]
     assert place(works[::-1], hosts[::-1], now, in_step) == placed
     # Copies that are in step at once let work move once more.
@@ -251,8 +255,19 @@ def test_copy_is_replaced_by_one_in_another_zone_only_once_that_is_in_step() -> 
 def test_drained_member_hands_its_work_to_a_copy() -> None:
     hosts = [Host("host-0", drained=True), *named(4)[1:]]
     after = place(copied(1), hosts, Placement({"work-0": "host-0"}, {"work-0": ("host-3",)}))
-    assert after.owners == {"work-0": "host-3"}
-    assert set(after.copies["work-0"]) < {"host-1", "host-2"}
+    assert after == Placement({"work-0": "host-3"}, {"work-0": ("host-0",)})
+
+
+def test_member_that_is_away_for_a_moment_keeps_its_copies_and_no_work() -> None:
+    before = Placement(
+        {"work-0": "host-0", "work-1": "host-1"}, {"work-0": ("host-1",), "work-1": ("host-2",)}
+    )
+    hosts = [named(4)[0], Host("host-1", away=True), *named(4)[2:]]
+    after = place(copied(2), hosts, before)
+    assert after.copies == {"work-0": ("host-1",), "work-1": ("host-1",)}
+    assert after.owners == {"work-0": "host-0", "work-1": "host-2"}
+    gone = place(copied(2), [hosts[0], *hosts[2:]], after)
+    assert "host-1" not in {name for names in gone.copies.values() for name in names}
 
 
 def test_copies_are_spread_over_members() -> None:

@@ -55,7 +55,9 @@ def drain(
     member: Annotated[str, typer.Argument(help="The member, as penstock fleet status names it.")],
     config: ConfigOption = None,
     coordination: CoordinationOption = None,
-    wait: Annotated[bool, typer.Option(help="Return only once the member does nothing any more.")] = True,
+    wait: Annotated[
+        bool, typer.Option(help="Return only once the member captures nothing and runs no job.")
+    ] = True,
 ) -> None:
     """Move a member's instances and jobs to others, and place none on it until undrain.
 
@@ -71,7 +73,7 @@ def drain(
         while wait and (nowhere := _unplaced(store)) and time.monotonic() < deadline:
             # The leader writes one member's placement after the other.
             time.sleep(_POLL_SECONDS)
-    typer.echo(f"{member} {'does nothing' if wait else 'is being drained'}")
+    typer.echo(f"{member} {'captures nothing and runs no job' if wait else 'is being drained'}")
     if nowhere:
         typer.echo(f"nobody captures {', '.join(nowhere)}: no other member has it in its settings")
         raise typer.Exit(EXIT_FINDINGS)

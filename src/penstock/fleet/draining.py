@@ -15,10 +15,10 @@ _HINT = "See the members: penstock fleet status"
 
 
 def drain(store: CoordinationStore, member: str) -> None:
-    """Let the daemon and the worker of a name do nothing until `undrain`. Draining it again is harmless.
+    """Let the daemon and the worker of a name do no work until `undrain`. Draining it again is harmless.
 
-    Raises SourceMissing for an unknown member, OptionInvalid if no other member would be left, and
-    CoordinationLost.
+    Copies of logs stay, so that the member needs no new ones when it is back. Raises
+    SourceMissing for an unknown member, OptionInvalid if no other member would be left, and CoordinationLost.
     """
     drained = set(names_below(store, DRAINED))
     known = set(drained)

@@ -33,6 +33,9 @@ SETTLE_SECONDS = 0.2
 # Nothing is done yet when the first members start, so that those that start together share.
 FIRST_SETTLE_SECONDS = 1.0
 
+# A member that returns within this time still has its copies of logs; longer, and others get them.
+AWAY_SECONDS = 60.0
+
 _LOOK_SECONDS = 5.0
 _POLL_SECONDS = 0.2
 
@@ -53,6 +56,8 @@ class FleetLeadership:
         # Each member's record, and the change that created it: a member that joins again has another.
         self._members: dict[str, tuple[int, MemberRecord]] = {}
         self._members_since = time.monotonic()
+        # The members with work that do not run, and since when; monotonic seconds.
+        self._away: dict[str, tuple[float, Host]] = {}
         self._placements: dict[str, tuple[int, PlacementRecord]] | None = None
         self._joins: tuple[int, dict[str, list[int]]] | None = None
         self._works: list[Work] = []
@@ -111,6 +116,8 @@ class FleetLeadership:
         now = {name: created for name, (created, _) in members.items()}
         if before == now:
             return
+        for name in before.keys() - now.keys():
+            self._away[name] = time.monotonic(), self._host_of(name, self._members[name][1])
         self._members, self._members_since = members, time.monotonic()
         self.forget_work()
         self._note_joins(sorted(name for name, created in now.items() if before.get(name) != created))
@@ -146,6 +153,8 @@ class FleetLeadership:
             record: Record | None = self._store.get(self._group.placements + path_of(name), latest=True)
             if record is not None:
                 placements[name] = record.version, PlacementRecord.of(record)
+                # Members that left with the last leader; their zones left with their records.
+                self._away.setdefault(name, (time.monotonic(), Host(name)))
         return placements
 
     def _place_works(self, placements: dict[str, tuple[int, PlacementRecord]]) -> float:
@@ -155,16 +164,11 @@ class FleetLeadership:
         settled_us = {name: settled_at_us(joins.get(name, ())) for name in self._members}
         drained = set(names_below(self._store, DRAINED))
         hosts = [
-            Host(
-                name,
-                member.zone,
-                member.weight,
-                frozenset(member.instances) if self._group.work_path is None else None,
-                drained=name in drained,
-                settled=settled_us[name] <= now_us,
-            )
+            replace(self._host_of(name, member), drained=name in drained, settled=settled_us[name] <= now_us)
             for name, (_, member) in sorted(self._members.items())
         ]
+        self._forget_away()
+        hosts += [replace(host, away=True) for _, host in self._away.values()]
         self._read_works()
         placement = place_works(
             self._works, hosts, _placement_of(placements), partial(members_in_step, self._store)
@@ -172,6 +176,19 @@ class FleetLeadership:
         self._write(placements, placement)
         waits = [(us - now_us) / 1e6 for us in settled_us.values() if us > now_us]
         return min([_LOOK_SECONDS, *waits])
+
+    def _host_of(self, name: str, member: MemberRecord) -> Host:
+        known = frozenset(member.instances) if self._group.work_path is None else None
+        return Host(name, member.zone, member.weight, known)
+
+    def _forget_away(self) -> None:
+        """Forget members that returned, or that have been away for too long."""
+        now = time.monotonic()
+        self._away = {
+            name: (since, host)
+            for name, (since, host) in sorted(self._away.items())
+            if name not in self._members and now - since < AWAY_SECONDS
+        }
 
     def _read_works(self) -> None:
         if not self._has_new_work.is_set():
@@ -185,7 +202,7 @@ class FleetLeadership:
             raise
 
     def _write(self, placements: dict[str, tuple[int, PlacementRecord]], placement: Placement) -> None:
-        wanted: dict[str, list[str]] = {name: [] for name in (*self._members, *placements)}
+        wanted: dict[str, list[str]] = {name: [] for name in (*self._members, *self._away, *placements)}
         copies: dict[str, list[str]] = {name: [] for name in wanted}
         for work, name in placement.owners.items():
             wanted[name].append(work)
@@ -200,7 +217,7 @@ class FleetLeadership:
                 return
             record = PlacementRecord(self._lease.token, tuple(sorted(instances)), tuple(sorted(copies[name])))
             if replace(record, token=placed.token) == placed and version != ABSENT:
-                if name not in self._members and not instances:
+                if name not in self._members and not instances and not copies[name]:
                     # The member is gone, and so is what it had.
                     self._store.delete(self._group.placements + path_of(name), version)
                     del placements[name]

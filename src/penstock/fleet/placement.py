@@ -37,10 +37,10 @@ class Work:
 
 @dataclass(frozen=True)
 class Host:
-    """A member that is alive. `works` are the names that it knows, None for all.
+    """A member. `works` are the names that it knows, None for all.
 
-    A drained host keeps nothing. A host that is not `settled` keeps what it has and gains only what nobody
-    else can do.
+    A drained host and one that is `away` for a moment do no work and gain nothing, but keep the copies of
+    logs that they have. A host that is not `settled` keeps what it has and gains only what nobody else can do.
     """
 
     name: str
@@ -49,10 +49,20 @@ class Host:
     works: frozenset[str] | None = None
     drained: bool = False
     settled: bool = True
+    away: bool = False
+
+    @property
+    def active(self) -> bool:
+        """Whether the host may do work."""
+        return not self.drained and not self.away
 
     def knows(self, work: Work) -> bool:
         """Return whether the host could do the work, wherever it is."""
-        return not self.drained and (self.works is None or work.name in self.works)
+        return self.active and self.may_keep(work)
+
+    def may_keep(self, work: Work) -> bool:
+        """Return whether the host may keep a copy of a log that it has."""
+        return self.works is None or work.name in self.works
 
 
 @dataclass(frozen=True)
@@ -183,7 +193,7 @@ class _Copying:
         kept = [
             placing.hosts[copy]
             for copy in self._current.copies.get(name, ())
-            if copy in placing.hosts and placing.hosts[copy].knows(work) and copy != owner.name
+            if copy in placing.hosts and placing.hosts[copy].may_keep(work) and copy != owner.name
         ]
         chosen = self._choose(work, owner, [host for host in kept if host != awaited], awaited)
         retired = [host for host in kept if host not in chosen and host != awaited]
@@ -195,10 +205,10 @@ class _Copying:
     def _choose(self, work: Work, owner: Host, kept: Sequence[Host], awaited: Host | None) -> list[Host]:
         """Return the members with copies: in zones of their own if possible, those that have one first."""
         holders = sorted(kept, key=lambda host: host.name)
-        anchor = self._anchors.get(work.name)
-        if anchor is not None and anchor not in (owner, *holders):
+        former = self._placing.hosts.get(self._current.owners.get(work.name, ""))
+        if former is not None and former.may_keep(work) and former not in (owner, *holders):
             # Its log is complete up to the move.
-            holders.append(anchor)
+            holders.append(former)
         chosen: list[Host] = []
         while len(chosen) < work.copies - 1:
             taken = {owner, *chosen, *([] if awaited is None else [awaited])}
@@ -238,7 +248,7 @@ class _Placing:
         self._works: dict[str, dict[str, Work]] = {host.name: {} for host in hosts}
         self._loads: dict[str, float] = {host.name: 0.0 for host in hosts}
         self._heap = [(0.0, name) for name in sorted(self.hosts)]
-        self.zones = {host.zone for host in hosts if not host.drained}
+        self.zones = {host.zone for host in hosts if host.active}
 
     def eligible(self, work: Work) -> "_Eligible":
         """Return the hosts that may do a work."""
@@ -278,7 +288,7 @@ class _Placing:
 
     def balance(self) -> None:
         """Move work from overloaded hosts while that brings both hosts closer to their share."""
-        active = [host for host in self.hosts.values() if not host.drained]
+        active = [host for host in self.hosts.values() if host.active]
         weight = sum(host.weight for host in active)
         if not active or not weight:
             return
