@@ -40,7 +40,8 @@ class Host:
     """A member. `works` are the names that it knows, None for all.
 
     A drained host and one that is `away` for a moment do no work and gain nothing, but keep the copies of
-    logs that they have. A host that is not `settled` keeps what it has and gains only what nobody else can do.
+    logs that they have. A host that is not `settled` keeps what it has and gains only what nobody else can
+    do.
     """
 
     name: str
