@@ -16,6 +16,7 @@ from penstock.coordinate.subscription_record import Subscription, Subscriptions
 from tests.support.capture.captured_log import head_of
 from tests.support.daemon.process import ROOT, DaemonProcess
 from tests.support.daemon.subscribing import Orders, Running
+from tests.support.logstore.kept_log import penstock
 from tests.support.suite.fixture_types import FreshDatabase, StartServer
 from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import Server
@@ -243,3 +244,51 @@ def test_subscriber_continues_by_gtid_set_on_a_daemon_of_another_server(
             for version in batch.to_arrow()["_commit_version"].to_pylist()
         ]
         assert max(versions[:10]) < min(versions[10:])
+
+
+# --- Selections -----------------------------------------------------------------------------
+
+
+def test_running_subscription_delivers_another_selection_from_the_reported_positions_on(
+    orders: Orders,
+) -> None:
+    words = ("--coordination", orders.coordination, "--json")
+    with Running(orders.subscriber(shards=2)) as running:
+        running.wait_owning(2)
+        orders.insert(*range(10))
+        running.wait_for(10)
+        where = penstock("subscriptions", "set", "cache", "--where", "customer = 3", *words).one
+        assert [(shard["shard"], shard["done"]) for shard in where["shards"]] == [(0, True), (1, True)]
+        # Everything was consumed, so each shard changes its selection at the end of the log.
+        assert {shard["position"] for shard in where["shards"]} == {str(head_of(orders.server))}
+        orders.insert(*range(10, 30))
+        running.wait_for(12)
+        paused = penstock("subscriptions", "pause", "cache", *words).one
+        assert [(shard["owner"], shard["done"]) for shard in paused["shards"]] == [(None, True)] * 2
+        running.wait_owning(0)
+        orders.insert(33, 34)
+        assert penstock("subscriptions", "list", *words).one["paused"]
+        assert len(running.rows) == 12
+        penstock("subscriptions", "resume", "cache", *words)
+        running.wait_for(13)
+        penstock("subscriptions", "set", "cache", "--as-members-ask", *words)
+        orders.insert(35)
+        running.wait_for(14)
+    assert sorted(row[1] for row in running.rows) == [*range(10), 13, 23, 33, 35]
+
+
+def test_program_that_asks_for_the_tables_that_an_operator_set_is_accepted(orders: Orders) -> None:
+    other = f"{orders.table}_2"
+    orders.server.sql(f"CREATE TABLE {other} (id INT PRIMARY KEY, customer INT, step INT)")
+    words = ("--coordination", orders.coordination, "--json")
+    with Running(orders.subscriber()) as running:
+        running.wait_owning(1)
+        penstock("subscriptions", "set", "cache", "--tables", other, *words)
+        orders.insert(1)
+        orders.server.sql(f"INSERT INTO {other} VALUES (2, 0, 0)")
+        running.wait_for(1)
+    for tables in ([orders.table], [other]):
+        orders.server.sql(f"UPDATE {other} SET step = step + 1")
+        with Running(orders.subscriber(tables=tables)) as running:
+            running.wait_until(lambda running=running: len(running.rows) >= 1)
+            assert {row[1] for row in running.rows} == {2}

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 
 import itertools
+import json
 import random
 import signal
 import subprocess
@@ -17,12 +18,21 @@ import pytest
 from penstock.coordinate.assignment import Assignment
 from penstock.coordinate.backends.memory import MemorySession, MemoryStore
 from penstock.coordinate.checkpoint import Checkpoint
-from penstock.coordinate.held_shard import LOST, MOVED, RESET, RESIZED, STOPPING, HeldShard
+from penstock.coordinate.held_shard import (
+    LOST,
+    MOVED,
+    PAUSED,
+    RESET,
+    RESIZED,
+    SELECTED,
+    STOPPING,
+    HeldShard,
+)
 from penstock.coordinate.leadership import SETTLE_SECONDS, Leadership
 from penstock.coordinate.lease import Lease
 from penstock.coordinate.membership import Member
 from penstock.coordinate.store import CoordinationStore, open_store
-from penstock.coordinate.subscription_record import Subscription, Subscriptions
+from penstock.coordinate.subscription_record import Selection, Subscription, Subscriptions
 from penstock.errors import LeaseLost, OptionInvalid
 from tests.support.coordinate import process as coordination_process
 from tests.support.suite.nonempty import each
@@ -437,3 +447,53 @@ def delivered(file: Path) -> dict[int, list[int]]:
         tokens[shard] = token
         numbers[shard].append(number)
     return numbers
+
+
+# --- Selections -----------------------------------------------------------------------------
+
+
+def test_selection_holds_from_the_checkpoint_at_which_each_shard_is_taken_again(crowd: Crowd) -> None:
+    first, second = crowd.join("a"), crowd.join("b")
+    crowd.wait_spread()
+    for subscriber in (first, second):
+        for shard, held in subscriber.member.shards.items():
+            held.note(at(100 + shard))
+    selection = Selection(where="a = 1", changes=("insert",))
+    changed = crowd.subscriptions.select("shop", "cache", selection)
+    checkpoints = changed.checkpoints(crowd.store)
+    wait_until(lambda: all(checkpoints.state(shard).revision == 1 for shard in range(SHARDS)))
+    crowd.wait_spread()
+    assert [checkpoints.state(shard).revised_at for shard in range(SHARDS)] == [
+        at(100 + shard).position for shard in range(SHARDS)
+    ]
+    assert {why for subscriber in (first, second) for _, why in subscriber.lost} == {SELECTED}
+    for subscriber in (first, second):
+        assert {held.subscription.selection for held in subscriber.member.shards.values()} == {selection}
+    # The same selection again disturbs nobody.
+    assert crowd.subscriptions.select("shop", "cache", selection) == changed
+
+
+def test_paused_subscription_has_no_holder_until_it_is_resumed(crowd: Crowd) -> None:
+    subscriber = crowd.join("a")
+    crowd.wait_spread()
+    paused = crowd.subscriptions.pause("shop", "cache", paused=True)
+    wait_until(lambda: not crowd.subscriptions.held(paused))
+    assert {why for _, why in subscriber.lost} == {PAUSED}
+    # A member that joins now takes nothing either.
+    other = crowd.join("b")
+    wait_until(lambda: len(crowd.subscriptions.members(paused)) == 2)
+    assert not subscriber.shards
+    assert not other.shards
+    crowd.subscriptions.pause("shop", "cache", paused=False)
+    crowd.wait_spread()
+
+
+def test_record_of_an_earlier_version_selects_what_its_members_ask_for() -> None:
+    values = json.loads(Subscription("shop", "cache", ("shop.orders",)).encode())
+    for name in ("selection", "revision", "paused"):
+        del values[name]
+    decoded = Subscription.decode(json.dumps(values).encode())
+    assert decoded == Subscription("shop", "cache", ("shop.orders",))
+    selected = replace(decoded, selection=Selection(("shop.t",), ("shop.u",), where="a = 1"), revision=3)
+    assert Subscription.decode(selected.encode()) == selected
+    assert selected.selected_tables == (("shop.t",), ("shop.u",))

@@ -299,7 +299,8 @@ class Following:
             held.floors,
             lambda: held.held,
             count=held.subscription.shard_count,
-            generation=held.subscription.generation,
+            revision=(held.subscription.generation, held.subscription.revision),
+            selection=held.subscription.selection,
             stored=lambda: _place_of(held.written or checkpoint),
         )
         with self._held_lock:

@@ -109,7 +109,7 @@ class Intake:
         try:
             while not self._ending:
                 version = self._shards.version
-                shards = _of_one_generation(self._shards.all())
+                shards = _of_one_revision(self._shards.all())
                 if not shards:
                     self._shards.wait(version, WAIT_SECONDS)
                     continue
@@ -240,8 +240,10 @@ class Intake:
                 self._answer = None
 
     def _body(self, link: _Link) -> dict[str, Any]:
+        selection = next(iter(link.shards.values())).selection
         body = {
             **self._request,
+            **selection.fields(),
             "format": "arrow",
             "start": link.start,
             "credit_bytes": CREDIT_BYTES,
@@ -324,9 +326,7 @@ def _consumed(link: _Link) -> Position | None:
     return min(positions) if positions and not link.by_gtid_set else None
 
 
-def _of_one_generation(shards: Mapping[int, OwnedShard]) -> dict[int, OwnedShard]:
-    """Return the shards of the newest generation: during a resize, the others are being released."""
-    newest = max((shard.generation for shard in shards.values()), default=0)
-    return {
-        number: shard for number, shard in shards.items() if shard.generation == newest and not shard.over
-    }
+def _of_one_revision(shards: Mapping[int, OwnedShard]) -> dict[int, OwnedShard]:
+    """Return the shards of the newest revision: after a change, the others are being released."""
+    newest = max((shard.revision for shard in shards.values()), default=(0, 0))
+    return {number: shard for number, shard in shards.items() if shard.revision == newest and not shard.over}

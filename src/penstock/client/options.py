@@ -153,9 +153,9 @@ def read_options(
         exclude=patterns.exclude,
         shards=shards,
         shard_columns={table: tuple(names) for table, names in (shard_columns or {}).items()},
-        changes=_changes(changes),
+        changes=change_types(changes),
         where=where,
-        columns=None if columns is None else tuple(dict.fromkeys((*columns, *_SENT_ALWAYS))),
+        columns=sent_columns(columns),
         batch_rows=batch_rows,
         compression=compression,
         start=None if start == CHECKPOINT else Start.parse(start),
@@ -214,7 +214,13 @@ def _refuse_names(name: str, member: str | None) -> None:
             )
 
 
-def _changes(kinds: Sequence[str] | None) -> tuple[str, ...] | None:
+def sent_columns(columns: Sequence[str] | None) -> tuple[str, ...] | None:
+    """Return the columns that are sent if these are asked for; None: all."""
+    return None if columns is None else tuple(dict.fromkeys((*columns, *_SENT_ALWAYS)))
+
+
+def change_types(kinds: Sequence[str] | None) -> tuple[str, ...] | None:
+    """Return the types of changes that some kinds stand for. Raises OptionInvalid for an unknown kind."""
     if kinds is None:
         return None
     requested = [kinds] if isinstance(kinds, str) else list(kinds)

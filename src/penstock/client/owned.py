@@ -11,6 +11,7 @@ import pyarrow
 from penstock.client.batch import ChangeBatch
 from penstock.client.flow import Delivery, Place, ShardFlow
 from penstock.coordinate.floors import NO_FLOORS, Floors
+from penstock.coordinate.subscription_record import AS_MEMBERS_ASK, Selection
 from penstock.errors import LeaseLost
 from penstock.limits import MIB
 
@@ -36,7 +37,8 @@ class OwnedShard:
     """One shard of `count`, from gaining it until losing it. Thread-safe.
 
     First it is left: it hands out nothing more, but accepts acks of batches in progress. Then it is lost, and
-    acks are rejected. `generation` increases when a subscription is resized.
+    acks are rejected. `revision` increases when a subscription is resized or selects other changes, which are
+    those of `selection`.
 
     `moved` is called with each place up to which everything is acked. It must be quick, and raises LeaseLost
     if the shard has another owner. While `is_held` returns False, nothing is handed out. `arrived` is called
@@ -53,7 +55,8 @@ class OwnedShard:
         is_held: Callable[[], bool] = lambda: True,
         *,
         count: int = 1,
-        generation: int = 0,
+        revision: tuple[int, int] = (0, 0),
+        selection: Selection = AS_MEMBERS_ASK,
         stored: Callable[[], Place] | None = None,
     ) -> None:
         # The stored place before which everything is consumed, if there is a store.
@@ -61,7 +64,8 @@ class OwnedShard:
         self.shard = shard
         self.token = token
         self.count = count
-        self.generation = generation
+        self.revision = revision
+        self.selection = selection
         self.floors = floors
         self.arrived: Callable[[], None] = lambda: None
         self._moved = moved

@@ -60,13 +60,16 @@ class Checkpoint:
 class ShardState:
     """The state of a shard: its checkpoint, the rows consumed before a resize, and who may write.
 
-    `token` belongs to the last holder (0: none yet); tokens up to `fence` may not write.
+    `token` belongs to the last holder (0: none yet); tokens up to `fence` may not write. `revised_at` is the
+    position from which the holder delivers what the subscription selects since its `revision`.
     """
 
     checkpoint: Checkpoint | None = None
     floors: Floors = NO_FLOORS
     token: int = 0
     fence: int = 0
+    revision: int = 0
+    revised_at: str | None = None
 
     @property
     def closed(self) -> bool:
@@ -84,6 +87,8 @@ class ShardState:
             values["checkpoint"] = checkpoint
         if self.floors:
             values["floors"] = self.floors.to_json()
+        if self.revision:
+            values |= {"revision": self.revision, "revised_at": self.revised_at}
         return json.dumps(values).encode()
 
     @classmethod
@@ -99,6 +104,8 @@ class ShardState:
                 Floors.from_json(values["floors"]) if "floors" in values else NO_FLOORS,
                 int(values["token"]),
                 int(values["fence"]),
+                int(values.get("revision", 0)),
+                values.get("revised_at"),
             )
 
 
@@ -128,8 +135,8 @@ class Checkpoints:
         """Return the state of a shard. Raises CoordinationLost."""
         return ShardState.of(self._store.get(self._path(shard)))
 
-    def take(self, shard: int, token: int) -> ShardState:
-        """Mark a shard as held under a token, and return its state.
+    def take(self, shard: int, token: int, revision: int = 0) -> ShardState:
+        """Mark a shard as held under a token, with the subscription's revision; return its state.
 
         After the return, no earlier holder can write. Raises LeaseLost if a later token is stored or the
         token is fenced, and CoordinationLost.
@@ -139,6 +146,9 @@ class Checkpoints:
             if token < state.token or token <= state.fence:
                 raise self._lost(shard, token, state)
             taken = replace(state, token=token)
+            if state.revision != revision:
+                start = None if state.checkpoint is None else state.checkpoint.position
+                taken = replace(taken, revision=revision, revised_at=start)
             if self._swap(shard, version, taken):
                 return taken
         raise self._busy(shard)

@@ -19,6 +19,8 @@ from penstock.retry import Backoff, Retry
 MOVED = "moved"
 RESET = "reset"
 RESIZED = "resized"
+SELECTED = "the selection has changed"
+PAUSED = "paused"
 DELETED = "deleted"
 STOPPING = "stopping"
 LOST = "lost"

@@ -19,7 +19,17 @@ import structlog
 
 from penstock.coordinate.assignment import Assignment
 from penstock.coordinate.checkpoint_writer import CHECKPOINT_SECONDS, CheckpointWriter
-from penstock.coordinate.held_shard import DELETED, LOST, MOVED, RESET, RESIZED, STOPPING, HeldShard
+from penstock.coordinate.held_shard import (
+    DELETED,
+    LOST,
+    MOVED,
+    PAUSED,
+    RESET,
+    RESIZED,
+    SELECTED,
+    STOPPING,
+    HeldShard,
+)
 from penstock.coordinate.leadership import Leadership
 from penstock.coordinate.lease import Holder, Lease
 from penstock.coordinate.store import SESSION_SECONDS, CoordinationStore, Session, Watch, path_of
@@ -190,7 +200,8 @@ class Member:
         pause = self._lead()
         assigned: frozenset[int] = frozenset()
         assignment = Assignment.of(self._store.get(subscription.assignment_path))
-        if subscription.resizing is None and assignment.generation == subscription.generation:
+        is_consumed = subscription.resizing is None and not subscription.paused
+        if is_consumed and assignment.generation == subscription.generation:
             assigned = assignment.shards_of(self.name)
         self._give_up_lost()
         self._give_up_unwanted(assigned, reset=self._resets_seen != subscription.resets)
@@ -276,14 +287,14 @@ class Member:
         self._unwatch(path)
         checkpoints = subscription.checkpoints(self._store)
         try:
-            state = checkpoints.take(shard, lease.token)
+            state = checkpoints.take(shard, lease.token, subscription.revision)
             current = self._subscriptions.get(subscription.instance, subscription.name)
         except PenstockError as error:
             _log.warning("a shard is not taken", member=self.name, shard=shard, error=str(error))
             lease.release()
             return
         # A deleted generation starts with new checkpoints, which must not be consumed.
-        if current is None or current.generation != subscription.generation or current.resizing is not None:
+        if current is None or not _same_shards(current, subscription):
             lease.release()
             if current is None:
                 self._subscriptions.delete_generation(subscription, subscription.generation)
@@ -305,8 +316,10 @@ class Member:
         for shard, held in tuple(self._held.items()):
             if subscription.resizing is not None or held.subscription.generation != subscription.generation:
                 self._give_up(held, RESIZED)
+            elif held.subscription.revision != subscription.revision:
+                self._give_up(held, SELECTED)
             elif shard not in assigned:
-                self._give_up(held, MOVED)
+                self._give_up(held, PAUSED if subscription.paused else MOVED)
             elif reset and checkpoints.state(shard).fence >= held.token:
                 self._give_up(held, RESET)
 
@@ -335,3 +348,12 @@ class Member:
         self._writer.close()
         if self._session is not None:
             self._session.close()
+
+
+def _same_shards(current: Subscription, subscription: Subscription) -> bool:
+    """Return whether a subscription, read again, still lets its shards be taken as it was read before."""
+    return (
+        (current.generation, current.revision) == (subscription.generation, subscription.revision)
+        and current.resizing is None
+        and not current.paused
+    )

@@ -49,6 +49,36 @@ class Resizing:
 
 
 @dataclass(frozen=True)
+class Selection:
+    """The changes that a subscription delivers, where an operator has set them; None: as its members ask.
+
+    `tables` and `exclude` are set together. The fields are those of the body of the changes call.
+    """
+
+    tables: tuple[str, ...] | None = None
+    exclude: tuple[str, ...] | None = None
+    changes: tuple[str, ...] | None = None
+    where: str | None = None
+    columns: tuple[str, ...] | None = None
+
+    def fields(self) -> dict[str, Any]:
+        """Return the fields that are set, as JSON values."""
+        values = {
+            name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()
+        }
+        return {name: value for name, value in values.items() if value is not None}
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any]) -> Self:
+        """Return the selection with these fields."""
+        lists = {name: tuple(values[name]) for name in values if name != "where"}
+        return cls(where=values.get("where"), **lists)
+
+
+AS_MEMBERS_ASK = Selection()
+
+
+@dataclass(frozen=True)
 class Subscription:
     """A named consumer of an instance.
 
@@ -56,6 +86,8 @@ class Subscription:
     the columns whose hash determines a row's shard (default: the primary key). `generation` changes whenever
     the shards are replaced. `pins` are the shards that were moved to a member. `resets` counts the
     checkpoints set by hand. `created_us` is in microseconds UTC since 1970.
+
+    `revision` counts the changes of `selection`. While the subscription is `paused`, nobody holds its shards.
     """
 
     instance: str
@@ -69,6 +101,16 @@ class Subscription:
     resets: int = 0
     pins: Mapping[int, str] = field(default_factory=dict)
     resizing: Resizing | None = None
+    selection: Selection = AS_MEMBERS_ASK
+    revision: int = 0
+    paused: bool = False
+
+    @property
+    def selected_tables(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """The patterns of the tables whose changes are delivered, and of those that are excluded."""
+        if self.selection.tables is None:
+            return self.tables, self.exclude
+        return self.selection.tables, self.selection.exclude or ()
 
     @property
     def path(self) -> str:
@@ -107,6 +149,7 @@ class Subscription:
         """Return the value of the record."""
         values = asdict(self)
         values["pins"] = {str(shard): member for shard, member in self.pins.items()}
+        values["selection"] = self.selection.fields()
         return json.dumps(values).encode()
 
     @classmethod
@@ -127,6 +170,9 @@ class Subscription:
                 resets=values["resets"],
                 pins={int(shard): member for shard, member in values["pins"].items()},
                 resizing=None if resizing is None else Resizing(**resizing),
+                selection=Selection.of(values.get("selection", {})),
+                revision=values.get("revision", 0),
+                paused=values.get("paused", False),
             )
 
 
@@ -225,6 +271,23 @@ class Subscriptions:
         for shard_number in range(subscription.shard_count) if shard is None else [shard]:
             checkpoints.reset(shard_number, checkpoint)
         return self.change(instance, name, lambda current: replace(current, resets=current.resets + 1))
+
+    def select(self, instance: str, name: str, selection: Selection) -> Subscription:
+        """Set the changes that are delivered; each shard delivers them from its next holder's start on.
+
+        The members that hold shards now finish what they were at, and take the shards again.
+        """
+
+        def selected(current: Subscription) -> Subscription:
+            if current.selection == selection:
+                return current
+            return replace(current, selection=selection, revision=current.revision + 1)
+
+        return self.change(instance, name, selected)
+
+    def pause(self, instance: str, name: str, *, paused: bool) -> Subscription:
+        """Stop the delivery of a subscription, or let it go on at its checkpoints."""
+        return self.change(instance, name, lambda current: replace(current, paused=paused))
 
     def move(self, instance: str, name: str, shard: int, member: str) -> Subscription:
         """Give a shard to a member until that member leaves. Raises OptionInvalid."""
@@ -411,9 +474,12 @@ def _refuse_shard(subscription: Subscription, shard: int | None) -> None:
 
 def _refuse_another(existing: Subscription, requested: Subscription) -> None:
     """Raise if an existing subscription differs from the requested one."""
+    if (requested.tables, requested.exclude) == existing.selected_tables:
+        # The program was changed to ask for what an operator had set.
+        requested = replace(requested, tables=existing.tables, exclude=existing.exclude)
     for what, help_out in (
-        ("tables", "choose another name, or delete it first"),
-        ("exclude", "choose another name, or delete it first"),
+        ("tables", "change them with: penstock subscriptions set"),
+        ("exclude", "change it with: penstock subscriptions set"),
         ("shard_columns", "choose another name, or delete it first"),
         ("shard_count", "change it with: penstock subscriptions resize"),
     ):

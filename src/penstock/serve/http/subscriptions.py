@@ -47,7 +47,8 @@ def _shown(served: Served, views: list[SubscriptionView]) -> list[dict[str, Any]
         {
             "instance": view.subscription.instance,
             "subscription": view.subscription.name,
-            "tables": list(view.subscription.tables),
+            "tables": list(view.subscription.selected_tables[0]),
+            "paused": view.subscription.paused,
             "members": list(view.members),
             "shards": _shards(served, view),
         }
