@@ -64,7 +64,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "local": LEAVES | {"pipeline", "engine"},
     "spark": LEAVES | {"changes", "mysql", "schema", "source", "sinks", "pipeline", "engine"},
     # A client of the daemons' control API, and of the pipelines' state stores.
-    "console": LEAVES | {"settings", "coordinate", "source", "serve", "client", "pipeline"},
+    "console": LEAVES | {"changes", "settings", "coordinate", "source", "serve", "client", "pipeline"},
     # The only part that builds all others.
     "daemon": LEAVES
     | {

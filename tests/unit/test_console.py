@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from penstock.console import pages, ruler, sessions, tail, words
+from penstock.console import log_pages, pages, ruler, sessions, tail, words
 from penstock.console.app import ConsoleSettings
 from penstock.console.fleet import Fleet
 from penstock.console.ruler import Mark
@@ -29,6 +29,7 @@ from penstock.coordinate.lease import Lease
 from penstock.coordinate.subscription_record import Subscription, Subscriptions
 from penstock.errors import OptionInvalid, QuotaReached
 from penstock.model import Secret
+from penstock.pipeline.settings import load_pipeline
 from penstock.pipeline.state import PipelineState
 from penstock.serve.coordination import CoordinationProbe
 from penstock.serve.own_log import OwnSource
@@ -39,6 +40,7 @@ from penstock.source.source import ByteRange
 from tests.support.daemon.console import Browser, console_of
 from tests.support.daemon.served_log import INSTANCE, ServedLog, captured_log, serving
 from tests.support.pipeline.local_runs import notes_pipeline, run_here, run_sinks_here
+from tests.support.pipeline.rejected_rows import reject_row
 from tests.support.suite.nonempty import each
 from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 
@@ -86,8 +88,13 @@ def hold(daemon: ServedLog, reader: str, **more: str) -> None:
 def test_every_page_is_complete_without_javascript(daemon: ServedLog, tmp_path: Path) -> None:
     settings = notes_pipeline(tmp_path, {"files": {"path": str(tmp_path / "feed")}})
     run_here(settings)
+    file = tmp_path / "notes.yaml"
+    file.write_text(
+        f"name: notes\nstate: {settings.state}\nsource: {{path: {tmp_path}/log, name: shop}}\nsink: stdout\n"
+    )
     query = {"daemon": daemon_url(daemon), "instance": INSTANCE, "reader": "x", "store": "0", "name": "notes"}
-    with console_of(daemon, stores=(settings.state,)) as browser:
+    query |= {"entry": reject_row(load_pipeline(file))}
+    with console_of(daemon, stores=(settings.state,), pipeline_files=(file,)) as browser:
         for path in each(pages.PAGES):
             page = browser.get(path, **query)
             assert page.status == 200, f"{path}: {page.words}"
@@ -120,10 +127,10 @@ def test_instance_page_shows_each_reader_and_its_distance(daemon: ServedLog) -> 
 
 def test_forecast_of_a_full_disk_leaves_the_reserve() -> None:
     disk: dict[str, int | None] = {"free_bytes": 10_000, "reserved_bytes": 4_000}
-    assert pages._full_in(disk, 100.0) == 60
-    assert pages._full_in(disk | {"reserved_bytes": 20_000}, 100.0) == 0
-    assert pages._full_in(disk, 0.2) is None, "it is idle"
-    assert pages._full_in({"free_bytes": None, "reserved_bytes": None}, 100.0) is None
+    assert log_pages.full_in(disk, 100.0) == 60
+    assert log_pages.full_in(disk | {"reserved_bytes": 20_000}, 100.0) == 0
+    assert log_pages.full_in(disk, 0.2) is None, "it is idle"
+    assert log_pages.full_in({"free_bytes": None, "reserved_bytes": None}, 100.0) is None
 
 
 def test_history_page_shows_changes_and_pending_readers(daemon: ServedLog) -> None:

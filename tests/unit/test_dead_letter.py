@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner
 
-from penstock.changes import Changes
 from penstock.cli.app import make_app
 from penstock.errors import OptionInvalid, SourceMissing, StepFailed
 from penstock.pipeline.dead_letter import (
@@ -22,9 +21,9 @@ from penstock.pipeline.state import PipelineState
 from penstock.pipeline.step import Rejected, run_steps
 from penstock.sinks.sink import BatchMark
 from tests.support.pipeline.changes_made import changes_of, delete, insert, target_of, update
+from tests.support.pipeline.rejected_rows import MARK, put_aside
 
 ORDERS = target_of({"id": "bigint", "status": "varchar(20)", "took": "time(6)"})
-MARK = BatchMark("shop", "abc", 7)
 
 
 def settings(folder: Path, sink: Any = "stdout", **cast: str) -> PipelineSettings:
@@ -38,15 +37,6 @@ def settings(folder: Path, sink: Any = "stdout", **cast: str) -> PipelineSetting
         },
         folder,
     )
-
-
-def put_aside(settings: PipelineSettings, changes: Changes, mark: BatchMark = MARK, part: int = 3) -> int:
-    aside = DeadLetterPart(settings.dead_letter, mark, part)
-    for made in run_steps(settings.make_steps(), changes):
-        if isinstance(made, Rejected):
-            aside.add(made, changes)
-    aside.finish()
-    return aside.rows
 
 
 POISONED = (

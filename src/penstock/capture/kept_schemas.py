@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The table definitions stored with a log, updated while the log is captured."""
 
+from dataclasses import dataclass
 from typing import Any
 
 from penstock.capture.settling import DefinitionSettler
@@ -9,7 +10,7 @@ from penstock.limits import DEFINITION_WAIT_SECONDS, SURVEY_WAIT_SECONDS
 from penstock.logstore.log import Log
 from penstock.logstore.reader import LogReader
 from penstock.logstore.schemas import SchemaLog
-from penstock.model import Position, StatementSession, TableName
+from penstock.model import Position, StatementSession, TableName, TableSchema
 from penstock.mysql.connection import Connection
 from penstock.schema.history import SchemaHistory
 from penstock.schema.reader import read_defaults
@@ -69,6 +70,39 @@ def follow_schemas(log: Log, connection: Connection, position: Position) -> Foll
 def kept_schemas(log: LogReader) -> SchemaLog[SchemaHistory]:
     """Open the definitions stored with a log for reading."""
     return SchemaLog(log.folder, SchemaHistory.from_json, log.disk)
+
+
+@dataclass(frozen=True)
+class DefinitionVersion:
+    """A definition of a table that holds from `since` on: None if that is from before the log.
+
+    `schema` is None where the table was dropped. `statement` is the statement that made the definition, None
+    if it was read from the server.
+    """
+
+    since: Position | None
+    schema: TableSchema | None
+    statement: str | None
+
+
+def defined_tables(log: LogReader) -> list[TableName]:
+    """Return the tables that have a definition at the end of a log. Raises SchemaInvalid."""
+    schema_log = kept_schemas(log)
+    return schema_log.with_newest(SchemaHistory.names) if schema_log else []
+
+
+def definition_versions(log: LogReader, name: TableName) -> list[DefinitionVersion]:
+    """Return the definitions of a table that a log keeps, oldest first. Raises SchemaInvalid."""
+    versions: list[DefinitionVersion] = []
+    for history, statements in kept_schemas(log).generations():
+        for since, schema in history.versions(name):
+            newest = versions[-1].since if versions else None
+            # A generation begins with the definition in force, which an earlier generation may have too.
+            if versions and (since is None or (newest is not None and since <= newest)):
+                continue
+            statement = None if since is None else statements.get(since)
+            versions.append(DefinitionVersion(since, schema, statement))
+    return versions
 
 
 def give_definition(log: Log, name: TableName, since: Position, definition: dict[str, Any]) -> None:

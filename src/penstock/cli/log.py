@@ -13,7 +13,6 @@ from rich.console import Console
 from rich.text import Text
 
 from penstock.cli.shared.log_folder import (
-    STATES,
     Config,
     Json,
     LogFolder,
@@ -40,7 +39,7 @@ from penstock.logstore.holds import Holds
 from penstock.logstore.layout import Layout
 from penstock.logstore.locate import Located
 from penstock.logstore.reader import LogReader
-from penstock.logstore.records import BlockRecord, SegmentRecord
+from penstock.logstore.records import STATES, BlockRecord, SegmentRecord
 from penstock.logstore.retention import Retention, RetentionPolicy
 from penstock.logstore.trim import TrimPlan, check_holds, plan_trim, trim
 from penstock.logstore.verify import Finding, FindingKind, verify

@@ -49,6 +49,23 @@ def read_again(visit: Visit, form: Mapping[str, str]) -> Response:
     return visit.redirect("/tables", store=str(store), name=name, sink=sink)
 
 
+def replay_letters(visit: Visit, form: Mapping[str, str]) -> Response:
+    """Replay rejected rows: one entry, or all that there are."""
+    visit.prove_admin()
+    name, sink, entry = _field(form, "name"), form.get("sink", ""), form.get("entry", "")
+    store = _store(form)
+    settings = visit.files.settings(store, name, sink)
+    outcomes = visit.files.replay(settings, [entry] if entry else [])
+    counts = {
+        "written": sum(outcome.written for outcome in outcomes),
+        "read_again": sum(outcome.read_again for outcome in outcomes),
+        "rejected": sum(outcome.rejected for outcome in outcomes),
+    }
+    shown = {count: str(rows) for count, rows in counts.items()}
+    _record(visit, "replay rejected rows", pipeline=name, sink=sink, entry=entry or "all", **shown)
+    return visit.redirect("/dead-letters", store=str(store), name=name, sink=sink, **shown)
+
+
 def _field(form: Mapping[str, str], name: str) -> str:
     value = form.get(name, "")
     if not value:
@@ -78,4 +95,5 @@ ACTIONS: dict[str, Callable[[Visit, Mapping[str, str]], Response]] = {
     "/pipelines/pause/confirm": pause_pipeline,
     "/pipelines/resume/confirm": resume_pipeline,
     "/tables/resnapshot/confirm": read_again,
+    "/dead-letters/replay/confirm": replay_letters,
 }

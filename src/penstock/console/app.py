@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from penstock.console import actions, pages
 from penstock.console.entrance import Entrance
 from penstock.console.fleet import Fleet
+from penstock.console.pipeline_files import PipelineFiles
 from penstock.console.pipeline_states import PipelineStates
 from penstock.console.rendering import Renderer
 from penstock.console.sessions import COOKIE, Sessions
@@ -81,6 +82,7 @@ class Console:
     def __init__(self, settings: ConsoleSettings) -> None:
         self._settings = settings
         self._states = PipelineStates(settings.stores)
+        self._files = PipelineFiles(settings.pipeline_files, self._states)
         self._renderer = Renderer(settings.base_path)
         self._entrance = Entrance(settings.daemons)
         self.sessions = Sessions()
@@ -127,6 +129,7 @@ class Console:
             renderer=self._renderer,
             fleet=fleet,
             states=self._states,
+            files=self._files,
             streams=self.streams,
             identity=identity,
             forgery_token=self.sessions.forgery_token(identity),

@@ -63,9 +63,9 @@ class Fleet:
         problems = {url: value for url, value in answers.items() if isinstance(value, PenstockError)}
         return Answers({url: value for url, value in answers.items() if url not in problems}, problems)
 
-    def ask_instance(self, url: str, instance: str, call: str) -> dict[str, Any]:
+    def ask_instance(self, url: str, instance: str, call: str, **query: str | int | None) -> dict[str, Any]:
         """Ask a daemon about an instance: `status`, `extents`, `holds`. Raises the daemon's errors."""
-        return self._with_client(url, instance, lambda client: client.ask(call))
+        return self._with_client(url, instance, lambda client: client.ask(call, **query))
 
     def remove_hold(self, url: str, instance: str, reader: str) -> None:
         """Remove a hold. Raises SourceMissing, AccessDenied."""

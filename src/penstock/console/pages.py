@@ -7,6 +7,10 @@ from typing import Any
 
 from starlette.responses import Response
 
+from penstock.console import dead_letter_pages, log_pages
+from penstock.console.changed_cells import changed_cells
+from penstock.console.charts import Chart, draw_chart
+from penstock.console.log_pages import full_in
 from penstock.console.ruler import Mark, draw_phases, draw_ruler
 from penstock.console.tail import ROWS_MAX, tail_changes
 from penstock.console.visit import Visit
@@ -16,6 +20,16 @@ from penstock.errors import PenstockError
 _PIPELINES_SHOWN_MAX = 50
 # Changes of a row on one page. The newest come first.
 _CHANGES_DEFAULT = 100
+# The series of an instance that have a chart, each with its title and the unit of its values.
+_CHARTS = {
+    "lag_seconds": ("Lag", "span"),
+    "rows_per_second": ("Rows/s", "number"),
+    "bytes_per_second": ("Received per second", "size"),
+    "log_bytes": ("Size of the log", "size"),
+}
+_CHART_POINTS = 120
+_HOURS = ("1", "6", "24")
+_SPARK_SECONDS, _SPARK_POINTS = 3600, 48
 # What needs an operator comes first.
 _TABLE_URGENCY = ("stopped", "loading", "asked", "gone", "idle", "streaming")
 _URGENCY = ("stopped", "failed", "behind", "held", "retrying", "waiting", "connecting", "opening")
@@ -24,8 +38,11 @@ _URGENCY = ("stopped", "failed", "behind", "held", "retrying", "waiting", "conne
 def overview(visit: Visit) -> Response:
     """Which captures and pipelines run, and how far is each behind?"""
     statuses, alerts = visit.fleet.ask_all("status"), visit.fleet.ask_all("alerts")
+    charts = visit.fleet.ask_all(f"charts?span={_SPARK_SECONDS}&points={_SPARK_POINTS}").values
     instances = [
-        {"daemon": url, **status} for url, answer in statuses.values.items() for status in answer["instances"]
+        {"daemon": url, **status, "sparks": _sparks(charts.get(url), status["instance"])}
+        for url, answer in statuses.values.items()
+        for status in answer["instances"]
     ]
     instances.sort(key=lambda instance: (_urgency(instance["state"]), instance["instance"]))
     rows, store_problems = visit.states.rows() if visit.is_admin else ([], {})
@@ -41,40 +58,56 @@ def overview(visit: Visit) -> Response:
     )
 
 
+def _sparks(answer: dict[str, Any] | None, instance: str) -> dict[str, Chart]:
+    """Return small charts by series; none from a daemon that keeps no samples."""
+    if answer is None or instance not in answer["instances"]:
+        return {}
+    series = answer["instances"][instance].items()
+    return {
+        kind: draw_chart(values, answer["seconds"], answer["until_us"], is_small=True)
+        for kind, values in series
+    }
+
+
+def _charts(visit: Visit, url: str, name: str, seconds: int) -> list[tuple[str, str, Chart]]:
+    """Return title, unit and chart of each series; none from a daemon that keeps no samples."""
+    try:
+        answer = visit.fleet.ask_instance(url, name, "charts", span=seconds, points=_CHART_POINTS)
+    except PenstockError:
+        return []
+    return [
+        (title, unit, draw_chart(answer["series"][series], answer["seconds"], answer["until_us"]))
+        for series, (title, unit) in _CHARTS.items()
+    ]
+
+
 def instance(visit: Visit) -> Response:
     """Where is each reader of this log, and what does the log still have?"""
     url, name = visit.query("daemon"), visit.query("instance")
     status = visit.fleet.ask_instance(url, name, "status")
     holds: list[dict[str, Any]] = []
-    extents: list[dict[str, Any]] = []
     disk: dict[str, int | None] = {"free_bytes": None, "reserved_bytes": None}
     problem = None
     try:
         disk = visit.fleet.ask_instance(url, name, "disk")
         holds = visit.fleet.ask_instance(url, name, "holds")["holds"]
-        extents = visit.fleet.ask_instance(url, name, "extents")["extents"]
     except PenstockError as refusal:
         # The status says most of it, also of a log that is not open.
         problem = refusal
+    hours = visit.query("hours")
+    span = int(hours) if hours in _HOURS else 1
     return visit.render(
         "instance.html",
+        charts=_charts(visit, url, name, span * 3600),
+        hours=span,
         daemon=url,
         status=status,
         holds=holds,
-        extents=extents,
         problem=problem,
         free=disk["free_bytes"],
-        full_in=_full_in(disk, status.get("bytes_per_second")),
+        full_in=full_in(disk, status.get("bytes_per_second")),
         ruler=draw_ruler(_marks(status, holds)),
     )
-
-
-def _full_in(disk: dict[str, int | None], rate: float | None) -> float | None:
-    """Return the seconds until capture pauses for lack of space at the current rate, without retention."""
-    free, reserved = disk["free_bytes"], disk["reserved_bytes"]
-    if free is None or reserved is None or not rate or rate < 1.0:
-        return None
-    return max(free - reserved, 0) / rate
 
 
 def _marks(status: dict[str, Any], holds: list[dict[str, Any]]) -> list[Mark]:
@@ -122,7 +155,7 @@ def pause(visit: Visit) -> Response:
 def tables(visit: Visit) -> Response:
     """Which tables are loading, streaming or stopped, and what takes the time?"""
     visit.prove_admin()
-    store, name, sink = _pipeline_of(visit)
+    store, name, sink = visit.pipeline_query()
     rows = visit.states.tables(store, name, sink)
     rows.sort(key=lambda row: (_TABLE_URGENCY.index(row.state), row.source, row.table))
     batch = visit.states.last_batch(store, name, sink)
@@ -135,17 +168,12 @@ def tables(visit: Visit) -> Response:
 def resnapshot(visit: Visit) -> Response:
     """What happens if this table is read again?"""
     visit.prove_admin()
-    store, name, sink = _pipeline_of(visit)
+    store, name, sink = visit.pipeline_query()
     source, table = visit.query("source"), visit.query("table")
     rows = [
         row for row in visit.states.tables(store, name, sink) if (row.source, row.table) == (source, table)
     ]
     return visit.render("resnapshot.html", rows=rows, store=store, name=name, sink=sink, table=table)
-
-
-def _pipeline_of(visit: Visit) -> tuple[int, str, str]:
-    store = visit.query("store")
-    return int(store) if store.isdecimal() else -1, visit.query("name"), visit.query("sink")
 
 
 def subscriptions(visit: Visit) -> Response:
@@ -179,7 +207,7 @@ def alerts(visit: Visit) -> Response:
 
 def tail(visit: Visit) -> Response:
     """What changes right now?"""
-    choices, problems, url, name = _chosen_instance(visit)
+    choices, problems, url, name = visit.chosen_instance()
     table, where, change = visit.query("tables"), visit.query("where"), visit.query("change")
     wanted: dict[str, Any] = {"tables": table.split() or None, "where": where or None}
     wanted["changes"] = [change] if change else None
@@ -201,24 +229,12 @@ def tail(visit: Visit) -> Response:
 
 
 def _with_cells(part: dict[str, Any]) -> dict[str, Any]:
-    return {**part, "cells": _cells(part)} if part["kind"] == "row" else part
-
-
-def _chosen_instance(visit: Visit) -> tuple[list[tuple[str, str]], dict[str, PenstockError], str, str]:
-    """Return the instances by daemon, daemons that do not answer, and the daemon and instance of a form."""
-    statuses = visit.fleet.ask_all("status")
-    choices = [
-        (url, status["instance"]) for url, answer in statuses.values.items() for status in answer["instances"]
-    ]
-    url, name = visit.query("daemon"), visit.query("instance")
-    if not (url and name) and len(choices) == 1:
-        url, name = choices[0]
-    return choices, statuses.problems, url, name
+    return {**part, "cells": changed_cells(part)} if part["kind"] == "row" else part
 
 
 def history(visit: Visit) -> Response:
     """What happened to this row, and who has confirmed it?"""
-    choices, problems, url, name = _chosen_instance(visit)
+    choices, problems, url, name = visit.chosen_instance()
     table, key = visit.query("table"), visit.query("key")
     limit = visit.query("limit")
     row = {
@@ -252,24 +268,9 @@ def _parts(visit: Visit, url: str, name: str, row: dict[str, Any]) -> Iterator[d
         if part["kind"] == "readers":
             readers = len(part["readers"])
         elif part["kind"] == "change":
-            yield {**part, "cells": _cells(part), "readers": readers}
+            yield {**part, "cells": changed_cells(part), "readers": readers}
         elif part["kind"] != "progress":
             yield part
-
-
-def _cells(part: dict[str, Any]) -> list[tuple[str, str | None, str | None, bool]]:
-    """Return name, value before and after of each column, None if not logged, and whether it changed."""
-    before, after = part["before"] or {}, part["after"] or {}
-    return [
-        (name, _cell(before, name), _cell(after, name), before.get(name) != after.get(name))
-        for name in {**before, **after}
-    ]
-
-
-def _cell(values: dict[str, Any], name: str) -> str | None:
-    if name not in values:
-        return None
-    return "NULL" if values[name] is None else str(values[name])
 
 
 def _urgency(state: str) -> int:
@@ -288,4 +289,6 @@ PAGES: dict[str, Callable[[Visit], Response]] = {
     "/tail": tail,
     "/tables": tables,
     "/tables/resnapshot": resnapshot,
+    **dead_letter_pages.PAGES,
+    **log_pages.PAGES,
 }

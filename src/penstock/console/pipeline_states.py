@@ -52,6 +52,10 @@ class PipelineStates:
         """The stores, without their passwords."""
         return [without_password(url) for url in self._urls]
 
+    def url(self, number: int) -> str | None:
+        """Return the URL of a state store, None if there is no such store."""
+        return self._urls[number] if 0 <= number < len(self._urls) else None
+
     def rows(self) -> tuple[list[PipelineRow], dict[str, PenstockError]]:
         """Return every pipeline and sink, and why stores do not answer."""
         rows: list[PipelineRow] = []

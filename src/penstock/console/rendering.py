@@ -80,8 +80,12 @@ def _environment() -> "jinja2.Environment":
         "size": size_text,
         "span": span_text,
         "iso": iso_text,
+        "utc": utc_text,
+        "until": until_text,
         "ago": ago_text,
         "number": number_text,
+        "decimal": decimal_text,
+        "clock": clock_text,
     }
     return environment
 
@@ -113,11 +117,33 @@ def iso_text(time_us: int | None) -> str:
     return datetime.fromtimestamp(time_us / 1e6, UTC).isoformat(sep=" ", timespec="milliseconds")
 
 
+def utc_text(time_us: int | None) -> str:
+    """Return a time in microseconds UTC since 1970 for people; a dash if it is unknown."""
+    if not time_us:
+        return "–"
+    return f"{datetime.fromtimestamp(time_us / 1e6, UTC):%Y-%m-%d %H:%M:%S}.{time_us // 1000 % 1000:03d} UTC"
+
+
 def ago_text(time_us: int | None) -> str:
     """Return how long ago a time is; a dash if it is unknown."""
     return "–" if not time_us else span_text(max(0.0, time.time() - time_us / 1e6))
 
 
+def until_text(time_us: int | None) -> str:
+    """Return how long it is until a time; a dash if it is unknown."""
+    return "–" if not time_us else span_text(max(0.0, time_us / 1e6 - time.time()))
+
+
 def number_text(number: float | None) -> str:
     """Return a number with separators; a dash if it is unknown."""
     return "–" if number is None else f"{number:,.0f}"
+
+
+def decimal_text(number: float | None) -> str:
+    """Return a number with separators, and with one decimal if it is below 10; a dash if it is unknown."""
+    return number_text(number) if number is None or number >= 10 or number == int(number) else f"{number:.1f}"
+
+
+def clock_text(time_us: int) -> str:
+    """Return the hour and minute of a time in microseconds UTC since 1970."""
+    return f"{datetime.fromtimestamp(time_us / 1e6, UTC):%H:%M}"

@@ -9,11 +9,12 @@ from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
 from penstock.console.fleet import Fleet
+from penstock.console.pipeline_files import PipelineFiles
 from penstock.console.pipeline_states import PipelineStates
 from penstock.console.rendering import Renderer
 from penstock.console.streams import Streams
 from penstock.console.words import LANGUAGES
-from penstock.errors import AccessDenied
+from penstock.errors import AccessDenied, PenstockError
 
 LANGUAGE_COOKIE = "penstock_language"
 
@@ -35,6 +36,7 @@ class Visit:
     renderer: Renderer
     fleet: Fleet
     states: PipelineStates
+    files: PipelineFiles
     streams: Streams
     identity: str
     forgery_token: str
@@ -68,6 +70,24 @@ class Visit:
     def query(self, name: str) -> str:
         """Return a parameter of the request, "" if it is missing."""
         return self.request.query_params.get(name, "").strip()
+
+    def pipeline_query(self) -> tuple[int, str, str]:
+        """Return the state store, the name and the sink of the pipeline that the request names."""
+        store = self.query("store")
+        return int(store) if store.isdecimal() else -1, self.query("name"), self.query("sink")
+
+    def chosen_instance(self) -> tuple[list[tuple[str, str]], dict[str, PenstockError], str, str]:
+        """Return the instances by daemon, silent daemons, and the daemon and instance of a form."""
+        statuses = self.fleet.ask_all("status")
+        choices = [
+            (url, status["instance"])
+            for url, answer in statuses.values.items()
+            for status in answer["instances"]
+        ]
+        url, name = self.query("daemon"), self.query("instance")
+        if not (url and name) and len(choices) == 1:
+            url, name = choices[0]
+        return choices, statuses.problems, url, name
 
     def prove_admin(self) -> None:
         """Raise AccessDenied unless the user is an admin at every daemon that answers."""

@@ -27,8 +27,9 @@ GTIDS_IN_SEQUENCE = 8
 # Without it, the record is of version 0.1, whose tables leave out XA transactions that commit in the block.
 COVERS_XA_COMMITS = 32
 
-# States of a segment.
+# States of a segment, and their names.
 OPEN, CLOSED, COLD, TIERED = range(4)
+STATES = ("open", "closed", "cold", "tiered")
 
 _CRC_AT = 124
 _CRC = struct.Struct("<I")

@@ -19,7 +19,7 @@ import json
 import threading
 import zlib
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, Protocol, TypeVar
@@ -210,6 +210,19 @@ class SchemaLog(Generic[_Kept]):
                     return None
                 statements += [line for line in generation.lines if since < line[0] <= until]
             return [(position, line) for position, line in statements if "text" in line]
+
+    def generations(self) -> Iterator[tuple[_Kept, Mapping[Position, str]]]:
+        """Yield the history of each stored generation, oldest first, with its statements by their end."""
+        for version in self._names():
+            with self._lock:
+                try:
+                    generation = self._load(version)
+                except FileNotFoundError:
+                    # Retention has removed it in the meantime.
+                    continue
+                history = self._replay(generation, None)
+                texts = {position: line["text"] for position, line in generation.lines if "text" in line}
+            yield history, texts
 
     def with_newest(self, use: Callable[[_Kept], _Answer]) -> _Answer:
         """Return the result of a function on the newest definitions; it must neither keep nor change them."""

@@ -204,7 +204,7 @@ def replay(settings: PipelineSettings, names: Sequence[str] = ()) -> Iterator[Re
     sink, steps = settings.make_sink(), settings.make_steps()
     for name in names or known:
         changes = folder.changes(name)
-        if _overwrites(sink):
+        if overwrites(sink):
             outcome = Replayed(name, read_again=_request_reread(settings, folder.entry(name), changes))
         else:
             outcome = _replay_entry(settings, sink, steps, name, changes)
@@ -212,7 +212,7 @@ def replay(settings: PipelineSettings, names: Sequence[str] = ()) -> Iterator[Re
         yield outcome
 
 
-def _overwrites(sink: Sink) -> bool:
+def overwrites(sink: Sink) -> bool:
     """Return whether a write overwrites what is there, so that old rows must not be written late."""
     in_order = sink.spread is not Spread.RANGES
     return sink.keeps_state or (sink.delivery is Delivery.IDEMPOTENT and in_order)

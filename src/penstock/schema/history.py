@@ -209,6 +209,11 @@ class SchemaHistory:
                 return definition.schema if definition else None
         return None
 
+    def versions(self, name: TableName) -> list[tuple[Position | None, TableSchema | None]]:
+        """Return the definitions of a table, each with the position from which on it holds; None: dropped."""
+        entries = self._entries.get(self._key(name), [])
+        return [(since, None if entry is None else entry.schema) for since, entry in entries]
+
     def needs_reread(self, name: TableName) -> bool:
         """Return whether the newest definition is in doubt."""
         return self.doubt(name) is not None

@@ -20,11 +20,13 @@ from penstock.serve.coordination import CoordinationProbe
 from penstock.serve.health import Health
 from penstock.serve.http import account as account_routes
 from penstock.serve.http import alerts as alert_routes
+from penstock.serve.http import charts as chart_routes
 from penstock.serve.http import health as health_routes
 from penstock.serve.http import metrics as metrics_routes
 from penstock.serve.http import subscriptions as subscription_routes
 from penstock.serve.ports import Ports
 from penstock.serve.readings import copy_readers, read_listeners, read_readers
+from penstock.serve.samples import Samples
 from penstock.serve.served import Served
 from penstock.serve.subscribers import Subscriber
 from penstock.serve.threads import run_in
@@ -34,6 +36,7 @@ from penstock.telemetry.channel import Channel
 from penstock.telemetry.otlp import OtlpPush
 from penstock.telemetry.process import read_process
 from penstock.telemetry.readings import Readings, Report
+from penstock.telemetry.ring import STEP_SECONDS
 
 _log = structlog.get_logger(__name__)
 
@@ -78,15 +81,17 @@ class Telemetry:
         self._push = None if telemetry.otlp is None else OtlpPush(telemetry.otlp)
         self._alerting = alerting
         self._alerts = Alerts()
+        self.samples = Samples(served)
         self.health = Health(served, self._listening, coordination)
 
     def routes(self) -> list[Route]:
-        """Return the routes of metrics, health, alerts, accounts and subscriptions."""
+        """Return the routes of metrics, health, alerts, accounts, subscriptions and charts."""
         return [
             *metrics_routes.routes(self.read, self._served.threads.reporting, self._alias),
             *health_routes.routes(self.health),
             *account_routes.routes(),
             *subscription_routes.routes(self._served, self._coordination),
+            *chart_routes.routes(self._served, self.samples, self._served.threads.reporting),
             *alert_routes.routes(
                 self._alerts.firing, None if self._alerting is None else self._alerting.channel.address
             ),
@@ -101,9 +106,10 @@ class Telemetry:
         return readings
 
     async def run(self) -> None:
-        """Notify the service manager and push metrics until cancelled."""
+        """Notify the service manager, push metrics and take samples for charts until cancelled."""
         async with asyncio.TaskGroup() as tasks:
             tasks.create_task(systemd.notify_until_cancelled(self.health.is_started))
+            tasks.create_task(_repeat(self._sample_once, STEP_SECONDS))
             if self._push is not None:
                 tasks.create_task(_repeat(partial(self._push_once, self._push), self._interval))
             if self._alerting is not None:
@@ -124,6 +130,9 @@ class Telemetry:
         if self._coordination is not None:
             self._coordination.read(readings)
         read_process(readings)
+
+    async def _sample_once(self) -> None:
+        await run_in(self._served.threads.reporting, self.samples.take)
 
     async def _push_once(self, push: OtlpPush) -> None:
         readings = await self.read()

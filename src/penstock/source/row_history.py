@@ -10,7 +10,7 @@ The index leaves out most of a log, and the keys leave out most of the rest, so 
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -263,19 +263,27 @@ class RowHistory:
             return [TableStatement(part.position, part.text, self._key.table in part.emptied)]
         rows = part.to_arrow()
         matching = self._key.matches(rows, self._key.columns_in(part)).to_numpy(zero_copy_only=False)
-        kinds = rows.column("_change_type")
-        changes: list[HistoryPart] = []
-        done = -1
-        for row in numpy.flatnonzero(matching).tolist():
-            if row <= done:
-                # The image after the update, whose image before has the key too.
-                continue
-            kind = kinds[row].as_py()
-            # Both images of an update are shown, also if it gave the row this key or took it away.
-            first = row - 1 if kind == _POSTIMAGE else row
-            done = first + 1 if kind in (_PREIMAGE, _POSTIMAGE) else row
-            changes.append(_change(rows.slice(first, done - first + 1).to_pylist(), part.position.epoch))
-        return changes
+        chosen = numpy.flatnonzero(matching).tolist()
+        return [change for _, change in changes_of_rows(rows, chosen, part.position.epoch)]
+
+
+def changes_of_rows(
+    rows: pyarrow.RecordBatch, chosen: Iterable[int], epoch: int
+) -> Iterator[tuple[int, RowChange]]:
+    """Yield the changes of chosen rows of a batch, each with the row; `chosen` ascends.
+
+    An update has both images, also if only one of them is chosen.
+    """
+    kinds = rows.column("_change_type")
+    done = -1
+    for row in chosen:
+        if row <= done:
+            # The image after the update, whose image before is chosen too.
+            continue
+        kind = kinds[row].as_py()
+        first = row - 1 if kind == _POSTIMAGE else row
+        done = first + 1 if kind in (_PREIMAGE, _POSTIMAGE) else row
+        yield row, _change(rows.slice(first, done - first + 1).to_pylist(), epoch)
 
 
 def table_bit(table: TableName) -> int:
@@ -401,8 +409,8 @@ def part_to_json(part: HistoryPart) -> dict[str, Any]:
                 "gtid": part.gtid,
                 "server_id": part.server_id,
                 "thread_id": part.thread_id,
-                "before": _plain(part.before),
-                "after": _plain(part.after),
+                "before": plain_value(part.before),
+                "after": plain_value(part.after),
             }
         case TableStatement():
             return {
@@ -430,7 +438,7 @@ def part_to_json(part: HistoryPart) -> dict[str, Any]:
             }
 
 
-def _plain(values: Any) -> Any:
+def plain_value(values: Any) -> Any:
     """Return values as JSON has them: bytes as 0x and digits, times and decimals as text."""
     match values:
         case None | bool() | int() | str():
@@ -440,9 +448,9 @@ def _plain(values: Any) -> Any:
         case bytes():
             return f"0x{values.hex()}"
         case dict():
-            return {name: _plain(value) for name, value in values.items()}
+            return {name: plain_value(value) for name, value in values.items()}
         case list():
-            return [_plain(value) for value in values]
+            return [plain_value(value) for value in values]
         case datetime():
             return values.isoformat(sep=" ")
         case _:

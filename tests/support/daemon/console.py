@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from http.client import HTTPConnection
+from pathlib import Path
 from urllib.parse import urlencode, urlsplit
 
 from penstock.console.app import ConsoleSettings
@@ -97,6 +98,7 @@ def console_of(
     stores: tuple[str, ...] = (),
     base_path: str = "",
     hosts: tuple[str, ...] = (),
+    pipeline_files: tuple[Path, ...] = (),
 ) -> Iterator[Browser]:
     """Serve a console of daemons inside the block, and open a browser."""
     addresses = tuple(
@@ -105,7 +107,10 @@ def console_of(
         else DaemonAddress.parse(f"penstock://127.0.0.1:{daemon.port()}/all")
         for daemon in daemons
     )
-    server = ConsoleServer(ConsoleSettings(addresses, stores, port=0, base_path=base_path, hosts=hosts))
+    settings = ConsoleSettings(
+        addresses, stores, port=0, base_path=base_path, hosts=hosts, pipeline_files=pipeline_files
+    )
+    server = ConsoleServer(settings)
     thread = threading.Thread(target=server.serve_until_stopped)
     thread.start()
     try:

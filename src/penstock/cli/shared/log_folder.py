@@ -33,8 +33,6 @@ from penstock.source.log import FolderLog
 from penstock.source.source import ByteRange, Source, SourceOptions
 from penstock.source.walk import TransactionWalk
 
-STATES = ("open", "closed", "cold", "tiered")
-
 _TIME_OF_DAY = re.compile(r"(\d{1,2})(:\d{2}(?::\d{2}(?:\.\d{1,6})?)?)Z?")
 
 # How a command line names a log.

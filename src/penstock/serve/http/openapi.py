@@ -22,6 +22,8 @@ _QUERY = {
     "timeout": ("number", "Maximum wait in seconds"),
     "listing": ("integer", "1: return the epochs, the extents and the GTID set of that end too"),
     "time_us": ("integer", "Microseconds UTC since 1970"),
+    "gtid": ("string", "A transaction's GTID: uuid:5, or 0-1-5 of MariaDB"),
+    "limit": ("integer", "Return at most this many rows, or segments"),
     "gtid_set": ("string", "A GTID set, as in @@gtid_executed"),
     "position": ("string", "A position: mysql-bin.000003:1542, or 2/mysql-bin.000003:1542 in epoch 2"),
     "epoch": ("integer", "The epoch, 0 by default"),
@@ -31,6 +33,8 @@ _QUERY = {
     "table": ("string", "One table: shop.orders"),
     "again": ("integer", "1: read the table's definition from the server again, even if it is not in doubt"),
     "reader": ("string", "The holder's name"),
+    "span": ("integer", "The last seconds: 3600 by default, 86400 at most"),
+    "points": ("integer", "Values of each series: 240 by default, 1440 at most"),
     "seconds": ("integer", "Lifetime of the hold in seconds"),
 }
 
@@ -45,6 +49,7 @@ _CALLS: tuple[tuple[str, str, str, str, str], ...] = (
     ("get", "/v1/account", "The name and the rights of the client's account", "", _JSON),
     ("get", "/v1/openapi.json", "This description", "", _JSON),
     ("get", "/v1/alerts", "The conditions that operators are alerted on and that are true now", "", _JSON),
+    ("get", "/v1/charts", "Lag and rows per second of each instance, up to 24 hours", "span points", _JSON),
     ("get", "/metrics", "Metrics as Prometheus text or OpenMetrics", "", _TEXT),
     ("get", "/livez", "Whether the daemon is alive", "", _TEXT),
     ("get", "/readyz", "Whether the daemon is ready", "", _TEXT),
@@ -82,6 +87,22 @@ _CALLS: tuple[tuple[str, str, str, str, str], ...] = (
     ),
     ("get", f"{_INSTANCE}/holds", "The holds that are visible to the account", "", _JSON),
     ("delete", f"{_INSTANCE}/holds/{{reader}}", "Remove a hold", "", _JSON),
+    ("get", f"{_INSTANCE}/charts", "Lag, rates and size of the log, up to 24 hours", "span points", _JSON),
+    ("get", f"{_INSTANCE}/segments", "The segments of the log, newest first", "limit", _JSON),
+    (
+        "get",
+        f"{_INSTANCE}/definitions",
+        "Each definition of a table, with the statement that made it; without a table, the tables' names",
+        "table",
+        _JSON,
+    ),
+    (
+        "get",
+        f"{_INSTANCE}/transaction",
+        "One transaction with its rows, by GTID or by the position of one of its events",
+        "gtid position limit",
+        _JSON,
+    ),
     (
         "post",
         f"{_INSTANCE}/history",

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The pages about one log: its segments, one of its transactions, and the definitions of a table."""
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.responses import Response
+
+from penstock.console.changed_cells import changed_cells
+from penstock.console.visit import Visit
+from penstock.errors import PenstockError
+
+# MySQL's UUID, perhaps with a tag, or MariaDB's domain and server.
+_GTID = re.compile(r"[0-9A-Fa-f]{8}-[0-9A-Fa-f-]{27}:[\w:]+|\d+-\d+-\d+")
+_ROWS_DEFAULT, _ROWS_MAX = 200, 5000
+
+
+def explore_log(visit: Visit) -> Response:
+    """What does this log keep, why, and when will the disk be full?"""
+    url, name = visit.query("daemon"), visit.query("instance")
+    listed = visit.fleet.ask_instance(url, name, "segments")
+    disk = visit.fleet.ask_instance(url, name, "disk")
+    status = visit.fleet.ask_instance(url, name, "status")
+    holds = visit.fleet.ask_instance(url, name, "holds")["holds"]
+    return visit.render(
+        "log.html",
+        daemon=url,
+        instance=name,
+        segments=listed["segments"],
+        count=listed["count"],
+        totals={state: total for state, total in listed["totals"].items() if total["segments"]},
+        retention=listed["retention"],
+        earliest=status.get("earliest"),
+        log_bytes=status.get("log_bytes"),
+        rate=status.get("bytes_per_second"),
+        disk=disk,
+        full_in=full_in(disk, status.get("bytes_per_second")),
+        holds=holds,
+    )
+
+
+def full_in(disk: Mapping[str, int | None], rate: float | None) -> float | None:
+    """Return the seconds until capture pauses for lack of space at the current rate, without retention."""
+    free, reserved = disk["free_bytes"], disk["reserved_bytes"]
+    if free is None or reserved is None or not rate or rate < 1.0:
+        return None
+    return max(free - reserved, 0) / rate
+
+
+def inspect_transaction(visit: Visit) -> Response:
+    """What did this transaction change, and who has confirmed it?"""
+    choices, problems, url, name = visit.chosen_instance()
+    location, limit = visit.query("place"), visit.query("limit")
+    rows_max = min(int(limit), _ROWS_MAX) if limit.isdecimal() and int(limit) else _ROWS_DEFAULT
+    answer, problem = None, None
+    if url and name and location:
+        field = "gtid" if _GTID.fullmatch(location) else "position"
+        query: dict[str, str | int | None] = {field: location, "limit": rows_max}
+        try:
+            answer = visit.fleet.ask_instance(url, name, "transaction", **query)
+        except PenstockError as refusal:
+            # The form stays, so that the place can be corrected.
+            problem = refusal
+    return visit.render(
+        "transaction.html",
+        choices=choices,
+        daemon=url,
+        instance=name,
+        place=location,
+        limit=rows_max,
+        problems=problems,
+        problem=problem,
+        answer=answer,
+        changes=[{**part, "cells": changed_cells(part)} for part in answer["changes"]] if answer else [],
+    )
+
+
+@dataclass(frozen=True)
+class ColumnChange:
+    """A column in a definition: its `mark` is "", added, removed or changed. `before` is its earlier form."""
+
+    mark: str
+    name: str
+    text: str
+    before: str = ""
+
+
+def compare_definitions(visit: Visit) -> Response:
+    """How was this table defined, and which statement changed it?"""
+    choices, problems, url, name = visit.chosen_instance()
+    table = visit.query("table")
+    tables: list[str] = []
+    versions: list[dict[str, Any]] = []
+    problem = None
+    if url and name:
+        try:
+            if table:
+                query: dict[str, str | int | None] = {"table": table}
+                versions = visit.fleet.ask_instance(url, name, "definitions", **query)["versions"]
+            else:
+                tables = visit.fleet.ask_instance(url, name, "definitions")["tables"]
+        except PenstockError as refusal:
+            problem = refusal
+    return visit.render(
+        "definitions.html",
+        choices=choices,
+        daemon=url,
+        instance=name,
+        table=table,
+        tables=tables,
+        problems=problems,
+        problem=problem,
+        versions=_with_differences(versions),
+    )
+
+
+def _with_differences(versions: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the definitions, newest first, each with what changed since the one before it."""
+    shown = []
+    earlier: dict[str, Any] | None = None
+    for version in versions:
+        shown.append({**version, "differences": _differences(earlier, version)})
+        earlier = version
+    shown.reverse()
+    return shown
+
+
+def _differences(earlier: Mapping[str, Any] | None, version: Mapping[str, Any]) -> list[ColumnChange]:
+    texts = {column["name"]: _column_text(column) for column in version["columns"]}
+    if earlier is None or earlier["dropped"]:
+        return [ColumnChange("", name, text) for name, text in texts.items()]
+    before = {column["name"]: _column_text(column) for column in earlier["columns"]}
+    changes = [_column_change(name, text, before.get(name)) for name, text in texts.items()]
+    return changes + [
+        ColumnChange("removed", name, "", text) for name, text in before.items() if name not in texts
+    ]
+
+
+def _column_change(name: str, text: str, before: str | None) -> ColumnChange:
+    if before is None:
+        return ColumnChange("added", name, text)
+    return ColumnChange("" if before == text else "changed", name, text, before)
+
+
+def _column_text(column: Mapping[str, Any]) -> str:
+    charset = f" {column['charset']}" if column["charset"] else ""
+    return f"{column['type']}{charset}{'' if column['nullable'] else ' NOT NULL'}"
+
+
+PAGES: dict[str, Callable[[Visit], Response]] = {
+    "/log": explore_log,
+    "/transaction": inspect_transaction,
+    "/definitions": compare_definitions,
+}

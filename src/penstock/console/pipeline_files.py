@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The files of the console's pipelines, for what no state store has: rejected rows, and steps and sinks.
+
+A file is read again for each request, so that the console shows it as it is now.
+"""
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from penstock.changes import Target
+from penstock.console.pipeline_states import PipelineStates
+from penstock.errors import PenstockError, SourceMissing
+from penstock.pipeline.dead_letter import Replayed, replay
+from penstock.pipeline.settings import PipelineSettings, load_pipeline, place_of_state
+
+
+class PipelineFiles:
+    """The pipeline files of the console. Thread-safe; every method reads files."""
+
+    def __init__(self, paths: Sequence[Path], states: PipelineStates) -> None:
+        self._paths = tuple(paths)
+        self._states = states
+        # Two replays of one entry at the same time would write its rows twice.
+        self._replaying = threading.Lock()
+
+    def find(self, store: int, name: str) -> Path | None:
+        """Return the file of a pipeline, None if the console was started without it."""
+        for path in self._paths:
+            try:
+                location = place_of_state(path)
+            except PenstockError:
+                # The other files may still be read; the page of this pipeline says that it has no file.
+                continue
+            if location.name == name and self._states.url(store) == location.state:
+                return path
+        return None
+
+    def path(self, store: int, name: str) -> Path:
+        """Return the file of a pipeline. Raises SourceMissing."""
+        path = self.find(store, name)
+        if path is None:
+            raise SourceMissing(
+                f"the console does not know the file of the pipeline {name}",
+                hint="Name it: penstock console --pipelines FILE, or console.pipelines in penstock.yaml",
+            )
+        return path
+
+    def settings(self, store: int, name: str, sink: str) -> PipelineSettings:
+        """Return the settings of a pipeline's sink. Raises SourceMissing, OptionInvalid."""
+        return load_pipeline(self.path(store, name)).of_sink(sink or None)
+
+    def replay(self, settings: PipelineSettings, entries: Sequence[str]) -> list[Replayed]:
+        """Replay rejected rows, one request at a time. Raises SourceMissing, OptionInvalid."""
+        with self._replaying:
+            return list(replay(settings, entries))
+
+
+def hidden_columns(settings: PipelineSettings, target: Target) -> frozenset[str]:
+    """Return the columns of a source table whose values the steps keep from the target.
+
+    Rejected rows are as the source sent them, so their masked values are still there. A step before `mask`
+    may have renamed columns, and then every column is one of them.
+    """
+    hidden: set[str] = set()
+    for number, step in enumerate(settings.steps):
+        if step.verb != "mask":
+            continue
+        if any(earlier.verb in ("map", "python") for earlier in settings.steps[:number]):
+            return frozenset(target.column_names)
+        masked = {name.casefold() for name in step.settings.columns}  # type: ignore[attr-defined]
+        hidden |= {name for name in target.column_names if name.casefold() in masked}
+    return frozenset(hidden)

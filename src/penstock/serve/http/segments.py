@@ -1,0 +1,68 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The segments of a log over HTTP: `GET /v1/instances/{instance}/segments`, newest first."""
+
+import functools
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from penstock.logstore.log import Log
+from penstock.logstore.records import OPEN, STATES, SegmentRecord
+from penstock.serve.http.query import Query, log_of
+from penstock.serve.served import Served
+from penstock.serve.threads import run_in
+
+_SEGMENTS_DEFAULT = 200
+
+
+def routes(served: Served) -> list[Route]:
+    """Return the route of segments."""
+    path = "/v1/instances/{instance}/segments"
+    return [Route(path, functools.partial(_segments, served), methods=["GET"], name="_segments")]
+
+
+async def _segments(served: Served, request: Request) -> Response:
+    log, limit = log_of(served, request), Query(request).number("limit", _SEGMENTS_DEFAULT)
+    return JSONResponse(await run_in(served.threads.searching, _listed, log, limit))
+
+
+def _listed(log: Log, limit: int) -> dict[str, Any]:
+    """Return the newest segments, and the totals of all by state."""
+    records = list(log.segments)
+    totals = {state: {"segments": 0, "bytes": 0} for state in STATES}
+    for record in records:
+        total = totals[STATES[record.state]]
+        total["segments"] += 1
+        total["bytes"] += record.stored_bytes
+    newest = reversed(records[-limit:] if limit else [])
+    retention = log.settings.retention
+    return {
+        "count": len(records),
+        "totals": totals,
+        "retention": {
+            "age_seconds": retention.age,
+            "bytes": retention.bytes,
+            "free_bytes": retention.free_bytes,
+        },
+        "segments": [_shown(log, record) for record in newest],
+    }
+
+
+def _shown(log: Log, record: SegmentRecord) -> dict[str, Any]:
+    """Return a segment. What only its end tells is null while it is open."""
+    is_open = record.state == OPEN
+    return {
+        "segment": f"{record.version:019d}",
+        "state": STATES[record.state],
+        "epoch": record.epoch,
+        "file": log.file_of(record),
+        "start": record.base,
+        "end": None if is_open else record.source_end,
+        "time_first_us": record.time_first_us or None,
+        "time_last_us": None if is_open else record.time_max_us or None,
+        "transactions": None if is_open else record.transactions,
+        "changes": None if is_open else record.changes,
+        "bytes": record.stored_bytes,
+    }

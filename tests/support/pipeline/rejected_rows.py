@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Rows in a pipeline's dead letter, without a run."""
+
+from penstock.changes import Changes
+from penstock.errors import StepFailed
+from penstock.pipeline.dead_letter import DeadLetterPart, dead_letters
+from penstock.pipeline.settings import PipelineSettings
+from penstock.pipeline.step import Rejected, run_steps
+from penstock.sinks.sink import BatchMark
+from tests.support.pipeline.changes_made import changes_of, insert, target_of
+
+MARK = BatchMark("shop", "abc", 7)
+
+
+def reject_row(settings: PipelineSettings) -> str:
+    """Put one row aside; return the name of its entry."""
+    rejected = changes_of(target_of({"id": "bigint"}), insert(1, id=1))
+    part = DeadLetterPart(settings.dead_letter, MARK, 0)
+    part.add(Rejected(rejected, "map", StepFailed("it is no number")), rejected)
+    part.finish()
+    (letter,) = dead_letters(settings)
+    return letter.name
+
+
+def put_aside(settings: PipelineSettings, changes: Changes, mark: BatchMark = MARK, part: int = 3) -> int:
+    """Put the rows aside that a step of a pipeline rejects; return their number."""
+    aside = DeadLetterPart(settings.dead_letter, mark, part)
+    for outcome in run_steps(settings.make_steps(), changes):
+        if isinstance(outcome, Rejected):
+            aside.add(outcome, changes)
+    aside.finish()
+    return aside.rows

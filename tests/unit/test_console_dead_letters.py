@@ -1,0 +1,150 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The console's pages of rejected rows: what they show, what they hide, and what a replay does."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from structlog.testing import capture_logs
+
+from penstock.pipeline.dead_letter import dead_letters
+from penstock.pipeline.settings import PipelineSettings, load_pipeline
+from penstock.pipeline.state import PipelineState
+from tests.support.daemon.console import Browser, console_of
+from tests.support.daemon.served_log import captured_log, serving
+from tests.support.pipeline.changes_made import changes_of, insert, target_of
+from tests.support.pipeline.rejected_rows import put_aside
+
+HOSTILE = "<script>alert(1)</script>\"'&{{1234567*9}}"
+ORDERS = target_of({"id": "bigint", "status": "varchar(80)", "email": "varchar(80)"})
+ADDRESS = {"store": "0", "name": "shop", "sink": ""}
+
+
+def pipeline(folder: Path, sink: Any, steps: list[Any] | None = None) -> tuple[Path, PipelineSettings]:
+    """Return the file of a pipeline whose dead letter has three rows of two causes."""
+    file = folder / "shop.yaml"
+    file.write_text(
+        yaml.safe_dump(
+            {
+                "name": "shop",
+                "source": {"url": "mysql://repl@127.0.0.1:1", "name": "test"},
+                "steps": steps or [{"map": {"cast": {"status": "int"}}}],
+                "sink": sink,
+                "errors": {"rows": "dead_letter"},
+            }
+        )
+    )
+    settings = load_pipeline(file)
+    with_state = PipelineState.open(settings.state, settings.name)
+    with_state.write(with_state.take())
+    with_state.close()
+    rows = (
+        insert(1, id=1, status=HOSTILE, email="ann@example.com"),
+        insert(2, row=6, id=2, status="two", email="bob@example.com"),
+        insert(2, row=7, id=3, status="3", email="eve@example.com"),
+    )
+    put_aside(settings, changes_of(ORDERS, *rows))
+    return file, settings
+
+
+@contextmanager
+def console(settings: PipelineSettings, *files: Path) -> Iterator[Browser]:
+    with (
+        captured_log() as log,
+        serving(log) as daemon,
+        console_of(daemon, stores=(settings.state,), pipeline_files=files) as browser,
+    ):
+        yield browser
+
+
+def test_rejected_rows_are_grouped_by_cause_and_shown_as_text(tmp_path: Path) -> None:
+    file, settings = pipeline(tmp_path, {"files": {"path": str(tmp_path / "feed")}})
+    with console(settings, file) as browser:
+        page = browser.get("/dead-letters", **ADDRESS)
+        assert (page.status, "shop.orders map StepFailed 2 2" in page.words) == (200, True), page.words
+        letter, _ = dead_letters(settings)
+        rows = browser.get("/dead-letters/entry", **ADDRESS, entry=letter.name)
+        none = browser.get("/dead-letters", **ADDRESS, table="shop.orders", step="map", error="Other")
+        unknown = browser.get("/dead-letters/entry", **ADDRESS, entry=HOSTILE)
+    assert HOSTILE in rows.words
+    assert "ann@example.com" in rows.words
+    assert "eve@example.com" not in rows.words, "the step accepted this row"
+    assert letter.message not in none.words
+    assert unknown.status == 404
+    for shown in (page, rows, none, unknown):
+        assert "<script>alert" not in shown.text
+        assert "11111103" not in shown.words
+
+
+def test_replay_is_announced_and_then_done_for_a_feed(tmp_path: Path) -> None:
+    file, settings = pipeline(tmp_path, {"files": {"path": str(tmp_path / "feed")}})
+    file.write_text(file.read_text().replace("cast:\n      status: int", "rename:\n      status: code"))
+    with console(settings, file) as browser, capture_logs() as logs:
+        page = browser.get("/dead-letters/replay", **ADDRESS)
+        assert "2 rows of shop.orders" in page.words
+        assert "are written to the target" in page.words
+        assert len(dead_letters(settings)) == 2, "a preview changes nothing"
+        fields = {**ADDRESS, "entry": "", "csrf": page.field("csrf")}
+        assert browser.post("/dead-letters/replay/confirm", fields | {"csrf": "x"}).status == 403
+        done = browser.post("/dead-letters/replay/confirm", fields)
+        assert "2 rows written, 0 to be read again" in browser.follow(done).words
+        assert browser.post("/dead-letters/replay/confirm", fields | {"entry": "none"}).status == 404
+    assert dead_letters(settings) == []
+    audit = [(entry["action"], entry["written"]) for entry in logs if entry["event"] == "audit"]
+    assert audit == [("replay rejected rows", "2")]
+
+
+def test_replay_into_a_target_with_state_reads_the_rows_again(tmp_path: Path) -> None:
+    file, settings = pipeline(tmp_path, {"mysql": {"url": "mysql://nobody@127.0.0.1:1"}})
+    with console(settings, file) as browser:
+        page = browser.get("/dead-letters/replay", **ADDRESS)
+        assert "reads their keys again" in page.words
+        browser.post("/dead-letters/replay/confirm", {**ADDRESS, "csrf": page.field("csrf")})
+    state = PipelineState.open(settings.state, settings.name)
+    conditions = [request.where for request in state.requests()]
+    state.close()
+    assert conditions == ["(`id`=1)", "(`id`=2)"]
+
+
+@pytest.mark.parametrize(
+    ("steps", "hidden", "shown"),
+    [
+        (
+            [{"mask": {"columns": {"EMAIL": "hash"}}}, {"map": {"cast": {"status": "int"}}}],
+            {"ann@example.com"},
+            {HOSTILE},
+        ),
+        (
+            [
+                {"map": {"rename": {"email": "mail"}, "cast": {"status": "int"}}},
+                {"mask": {"columns": {"mail": "redact"}}},
+            ],
+            {"ann@example.com", HOSTILE},
+            set(),
+        ),
+    ],
+    ids=["by-name", "after-a-renaming-step"],
+)
+def test_values_that_the_pipeline_masks_are_hidden(
+    tmp_path: Path, steps: list[Any], hidden: set[str], shown: set[str]
+) -> None:
+    file, settings = pipeline(tmp_path, {"files": {"path": str(tmp_path / "feed")}}, steps)
+    letter, _ = dead_letters(settings)
+    with console(settings, file) as browser:
+        pages = [
+            browser.get("/dead-letters", **ADDRESS),
+            browser.get("/dead-letters/entry", **ADDRESS, entry=letter.name),
+        ]
+    assert all(value not in page.words for value in hidden for page in pages)
+    assert all(value in pages[1].words for value in shown)
+    assert all(letter.message not in page.words for page in pages), "it may quote a hidden value"
+
+
+def test_pipeline_whose_file_is_unknown_says_how_to_name_it(tmp_path: Path) -> None:
+    _, settings = pipeline(tmp_path, {"files": {"path": str(tmp_path / "feed")}})
+    with console(settings) as browser:
+        page = browser.get("/dead-letters", **ADDRESS)
+    assert (page.status, "--pipelines FILE" in page.words) == (404, True)
