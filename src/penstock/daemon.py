@@ -29,6 +29,7 @@ from penstock.capture.kept_schemas import follow_schemas
 from penstock.capture.lease import CaptureLease
 from penstock.capture.readings import read_capture
 from penstock.capture.run import Capture, CaptureParts
+from penstock.check.servers import check_servers
 from penstock.coordinate.lease import Lease
 from penstock.coordinate.store import CoordinationStore, open_store
 from penstock.errors import LogFull, OptionInvalid, PenstockError, TransientError
@@ -51,12 +52,15 @@ from penstock.model import Secret, ServerAddress, TablePatterns, Tls
 from penstock.mysql.start import LogLookup, StartAt
 from penstock.serve.access import Access
 from penstock.serve.coordination import CoordinationProbe
+from penstock.serve.http import server_check as check_routes
+from penstock.serve.http import settings as settings_routes
 from penstock.serve.listener import Listener
 from penstock.serve.ports import Ports
 from penstock.serve.served import Arrivals, Served, ServedInstance
 from penstock.serve.telemetry import Alerting, Telemetry
 from penstock.settings.alerts import AlertSettings
 from penstock.settings.daemon import InstanceSettings, LogSettings, Settings, split_host_port
+from penstock.settings.shown import shown_settings
 from penstock.settings.tidb import parse_commit_ts, pd_addresses
 from penstock.source.bounds import parse_bound
 from penstock.source.daemon_address import DaemonAddress
@@ -246,6 +250,10 @@ class Daemon:
                 None if settings.alerts is None else self._alerting(settings.alerts),
             ),
             None if self._fleet is None else self._fleet.status,
+            [
+                *settings_routes.routes(served, partial(shown_settings, settings)),
+                *check_routes.routes(served, self._check_servers, served.threads.searching),
+            ],
         )
 
     @property
@@ -300,6 +308,16 @@ class Daemon:
     def _captures(self) -> list[Capture]:
         """Return the captures that run here."""
         return list(self._own_captures.values()) if self._fleet is None else self._fleet.captures()
+
+    def _check_servers(self, name: str) -> list[dict[str, Any]]:
+        """Return what `penstock check` finds on each server of an instance. Raises OptionInvalid."""
+        instance = self._settings.instances[name]
+        if instance.is_tidb or instance.is_ticdc:
+            raise OptionInvalid(
+                f"{name} is no MySQL or MariaDB server", hint="Run: penstock check URL --config penstock.yaml"
+            )
+        patterns = TablePatterns(list(instance.tables), list(instance.exclude_tables))
+        return check_servers(instance.addresses(), patterns)
 
     def _alerting(self, settings: AlertSettings) -> Alerting:
         """Return what to alert on: the conditions of every instance captured here."""

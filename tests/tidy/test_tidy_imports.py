@@ -68,6 +68,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     # The only part that builds all others.
     "daemon": LEAVES
     | {
+        "check",
         "settings",
         "telemetry",
         "mysql",

@@ -12,6 +12,7 @@ from rich.text import Text
 
 from penstock.check.facts import Finding
 from penstock.check.precheck import precheck
+from penstock.check.servers import finding_to_json
 from penstock.cli.shared.rendering import write_json
 from penstock.errors import OptionInvalid
 from penstock.model import ServerAddress, TablePatterns, is_server_url
@@ -118,20 +119,11 @@ def _print(server: str, findings: list[Finding], *, json: bool) -> None:
     """Print the findings, the most severe first. Exits with 1 if one is an error."""
     findings.sort(key=lambda finding: list(_MARKS).index(finding.severity))
     if json:
-        write_json(sys.stdout, (_as_json(finding) for finding in findings))
+        write_json(sys.stdout, (finding_to_json(finding) for finding in findings))
     else:
         _report(Console(highlight=False), server, findings)
     if any(finding.severity == "error" for finding in findings):
         raise typer.Exit(EXIT_FINDINGS)
-
-
-def _as_json(finding: Finding) -> dict[str, str | None]:
-    return {
-        "check": finding.name,
-        "severity": finding.severity,
-        "what": finding.what,
-        "statement": finding.statement,
-    }
 
 
 def _report(console: Console, server: str, findings: list[Finding]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from penstock.console import dead_letter_pages, log_pages
+from penstock.console import dead_letter_pages, log_pages, server_pages
 from penstock.console.changed_cells import changed_cells
 from penstock.console.charts import Chart, draw_chart
 from penstock.console.log_pages import full_in
@@ -291,4 +291,5 @@ PAGES: dict[str, Callable[[Visit], Response]] = {
     "/tables/resnapshot": resnapshot,
     **dead_letter_pages.PAGES,
     **log_pages.PAGES,
+    **server_pages.PAGES,
 }

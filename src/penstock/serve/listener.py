@@ -172,10 +172,12 @@ class Listener(HttpListener):
         open_store: Callable[[], CoordinationStore] | None = None,
         telemetry: Telemetry | None = None,
         fleet_status: Callable[[], Mapping[str, Any]] | None = None,
+        more_routes: Sequence[Route] = (),
     ) -> None:
         """`open_store` opens the store of the Canal clients' cursors; only Canal clients wait for it.
 
-        `fleet_status` returns the state of the fleet, None without one; it may block.
+        `fleet_status` returns the state of the fleet, None without one; it may block. `more_routes` are
+        calls of the HTTP port that need what only the daemon knows.
         """
         self._served = served
         self._ports = ports
@@ -194,7 +196,11 @@ class Listener(HttpListener):
             make_app(
                 served,
                 ports.addresses(),
-                [*self._telemetry.routes(), *fleet.routes(fleet_status, served.threads.reporting)],
+                [
+                    *self._telemetry.routes(),
+                    *fleet.routes(fleet_status, served.threads.reporting),
+                    *more_routes,
+                ],
             ),
             settings,
             access,

@@ -7,6 +7,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from http.client import HTTPConnection
 from typing import Any
 
@@ -16,11 +17,14 @@ from penstock.model import Position
 from penstock.serve.access import Access
 from penstock.serve.arrivals import Arrivals
 from penstock.serve.coordination import CoordinationProbe
+from penstock.serve.http import server_check as check_routes
+from penstock.serve.http import settings as settings_routes
 from penstock.serve.listener import Listener
 from penstock.serve.ports import Ports
 from penstock.serve.served import Served
 from penstock.serve.telemetry import Telemetry
 from penstock.settings.daemon import Settings
+from penstock.settings.shown import shown_settings
 from tests.support.logstore.disk import SimulatedDisk
 from tests.support.logstore.source import Captured, open_log
 from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
@@ -125,8 +129,12 @@ def serving(
     store: MemoryStore | None = None,
     hold_seconds: float | None = 3600.0,
     coordination: CoordinationProbe | None = None,
+    check: Callable[[str], list[dict[str, Any]]] = lambda name: [],
 ) -> Iterator[ServedLog]:
-    """Serve a log inside the block. `listen` and `access` are those sections of penstock.yaml."""
+    """Serve a log inside the block. `listen` and `access` are those sections of penstock.yaml.
+
+    `check` returns the findings about the servers of an instance.
+    """
     settings = Settings.model_validate(
         {
             "listen": {"http": "127.0.0.1:0", **(listen or {})},
@@ -145,6 +153,10 @@ def serving(
         ports,
         lambda: store,
         Telemetry(served, ports, coordination=coordination),
+        more_routes=[
+            *settings_routes.routes(served, partial(shown_settings, settings)),
+            *check_routes.routes(served, check, served.threads.searching),
+        ],
     )
     thread = threading.Thread(target=listener.serve_until_stopped)
     thread.start()

@@ -49,6 +49,7 @@ _CALLS: tuple[tuple[str, str, str, str, str], ...] = (
     ("get", "/v1/account", "The name and the rights of the client's account", "", _JSON),
     ("get", "/v1/openapi.json", "This description", "", _JSON),
     ("get", "/v1/alerts", "The conditions that operators are alerted on and that are true now", "", _JSON),
+    ("get", "/v1/settings", "The settings in force, without secrets; administrators only", "", _JSON),
     ("get", "/v1/charts", "Lag and rows per second of each instance, up to 24 hours", "span points", _JSON),
     ("get", "/metrics", "Metrics as Prometheus text or OpenMetrics", "", _TEXT),
     ("get", "/livez", "Whether the daemon is alive", "", _TEXT),
@@ -87,6 +88,13 @@ _CALLS: tuple[tuple[str, str, str, str, str], ...] = (
     ),
     ("get", f"{_INSTANCE}/holds", "The holds that are visible to the account", "", _JSON),
     ("delete", f"{_INSTANCE}/holds/{{reader}}", "Remove a hold", "", _JSON),
+    (
+        "get",
+        f"{_INSTANCE}/check",
+        "Settings of the servers that break or hide changes; administrators only",
+        "",
+        _JSON,
+    ),
     ("get", f"{_INSTANCE}/charts", "Lag, rates and size of the log, up to 24 hours", "span points", _JSON),
     ("get", f"{_INSTANCE}/segments", "The segments of the log, newest first", "limit", _JSON),
     (

@@ -1,0 +1,54 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The settings as a page or a support case may show them: complete, and without a secret."""
+
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel
+
+from penstock.model import Secret
+
+HIDDEN = "•••"
+
+# Fields of the user's own text, which may have a credential anywhere.
+_FREE_TEXTS = frozenset({"body"})
+# A password may contain every character, so the last @ ends it.
+_URL_PASSWORD = re.compile(r"(//[^:/@]*):.*@", re.DOTALL)
+_PASSWORD = re.compile(r"^([^:/@]*):.*@", re.DOTALL)
+# The value of a parameter of a URL.
+_PARAMETER = re.compile(r"(?<==)[^&\s]*")
+
+
+def shown_settings(settings: BaseModel) -> dict[str, Any]:
+    """Return settings as plain JSON values, without secrets, and URLs without credentials and parameters."""
+    return {
+        name: HIDDEN if name in _FREE_TEXTS and getattr(settings, name) else _shown(getattr(settings, name))
+        for name in type(settings).model_fields
+    }
+
+
+def _shown(value: Any) -> Any:
+    match value:
+        case Secret():
+            return HIDDEN
+        case BaseModel():
+            return shown_settings(value)
+        case Mapping():
+            return {str(name): _shown(part) for name, part in value.items()}
+        case list() | tuple() | set() | frozenset():
+            return [_shown(part) for part in value]
+        case Path():
+            return str(value)
+        case str():
+            return _without_credentials(value)
+        case _:
+            return value
+
+
+def _without_credentials(text: str) -> str:
+    is_url = "://" in text
+    text = (_URL_PASSWORD if is_url else _PASSWORD).sub(rf"\1:{HIDDEN}@", text)
+    address, mark, parameters = text.partition("?")
+    return f"{address}{mark}{_PARAMETER.sub(HIDDEN, parameters) if is_url else parameters}"
