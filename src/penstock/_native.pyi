@@ -36,6 +36,7 @@ __all__ = [
     "column_texts",
     "copy_text",
     "crc32c",
+    "debezium_schemas",
     "decode_envelope",
     "decode_text",
     "encode_changes",
@@ -478,6 +479,16 @@ def encode_drainer(
     mariadb: bool = False,
     heads: Sequence[bytes] | None = None,
 ) -> Batch: ...
+def debezium_schemas(
+    columns: Sequence[_Column],
+    *,
+    instance: str,
+    database: str,
+    table: str,
+    key: Sequence[str],
+    mariadb: bool = False,
+    debezium: Sequence[tuple[str, str]] | None = None,
+) -> tuple[str, str | None]: ...
 def partitions(keys: object, count: int) -> Texts: ...
 
 @final

@@ -133,6 +133,7 @@ HOMES = {
         "src/penstock/source/daemon_client.py",
         "src/penstock/client/",
         "src/penstock/sinks/http/sink.py",
+        "src/penstock/sinks/kafka/registry.py",
         "src/penstock/telemetry/channel.py",
     ),
     "grpc": ("src/penstock/tidb/",),

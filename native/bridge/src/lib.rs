@@ -57,6 +57,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(objects::crc32c, module)?)?;
     module.add_function(wrap_pyfunction!(objects::encode_changes, module)?)?;
     module.add_function(wrap_pyfunction!(objects::encode_drainer, module)?)?;
+    module.add_function(wrap_pyfunction!(objects::debezium_schemas, module)?)?;
     module.add_function(wrap_pyfunction!(objects::partitions, module)?)?;
     module.add_class::<row_events::RowEventWriter>()?;
     module.add_class::<tidb::TidbTranscoder>()?;

@@ -183,6 +183,39 @@ pub fn crc32c(data: PyBackedBytes) -> u32 {
     checksum::crc32c(&data)
 }
 
+/// Return the Kafka Connect schemas of Debezium's messages of a table and of their keys, as JSON; None for messages
+/// without keys. `instance` is the name of the cluster, which names the schemas.
+///
+/// Raises `OptionInvalid`, `SchemaInvalid`.
+#[pyfunction]
+#[pyo3(signature = (columns, *, instance, database, table, key, mariadb=false, debezium=None))]
+#[allow(clippy::too_many_arguments)]
+pub fn debezium_schemas(
+    py: Python<'_>,
+    columns: Vec<ColumnTuple>,
+    instance: &str,
+    database: &str,
+    table: &str,
+    key: Vec<String>,
+    mariadb: bool,
+    debezium: Option<Vec<(String, String)>>,
+) -> PyResult<(String, Option<String>)> {
+    let debezium = DebeziumOptions::parse(&debezium.unwrap_or_default()).map_err(|error| raise(py, &error))?;
+    let dialect = ArrowDialect {
+        name: "debezium",
+        database,
+        table,
+        primary_key: &key,
+        key: &key,
+        mariadb,
+        snapshot: false,
+        zone_seconds: 0,
+        lines: false,
+        debezium: &debezium,
+    };
+    arrow_messages::debezium_schemas(&declared(columns), instance, &dialect).map_err(|error| raise(py, &error))
+}
+
 /// Return the Kafka partition of each key among `count` partitions, equal to that of Kafka's own producers; null for
 /// null.
 ///

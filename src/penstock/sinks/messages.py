@@ -12,7 +12,7 @@ from penstock import _native
 from penstock.changes import Changes, Origin, Target
 from penstock.settings.values import Section
 
-Format = Literal["debezium", "debezium_schema", "maxwell", "canal_flat", "canal", "json"]
+Format = Literal["debezium", "debezium_schema", "debezium_avro", "maxwell", "canal_flat", "canal", "json"]
 FlatField = Literal[
     "op",
     "db",
@@ -112,7 +112,7 @@ def key_of(target: Target, form: Format) -> tuple[str, ...]:
 
     Without a primary key, Debezium uses the first unique key without nulls. The other dialects use none.
     """
-    return target.row_key if form in ("debezium", "debezium_schema") else target.primary_key
+    return target.row_key if form.startswith("debezium") else target.primary_key
 
 
 def messages_of(
@@ -122,19 +122,24 @@ def messages_of(
     *,
     lines: bool = False,
     debezium: DebeziumForms | None = None,
+    schema_ids: tuple[int, int] | None = None,
 ) -> Messages:
     """Return the messages of changes, with the values of the columns `key` as their keys.
 
-    With `lines` each message ends with a newline, except for Canal's packets. Raises the kernel's errors:
+    With `lines` each message ends with a newline, except for Canal's packets. `schema_ids` are the ids of the
+    schemas of messages and of keys, which `debezium_avro` needs. Raises the kernel's errors:
     OptionInvalid for an unknown column, SchemaInvalid for rows that do not have the target's columns.
     """
     target = changes.target
     primary_key = key_of(target, form)
+    options = [] if debezium is None else debezium.options()
+    if schema_ids is not None:
+        options += zip(("avro_value", "avro_key"), map(str, schema_ids), strict=True)
     encoded = pyarrow.record_batch(
         _native.encode_changes(
             changes.rows,
             target.declared,
-            dialect=form,
+            dialect="debezium" if schema_ids is not None else form,
             database=target.name.database,
             table=target.name.table,
             primary_key=primary_key,
@@ -142,7 +147,7 @@ def messages_of(
             mariadb=target.mariadb,
             snapshot=changes.origin is Origin.LOAD,
             lines=lines,
-            debezium=None if debezium is None else debezium.options(),
+            debezium=options,
         )
     )
     return Messages(*(encoded.column(name) for name in ("value", "key", "row", "kind")))

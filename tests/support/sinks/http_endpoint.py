@@ -23,12 +23,14 @@ class Received:
 class HttpEndpoint:
     """Runs inside its block. `answers` are the next statuses with headers; afterwards the status is 200.
 
-    A status of 0 records the request and closes the connection without an answer.
+    A status of 0 records the request and closes the connection without an answer. `bodies` are the contents
+    of the next answers with a status of success; afterwards they are empty.
     """
 
     def __init__(self) -> None:
         self.received: list[Received] = []
         self.answers: deque[tuple[int, Mapping[str, str]]] = deque()
+        self.bodies: deque[bytes] = deque()
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._answering())
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
 
@@ -65,7 +67,9 @@ class HttpEndpoint:
                 if status == 0:
                     self.close_connection = True
                     return
-                said = b"" if status < 300 else b"no, thank you"
+                said = b"no, thank you"
+                if status < 300:
+                    said = endpoint.bodies.popleft() if endpoint.bodies else b""
                 self.send_response(status)
                 for name, value in headers.items():
                     self.send_header(name, value)
@@ -74,7 +78,7 @@ class HttpEndpoint:
                 if self.command != "HEAD":
                     self.wfile.write(said)
 
-            do_HEAD = do_POST = do_PUT = _take
+            do_GET = do_HEAD = do_POST = do_PUT = _take
 
             def log_message(self, *words: Any) -> None:
                 """Suppress the log line; the request is recorded."""

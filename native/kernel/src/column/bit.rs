@@ -59,11 +59,14 @@ pub(crate) fn write_debezium(value: u64, bits: u8, out: &mut Vec<u8>) {
     match (bits, value) {
         (1, 0) => out.extend_from_slice(b"false"),
         (1, _) => out.extend_from_slice(b"true"),
-        _ => {
-            let bytes = value.to_le_bytes();
-            base64::write_quoted(bytes.get(..width(bits)).unwrap_or(&bytes), out);
-        }
+        _ => with_low_bytes(value, bits, |bytes| base64::write_quoted(bytes, out)),
     }
+}
+
+/// Calls `write` with the bytes of the value, lowest byte first.
+pub(crate) fn with_low_bytes(value: u64, bits: u8, write: impl FnOnce(&[u8])) {
+    let bytes = value.to_le_bytes();
+    write(bytes.get(..width(bits)).unwrap_or(&bytes));
 }
 
 /// Returns the type in SQL.

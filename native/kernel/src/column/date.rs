@@ -1,6 +1,6 @@
 //! DATE: three bytes, little-endian: five bits of day, four of month, fifteen of year. Also contains the calendar.
 
-use super::integer::{write_digits, write_signed};
+use super::integer::write_digits;
 use super::store::Appended;
 use crate::cursor::Cursor;
 use crate::error::Result;
@@ -100,13 +100,10 @@ pub(crate) fn write_text(value: Date, out: &mut Vec<u8>) {
     write_digits(value.day.into(), 2, out);
 }
 
-/// Writes the days since 1970-01-01. A date that the calendar lacks is null, or 0 if the column is not nullable.
-pub(crate) fn write_debezium(value: Date, nullable: bool, out: &mut Vec<u8>) {
-    match value.days() {
-        Some(days) => write_signed(days.into(), out),
-        None if nullable => out.extend_from_slice(b"null"),
-        None => out.push(b'0'),
-    }
+/// Returns the days since 1970-01-01. None for a date that the calendar lacks: it is null, or 0 if the column is not
+/// nullable.
+pub(crate) fn debezium(value: Date) -> Option<i64> {
+    value.days().map(i64::from)
 }
 
 #[cfg(test)]

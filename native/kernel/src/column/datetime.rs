@@ -3,7 +3,7 @@
 //! Sources: `my_datetime_packed_from_binary` (packed), `Field_datetime` (classic: the number YYYYMMDDhhmmss),
 //! MariaDB's `Field_datetime_hires` (counted: mixed-radix units of the last digit, big-endian).
 
-use super::integer::{write_digits, write_signed};
+use super::integer::write_digits;
 use super::store::Appended;
 use super::{date, fraction, Date, Layout};
 use crate::cursor::Cursor;
@@ -146,15 +146,10 @@ pub(crate) fn write_text(value: DateTime, fsp: u8, out: &mut Vec<u8>) {
     write_separated(value, b' ', fsp, out);
 }
 
-/// Writes milliseconds since 1970-01-01 00:00:00, or microseconds for more than three fractional digits. A date that
-/// the calendar lacks is null, or 0 if the column is not nullable.
-pub(crate) fn write_debezium(value: DateTime, fsp: u8, nullable: bool, out: &mut Vec<u8>) {
-    match value.micros() {
-        Some(micros) if fsp > 3 => write_signed(micros, out),
-        Some(micros) => write_signed(micros.div_euclid(1_000), out),
-        None if nullable => out.extend_from_slice(b"null"),
-        None => out.push(b'0'),
-    }
+/// Returns milliseconds since 1970-01-01 00:00:00, or microseconds for more than three fractional digits. None for a
+/// date that the calendar lacks: it is null, or 0 if the column is not nullable.
+pub(crate) fn debezium(value: DateTime, fsp: u8) -> Option<i64> {
+    value.micros().map(|micros| if fsp > 3 { micros } else { micros.div_euclid(1_000) })
 }
 
 /// Writes the date and time with `separator` between them.

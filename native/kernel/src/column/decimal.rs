@@ -141,7 +141,7 @@ impl Decimal<'_> {
     }
 
     /// Writes the unscaled number in two's complement, big-endian, with as few bytes as possible.
-    fn unscaled_bytes(&self, out: &mut Vec<u8>) -> Result<()> {
+    pub(crate) fn unscaled_bytes(&self, out: &mut Vec<u8>) -> Result<()> {
         let wide = if self.precision <= ARROW_DIGITS_MAX {
             let value = self.unscaled()?;
             let fill = if value < 0 { 0xff } else { 0 };
@@ -266,11 +266,16 @@ pub(crate) fn write_debezium(value: &Decimal<'_>, out: &mut Vec<u8>) -> Result<(
 
 /// Writes an unsigned integer in the same format, as a decimal without digits after the point.
 pub(crate) fn write_unsigned_debezium(value: u64, out: &mut Vec<u8>) {
+    with_unsigned_bytes(value, |bytes| base64::write_quoted(bytes, out));
+}
+
+/// Calls `write` with an unsigned integer in two's complement, big-endian, with as few bytes as possible.
+pub(crate) fn with_unsigned_bytes(value: u64, write: impl FnOnce(&[u8])) {
     let wide = u128::from(value).to_be_bytes();
     // The highest bit of the first byte is the sign.
     let kept = (128 - value.leading_zeros().saturating_add(64)) / 8 + 1;
     let first = wide.len().saturating_sub(usize::try_from(kept).unwrap_or(wide.len()));
-    base64::write_quoted(wide.get(first..).unwrap_or(&wide), out);
+    write(wide.get(first..).unwrap_or(&wide));
 }
 
 /// Returns the nearest double.

@@ -24,7 +24,7 @@ pub(super) fn read<'a>(prefix: u8, cursor: &mut Cursor<'a>) -> Result<&'a [u8]> 
 /// Splits a value into the spatial reference system, 0 for none, and the well-known binary.
 ///
 /// Raises `ValueMalformed` for a value that is too short.
-pub(super) fn parts(bytes: &[u8]) -> Result<(u32, &[u8])> {
+pub(crate) fn parts(bytes: &[u8]) -> Result<(u32, &[u8])> {
     let mut cursor = Cursor::new(bytes);
     let srid = cursor.u32().map_err(|_| value_malformed(format!("a geometry of {} bytes", bytes.len())))?;
     Ok((srid, cursor.take_rest()))
@@ -153,13 +153,9 @@ pub(crate) fn write_debezium(bytes: &[u8], is_point: bool, out: &mut Vec<u8>) ->
     let (srid, wkb) = parts(bytes)?;
     out.push(b'{');
     if is_point {
-        let mut shapes = Shapes { cursor: Cursor::new(wkb), little: true };
-        if shapes.code()? != POINT {
-            return Err(value_malformed("another geometry than a point in a column of type POINT"));
-        }
-        for name in [&b"\"x\":"[..], b"\"y\":"] {
+        for (name, coordinate) in [&b"\"x\":"[..], b"\"y\":"].into_iter().zip(coordinates(wkb)?) {
             out.extend_from_slice(name);
-            super::float::write_json(shapes.number()?, out);
+            super::float::write_json(coordinate, out);
             out.push(b',');
         }
     }
@@ -172,6 +168,15 @@ pub(crate) fn write_debezium(bytes: &[u8], is_point: bool, out: &mut Vec<u8>) ->
     }
     out.push(b'}');
     Ok(())
+}
+
+/// Returns the coordinates of a point in well-known binary. Raises `ValueMalformed` if it is another geometry.
+pub(crate) fn coordinates(wkb: &[u8]) -> Result<[f64; 2]> {
+    let mut shapes = Shapes { cursor: Cursor::new(wkb), little: true };
+    if shapes.code()? != POINT {
+        return Err(value_malformed("another geometry than a point in a column of type POINT"));
+    }
+    Ok([shapes.number()?, shapes.number()?])
 }
 
 #[cfg(test)]

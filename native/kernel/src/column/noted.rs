@@ -44,7 +44,7 @@ pub fn noted(text: &str, kind: &Kind, charset: Charset) -> Result<Noted> {
         Kind::Text { .. } | Kind::CompressedText { .. } => {
             let bytes = hex::read_literal(text).ok_or_else(wrong)?;
             let mut out = Vec::with_capacity(bytes.len());
-            text::write_canal(&bytes, charset, &mut out);
+            text::write_lossy(&bytes, charset, &mut out);
             Ok(Noted::Text(out))
         }
         Kind::Null

@@ -100,9 +100,9 @@ pub(crate) fn write_text(bytes: &[u8], charset: Charset, out: &mut Vec<u8>) {
 /// The replacement for invalid bytes, as in other readers of the log.
 const REPLACEMENT: &str = "\u{fffd}";
 
-/// Writes the text as Canal and Ptubes show it, with replacement characters for invalid bytes.
+/// Writes the text, with replacement characters for invalid bytes.
 #[inline]
-pub(crate) fn write_canal(bytes: &[u8], charset: Charset, out: &mut Vec<u8>) {
+pub(crate) fn write_lossy(bytes: &[u8], charset: Charset, out: &mut Vec<u8>) {
     use Charset::{Ascii, Latin1, Utf8mb3, Utf8mb4};
     if matches!(charset, Utf8mb4 | Utf8mb3 | Latin1 | Ascii) && is_ascii(bytes) {
         return out.extend_from_slice(bytes);
@@ -193,7 +193,7 @@ mod tests {
         ];
         for (charset, bytes, text) in cases {
             let mut out = b"x".to_vec();
-            write_canal(bytes, Charset::from_name(charset).unwrap(), &mut out);
+            write_lossy(bytes, Charset::from_name(charset).unwrap(), &mut out);
             assert_eq!(String::from_utf8(out).unwrap(), format!("x{text}"));
         }
     }

@@ -87,18 +87,17 @@ pub(crate) fn write_text(value: Timestamp, fsp: u8, out: &mut Vec<u8>) {
     datetime::write_text(civil(value), fsp, out);
 }
 
-/// Writes the time in UTC in ISO 8601 format with the column's fractional digits. The zero date is null, or the first
-/// second of 1970 if the column is not nullable.
-pub(crate) fn write_debezium(value: Timestamp, fsp: u8, nullable: bool, out: &mut Vec<u8>) {
-    match (value.seconds, nullable) {
-        (0, true) => out.extend_from_slice(b"null"),
-        (0, false) => out.extend_from_slice(b"\"1970-01-01T00:00:00Z\""),
-        _ => {
-            out.push(b'"');
-            datetime::write_separated(civil(value), b'T', fsp, out);
-            out.extend_from_slice(b"Z\"");
-        }
-    }
+/// Whether it is the zero date, which Debezium's messages show as null in a nullable column.
+pub(crate) fn is_zero(value: Timestamp) -> bool {
+    value.seconds == 0
+}
+
+/// Writes the time in UTC in ISO 8601 format with the column's fractional digits. The zero date is the first second of
+/// 1970.
+pub(crate) fn write_debezium(value: Timestamp, fsp: u8, out: &mut Vec<u8>) {
+    let fsp = if is_zero(value) { 0 } else { fsp };
+    datetime::write_separated(civil(value), b'T', fsp, out);
+    out.push(b'Z');
 }
 
 #[cfg(test)]

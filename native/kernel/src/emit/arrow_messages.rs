@@ -17,11 +17,13 @@ use arrow_array::{
 use arrow_buffer::{NullBuffer, OffsetBuffer, ScalarBuffer};
 use arrow_schema::{DataType, Field, Schema};
 
-use crate::column::DeclaredColumn;
+use crate::column::{DeclaredColumn, Kind};
 use crate::emit::arrow_rows::{ArrowRows, Pair};
 use crate::emit::dialect::debezium::handling::DebeziumOptions;
 use crate::emit::dialect::TableWriter;
-use crate::emit::dialect::{keys, protobuf, At, Dialect, DialectOptions, Images, MessageColumn, Named, TableView};
+use crate::emit::dialect::{
+    debezium, keys, protobuf, At, Dialect, DialectOptions, Images, MessageColumn, Named, TableView,
+};
 use crate::emit::messages::{MessageKind, Messages};
 use crate::emit::system::{self, EventView};
 use crate::emit::TransactionView;
@@ -80,11 +82,12 @@ pub fn encode_changes(
     };
     let dialect = Named::of_options(&options, &instance)?;
     let rows = ArrowRows::new(batch, declared, arrow_dialect.mariadb, dialect.json_style())?;
-    let table = Arc::new(table_view(declared, &rows, arrow_dialect));
+    let kinds = rows.columns().iter().map(|cells| cells.kind().clone());
+    let table = Arc::new(table_view(declared, kinds, arrow_dialect));
     let writer = dialect.table(table.clone())?;
     let keys = keys::Keys::new(&table, arrow_dialect.key, &options, &instance)?;
     let pairs = system.pairs()?;
-    let mut out = EncodedMessages::new(arrow_dialect.name == "canal", arrow_dialect.lines, pairs.len());
+    let mut out = EncodedMessages::new(Frame::of(arrow_dialect), pairs.len());
     let mut messages = Messages::new();
     for run in system.runs(&pairs) {
         let Some((first, change)) = run.first().map(|pair| (pair.main(), pair.change())) else { continue };
@@ -114,6 +117,27 @@ pub fn encode_changes(
     out.finish()
 }
 
+/// Returns the Kafka Connect schemas of Debezium's messages and of their keys, as JSON; None for messages without
+/// keys.
+///
+/// Raises `SchemaInvalid` for a type that is unknown, `OptionInvalid` for a key column that the table does not have.
+pub fn debezium_schemas(
+    declared: &[DeclaredColumn],
+    instance: &str,
+    arrow_dialect: &ArrowDialect<'_>,
+) -> Result<(String, Option<String>)> {
+    let kinds = declared.iter().map(|column| column.kind(arrow_dialect.mariadb)).collect::<Result<Vec<Kind>>>()?;
+    let table = table_view(declared, kinds.into_iter(), arrow_dialect);
+    let key_columns = keys::columns_of(&table, arrow_dialect.key)?;
+    let options = arrow_dialect.debezium;
+    let text = |schema: Vec<u8>| String::from_utf8(schema).map_err(|_| malformed("a schema that is not UTF-8"));
+    let key = (!key_columns.is_empty()).then(|| {
+        let columns: Vec<&MessageColumn> = key_columns.iter().map(|(_, column)| *column).collect();
+        text(debezium::schema::key(instance, &table, &columns, options.handling))
+    });
+    Ok((text(debezium::schema::value(instance, &table, options))?, key.transpose()?))
+}
+
 impl Pair {
     fn change(&self) -> Change {
         match (self.before, self.after) {
@@ -129,10 +153,14 @@ impl Pair {
     }
 }
 
-fn table_view(declared: &[DeclaredColumn], rows: &ArrowRows<'_>, arrow_dialect: &ArrowDialect<'_>) -> TableView {
-    let column = |(column, cells): (&DeclaredColumn, &crate::column::CellColumn<'_>)| MessageColumn {
+fn table_view(
+    declared: &[DeclaredColumn],
+    kinds: impl Iterator<Item = Kind>,
+    arrow_dialect: &ArrowDialect<'_>,
+) -> TableView {
+    let column = |(column, kind): (&DeclaredColumn, Kind)| MessageColumn {
         name: column.name.as_str().into(),
-        kind: cells.kind().clone(),
+        kind,
         type_text: column.type_text.as_str().into(),
         nullable: column.nullable,
         is_key: arrow_dialect.primary_key.contains(&column.name),
@@ -143,7 +171,7 @@ fn table_view(declared: &[DeclaredColumn], rows: &ArrowRows<'_>, arrow_dialect: 
         table: arrow_dialect.table.into(),
         name: format!("{}.{}", arrow_dialect.database, arrow_dialect.table).into(),
         schema_version: 0,
-        columns: declared.iter().zip(rows.columns()).map(column).collect(),
+        columns: declared.iter().zip(kinds).map(column).collect(),
         shard_columns: Vec::new(),
         json_columns: 0,
         mariadb: arrow_dialect.mariadb,
@@ -270,10 +298,33 @@ impl<'a> System<'a> {
     }
 }
 
+/// What surrounds a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Frame {
+    /// Canal's packet.
+    Packet,
+    /// Text that ends with a newline.
+    Line,
+    /// The text alone, without its newline.
+    Text,
+    /// The bytes alone.
+    Bytes,
+}
+
+impl Frame {
+    fn of(arrow_dialect: &ArrowDialect<'_>) -> Frame {
+        match arrow_dialect.name {
+            "canal" => Frame::Packet,
+            _ if arrow_dialect.debezium.avro.is_some() => Frame::Bytes,
+            _ if arrow_dialect.lines => Frame::Line,
+            _ => Frame::Text,
+        }
+    }
+}
+
 /// The encoded messages, as columns.
 struct EncodedMessages {
-    framed: bool,
-    lines: bool,
+    frame: Frame,
     value: Vec<u8>,
     ends: Vec<i64>,
     key: Vec<u8>,
@@ -284,10 +335,9 @@ struct EncodedMessages {
 }
 
 impl EncodedMessages {
-    fn new(framed: bool, lines: bool, count: usize) -> EncodedMessages {
+    fn new(frame: Frame, count: usize) -> EncodedMessages {
         EncodedMessages {
-            framed,
-            lines,
+            frame,
             value: Vec::new(),
             ends: vec![0],
             key: Vec::new(),
@@ -345,15 +395,16 @@ impl EncodedMessages {
         if i32::try_from(bytes.len()).is_err() {
             return Err(Error::new(ErrorKind::LimitExceeded, "a message of 2 GiB or more"));
         }
-        if self.framed {
-            protobuf::number(3, PACKET_MESSAGES, &mut self.value);
-            let body = protobuf::open(5, &mut self.value);
-            protobuf::signed(1, version, &mut self.value);
-            self.value.extend_from_slice(bytes);
-            protobuf::close(body, &mut self.value);
-        } else {
-            let bytes = if self.lines { bytes } else { bytes.strip_suffix(b"\n").unwrap_or(bytes) };
-            self.value.extend_from_slice(bytes);
+        match self.frame {
+            Frame::Packet => {
+                protobuf::number(3, PACKET_MESSAGES, &mut self.value);
+                let body = protobuf::open(5, &mut self.value);
+                protobuf::signed(1, version, &mut self.value);
+                self.value.extend_from_slice(bytes);
+                protobuf::close(body, &mut self.value);
+            }
+            Frame::Line | Frame::Bytes => self.value.extend_from_slice(bytes),
+            Frame::Text => self.value.extend_from_slice(bytes.strip_suffix(b"\n").unwrap_or(bytes)),
         }
         self.ends.push(self.value.len() as i64);
         Ok(())

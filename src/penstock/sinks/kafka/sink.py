@@ -4,16 +4,19 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, Self
 
+import pyarrow.compute as pc
 from pydantic import Field, field_validator, model_validator
 
-from penstock.changes import Target
+from penstock.changes import Changes, Target
 from penstock.errors import OptionInvalid
 from penstock.model import Secret
 from penstock.settings.values import Seconds
 from penstock.sinks.kafka import connection
+from penstock.sinks.kafka.avro_schemas import avro_schemas, record_name
 from penstock.sinks.kafka.claim_check import ClaimCheck
 from penstock.sinks.kafka.connection import Cluster
 from penstock.sinks.kafka.outbox import Outbox
+from penstock.sinks.kafka.registry import Registry, RegistryClient
 from penstock.sinks.kafka.writer import (
     KafkaWriter,
     TransactionalProducer,
@@ -35,9 +38,10 @@ class Settings(Cluster):
     )
     format: Format | Literal["drainer"] = Field(
         default="debezium",
-        description="the message format; json is Penstock's own; drainer: a transaction for each message, as"
-        " TiDB-Binlog's Drainer writes them, all in partition 0",
+        description="the message format; debezium_avro needs a registry; json is Penstock's own; drainer: a"
+        " transaction for each message, as TiDB-Binlog's Drainer writes them, all in partition 0",
     )
+    registry: Registry | None = Field(default=None, description="the schema registry, for debezium_avro")
     debezium: DebeziumForms | None = Field(
         default=None, description="the forms of Debezium's messages: handling modes, and flat rows"
     )
@@ -91,9 +95,17 @@ class Settings(Cluster):
         if self.debezium is None:
             return self
         if not self.format.startswith("debezium"):
-            raise ValueError(f"debezium is for the formats debezium and debezium_schema, not {self.format}")
+            raise ValueError(f"debezium is for the formats that begin with debezium, not {self.format}")
         if self.debezium.flat and self.tombstones is not None:
             raise ValueError("tombstones: debezium.deletes says what flat rows have")
+        return self
+
+    @model_validator(mode="after")
+    def _registry_of_avro(self) -> Self:
+        if (self.format == "debezium_avro") != (self.registry is not None):
+            raise ValueError("the format debezium_avro and the section registry need each other")
+        if self.registry is not None and self.claim_check is not None:
+            raise ValueError("claim_check: consumers of debezium_avro cannot read a reference in JSON")
         return self
 
     @model_validator(mode="after")
@@ -145,9 +157,14 @@ class KafkaSink(Sink):
         self._idle: dict[str | None, TransactionalProducer] = {}
         # The admin client that `begin` uses for each batch.
         self._topics: Any = None
+        registry = settings.registry
+        self._registry_password = None if registry is None else registry.secret()
+        self._registry: RegistryClient | None = None
+        # The ids of the schemas of messages and keys, by target and instance.
+        self._schema_ids: dict[tuple[Target, str], tuple[int, int]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_idle": {}, "_topics": None}
+        return self.__dict__ | {"_idle": {}, "_topics": None, "_registry": None, "_schema_ids": {}}
 
     @property
     def tombstones(self) -> bool:
@@ -191,6 +208,32 @@ class KafkaSink(Sink):
                 )
         return tuple(columns)
 
+    def schema_ids(self, changes: Changes) -> tuple[int, int] | None:
+        """Return the ids of the schemas of changes' messages and keys; None for a format without a registry.
+
+        Asks the registry once per process for the columns of a table. Raises the errors of `RegistryClient`.
+        """
+        registry, target = self.settings.registry, changes.target
+        if registry is None:
+            return None
+        instance = pc.struct_field(changes.rows.column("_metadata"), "instance")[0].as_py()
+        if (target, instance) not in self._schema_ids:
+            topic = topic_of(self.settings.topic, target)
+            value, key = avro_schemas(target, instance, self.key(target), self.settings.debezium)
+            client = self._registry_client(registry)
+            value_id = client.schema_id(registry.subject(topic, record_name(value), "value"), value)
+            # Messages without a key use no schema of keys.
+            key_id = (
+                0 if key is None else client.schema_id(registry.subject(topic, record_name(key), "key"), key)
+            )
+            self._schema_ids[target, instance] = value_id, key_id
+        return self._schema_ids[target, instance]
+
+    def _registry_client(self, registry: Registry) -> RegistryClient:
+        if self._registry is None:
+            self._registry = RegistryClient(registry, self._registry_password)
+        return self._registry
+
     def _refuse_names_of_fields(self, target: Target) -> None:
         """Refuse a table with a column that has the name of a field of flat rows."""
         forms = self.settings.debezium
@@ -206,6 +249,8 @@ class KafkaSink(Sink):
     def check(self) -> Sequence[Finding]:
         if self.settings.claim_check is not None:
             self.settings.claim_check.check()
+        if self.settings.registry is not None:
+            self._registry_client(self.settings.registry).check()
         with connection.translate_errors("list topics"):
             connection.admin(self.client()).list_topics(timeout=connection.ANSWER_SECONDS_MAX)
         return ()
@@ -267,7 +312,8 @@ class KafkaSink(Sink):
 
     def close(self) -> None:
         self._idle.clear()
-        self._topics = None
+        self._topics = self._registry = None
+        self._schema_ids.clear()
 
     def _topics_client(self) -> Any:
         if self._topics is None:

@@ -336,7 +336,13 @@ class KafkaWriter(Writer):
         changes = self._split_moved_updates(changes)
         key = self._sink.key(changes.target)
         assert self._settings.format != "drainer", "its transactions are collected first"
-        return changes, messages_of(changes, self._settings.format, key, debezium=self._settings.debezium)
+        return changes, messages_of(
+            changes,
+            self._settings.format,
+            key,
+            debezium=self._settings.debezium,
+            schema_ids=self._sink.schema_ids(changes),
+        )
 
     def _headers(self, changes: Changes, messages: Messages) -> Headers | None:
         """Return the headers of each message, None if messages have none."""

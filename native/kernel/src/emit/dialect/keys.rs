@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::debezium::column_traits::{column_traits, ColumnTraits};
-use super::view::{DialectOptions, TableView};
+use super::view::{DialectOptions, MessageColumn, TableView};
 use super::{debezium, json_object, maxwell};
 use crate::column::{quoted, Kind, Value};
 use crate::error::{Error, ErrorKind, Result};
@@ -13,6 +13,8 @@ use crate::error::{Error, ErrorKind, Result};
 enum Style {
     /// An object of the columns, with values in Debezium's format.
     Debezium,
+    /// A record of the columns in Avro.
+    DebeziumAvro,
     /// Database and table, then the columns with `pk.` before their names.
     Maxwell,
     /// An object of the columns, with values as the server's client shows them.
@@ -41,19 +43,18 @@ impl Keys {
     pub fn new(table: &TableView, columns: &[String], options: &DialectOptions, instance: &str) -> Result<Keys> {
         let (dialect, handling) = (options.name.as_str(), options.debezium.handling);
         let style = match dialect {
+            "debezium" if options.debezium.avro.is_some() => Style::DebeziumAvro,
             "debezium" | "debezium_schema" => Style::Debezium,
             "maxwell" => Style::Maxwell,
             _ => Style::Shown,
         };
         let mut parts = Vec::with_capacity(columns.len());
-        for name in columns {
-            let position = table.columns.iter().enumerate().find(|(_, column)| *column.name == **name);
-            let (at, column) = position.ok_or_else(|| no_column(name, table))?;
+        for (at, column) in columns_of(table, columns)? {
             parts.push(Part {
                 at,
                 key: match style {
-                    Style::Maxwell => json_object::key(&format!("pk.{name}")),
-                    _ => json_object::key(name),
+                    Style::Maxwell => json_object::key(&format!("pk.{}", column.name)),
+                    _ => json_object::key(&column.name),
                 },
                 name: column.name.clone(),
                 kind: column.kind.clone(),
@@ -67,9 +68,11 @@ impl Keys {
                 head.extend_from_slice(&json_object::key(name));
                 quoted::write(value.as_bytes(), &mut head);
             }
+        } else if let Some(schemas) = options.debezium.avro.filter(|_| style == Style::DebeziumAvro) {
+            debezium::avro::write_frame(schemas.key, &mut head);
         } else if dialect == "debezium_schema" {
             let columns: Vec<_> = parts.iter().filter_map(|part| table.columns.get(part.at)).collect();
-            head = debezium::schema::key_head(instance, table, &columns, handling);
+            head = debezium::schema::head(&debezium::schema::key(instance, table, &columns, handling));
             tail = b"}";
         }
         Ok(Keys { style, head, tail, parts })
@@ -89,18 +92,32 @@ impl Keys {
         let start = if self.style == Style::Maxwell { before } else { out.len() };
         for part in &self.parts {
             let value = cell(part.at)?.ok_or_else(|| lacks_key(&part.name))?;
-            out.extend_from_slice(&part.key);
+            if self.style != Style::DebeziumAvro {
+                out.extend_from_slice(&part.key);
+            }
             let written = match self.style {
+                Style::DebeziumAvro => debezium::avro::write(&value, &part.kind, part.traits, out),
                 Style::Debezium => debezium::values::write(&value, &part.kind, part.traits, out),
                 Style::Maxwell => maxwell::values::write(&value, &part.kind, out),
                 Style::Shown => value.write_shown(&part.kind, out),
             };
             written.map_err(|error| error.within(&format!("column `{}`", part.name)))?;
         }
-        json_object::close(start, out);
-        out.extend_from_slice(self.tail);
+        if self.style != Style::DebeziumAvro {
+            json_object::close(start, out);
+            out.extend_from_slice(self.tail);
+        }
         Ok(())
     }
+}
+
+/// Returns the columns of a key with their indexes. Raises `OptionInvalid` for a column that the table does not have.
+pub(crate) fn columns_of<'t>(table: &'t TableView, names: &[String]) -> Result<Vec<(usize, &'t MessageColumn)>> {
+    let position = |name: &String| {
+        let position = table.columns.iter().enumerate().find(|(_, column)| *column.name == **name);
+        position.ok_or_else(|| no_column(name, table))
+    };
+    names.iter().map(position).collect()
 }
 
 #[cold]

@@ -20,7 +20,7 @@ pub(super) fn write(value: &Value<'_>, kind: &Kind, zone_seconds: i32, out: &mut
         Typed::Float(value) => float::write_java_single(value, out),
         Typed::Double(value) => float::write_java_double(value, out),
         Typed::Timestamp { value, fsp } => timestamp::write_text_in(value, fsp, zone_seconds, out),
-        Typed::Text { bytes, charset } => text::write_canal(bytes, charset, out),
+        Typed::Text { bytes, charset } => text::write_lossy(bytes, charset, out),
         Typed::Bytes { bytes, form } => binary::write_latin1(bytes, form, out),
         Typed::Geometry(bytes) | Typed::Vector(bytes) => binary::write_latin1_plain(bytes, out),
         Typed::CompressedBytes(bytes) => {

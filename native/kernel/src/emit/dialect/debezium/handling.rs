@@ -129,6 +129,15 @@ pub struct Flat {
     pub deleted: bool,
 }
 
+/// The ids of a table's schemas in a schema registry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct AvroSchemas {
+    /// The schema of messages.
+    pub value: u32,
+    /// The schema of keys.
+    pub key: u32,
+}
+
 /// The options of the dialect.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct DebeziumOptions {
@@ -136,11 +145,14 @@ pub struct DebeziumOptions {
     pub handling: Handling,
     /// Rows without an envelope; None for messages with one.
     pub flat: Option<Flat>,
+    /// The schemas of messages in Avro; None for messages in JSON.
+    pub avro: Option<AvroSchemas>,
 }
 
 impl DebeziumOptions {
     /// Parses names and values: `decimal`, `time`, `bigint_unsigned` and `binary` with the connector's values, `flat`
-    /// with names of fields separated by commas, and `deleted`. Raises `OptionInvalid`.
+    /// with names of fields separated by commas, `deleted`, and for Avro `avro_value` and `avro_key` with ids of
+    /// schemas. Raises `OptionInvalid`.
     pub fn parse(options: &[(String, String)]) -> Result<DebeziumOptions> {
         let mut parsed = DebeziumOptions::default();
         for (name, value) in options {
@@ -163,11 +175,17 @@ impl DebeziumOptions {
                 ("deleted", value @ ("true" | "false")) => {
                     parsed.flat.get_or_insert_default().deleted = value == "true";
                 }
+                ("avro_value", id) => parsed.avro.get_or_insert_default().value = schema_id(id)?,
+                ("avro_key", id) => parsed.avro.get_or_insert_default().key = schema_id(id)?,
                 _ => return Err(unknown(&format!("`{value}` is no value of `{name}` for Debezium's messages"))),
             }
         }
         Ok(parsed)
     }
+}
+
+fn schema_id(text: &str) -> Result<u32> {
+    text.parse().map_err(|_| unknown(&format!("`{text}` is no id of a schema")))
 }
 
 fn flat_fields(names: &str) -> Result<Vec<(String, FlatField)>> {
@@ -207,7 +225,7 @@ mod tests {
 
     #[test]
     fn unknown_modes_and_fields_are_refused() {
-        for options in [[("decimal", "exact")], [("color", "red")], [("flat", "op,lsn")], [("deleted", "yes")]] {
+        for options in [[("decimal", "exact")], [("color", "red")], [("flat", "op,lsn")], [("avro_key", "-1")]] {
             assert_eq!(parsed(&options).unwrap_err().kind(), ErrorKind::OptionInvalid);
         }
     }

@@ -1,12 +1,13 @@
 //! Debezium's envelope: a row before and after its change, and the source of the change. With a schema, each message
-//! describes its own fields.
+//! describes its own fields; in Avro, its schema is in a registry.
 //!
 //! The forms of values and flat rows are those of `handling`; for the types see `values`. A change of the primary key
 //! is written as the delete of a row and the creation of another, because consumers identify rows by their key.
 
+pub(crate) mod avro;
 pub(super) mod column_traits;
 pub mod handling;
-pub(super) mod schema;
+pub(crate) mod schema;
 pub(super) mod values;
 
 use std::sync::Arc;
@@ -80,16 +81,16 @@ impl Dialect for Debezium {
             traits: column_traits(&column.type_text, column.nullable, handling),
             name: column.name.clone(),
         });
-        let head = match (self.with_schema, &self.options.flat) {
-            (true, None) => schema::head(&self.instance, &table, handling),
-            (true, Some(flat)) => schema::flat_head(&self.instance, &table, handling, flat),
-            (false, _) => Vec::new(),
+        let head = match self.with_schema {
+            true => schema::head(&schema::value(&self.instance, &table, &self.options)),
+            false => Vec::new(),
         };
         Ok(Writer {
             fields: fields.collect(),
             keys: (0..table.columns.len()).filter(|at| table.columns.get(*at).is_some_and(|c| c.is_key)).collect(),
             head,
             flat: self.options.flat.as_ref().map(FlatKeys::new),
+            avro_schema: self.options.avro.map(|schemas| schemas.value),
             table,
         })
     }
@@ -151,6 +152,8 @@ pub struct Writer {
     head: Vec<u8>,
     /// What flat rows have besides their columns; None for messages with an envelope.
     flat: Option<FlatKeys>,
+    /// The id of the messages' schema in the registry, for messages in Avro.
+    avro_schema: Option<u32>,
 }
 
 /// A change with its operation code and images.
@@ -165,7 +168,10 @@ impl TableWriter for Writer {
         // The scratch buffer has what all rows of the event share: the source up to the row number.
         let mut shared = std::mem::take(&mut out.scratch);
         shared.clear();
-        source_head(at, &self.table.database, Some(&self.table.table), &mut shared);
+        match self.avro_schema {
+            Some(_) => avro::source_head(at, &self.table.database, &self.table.table, &mut shared),
+            None => source_head(at, &self.table.database, Some(&self.table.table), &mut shared),
+        }
         let outcome = self.each(at, rows, &shared, out);
         shared.clear();
         out.scratch = shared;
@@ -217,6 +223,9 @@ impl Writer {
         out: &mut Messages,
     ) -> Result<()> {
         let value = &mut out.value;
+        if let Some(schema_id) = self.avro_schema {
+            return self.write_avro(schema_id, at, change, source, row, value);
+        }
         value.extend_from_slice(&self.head);
         if let Some(flat) = &self.flat {
             self.write_flat(at, change, flat, row, value)?;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::column_traits::{column_traits, ColumnTraits};
-use super::handling::{BinaryMode, DecimalMode, Flat, Handling, TimeMode, UnsignedMode};
+use super::handling::{BinaryMode, DebeziumOptions, DecimalMode, Flat, Handling, TimeMode, UnsignedMode};
 use crate::column::{quoted, write_unsigned_integer, Kind};
 use crate::emit::dialect::{MessageColumn, TableView};
 
@@ -50,9 +50,18 @@ pub(super) fn write_statement_head(out: &mut Vec<u8>) {
     );
 }
 
-/// Returns everything before the payload of a table's messages, for the cluster `instance`.
-pub(super) fn head(instance: &str, table: &TableView, handling: Handling) -> Vec<u8> {
-    let mut out = br#"{"schema":{"type":"struct","fields":["#.to_vec();
+/// Returns everything before the payload of messages with this schema.
+pub(crate) fn head(schema: &[u8]) -> Vec<u8> {
+    [br#"{"schema":"#, schema, br#","payload":"#].concat()
+}
+
+/// Returns the schema of a table's messages, for the cluster `instance`.
+pub(crate) fn value(instance: &str, table: &TableView, options: &DebeziumOptions) -> Vec<u8> {
+    let handling = options.handling;
+    if let Some(flat) = &options.flat {
+        return flat_value(instance, table, handling, flat);
+    }
+    let mut out = br#"{"type":"struct","fields":["#.to_vec();
     let topic = topic(instance, table);
     for side in ["before", "after"] {
         write_row(&topic, table, side, handling, &mut out);
@@ -61,13 +70,13 @@ pub(super) fn head(instance: &str, table: &TableView, handling: Handling) -> Vec
     out.extend_from_slice(SOURCE_FIELDS.as_bytes());
     out.extend_from_slice(ENVELOPE_TAIL.as_bytes());
     quoted::write(format!("{topic}.Envelope").as_bytes(), &mut out);
-    out.extend_from_slice(br#","version":2},"payload":"#);
+    out.extend_from_slice(br#","version":2}"#);
     out
 }
 
-/// Returns everything before the payload of a table's flat rows, for the cluster `instance`.
-pub(super) fn flat_head(instance: &str, table: &TableView, handling: Handling, flat: &Flat) -> Vec<u8> {
-    let mut out = br#"{"schema":{"type":"struct","fields":["#.to_vec();
+/// Returns the schema of a table's flat rows.
+fn flat_value(instance: &str, table: &TableView, handling: Handling, flat: &Flat) -> Vec<u8> {
+    let mut out = br#"{"type":"struct","fields":["#.to_vec();
     let start = out.len();
     for column in table.columns.iter().filter(|column| column.wanted) {
         out.push(b',');
@@ -85,24 +94,26 @@ pub(super) fn flat_head(instance: &str, table: &TableView, handling: Handling, f
     if out.len() > start {
         out.remove(start);
     }
-    out.extend_from_slice(br#"],"optional":false,"name":"#);
-    quoted::write(format!("{}.Value", topic(instance, table)).as_bytes(), &mut out);
-    out.extend_from_slice(br#"},"payload":"#);
-    out
+    close_named(&format!("{}.Value", topic(instance, table)), out)
 }
 
-/// Returns everything before the payload of a key, for the cluster `instance`.
-pub(crate) fn key_head(instance: &str, table: &TableView, columns: &[&MessageColumn], handling: Handling) -> Vec<u8> {
-    let mut out = br#"{"schema":{"type":"struct","fields":["#.to_vec();
+/// Returns the schema of a table's keys, for the cluster `instance`.
+pub(crate) fn key(instance: &str, table: &TableView, columns: &[&MessageColumn], handling: Handling) -> Vec<u8> {
+    let mut out = br#"{"type":"struct","fields":["#.to_vec();
     for (at, column) in columns.iter().enumerate() {
         if at > 0 {
             out.push(b',');
         }
         write_column(column, handling, &mut out);
     }
+    close_named(&format!("{}.Key", topic(instance, table)), out)
+}
+
+/// Ends the fields of a struct, and names it.
+fn close_named(name: &str, mut out: Vec<u8>) -> Vec<u8> {
     out.extend_from_slice(br#"],"optional":false,"name":"#);
-    quoted::write(format!("{}.Key", topic(instance, table)).as_bytes(), &mut out);
-    out.extend_from_slice(br#"},"payload":"#);
+    quoted::write(name.as_bytes(), &mut out);
+    out.push(b'}');
     out
 }
 

@@ -30,22 +30,15 @@ pub(crate) fn write(value: &Value<'_>, kind: &Kind, traits: ColumnTraits, out: &
         },
         Typed::Bit { value, bits } => bit::write_debezium(value, bits, out),
         Typed::Year(value) => integer::write_unsigned(value.into(), out),
-        Typed::Date(value) => date::write_debezium(value, traits.nullable, out),
+        Typed::Date(value) => write_number(date::debezium(value), traits, out),
         Typed::DateTime { value, fsp } => {
-            let digits = match traits.handling.time {
-                TimeMode::Connect => 3,
-                TimeMode::Microseconds => 6,
-                TimeMode::Adaptive | TimeMode::AdaptiveTimeMicroseconds => fsp,
-            };
-            datetime::write_debezium(value, digits, traits.nullable, out);
+            write_number(datetime::debezium(value, datetime_digits(fsp, traits)), traits, out);
         }
-        Typed::Timestamp { value, fsp } => timestamp::write_debezium(value, fsp, traits.nullable, out),
-        Typed::Time { value, fsp } => match traits.handling.time {
-            TimeMode::Connect => integer::write_signed(of_one_day(value)?.div_euclid(1_000), out),
-            TimeMode::Adaptive if fsp <= 3 => integer::write_signed(of_one_day(value)?.div_euclid(1_000), out),
-            TimeMode::Adaptive => integer::write_signed(of_one_day(value)?, out),
-            TimeMode::AdaptiveTimeMicroseconds | TimeMode::Microseconds => integer::write_signed(value.micros(), out),
-        },
+        Typed::Timestamp { value, .. } if traits.nullable && timestamp::is_zero(value) => {
+            out.extend_from_slice(b"null");
+        }
+        Typed::Timestamp { value, fsp } => quoted::plain(out, |out| timestamp::write_debezium(value, fsp, out)),
+        Typed::Time { value, fsp } => integer::write_signed(time_of(value, fsp, traits)?, out),
         Typed::Text { bytes, charset } => text::write_json(bytes, charset, out),
         Typed::Bytes { bytes, form } => match traits.handling.binary {
             BinaryMode::Bytes | BinaryMode::Base64 => binary::write_json(bytes, form, out),
@@ -74,13 +67,41 @@ pub(crate) fn write(value: &Value<'_>, kind: &Kind, traits: ColumnTraits, out: &
     Ok(())
 }
 
+/// Writes a number; None is null, or 0 in a column that is not nullable.
+fn write_number(value: Option<i64>, traits: ColumnTraits, out: &mut Vec<u8>) {
+    match value {
+        None if traits.nullable => out.extend_from_slice(b"null"),
+        value => integer::write_signed(value.unwrap_or(0), out),
+    }
+}
+
+/// Returns the digits that determine the unit of a DATETIME.
+pub(super) fn datetime_digits(fsp: u8, traits: ColumnTraits) -> u8 {
+    match traits.handling.time {
+        TimeMode::Connect => 3,
+        TimeMode::Microseconds => 6,
+        TimeMode::Adaptive | TimeMode::AdaptiveTimeMicroseconds => fsp,
+    }
+}
+
+/// Returns a TIME in the unit of its mode. Raises `EventUnsupported` if the mode cannot represent it.
+pub(super) fn time_of(value: Time, fsp: u8, traits: ColumnTraits) -> Result<i64> {
+    Ok(match traits.handling.time {
+        TimeMode::Connect => of_one_day(value)?.div_euclid(1_000),
+        TimeMode::Adaptive if fsp <= 3 => of_one_day(value)?.div_euclid(1_000),
+        TimeMode::Adaptive => of_one_day(value)?,
+        TimeMode::AdaptiveTimeMicroseconds | TimeMode::Microseconds => value.micros(),
+    })
+}
+
 /// Whether a column is a BIGINT UNSIGNED that is written as a decimal.
-fn is_precise(kind: &Kind, traits: ColumnTraits) -> bool {
+pub(super) fn is_precise(kind: &Kind, traits: ColumnTraits) -> bool {
     traits.handling.bigint_unsigned == UnsignedMode::Precise
         && matches!(kind, Kind::Integer { bytes: 8, unsigned: true })
 }
 
-fn write_binary(mode: BinaryMode, bytes: &[u8], out: &mut Vec<u8>) {
+/// Writes bytes as the text of their mode.
+pub(super) fn write_binary(mode: BinaryMode, bytes: &[u8], out: &mut Vec<u8>) {
     match mode {
         BinaryMode::Hex => {
             for byte in bytes {

@@ -156,7 +156,7 @@ pub(super) fn write(value: &Value<'_>, kind: &Kind, out: &mut Vec<u8>) -> Result
             binary::write_latin1_plain(&bytes, out);
         }
         Typed::Geometry(bytes) => geometry::write_wkt(bytes, out)?,
-        Typed::Text { bytes, charset } => text::write_canal(bytes, charset, out),
+        Typed::Text { bytes, charset } => text::write_lossy(bytes, charset, out),
         Typed::Bytes { bytes, form } => binary::write_latin1(bytes, form, out),
         Typed::Vector(bytes) => binary::write_latin1_plain(bytes, out),
         Typed::CompressedBytes(bytes) => {
