@@ -223,6 +223,58 @@ def test_handling_modes_and_flat_rows_are_carried(tmp_path: Path) -> None:
     assert sink.tombstones is None
 
 
+AVRO = {
+    f"{part}.converter{name}": value
+    for part in ("key", "value")
+    for name, value in {
+        "": "io.confluent.connect.avro.AvroConverter",
+        ".schema.registry.url": "https://registry:8081",
+        ".basic.auth.credentials.source": "USER_INFO",
+        ".basic.auth.user.info": "app:registry-secret",
+        ".schemas.enable": None,
+    }.items()
+}
+
+
+def test_avro_converter_becomes_a_registry(tmp_path: Path) -> None:
+    strategy = "io.confluent.kafka.serializers.subject.RecordNameStrategy"
+    path = connector(
+        tmp_path,
+        schema__name__adjustment__mode="avro",
+        field__name__adjustment__mode="avro",
+        **AVRO,
+        **{f"{part}.converter.{part}.subject.name.strategy": strategy for part in ("key", "value")},
+        **{f"{part}.converter.auto.register.schemas": "false" for part in ("key", "value")},
+    )
+    migration = migrated(path, tmp_path / "new")
+    assert migration.report.attention == []
+    sink: Any = load_pipeline(tmp_path / "new/pipeline.yaml").sink.settings
+    registry = sink.registry
+    assert (sink.format, registry.url, registry.user) == ("debezium_avro", "https://registry:8081", "app")
+    assert registry.secret().reveal() == "registry-secret"
+    assert (registry.subjects, registry.auto_register) == ("record", False)
+    written = (tmp_path / "new/pipeline.yaml").read_text() + (tmp_path / "new/migration.md").read_text()
+    assert "registry-secret" not in written
+
+
+def test_registry_that_differs_for_keys_needs_attention(tmp_path: Path) -> None:
+    urls = {
+        "key.converter.schema.registry.url": "https://other:8081",
+        "value.converter.schema.registry.url": "https://one:8081,https://two:8081",
+    }
+    migration = migrated(connector(tmp_path, **(AVRO | urls)), tmp_path / "new")
+    assert {entry.name for entry in migration.report.attention} == set(urls)
+
+
+def test_avro_converter_for_messages_alone_is_not_carried(tmp_path: Path) -> None:
+    path = connector(tmp_path, value__converter="io.confluent.connect.avro.AvroConverter")
+    entries = entries_by_name(migrated(path, tmp_path / "new").report)
+    assert (entries["value.converter"].outcome, entries["value.converter"].attention) == (
+        Outcome.NOT_CARRIED,
+        True,
+    )
+
+
 def test_event_router_becomes_an_outbox(tmp_path: Path) -> None:
     path = connector(
         tmp_path,

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from penstock.errors import OptionInvalid
+from penstock.migrate.debezium_converters import format_of
 from penstock.migrate.debezium_forms import flat_transforms, forms_of, transforms_of
 from penstock.migrate.debezium_outbox import outbox_of
 from penstock.migrate.debezium_reference import REFERENCE
@@ -30,7 +31,6 @@ _CLASSES = {
 _REGEX_ROUTER = "org.apache.kafka.connect.transforms.RegexRouter"
 # The expressions of Debezium's own examples for prefix, database and table.
 _THREE_PARTS = ("([^.]+)\\.([^.]+)\\.([^.]+)", "([^.]*)\\.([^.]*)\\.([^.]*)", "(.*)\\.(.*)\\.(.*)")
-_JSON = "org.apache.kafka.connect.json.JsonConverter"
 _OPERATIONS = {"c": "insert", "u": "update", "d": "delete"}
 _WITHOUT_LOAD = ("never", "no_data", "schema_only", "recovery", "schema_only_recovery")
 _WITH_LOAD = ("initial", "initial_only", "always", "when_needed", "configuration_based")
@@ -261,7 +261,7 @@ def _sink(
         properties.not_carried(*formats, "tombstones.on.delete", remark=remark, attention=False)
         return sink | outbox
     sink["topic"] = _topic(properties, prefix)
-    sink["format"] = _format(properties)
+    sink |= format_of(migration, properties)
     if forms := forms_of(properties):
         sink["debezium"] = forms
     if forms.get("flat"):
@@ -312,29 +312,3 @@ def _load(properties: OriginalProperties, mode: str) -> str | dict[str, Any]:
         if value.isdecimal() and int(value)
     }
     return {"mode": mode, **settings} if settings and mode == "full" else mode
-
-
-def _format(properties: OriginalProperties) -> str:
-    """Return the message format of the converters. Kafka Connect's JSON has schemas unless it is told."""
-    converters = {properties.get(f"{part}.converter") or _JSON for part in ("key", "value")}
-    for part in ("key", "value"):
-        if properties.get(f"{part}.converter", _JSON) == _JSON:
-            properties.carried(f"{part}.converter")
-        else:
-            properties.not_carried(f"{part}.converter", remark="keys and messages are JSON")
-    if "value.converter" not in properties:
-        properties.remind(
-            "The connector has no value.converter of its own. The messages are JSON with schemas; set"
-            " sink.kafka.format to debezium if Kafka Connect's worker has schemas.enable=false."
-        )
-    schemas = {
-        part: properties.flag(f"{part}.converter.schemas.enable", default=True) for part in ("key", "value")
-    }
-    properties.carried("key.converter.schemas.enable", "value.converter.schemas.enable")
-    if converters == {_JSON} and schemas["key"] != schemas["value"]:
-        properties.changed(
-            "key.converter.schemas.enable",
-            remark="keys have a schema if messages have one",
-            attention=True,
-        )
-    return "debezium_schema" if schemas["value"] else "debezium"

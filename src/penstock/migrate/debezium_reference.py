@@ -5,6 +5,7 @@ The names are those of debezium.io/documentation/reference/stable/connectors/mys
 source connectors (kafka.apache.org/documentation, "Source Connector Configs").
 """
 
+from penstock.migrate.debezium_converters import CONVERTERS
 from penstock.migrate.kafka_client import options_below
 from penstock.migrate.report import Rule, carried, missing, needless
 
@@ -75,12 +76,7 @@ REFERENCE: dict[str, Rule] = {
     "topic.creation.enable": needless("missing topics are always created"),
     "topic.creation.default.partitions": carried("sink.kafka.partitions"),
     "topic.creation.default.replication.factor": carried("sink.kafka.replicas"),
-    "key.converter": carried("sink.kafka.format"),
-    "key.converter.*": missing("keys are JSON"),
-    "key.converter.schemas.enable": carried("sink.kafka.format"),
-    "value.converter": carried("sink.kafka.format"),
-    "value.converter.*": missing("messages are JSON"),
-    "value.converter.schemas.enable": carried("sink.kafka.format"),
+    **CONVERTERS,
     "header.converter": needless("messages have no headers of Kafka Connect's"),
     "decimal.handling.mode": carried("sink.kafka.debezium.decimal"),
     "time.precision.mode": carried("sink.kafka.debezium.time"),
