@@ -7,7 +7,7 @@ A test fails if a page on disk differs.
 
 from collections.abc import Callable
 
-from tools.document import cli, errors, limits, metrics, options, pipelines, sink_types, types
+from tools.document import cli, errors, limits, metrics, options, pipelines, python, sink_types, types
 
 PAGES: dict[str, Callable[[], str]] = {
     "cli.md": cli.page,
@@ -16,6 +16,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "metrics.md": metrics.page,
     "options.md": options.page,
     "pipelines.md": pipelines.page,
+    "python.md": python.page,
     "sink_types.md": sink_types.page,
     "types.md": types.page,
 }
