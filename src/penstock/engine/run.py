@@ -374,8 +374,7 @@ class PipelineRun:
         if not written:
             self._unwritten = record.number
             self._retried(partial(state.begin, record), state)
-        learned = Learned()
-        started = time.monotonic()
+        learned, started = Learned(), time.monotonic()
 
         def attempt() -> Outcome:
             nonlocal record, checkpoint
