@@ -11,6 +11,7 @@ refuses that.
 import functools
 import itertools
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -27,6 +28,7 @@ if str(ROOT) not in sys.path:
     # Tests import `tools` and `bench`, which are no part of the installed package.
     sys.path.insert(0, str(ROOT))
 
+from tests.support.binlog.type_corpus import CorpusOf, TypeCorpus  # noqa: E402
 from tests.support.spark.patience import write_configuration  # noqa: E402
 from tests.support.suite import tiers  # noqa: E402
 from tests.support.suite.fixture_types import (  # noqa: E402
@@ -43,6 +45,10 @@ from tools.zookeeper import ZooKeeper  # noqa: E402
 _MISSING = pytest.StashKey[dict[str, str]]()
 _POOLS = pytest.StashKey[list[PoolCounts]]()
 _LEFT_OUT = "left out by --server-flavors"
+_ON_ONE_WORKER = {
+    "tidy": re.compile("tests/tidy/"),
+    "type corpus": re.compile(r"tests/integration/test_(types|load_values|messages_json|messages_canal)\.py"),
+}
 _database_numbers = itertools.count(1)
 
 # No example fails for the time it took: a machine may stand still for seconds. Every day has the same
@@ -101,15 +107,15 @@ def pytest_testnodedown(node: Any, error: object) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Run the files of `tests/tidy` on one worker, which parses the project's files once."""
+    """Run files that share something costly on one worker: the parsed project, the corpus of types."""
     from xdist.scheduler import LoadFileScheduling
 
-    class OneWorkerForTidy(LoadFileScheduling):
+    class SharedFiles(LoadFileScheduling):
         def _split_scope(self, nodeid: str) -> str:
             scope: str = super()._split_scope(nodeid)
-            return "tests/tidy" if scope.startswith("tests/tidy/") else scope
+            return next((name for name, files in _ON_ONE_WORKER.items() if files.match(scope)), scope)
 
-    return OneWorkerForTidy(config, log) if config.getvalue("dist") == "loadfile" else None
+    return SharedFiles(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -339,6 +345,13 @@ def module_server_of(lend_server: LendServer) -> Iterator[StartServer]:
             return stack.enter_context(lend_server(flavor, tls=tls, **options))
 
         yield get
+
+
+@pytest.fixture(scope="session")
+def type_corpus(lend_server: LendServer) -> Iterator[CorpusOf]:
+    """Return the corpus of types of a flavor, on a server that no test changes."""
+    with ExitStack() as stack:
+        yield functools.cache(lambda flavor: TypeCorpus(stack.enter_context(lend_server(flavor))))
 
 
 @pytest.fixture

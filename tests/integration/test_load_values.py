@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loaded values equal logged values bit by bit: every type and charset, on every server."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow
@@ -14,38 +14,13 @@ from penstock.model import Column, ServerAddress, TablePatterns, TableSchema
 from penstock.pipeline.load.chunks import plan_chunks
 from penstock.pipeline.load.reader import read_chunk
 from penstock.pipeline.load.targets import targets_of
-from tests.integration.test_types import CASES, Case, on_each, same, write
+from tests.support.binlog.type_corpus import CASES, DOCUMENTS, NUMBERS, Case, CorpusOf, TypeTable, on_each
 from tests.support.suite.fixture_types import FreshDatabase
 from tools.servers import Server
 
 # The flavors differ below this layer, whose own everyday tests run on both.
 pytestmark = pytest.mark.deep_flavors("mariadb")
 
-ROUNDED = {
-    "rounded numbers": Case(
-        ["float(10,2)", "double(10,2)", "float(30)", "float(5,0)", "double(20,15)", "double unsigned"],
-        [
-            ["12345678.91", "12345678.91", "0.1234567891234567", "99999", "0.1", "1e-300"],
-            ["-0.05", "-0.05", "-1e-300", "-1", "-99999.123456789012345", "0"],
-            ["0.1", "0.1", "3.3333333333333333", "0", "3.141592653589793", "1.7976931348623157e308"],
-        ],
-    ),
-    "padded numbers": Case(
-        ["decimal(10,3) zerofill", "decimal(50,3) zerofill", "bigint(20) zerofill", "tinyint zerofill"],
-        [
-            ["0", "0", "0", "0"],
-            ["1.5", "1.5", "7", "7"],
-            ["9999999.999", "12345678901234567890.5", "42", "255"],
-        ],
-    ),
-    "years of two digits": same(["year(2)"], ["0", "69", "70", "99", "1"], "mariadb", "mariadb11"),
-    "documents": Case(
-        ["json", "json"],
-        [["""'{"b": 1.50, "a": [1e3, null, true, "ü\\\\n"]}'""", "'[]'"], ["'\"x\"'", "'1e-7'"]],
-        ["mysql"],
-    ),
-    "documents of MariaDB": same(["json"], ["""'{"b": 1.50}'""", "'[ ]'"], "mariadb", "mariadb11"),
-}
 # The server reports which of these characters each character set can encode.
 TEXT = "Az ~ äöü€ łčé Привет Ελλ שלום سلام ไทย 資料庫 数据 テーブル ｱ 데이터 😀"
 
@@ -85,17 +60,19 @@ def differences(read: pyarrow.Table, logged: pyarrow.Table) -> Iterator[str]:
             yield f"{table['unrepresentable']} is told, {other['unrepresentable']} logged"
 
 
-@on_each({**CASES, **ROUNDED})
-def test_loaded_value_equals_the_logged_value(
-    server_of: Callable[[str], Server], fresh_database: FreshDatabase, flavor: str, name: str
-) -> None:
-    server, case = server_of(flavor), {**CASES, **ROUNDED}[name]
-    table, file = write(server, fresh_database(server), case)
-    target, changes = load(server, table)
-    described = penstock.read_binlog(str(file), table, schemas=_described(target))
+@on_each({**CASES, **DOCUMENTS, **NUMBERS})
+def test_loaded_value_equals_the_logged_value(type_corpus: CorpusOf, flavor: str, name: str) -> None:
+    assert_loaded_equals_logged(type_corpus(flavor).table(name))
+
+
+def assert_loaded_equals_logged(table: TypeTable) -> pyarrow.Table:
+    """Assert that a load of a table equals its log, and return the loaded rows."""
+    target, changes = load(table.server, table.name)
+    logged = penstock.read_binlog(str(table.file), table.name, schemas=_described(target))
     read = by_id([change.rows for change in changes])
-    differing = list(differences(read, by_id([batch.to_arrow() for batch in described])))
+    differing = list(differences(read, by_id([batch.to_arrow() for batch in logged])))
     assert not differing, "\n".join(differing)
+    return read
 
 
 def _described(target: Target) -> Mapping[str, Any]:
@@ -133,12 +110,7 @@ def test_loaded_text_equals_the_logged_text_in_every_charset(
             ],
         )
         server.sql(f"DROP TABLE IF EXISTS {database}.matrix")
-        table, file = write(server, database, case)
-        target, changes = load(server, table)
-        logged = penstock.read_binlog(str(file), table, schemas=_described(target))
-        read = by_id([change.rows for change in changes])
-        differing = list(differences(read, by_id([batch.to_arrow() for batch in logged])))
-        assert not differing, "\n".join(differing)
+        read = assert_loaded_equals_logged(TypeTable(server, database, case))
         assert [read[f"c{at * 5 + 1}"][0].as_py() for at in range(len(group))] == list(texts.values())
 
 

@@ -5,14 +5,14 @@ The entries are read by the `protobuf` package from an independent description.
 """
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import pytest
 
-from tests.integration.test_messages_json import MATRIX, PAIRS, Message, read, rows_of
-from tests.integration.test_types import definition, shown_by_client, write
+from tests.integration.test_messages_json import MESSAGE_FLAVORS, Message, read, read_table, rows_of
 from tests.support.binlog.decoding import run_logged
+from tests.support.binlog.type_corpus import CASES, CorpusOf, TypeTable, definition, on_each
 from tests.support.canal import expectations as expected
 from tests.support.canal.client import EVENTS, PROTO, ROWDATA, TRANSACTIONBEGIN, TRANSACTIONEND
 from tests.support.messages.json_expectations import GEOMETRIES, name_of
@@ -91,32 +91,26 @@ def declared(server: Server, table: str) -> list[str]:
     ]
 
 
-TYPED = [(flavor, name) for flavor, name in PAIRS if name != "documents"]
-
-
-@pytest.mark.parametrize(("flavor", "name"), TYPED)
+@on_each(CASES, MESSAGE_FLAVORS)
 def test_every_value_equals_canals_and_ptubes_form_of_the_clients_text(
-    server_of: Callable[[str], Server], fresh_database: FreshDatabase, flavor: str, name: str
+    type_corpus: CorpusOf, flavor: str, name: str
 ) -> None:
-    server, case = server_of(flavor), MATRIX[name]
-    table, file = write(server, fresh_database(server), case)
-    schemas = definition(server, table)
-    texts = shown_by_client(server, table, case.types)
-    types = declared(server, table)
+    table = type_corpus(flavor).table(name)
+    types = table.case.types
 
-    rows = [entry for entry in entries(file, table, schemas) if entry.message.kind == INSERT]
+    rows = [Entry(message) for message in read_table(table, "canal") if message.kind == INSERT]
     columns = [data.afterColumns for entry in rows for data in entry.store.rowDatas]
-    check(canal_differences(case.types, types, columns, texts))
+    check(canal_differences(types, declared(table.server, table.name), columns, table.texts))
 
-    flat = [json.loads(message.value) for message in rows_of(read(file, "canal_flat", table, schemas))]
+    flat = [json.loads(message.value) for message in rows_of(read_table(table, "canal_flat"))]
     assert [row for message in flat for row in message["data"]] == [column_texts(row) for row in columns]
     for message, entry in zip(flat, rows, strict=True):
         last = entry.store.rowDatas[-1].afterColumns
         assert message["sqlType"] == {column.name: column.sqlType for column in last}
         assert message["mysqlType"] == {column.name: column.mysqlType for column in last}
 
-    events = [message.value for message in rows_of(read(file, "ptubes", table, schemas))]
-    check(ptubes_differences(server, table, case.types, [event_of(value) for value in events], texts))
+    events = [event_of(message.value) for message in rows_of(read_table(table, "ptubes"))]
+    check(ptubes_differences(table, events))
 
 
 def canal_differences(
@@ -144,15 +138,14 @@ def event_of(framed: bytes) -> Any:
     return RdsEvent.FromString(data)
 
 
-def ptubes_differences(
-    server: Server, table: str, types: Sequence[str], events: Sequence[Any], texts: Sequence[Any]
-) -> Iterator[str]:
+def ptubes_differences(table: TypeTable, events: Sequence[Any]) -> Iterator[str]:
+    server, types, texts = table.server, table.case.types, [list(row) for row in table.texts]
     assert len(events) == len(texts)
     spatial = [number for number, kind in enumerate(types) if name_of(kind) in GEOMETRIES]
     for number in spatial:
         # MySQL swaps the axes of a geographic system in its output; the expected WKT does not.
         axes = ", 'axis-order=long-lat'" if server.flavor == "mysql" else ""
-        shown = server.sql(f"SELECT st_astext(c{number}{axes}) FROM {table} ORDER BY id")
+        shown = server.sql(f"SELECT st_astext(c{number}{axes}) FROM {table.name} ORDER BY id")
         for row, (text,) in zip(texts, shown, strict=True):
             row[number] = text
     for event, wanted in zip(events, texts, strict=True):

@@ -18,8 +18,16 @@ from penstock.errors import OptionInvalid
 from penstock.model import TablePatterns
 from penstock.source.reading import Selection, read_range
 from penstock.source.source import ByteRange, SourceOptions, open_source
-from tests.integration.test_types import CASES, OF_MARIADB, Case, definition, shown_by_client, write
 from tests.support.binlog.decoding import run_logged
+from tests.support.binlog.type_corpus import (
+    CASES,
+    DOCUMENTS,
+    OF_MARIADB,
+    Case,
+    CorpusOf,
+    TypeTable,
+    on_each,
+)
 from tests.support.messages import json_expectations as expected
 from tests.support.suite.fixture_types import FreshDatabase
 from tools.servers import Server
@@ -71,6 +79,11 @@ def read(
     return [message for batch in batches for message in messages_of(batch.to_arrow())]
 
 
+def read_table(table: TypeTable, dialect: str, **options: Any) -> list[Message]:
+    """Return the messages of the rows of a type corpus."""
+    return read(table.file, dialect, table.name, table.schemas, **options)
+
+
 def messages_of(batch: pyarrow.RecordBatch) -> Iterator[Message]:
     names = ("kind", "table", "slot", "rows", "value", "end_offset")
     for row in zip(*(batch.column(name).to_pylist() for name in names), strict=True):
@@ -83,19 +96,9 @@ def rows_of(messages: Sequence[Message]) -> list[Message]:
 
 # --- Every type ------------------------------------------------------------------------------
 
-DOCUMENTS = Case(
-    ["json"],
-    [
-        ['\'{"a": [1, 2.5, true, null, "x\\\\\\\\y"], "é": {}}\''],
-        ["'[]'"],
-        ["'\"text\"'"],
-        ["'18446744073709551615'"],
-        ["json_object('at', cast('2024-02-29 01:02:03' as datetime), 'd', cast(1.50 as decimal(5,2)))"],
-    ],
-    ["mysql"],
-)
-MATRIX = {**CASES, "documents": DOCUMENTS}
-PAIRS = [(flavor, name) for name, case in MATRIX.items() for flavor in case.flavors if flavor != "mariadb"]
+MATRIX = {**CASES, "documents": DOCUMENTS["documents"]}
+# MariaDB's versions have the same messages.
+MESSAGE_FLAVORS = ("mysql", "mariadb11")
 
 
 def is_same(actual: Any, wanted: Any, type_text: str) -> bool:
@@ -130,28 +133,26 @@ def check(differ: Iterator[str]) -> None:
     assert not lines, "\n".join([f"{len(lines)} differ", *lines[:DIFFERENCES_SHOWN_MAX]])
 
 
-@pytest.mark.parametrize(("flavor", "name"), PAIRS)
+@on_each(MATRIX, MESSAGE_FLAVORS)
 def test_every_value_equals_its_dialects_form_of_the_clients_text(
-    server_of: Callable[[str], Server], fresh_database: FreshDatabase, flavor: str, name: str
+    type_corpus: CorpusOf, flavor: str, name: str
 ) -> None:
-    server, case = server_of(flavor), MATRIX[name]
-    table, file = write(server, fresh_database(server), case)
-    schemas = definition(server, table)
-    texts = shown_by_client(server, table, case.types)
+    table = type_corpus(flavor).table(name)
+    case, texts = table.case, [list(row) for row in table.texts]
 
-    debezium = [message.content for message in rows_of(read(file, "debezium", table, schemas))]
+    debezium = [message.content for message in rows_of(read_table(table, "debezium"))]
     check(differences(case, [message["after"] for message in debezium], texts, expected.debezium))
 
     spatial = [number for number, kind in enumerate(case.types) if kind in expected.GEOMETRIES]
     # MySQL prints latitudes first if it knows the reference system; the log holds the stored order.
     axes = ", 'axis-order=long-lat'" if flavor == "mysql" else ""
     for number in spatial:
-        shown = server.sql(f"SELECT st_astext(c{number}{axes}) FROM {table} ORDER BY id")
+        shown = table.server.sql(f"SELECT st_astext(c{number}{axes}) FROM {table.name} ORDER BY id")
         for row, (text,) in zip(texts, shown, strict=True):
             row[number] = None if text is None else expected.plain_wkt(text)
     rows = [
         json.loads(message.value, parse_float=number_of(case))
-        for message in rows_of(read(file, "maxwell", table, schemas))
+        for message in rows_of(read_table(table, "maxwell"))
     ]
     for whole_row in rows:
         for number in spatial:
@@ -159,14 +160,14 @@ def test_every_value_equals_its_dialects_form_of_the_clients_text(
                 whole_row["data"][f"c{number}"] = expected.plain_wkt(whole_row["data"][f"c{number}"])
     check(differences(case, [row["data"] for row in rows], texts, expected.maxwell))
 
-    with_schema = rows_of(read(file, "debezium_schema", table, schemas))
+    with_schema = rows_of(read_table(table, "debezium_schema"))
     if name not in OF_MARIADB:
         # With full metadata the log alone suffices, even for the kind of a geometry.
-        assert rows_of(read(file, "debezium_schema", table)) == with_schema
+        assert rows_of(read(table.file, "debezium_schema", table.name)) == with_schema
     wrapped = [message.content for message in with_schema]
     assert [message["payload"] for message in wrapped] == debezium
     check_schema(case, wrapped[0]["schema"])
-    check_slots(case, server, table, file)
+    check_slots(table)
 
 
 def number_of(case: Case) -> Callable[[str], Any]:
@@ -183,21 +184,23 @@ def check_schema(case: Case, schema: dict[str, Any]) -> None:
             assert field["optional"] is ("not null" not in type_text)
 
 
-def check_slots(case: Case, server: Server, table: str, file: Path) -> None:
+def check_slots(table: TypeTable) -> None:
     """Use each column in turn as shard column: raw rows and Arrow columns must give the same slots."""
-    schemas = definition(server, table)
-    batches = [batch.to_arrow() for batch in penstock.read_binlog(str(file), table, schemas=schemas)]
+    read_batches = penstock.read_binlog(str(table.file), table.name, schemas=table.schemas)
+    batches = [batch.to_arrow() for batch in read_batches]
     if any(value for batch in batches for value in batch["_metadata"].field("unrepresentable").to_pylist()):
         return
-    for number, type_text in enumerate(case.types):
+    for number, type_text in enumerate(table.case.types):
         if expected.name_of(type_text) in (*SLOTS_DIFFER, "vector"):
             continue
         key = [f"c{number}"]
-        actual_rows = [message.slot for message in rows_of(read(file, "debezium", table, schemas, key))]
+        messages = rows_of(read_table(table, "debezium", shard_columns=key))
         slots = [
-            slot for batch in batches for slot in pyarrow.array(shard_slots(batch, key, table)).to_pylist()
+            slot
+            for batch in batches
+            for slot in pyarrow.array(shard_slots(batch, key, table.name)).to_pylist()
         ]
-        assert actual_rows == slots, type_text
+        assert [message.slot for message in messages] == slots, type_text
 
 
 # --- The messages around the values ----------------------------------------------------------
@@ -383,7 +386,7 @@ def test_invalid_text_and_dates_do_not_stop_the_stream(
     file = mysql_server.binlog_files()[-1]
     # Bytes decoded as text, as when a column's character set was set incorrectly.
     schemas = {table: {"id": "int", "d": "date", "t": "datetime", "s": "timestamp(3)", "x": "varchar(9)"}}
-    (debezium,) = [message.content["after"] for message in rows_of(read(file, "debezium", table))]
+    (debezium,) = [message.content["after"] for message in rows_of(read(file, "debezium", table, schemas))]
     assert debezium == {"id": 1, "d": 0, "t": 0, "s": "1970-01-01T00:00:00Z", "x": "YeRiw6Q="}
     (maxwell,) = [message.content["data"] for message in rows_of(read(file, "maxwell", table, schemas))]
     assert (maxwell["d"], maxwell["t"]) == (zero, f"{zero} 00:00:00")

@@ -24,9 +24,9 @@ from tests.integration.test_messages_canal import (
     updated,
 )
 from tests.integration.test_messages_json import messages_of, read, rows_of
-from tests.integration.test_types import definition
 from tests.support.binlog.decoding import run_logged
 from tests.support.binlog.events import MAGIC, first_event_end
+from tests.support.binlog.type_corpus import definition
 from tests.support.suite.fixture_types import FreshDatabase
 from tools.servers import Server
 
