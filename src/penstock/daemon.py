@@ -31,7 +31,7 @@ from penstock.capture.readings import read_capture
 from penstock.capture.run import Capture, CaptureParts
 from penstock.check.servers import check_servers
 from penstock.coordinate.lease import Lease
-from penstock.coordinate.store import CoordinationStore, open_store
+from penstock.coordinate.store import SESSION_SECONDS, CoordinationStore, open_store
 from penstock.errors import LogFull, OptionInvalid, PenstockError, TransientError
 from penstock.fleet.copy_tenure import CopyTenure
 from penstock.fleet.copying import LogCopy
@@ -51,6 +51,7 @@ from penstock.logstore.upkeep import Upkeep
 from penstock.model import Secret, ServerAddress, TablePatterns, Tls
 from penstock.mysql.start import LogLookup, StartAt
 from penstock.serve.access import Access
+from penstock.serve.canal.cluster import CanalCluster
 from penstock.serve.coordination import CoordinationProbe
 from penstock.serve.http import server_check as check_routes
 from penstock.serve.http import settings as settings_routes
@@ -231,6 +232,7 @@ class Daemon:
         served = Served(
             instances, self._arrivals, shard_columns, canal_gtid, hold_seconds, canal_filters, is_here
         )
+        self._canal_cluster = _canal_cluster(settings, self._ports, is_here)
         self._listener = Listener(
             settings.listen,
             served,
@@ -275,6 +277,8 @@ class Daemon:
                 capture.start()
             if self._fleet is not None:
                 self._fleet.start(failed=self.stop)
+            if self._canal_cluster is not None:
+                self._canal_cluster.start()
             for pump in self._pumps.values():
                 pump.start()
             clock.start()
@@ -339,6 +343,8 @@ class Daemon:
 
     def _end(self, clock: threading.Thread) -> None:
         self._stopping.set()
+        if self._canal_cluster is not None:
+            self._canal_cluster.stop()
         for capture in self._own_captures.values():
             capture.stop()
         for pump in self._pumps.values():
@@ -549,6 +555,20 @@ def _store_opener(settings: Settings) -> Callable[[], CoordinationStore] | None:
     if url.startswith("sqlite:"):
         open_store(url).close()
     return partial(open_store, url)
+
+
+def _canal_cluster(settings: Settings, ports: Ports, is_here: Callable[[str], bool]) -> CanalCluster | None:
+    """Return what shows this daemon to Canal's cluster clients; None if the settings name no ensemble."""
+    listen = settings.listen
+    if listen.canal_cluster is None:
+        return None
+    return CanalCluster(
+        partial(open_store, listen.canal_cluster),
+        listen.canal_client_address(split_host_port(ports.address("canal"))[1]),
+        settings.instances,
+        is_here,
+        SESSION_SECONDS if settings.fleet is None else settings.fleet.session,
+    )
 
 
 def _coordination_probe(settings: Settings) -> CoordinationProbe | None:

@@ -29,7 +29,7 @@ OPERATION_SECONDS = 10.0
 # A session ends when no heartbeat arrived for this long.
 SESSION_SECONDS = 10.0
 
-_PATH = re.compile(r"(?:/(?!\.\.?(?:/|\Z))[A-Za-z0-9_.~%-]+)+")
+_PATH = re.compile(r"(?:/(?!\.\.?(?:/|\Z))[A-Za-z0-9_.~%:-]+)+")
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,10 @@ class Session(Protocol):
         """
         ...
 
-    def put_ephemeral(self, path: str, value: bytes) -> int:
+    def put_ephemeral(self, path: str, value: bytes, *, plain: bool = False) -> int:
         """Create an ephemeral record; return its `created`.
+
+        A `plain` record is for another system: its content is the value alone, and `get` does not read it.
 
         A record that the session already created there is left unchanged, and its `created` is returned.
         Raises VersionConflict if another record exists, CoordinationLost, also after the end of the session.

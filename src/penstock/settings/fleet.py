@@ -10,12 +10,11 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field
 
-from penstock.settings.listen import ListenSettings, split_host_port
+from penstock.settings.listen import ListenSettings, reachable_host, split_host_port
 from penstock.settings.values import Seconds, Section
 
 # Heartbeats come three times in this time, so that it cannot be shorter.
 _SESSION_SECONDS_MIN = 1.0
-_UNBOUND = ("0.0.0.0", "::")
 
 
 def _host_port(text: str) -> str:
@@ -58,5 +57,5 @@ class FleetSettings(Section):
         if self.address is not None:
             host, port = split_host_port(self.address)
         else:
-            host = socket.gethostname() if listen.host in _UNBOUND else listen.host
+            host = reachable_host(listen.host)
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -9,15 +9,17 @@ access:
 
 import os
 import re
+import socket
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, PlainValidator, ValidationInfo, WithJsonSchema, field_validator
 
 from penstock.model import Secret, is_loopback
-from penstock.settings.values import Bytes, SecretText, Section, TablePatternTexts, one_secret
+from penstock.settings.values import Bytes, SecretText, Section, TablePatternTexts, one_secret, store_url
 
 LOOPBACK_DEFAULT = "127.0.0.1"
+_UNBOUND = ("0.0.0.0", "::")
 PORT_DEFAULT = 7070
 
 # Every listener of the daemon, by its name in `listen`.
@@ -71,6 +73,17 @@ class ListenSettings(Section):
         default=None,
         description="host:port for Ptubes monitors, such as 127.0.0.1:23333; null: disabled",
     )
+    canal_cluster: str | None = Field(
+        default=None,
+        description="the ensemble in which Canal's cluster clients find this daemon, such as"
+        " zookeeper://zk1:2181,zk2:2181; null: none",
+        repr=False,
+    )
+    canal_address: str | None = Field(
+        default=None,
+        description="host:port where Canal's cluster clients reach this daemon; default: listen.canal, with"
+        " the host's name if it listens on every address",
+    )
     canal_accept_plain: bool = Field(
         default=False, description="accept plain-text passwords from Canal clients that do not hash them"
     )
@@ -96,7 +109,7 @@ class ListenSettings(Section):
         validate_default=True,
     )
 
-    @field_validator("http", "canal", "ptubes", "ptubes_monitor")
+    @field_validator("http", "canal", "canal_address", "ptubes", "ptubes_monitor")
     @classmethod
     def _address(cls, text: str | None) -> str | None:
         if text is not None and text.isdecimal():
@@ -104,6 +117,15 @@ class ListenSettings(Section):
         if text is not None:
             split_host_port(text)
         return text
+
+    @field_validator("canal_cluster")
+    @classmethod
+    def _an_ensemble(cls, url: str | None, validation: ValidationInfo) -> str | None:
+        if url is not None and not url.startswith("zookeeper://"):
+            raise ValueError("write zookeeper://host:2181,host:2181")
+        if url is not None and validation.data.get("canal") is None:
+            raise ValueError("set canal: clients would be sent to a port that is not open")
+        return None if url is None else store_url(url)
 
     @field_validator("canal_zone", "ptubes_zone")
     @classmethod
@@ -160,6 +182,13 @@ class ListenSettings(Section):
             "ptubes_monitor": self.ptubes_monitor,
         }
         return {name: split_host_port(text) for name, text in configured.items() if text is not None}
+
+    def canal_client_address(self, port: int) -> str:
+        """Return where Canal's cluster clients reach this daemon; `port` is the port that was bound."""
+        if self.canal_address is not None:
+            return self.canal_address
+        assert self.canal is not None, "there is a listener for Canal"
+        return f"{reachable_host(split_host_port(self.canal)[0])}:{port}"
 
     def is_open(self, name: Listening) -> bool:
         """Return whether a listener lets in every client, even if credentials are configured."""
@@ -241,6 +270,11 @@ class AccountSettings(Section):
     def password_secret(self) -> Secret | None:
         """Return the password, read now; None if there is none. Raises ValueError."""
         return one_secret(self.password, self.password_file, self.password_env, "password")
+
+
+def reachable_host(host: str) -> str:
+    """Return the name under which others reach a host that is listened on: its own, if on every address."""
+    return socket.gethostname() if host in _UNBOUND else host
 
 
 def split_host_port(text: str) -> tuple[str, int]:

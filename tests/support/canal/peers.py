@@ -36,9 +36,12 @@ class Peer:
     environment: dict[str, str]
 
     def start(
-        self, port: int, destination: str, user: str, password: str, table_filter: str, *more: str
+        self, port: int | str, destination: str, user: str, password: str, table_filter: str, *more: str
     ) -> "subprocess.Popen[str]":
-        """Start the client; it ends after a row of a table named stop."""
+        """Start the client; it ends after a row of a table named stop.
+
+        Instead of a port, Canal's own client takes the hosts of the ensemble in which it finds the daemon.
+        """
         return subprocess.Popen(
             [*self.words, str(port), destination, user, password, table_filter, *more],
             env=os.environ | self.environment,

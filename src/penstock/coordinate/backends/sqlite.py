@@ -449,7 +449,7 @@ class SqliteSession:
         """Register a callback for the loss of the session."""
         self._ending.on_lost(lost)
 
-    def put_ephemeral(self, path: str, value: bytes) -> int:
+    def put_ephemeral(self, path: str, value: bytes, *, plain: bool = False) -> int:
         """Create an ephemeral record."""
         return self._store.put_of(self, path, value)
 

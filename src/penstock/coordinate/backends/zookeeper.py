@@ -525,11 +525,11 @@ class ZooKeeperSession:
         """Register a callback for the loss of the session."""
         self._ending.on_lost(lost)
 
-    def put_ephemeral(self, path: str, value: bytes) -> int:
+    def put_ephemeral(self, path: str, value: bytes, *, plain: bool = False) -> int:
         """Create an ephemeral record."""
         deadline = time.monotonic() + self._operation_seconds
         client = self._connection.client
-        content, _ = _sealed(value)
+        content = value if plain else _sealed(value)[0]
         checked_path(path)
         while True:
             self._refuse_ended(path)

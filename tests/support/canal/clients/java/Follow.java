@@ -18,11 +18,11 @@ import java.util.concurrent.TimeUnit;
 /**
  * Follows a destination with Canal's own client. Prints each entry as a line of JSON, up to a row of a table "stop";
  * or, with a number of entries behind the filter, drains and acknowledges so many and prints the seconds it took.
+ * The first word is a port of this machine, or the hosts of the ZooKeeper ensemble in which to find the server.
  */
 public class Follow {
     public static void main(String[] words) throws Exception {
-        InetSocketAddress address = new InetSocketAddress("127.0.0.1", Integer.parseInt(words[0]));
-        CanalConnector connector = CanalConnectors.newSingleConnector(address, words[1], words[2], words[3]);
+        CanalConnector connector = connector(words);
         if (words.length > 5) {
             ((SimpleCanalConnector) connector).setLazyParseEntry(words.length > 6);
         }
@@ -38,6 +38,14 @@ public class Follow {
         System.exit(0);
     }
 
+    private static CanalConnector connector(String[] words) {
+        if (words[0].contains(":")) {
+            return CanalConnectors.newClusterConnector(words[0], words[1], words[2], words[3]);
+        }
+        InetSocketAddress address = new InetSocketAddress("127.0.0.1", Integer.parseInt(words[0]));
+        return CanalConnectors.newSingleConnector(address, words[1], words[2], words[3]);
+    }
+
     private static void follow(CanalConnector connector) throws Exception {
         PrintStream output = new PrintStream(System.out, false, StandardCharsets.UTF_8);
         boolean stop = false;
@@ -50,9 +58,9 @@ public class Follow {
                 output.println(tell(entry));
                 stop |= entry.getHeader().getTableName().equals("stop") && entry.getHeader().getEventType().getNumber() == 1;
             }
+            output.flush();
             connector.ack(message.getId());
         }
-        output.flush();
     }
 
     private static void drain(CanalConnector connector, long wanted) {

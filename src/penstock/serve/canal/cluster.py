@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Canal's own layout in ZooKeeper, by which its cluster clients find the daemon that serves a destination.
+
+    /otter/canal/cluster/<address>                              a daemon
+    /otter/canal/destinations/<destination>/cluster/<address>   a daemon that can serve the destination
+    /otter/canal/destinations/<destination>/running             the daemon that serves it, as JSON
+
+`CanalConnectors.newClusterConnector(zkServers, destination, ...)` connects to the address of `running` and
+follows its changes. All three are ephemeral, so they go with the daemon. Penstock reads none of them: its own
+leases decide who captures, and these nodes only show it.
+"""
+
+import json
+import threading
+from collections.abc import Callable, Collection
+
+import structlog
+
+from penstock.coordinate.store import CoordinationStore, Session, path_of
+from penstock.errors import PenstockError, VersionConflict
+
+_TOP = path_of("otter", "canal")
+_LOOK_SECONDS = 0.5
+
+_log = structlog.get_logger(__name__)
+
+
+def running_path(destination: str) -> str:
+    """Return the path of the node that names the daemon of a destination."""
+    return _TOP + path_of("destinations", destination, "running")
+
+
+def running_value(address: str) -> bytes:
+    """Return the content of that node."""
+    return json.dumps({"active": True, "address": address}).encode()
+
+
+class CanalCluster:
+    """Shows this daemon in Canal's layout. `start` and `stop` belong to one thread.
+
+    `address` is the host:port of its listener for Canal clients. `is_here` returns whether this daemon serves
+    a destination now. While the ensemble is away, clients keep the addresses that they know.
+    """
+
+    def __init__(
+        self,
+        open_store: Callable[[], CoordinationStore],
+        address: str,
+        destinations: Collection[str],
+        is_here: Callable[[str], bool],
+        session_seconds: float,
+    ) -> None:
+        self._open_store = open_store
+        self._address = address
+        self._destinations = sorted(destinations)
+        self._is_here = is_here
+        self._session_seconds = session_seconds
+        self._store: CoordinationStore | None = None
+        self._session: Session | None = None
+        self._shown: set[str] = set()
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="canal-cluster", daemon=True)
+
+    def start(self) -> None:
+        """Start showing where destinations are served."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Remove this daemon from the layout."""
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                try:
+                    self._show()
+                except PenstockError as problem:
+                    _log.warning("Canal's layout in ZooKeeper is not up to date", why=str(problem))
+                self._stopping.wait(_LOOK_SECONDS)
+        finally:
+            if self._session is not None:
+                self._session.close()
+            if self._store is not None:
+                self._store.close()
+
+    def _show(self) -> None:
+        """Make the nodes agree with what is served here. Raises CoordinationLost."""
+        session = self._joined()
+        for destination in self._destinations:
+            path = running_path(destination)
+            is_here = self._is_here(destination)
+            if is_here and destination not in self._shown:
+                try:
+                    session.put_ephemeral(path, running_value(self._address), plain=True)
+                except VersionConflict:
+                    # The daemon that served it before has not removed its node, or its session has not ended.
+                    continue
+                self._shown.add(destination)
+                _log.info("Canal's cluster clients are sent here", destination=destination)
+            elif not is_here and destination in self._shown:
+                session.remove(path)
+                self._shown.discard(destination)
+
+    def _joined(self) -> Session:
+        """Return the session, with this daemon among those that can serve. Raises CoordinationLost."""
+        if self._session is not None and self._session.alive:
+            return self._session
+        self._shown.clear()
+        self._store = self._store or self._open_store()
+        session = self._store.session(self._session_seconds)
+        try:
+            for top in (_TOP, *(_TOP + path_of("destinations", name) for name in self._destinations)):
+                # Clients take the address as it is, so it is not encoded.
+                session.put_ephemeral(f"{top}/cluster/{self._address}", b"", plain=True)
+        except PenstockError:
+            session.close()
+            raise
+        self._session = session
+        return session
