@@ -143,6 +143,7 @@ HOMES = {
         "src/penstock/settings/",
         "src/penstock/serve/http/changes_request.py",
         "src/penstock/serve/http/history.py",
+        "src/penstock/serve/http/subscription_reset.py",
         "src/penstock/pipeline/",
         "src/penstock/sinks/",
     ),

@@ -66,6 +66,32 @@ def replay_letters(visit: Visit, form: Mapping[str, str]) -> Response:
     return visit.redirect("/dead-letters", store=str(store), name=name, sink=sink, **shown)
 
 
+def reset_subscription(visit: Visit, form: Mapping[str, str]) -> Response:
+    """Let a subscription go on at the place that its page has shown."""
+    visit.prove_admin()
+    url, name, subscription, position = (
+        _field(form, field) for field in ("daemon", "instance", "subscription", "position")
+    )
+    shard = form.get("shard", "")
+    body = {
+        "to": {"position": position},
+        "shard": int(shard) if shard.isdecimal() else None,
+        "dry_run": False,
+        "force": True,
+    }
+    visit.fleet.reset_subscription(url, name, subscription, body)
+    _record(
+        visit,
+        "reset subscription",
+        daemon=url,
+        instance=name,
+        subscription=subscription,
+        shard=shard or "all",
+        position=position,
+    )
+    return visit.redirect("/subscriptions")
+
+
 def _field(form: Mapping[str, str], name: str) -> str:
     value = form.get(name, "")
     if not value:
@@ -96,4 +122,5 @@ ACTIONS: dict[str, Callable[[Visit, Mapping[str, str]], Response]] = {
     "/pipelines/resume/confirm": resume_pipeline,
     "/tables/resnapshot/confirm": read_again,
     "/dead-letters/replay/confirm": replay_letters,
+    "/subscriptions/reset/confirm": reset_subscription,
 }

@@ -15,6 +15,8 @@ from penstock.source.daemon_client import DaemonClient
 
 # A search reads the whole log of an instance, on a slow disk as well.
 _HISTORY_SILENCE_SECONDS_MAX = 120.0
+# The place of a reset is searched in the log.
+_RESET_SILENCE_SECONDS_MAX = 60.0
 # Daemons that do not answer are asked at the same time, so that a page waits for one timeout.
 _ASKED_AT_ONCE_MAX = 16
 
@@ -70,6 +72,15 @@ class Fleet:
     def remove_hold(self, url: str, instance: str, reader: str) -> None:
         """Remove a hold. Raises SourceMissing, AccessDenied."""
         self._with_client(url, instance, lambda client: client.delete(f"holds/{quote(reader, safe='')}"))
+
+    def reset_subscription(
+        self, url: str, instance: str, subscription: str, body: dict[str, Any]
+    ) -> dict[str, Any]:
+        """Set the checkpoints of a subscription, or say what that would do. Raises the daemon's errors."""
+        call = f"subscriptions/{quote(subscription, safe='')}/reset"
+        return self._with_client(
+            url, instance, lambda client: client.send(call, body, _RESET_SILENCE_SECONDS_MAX)
+        )
 
     def history(self, url: str, instance: str, row: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Yield the history of a row as the daemon finds it. Raises the daemon's errors."""

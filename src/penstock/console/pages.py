@@ -7,7 +7,7 @@ from typing import Any
 
 from starlette.responses import Response
 
-from penstock.console import dead_letter_pages, log_pages, server_pages
+from penstock.console import dead_letter_pages, log_pages, server_pages, subscription_pages
 from penstock.console.changed_cells import changed_cells
 from penstock.console.charts import Chart, draw_chart
 from penstock.console.log_pages import full_in
@@ -292,4 +292,5 @@ PAGES: dict[str, Callable[[Visit], Response]] = {
     **dead_letter_pages.PAGES,
     **log_pages.PAGES,
     **server_pages.PAGES,
+    **subscription_pages.PAGES,
 }

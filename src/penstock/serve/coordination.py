@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import structlog
 
@@ -17,6 +18,8 @@ from penstock.errors import PenstockError, TransientError
 from penstock.telemetry.counters import Histogram
 from penstock.telemetry.definitions import SECONDS_BOUNDS
 from penstock.telemetry.readings import Readings
+
+_Answer = TypeVar("_Answer")
 
 _log = structlog.get_logger(__name__)
 
@@ -103,6 +106,19 @@ class CoordinationProbe:
                 ]
                 self._viewed_at = self._asked_at
             return self._views
+
+    def change(self, work: Callable[[Subscriptions], _Answer]) -> _Answer:
+        """Return the result of a change of subscriptions, which the next reading shows.
+
+        Raises CoordinationLost if the store does not answer, and the errors of `work`.
+        """
+        with self._lock:
+            self._refresh()
+            if self._failure is not None:
+                raise self._failure
+            assert self._store is not None, "it has answered"
+            self._asked_at = self._viewed_at = float("-inf")
+            return work(Subscriptions(self._store))
 
     def close(self) -> None:
         """Close the connection to the store."""

@@ -161,6 +161,16 @@ class DaemonClient:
             timeout=Timeout(connect=_CONNECT_SECONDS_MAX, read=silence_seconds),
         )
 
+    def send(self, call: str, body: Mapping[str, Any], silence_seconds: float) -> dict[str, Any]:
+        """Send a JSON body and return the JSON object of the response."""
+        response = self.post(call, body, silence_seconds)
+        try:
+            return _object(response.read())
+        except (HTTPError, OSError) as problem:
+            raise self._lost(problem) from problem
+        finally:
+            response.close()
+
     def lines(self, call: str, body: Mapping[str, Any], silence_seconds: float) -> Iterator[dict[str, Any]]:
         """Yield the lines of a response as JSON objects, up to the line of the kind `end`.
 

@@ -81,6 +81,29 @@ def find_at(log: LogReader, source: Source, position: Position) -> FoundTransact
     )
 
 
+def prove_boundary(log: LogReader, source: Source, position: Position) -> None:
+    """Raise PositionInvalid unless a transaction begins or ends at a position; PositionPurged."""
+    boundary = log.boundary_before(position)
+    edges = {edge for extent in log.extents() for edge in (extent.first, extent.last)}
+    if boundary == position.offset or position in edges:
+        return
+    byte_range = ByteRange(position.epoch, position.file, boundary, position.offset, aligned=True)
+    for transaction in _transactions(source, byte_range):
+        if transaction.end == position:
+            return
+        if transaction.start < position < transaction.end:
+            raise PositionInvalid(
+                "no transaction begins or ends here",
+                position=str(position),
+                hint=f"The one around it begins at {transaction.start} and ends at {transaction.end}",
+            )
+    raise PositionInvalid(
+        "no transaction begins or ends here",
+        position=str(position),
+        hint="Name the start or the end of a transaction, as the history of a row shows them",
+    )
+
+
 def changes_of(
     source: Source, transaction: FoundTransaction, tables: TablePatterns
 ) -> Iterator[TableChange | TableStatement]:

@@ -9,6 +9,7 @@ from penstock.serve.http.change_frames import MEDIA_TYPE
 from penstock.serve.http.changes_request import ChangesRequest
 from penstock.serve.http.history import MEDIA_TYPE as HISTORY_MEDIA_TYPE
 from penstock.serve.http.history import HistoryRequest
+from penstock.serve.http.subscription_reset import ResetRequest
 from penstock.serve.problems import PROBLEM_TYPE
 
 _JSON = "application/json"
@@ -113,6 +114,13 @@ _CALLS: tuple[tuple[str, str, str, str, str], ...] = (
     ),
     (
         "post",
+        f"{_INSTANCE}/subscriptions/{{subscription}}/reset",
+        "Set the checkpoints of a subscription, or say what that would do; administrators only",
+        "",
+        _JSON,
+    ),
+    (
+        "post",
         f"{_INSTANCE}/history",
         "Every change of one row in the log, newest first, as lines of JSON. Kinds of lines: change,"
         " statement, unreadable, progress, end, problem.",
@@ -148,6 +156,12 @@ def description() -> dict[str, Any]:
         "required": True,
         "content": {_JSON: {"schema": HistoryRequest.model_json_schema()}},
     }
+    reset = ResetRequest.model_json_schema(ref_template="#/components/schemas/{model}")
+    parts |= reset.pop("$defs", {})
+    paths[f"{_INSTANCE}/subscriptions/{{subscription}}/reset"]["post"]["requestBody"] = {
+        "required": True,
+        "content": {_JSON: {"schema": reset}},
+    }
     return {
         "openapi": "3.1.0",
         "info": {
@@ -182,8 +196,9 @@ def _call(path: str, summary: str, query: list[str], answer: str) -> dict[str, A
         parameters.insert(
             0, {"name": "instance", "in": "path", "required": True, "schema": {"type": "string"}}
         )
-    if "{reader}" in path:
-        parameters.insert(1, {"name": "reader", "in": "path", "required": True, "schema": {"type": "string"}})
+    for name in ("reader", "subscription"):
+        if f"{{{name}}}" in path:
+            parameters.insert(1, {"name": name, "in": "path", "required": True, "schema": {"type": "string"}})
     schema = {"type": "object"} if answer == _JSON else {"type": "string", "format": "binary"}
     problem = {"description": "A problem", "content": {PROBLEM_TYPE: {"schema": _PROBLEM_REFERENCE}}}
     return {

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Setting checkpoints over HTTP: `POST /v1/instances/{instance}/subscriptions/{subscription}/reset`.
+
+The place is proved against the log. With `dry_run` the response says what would happen, and nothing does.
+"""
+
+import functools
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import structlog
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from penstock.coordinate.checkpoint import Checkpoint
+from penstock.coordinate.subscription_record import ShardView, Subscriptions
+from penstock.errors import OptionInvalid, ServerBusy, SourceMissing
+from penstock.logstore.log import Log
+from penstock.model import Position
+from penstock.serve.access import account_of
+from penstock.serve.coordination import CoordinationProbe
+from penstock.serve.http.changes_request import StartPart, start_of
+from penstock.serve.http.query import log_of
+from penstock.serve.own_log import OwnSource
+from penstock.serve.served import Served
+from penstock.serve.subscription import resolve_start
+from penstock.serve.threads import run_in
+from penstock.source.transaction import prove_boundary
+
+_log = structlog.get_logger(__name__)
+
+
+class ResetRequest(BaseModel):
+    """Where a subscription goes on."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
+
+    to: StartPart | Literal["earliest", "latest"] = Field(description="The place in the log")
+    shard: int | None = Field(default=None, ge=0, description="One shard; default: all")
+    dry_run: bool = Field(default=True, description="Say what would happen, and change nothing")
+    force: bool = Field(
+        default=False, description="Also if a member holds a shard: it stops the shard and begins again there"
+    )
+
+
+def routes(served: Served, coordination: CoordinationProbe | None) -> list[Route]:
+    """Return the route of resets."""
+    path = "/v1/instances/{instance}/subscriptions/{subscription}/reset"
+    return [
+        Route(path, functools.partial(_reset, served, coordination), methods=["POST"], name="_reset"),
+    ]
+
+
+async def _reset(served: Served, coordination: CoordinationProbe | None, request: Request) -> Response:
+    instance, name = (request.path_params[field] for field in ("instance", "subscription"))
+    account = account_of(request)
+    account.prove_administers(instance, name)
+    log = log_of(served, request)
+    if coordination is None:
+        raise SourceMissing("this daemon has no coordination store", hint="Set coordination in penstock.yaml")
+    wanted = _parse(await request.body())
+    started = await resolve_start(served.pieces(instance), start_of(wanted.to))
+    if started.gtid_after:
+        raise ServerBusy("the log does not have all transactions of the GTID set yet", hint="Wait for them")
+    checkpoint = await run_in(served.threads.searching, _proved, log, instance, started.position)
+    change = _Reset(instance, name, wanted, checkpoint)
+    answer = await run_in(served.threads.searching, coordination.change, change.run)
+    if not wanted.dry_run:
+        _log.info(
+            "audit",
+            action="reset subscription",
+            account=account.name,
+            instance=instance,
+            subscription=name,
+            shards=answer["shards"],
+            before=answer["old"],
+            after=checkpoint.position,
+        )
+    return JSONResponse(answer)
+
+
+def _parse(body: bytes) -> ResetRequest:
+    try:
+        return ResetRequest.model_validate_json(body)
+    except ValidationError as problem:
+        details = "; ".join(error["msg"] for error in problem.errors(include_url=False, include_input=False))
+        raise OptionInvalid(
+            f"the body of the request cannot be used: {details}",
+            hint='Send {"to": {"position": "mysql-bin.000003:1542"}, "dry_run": true}',
+        ) from problem
+
+
+def _proved(log: Log, instance: str, position: Position) -> Checkpoint:
+    """Return the checkpoint of a position. Raises PositionInvalid inside a transaction."""
+    source = OwnSource(instance, log)
+    try:
+        prove_boundary(log, source, position)
+    finally:
+        source.close()
+    epoch = log.epochs.get(position.epoch)
+    return Checkpoint.now(str(position), log.gtid_set(position), "" if epoch is None else epoch.server_key)
+
+
+@dataclass(frozen=True)
+class _Reset:
+    """One request, run while the store is held."""
+
+    instance: str
+    name: str
+    wanted: ResetRequest
+    checkpoint: Checkpoint
+
+    def run(self, registry: Subscriptions) -> dict[str, Any]:
+        """Set the checkpoints, or not in a dry run; return what changes.
+
+        Raises SourceMissing, OptionInvalid.
+        """
+        known = [known for known in registry.list(self.instance) if known.name == self.name]
+        if not known:
+            raise SourceMissing(
+                f"{self.instance} has no subscription {self.name!r}", hint="It may have been deleted"
+            )
+        (subscription,) = known
+        shards = [view for view in registry.shards(subscription) if self.wanted.shard in (None, view.shard)]
+        if not shards:
+            raise OptionInvalid(
+                f"{self.name} has no shard {self.wanted.shard}",
+                hint=f"It has 0 to {subscription.shard_count - 1}",
+            )
+        owners = sorted({view.holder.name for view in shards if view.holder is not None})
+        if not self.wanted.dry_run:
+            if owners and not self.wanted.force:
+                raise OptionInvalid(
+                    f"{self.name} is consumed by {', '.join(owners)}",
+                    hint="Stop them, or set force: they stop their shards and begin again there",
+                )
+            registry.reset(self.instance, self.name, self.checkpoint, self.wanted.shard)
+        return {
+            "instance": self.instance,
+            "subscription": self.name,
+            "shards": [view.shard for view in shards],
+            "old": {str(view.shard): _position_of(view) for view in shards},
+            "new": self.checkpoint.position,
+            "owners": owners,
+            "dry_run": self.wanted.dry_run,
+        }
+
+
+def _position_of(view: ShardView) -> str | None:
+    return view.state.checkpoint.position if view.state.checkpoint else None
