@@ -3,21 +3,38 @@
 
 import platform
 import zipfile
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from tools.package.built import _IN_WHEEL, TARGETS, PackageInvalid, check_contents
+from tools.package.built import _IN_WHEEL, _VENDOR, TARGETS, PackageInvalid, check_contents
 
 LINUX = TARGETS["linux-aarch64"]
 
 
-def wheel_in(folder: Path, name: str, files: tuple[str, ...] = _IN_WHEEL) -> Path:
-    """Write a wheel with empty files."""
+VENDOR = Path(__file__).parents[2] / "src" / _VENDOR
+LINUX_WHEEL = "penstock-0.1.0-cp311-abi3-manylinux_2_17_aarch64.whl"
+
+
+def vendored() -> dict[str, bytes]:
+    """Return the vendored files of the console by name."""
+    return {path.name: path.read_bytes() for path in VENDOR.iterdir()}
+
+
+def wheel_in(
+    folder: Path,
+    name: str,
+    files: tuple[str, ...] = _IN_WHEEL,
+    vendor: Mapping[str, bytes] | None = None,
+) -> Path:
+    """Write a wheel with the vendored files of the console, and otherwise with empty files."""
     path = folder / name
     with zipfile.ZipFile(path, "w") as archive:
         for file in files:
             archive.writestr(file, "")
+        for file, content in (vendored() if vendor is None else vendor).items():
+            archive.writestr(f"{_VENDOR}/{file}", content)
     return path
 
 
@@ -30,6 +47,22 @@ def test_wheel_without_the_sample_is_refused(tmp_path: Path) -> None:
     wheel = wheel_in(tmp_path, name, tuple(file for file in _IN_WHEEL if "rows.json.gz" not in file))
     with pytest.raises(PackageInvalid, match=r"lacks penstock/sample/rows\.json\.gz"):
         check_contents(wheel, LINUX)
+
+
+def test_wheel_with_another_vendored_file_is_refused(tmp_path: Path) -> None:
+    changed = vendored() | {"htmx.min.js": b"alert(1)"}
+    with pytest.raises(PackageInvalid, match=r"htmx\.min\.js .* is not as published"):
+        check_contents(wheel_in(tmp_path, LINUX_WHEEL, vendor=changed), LINUX)
+    added = vendored() | {"more.js": b""}
+    with pytest.raises(PackageInvalid, match=r"differ in more\.js"):
+        check_contents(wheel_in(tmp_path, LINUX_WHEEL, vendor=added), LINUX)
+
+
+@pytest.mark.parametrize("file", sorted(vendored()))
+def test_wheel_without_a_vendored_file_or_its_license_is_refused(tmp_path: Path, file: str) -> None:
+    left = {name: content for name, content in vendored().items() if name != file}
+    with pytest.raises(PackageInvalid, match=file.replace(".", r"\.")):
+        check_contents(wheel_in(tmp_path, LINUX_WHEEL, vendor=left), LINUX)
 
 
 @pytest.mark.parametrize(

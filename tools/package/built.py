@@ -5,12 +5,14 @@ zig brings the headers and libraries of every target, and links against an old v
 needs Rust's standard library, which rustup installs.
 """
 
+import hashlib
 import os
 import platform
 import shutil
 import subprocess
 import sys
 import tarfile
+import tomllib
 import zipfile
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -26,11 +28,17 @@ BUILD = ROOT / "build" / "package"
 _IN_WHEEL = (
     "penstock/_native.abi3.so",
     "penstock/_native.pyi",
+    "penstock/console/static/console.css",
+    "penstock/console/static/console.js",
+    "penstock/console/templates/base.html",
+    "penstock/console/words.zh.toml",
     "penstock/py.typed",
     "penstock/sample/mysql-bin.000001",
     "penstock/sample/rows.json.gz",
     "pyspark_penstock/__init__.py",
 )
+# What the console serves of others: each file with its checksum and license.
+_VENDOR = "penstock/console/static/vendor"
 # Files without which the source distribution cannot be built.
 _IN_SOURCE = ("Cargo.lock", "Cargo.toml", "LICENSE", "pyproject.toml", "native/bridge/Cargo.toml")
 
@@ -101,8 +109,26 @@ def check_contents(wheel: Path, target: Target) -> None:
     missing = [name for name in _IN_WHEEL if name not in names]
     if missing:
         raise PackageInvalid(f"{wheel.name} lacks {', '.join(missing)}")
+    _check_vendored(wheel, names)
     if "-cp311-abi3-" not in wheel.name or target.tag not in wheel.name:
         raise PackageInvalid(f"{wheel.name} is not for every Python from 3.11 on and {target.tag}")
+
+
+def _check_vendored(wheel: Path, names: set[str]) -> None:
+    """Raise PackageInvalid unless the wheel has each vendored file as published, and its license."""
+    with zipfile.ZipFile(wheel) as archive:
+        if f"{_VENDOR}/VENDOR.toml" not in names:
+            raise PackageInvalid(f"{wheel.name} lacks {_VENDOR}/VENDOR.toml")
+        entries = tomllib.loads(archive.read(f"{_VENDOR}/VENDOR.toml").decode())["file"]
+        listed = {entry[field] for entry in entries for field in ("path", "license_file")}
+        packed = {name.removeprefix(f"{_VENDOR}/") for name in names if name.startswith(f"{_VENDOR}/")}
+        if packed != listed | {"VENDOR.toml"}:
+            differing = ", ".join(sorted(packed ^ (listed | {"VENDOR.toml"})))
+            raise PackageInvalid(f"{wheel.name} and its VENDOR.toml differ in {differing}")
+        for entry in entries:
+            checksum = hashlib.sha256(archive.read(f"{_VENDOR}/{entry['path']}")).hexdigest()
+            if checksum != entry["sha256"]:
+                raise PackageInvalid(f"{_VENDOR}/{entry['path']} of {wheel.name} is not as published")
 
 
 def run(words: list[str], cwd: Path, env: dict[str, str] | None = None) -> str:
