@@ -524,29 +524,6 @@ def test_hold_set_during_a_pass_holds_or_is_refused_as_too_late(clock: Clock) ->
     assert departures
 
 
-def test_slow_search_for_the_position_of_a_hold_keeps_no_segment_from_leaving(
-    log: Log, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A segment's index may be in a store that does not answer."""
-    first = log.earliest()
-    assert first is not None
-    locate, passes = Log.locate_position, []
-
-    def locate_late(self: Log, position: Position) -> object:
-        located = locate(self, position)
-        if not passes:
-            # Not in a `with` block, which would wait for the lock for ever.
-            due = ThreadPoolExecutor(1).submit(retention(log, RetentionPolicy(age_seconds=0)).run, log)
-            passes.append(due.result(60))
-        return located
-
-    monkeypatch.setattr(Log, "locate_position", locate_late)
-    with pytest.raises(PositionPurged):
-        Holds(log.disk, log.layout).put(Hold("late", first), log=log)
-    assert passes[0].departures
-    assert Holds(log.disk, log.layout).all() == []
-
-
 @pytest.mark.parametrize("name", ["", "../position", "a/b", ".hidden", "x" * 200])
 def test_hold_name_is_restricted(log: Log, name: str) -> None:
     with pytest.raises(OptionInvalid):

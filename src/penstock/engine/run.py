@@ -554,8 +554,7 @@ class PipelineRun:
         # A transient error is retried only if no other error occurred.
         failures = sorted(outcome.failures, key=lambda failure: isinstance(failure.error, TransientError))
         failure = failures[0]
-        is_outage = isinstance(failure.error, TransientError)
-        if failure.source and (is_outage or not failure.table):
+        if failure.source and (isinstance(failure.error, TransientError) or not failure.table):
             self._blamed = failure.error, failure.source
         return failure.error
 
