@@ -241,3 +241,19 @@ def test_target_appends_only_if_all_its_tables_do(
     for key in ("shop_-orders", "shop_-log_*"):
         with pytest.raises(OptionInvalid, match=f"different values of {option}"):
             migrated(tmp_path / "new", lambda document, key=key: append(document, key))  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda document: syncs(document)[0].update(LastQueueBinlog={"EventID": "x"}), "cannot be read"),
+        (lambda document: syncs(document).insert(0, "garbage"), "cannot be read"),
+        (lambda document: document["DbInfo"]["shop"].update(ServerId="x"), "server_id"),
+    ],
+    ids=["position", "synchronisation", "server_id"],
+)
+def test_garbage_in_an_export_is_refused_by_name(
+    tmp_path: Path, change: Callable[[Any], None], message: str
+) -> None:
+    with pytest.raises(OptionInvalid, match=message):
+        migrated(tmp_path / "new", change)

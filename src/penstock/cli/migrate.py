@@ -2,6 +2,8 @@
 """`penstock migrate`: write settings from those of Canal, Debezium, Maxwell, Ptubes, Bifrost or Drainer."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -51,10 +53,9 @@ def canal(
     json: Json = False,
 ) -> None:
     """Write a daemon for Canal's clients, with their cursors, or pipelines if Canal writes to Kafka."""
-    migration = _migration("canal", secrets)
-    password = None if client_password_file is None else _secret_of(client_password_file)
-    migrate_canal(conf_dir, migration, zookeeper=zookeeper, password=password)
-    _finish(migration, output, dry_run=dry_run, as_json=json)
+    with _migrating("canal", output, secrets, dry_run=dry_run, as_json=json) as migration:
+        password = None if client_password_file is None else _secret_of(client_password_file)
+        migrate_canal(conf_dir, migration, zookeeper=zookeeper, password=password)
 
 
 def debezium(
@@ -71,9 +72,8 @@ def debezium(
     json: Json = False,
 ) -> None:
     """Write a pipeline that continues a connector for MySQL or MariaDB in the same topics."""
-    migration = _migration("debezium", secrets)
-    migrate_debezium(connector, migration, offsets=offsets, kafka=kafka)
-    _finish(migration, output, dry_run=dry_run, as_json=json)
+    with _migrating("debezium", output, secrets, dry_run=dry_run, as_json=json) as migration:
+        migrate_debezium(connector, migration, offsets=offsets, kafka=kafka)
 
 
 def maxwell(
@@ -90,9 +90,8 @@ def maxwell(
     json: Json = False,
 ) -> None:
     """Write a pipeline that continues Maxwell."""
-    migration = _migration("maxwell", secrets)
-    migrate_maxwell(config, migration, start=start, from_server=from_server)
-    _finish(migration, output, dry_run=dry_run, as_json=json)
+    with _migrating("maxwell", output, secrets, dry_run=dry_run, as_json=json) as migration:
+        migrate_maxwell(config, migration, start=start, from_server=from_server)
 
 
 def ptubes(
@@ -104,9 +103,8 @@ def ptubes(
     json: Json = False,
 ) -> None:
     """Write a daemon for Ptubes clients, whose logs begin before their storage points."""
-    migration = _migration("ptubes", secrets)
-    migrate_ptubes(conf_dir, migration, zookeeper=zookeeper)
-    _finish(migration, output, dry_run=dry_run, as_json=json)
+    with _migrating("ptubes", output, secrets, dry_run=dry_run, as_json=json) as migration:
+        migrate_ptubes(conf_dir, migration, zookeeper=zookeeper)
 
 
 def bifrost(
@@ -117,9 +115,8 @@ def bifrost(
     json: Json = False,
 ) -> None:
     """Write a pipeline for each data source and target."""
-    migration = _migration("bifrost", secrets)
-    migrate_bifrost(export, migration)
-    _finish(migration, output, dry_run=dry_run, as_json=json)
+    with _migrating("bifrost", output, secrets, dry_run=dry_run, as_json=json) as migration:
+        migrate_bifrost(export, migration)
 
 
 def drainer(
@@ -136,16 +133,25 @@ def drainer(
     json: Json = False,
 ) -> None:
     """Write a daemon that takes a Drainer's place, and a pipeline that continues it."""
-    migration = _migration("drainer", secrets)
-    migrate_drainer(config, migration, savepoint=savepoint, from_server=from_server)
-    _finish(migration, output, dry_run=dry_run, as_json=json)
+    with _migrating("drainer", output, secrets, dry_run=dry_run, as_json=json) as migration:
+        migrate_drainer(config, migration, savepoint=savepoint, from_server=from_server)
 
 
-def _migration(original: str, secrets: str) -> Migration:
+@contextmanager
+def _migrating(
+    original: str, output: Path, secrets: str, *, dry_run: bool, as_json: bool
+) -> Iterator[Migration]:
+    """Yield a migration. After the block write its folder, print the report, and exit with 1 if something
+    needs a decision."""
     choices: dict[str, SecretsIn] = {"file": "file", "env": "env"}
     if secrets not in choices:
         raise OptionInvalid(f"--secrets {secrets}", hint="Write --secrets file or --secrets env")
-    return Migration(original, choices[secrets])
+    migration = Migration(original, choices[secrets])
+    yield migration
+    files = migration.write(output, dry_run=dry_run)
+    _print_report(migration, files, output, dry_run=dry_run, as_json=as_json)
+    if migration.report.attention:
+        raise typer.Exit(EXIT_ATTENTION)
 
 
 def _secret_of(path: Path) -> str:
@@ -155,9 +161,9 @@ def _secret_of(path: Path) -> str:
         raise OptionInvalid(f"{path} cannot be read: {problem}") from problem
 
 
-def _finish(migration: Migration, output: Path, *, dry_run: bool, as_json: bool) -> None:
-    """Write the folder, print the report, and exit with 1 if something needs a decision."""
-    files = migration.write(output, dry_run=dry_run)
+def _print_report(
+    migration: Migration, files: list[str], output: Path, *, dry_run: bool, as_json: bool
+) -> None:
     report = migration.report
     if as_json:
         write_json(
@@ -186,8 +192,6 @@ def _finish(migration: Migration, output: Path, *, dry_run: bool, as_json: bool)
         typer.echo(f"{', '.join(files)} {verb} {output}")
     for name in migration.variables:
         typer.echo(f"set the environment variable {name}", err=True)
-    if report.attention:
-        raise typer.Exit(EXIT_ATTENTION)
 
 
 VERBS = {

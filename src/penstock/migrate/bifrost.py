@@ -24,7 +24,7 @@ from penstock.migrate.bifrost_reference import (
 )
 from penstock.migrate.bifrost_targets import sink_of
 from penstock.migrate.output import Migration
-from penstock.migrate.property_files import read_text
+from penstock.migrate.property_files import number_of, read_text
 from penstock.migrate.report import OriginalProperties
 from penstock.migrate.table_filters import literal
 
@@ -162,7 +162,7 @@ def _server(migration: Migration, name: str, properties: OriginalProperties) -> 
     if re.search(r"\b(ssl|tls)", parameters):
         properties.remind(f"{name}: the source's TLS parameters are not carried: set source.tls.")
     if properties.get("ServerId") not in ("", "0"):
-        server["server_id"] = int(properties.get("ServerId"))
+        server["server_id"] = number_of(properties.get("ServerId"))
     properties.carried("ServerId")
     return server
 
@@ -173,7 +173,7 @@ def _add_table(
     database, _, name = key.partition(_SPLIT) if _SPLIT in key else key.rpartition("-")
     properties = _properties(migration, f"DbInfo {source} {database}.{name}", table, TABLE)
     tables, exclude = _tables(database, name, properties)
-    for sync in table.get("ToServerList") or []:
+    for sync in _synchronisations(table, properties.location):
         location = f"DbInfo {source} {database}.{name} to {sync.get('ToServerKey')}"
         parameters = sync.get("PluginParam") or {}
         values = {**sync, **{f"PluginParam.{option}": value for option, value in parameters.items()}}
@@ -195,6 +195,21 @@ def _add_table(
         synchronisation.carried("ToServerKey", "PluginName", "LastSuccessBinlog", "LastQueueBinlog")
     properties.carried("Name", "ToServerList", "IgnoreTable", "DoTable")
     properties.account_for_the_rest()
+
+
+def _synchronisations(table: Mapping[str, Any], location: str) -> list[Mapping[str, Any]]:
+    """Return the synchronisations of a table. Raises OptionInvalid if a position is not one."""
+    synchronisations = table.get("ToServerList") or []
+    try:
+        for sync in synchronisations:
+            for name in ("LastSuccessBinlog", "LastQueueBinlog"):
+                _order(sync.get(name) or {})
+    except (AttributeError, TypeError, ValueError) as problem:
+        raise OptionInvalid(
+            f"{location}: ToServerList has a position that cannot be read: {problem}",
+            hint="Export the configuration again",
+        ) from problem
+    return list(synchronisations)
 
 
 def _tables(
@@ -253,7 +268,8 @@ def _start(
         oldest = min(pending, key=_order)
         if source.get("IsGtid") and oldest.get("GTID"):
             return str(oldest["GTID"])
-        return f"{prefix}.{int(oldest['BinlogFileNum']):06d}:{int(oldest['BinlogPosition'])}"
+        _, file, position = _order(oldest)
+        return f"{prefix}.{file:06d}:{position}"
     if source.get("IsGtid") and source.get("Gtid"):
         return str(source["Gtid"])
     if not prefix:

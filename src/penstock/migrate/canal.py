@@ -19,7 +19,7 @@ from penstock.migrate.canal_reference import REFERENCE
 from penstock.migrate.canal_routes import Route, routes_of
 from penstock.migrate.kafka_client import kafka_settings
 from penstock.migrate.output import Cursor, FolderPath, Migration
-from penstock.migrate.property_files import parse_properties, read_text, resolve
+from penstock.migrate.property_files import number_of, parse_properties, read_text, resolve
 from penstock.migrate.report import Entry, OriginalProperties, Outcome
 from penstock.migrate.table_filters import both, pattern_of, patterns_of, split_expressions
 from penstock.migrate.zookeeper import ZooKeeperTree
@@ -128,7 +128,7 @@ class _Destination:
         settings |= migration.secret("password", f"{self.name}.password", password)
         server_id = self.get("canal.instance.mysql.slaveId", "0")
         if server_id != "0":
-            settings["server_id"] = int(server_id) if server_id.isdecimal() else server_id
+            settings["server_id"] = number_of(server_id)
         self.carried(
             *(f"canal.instance.{name}.address" for name in ("master", "standby")),
             *("canal.instance.dbUsername", "canal.instance.dbPassword", "canal.instance.mysql.slaveId"),
@@ -348,8 +348,8 @@ def _add_routes(
         migration.pipelines[f"{name}.yaml"] = document | {"sink": {"kafka": {**kafka, **route.settings}}}
     if len(routes) > 1:
         migration.report.steps.append(
-            f"{destination.name} has {len(routes)} pairs of rules for topic and partition, and so many"
-            " pipelines. Each reads the server's log: a daemon between them reads it once."
+            f"{destination.name} has {len(routes)} pairs of rules for topic and partition, each of which is a"
+            " pipeline. Each pipeline reads the server's log: a daemon between them reads it once."
         )
 
 

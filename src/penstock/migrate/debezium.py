@@ -18,7 +18,7 @@ from penstock.migrate.debezium_outbox import outbox_of
 from penstock.migrate.debezium_reference import REFERENCE
 from penstock.migrate.kafka_client import kafka_settings
 from penstock.migrate.output import Migration
-from penstock.migrate.property_files import parse_properties, read_text
+from penstock.migrate.property_files import number_of, parse_properties, read_text
 from penstock.migrate.report import OriginalProperties
 from penstock.migrate.table_filters import both, patterns_of, split_expressions
 
@@ -137,7 +137,7 @@ def _source(migration: Migration, properties: OriginalProperties, scheme: str, p
         source |= migration.secret("password", "source.password", password)
         properties.carried("database.password")
     if server_id := properties.get("database.server.id"):
-        source["server_id"] = int(server_id) if server_id.isdecimal() else server_id
+        source["server_id"] = number_of(server_id)
         properties.carried("database.server.id")
     source["tls"] = {"mode": properties.get("database.ssl.mode", "preferred").lower()}
     properties.carried("database.ssl.mode")
@@ -194,7 +194,7 @@ def _start(properties: OriginalProperties, offset: Mapping[str, Any] | None) -> 
         properties.not_carried("snapshot.mode", remark=f"there is no load of the kind {mode}")
     if mode in ("initial_only", "always", "when_needed", "configuration_based"):
         remark = {
-            "initial_only": "load: full, but changes follow: run it with --until-caught-up",
+            "initial_only": "load: full, but changes follow: run it with --until caught-up",
             "always": "load: full reads the tables once; `penstock resnapshot` reads them again",
             "when_needed": "load: full reads the tables once; see source.on_lost for a purged log",
         }.get(mode, "load: full")

@@ -71,7 +71,7 @@ def _parse(path: Path) -> dict[str, Any]:
         return tomllib.loads(read_text(path))
     except tomllib.TOMLDecodeError as problem:
         raise OptionInvalid(
-            f"{path} is not TOML: {problem}", hint="Name the file of the Drainer's --config"
+            f"{path} is not TOML: {problem}", hint="Name the configuration file of the Drainer"
         ) from problem
 
 

@@ -13,7 +13,7 @@ from penstock.errors import OptionInvalid
 from penstock.migrate.kafka_client import kafka_settings, options_below
 from penstock.migrate.maxwell_filter import parse_filter
 from penstock.migrate.output import Migration
-from penstock.migrate.property_files import parse_properties, read_text
+from penstock.migrate.property_files import number_of, parse_properties, read_text
 from penstock.migrate.report import OriginalProperties, Rule, carried, changed, missing, needless
 from penstock.model import Secret, ServerAddress, Tls, quote_name
 from penstock.mysql.connection import connect
@@ -189,7 +189,7 @@ def _source(migration: Migration, properties: OriginalProperties) -> tuple[dict[
             attention=False,
         )
     if server_id := properties.get("replica_server_id"):
-        source["server_id"] = int(server_id) if server_id.isdecimal() else server_id
+        source["server_id"] = number_of(server_id)
         properties.carried("replica_server_id")
     _filter(properties, source)
     own_mode = properties.get("ssl", "DISABLED").lower()

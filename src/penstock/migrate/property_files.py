@@ -27,6 +27,11 @@ def read_text(path: Path) -> str:
         ) from problem
 
 
+def number_of(text: str) -> int | str:
+    """Return text as a number. Other text stays, so that the settings refuse it by name."""
+    return int(text) if text.isdecimal() else text
+
+
 def parse_properties(text: str) -> dict[str, str]:
     """Return the properties of a file's text. The last value of a name wins."""
     values: dict[str, str] = {}

@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from penstock.errors import OptionInvalid
 from penstock.migrate.output import FolderPath, Migration
-from penstock.migrate.property_files import parse_properties, read_text
+from penstock.migrate.property_files import number_of, parse_properties, read_text
 from penstock.migrate.report import OriginalProperties, Rule, carried, missing, needless
 from penstock.migrate.table_filters import literal
 from penstock.migrate.zookeeper import ZooKeeperTree
@@ -154,7 +154,7 @@ def _instance(migration: Migration, folder: Path, task: str, start: str | None) 
         log["mode"] = _MODES[mode]
         properties.carried("ptubes.reader.storage.mode")
     if memory := properties.get("ptubes.reader.storage.membuffersize"):
-        log["memory_bytes"] = int(memory) if memory.isdecimal() else memory
+        log["memory_bytes"] = number_of(memory)
         properties.carried("ptubes.reader.storage.membuffersize")
     properties.account_for_the_rest()
     return instance | ({"log": log} if log else {})
@@ -183,11 +183,13 @@ def _shard_columns(text: str, name: str) -> dict[str, list[str]]:
 
 def _starts(folder: Path, migration: Migration, zookeeper: str | None) -> dict[str, str]:
     """Return where the log of each reader task begins, by the storage points of the SDK tasks."""
+    sdk_tasks = list(_sdk_tasks(folder, migration))
+    if zookeeper is None:
+        return {}
     points: dict[str, list[StoragePoint]] = {}
-    for reader_task, sdk_task in _sdk_tasks(folder, migration):
-        if zookeeper is not None:
-            with ZooKeeperTree(zookeeper) as tree:
-                points.setdefault(reader_task, []).extend(_points_of(tree, sdk_task))
+    with ZooKeeperTree(zookeeper) as tree:
+        for reader_task, sdk_task in sdk_tasks:
+            points.setdefault(reader_task, []).extend(_points_of(tree, sdk_task))
     return {task: _start_of(task_points) for task, task_points in points.items() if task_points}
 
 
