@@ -81,7 +81,7 @@ class FleetMember:
         self._tenures: dict[str, Tenure] = {}
         self._copies: dict[str, Tenure] = {}
         self._leaving: list[Tenure] = []
-        # Work whose lease this session may have without doing the work, because an answer was lost.
+        # Work whose lease the session may have without doing the work, because an answer was lost.
         self._doubtful: set[str] = set()
         # Work that could not be begun, and when it is tried again; monotonic seconds.
         self._refused: dict[str, float] = {}
@@ -293,7 +293,7 @@ class FleetMember:
         return _LOOK_SECONDS_MAX
 
     def _release_doubtful(self, wanted: set[str]) -> None:
-        """Release leases that this session may have of work that is placed elsewhere by now.
+        """Release leases that the session may have of work that is placed elsewhere by now.
 
         Otherwise nobody could do that work while the session lives.
         """

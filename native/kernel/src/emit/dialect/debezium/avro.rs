@@ -10,7 +10,7 @@
 use super::column_traits::ColumnTraits;
 use super::handling::{BinaryMode, DecimalMode, FlatField};
 use super::values::{datetime_digits, is_precise, time_of, write_binary};
-use super::{ChangeView, Writer, CONNECTOR, VERSION};
+use super::writer::{ChangeView, Writer, CONNECTOR, VERSION};
 use crate::column::typed::Typed;
 use crate::column::{
     binary, bit, compressed, date, datetime, decimal, enumeration, geometry, inet, json, set, text, timestamp, uuid,
@@ -90,7 +90,27 @@ pub(crate) fn write(value: &Value<'_>, kind: &Kind, traits: ColumnTraits, out: &
             Typed::Date(value) => date::debezium(value).is_none(),
             Typed::DateTime { value, fsp } => datetime::debezium(value, fsp).is_none(),
             Typed::Timestamp { value, .. } => timestamp::is_zero(value),
-            _ => false,
+            Typed::Int(_)
+            | Typed::UInt(_)
+            | Typed::Float(_)
+            | Typed::Double(_)
+            | Typed::Decimal(_)
+            | Typed::Bit { .. }
+            | Typed::Year(_)
+            | Typed::Time { .. }
+            | Typed::Text { .. }
+            | Typed::CompressedText { .. }
+            | Typed::Bytes { .. }
+            | Typed::CompressedBytes(_)
+            | Typed::Enumeration { .. }
+            | Typed::Set { .. }
+            | Typed::Json(_)
+            | Typed::JsonText(_)
+            | Typed::Geometry(_)
+            | Typed::Vector(_)
+            | Typed::Uuid(_)
+            | Typed::Inet4(_)
+            | Typed::Inet6(_) => false,
         };
         write_long(if is_null { NULL } else { SOME }, out);
         if is_null {

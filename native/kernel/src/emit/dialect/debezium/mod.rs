@@ -9,13 +9,16 @@ pub(super) mod column_traits;
 pub mod handling;
 pub(crate) mod schema;
 pub(super) mod values;
+mod writer;
 
 use std::sync::Arc;
 
-use column_traits::{column_traits, ColumnTraits};
-use handling::{DebeziumOptions, Flat, FlatField};
+use column_traits::column_traits;
+use handling::{DebeziumOptions, FlatField};
+pub use writer::Writer;
+use writer::{ChangeView, Field, FlatKeys, CONNECTOR, VERSION};
 
-use crate::column::{quoted, write_integer, write_unsigned_integer, Kind};
+use crate::column::{quoted, write_integer, write_unsigned_integer};
 use crate::emit::dialect::ddl::{definitions, Definition, DefinitionKind};
 use crate::emit::dialect::{
     json_object, At, Dialect, End, Image, Images, Row, StatementKind, StatementView, TableView, TableWriter,
@@ -23,12 +26,6 @@ use crate::emit::dialect::{
 use crate::emit::messages::{MessageKind, Messages};
 use crate::error::Result;
 use crate::shard::SLOT_ALL;
-
-/// The version of the writer in messages.
-const VERSION: &str = env!("CARGO_PKG_VERSION");
-
-/// The connector name in messages, for MariaDB as well.
-const CONNECTOR: &str = "mysql";
 
 /// Debezium's dialect; see the description of the module.
 pub struct Debezium {
@@ -118,49 +115,6 @@ impl Dialect for Debezium {
     fn end(&mut self, _at: &At<'_>, _end: End<'_>, out: &mut Messages) -> Result<()> {
         out.close(MessageKind::End, SLOT_ALL, 0)
     }
-}
-
-struct Field {
-    key: Box<[u8]>,
-    kind: Kind,
-    traits: ColumnTraits,
-    name: Arc<str>,
-}
-
-/// The fields of flat rows, with their names as keys of JSON.
-struct FlatKeys {
-    fields: Vec<(Box<[u8]>, FlatField)>,
-    deleted: Option<Box<[u8]>>,
-}
-
-impl FlatKeys {
-    fn new(flat: &Flat) -> FlatKeys {
-        FlatKeys {
-            fields: flat.fields.iter().map(|(name, field)| (json_object::key(name), *field)).collect(),
-            deleted: flat.deleted.then(|| json_object::key("__deleted")),
-        }
-    }
-}
-
-/// Writes the rows of a table.
-pub struct Writer {
-    table: Arc<TableView>,
-    fields: Vec<Field>,
-    /// Indexes of the primary key's columns.
-    keys: Vec<usize>,
-    /// The text before the payload; empty if messages have no schema.
-    head: Vec<u8>,
-    /// What flat rows have besides their columns; None for messages with an envelope.
-    flat: Option<FlatKeys>,
-    /// The id of the messages' schema in the registry, for messages in Avro.
-    avro_schema: Option<u32>,
-}
-
-/// A change with its operation code and images.
-struct ChangeView<'r, 'a> {
-    operation: &'r [u8],
-    before: Option<Image<'r, 'a>>,
-    after: Option<Image<'r, 'a>>,
 }
 
 impl TableWriter for Writer {
