@@ -266,6 +266,13 @@ def test_status_names_only_undefined_tables_that_the_account_may_read(
     (route,) = [route for route in routes(served) if route.path == path]
     account = access_of({"token": "whole-token"}, CACHE).of_token(token)
     scope = {"type": "http", "path_params": {"instance": "shop"}, "state": {"account": account}}
-    shown = json.loads(asyncio.run(route.endpoint(Request(scope))).body)
+    received = iter([{"type": "http.request"}])
+
+    async def receive() -> dict[str, Any]:
+        message = next(received, None)
+        # The client stays connected.
+        return message if message is not None else await asyncio.Future()
+
+    shown = json.loads(asyncio.run(route.endpoint(Request(scope, receive))).body)
     (instance,) = shown.get("instances", [shown])
     assert [doubt["table"] for doubt in instance["tables_in_doubt"]] == tables

@@ -186,7 +186,7 @@ def test_targets_named_by_rows_survive_a_reset(
     state.take()
     tables = opened(state)
     assert tables.targets == {}
-    tables.learn([Surprise(OF_TARGET, 0, 0, "here", north)], Learned(), {})
+    tables.learn([Surprise(OF_TARGET, 0, 0, "here", ("here/shop.orders", north))], Learned(), {})
     assert list(tables.targets) == [north.name]
     state.close()
     for _ in range(resets):

@@ -133,7 +133,7 @@ def test_older_rows_are_converted_to_the_text_shown_by_the_server(
 def test_batch_that_requests_the_same_change_again_stops_by_name_and_position() -> None:
     work = RangeWork("shop", ByteRange(0, "b.000001", 154, 900, aligned=True))
     record = BatchRecord(7, {}, {}, (work,), (), 1)
-    target = Surprise(OF_TARGET, 0, 1, "shop", ORDERS)
+    target = Surprise(OF_TARGET, 0, 1, "shop", (str(ORDERS.name), ORDERS))
     assert asks_again([target], [target])
     assert not asks_again([target], [])
     assert not asks_again([target, Surprise(OF_MOVE, 0, 2, "shop", ORDERS.name)], [target])

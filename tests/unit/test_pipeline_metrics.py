@@ -197,7 +197,7 @@ def test_batch_that_hangs_is_reported_until_it_is_done(
         commit(sink, mark, receipts)
 
     monkeypatch.setattr(FilesSink, "commit", hang)
-    run_here(settings, told=reports.append)
+    run_here(settings, report=reports.append)
     assert [each["state"] for each in shown] == ["long batch"] * 2
     assert reports[-1]["state"] == "running"
     assert [report["batch"] for report in reports if "batch" in report] == [1, 2]

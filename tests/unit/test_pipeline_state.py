@@ -15,6 +15,7 @@ from penstock.coordinate.store import ABSENT
 from penstock.engine.tracked_table import TrackedTable, keys_of
 from penstock.errors import LeaseLost, OptionInvalid, PositionInvalid
 from penstock.model import Column, TableName
+from penstock.pipeline import resnapshot_requests
 from penstock.pipeline import state as state_module
 from penstock.pipeline.record import BatchRecord, ChunkWork, RangeWork
 from penstock.pipeline.resnapshot import Resnapshot
@@ -148,7 +149,7 @@ def test_value_of_any_size_is_stored_whole(url: str) -> None:
 
 
 def test_completed_requests_do_not_accumulate(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_module, "_ENDED_REQUESTS_KEPT", 3)
+    monkeypatch.setattr(resnapshot_requests, "_ENDED_REQUESTS_KEPT", 3)
     state = PipelineState.open(url, "lake")
     state.take()
     waiting = state.request_resnapshot("shop", TableName("d", "waiting"))

@@ -138,16 +138,16 @@ def test_outage_of_server_or_store_anywhere_is_retried_and_reported_at_once(
 def test_unavailable_store_at_the_start_is_retried(
     settings: PipelineSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    opened = PipelineState.open
+    opened = PipelineState.of
     tries = []
 
-    def open_late(url: str, name: str, sink: str) -> PipelineState:
-        tries.append(url)
+    def open_late(settings: PipelineSettings) -> PipelineState:
+        tries.append(settings.state)
         if len(tries) < 3:
             raise CoordinationLost("the store is away")
-        return opened(url, name, sink)
+        return opened(settings)
 
-    monkeypatch.setattr(PipelineState, "open", open_late)
+    monkeypatch.setattr(PipelineState, "of", open_late)
     run, told = run_of(settings, monkeypatch, ends)
     run.run()
     assert [one["error"] for one in told] == ["CoordinationLost"] * 2

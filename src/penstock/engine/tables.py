@@ -512,8 +512,7 @@ class PipelineTables:
         return True
 
     def take_up(self, key: str) -> None:
-        """Go on with a table again, as it is now; it has to be read whole. Raises what preparing it does, and
-        then goes on without it."""
+        """Go on with a table, which has to be read whole. Raises what preparing it does, and leaves it out."""
         name, table = split_key(key)
         why = self.stopped.pop(key)
         _log.info("the pipeline goes on with a table again", table=key, was=why)
@@ -555,9 +554,8 @@ class PipelineTables:
         """Return the names of the targets of a table. Those that rows name are known once rows came."""
         if not named_by_rows(self._steps, source):
             return [stepped.name]
-        return [
-            name for name in sorted(self._written | self.targets.keys()) if could_be_named(stepped.name, name)
-        ]
+        names = sorted(self._written | self.targets.keys())
+        return [name for name in names if could_be_named(stepped.name, name)]
 
     def _prepare_met(self, key: str, target: Target) -> None:
         """Prepare a target for rows of a table that were met; one that was prepared before keeps its keys."""
@@ -581,17 +579,15 @@ class PipelineTables:
 
     def _prepare_target(self, target: Target, *, anew: bool = False) -> None:
         before = self.targets.get(target.name)
-        stays = self._settings.schema_changes is not Evolution.EVOLVE and self._sink.keeps_state
-        if before is not None and stays:
-            # Rows that only the new key tells apart would become one.
-            refuse_other_key(target, before.primary_key)
-        wanted = target
+        policy, wanted = self._settings.schema_changes, target
         if before is not None:
-            policy = self._settings.schema_changes
+            if policy is not Evolution.EVOLVE and self._sink.keeps_state:
+                # Rows that only the new key tells apart would become one.
+                refuse_other_key(target, before.primary_key)
             wanted = evolve_target(before, target, policy, keeps_state=self._sink.keeps_state)
         if wanted == before and not anew:
             return
-        self.targets[target.name] = fitted(self._sink, self._settings.schema_changes, before, wanted)
+        self.targets[target.name] = fitted(self._sink, policy, before, wanted)
 
     def _save(self) -> None:
         tables = {key: table.to_json() for key, table in self._tables.items()}
