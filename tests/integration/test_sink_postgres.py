@@ -6,11 +6,13 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
+from urllib.parse import urlsplit
 
 import psycopg
 import pytest
 
-from penstock.errors import ConnectionLost
+from penstock.changes import Target
+from penstock.errors import ConnectionLost, PrivilegeMissing
 from penstock.sinks.sink import BatchMark, Evolution, make_sink, settings_of
 from tests.support.pipeline.changes_made import changes_of, insert, target_of, update
 from tests.support.pipeline.logged_changes import write_batch
@@ -36,6 +38,37 @@ def backend(
 def schema() -> str:
     """The name of a schema of the test's own."""
     return f"hall_{next(_schemas)}"
+
+
+def test_plan_names_the_privilege_that_the_account_lacks(backend: PostgresBackend, schema: str) -> None:
+    seats = target_of({"id": "int", "label": "varchar(20)"}, name=f"{schema}.seats")
+    wider = target_of({"id": "int", "label": "varchar(20)", "row": "int"}, name=f"{schema}.seats")
+    account = f"usher_{schema}"
+    backend.sql(f"CREATE ROLE {account} LOGIN; CREATE SCHEMA {schema}; CREATE SCHEMA {schema}_numbers")
+    url = urlsplit(backend.server.url)
+    sink = backend.sink(
+        url=url._replace(netloc=f"{account}@{url.netloc.rpartition('@')[2]}").geturl(),
+        positions=f"{schema}_numbers.positions",
+    )
+
+    def refused(target: Target) -> str:
+        with pytest.raises(PrivilegeMissing) as raised:
+            sink.plan(target, Evolution.EVOLVE)
+        return f"{raised.value.message} {raised.value.hint}"
+
+    assert f'GRANT USAGE, CREATE ON SCHEMA "{schema}" TO "{account}"' in refused(seats)
+    backend.sql(f"GRANT USAGE ON SCHEMA {schema} TO {account}")
+    owner = backend.sink(positions=f"{schema}_numbers.positions")
+    owner.prepare(seats, Evolution.EVOLVE)
+    backend.sql(f"GRANT SELECT, INSERT ON {schema}.seats TO {account}")
+    assert f'no privilege UPDATE, DELETE on "{schema}"."seats"' in refused(seats)
+    backend.sql(f"GRANT ALL ON {schema}.seats TO {account}")
+    assert f'USAGE ON SCHEMA "{schema}_numbers"' in refused(seats)
+    backend.sql(f"GRANT USAGE ON SCHEMA {schema}_numbers TO {account}")
+    backend.sql(f"GRANT ALL ON ALL TABLES IN SCHEMA {schema}_numbers TO {account}")
+    assert sink.plan(seats, Evolution.EVOLVE) == []
+    assert f'does not own "{schema}"."seats"' in refused(wider)
+    assert owner.plan(wider, Evolution.EVOLVE) != []
 
 
 def test_deadlock_victim_is_retried(backend: PostgresBackend, schema: str) -> None:

@@ -14,6 +14,7 @@ from penstock.model import TableName
 from penstock.settings.values import Bytes, validate_option
 from penstock.sinks.endpoint import Endpoint
 from penstock.sinks.postgres.connection import Session
+from penstock.sinks.postgres.privileges import prove_may_write
 from penstock.sinks.postgres.read import rows_of, without_zero_bytes
 from penstock.sinks.postgres.tables import comment_sql, create_schema, layout_of, statements, table_sql
 from penstock.sinks.postgres.writer import PostgresWriter, WriterOptions
@@ -113,7 +114,12 @@ class PostgresSink(Sink):
 
     def plan(self, target: Target, evolution: Evolution) -> Sequence[str]:
         with self._session() as session:
-            return self._statements(session, target, evolution)
+            planned = self._statements(session, target, evolution)
+            changed = ["INSERT"] if self._feed else ["INSERT", "UPDATE", "DELETE"]
+            changed += ["TRUNCATE"] if self.settings.truncate else []
+            prove_may_write(session, target.name, ["SELECT", *changed], alters=bool(planned))
+            prove_may_write(session, self.positions, ["SELECT", "INSERT", "UPDATE"], alters=False)
+            return planned
 
     def prepare(self, target: Target, evolution: Evolution) -> None:
         with self._session() as session:
