@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.errors import ServerBusy
 from penstock.fleet.copying import LogCopy
 from penstock.logstore.disk import Disk, LocalDisk
 from penstock.logstore.generations import GenerationFiles
@@ -175,3 +176,19 @@ def test_account_limited_to_tables_copies_nothing() -> None:
         for call in ("listing", "metadata", "definitions?version=1"):
             answer = served.ask("GET", f"/v1/instances/{INSTANCE}/copy/{call}", token="narrow-token-0001")
             assert (answer.status, answer.json["type"]) == (403, "AccessDenied")
+
+
+def test_upkeep_of_a_copy_that_has_ended_changes_nothing_in_its_folder() -> None:
+    """The capture that continues the log may have opened it already."""
+    with open_log(SimulatedDisk()) as log, serving(log) as served:
+        Captured(log).run()
+        disk = SimulatedDisk()
+        with copying(served, disk=disk) as copy:
+            copied = wait_for_end(copy, log)
+        before = disk.files()
+        first = copied.segments[0]
+        with pytest.raises(ServerBusy, match="closed"):
+            copied.drop({first.version})
+        with pytest.raises(ServerBusy, match="closed"):
+            copied.replace(first)
+        assert disk.files() == before

@@ -48,11 +48,12 @@ class CopiedMetadata:
             self._files.remove(version)
         holds = {hold.name: hold for hold in map(hold_of, answer["holds"])}
         kept = {hold.name: hold for hold in self._holds.readable(time.time_ns() // 1000)}
+        # An account has only so many holds at a time.
+        for name in kept.keys() - holds.keys() - {HOLD_NAME}:
+            self._holds.remove(name)
         for name, hold in holds.items():
             if kept.get(name) != hold:
                 self._holds.put(hold, admin=True)
-        for name in kept.keys() - holds.keys() - {HOLD_NAME}:
-            self._holds.remove(name)
         self._copied_to = None if answer["position"] is None else Position.parse(answer["position"])
         self._due = time.monotonic() + _REFRESH_SECONDS
 

@@ -48,16 +48,15 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class Listing:
-    """What the capturing member has: its epochs and its unbroken runs of bytes, both ascending."""
+    """What the capturing member has: its epochs, ascending, and the end of its log, None without a byte.
+
+    `extents` are its unbroken runs of bytes, ascending, without those that end before this copy.
+    """
 
     url: str
     epochs: tuple[EpochRecord, ...]
+    end: Position | None
     extents: tuple[LogExtent, ...]
-
-    @property
-    def end(self) -> Position | None:
-        """The end of the log, None without a byte."""
-        return self.extents[-1].last if self.extents else None
 
     def bytes_after(self, position: Position | None) -> int:
         """Return how many of its bytes follow a position."""
@@ -325,7 +324,8 @@ def _list(client: DaemonClient, after: Position | None, seconds: float) -> Listi
     answer = client.ask("copy/listing", after=position, timeout=str(seconds))
     try:
         epochs = tuple(EpochRecord(**epoch) for epoch in answer["epochs"])
-        return Listing(client.url, epochs, tuple(LogExtent(**extent) for extent in answer["extents"]))
+        end = None if answer["position"] is None else Position.parse(answer["position"])
+        return Listing(client.url, epochs, end, tuple(LogExtent(**extent) for extent in answer["extents"]))
     except (KeyError, TypeError) as problem:
         raise StreamError(
             f"{client.url} lists its log in an unknown form", hint="Upgrade all members of the fleet"

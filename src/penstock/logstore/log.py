@@ -21,6 +21,7 @@ from penstock.errors import (
     OptionInvalid,
     PenstockError,
     PositionInvalid,
+    ServerBusy,
     SourceMissing,
 )
 from penstock.gtid_sets import NO_GTIDS, LoggedSet
@@ -364,10 +365,7 @@ class Log(LogReader):
             self._sync_thread.join()
 
     def abandon(self) -> None:
-        """Release the lock and the files as they are. The next open recovers unfinished writes.
-
-        Does not access the disk, and does nothing to a closed log.
-        """
+        """Release the lock and the files as they are, without access to the disk; recovery finishes them."""
         with self._writing:
             if not self._closed.is_set():
                 self._release()
@@ -390,11 +388,9 @@ class Log(LogReader):
 
     def drop(self, versions: set[int]) -> None:
         """Remove segments from L1, durably. Readers are no longer sent to them."""
-
-        def without(index: SegmentIndex) -> SegmentIndex:
-            return SegmentIndex([segment for segment in index if segment.version not in versions])
-
-        self._change_index(without)
+        self._change_index(
+            lambda index: SegmentIndex([record for record in index if record.version not in versions])
+        )
         for version in versions:
             self._heads.pop(version, None)
 
@@ -531,6 +527,9 @@ class Log(LogReader):
 
     def _change_index(self, change: Callable[[SegmentIndex], SegmentIndex]) -> None:
         with self._indexing:
+            if self._closed.is_set():
+                # Another writer may have opened the log since.
+                raise ServerBusy(f"the log in {self.folder} was closed")
             with self._changed:
                 self._index = change(self._index)
             self._index.write(self.disk, self.layout.segments_index)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What another member of the fleet needs to copy a log, in addition to the bytes.
 
-GET copy/listing     the epochs with their servers, and the extents; waits for more as `head` does
+GET copy/listing     the epochs, and the extents that end at or after a position; waits as `head` does
 GET copy/metadata    the holds, and the files of table definitions
 GET copy/definitions one of these files
 """
@@ -18,6 +18,7 @@ from penstock.logstore.generations import GenerationFiles
 from penstock.logstore.holds import Holds
 from penstock.logstore.log import Log
 from penstock.logstore.prepared import HOLD_NAME
+from penstock.model import Position
 from penstock.serve.access import account_of
 from penstock.serve.http.query import Query, instance_of, log_of
 from penstock.serve.served import Served
@@ -42,15 +43,16 @@ def _log_of(served: Served, request: Request) -> Log:
 
 async def _listing(served: Served, request: Request) -> Response:
     query, instance = Query(request), instance_of(served, request)
-    log = _log_of(served, request)
-    await served.wait_behind(instance.name, query.position("after"), query.seconds("timeout"))
-    return JSONResponse(await run_in(served.threads.searching, _list, log))
+    log, after = _log_of(served, request), query.position("after")
+    await served.wait_behind(instance.name, after, query.seconds("timeout"))
+    return JSONResponse(await run_in(served.threads.searching, _list, log, after))
 
 
-def _list(log: Log) -> dict[str, Any]:
+def _list(log: Log, after: Position | None) -> dict[str, Any]:
     extents = log.extents()
     return {
-        "extents": [asdict(extent) for extent in extents],
+        "position": None if not extents else str(extents[-1].last),
+        "extents": [asdict(extent) for extent in extents if after is None or extent.last >= after],
         # An epoch that begins now is listed before its first extent, never after it.
         "epochs": [asdict(epoch) for epoch in log.epochs.epochs],
     }
