@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from bench.corpora.corpus import Corpus
 from penstock.capture.run import Capture, CaptureParts
-from penstock.daemon import start_of
+from penstock.captures import start_of
 from penstock.errors import ServerBusy
 from penstock.logstore.log import Log
 from penstock.model import Position, ServerAddress

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The daemon: the only module that wires everything together, and the order of startup and shutdown.
 
-    settings ─▶ ports ─▶ a capture thread for each instance ─▶ the listeners, in the main thread
+    settings ─▶ ports ─▶ a capture thread for each instance, or processes ─▶ the listeners, in the main thread
                                                              └▶ a thread for periodic maintenance
 
 SIGTERM and SIGINT stop the listener. Then the captures store what they have received, make it durable and
@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import replace
 from functools import partial
 from types import FrameType
 from typing import TYPE_CHECKING, Any
@@ -24,15 +23,12 @@ from typing import TYPE_CHECKING, Any
 import structlog
 
 import penstock
-from penstock.capture.alerts import conditions
-from penstock.capture.kept_schemas import follow_schemas
-from penstock.capture.lease import CaptureLease
-from penstock.capture.readings import read_capture
-from penstock.capture.run import Capture, CaptureParts
+from penstock.capture.run import Capture
+from penstock.captures import Maintenance, make_capture, open_log, start_of
 from penstock.check.servers import check_servers
 from penstock.coordinate.lease import Lease
 from penstock.coordinate.store import SESSION_SECONDS, CoordinationStore, open_store
-from penstock.errors import LogFull, OptionInvalid, PenstockError, TransientError
+from penstock.errors import OptionInvalid
 from penstock.fleet.copy_tenure import CopyTenure
 from penstock.fleet.copying import LogCopy
 from penstock.fleet.group import DAEMONS
@@ -43,30 +39,24 @@ from penstock.fleet.records import capturer_of
 from penstock.fleet.status import fleet_status
 from penstock.fleet.tenure import CaptureTenure
 from penstock.limits import CONNECTIONS_MAX
-from penstock.logstore.disk import LocalDisk
-from penstock.logstore.layout import Layout
 from penstock.logstore.log import Log
-from penstock.logstore.memory_log import MemoryLog
-from penstock.logstore.upkeep import Upkeep
-from penstock.model import Secret, ServerAddress, TablePatterns, Tls
-from penstock.mysql.start import LogLookup, StartAt
+from penstock.model import Secret, TablePatterns, Tls
+from penstock.processes.supervisor import Supervisor
 from penstock.serve.access import Access
 from penstock.serve.canal.cluster import CanalCluster
 from penstock.serve.coordination import CoordinationProbe
+from penstock.serve.http import resume as resume_routes
 from penstock.serve.http import server_check as check_routes
 from penstock.serve.http import settings as settings_routes
 from penstock.serve.listener import Listener
 from penstock.serve.ports import Ports
 from penstock.serve.served import Arrivals, Served, ServedInstance
 from penstock.serve.telemetry import Alerting, Telemetry
-from penstock.settings.alerts import AlertSettings
-from penstock.settings.daemon import InstanceSettings, LogSettings, Settings, split_host_port
+from penstock.settings.daemon import Settings, split_host_port
 from penstock.settings.shown import shown_settings
-from penstock.settings.tidb import parse_commit_ts, pd_addresses
-from penstock.source.bounds import parse_bound
+from penstock.settings.tidb import pd_addresses
 from penstock.source.daemon_address import DaemonAddress
-from penstock.source.server import ServerSource
-from penstock.source.source import SourceOptions
+from penstock.telemetry.alerts import Alert
 from penstock.telemetry.channel import Channel
 from penstock.telemetry.readings import Readings
 
@@ -75,33 +65,18 @@ if TYPE_CHECKING:
 
 _log = structlog.get_logger(__name__)
 
-_EARLIEST, _LATEST = "earliest", "latest"
-
 # The time for all captures to end: each may have a buffer to write and a sync to wait for, or an unresponsive
 # server. Together with DRAIN_SECONDS_MAX this is half of Kubernetes' grace period.
 _JOIN_SECONDS_MAX = 10.0
+# Capture processes end by themselves within the same time, and are killed soon after it.
+_PROCESS_JOIN_SECONDS_MAX = 15.0
 
 # File descriptors for segments, indexes and servers, in addition to connections.
 _OWN_DESCRIPTORS = 4096
 
-_UPKEEP_SECONDS = 10.0
-_LAG_SECONDS = 5.0
 _FLEET_STATUS_SECONDS = 1.0
 # A scrape or a probe waits for the coordination store for this long.
 _PROBE_SECONDS = 2.0
-# How soon the server of a new connection is asked what it keeps.
-_SURVEY_POLL_SECONDS = 1.0
-
-
-def start_of(instance: InstanceSettings) -> StartAt:
-    """Return where an empty log of an instance starts. Raises OptionInvalid."""
-    if instance.start in (_EARLIEST, _LATEST):
-        return StartAt(earliest=instance.start == _EARLIEST)
-    commit_ts = parse_commit_ts(instance.start)
-    if commit_ts is not None:
-        return StartAt(commit_ts=commit_ts)
-    bound = parse_bound(instance.start)
-    return StartAt(position=bound.position, gtid_set=bound.gtid_set, time_us=bound.time_us)
 
 
 def check(settings: Settings) -> None:
@@ -135,34 +110,6 @@ def check(settings: Settings) -> None:
             hint="Write earliest, latest, mysql-bin.000003:1542, a GTID set or 2026-11-21T08:00:00Z;"
             " for TiDB also commit_ts:470639217768660992",
         )
-
-
-def make_capture(
-    name: str, settings: Settings, arrived: Callable[[str], None], lease: CaptureLease | None = None
-) -> Capture:
-    """Return the capture of an instance, not started; `arrived` is called with its name when more is visible.
-
-    In a fleet, `lease` permits this daemon to capture.
-    """
-    instance, log = settings.instances[name], settings.log_of(name)
-    parts = CaptureParts(
-        open_log=lambda: _open_log(name, log),
-        open_lookup=_open_lookup,
-        arrived=arrived,
-        schemas_of=follow_schemas,
-        metrics_tables=settings.metrics.tables,
-        lease=lease,
-    )
-    if instance.is_tidb:
-        # Only a TiDB cluster needs gRPC.
-        from penstock.tidb.drainer import TidbCapture
-
-        return TidbCapture(name, instance, log, start_of(instance), parts)
-    if instance.is_ticdc:
-        from penstock.ticdc.capture import TicdcCapture
-
-        return TicdcCapture(name, instance, log, start_of(instance), parts)
-    return Capture(name, instance, log, start_of(instance), parts)
 
 
 def _make_pump(name: str, settings: Settings) -> "Pump":
@@ -199,10 +146,11 @@ class Daemon:
         self._ports = Ports.take(settings.listen)
         captured = [name for name, instance in settings.instances.items() if instance.is_captured]
         self._fleet = None if settings.fleet is None else _Fleet(settings, self._ports, self._arrivals)
+        self._supervisor = Supervisor(settings, settings.process_groups(), self._arrivals.arrived)
         self._own_captures = {
             name: make_capture(name, settings, self._arrivals.arrived)
             for name in captured
-            if self._fleet is None
+            if self._fleet is None and name not in self._supervisor.instances
         }
         self._pumps = {
             name: _make_pump(name, settings)
@@ -210,13 +158,13 @@ class Daemon:
             if instance.has_role("pump")
         }
         # Created before anything starts, so that a tier with a missing package is reported at once.
-        self._upkeep = {
-            name: Upkeep(LocalDisk(), Layout(settings.log_of(name).folder), settings.log_of(name))
-            for name in captured
-            # A log in memory removes consumed data itself.
-            if settings.log_of(name).mode != "memory"
-        }
-        self._stopping = threading.Event()
+        self._maintenance = Maintenance(
+            settings,
+            [name for name in captured if name not in self._supervisor.instances],
+            self._captures,
+            [(name, pump.run_upkeep) for name, pump in self._pumps.items()],
+            dict if self._fleet is None else self._fleet.copies,
+        )
         shard_columns = {name: instance.shard_columns for name, instance in settings.instances.items()}
         canal_gtid = [name for name, instance in settings.instances.items() if instance.canal_gtid]
         hold_seconds = {name: settings.log_of(name).retention.hold_age for name in settings.instances}
@@ -226,7 +174,9 @@ class Daemon:
             if instance.canal_filters
         }
         instances: Mapping[str, ServedInstance] = (
-            self._own_captures if self._fleet is None else self._fleet.instances
+            {**self._own_captures, **self._supervisor.instances}
+            if self._fleet is None
+            else self._fleet.instances
         )
         is_here: Callable[[str], bool] = self._captures_itself if self._fleet is None else self._fleet.is_here
         served = Served(
@@ -243,18 +193,20 @@ class Daemon:
                 served,
                 self._ports,
                 [
-                    self._read_captures,
+                    self._maintenance.read,
+                    self._supervisor.read,
                     *(partial(_read_pump, pump) for pump in self._pumps.values()),
                 ],
                 _coordination_probe(settings),
                 settings.metrics,
                 settings.telemetry,
-                None if settings.alerts is None else self._alerting(settings.alerts),
+                None if settings.alerts is None else Alerting(self._alerts, Channel(settings.alerts)),
             ),
             None if self._fleet is None else self._fleet.status,
             [
                 *settings_routes.routes(served, partial(shown_settings, settings)),
                 *check_routes.routes(served, self._check_servers, served.threads.searching),
+                *resume_routes.routes(served, self._supervisor.resume),
             ],
         )
 
@@ -265,8 +217,6 @@ class Daemon:
 
     def run(self) -> None:
         """Capture and serve until a signal or `stop`; then shut down in order."""
-        clock = threading.Thread(target=self._run_upkeep, name="clock", daemon=True)
-        meter = threading.Thread(target=self._measure, name="lag", daemon=True)
         _allow_descriptors()
         # Objects loaded by now live until the end. Freezing them spares every reader the pauses of scanning
         # them.
@@ -275,14 +225,14 @@ class Daemon:
         with self._ending_on_signals():
             for capture in self._own_captures.values():
                 capture.start()
+            self._supervisor.start()
             if self._fleet is not None:
                 self._fleet.start(failed=self.stop)
             if self._canal_cluster is not None:
                 self._canal_cluster.start()
             for pump in self._pumps.values():
                 pump.start()
-            clock.start()
-            meter.start()
+            self._maintenance.start()
             listen = self._settings.listen
             addresses = self._ports.addresses()
             if not listen.loopback and listen.tls is None:
@@ -298,7 +248,7 @@ class Daemon:
             try:
                 self._listener.serve_until_stopped()
             finally:
-                self._end(clock)
+                self._end()
         if self._fleet is not None and self._fleet.member.failure is not None:
             raise self._fleet.member.failure
 
@@ -307,7 +257,7 @@ class Daemon:
         self._listener.stop()
 
     def _captures_itself(self, name: str) -> bool:
-        return name in self._own_captures
+        return name in self._own_captures or name in self._supervisor.instances
 
     def _captures(self) -> list[Capture]:
         """Return the captures that run here."""
@@ -323,26 +273,12 @@ class Daemon:
         patterns = TablePatterns(list(instance.tables), list(instance.exclude_tables))
         return check_servers(instance.addresses(), patterns)
 
-    def _alerting(self, settings: AlertSettings) -> Alerting:
-        """Return what to alert on: the conditions of every instance captured here."""
-        return Alerting(
-            lambda: [alert for capture in self._captures() for alert in conditions(capture, settings)],
-            Channel(settings),
-        )
+    def _alerts(self) -> list[Alert]:
+        return self._maintenance.alerts() + self._supervisor.alerts()
 
-    def _read_captures(self, readings: Readings) -> None:
-        """Add the metrics of the instances captured here."""
-        for capture in self._captures():
-            read_capture(readings, capture, by_table=self._settings.metrics.tables > 0)
-            if capture.name in self._upkeep:
-                readings.add_counter(
-                    "penstock_log_tier_uploads_total",
-                    self._upkeep[capture.name].uploads,
-                    penstock_instance=capture.name,
-                )
-
-    def _end(self, clock: threading.Thread) -> None:
-        self._stopping.set()
+    def _end(self) -> None:
+        self._maintenance.stop()
+        self._supervisor.stop()
         if self._canal_cluster is not None:
             self._canal_cluster.stop()
         for capture in self._own_captures.values():
@@ -358,47 +294,11 @@ class Daemon:
         for name, pump in self._pumps.items():
             if not pump.join(max(0.0, deadline - time.monotonic())):
                 _log.error("a Pump does not end", instance=name)
-        clock.join(max(0.0, deadline - time.monotonic()))
+        self._maintenance.join(max(0.0, deadline - time.monotonic()))
+        # It kills what does not end in time.
+        if not self._supervisor.join(_PROCESS_JOIN_SECONDS_MAX):
+            _log.error("a capture process does not end")
         _log.info("ended")
-
-    # --- Maintenance ------------------------------------------------------------------------
-
-    def _run_upkeep(self) -> None:
-        """Trim, compress and tier each log, in small steps."""
-        pump_works = [(name, pump.run_upkeep) for name, pump in self._pumps.items()]
-        while not self._stopping.wait(_UPKEEP_SECONDS):
-            captures = [capture for capture in self._captures() if capture.name in self._upkeep]
-            works: list[tuple[str, Callable[[], None]]] = [
-                (capture.name, partial(self._maintain, capture)) for capture in captures
-            ]
-            if self._fleet is not None:
-                works += [
-                    (name, partial(self._upkeep[name].run, log)) for name, log in self._fleet.copies().items()
-                ]
-            for name, work in works + pump_works:
-                try:
-                    work()
-                except TransientError as problem:
-                    _log.info("upkeep waits", instance=name, why=str(problem))
-                except PenstockError as problem:
-                    _log.error("upkeep failed", instance=name, error=type(problem).__name__, why=str(problem))
-
-    def _maintain(self, capture: Capture) -> None:
-        self._upkeep[capture.name].run(capture.log())
-
-    def _measure(self) -> None:
-        """Measure the lag and what the servers keep, in a separate thread because it may block."""
-        measured_at = time.monotonic()
-        while not self._stopping.wait(_SURVEY_POLL_SECONDS):
-            is_lag_due = time.monotonic() - measured_at >= _LAG_SECONDS
-            measured_at = time.monotonic() if is_lag_due else measured_at
-            for capture in self._captures():
-                try:
-                    capture.survey_server()
-                    if is_lag_due:
-                        capture.measure_lag()
-                except PenstockError as problem:
-                    _log.debug("lag is not known", instance=capture.name, why=str(problem))
 
     @contextmanager
     def _ending_on_signals(self) -> Iterator[None]:
@@ -491,7 +391,7 @@ class _Fleet:
     def _begin_copy(self, store: CoordinationStore, name: str) -> CopyTenure:
         copy = LogCopy(
             name,
-            partial(_open_log, name, self._settings.log_of(name)),
+            partial(open_log, name, self._settings.log_of(name)),
             partial(self._address_of_capturer, store, name),
         )
         copy.start()
@@ -578,24 +478,3 @@ def _coordination_probe(settings: Settings) -> CoordinationProbe | None:
     url = settings.coordination_url()
     open_probe = partial(open_store, url, _PROBE_SECONDS)
     return CoordinationProbe(url, open_probe, settings.instances)
-
-
-def _open_log(name: str, settings: LogSettings) -> Log:
-    if settings.mode == "memory":
-        return MemoryLog.open_memory(settings, instance=name)
-    try:
-        return Log.open(settings.folder, settings, instance=name)
-    except LogFull:
-        # Without an open log, upkeep would not run, and nothing else would free space.
-        try:
-            Upkeep(LocalDisk(), Layout(settings.folder), settings).make_room()
-        except PenstockError as problem:
-            _log.error("no room could be made", instance=name, error=type(problem).__name__, why=str(problem))
-        raise
-
-
-def _open_lookup(address: ServerAddress, epoch: int, server_key: str) -> LogLookup:
-    options = SourceOptions(
-        address=replace(address, server_id=None), instance=str(address), epoch=epoch, server_key=server_key
-    )
-    return ServerSource(options)

@@ -140,6 +140,10 @@ class SchemaInvalid(OperatorError):
     """A schema file, or a declared schema, cannot be used."""
 
 
+class ProcessFailed(OperatorError):
+    """A capture process ended too often at one position and is not started again."""
+
+
 class LogLocked(OperatorError):
     """Another process writes this log."""
 

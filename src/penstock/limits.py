@@ -242,6 +242,13 @@ PUMP_DECIDE_SECONDS_MIN = 600.0
 # How long the end of a Pump waits for a question to TiKV.
 PUMP_STOP_SECONDS_MAX = 5.0
 
+# Newly visible bytes of a log written by another process that are kept in memory; more are read from files.
+FOLLOWED_BYTES_MAX = MIB // 4
+# A capture process that reports nothing for this long is killed and started again.
+PROCESS_SILENCE_SECONDS_MAX = 20.0
+# A process that ends this often at one position is set aside.
+PROCESS_EXITS_MAX = 8
+
 assert BATCH_BYTES_MAX <= TRANSACTION_HELD_BYTES_MAX < (1 << 31), "string columns carry 32-bit offsets"
 assert RECONNECT_PAUSE_SECONDS_FIRST < RECONNECT_PAUSE_SECONDS_MAX
 assert SILENCE_SECONDS_MAX > HEARTBEAT_SECONDS

@@ -3,6 +3,7 @@
 
 import os
 import random
+import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -13,6 +14,7 @@ from typing import Any
 import pymysql
 import pytest
 
+from penstock import read_binlog
 from penstock.capture.kept_schemas import kept_schemas
 from penstock.errors import LogFull
 from penstock.logstore.epochs import stored_segments
@@ -165,6 +167,66 @@ def test_daemon_killed_at_any_moment_loses_and_repeats_nothing(
     compared = assert_equal_to_server(tmp_path / "log" / "shop", server)
     assert compared > 20_000 * KILLS
     assert_definition_is_kept(tmp_path / "log" / "shop", server)
+
+
+def kill_capture(daemon: DaemonProcess) -> dict[str, Any]:
+    """Kill the capture process of the instance; return the first status after its end."""
+    process = daemon.wait_for(lambda status: status["process"]["pid"] is not None)["process"]["pid"]
+    os.kill(process, signal.SIGKILL)
+    return daemon.wait_for(lambda status: status["process"]["pid"] != process)
+
+
+@pytest.mark.deep(
+    guard="tests/unit/test_capture_processes.py::"
+    "test_silent_process_is_killed_and_instances_of_a_failing_process_are_separated"
+)
+@pytest.mark.timing
+@pytest.mark.timeout(1800)
+def test_capture_process_killed_at_any_moment_loses_and_repeats_nothing(
+    start_server: StartServer, tmp_path: Path
+) -> None:
+    server = start_server("mysql")
+    dice = sweep_random("processes")
+    instance = {"source": server.url(), "start": "earliest"}
+    settings = {
+        "log": {"folder": str(tmp_path / "log"), "segment_bytes": "1MiB"},
+        "processes": "per-instance",
+        "instances": {"shop": instance, "users": instance},
+    }
+    with Load(server) as load, DaemonProcess(tmp_path, settings) as daemon:
+        daemon.wait_for(lambda status: status["position"] is not None)
+        untouched = daemon.wait_for(lambda status: status["position"] is not None, "users")["process"]["pid"]
+        reached = Position.parse(daemon.status()["position"])
+        for kill in range(1, KILLS + 1):
+            time.sleep(dice.uniform(0, LIFE_SECONDS_MAX))
+            ended = kill_capture(daemon)
+            assert (ended["process"]["starts"], ended["process"]["exits"][-1]["reason"]) == (kill, "SIGKILL")
+            # Readers keep what they have seen.
+            assert Position.parse(ended["position"]) >= reached
+            reached = Position.parse(ended["position"])
+        load.go_on(20)
+        load.__exit__()
+        settle(daemon, server)
+        head = head_of(server)
+        daemon.wait_for_head(head.file, head.offset, "users")
+        assert daemon.status("users")["process"] | {"exits": []} == {
+            "pid": untouched,
+            "starts": 1,
+            "exits": [],
+            "set_aside": False,
+        }
+        batches = read_binlog(f"penstock://127.0.0.1:{daemon.port}/shop", tables=["d.t"], columns=["a"])
+        inserted = [key for batch in batches for key in batch.to_arrow().column("a").to_pylist()]
+        assert sorted(inserted) == [row[0] for row in server.sql("SELECT a FROM d.t ORDER BY a")]
+        processes = [daemon.status(name)["process"]["pid"] for name in ("shop", "users")]
+        daemon.kill()
+        # They have released the locks of their logs.
+        wait_until(lambda: not any(Path(f"/proc/{process}").exists() for process in processes))
+        daemon.start()
+        settle(daemon, server)
+        assert daemon.terminate() == 0
+    for name in ("shop", "users"):
+        assert_equal_to_server(tmp_path / "log" / name, server)
 
 
 def assert_definition_is_kept(folder: Path, server: Server) -> None:

@@ -72,6 +72,9 @@ SCENARIOS: dict[str, list[Series]] = {
         Series(f"penstock_capture_lag_bytes{{{SHOP}}}", 0, 9e9),
     ],
     "PenstockReconnectFlapping": [Series(f"penstock_capture_connects_total{{{SHOP}}}", 1, step=1)],
+    "PenstockCaptureProcessEnded": [
+        Series(f'penstock_capture_process_exits_total{{{SHOP}, reason="SIGKILL"}}', 0, step=1)
+    ],
     "PenstockFailedOver": [Series(f"penstock_capture_failovers_total{{{SHOP}}}", 1, step=1)],
     "PenstockChecksumFailure": [Series(f"penstock_capture_checksum_failures_total{{{SHOP}}}", 0, step=1)],
     "PenstockTablesInDoubt": [Series(f"penstock_capture_tables_in_doubt{{{SHOP}}}", 0, 2)],

@@ -11,9 +11,9 @@ import pytest
 
 from penstock.capture.run import Capture
 from penstock.capture.status import State
+from penstock.captures import make_capture
 from penstock.coordinate.backends.memory import MemoryStore
 from penstock.coordinate.lease import Lease
-from penstock.daemon import make_capture
 from penstock.errors import SequenceGap
 from penstock.fleet.records import lease_path
 from penstock.fleet.tenure import CaptureTenure

@@ -65,6 +65,9 @@ MAY_IMPORT: dict[str, set[str]] = {
     "spark": LEAVES | {"changes", "mysql", "schema", "source", "sinks", "pipeline", "engine"},
     # A client of the daemons' control API, and of the pipelines' state stores.
     "console": LEAVES | {"changes", "settings", "coordinate", "source", "serve", "client", "pipeline"},
+    # The captures of one process, and the processes that a daemon has for them.
+    "captures": LEAVES | {"settings", "telemetry", "mysql", "logstore", "capture", "source", "tidb", "ticdc"},
+    "processes": LEAVES | {"settings", "telemetry", "logstore", "capture", "captures"},
     # The only part that builds all others.
     "daemon": LEAVES
     | {
@@ -74,12 +77,13 @@ MAY_IMPORT: dict[str, set[str]] = {
         "mysql",
         "logstore",
         "capture",
+        "captures",
+        "processes",
         "source",
         "coordinate",
         "fleet",
         "serve",
         "tidb",
-        "ticdc",
     },
     "cli": LEAVES
     | {

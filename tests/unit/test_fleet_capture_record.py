@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from penstock.capture.lease import Handover
+from penstock.captures import make_capture
 from penstock.coordinate.backends.memory import MemoryStore
 from penstock.coordinate.lease import Lease
 from penstock.coordinate.store import ABSENT
-from penstock.daemon import make_capture
 from penstock.errors import PenstockError
 from penstock.fleet.records import CaptureRecord, capture_path, lease_path
 from penstock.fleet.tenure import CaptureTenure, FencedRecord

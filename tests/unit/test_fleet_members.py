@@ -12,10 +12,10 @@ import pytest
 from penstock.capture.lease import Handover
 from penstock.capture.run import Capture
 from penstock.capture.status import State
+from penstock.captures import make_capture
 from penstock.coordinate.backends.memory import MemorySession, MemoryStore
 from penstock.coordinate.lease import Lease
 from penstock.coordinate.store import CoordinationStore, path_of
-from penstock.daemon import make_capture
 from penstock.errors import (
     CapturedElsewhere,
     CoordinationLost,

@@ -3,6 +3,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from penstock.errors import OptionInvalid
 from penstock.settings.daemon import Settings, bytes_of, json_schema, load_settings, seconds_of
@@ -341,6 +342,36 @@ def test_editor_schema_names_every_section() -> None:
     schema = json_schema()
     assert set(schema["properties"]) == {
         *("access", "alerts", "console", "coordination", "fleet", "instances", "listen", "log", "metrics"),
+        "processes",
         "telemetry",
     }
     assert schema["additionalProperties"] is False
+
+
+@pytest.mark.parametrize(
+    ("processes", "groups"),
+    [
+        ("single", []),
+        ("per-instance", [["a"], ["b"], ["c"]]),
+        (2, [["a", "c"], ["b"]]),
+        (5, [["a"], ["b"], ["c"]]),
+    ],
+)
+def test_instances_with_files_are_shared_among_capture_processes(
+    processes: str | int, groups: list[list[str]]
+) -> None:
+    source = {"source": "mysql://u@db1"}
+    instances = {"a": source, "b": source, "memory": {**source, "log": {"mode": "memory"}}, "c": source}
+    settings = Settings.model_validate({"processes": processes, "instances": instances})
+    assert settings.process_groups() == groups
+
+
+def test_member_of_a_fleet_has_no_capture_processes() -> None:
+    values = {
+        "processes": 2,
+        "coordination": "zookeeper://zk1/penstock",
+        "fleet": {},
+        "instances": {"a": {"source": "mysql://u@db1"}},
+    }
+    with pytest.raises(ValidationError, match="leave out processes"):
+        Settings.model_validate(values)

@@ -7,6 +7,7 @@ from typing import Any
 from penstock.capture.settling import DefinitionSettler
 from penstock.errors import PositionInvalid, ServerBusy
 from penstock.limits import DEFINITION_WAIT_SECONDS, SURVEY_WAIT_SECONDS
+from penstock.logstore.followed_log import ServedLog
 from penstock.logstore.log import Log
 from penstock.logstore.reader import LogReader
 from penstock.logstore.schemas import SchemaLog
@@ -105,7 +106,7 @@ def definition_versions(log: LogReader, name: TableName) -> list[DefinitionVersi
     return versions
 
 
-def give_definition(log: Log, name: TableName, since: Position, definition: dict[str, Any]) -> None:
+def give_definition(log: ServedLog, name: TableName, since: Position, definition: dict[str, Any]) -> None:
     """Store a definition set by an operator, from a position on, in a log that is being captured.
 
     Raises PositionInvalid for a position that the log has not reached, SchemaUnknown for a position before
@@ -124,7 +125,7 @@ def give_definition(log: Log, name: TableName, since: Position, definition: dict
 
 
 def settled_schemas(
-    log: Log,
+    log: ServedLog,
     schema_log: SchemaLog[SchemaHistory],
     position: Position,
     name: TableName | None,
@@ -146,7 +147,7 @@ def settled_schemas(
     return schema_log.in_force(position, name)
 
 
-def _is_readable(log: Log, position: Position) -> bool:
+def _is_readable(log: ServedLog, position: Position) -> bool:
     """Return whether a position is in the log and in its newest epoch."""
     visible = log.visible
     return visible is not None and position <= visible and position.epoch == visible.epoch

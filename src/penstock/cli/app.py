@@ -14,7 +14,6 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, cast
 
-import structlog
 import typer
 from rich.console import Console
 from rich.text import Text
@@ -23,6 +22,7 @@ from typer.core import TyperGroup
 import penstock
 import penstock.cli as verbs
 from penstock.errors import OperatorError, PenstockError, StreamError, TransientError
+from penstock.telemetry.log_lines import log_to_stderr
 
 # Brackets in help texts mark optional parts. They are not markup.
 _PLAIN: Mapping[str, Any] = {"pretty_exceptions_enable": False, "rich_markup_mode": None}
@@ -45,7 +45,7 @@ def main() -> None:
     Exit codes: 0 success, 1 findings or a bug, 2 operator error, 3 stream error, 4 transient error, 5
     incomplete comparison.
     """
-    _log_to_stderr()
+    log_to_stderr()
     make_app()()
 
 
@@ -169,18 +169,3 @@ def _global_options(
     ),
 ) -> None:
     pass
-
-
-def _log_to_stderr() -> None:
-    """Send log lines to standard error, so that standard output has only results."""
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            # The default prints the variables of every frame, and one of them may hold a password.
-            structlog.dev.ConsoleRenderer(
-                colors=sys.stderr.isatty(), exception_formatter=structlog.dev.plain_traceback
-            ),
-        ],
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
-    )

@@ -512,7 +512,7 @@ class PipelineTables:
         return True
 
     def take_up(self, key: str) -> None:
-        """Go on with a table, which has to be read whole. Raises what preparing it does, and leaves it out."""
+        """Go on with a table, which has to be read whole. Raises what preparing does, and leaves it out."""
         name, table = split_key(key)
         why = self.stopped.pop(key)
         _log.info("the pipeline goes on with a table again", table=key, was=why)

@@ -9,6 +9,7 @@ import errno
 import fcntl
 import os
 import sys
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -441,3 +442,35 @@ class LocalLock:
         if self._file >= 0:
             os.close(self._file)
             self._file = -1
+
+
+class SharedLock:
+    """A lock between the threads of several processes, reentrant within a thread.
+
+    The operating system releases it when a process ends. The context manager waits for it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._threads = threading.RLock()
+        self._depth = 0
+        self._file = -1
+
+    def __enter__(self) -> Self:
+        self._threads.acquire()
+        if self._depth == 0:
+            try:
+                with _refusals("locking", self._path):
+                    self._file = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+                    fcntl.flock(self._file, fcntl.LOCK_EX)
+            except BaseException:
+                self._threads.release()
+                raise
+        self._depth += 1
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._depth -= 1
+        if self._depth == 0:
+            os.close(self._file)
+        self._threads.release()

@@ -13,7 +13,7 @@ import re
 import threading
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -30,7 +30,7 @@ from penstock.errors import (
     SourceMissing,
 )
 from penstock.limits import HOLDS_PER_ACCOUNT_MAX
-from penstock.logstore.disk import Disk
+from penstock.logstore.disk import Disk, SharedLock
 from penstock.logstore.epochs import seal_json, unseal_json
 from penstock.logstore.layout import Layout
 from penstock.model import Position
@@ -42,10 +42,11 @@ OWN_PREFIX = "penstock."
 CONSUMER_PREFIX = f"{OWN_PREFIX}consumer."
 
 _SUFFIX = ".json"
+_LOCK_FILE = "holds.lock"
 _READER_CHARACTERS_MAX = 40
 _NAME = re.compile(r"[0-9A-Za-z_][0-9A-Za-z_.-]{0,127}")
 # One lock per log folder: serving threads set holds while the retention thread evaluates them.
-_LOCKS: dict[Path, threading.RLock] = {}
+_LOCKS: dict[Path, AbstractContextManager[object]] = {}
 
 _log = structlog.get_logger(__name__)
 
@@ -89,7 +90,8 @@ class LocatingLog(Protocol):
 class Holds:
     """The holds of one log, each in a small file that survives restarts.
 
-    Safe for concurrent use, also through several instances. Only the process that writes the log may use it.
+    Safe for concurrent use, also through several instances. Only the process that writes the log may use it,
+    or all processes that have called `share_holds`.
     """
 
     def __init__(self, disk: Disk, layout: Layout) -> None:
@@ -230,6 +232,13 @@ class Holds:
                 f"{name!r} cannot name a hold", hint="Use letters, digits, '.', '_' and '-', at most 128"
             )
         return self._folder / f"{name}{_SUFFIX}"
+
+
+def share_holds(layout: Layout) -> None:
+    """Let several processes use the holds of a log. Each of them calls this first. Raises DiskFailed."""
+    folder = layout.folder.absolute()
+    if not isinstance(_LOCKS.get(folder), SharedLock):
+        _LOCKS[folder] = SharedLock(folder / _LOCK_FILE)
 
 
 def consumer_hold_name(consumer: str) -> str:

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Self
 
 import structlog
@@ -90,7 +89,8 @@ class Log(LogReader):
         self._failure: PenstockError | None = None
         self._closed, self._sync_due = threading.Event(), threading.Event()
         self._sync_thread: threading.Thread | None = None
-        self._unsynced = 0
+        # `files_version` increases after each change of segments or epochs, for readers in other processes.
+        self._unsynced = self.files_version = 0
         try:
             self._recover(accept_loss)
         except BaseException:
@@ -330,8 +330,7 @@ class Log(LogReader):
             self._sync_due.set()
 
     def sync(self) -> Position | None:
-        """Make the visible transactions durable and return their end. Raises DiskFailed; then reopen the
-        log."""
+        """Make the visible transactions durable, return their end. Raises DiskFailed; then reopen the log."""
         with self._syncing:
             self._check()
             with self._changed:
@@ -375,9 +374,7 @@ class Log(LogReader):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     # --- What retention, compression and tiering change -------------------------------------
@@ -474,6 +471,7 @@ class Log(LogReader):
         epochs.write(self.disk, self.layout)
         with self._changed:
             self._epochs = epochs
+        self.files_version += 1
 
     # --- Inside: recovery and syncing -------------------------------------------------------
 
@@ -532,7 +530,10 @@ class Log(LogReader):
                 raise ServerBusy(f"the log in {self.folder} was closed")
             with self._changed:
                 self._index = change(self._index)
-            self._index.write(self.disk, self.layout.segments_index)
+            try:
+                self._index.write(self.disk, self.layout.segments_index)
+            finally:
+                self.files_version += 1
 
     def _save_position(
         self, position: Position | None, gtid_set: LoggedSet, *, at_once: bool = False

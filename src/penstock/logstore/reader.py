@@ -383,7 +383,12 @@ class LogReader:
         with self._changed:
             current = self._index.get(record.version)
         if current is None or current.state != TIERED:
-            raise self._purged(Position(record.epoch, self._name_of_file(record), record.base))
+            # Where the log begins now is not known here: the segment may be its first in this index.
+            raise PositionPurged(
+                "the segment was removed from the log",
+                position=str(Position(record.epoch, self._name_of_file(record), record.base)),
+                hint="See what the log has: penstock log list",
+            )
         if self.tier is None:
             raise OptionInvalid(
                 f"segment {record.version:019d} was moved away, and no tier is named",

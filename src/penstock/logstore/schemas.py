@@ -71,8 +71,8 @@ class Definitions(Protocol):
         """Return the definitions in force at a position as JSON, by default the newest."""
 
 
-class Settler(Protocol):
-    """Resolves the definitions in doubt of a log that is being captured."""
+class Settling(Protocol):
+    """Resolves the definitions in doubt of a log that is being captured, perhaps in another process."""
 
     def wait(self, name: TableName, since: Position, seconds: float, *, again: bool = False) -> None:
         """Wait until a table's doubt is settled or refused, or the timeout expires."""
@@ -82,6 +82,10 @@ class Settler(Protocol):
 
         Raises SchemaUnknown, SchemaInvalid, ServerBusy.
         """
+
+
+class Settler(Settling, Protocol):
+    """Resolves the definitions in doubt of a log that this process captures."""
 
     def retire(self) -> threading.Thread:
         """Stop, so that another settler can take over; return the thread that may still be reading."""

@@ -19,8 +19,8 @@ import structlog
 
 from penstock.errors import PenstockError
 from penstock.limits import CONSUMER_HOLD_PAUSE_SECONDS, HOLD_AGE_SECONDS_DEFAULT
+from penstock.logstore.followed_log import ServedLog
 from penstock.logstore.holds import Hold, Holds, consumer_hold_name
-from penstock.logstore.log import Log
 from penstock.logstore.memory_log import MemoryLog
 from penstock.model import Position
 from penstock.serve.access import Account
@@ -66,7 +66,7 @@ class Consumers:
     """
 
     def __init__(
-        self, log_of: Callable[[str], Log], hold_seconds: Mapping[str, float | None] | None = None
+        self, log_of: Callable[[str], ServedLog], hold_seconds: Mapping[str, float | None] | None = None
     ) -> None:
         self._log_of = log_of
         self._hold_seconds = dict(hold_seconds or {})

@@ -7,7 +7,7 @@ from typing import Any
 
 from penstock.capture.kept_schemas import kept_schemas, settled_schemas
 from penstock.gtid_sets import LoggedSet
-from penstock.logstore.log import Log
+from penstock.logstore.followed_log import ServedLog
 from penstock.logstore.merge_position import MergePosition
 from penstock.model import Position, TableName
 from penstock.source.kept import EpochKey, KeptRun, KeptSource
@@ -18,7 +18,7 @@ from penstock.source.source import ByteRange, SourceOptions
 class OwnLog:
     """A log written by this process; see `penstock.source.kept.KeptLog`."""
 
-    def __init__(self, log: Log) -> None:
+    def __init__(self, log: ServedLog) -> None:
         self.log = log
         self._schemas = kept_schemas(log)
 
@@ -88,7 +88,7 @@ class OwnLog:
 class OwnSource(KeptSource):
     """The daemon's own log as a source; see `penstock.source.source.Source`."""
 
-    def __init__(self, instance: str, log: Log) -> None:
+    def __init__(self, instance: str, log: ServedLog) -> None:
         super().__init__(SourceOptions(instance=instance), OwnLog(log))
         self.log = log
 

@@ -21,7 +21,7 @@ from penstock.limits import (
     PIECES_BYTES_MAX,
     SHARED_BYTES_ALWAYS,
 )
-from penstock.logstore.log import Log
+from penstock.logstore.followed_log import ServedLog
 from penstock.model import Position
 from penstock.serve.arrivals import Arrivals
 from penstock.serve.own_log import OwnSource
@@ -90,7 +90,7 @@ class PiecesLog(Protocol):
     def status(self) -> Mapping[str, Any]:
         """Return its status without waiting."""
 
-    def log(self) -> Log:
+    def log(self) -> ServedLog:
         """Return its log. Raises ServerBusy while it is being opened, or the error that prevents it."""
 
 
@@ -132,7 +132,7 @@ class Pieces:
         return self._instance.name
 
     @property
-    def log(self) -> Log:
+    def log(self) -> ServedLog:
         """The log. Raises ServerBusy while it is being opened, or the error that prevents it."""
         return self._instance.log()
 

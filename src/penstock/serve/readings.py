@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from penstock.errors import PenstockError
 from penstock.limits import METRICS_READERS_MAX
-from penstock.logstore.log import Log
+from penstock.logstore.followed_log import ServedLog
 from penstock.serve.connections import Connections
 from penstock.serve.subscribers import Subscriber, Subscribers
 from penstock.settings.daemon import LISTENERS
@@ -29,7 +29,7 @@ def copy_readers(subscribers: Subscribers) -> list[Subscriber]:
     return [replace(subscriber) for subscriber in latest]
 
 
-def read_readers(readings: Readings, readers: list[Subscriber], log_of: Callable[[str], Log]) -> None:
+def read_readers(readings: Readings, readers: list[Subscriber], log_of: Callable[[str], ServedLog]) -> None:
     """Add what was sent to readers, and how far they are behind.
 
     Long lists of shards are abbreviated, so several readers may have the same labels: what was sent to them
@@ -55,7 +55,7 @@ def read_readers(readings: Readings, readers: list[Subscriber], log_of: Callable
             readings.add("penstock_reader_lag_seconds", max(seconds, 0.0), **labels)
 
 
-def _bytes_behind(readers: list[Subscriber], log_of: Callable[[str], Log]) -> dict[int, int]:
+def _bytes_behind(readers: list[Subscriber], log_of: Callable[[str], ServedLog]) -> dict[int, int]:
     """Return how many bytes follow the position of each reader, by its `id`. Reads each log once."""
     behind: dict[int, int] = {}
     for instance in {reader.instance for reader in readers}:

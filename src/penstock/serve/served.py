@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import pyarrow
 
 from penstock.errors import SourceMissing
-from penstock.logstore.log import Log
+from penstock.logstore.followed_log import ServedLog
 from penstock.model import Position, TablePatterns
 from penstock.serve.arrivals import Arrivals
 from penstock.serve.consumers import Consumers
@@ -29,7 +29,7 @@ class ServedInstance(Protocol):
     def status(self) -> Mapping[str, Any]:
         """Return its status as plain JSON values, without waiting."""
 
-    def log(self) -> Log:
+    def log(self) -> ServedLog:
         """Return its log. Raises ServerBusy while it is being opened, or the error that prevents it."""
 
 

@@ -381,6 +381,11 @@ class Settings(Section):
         f" zookeeper://host:port,host:port/path; default: {_COORDINATION_FILE} in log.folder",
         repr=False,
     )
+    processes: Literal["single", "per-instance"] | Annotated[int, Field(ge=1)] = Field(
+        default="single",
+        description="where instances are captured: single: in the daemon's own process; per-instance: each in"
+        " a process of its own; a number: shared among that many processes",
+    )
     fleet: FleetSettings | None = Field(
         default=None,
         description="share the instances among the daemons of one coordination store; null: this daemon"
@@ -425,6 +430,8 @@ class Settings(Section):
                 raise ValueError(f"log.copies: {name} has {what}, which is not copied")
         if self.fleet is None:
             return self
+        if self.processes != "single":
+            raise ValueError("fleet: a member captures in its own process; leave out processes")
         if self.coordination is None:
             raise ValueError("fleet: set coordination to the store that all members use")
         for name, instance in self.instances.items():
@@ -463,6 +470,21 @@ class Settings(Section):
                 hint="Make listen.token or the token of an admin available to this command",
             )
         return None
+
+    def process_groups(self) -> list[list[str]]:
+        """Return the instances of each capture process, [] if the daemon captures all of them itself.
+
+        It always captures those whose log is in its memory.
+        """
+        names = [
+            name
+            for name, instance in self.instances.items()
+            if instance.is_captured and self.log_of(name).mode != "memory"
+        ]
+        if self.processes == "single":
+            return []
+        count = len(names) if self.processes == "per-instance" else min(self.processes, len(names))
+        return [names[number::count] for number in range(count)]
 
     def pump_log_of(self, instance: str) -> LogSettings:
         """Return the settings of the log of an instance's Pump; `folder` is its own."""

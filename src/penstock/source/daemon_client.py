@@ -199,6 +199,12 @@ class DaemonClient:
         query = urlencode({"reader": reader, "position": position, "seconds": seconds})
         self._request("POST", f"position?{query}").close()
 
+    def command(self, call: str) -> None:
+        """Send a POST request without a body. Raises the errors of the daemon."""
+        answer = self.post(call, {}, SILENCE_SECONDS_MAX)
+        answer.drain_conn()
+        answer.release_conn()
+
     def delete(self, call: str) -> None:
         """Send a DELETE request."""
         self._request("DELETE", call).close()

@@ -123,6 +123,12 @@ _CAPTURE = (
     _counter(
         "capture_failovers", "Streams opened on another server than the one before", "penstock_instance"
     ),
+    _counter(
+        "capture_process_exits",
+        "Ends of the process that captures the instance, by signal, exit status, or silence",
+        "penstock_instance",
+        "reason",
+    ),
     _counter("capture_errors", "Failed attempts, by the class of the error", "penstock_instance", "type"),
     _counter(
         "capture_checksum_failures",

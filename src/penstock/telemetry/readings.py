@@ -48,6 +48,13 @@ class Readings:
         buckets = Buckets(histogram.bounds, histogram.counts(), histogram.sum)
         self._buckets.setdefault(name, {})[_labels_of(DEFINITIONS[name], labels)] = buckets
 
+    def merge(self, other: "Readings") -> None:
+        """Add the values of another process."""
+        for name, values in other._values.items():
+            self._values.setdefault(name, {}).update(values)
+        for name, buckets in other._buckets.items():
+            self._buckets.setdefault(name, {}).update(buckets)
+
     def values(self, name: str) -> Mapping[Labels, float]:
         """Return the values of a metric that is no histogram."""
         return self._values.get(name, {})

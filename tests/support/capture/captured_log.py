@@ -9,7 +9,7 @@ from typing import Any
 
 from penstock.capture.run import Capture
 from penstock.capture.status import CaptureStatus, State
-from penstock.daemon import make_capture
+from penstock.captures import make_capture
 from penstock.logstore.reader import LogReader
 from penstock.model import Position
 from penstock.settings.daemon import Settings

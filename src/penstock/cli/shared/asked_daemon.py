@@ -211,6 +211,10 @@ class AskedDaemon:
         """Remove a hold. Raises SourceMissing, AccessDenied."""
         self._client.delete(f"holds/{quote(reader, safe='')}")
 
+    def resume(self) -> None:
+        """Start the capture of an instance that was set aside. Raises OptionInvalid, AccessDenied."""
+        self._client.command("resume")
+
     def release_consumer(self, consumer: str) -> bool:
         """Remove the hold of a named consumer; return whether it existed. Raises AccessDenied."""
         try:

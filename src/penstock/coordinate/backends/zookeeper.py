@@ -102,12 +102,9 @@ class _BoundedWaits(SequentialThreadingHandler):  # type: ignore[misc]
 
 
 class _Client(KazooClient):  # type: ignore[misc]
-    """Kazoo's client, which also says for how long the ensemble keeps its session.
+    """Kazoo's client, which also says for how long the ensemble keeps its session."""
 
-    The ensemble shortens longer sessions to its `maxSessionTimeout`. Kazoo has no public name for its answer.
-    """
-
-    # Set before the client counts as connected.
+    # The ensemble may shorten it. Set before the client counts as connected; kazoo has no public name for it.
     session_seconds = float("inf")
 
     def __init__(self, hosts: str, **options: Any) -> None:
@@ -115,8 +112,8 @@ class _Client(KazooClient):  # type: ignore[misc]
         self._invoke = self._connection._invoke
         self._connection._invoke = self._invoke_noting_session
 
-    def _invoke_noting_session(self, timeout: float, request: Any, *arguments: Any, **options: Any) -> Any:
-        answer = self._invoke(timeout, request, *arguments, **options)
+    def _invoke_noting_session(self, timeout: float, request: Any, xid: int | None = None) -> Any:
+        answer = self._invoke(timeout, request, xid)
         if isinstance(request, Connect) and answer[0].time_out > 0:
             self.session_seconds = answer[0].time_out / 1000
         return answer
@@ -146,7 +143,7 @@ def open_url(url: str, seconds: float) -> "ZooKeeperStore":
 
 
 class _AnswerLost(Exception):
-    """A response was lost, so it is unknown whether the change happened."""
+    """A response was lost: the change may have happened."""
 
 
 class _Connection:
@@ -316,8 +313,7 @@ class ZooKeeperStore:
         """Return the record at a path as the connected server has it; with `latest` as the leader has it."""
         deadline = self._deadline(checked_path(path))
         if latest:
-            # A follower that is cut off from its leader answers stale reads, but it cannot answer this
-            # request.
+            # A follower that is cut off from its leader answers stale reads, but not this request.
             self._connection.read(path, self._connection.client.sync_async, deadline)
         node = self._connection.fetch(path, deadline)
         return None if node is None else _record(*node)
@@ -436,8 +432,7 @@ class ZooKeeperStore:
         return time.monotonic() + self._seconds
 
     def _expected(self, path: str, node: tuple[bytes, Any] | None, version: int | None) -> int:
-        """Return the version that a node must have for a write, ABSENT to create it. Raises
-        VersionConflict."""
+        """Return the version that a node must have for a write, or ABSENT. Raises VersionConflict."""
         record = None if node is None else _record(*node)
         present = ABSENT if record is None else record.version
         if version is not None and version != present:
@@ -506,7 +501,7 @@ class ZooKeeperSession:
 
     @property
     def seconds(self) -> float:
-        """How long after its last heartbeat it ends: as requested, or what the ensemble allows."""
+        """How long after its last heartbeat it ends, at most as requested."""
         return self._seconds
 
     @property
@@ -516,8 +511,7 @@ class ZooKeeperSession:
 
     @property
     def certain(self) -> bool:
-        """Whether its connection is up, and the last answer is recent enough that the session cannot have
-        ended."""
+        """Whether its connection is up, and its last answer so recent that it cannot have ended."""
         connected: bool = self._connection.client.connected
         return self.alive and connected and time.monotonic() < self._certain_until
 

@@ -14,9 +14,9 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from penstock.logstore.followed_log import ServedLog
 from penstock.logstore.generations import GenerationFiles
 from penstock.logstore.holds import Holds
-from penstock.logstore.log import Log
 from penstock.logstore.prepared import HOLD_NAME
 from penstock.model import Position
 from penstock.serve.access import account_of
@@ -36,7 +36,7 @@ def routes(served: Served) -> list[Route]:
     ]
 
 
-def _log_of(served: Served, request: Request) -> Log:
+def _log_of(served: Served, request: Request) -> ServedLog:
     account_of(request).prove_reads_whole_log(request.path_params["instance"])
     return log_of(served, request)
 
@@ -48,7 +48,7 @@ async def _listing(served: Served, request: Request) -> Response:
     return JSONResponse(await run_in(served.threads.searching, _list, log, after))
 
 
-def _list(log: Log, after: Position | None) -> dict[str, Any]:
+def _list(log: ServedLog, after: Position | None) -> dict[str, Any]:
     extents = log.extents()
     return {
         "position": None if not extents else str(extents[-1].last),
@@ -62,7 +62,7 @@ async def _metadata(served: Served, request: Request) -> Response:
     return JSONResponse(await run_in(served.threads.definitions, _describe, _log_of(served, request)))
 
 
-def _describe(log: Log) -> dict[str, Any]:
+def _describe(log: ServedLog) -> dict[str, Any]:
     # Statements are in the files before their bytes are in the log, so the end of the log is read first.
     visible = log.visible
     files = GenerationFiles(log.disk, log.layout)

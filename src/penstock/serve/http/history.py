@@ -19,8 +19,8 @@ from starlette.types import Send
 
 from penstock.errors import OptionInvalid, PenstockError, QuotaReached
 from penstock.limits import HISTORIES_MAX
+from penstock.logstore.followed_log import ServedLog
 from penstock.logstore.holds import Hold
-from penstock.logstore.log import Log
 from penstock.model import TableName
 from penstock.serve.access import account_of
 from penstock.serve.http.answers import StreamedAnswer, ending_on_disconnect
@@ -102,7 +102,7 @@ async def _history(served: Served, histories: _Histories, request: Request) -> R
     return _HistoryAnswer(history, wanted.limit, readers, served.threads, histories)
 
 
-def _open(log: Log, instance: str, key: RowKey) -> RowHistory:
+def _open(log: ServedLog, instance: str, key: RowKey) -> RowHistory:
     return RowHistory(log, lambda: OwnSource(instance, log), key)
 
 

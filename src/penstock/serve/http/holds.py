@@ -15,8 +15,8 @@ from starlette.routing import Route
 
 from penstock.errors import OptionInvalid
 from penstock.limits import HOLD_SECONDS_MAX
+from penstock.logstore.followed_log import ServedLog
 from penstock.logstore.holds import Hold, Holds, prove_not_own
-from penstock.logstore.log import Log
 from penstock.logstore.memory_log import MemoryLog
 from penstock.serve.access import Account, account_of
 from penstock.serve.http.query import Query, log_of
@@ -80,26 +80,26 @@ async def _remove(served: Served, request: Request) -> Response:
     return JSONResponse({"reader": reader})
 
 
-def _set(log: Log, hold: Hold, *, admin: bool) -> None:
+def _set(log: ServedLog, hold: Hold, *, admin: bool) -> None:
     if isinstance(log, MemoryLog):
         log.hold(hold, admin=admin)
     else:
         Holds(log.disk, log.layout).put(hold, log=log, admin=admin)
 
 
-def _all(log: Log) -> list[Hold]:
+def _all(log: ServedLog) -> list[Hold]:
     if isinstance(log, MemoryLog):
         return log.holds()
     return Holds(log.disk, log.layout).readable(time.time_ns() // 1000)
 
 
-def visible_holds(account: Account, log: Log) -> list[Hold]:
+def visible_holds(account: Account, log: ServedLog) -> list[Hold]:
     """Return the holds that an account may see, the one furthest back first."""
     visible = [hold for hold in _all(log) if account.admin or hold.account == account.name]
     return sorted(visible, key=lambda hold: hold.position)
 
 
-def _shown_to(account: Account, log: Log) -> list[dict[str, Any]]:
+def _shown_to(account: Account, log: ServedLog) -> list[dict[str, Any]]:
     visible = visible_holds(account, log)
     broken = {broken_hold.hold.name: broken_hold.why for broken_hold in log.broken_holds}
     all_bytes_behind = log.bytes_behind_all([hold.position for hold in visible])

@@ -19,7 +19,7 @@ from starlette.types import Send
 
 from penstock.capture.kept_schemas import give_definition, kept_schemas, settled_schemas
 from penstock.errors import OptionInvalid, PenstockError
-from penstock.logstore.log import Log
+from penstock.logstore.followed_log import ServedLog
 from penstock.logstore.memory_log import MemoryLog
 from penstock.logstore.reader import LogExtent
 from penstock.model import Position, TableName
@@ -128,7 +128,7 @@ async def _epochs(served: Served, request: Request) -> Response:
     return JSONResponse(_epochs_of(log_of(served, request)))
 
 
-def _epochs_of(log: Log) -> dict[str, Any]:
+def _epochs_of(log: ServedLog) -> dict[str, Any]:
     epochs = [{"epoch": epoch.epoch, "server_key": epoch.server_key} for epoch in log.epochs.epochs]
     return {"epochs": epochs}
 
@@ -166,7 +166,7 @@ async def _head(served: Served, request: Request) -> Response:
     return JSONResponse(await run_in(served.threads.searching, _listing, instance.log()))
 
 
-def _listing(log: Log) -> dict[str, Any]:
+def _listing(log: ServedLog) -> dict[str, Any]:
     """Return what a reader plans by: the extents, their end with its GTID set, and the epochs."""
     extents = log.extents()
     head = extents[-1].last if extents else None
@@ -293,7 +293,7 @@ class _BytesAnswer(StreamedAnswer):
 
 
 def _open_range(
-    log: Log, epoch: int, file: str, start: int, stop: int | None
+    log: ServedLog, epoch: int, file: str, start: int, stop: int | None
 ) -> tuple[int, "_Reading", memoryview | None]:
     """Return where the readable bytes end, the read of them, and the first piece."""
     end = _readable_end(log, epoch, file, start, stop)
@@ -301,7 +301,7 @@ def _open_range(
     return end, reading, reading.next()
 
 
-def _readable_end(log: Log, epoch: int, file: str, start: int, stop: int | None) -> int:
+def _readable_end(log: ServedLog, epoch: int, file: str, start: int, stop: int | None) -> int:
     """Return the end of the contiguous bytes of a file from `start` on, at most `stop`.
 
     Returns `start` if the log does not go further yet. Raises PositionPurged and PositionInvalid.
@@ -358,7 +358,7 @@ def _readable_instances(served: Served, request: Request) -> list[ServedInstance
     return [instance for name, instance in served.instances.items() if account.may_read(name)]
 
 
-def _whole_log_of(served: Served, request: Request) -> Log:
+def _whole_log_of(served: Served, request: Request) -> ServedLog:
     """Return the log for reading raw bytes, which contain all tables. Raises AccessDenied."""
     account_of(request).prove_reads_whole_log(request.path_params["instance"])
     return log_of(served, request)

@@ -89,6 +89,7 @@ _CALLS: tuple[tuple[str, str, str, str, str], ...] = (
     ),
     ("get", f"{_INSTANCE}/holds", "The holds that are visible to the account", "", _JSON),
     ("delete", f"{_INSTANCE}/holds/{{reader}}", "Remove a hold", "", _JSON),
+    ("post", f"{_INSTANCE}/resume", "Capture an instance again that was set aside", "", _JSON),
     (
         "get",
         f"{_INSTANCE}/check",

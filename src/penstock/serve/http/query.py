@@ -6,7 +6,7 @@ from typing import Any
 from starlette.requests import Request
 
 from penstock.errors import OptionInvalid
-from penstock.logstore.log import Log
+from penstock.logstore.followed_log import ServedLog
 from penstock.model import Position
 from penstock.serve.access import account_of
 from penstock.serve.served import Served, ServedInstance
@@ -69,6 +69,6 @@ def instance_of(served: Served, request: Request) -> ServedInstance:
     return served.instance(name)
 
 
-def log_of(served: Served, request: Request) -> Log:
+def log_of(served: Served, request: Request) -> ServedLog:
     """Return the log of the instance named by the path. Raises the errors of `instance_of` and its `log`."""
     return instance_of(served, request).log()

@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from penstock.coordinate.checkpoint import Checkpoint
 from penstock.errors import PenstockError
-from penstock.logstore.log import Log
+from penstock.logstore.followed_log import ServedLog
 from penstock.model import Position
 from penstock.serve.access import account_of
 from penstock.serve.coordination import CoordinationProbe, SubscriptionView
@@ -77,7 +77,7 @@ def _shards(served: Served, view: SubscriptionView) -> list[dict[str, Any]]:
     ]
 
 
-def _bytes_behind(log: Log, checkpoints: Mapping[int, Checkpoint | None]) -> dict[int, int]:
+def _bytes_behind(log: ServedLog, checkpoints: Mapping[int, Checkpoint | None]) -> dict[int, int]:
     """Return the bytes of the log after each checkpoint, without those that belong to another log."""
     epochs = [(epoch.epoch, epoch.server_key) for epoch in log.epochs.epochs]
     positions: dict[int, Position] = {}

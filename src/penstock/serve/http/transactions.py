@@ -15,7 +15,7 @@ from starlette.routing import Route
 
 from penstock.errors import OptionInvalid
 from penstock.limits import MIB
-from penstock.logstore.log import Log
+from penstock.logstore.followed_log import ServedLog
 from penstock.model import Position, TablePatterns
 from penstock.serve.access import Account, account_of
 from penstock.serve.http.holds import visible_holds
@@ -61,7 +61,7 @@ async def _transaction(served: Served, request: Request) -> Response:
 
 
 def _read(
-    log: Log,
+    log: ServedLog,
     instance: str,
     account: Account,
     tables: TablePatterns,

@@ -23,7 +23,7 @@ from starlette.routing import Mount
 from starlette.types import Receive, Scope, Send
 
 from penstock.errors import PenstockError
-from penstock.logstore.log import Log
+from penstock.logstore.followed_log import ServedLog
 from penstock.model import Position
 from penstock.serve.access import account_of
 from penstock.serve.ptubes.messages import PtubesCheckpoint
@@ -170,7 +170,7 @@ def _settings_of(instance: ServedInstance) -> dict[str, Any]:
     }
 
 
-def _log_of(instance: ServedInstance) -> Log | None:
+def _log_of(instance: ServedInstance) -> ServedLog | None:
     try:
         return instance.log()
     except PenstockError:
@@ -178,11 +178,13 @@ def _log_of(instance: ServedInstance) -> Log | None:
         return None
 
 
-def _mode(log: Log | None) -> str | None:
+def _mode(log: ServedLog | None) -> str | None:
     return None if log is None else {"memory": "MEM", "file": "FILE", "mixed": "MIX"}[log.settings.mode]
 
 
-def _checkpoint_json(log: Log, position: Position | None, timestamp_ms: int = 0) -> dict[str, Any] | None:
+def _checkpoint_json(
+    log: ServedLog, position: Position | None, timestamp_ms: int = 0
+) -> dict[str, Any] | None:
     if position is None:
         return None
     epoch = log.epochs.get(position.epoch)

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A log that another process of this host writes, as the process that serves it reads it.
+
+The writer reports each change, and `FollowedLog.apply` makes it visible here. Reading needs neither a lock
+nor the writer, so readers go on while the writer is down.
+"""
+
+import threading
+from contextlib import suppress
+from dataclasses import dataclass
+
+from penstock.errors import DiskFailed, LogDamaged, PositionPurged, SourceMissing
+from penstock.gtid_sets import NO_GTIDS, LoggedSet
+from penstock.limits import FOLLOWED_BYTES_MAX
+from penstock.logstore.disk import Disk, LocalDisk
+from penstock.logstore.holds import share_holds
+from penstock.logstore.log import Log
+from penstock.logstore.memory import MemoryMode, MemoryTier
+from penstock.logstore.reader import LogReader
+from penstock.logstore.records import SegmentRecord
+from penstock.logstore.schemas import Settling
+from penstock.logstore.segment import SegmentReader
+from penstock.logstore.tier import Tier
+from penstock.model import Position
+from penstock.settings.daemon import LogSettings
+
+
+@dataclass(frozen=True)
+class LogReport:
+    """What the writer of a log has made visible. `files` changes with its segments and epochs."""
+
+    files: int
+    visible: Position | None
+    durable: Position | None
+    gtid_set: LoggedSet
+    time_max_us: int
+
+    @classmethod
+    def of(cls, log: Log) -> "LogReport":
+        """Return the report of a log. For the process that writes it."""
+        # First, so that the files contain whatever the report says of them.
+        files = log.files_version
+        visible = log.visible
+        gtid_set = NO_GTIDS if visible is None else log.gtid_set(visible)
+        return cls(files, visible, log.durable, gtid_set, log.time_max_us)
+
+
+class FollowedLog(LogReader):
+    """A log as last reported by its writer. Only one thread calls `apply`; all else is thread-safe.
+
+    `settler` resolves definitions in doubt where the log is written. The newest bytes are kept in memory, as
+    the writer itself would keep them. Raises LogDamaged, DiskFailed.
+    """
+
+    def __init__(
+        self, settings: LogSettings, settler: Settling | None = None, disk: Disk | None = None
+    ) -> None:
+        super().__init__(disk or LocalDisk(), settings.folder, settings.block_bytes)
+        self.settings = settings
+        self.settler = settler
+        self.durable: Position | None = None
+        self.time_max_us = 0
+        if settings.tier is not None:
+            self.tier = Tier(settings.tier, self.disk, self.layout, writes=False)
+        if settings.mode == "mixed" and settings.memory_bytes:
+            self.memory = MemoryTier(settings.memory_bytes, MemoryMode.MIXED)
+        share_holds(self.layout)
+        self._refreshing = threading.RLock()
+        self._files: int | None = None
+        self._gtids: tuple[Position | None, LoggedSet] = None, NO_GTIDS
+        # The newest segment, open for reading.
+        self._newest: tuple[SegmentRecord, SegmentReader] | None = None
+        self.refresh()
+
+    def apply(self, report: LogReport) -> None:
+        """Make visible what the writer has reported. Raises LogDamaged, SourceMissing, DiskFailed."""
+        with self._refreshing:
+            if report.files != self._files:
+                self.refresh()
+                self._files = report.files
+            before, visible = self._visible, report.visible
+            if visible is not None and (before is None or visible > before):
+                self._keep(before, visible)
+                self._visible = visible
+            self._gtids = visible, report.gtid_set
+            self.durable, self.time_max_us = report.durable, report.time_max_us
+
+    def forget_writer(self) -> None:
+        """Expect the reports of another writer."""
+        self._files = None
+
+    def refresh(self) -> Position | None:
+        """Load newly written data and return the end of the whole transactions. Raises LogDamaged."""
+        # What the writer has reported is in the files, so the visible end never goes back.
+        with self._refreshing:
+            before, visible = self._visible, super().refresh()
+            if visible is not None and visible != before and self.memory is not None:
+                self._begin_memory(self.memory, visible)
+            return visible
+
+    def gtid_set(self, position: Position) -> LoggedSet:
+        """Return all GTIDs before a transaction boundary; see `LogReader.gtid_set`."""
+        reported, gtid_set = self._gtids
+        return gtid_set if position == reported else super().gtid_set(position)
+
+    def close(self) -> None:
+        """Close the files and wake waiting readers of the memory."""
+        with self._refreshing:
+            self._close_newest()
+            if self.memory is not None:
+                self.memory.close()
+
+    # --- Inside -----------------------------------------------------------------------------
+
+    def _keep(self, before: Position | None, visible: Position) -> None:
+        """Keep the newly visible bytes in memory, if they are few: most readers are at the end."""
+        memory = self.memory
+        if memory is None:
+            return
+        if (
+            before is not None
+            and (before.epoch, before.file) == (visible.epoch, visible.file)
+            and visible.offset - before.offset <= FOLLOWED_BYTES_MAX
+        ):
+            with suppress(LogDamaged, PositionPurged, SourceMissing):
+                data = self._newest_reader(before).read_bytes(before.offset, visible.offset)
+                memory.put(
+                    data,
+                    epoch=visible.epoch,
+                    file=visible.file,
+                    start=before.offset,
+                    end=visible.offset,
+                    boundary=visible.offset,
+                )
+                return
+        # Readers find these bytes in the files.
+        self._begin_memory(memory, visible)
+
+    def _begin_memory(self, memory: MemoryTier, visible: Position) -> None:
+        memory.cut(visible)
+        memory.show(visible)
+
+    def _newest_reader(self, position: Position) -> SegmentReader:
+        """Return the open segment that bytes from a position on are appended to. Raises PositionPurged."""
+        record = self._segment_before(position)
+        if record is None:
+            raise self._purged(position)
+        if self._newest is None or self._newest[0].version != record.version:
+            self._close_newest()
+            self._newest = record, self._open(record)
+        return self._newest[1]
+
+    def _close_newest(self) -> None:
+        if self._newest is not None:
+            self._newest[1].close()
+            self._newest = None
+
+    def _open(self, record: SegmentRecord) -> SegmentReader:
+        try:
+            return super()._open(record)
+        except PositionPurged:
+            # The writer may have compressed, moved or removed the segment since its last report.
+            with suppress(LogDamaged, SourceMissing, DiskFailed):
+                self.refresh()
+            current = self._index.get(record.version)
+            if current is None or current.state == record.state:
+                raise
+            return super()._open(current)
+
+
+# A log as the listeners read it, wherever it is written.
+ServedLog = Log | FollowedLog

@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A capture process: some instances of a daemon, captured apart from it.
+
+    python -m penstock.processes.capture_process STREAM DATAGRAMS
+
+Both arguments are descriptors of sockets; see `channel`. The process ends in order when the daemon ends, for
+whatever reason. A defect or a panic in a capture ends it at once, and the daemon starts it again.
+"""
+
+import faulthandler
+import os
+import signal
+import socket
+import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import structlog
+
+from penstock.capture.run import Capture
+from penstock.captures import Maintenance, make_capture
+from penstock.errors import PenstockError, ServerBusy
+from penstock.logstore.followed_log import LogReport
+from penstock.logstore.holds import share_holds
+from penstock.logstore.layout import Layout
+from penstock.logstore.log import Log
+from penstock.model import Position, TableName
+from penstock.processes.channel import Answer, Channel, Report, Request, Start, send_report
+from penstock.settings.daemon import Settings
+from penstock.telemetry.alerts import Alert
+from penstock.telemetry.log_lines import log_to_stderr
+from penstock.telemetry.readings import Readings
+
+REPORT_SECONDS = 0.5
+# The exit status after a defect; its traceback is on standard error.
+EXIT_DEFECT = 70
+
+_JOIN_SECONDS_MAX = 10.0
+# Requests that wait for a server must not hold up the others.
+_REQUEST_THREADS = 8
+
+_log = structlog.get_logger(__name__)
+
+
+class CaptureProcess:
+    """The captures of this process, and what it reports of them."""
+
+    def __init__(self, channel: Channel, datagrams: socket.socket, start: Start) -> None:
+        self._channel = channel
+        self._datagrams = datagrams
+        settings = _without_memory(start.settings)
+        for name in start.instances:
+            share_holds(Layout(settings.log_of(name).folder))
+        self._captures: dict[str, Capture] = {
+            name: make_capture(name, settings, self._report_arrival) for name in start.instances
+        }
+        self._maintenance = Maintenance(settings, start.instances, lambda: list(self._captures.values()))
+        self._stopping, self._ended = threading.Event(), threading.Event()
+        # Set once a report has to be sent before its time.
+        self._due = threading.Event()
+        self._calls: dict[str, Callable[..., Any]] = {
+            "read": self._read,
+            "alerts": self._alerts,
+            "wait_settled": self._wait_settled,
+            "give_definition": self._give_definition,
+        }
+        self._reporting = threading.Thread(target=self._report_until_stopped, name="reports", daemon=True)
+
+    def run(self) -> None:
+        """Capture until the daemon ends, or a signal arrives."""
+        signal.signal(signal.SIGTERM, lambda number, frame: self._stop())
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        self._reporting.start()
+        for capture in self._captures.values():
+            capture.start()
+        self._maintenance.start()
+        threading.Thread(target=self._answer_requests, name="requests", daemon=True).start()
+        self._stopping.wait()
+        self._maintenance.stop()
+        for capture in self._captures.values():
+            capture.stop()
+        for capture in self._captures.values():
+            if not capture.join(_JOIN_SECONDS_MAX):
+                _log.error("a capture does not end", instance=capture.name)
+        self._ended.set()
+        self._due.set()
+        self._reporting.join(1.0)
+
+    def _stop(self) -> None:
+        self._stopping.set()
+
+    # --- Reports ----------------------------------------------------------------------------
+
+    def _report_arrival(self, name: str) -> None:
+        """Report what has become visible. Called by the capturing thread, so it never waits."""
+        try:
+            report = LogReport.of(self._captures[name].log())
+        except PenstockError:
+            self._due.set()
+            return
+        if not send_report(self._datagrams, name, report):
+            self._due.set()
+
+    def _report_until_stopped(self) -> None:
+        while True:
+            is_last = self._ended.is_set()
+            try:
+                self._channel.send(self._report())
+            except OSError:
+                # The daemon has ended, which the thread that receives requests sees too.
+                return
+            if is_last:
+                return
+            self._due.wait(REPORT_SECONDS)
+            self._due.clear()
+
+    def _report(self) -> Report:
+        logs: dict[str, LogReport] = {}
+        refusals: dict[str, PenstockError] = {}
+        broken_holds = {}
+        for name, capture in self._captures.items():
+            try:
+                log = capture.log()
+            except ServerBusy:
+                continue
+            except PenstockError as problem:
+                refusals[name] = problem
+                continue
+            logs[name] = LogReport.of(log)
+            broken_holds[name] = log.broken_holds
+        statuses = {name: capture.status() for name, capture in self._captures.items()}
+        return Report(statuses, logs, refusals, broken_holds)
+
+    # --- Requests ---------------------------------------------------------------------------
+
+    def _answer_requests(self) -> None:
+        """Answer the daemon's requests until it ends, which ends this process too."""
+        with ThreadPoolExecutor(_REQUEST_THREADS, "request") as threads:
+            try:
+                while True:
+                    threads.submit(self._answer, self._channel.receive())
+            except EOFError:
+                self._stopping.set()
+
+    def _answer(self, request: Request) -> None:
+        try:
+            answer = Answer(request.number, self._calls[request.call](*request.arguments))
+        except PenstockError as problem:
+            answer = Answer(request.number, problem=problem)
+        except Exception as defect:
+            _log.exception("a request could not be answered", call=request.call)
+            self._send(Answer(request.number, problem=PenstockError(f"a defect: {defect!r}")))
+            raise
+        self._send(answer)
+
+    def _send(self, answer: Answer) -> None:
+        try:
+            self._channel.send(answer)
+        except OSError:
+            # The daemon has ended.
+            self._stopping.set()
+
+    def _read(self) -> Readings:
+        readings = Readings()
+        self._maintenance.read(readings)
+        return readings
+
+    def _alerts(self) -> list[Alert]:
+        return self._maintenance.alerts()
+
+    def _log_of(self, name: str) -> Log:
+        return self._captures[name].log()
+
+    def _wait_settled(
+        self, instance: str, name: TableName, since: Position, seconds: float, again: bool
+    ) -> None:
+        settler = self._log_of(instance).settler
+        if settler is not None:
+            settler.wait(name, since, seconds, again=again)
+
+    def _give_definition(
+        self, instance: str, name: TableName, since: Position, definition: dict[str, Any]
+    ) -> None:
+        settler = self._log_of(instance).settler
+        if settler is None:
+            raise ServerBusy("the capture has not reached its server yet", hint="Give the definition again")
+        settler.give(name, since, definition)
+
+
+def _without_memory(settings: Settings) -> Settings:
+    """Return settings of logs without a memory tier: the daemon has one, for its readers."""
+    instances = {
+        name: instance.model_copy(update={"log": instance.log.model_copy(update={"mode": "file"})})
+        for name, instance in settings.instances.items()
+    }
+    return settings.model_copy(update={"instances": instances})
+
+
+def _end_after_defect(problem: threading.ExceptHookArgs) -> None:
+    """End the process: its captures may be in any state, and a new one begins with what is on disk."""
+    threading.__excepthook__(problem)
+    sys.stderr.flush()
+    os._exit(EXIT_DEFECT)
+
+
+def main() -> None:
+    """Run the process."""
+    stream, datagrams = (socket.socket(fileno=int(descriptor)) for descriptor in sys.argv[1:3])
+    log_to_stderr()
+    # A crash in native code prints where Python was.
+    faulthandler.enable()
+    threading.excepthook = _end_after_defect
+    channel = Channel(stream)
+    try:
+        start = channel.receive()
+    except EOFError:
+        return
+    CaptureProcess(channel, datagrams, start).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a daemon and its capture processes say to each other.
+
+Each capture process has two sockets, which nobody else can reach: a stream for all messages, and one of
+datagrams for what has become visible. A capture sends datagrams without ever waiting for the daemon. One that
+finds no room is made good by the next report on the stream.
+"""
+
+import pickle
+import socket
+import struct
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.errors import PenstockError
+from penstock.logstore.followed_log import LogReport
+from penstock.logstore.holds import BrokenHold
+from penstock.settings.daemon import Settings
+
+_LENGTH = struct.Struct("<Q")
+_DATAGRAM_BYTES_MAX = 1 << 20
+
+# The kernel keeps the order of both; only Linux has the one that is connected.
+DATAGRAMS = getattr(socket, "SOCK_SEQPACKET", socket.SOCK_DGRAM)
+
+
+@dataclass(frozen=True)
+class Start:
+    """The first message to a capture process: what it captures."""
+
+    settings: Settings
+    instances: Sequence[str]
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a capture process says of itself, at least every REPORT_SECONDS.
+
+    `statuses` has the JSON status of each instance, `logs` its log if it is open, `refusals` why it cannot be
+    opened.
+    """
+
+    statuses: Mapping[str, dict[str, Any]]
+    logs: Mapping[str, LogReport]
+    refusals: Mapping[str, PenstockError]
+    broken_holds: Mapping[str, Sequence[BrokenHold]]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A call into a capture process. `number` identifies its answer."""
+
+    number: int
+    call: str
+    arguments: tuple[Any, ...] = ()
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The result of a request, or the error that it raised."""
+
+    number: int
+    result: Any = None
+    problem: PenstockError | None = None
+
+
+class Channel:
+    """Messages over a stream socket. One thread receives; any thread sends."""
+
+    def __init__(self, stream: socket.socket) -> None:
+        self._stream = stream
+        self._sending = threading.Lock()
+
+    def send(self, message: object) -> None:
+        """Send a message; wait while the receiver is busy. Raises OSError if it has ended."""
+        content = pickle.dumps(message)
+        with self._sending:
+            self._stream.sendall(_LENGTH.pack(len(content)) + content)
+
+    def receive(self) -> Any:
+        """Return the next message. Raises EOFError once the sender has ended, TimeoutError."""
+        (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
+        return pickle.loads(self._read(length))
+
+    def end(self) -> None:
+        """Let the other side see the end of the messages."""
+        try:
+            self._stream.shutdown(socket.SHUT_WR)
+        except OSError:
+            # The other side has ended.
+            return
+
+    def _read(self, length: int) -> bytes:
+        content = bytearray()
+        while len(content) < length:
+            try:
+                piece = self._stream.recv(length - len(content))
+            except ConnectionError:
+                piece = b""
+            if not piece:
+                raise EOFError("the process has ended")
+            content += piece
+        return bytes(content)
+
+
+def send_report(datagrams: socket.socket, name: str, report: LogReport) -> bool:
+    """Send what has become visible of an instance; return whether there was room for it."""
+    try:
+        datagrams.send(pickle.dumps((name, report)), socket.MSG_DONTWAIT)
+    except OSError:
+        # No room, too long, or nobody receives.
+        return False
+    return True
+
+
+def receive_reports(datagrams: socket.socket) -> dict[str, LogReport]:
+    """Return the newest report of each instance that has arrived. Does not wait."""
+    reports: dict[str, LogReport] = {}
+    while True:
+        try:
+            content = datagrams.recv(_DATAGRAM_BYTES_MAX, socket.MSG_DONTWAIT)
+        except (BlockingIOError, ConnectionError):
+            return reports
+        if not content:
+            return reports
+        name, report = pickle.loads(content)
+        reports[name] = report

@@ -1,0 +1,411 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The supervisor of a daemon's capture processes: it starts them, watches them, and starts them again.
+
+a process ends ─▶ its reason is noted ─▶ backoff ─▶ started again
+                                      ├▶ (several instances, twice in a row) ─▶ a process for each
+                                      └▶ (too often at one position) ─▶ set aside until `resume`
+"""
+
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from contextlib import suppress
+from functools import partial
+from typing import IO, Any
+
+import structlog
+
+from penstock.capture.status import State
+from penstock.errors import OptionInvalid, PenstockError, ServerBusy, SourceMissing
+from penstock.limits import PROCESS_EXITS_MAX, PROCESS_SILENCE_SECONDS_MAX
+from penstock.model import Position
+from penstock.processes.channel import DATAGRAMS, Answer, Channel, Report, Request, Start, receive_reports
+from penstock.processes.instance import ProcessExit, ProcessInstance, now_us
+from penstock.retry import Backoff
+from penstock.settings.daemon import Settings
+from penstock.telemetry.alerts import Alert
+from penstock.telemetry.readings import Readings
+
+COMMAND = (sys.executable, "-m", "penstock.processes.capture_process")
+BACKOFF = Backoff(first=0.5, longest=30.0)
+
+# The import of all modules on a busy host.
+_START_SECONDS_MAX = 120.0
+# A process that ran this long has started well: an earlier end says nothing of this one.
+_WELL_SECONDS = 60.0
+# Exits of a process with several instances before each gets its own, which shows whose fault it is.
+_SHARED_EXITS_MAX = 2
+_POLL_SECONDS = 0.5
+# Longer than a capture process waits for its captures.
+_END_SECONDS_MAX = 12.0
+_CALL_SECONDS = 2.0
+
+_EXITS_KEPT = 10
+_LINES_KEPT = 20
+_LINE_CHARACTERS_MAX = 500
+_LINE_BYTES_MAX = 64 * 1024
+# How long after an exit it is alerted on.
+_ALERT_US = 300_000_000
+
+_log = structlog.get_logger(__name__)
+
+
+class SupervisedProcess:
+    """One capture process and its successors. All but `call`, `stop` and `resume` is done by its thread."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        instances: Sequence[ProcessInstance],
+        arrived: Callable[[str], None],
+        *,
+        split: Callable[["SupervisedProcess"], None],
+        command: Sequence[str] = COMMAND,
+        backoff: Backoff = BACKOFF,
+        silence_seconds: float = PROCESS_SILENCE_SECONDS_MAX,
+    ) -> None:
+        """`split` is called if the process is to be replaced by one for each of its instances."""
+        self.instances = {instance.name: instance for instance in instances}
+        self._start = Start(settings, tuple(self.instances))
+        self._arrived = arrived
+        self._split = split
+        self._command = tuple(command)
+        self._backoff = backoff
+        self._silence_seconds = silence_seconds
+        for instance in instances:
+            instance.call = self.call
+        self._stopping = threading.Event()
+        # Set to end a pause early.
+        self._wake = threading.Event()
+        self._lock = threading.Lock()
+        self._channel: Channel | None = None
+        self._calls: dict[int, Future[Any]] = {}
+        self._number = 0
+        # Exits without progress, and the positions at the last one.
+        self._exits = 0
+        self._positions: tuple[Position | None, ...] = ()
+        self._is_set_aside = False
+        self._thread = threading.Thread(target=self._run, name=f"process-{instances[0].name}", daemon=True)
+
+    def start(self) -> None:
+        """Start the process."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Ask the process to end: its captures store what they have received first."""
+        self._stopping.set()
+        self._wake.set()
+        with self._lock:
+            if self._channel is not None:
+                self._channel.end()
+
+    def join(self, seconds: float) -> bool:
+        """Wait up to `seconds` for the end of the process; return whether it has ended."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def resume(self) -> None:
+        """Start a process that was set aside."""
+        self._wake.set()
+
+    def call(self, call: str, *arguments: Any, seconds: float = _CALL_SECONDS) -> Any:
+        """Call a function in the process; see `CallProcess`."""
+        answer: Future[Any] = Future()
+        with self._lock:
+            channel, self._number = self._channel, self._number + 1
+            number = self._number
+            if channel is not None:
+                self._calls[number] = answer
+        try:
+            if channel is None:
+                raise OSError
+            channel.send(Request(number, call, arguments))
+            return answer.result(seconds)
+        except (OSError, FutureTimeout) as problem:
+            raise ServerBusy(
+                f"the capture process of {', '.join(self._start.instances)} does not answer",
+                hint="Ask again in a moment",
+            ) from problem
+        finally:
+            with self._lock:
+                self._calls.pop(number, None)
+
+    # --- The thread -------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while not self._stopping.is_set():
+            started_at = time.monotonic()
+            process_exit = self._run_once()
+            if self._stopping.is_set():
+                break
+            if not self._restarts_after(process_exit, time.monotonic() - started_at):
+                return
+        for instance in self.instances.values():
+            instance.close()
+
+    def _restarts_after(self, process_exit: ProcessExit, seconds: float) -> bool:
+        """Note an exit and wait until the process is due again; return whether it is this thread's."""
+        positions = tuple(instance.position for instance in self.instances.values())
+        if positions != self._positions or seconds >= _WELL_SECONDS:
+            self._exits = 0
+        self._positions, self._exits = positions, self._exits + 1
+        names = sorted(self.instances)
+        _log.error("a capture process ended", instances=names, why=process_exit.text(), exits=self._exits)
+        for instance in self.instances.values():
+            instance.ended(process_exit, _EXITS_KEPT)
+        self._wake.clear()
+        if len(names) > 1 and self._exits >= _SHARED_EXITS_MAX:
+            _log.warning("each instance gets a capture process of its own", instances=names)
+            self._split(self)
+            return False
+        if self._exits < PROCESS_EXITS_MAX:
+            self._wake.wait(self._backoff.pause(self._exits))
+            return True
+        for instance in self.instances.values():
+            instance.put_aside(self._exits)
+            _log.error("an instance is set aside", instance=instance.name, at=str(instance.position))
+            self._arrived(instance.name)
+        self._wake.wait()
+        self._exits = 0
+        return True
+
+    def _run_once(self) -> ProcessExit:
+        """Run the process; return how it ended."""
+        stream, stream_there = socket.socketpair()
+        datagrams, datagrams_there = socket.socketpair(type=DATAGRAMS)
+        lines: deque[str] = deque(maxlen=_LINES_KEPT)
+        with stream, datagrams:
+            with stream_there, datagrams_there:
+                descriptors = stream_there.fileno(), datagrams_there.fileno()
+                try:
+                    process = subprocess.Popen(
+                        [*self._command, *map(str, descriptors)],
+                        pass_fds=descriptors,
+                        stdin=subprocess.DEVNULL,
+                        stderr=subprocess.PIPE,
+                        # An interrupt at the terminal stops the daemon, which stops its processes.
+                        start_new_session=True,
+                    )
+                except OSError as problem:
+                    return ProcessExit(now_us(), "start", f"it cannot be started: {problem}")
+            assert process.stderr is not None
+            reading = threading.Thread(
+                target=_relay_lines, args=(process.stderr, lines), name="process-output", daemon=True
+            )
+            reading.start()
+            # A process that stops in the middle of a message must not stop this thread.
+            stream.settimeout(self._silence_seconds)
+            for instance in self.instances.values():
+                instance.began(process.pid)
+            was_silent = self._follow(process, stream, datagrams)
+            self._forget_calls()
+            reading.join(_CALL_SECONDS)
+        return ProcessExit(now_us(), *self._reason(process, was_silent=was_silent), tuple(lines))
+
+    def _follow(
+        self, process: "subprocess.Popen[bytes]", stream: socket.socket, datagrams: socket.socket
+    ) -> bool:
+        """Read the messages of a process until it has ended; return whether it was killed for its silence."""
+        channel = Channel(stream)
+        with self._lock:
+            self._channel = channel
+            if self._stopping.is_set():
+                channel.end()
+        heard_at, limit = time.monotonic(), _START_SECONDS_MAX
+        has_reported = False
+        ending_since: float | None = None
+        try:
+            channel.send(self._start)
+            while True:
+                ready, _, _ = select.select([stream, datagrams], [], [], _POLL_SECONDS)
+                for name, report in receive_reports(datagrams).items() if datagrams in ready else ():
+                    self.instances[name].report(report)
+                    self._arrived(name)
+                if stream in ready:
+                    self._handle(channel.receive())
+                now = time.monotonic()
+                if ready:
+                    heard_at, limit, has_reported = now, self._silence_seconds, True
+                if self._stopping.is_set():
+                    ending_since = ending_since or now
+                    # A process that has not reported yet has stored nothing.
+                    heard_at, limit = ending_since, _END_SECONDS_MAX if has_reported else 0.0
+                if now - heard_at > limit:
+                    break
+        except EOFError:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_END_SECONDS_MAX)
+                return False
+        except (TimeoutError, OSError) as problem:
+            _log.info("a capture process cannot be reached", process=process.pid, why=repr(problem))
+        was_silent = process.poll() is None
+        process.kill()
+        process.wait()
+        return was_silent
+
+    def _handle(self, message: Report | Answer) -> None:
+        if isinstance(message, Answer):
+            with self._lock:
+                answer = self._calls.pop(message.number, None)
+            if answer is not None and message.problem is not None:
+                answer.set_exception(message.problem)
+            elif answer is not None:
+                answer.set_result(message.result)
+            return
+        for name, status in message.statuses.items():
+            instance = self.instances[name]
+            before = instance.position
+            if name in message.logs:
+                instance.report(message.logs[name])
+            instance.update(status, message.refusals.get(name), message.broken_holds.get(name, ()))
+            if instance.position != before:
+                self._arrived(name)
+
+    def _forget_calls(self) -> None:
+        with self._lock:
+            self._channel = None
+            calls, self._calls = self._calls, {}
+        for answer in calls.values():
+            answer.set_exception(OSError("the process has ended"))
+
+    def _reason(self, process: "subprocess.Popen[bytes]", *, was_silent: bool) -> tuple[str, str]:
+        """Return the reason of an end, in a word and as text."""
+        if was_silent:
+            return "silence", f"it was killed after {self._silence_seconds:g} s without a report"
+        status = process.returncode
+        if status >= 0:
+            return str(status), f"exit status {status}"
+        name = signal.Signals(-status).name
+        remark = ", as the kernel sends it when memory runs out" if status == -signal.SIGKILL else ""
+        return name, f"signal {name}{remark}"
+
+
+class Supervisor:
+    """The capture processes of a daemon.
+
+    `groups` are the instances of each process. `arrived` is called with the name of an instance after
+    something became visible. `options` are those of `SupervisedProcess`.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        groups: Sequence[Sequence[str]],
+        arrived: Callable[[str], None],
+        **options: Any,
+    ) -> None:
+        self._settings = settings
+        self._arrived = arrived
+        self._options = options
+        self.instances = {
+            name: ProcessInstance(name, settings.instances[name], settings.log_of(name))
+            for names in groups
+            for name in names
+        }
+        # Guards the list of processes, which a split replaces.
+        self._lock = threading.Lock()
+        self._processes = [self._process_of([self.instances[name] for name in names]) for names in groups]
+        self._is_stopping = False
+
+    def start(self) -> None:
+        """Start all processes."""
+        for process in self._processes:
+            process.start()
+
+    def stop(self) -> None:
+        """Ask all processes to end: their captures store what they have received first."""
+        with self._lock:
+            self._is_stopping = True
+            for process in self._processes:
+                process.stop()
+
+    def join(self, seconds: float) -> bool:
+        """Wait up to `seconds` until all processes have ended; return whether they have."""
+        deadline = time.monotonic() + seconds
+        ended = [process.join(max(0.0, deadline - time.monotonic())) for process in self._processes]
+        return all(ended)
+
+    def resume(self, name: str) -> None:
+        """Start the process of an instance that was set aside. Raises SourceMissing, OptionInvalid."""
+        instance = self.instances.get(name)
+        if instance is None:
+            raise SourceMissing(f"{name!r} has no capture process", hint="See the instances: penstock status")
+        if instance.set_aside is None:
+            raise OptionInvalid(f"{name} is not set aside", hint="See why it does not run: penstock status")
+        with self._lock:
+            process = next(process for process in self._processes if name in process.instances)
+        process.resume()
+
+    def read(self, readings: Readings) -> None:
+        """Add the metrics of all instances, as far as their processes answer."""
+        with self._lock:
+            processes = list(self._processes)
+        for process in processes:
+            with suppress(PenstockError):
+                readings.merge(process.call("read"))
+        for name, instance in self.instances.items():
+            readings.add_counter(
+                "penstock_capture_process_exits_total", instance.exit_counts, penstock_instance=name
+            )
+            if instance.pid is None:
+                state = str(instance.status()["state"])
+                states = [state.value for state in State]
+                readings.add_states("penstock_capture_state", state, states, penstock_instance=name)
+            if instance.memory is not None:
+                readings.add(
+                    "penstock_memory_buffer_bytes", instance.memory.bytes_held, penstock_instance=name
+                )
+                readings.add(
+                    "penstock_memory_buffer_limit_bytes", instance.memory.bytes_max, penstock_instance=name
+                )
+
+    def alerts(self) -> list[Alert]:
+        """Return the conditions of all instances that an operator should know of."""
+        with self._lock:
+            processes = list(self._processes)
+        alerts: list[Alert] = []
+        for process in processes:
+            with suppress(PenstockError):
+                alerts += process.call("alerts")
+        for name, instance in self.instances.items():
+            failure = instance.set_aside
+            if failure is not None:
+                alerts.append(Alert("set aside", name, failure.message, failure.hint))
+            elif instance.exits and now_us() - instance.exits[-1].time_us < _ALERT_US:
+                summary = f"the capture process ended: {instance.exits[-1].text()}"
+                alerts.append(Alert("process ended", name, summary, "Run: penstock status"))
+        return alerts
+
+    def _process_of(self, instances: Sequence[ProcessInstance]) -> SupervisedProcess:
+        return SupervisedProcess(self._settings, instances, self._arrived, split=self._split, **self._options)
+
+    def _split(self, process: SupervisedProcess) -> None:
+        """Replace a process by one for each of its instances."""
+        with self._lock:
+            if self._is_stopping:
+                return
+            single_processes = [self._process_of([instance]) for instance in process.instances.values()]
+            self._processes = [
+                *(other for other in self._processes if other is not process),
+                *single_processes,
+            ]
+            for single_process in single_processes:
+                single_process.start()
+
+
+def _relay_lines(output: IO[bytes], lines: "deque[str]") -> None:
+    """Copy a process's output to standard error, and keep its last lines."""
+    with output:
+        for line in iter(partial(output.readline, _LINE_BYTES_MAX), b""):
+            text = line.decode(errors="replace").rstrip("\n")
+            print(text, file=sys.stderr, flush=True)
+            if text.strip():
+                lines.append(text.strip()[:_LINE_CHARACTERS_MAX])

@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Starting what was set aside, over HTTP: `POST /v1/instances/NAME/resume`."""
+
+from collections.abc import Callable
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from penstock.errors import OptionInvalid
+from penstock.serve.access import account_of
+from penstock.serve.http.query import instance_of
+from penstock.serve.served import Served
+
+
+def routes(served: Served, start: Callable[[str], None] | None) -> list[Route]:
+    """Return the route; `start` starts the capture of an instance, None if this process has none."""
+
+    async def resume(request: Request) -> Response:
+        instance = instance_of(served, request)
+        account_of(request).prove_administers(instance.name)
+        if start is None:
+            raise OptionInvalid(f"{instance.name} is not set aside")
+        start(instance.name)
+        return JSONResponse({"instance": instance.name})
+
+    return [Route("/v1/instances/{instance}/resume", resume, methods=["POST"], name="_resume")]
