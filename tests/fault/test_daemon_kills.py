@@ -177,8 +177,7 @@ def kill_capture(daemon: DaemonProcess) -> dict[str, Any]:
 
 
 @pytest.mark.deep(
-    guard="tests/unit/test_capture_processes.py::"
-    "test_silent_process_is_killed_and_instances_of_a_failing_process_are_separated"
+    guard="tests/unit/test_capture_processes.py::test_reason_of_a_defect_is_in_the_status_and_the_alert"
 )
 @pytest.mark.timing
 @pytest.mark.timeout(1800)

@@ -2,8 +2,11 @@
 """The supervisor of capture processes: what ends is started again, or set aside, and the rest goes on."""
 
 import os
+import resource
 import signal
+import sys
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,21 @@ from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 
 # Programs in place of a capture process; its descriptors follow.
 CRASHING = ("sh", "-c", "kill -s SEGV $$")
-DEFECTIVE = ("sh", "-c", "echo 'Traceback' >&2; echo 'ValueError: it is broken' >&2; exit 70")
+# A capture process with a defect in a capture.
+DEFECTIVE = (
+    sys.executable,
+    "-c",
+    "from penstock.capture.run import Capture; from penstock.processes.capture_process import main;"
+    "Capture._attempt = lambda self: 1 / 0; main()",
+)
+
+# A process of a version whose messages cannot be read.
+FOREIGN = (
+    sys.executable,
+    "-c",
+    "import signal, socket, struct, sys; stream = socket.socket(fileno=int(sys.argv[1]));"
+    "stream.sendall(struct.pack('<Q', 3) + b'abc'); signal.pause()",
+)
 
 AT_ONCE = Backoff(first=0.0, longest=0.0)
 
@@ -55,8 +72,22 @@ def status_of(supervisor: Supervisor, name: str = "shop") -> dict[str, Any]:
     return dict(supervisor.instances[name].status())
 
 
+@contextmanager
+def many_descriptors() -> Iterator[None]:
+    """Have as many open files inside the block as a daemon with many connections."""
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))
+    with ExitStack() as stack:
+        for _ in range(1100):
+            stack.enter_context(open(os.devnull, "rb"))
+        yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
 def test_process_that_crashes_at_one_position_is_set_aside_until_it_is_resumed(supervise: Supervise) -> None:
-    supervisor = supervise(["shop"], command=CRASHING, backoff=AT_ONCE)
+    with many_descriptors():
+        supervisor = supervise(["shop"], command=CRASHING, backoff=AT_ONCE)
+        wait_until(lambda: status_of(supervisor)["process"]["exits"])
     wait_until(lambda: status_of(supervisor)["process"]["set_aside"])
     status = status_of(supervisor)
     assert status["state"] == "stopped"
@@ -84,18 +115,30 @@ def test_reason_of_a_defect_is_in_the_status_and_the_alert(supervise: Supervise)
     wait_until(lambda: status_of(supervisor)["process"]["exits"])
     status = status_of(supervisor)
     assert (status["state"], status["process"]["pid"]) == ("waiting", None)
-    assert "exit status 70: ValueError: it is broken" in status["why"]
-    assert status["process"]["exits"][0]["lines"] == ("Traceback", "ValueError: it is broken")
+    assert "exit status 70: ZeroDivisionError: division by zero" in status["why"]
+    assert any(line.startswith("Traceback") for line in status["process"]["exits"][0]["lines"])
     (alert,) = supervisor.alerts()
-    assert (alert.name, "it is broken" in alert.summary) == ("process ended", True)
+    assert (alert.name, "division by zero" in alert.summary) == ("process ended", True)
     with pytest.raises(OptionInvalid, match="not set aside"):
         supervisor.resume("shop")
 
 
+def test_process_whose_messages_cannot_be_read_is_killed_by_name(supervise: Supervise) -> None:
+    supervisor = supervise(["shop"], command=FOREIGN, backoff=Backoff(first=600.0, longest=600.0))
+    wait_until(lambda: status_of(supervisor)["process"]["exits"])
+    status = status_of(supervisor)
+    assert status["process"]["exits"][0]["reason"] == "message"
+    assert "restart the daemon" in status["why"]
+
+
+@pytest.mark.deep(
+    guard="tests/unit/test_capture_processes.py::test_reason_of_a_defect_is_in_the_status_and_the_alert"
+)
+@pytest.mark.timing
 def test_silent_process_is_killed_and_instances_of_a_failing_process_are_separated(
     supervise: Supervise,
 ) -> None:
-    supervisor = supervise(["shop", "users"], ["other"], backoff=AT_ONCE, silence_seconds=2.0)
+    supervisor = supervise(["shop", "users"], ["other"], backoff=AT_ONCE, silence_seconds=5.0)
     names = ("shop", "users", "other")
 
     def processes() -> list[int | None]:
@@ -108,6 +151,9 @@ def test_silent_process_is_killed_and_instances_of_a_failing_process_are_separat
     shared, users, other = processes()
     assert shared == users != other
     assert shared is not None
+    assert other is not None
+    # A service manager that stops the daemon signals all processes; the daemon lets them end.
+    os.kill(other, signal.SIGTERM)
     os.kill(shared, signal.SIGSTOP)
     wait_until(lambda: supervisor.instances["shop"].exits)
     assert supervisor.instances["shop"].exits[0].reason == "silence"

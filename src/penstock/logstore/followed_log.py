@@ -86,8 +86,10 @@ class FollowedLog(LogReader):
             self.durable, self.time_max_us = report.durable, report.time_max_us
 
     def forget_writer(self) -> None:
-        """Expect the reports of another writer."""
+        """Expect the reports of another writer, which may have cut the end of the log."""
         self._files = None
+        with self._refreshing:
+            self._close_newest()
 
     def refresh(self) -> Position | None:
         """Load newly written data and return the end of the whole transactions. Raises LogDamaged."""

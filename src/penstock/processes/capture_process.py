@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -69,9 +70,10 @@ class CaptureProcess:
         self._reporting = threading.Thread(target=self._report_until_stopped, name="reports", daemon=True)
 
     def run(self) -> None:
-        """Capture until the daemon ends, or a signal arrives."""
-        signal.signal(signal.SIGTERM, lambda number, frame: self._stop())
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        """Capture until the daemon ends or lets this process end."""
+        # A service manager sends signals to all processes at once. The daemon decides when captures end.
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
         self._reporting.start()
         for capture in self._captures.values():
             capture.start()
@@ -81,15 +83,13 @@ class CaptureProcess:
         self._maintenance.stop()
         for capture in self._captures.values():
             capture.stop()
+        deadline = time.monotonic() + _JOIN_SECONDS_MAX
         for capture in self._captures.values():
-            if not capture.join(_JOIN_SECONDS_MAX):
+            if not capture.join(max(0.0, deadline - time.monotonic())):
                 _log.error("a capture does not end", instance=capture.name)
         self._ended.set()
         self._due.set()
         self._reporting.join(1.0)
-
-    def _stop(self) -> None:
-        self._stopping.set()
 
     # --- Reports ----------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, ProcessFailed
 from penstock.logstore.followed_log import LogReport
 from penstock.logstore.holds import BrokenHold
 from penstock.settings.daemon import Settings
@@ -80,9 +80,13 @@ class Channel:
             self._stream.sendall(_LENGTH.pack(len(content)) + content)
 
     def receive(self) -> Any:
-        """Return the next message. Raises EOFError once the sender has ended, TimeoutError."""
+        """Return the next message.
+
+        Raises EOFError once the sender has ended, TimeoutError, ProcessFailed for a message of another
+        version.
+        """
         (length,) = _LENGTH.unpack(self._read(_LENGTH.size))
-        return pickle.loads(self._read(length))
+        return _decode(self._read(length))
 
     def end(self) -> None:
         """Let the other side see the end of the messages."""
@@ -116,7 +120,7 @@ def send_report(datagrams: socket.socket, name: str, report: LogReport) -> bool:
 
 
 def receive_reports(datagrams: socket.socket) -> dict[str, LogReport]:
-    """Return the newest report of each instance that has arrived. Does not wait."""
+    """Return the newest report of each instance that has arrived. Does not wait. Raises ProcessFailed."""
     reports: dict[str, LogReport] = {}
     while True:
         try:
@@ -125,5 +129,15 @@ def receive_reports(datagrams: socket.socket) -> dict[str, LogReport]:
             return reports
         if not content:
             return reports
-        name, report = pickle.loads(content)
+        name, report = _decode(content)
         reports[name] = report
+
+
+def _decode(content: bytes) -> Any:
+    try:
+        return pickle.loads(content)
+    except (pickle.UnpicklingError, EOFError, AttributeError, ImportError, TypeError, ValueError) as problem:
+        raise ProcessFailed(
+            f"a message of the daemon or its capture process cannot be read: {problem!r}",
+            hint="Penstock was upgraded while the daemon was running: restart the daemon",
+        ) from problem

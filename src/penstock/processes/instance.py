@@ -222,11 +222,11 @@ class ProcessInstance:
         )
         hint = f"Repair the cause, then run: penstock resume {self.name}"
         failure = self._failure(message, last, hint)
+        if self._followed is None:
+            self._refusal = ProcessFailed(message, position=failure.position, hint=hint)
         with self._lock:
             self._set_aside = failure
             self._down = State.STOPPED, failure
-        if self._followed is None:
-            self._refusal = ProcessFailed(message, position=failure.position, hint=hint)
 
     def close(self) -> None:
         """Close the log."""

@@ -89,10 +89,9 @@ class SupervisedProcess:
         self._channel: Channel | None = None
         self._calls: dict[int, Future[Any]] = {}
         self._number = 0
-        # Exits without progress, and the positions at the last one.
-        self._exits = 0
+        # Ends soon after a start, those of them without progress, and the positions at the last one.
+        self._early_exits = self._exits = 0
         self._positions: tuple[Position | None, ...] = ()
-        self._is_set_aside = False
         self._thread = threading.Thread(target=self._run, name=f"process-{instances[0].name}", daemon=True)
 
     def start(self) -> None:
@@ -154,15 +153,19 @@ class SupervisedProcess:
     def _restarts_after(self, process_exit: ProcessExit, seconds: float) -> bool:
         """Note an exit and wait until the process is due again; return whether it is this thread's."""
         positions = tuple(instance.position for instance in self.instances.values())
+        if seconds >= _WELL_SECONDS:
+            self._early_exits = 0
         if positions != self._positions or seconds >= _WELL_SECONDS:
             self._exits = 0
+        self._early_exits += 1
         self._positions, self._exits = positions, self._exits + 1
         names = sorted(self.instances)
         _log.error("a capture process ended", instances=names, why=process_exit.text(), exits=self._exits)
         for instance in self.instances.values():
             instance.ended(process_exit, _EXITS_KEPT)
         self._wake.clear()
-        if len(names) > 1 and self._exits >= _SHARED_EXITS_MAX:
+        # Among several, one that makes progress hides another that does not.
+        if len(names) > 1 and self._early_exits >= _SHARED_EXITS_MAX:
             _log.warning("each instance gets a capture process of its own", instances=names)
             self._split(self)
             return False
@@ -205,15 +208,15 @@ class SupervisedProcess:
             stream.settimeout(self._silence_seconds)
             for instance in self.instances.values():
                 instance.began(process.pid)
-            was_silent = self._follow(process, stream, datagrams)
+            killed_for = self._follow(process, stream, datagrams)
             self._forget_calls()
             reading.join(_CALL_SECONDS)
-        return ProcessExit(now_us(), *self._reason(process, was_silent=was_silent), tuple(lines))
+        return ProcessExit(now_us(), *(killed_for or _reason_of(process.returncode)), tuple(lines))
 
     def _follow(
         self, process: "subprocess.Popen[bytes]", stream: socket.socket, datagrams: socket.socket
-    ) -> bool:
-        """Read the messages of a process until it has ended; return whether it was killed for its silence."""
+    ) -> tuple[str, str] | None:
+        """Read the messages of a process until it has ended; return the reason if it was killed here."""
         channel = Channel(stream)
         with self._lock:
             self._channel = channel
@@ -222,14 +225,19 @@ class SupervisedProcess:
         heard_at, limit = time.monotonic(), _START_SECONDS_MAX
         has_reported = False
         ending_since: float | None = None
+        reason = "silence", f"it was killed after {self._silence_seconds:g} s without a report"
+        poll = select.poll()
+        for descriptor in (stream, datagrams):
+            poll.register(descriptor, select.POLLIN)
         try:
             channel.send(self._start)
             while True:
-                ready, _, _ = select.select([stream, datagrams], [], [], _POLL_SECONDS)
-                for name, report in receive_reports(datagrams).items() if datagrams in ready else ():
-                    self.instances[name].report(report)
-                    self._arrived(name)
-                if stream in ready:
+                ready = [descriptor for descriptor, _ in poll.poll(_POLL_SECONDS * 1000)]
+                if datagrams.fileno() in ready:
+                    for name, report in receive_reports(datagrams).items():
+                        self.instances[name].report(report)
+                        self._arrived(name)
+                if stream.fileno() in ready:
                     self._handle(channel.receive())
                 now = time.monotonic()
                 if ready:
@@ -243,13 +251,15 @@ class SupervisedProcess:
         except EOFError:
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_END_SECONDS_MAX)
-                return False
-        except (TimeoutError, OSError) as problem:
+                return None
+        except PenstockError as problem:
+            reason = "message", f"it was killed: {problem}"
+        except OSError as problem:
             _log.info("a capture process cannot be reached", process=process.pid, why=repr(problem))
-        was_silent = process.poll() is None
+        was_running = process.poll() is None
         process.kill()
         process.wait()
-        return was_silent
+        return reason if was_running else None
 
     def _handle(self, message: Report | Answer) -> None:
         if isinstance(message, Answer):
@@ -275,17 +285,6 @@ class SupervisedProcess:
             calls, self._calls = self._calls, {}
         for answer in calls.values():
             answer.set_exception(OSError("the process has ended"))
-
-    def _reason(self, process: "subprocess.Popen[bytes]", *, was_silent: bool) -> tuple[str, str]:
-        """Return the reason of an end, in a word and as text."""
-        if was_silent:
-            return "silence", f"it was killed after {self._silence_seconds:g} s without a report"
-        status = process.returncode
-        if status >= 0:
-            return str(status), f"exit status {status}"
-        name = signal.Signals(-status).name
-        remark = ", as the kernel sends it when memory runs out" if status == -signal.SIGKILL else ""
-        return name, f"signal {name}{remark}"
 
 
 class Supervisor:
@@ -401,11 +400,22 @@ class Supervisor:
                 single_process.start()
 
 
+def _reason_of(status: int) -> tuple[str, str]:
+    """Return the reason for an exit status, in a word and as text."""
+    if status >= 0:
+        return str(status), f"exit status {status}"
+    name = signal.Signals(-status).name
+    remark = ", as the kernel sends it when memory runs out" if status == -signal.SIGKILL else ""
+    return name, f"signal {name}{remark}"
+
+
 def _relay_lines(output: IO[bytes], lines: "deque[str]") -> None:
     """Copy a process's output to standard error, and keep its last lines."""
     with output:
         for line in iter(partial(output.readline, _LINE_BYTES_MAX), b""):
             text = line.decode(errors="replace").rstrip("\n")
-            print(text, file=sys.stderr, flush=True)
+            # Nobody may read it any more. The process must not wait for that.
+            with suppress(OSError):
+                print(text, file=sys.stderr, flush=True)
             if text.strip():
                 lines.append(text.strip()[:_LINE_CHARACTERS_MAX])
