@@ -248,14 +248,14 @@ class SupervisedProcess:
                     heard_at, limit = ending_since, _END_SECONDS_MAX if has_reported else 0.0
                 if now - heard_at > limit:
                     break
-        except EOFError:
+        except (EOFError, ConnectionError):
             with suppress(subprocess.TimeoutExpired):
                 process.wait(_END_SECONDS_MAX)
                 return None
         except PenstockError as problem:
             reason = "message", f"it was killed: {problem}"
-        except OSError as problem:
-            _log.info("a capture process cannot be reached", process=process.pid, why=repr(problem))
+        except TimeoutError:
+            _log.info("a capture process has stopped in the middle of a message", process=process.pid)
         was_running = process.poll() is None
         process.kill()
         process.wait()
