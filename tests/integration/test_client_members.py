@@ -5,11 +5,13 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from penstock.client import ChangeBatch, following
 from penstock.coordinate.checkpoint import Checkpoint
 from penstock.coordinate.store import open_store
 from penstock.coordinate.subscription_record import Subscription, Subscriptions
@@ -275,6 +277,38 @@ def test_running_subscription_delivers_another_selection_from_the_reported_posit
         orders.insert(35)
         running.wait_for(14)
     assert sorted(row[1] for row in running.rows) == [*range(10), 13, 23, 33, 35]
+
+
+def test_member_shows_what_it_has_delivered_and_what_failed(
+    orders: Orders, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(following, "_STATISTICS_SECONDS", 0.05)
+    failures = iter([ValueError("refused")])
+
+    def fail_once(batch: ChangeBatch) -> None:
+        for failure in failures:
+            raise failure
+
+    words = ("subscriptions", "show", "cache", "--coordination", orders.coordination)
+
+    def statistics() -> dict[str, Any]:
+        return penstock(*words, "--json").one["owner_statistics"] or {}
+
+    with Running(orders.subscriber(), fail_once) as running:
+        running.wait_owning(1)
+        orders.insert(*range(5))
+        running.wait_for(5)
+        wait_until(lambda: statistics().get("rows") == 5 and statistics()["behind_bytes"] == 0)
+        shown = statistics()
+        assert [shown[name] for name in ("errors", "retries", "skipped")] == [1, 1, 0]
+        assert running.subscriber.options.member in penstock(*words).out
+    # The next member removes what those before it have left.
+    with Running(orders.subscriber()) as running:
+        running.wait_owning(1)
+        orders.insert(5)
+        wait_until(lambda: statistics().get("rows") == 1)
+    with closing(open_store(orders.coordination)) as store:
+        assert list(store.list("/subscriptions/shop/cache/statistics")) == [running.subscriber.options.member]
 
 
 def test_program_that_asks_for_the_tables_that_an_operator_set_is_accepted(orders: Orders) -> None:

@@ -3,7 +3,7 @@
 
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Annotated, Any
 
@@ -26,6 +26,7 @@ from penstock.cli.shared.log_folder import Json, moment, parse_time
 from penstock.cli.shared.rendering import Field, LineWriter, bytes_text, time_text, write_json
 from penstock.cli.shared.selecting import pause, resume, select
 from penstock.coordinate.checkpoint import Checkpoint
+from penstock.coordinate.member_statistics import MemberStatistics
 from penstock.coordinate.subscription_record import ShardView, Subscription
 from penstock.errors import AccessDenied, AuthenticationFailed, ConnectionLost, OptionInvalid
 from penstock.logstore.holds import consumer_hold_name
@@ -53,6 +54,17 @@ _COLUMNS = (
     Field("checkpoint", 32),
     Field("noted", 20),
     Field("remark", 0),
+)
+_MEMBER_COLUMNS = (
+    Field("member", 34),
+    Field("rows", 12, right=True),
+    Field("rows/s", 10, right=True),
+    Field("errors", 7, right=True),
+    Field("retries", 7, right=True),
+    Field("skipped", 7, right=True),
+    Field("behind", 12, right=True),
+    Field("lag", 9, right=True),
+    Field("recorded", 0),
 )
 _LIST_COLUMNS = (
     Field("subscription", 32),
@@ -106,12 +118,13 @@ def show(
     url: Url = None,
     json: Json = False,
 ) -> None:
-    """Show lag, owner, checkpoint and fencing token of each shard."""
+    """Show lag, owner, checkpoint and fencing token of each shard, and what each member has delivered."""
     with Backends.of(coordination, url, config) as backends:
         chosen = backends.choose(subscription)
         shards = backends.shards(chosen)
         if json:
-            write_json(sys.stdout, [_shard_line(chosen, shard) for shard in shards])
+            statistics = backends.registry.statistics(chosen)
+            write_json(sys.stdout, [_shard_line(chosen, shard, statistics) for shard in shards])
             return
         resizing = "" if chosen.resizing is None else f", becoming {chosen.resizing.shard_count}"
         for label, value in (
@@ -144,7 +157,29 @@ def show(
                     shard.lag.why if checkpoint else "",
                 ]
             )
+        _show_members(backends.registry.statistics(chosen))
         _report_unreachable(backends)
+
+
+def _show_members(members: Mapping[str, MemberStatistics]) -> None:
+    if not members:
+        return
+    typer.echo()
+    writer = LineWriter(sys.stdout, _MEMBER_COLUMNS)
+    for member, statistics in sorted(members.items()):
+        writer.write(
+            [
+                member,
+                statistics.rows,
+                f"{statistics.rows_per_second:.1f}",
+                statistics.errors,
+                statistics.retries,
+                statistics.skipped,
+                bytes_text(statistics.behind_bytes),
+                _seconds(statistics.lag_seconds),
+                _time(statistics.updated_us),
+            ]
+        )
 
 
 def _list_line(subscription: Subscription, backends: Backends) -> dict[str, Any]:
@@ -179,8 +214,11 @@ def _worst(seconds: Sequence[float | None]) -> float | None:
     return max(known_seconds) if known_seconds and len(known_seconds) == len(seconds) else None
 
 
-def _shard_line(subscription: Subscription, shown: ShownShard) -> dict[str, Any]:
+def _shard_line(
+    subscription: Subscription, shown: ShownShard, members: Mapping[str, MemberStatistics]
+) -> dict[str, Any]:
     state, holder = shown.view.state, shown.view.holder
+    statistics = members.get(shown.owner or "")
     return {
         "instance": subscription.instance,
         "name": subscription.name,
@@ -192,6 +230,8 @@ def _shard_line(subscription: Subscription, shown: ShownShard) -> dict[str, Any]
         "selects_since": state.revised_at,
         "checkpoint": asdict(state.checkpoint) if state.checkpoint else None,
         **line_of(shown.lag),
+        # Of all shards of the owner together.
+        "owner_statistics": None if statistics is None else asdict(statistics),
     }
 
 

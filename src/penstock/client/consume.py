@@ -12,6 +12,7 @@ import structlog
 
 from penstock.client.attempt import Attempt
 from penstock.client.batch import ChangeBatch
+from penstock.client.deliveries import Deliveries
 from penstock.client.flow import FailurePolicy, Step
 from penstock.client.owned import OwnedShard, roll_back
 from penstock.client.supply import Supply, Taker
@@ -44,10 +45,14 @@ def try_ack(batch: ChangeBatch) -> bool:
 
 
 def answer_failure(
-    policy: FailurePolicy, batch: ChangeBatch, tries: int, failure: Exception
+    policy: FailurePolicy, batch: ChangeBatch, tries: int, failure: Exception, deliveries: Deliveries
 ) -> tuple[Step, float]:
-    """Return the next step after failed tries of a batch, and the seconds to pause before it; log it."""
+    """Return the next step after failed tries of a batch, and the seconds to pause before it.
+
+    Logs and counts it.
+    """
     step, pause = policy.after(tries)
+    deliveries.failed(step)
     logger = _log.bind(
         table=batch.table, shard=batch.shard, position=str(batch.position), tries=tries, why=repr(failure)
     )
@@ -278,7 +283,7 @@ class Consumption:
             if attempt.failure is None:
                 return self._auto_ack(shard, batch)
             tries += 1
-            step, pause = answer_failure(self._policy, batch, tries, attempt.failure)
+            step, pause = answer_failure(self._policy, batch, tries, attempt.failure, shard.deliveries)
             if step is Step.STOP:
                 self._end(attempt.failure)
                 return False

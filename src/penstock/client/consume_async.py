@@ -227,7 +227,7 @@ class AsyncConsumption:
             if attempt.failure is None:
                 return try_ack(batch) if self._auto and shard.is_current(batch) else True
             tries += 1
-            step, pause = answer_failure(self._policy, batch, tries, attempt.failure)
+            step, pause = answer_failure(self._policy, batch, tries, attempt.failure, shard.deliveries)
             if step is Step.STOP:
                 self._finish(attempt.failure)
                 return False

@@ -6,14 +6,15 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
 
 import structlog
 
 from penstock.client.daemons import EARLIEST, LATEST, Start
-from penstock.client.flow import Place
+from penstock.client.deliveries import ERRORS, ROWS, Deliveries
+from penstock.client.flow import Place, Step
 from penstock.client.intake import Intake
 from penstock.client.options import SubscriberOptions
 from penstock.client.owned import OwnedShard, OwnedShards
@@ -22,6 +23,7 @@ from penstock.client.supply import Taker
 from penstock.coordinate.checkpoint import Checkpoint
 from penstock.coordinate.held_shard import LOST, HeldShard
 from penstock.coordinate.lease import Lease
+from penstock.coordinate.member_statistics import MemberStatistics
 from penstock.coordinate.membership import Member
 from penstock.coordinate.store import CoordinationStore, Session, open_store
 from penstock.coordinate.subscription_record import Subscription, Subscriptions
@@ -35,6 +37,9 @@ _LOOK_SECONDS = 0.05
 
 # The polling interval for a daemon with an empty log.
 _EMPTY_SECONDS = 0.2
+
+# How often a member records its statistics while they change.
+_STATISTICS_SECONDS = 10.0
 
 _Answer = TypeVar("_Answer")
 _log = structlog.get_logger(__name__)
@@ -56,6 +61,14 @@ class FollowingStatus:
     consumed_us: Mapping[int, int]
     is_consumed: bool
 
+    @property
+    def lag_seconds(self) -> float | None:
+        """The age of the last consumed commit of the shard that is furthest behind; None if it is unknown."""
+        if self.is_consumed:
+            return 0.0
+        times = [self.consumed_us.get(shard, 0) for shard in self.shards]
+        return max(0.0, time.time() - min(times) / 1e6) if times and all(times) else None
+
 
 class Following:
     """See `penstock.client.supply.Supply`."""
@@ -63,6 +76,7 @@ class Following:
     def __init__(self, options: SubscriberOptions) -> None:
         self._options = options
         self._owned = OwnedShards()
+        self._deliveries = Deliveries()
         self._held: dict[HeldShard, OwnedShard] = {}
         self._store: CoordinationStore | None = None
         self._publishers: Publishers | None = None
@@ -161,6 +175,9 @@ class Following:
             self._member.start()
             threading.Thread(
                 target=self._watch_member, args=(self._member,), name="penstock-member", daemon=True
+            ).start()
+            threading.Thread(
+                target=self._record, args=(registry, subscription), name="penstock-statistics", daemon=True
             ).start()
             self._wait_registered(registry, subscription, self._member)
             start_lease.release()
@@ -302,6 +319,7 @@ class Following:
             revision=(held.subscription.generation, held.subscription.revision),
             selection=held.subscription.selection,
             stored=lambda: _place_of(held.written or checkpoint),
+            deliveries=self._deliveries,
         )
         with self._held_lock:
             if held.leaving is not None:
@@ -326,6 +344,35 @@ class Following:
             self._intake.turn()
         self._taker.lost(shard)
         shard.lose()
+
+    # --- Statistics -------------------------------------------------------------------------
+
+    def _record(self, registry: Subscriptions, subscription: Subscription) -> None:
+        """Record the statistics of this member while they change, until it stops."""
+        recorded, measured_at = MemberStatistics(), time.monotonic()
+        is_first = True
+        while not self._stopping.wait(_STATISTICS_SECONDS):
+            status, counts, now = self.status(), self._deliveries.counts(), time.monotonic()
+            statistics = MemberStatistics(
+                counts[ROWS],
+                (counts[ROWS] - recorded.rows) / (now - measured_at),
+                counts[ERRORS],
+                counts[Step.RETRY.value],
+                counts[Step.SKIP.value],
+                status.behind_bytes,
+                status.lag_seconds,
+            )
+            measured_at = now
+            if statistics == replace(recorded, updated_us=0):
+                continue
+            recorded = replace(statistics, updated_us=time.time_ns() // 1000)
+            try:
+                if is_first:
+                    registry.forget_statistics(subscription)
+                registry.record_statistics(subscription, self._options.member, recorded)
+                is_first = False
+            except PenstockError as problem:
+                _log.debug("statistics are not recorded", member=self._options.member, why=str(problem))
 
     # --- The end ----------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import pyarrow
 
 from penstock.client.batch import ChangeBatch
+from penstock.client.deliveries import Deliveries
 from penstock.client.flow import Delivery, Place, ShardFlow
 from penstock.coordinate.floors import NO_FLOORS, Floors
 from penstock.coordinate.subscription_record import AS_MEMBERS_ASK, Selection
@@ -58,6 +59,7 @@ class OwnedShard:
         revision: tuple[int, int] = (0, 0),
         selection: Selection = AS_MEMBERS_ASK,
         stored: Callable[[], Place] | None = None,
+        deliveries: Deliveries | None = None,
     ) -> None:
         # The stored place before which everything is consumed, if there is a store.
         self.stored = stored
@@ -66,6 +68,7 @@ class OwnedShard:
         self.count = count
         self.revision = revision
         self.selection = selection
+        self.deliveries = deliveries or Deliveries()
         self.floors = floors
         self.arrived: Callable[[], None] = lambda: None
         self._moved = moved
@@ -132,7 +135,10 @@ class OwnedShard:
         """Hand out the next batch, None if there is none, or the shard may no longer be ours."""
         with self._lock:
             delivery = self._flow.take() if not self._leaving and self._is_held() else None
-        return None if delivery is None else self._batch(delivery)
+        if delivery is None:
+            return None
+        self.deliveries.delivered(delivery.content.batch.num_rows)
+        return self._batch(delivery)
 
     def ack(self, number: int, round_: int) -> None:
         """Process an ack. Raises LeaseLost if the shard is no longer ours, OptionInvalid after a rollback."""

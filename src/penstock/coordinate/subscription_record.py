@@ -13,6 +13,7 @@ from typing import Any, Self
 
 from penstock.coordinate.checkpoint import Checkpoint, Checkpoints, ShardState, shard_path
 from penstock.coordinate.lease import Holder
+from penstock.coordinate.member_statistics import MemberStatistics
 from penstock.coordinate.resize import reshaped, why_not
 from penstock.coordinate.store import (
     ABSENT,
@@ -137,6 +138,10 @@ class Subscription:
         """The path of the lease of the leader, which writes the assignment."""
         return self.path + "/leader"
 
+    def statistics_path(self, member: str) -> str:
+        """Return the path of the statistics of a member."""
+        return self.path + path_of("statistics", member)
+
     def lease_path(self, shard: int) -> str:
         """Return the path of the lease of a shard."""
         return shard_path(self.path, self.generation, shard, "lease")
@@ -257,6 +262,29 @@ class Subscriptions:
     def members(self, subscription: Subscription) -> Sequence[str]:
         """Return the names of the current members."""
         return [decoded_name(name) for name in self._store.list(subscription.members_path)]
+
+    def statistics(self, subscription: Subscription) -> Mapping[str, MemberStatistics]:
+        """Return what the current members last recorded; members of earlier versions record nothing."""
+        records = {
+            member: self._store.get(subscription.statistics_path(member))
+            for member in self.members(subscription)
+        }
+        return {
+            member: MemberStatistics.of(record) for member, record in records.items() if record is not None
+        }
+
+    def record_statistics(
+        self, subscription: Subscription, member: str, statistics: MemberStatistics
+    ) -> None:
+        """Replace the statistics of a member."""
+        self._store.put(subscription.statistics_path(member), statistics.encode())
+
+    def forget_statistics(self, subscription: Subscription) -> None:
+        """Remove the statistics of members that have left."""
+        members = self.members(subscription)
+        for name in map(decoded_name, self._store.list(subscription.path + "/statistics")):
+            if name not in members:
+                self._store.delete(subscription.statistics_path(name))
 
     def reset(
         self, instance: str, name: str, checkpoint: Checkpoint | None, shard: int | None = None

@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a member of a subscription has delivered since it started, as it records it in the store."""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Self
+
+from penstock.coordinate.store import HINT_RECORD, Record, reading_record
+
+
+@dataclass(frozen=True)
+class MemberStatistics:
+    """The counts and the lag of a member at `updated_us`, in microseconds UTC since 1970.
+
+    `rows` counts the rows passed to the program, again after a rollback. `errors` counts the calls that
+    failed: after each, the batch was retried (`retries`), skipped (`skipped`), or the member stopped.
+    `behind_bytes` is the size of the log after what was received. None is unknown.
+    """
+
+    rows: int = 0
+    rows_per_second: float = 0.0
+    errors: int = 0
+    retries: int = 0
+    skipped: int = 0
+    behind_bytes: int | None = None
+    lag_seconds: float | None = None
+    updated_us: int = 0
+
+    def encode(self) -> bytes:
+        """Return the value of the record."""
+        return json.dumps(asdict(self)).encode()
+
+    @classmethod
+    def of(cls, record: Record) -> Self:
+        """Read a record; fields of later versions are ignored. Raises SchemaInvalid."""
+        with reading_record("the statistics of a member", HINT_RECORD):
+            values = json.loads(record.value)
+            return cls(**{name: values[name] for name in asdict(cls()) if name in values})
