@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The web console in a real browser, over a daemon that captures a real server."""
 
-import os
 import re
+import socket
 import subprocess
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlencode
@@ -14,6 +14,8 @@ import pytest
 import yaml
 
 from penstock.client import Subscriber
+from penstock.coordinate.store import open_store
+from penstock.coordinate.subscription_record import Subscriptions
 from penstock.pipeline.settings import load_pipeline
 from penstock.pipeline.state import PipelineState
 from tests.support.daemon.chromium import Chromium
@@ -40,27 +42,21 @@ def browser(missing_part: MissingPart, tmp_path: Path) -> Iterator[Chromium]:
         yield browser
 
 
-@contextmanager
-def running_console(*words: str) -> Iterator[str]:
-    """Run `penstock console` inside the block; yield its address."""
-    port = free_port()
-    command = [*PENSTOCK, "console", "--listen", f"127.0.0.1:{port}", *words]
-    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True, env=os.environ) as process:
-        try:
-            assert process.stderr is not None
-            said = iter(process.stderr.readline, "")
-            assert any("serving the console" in line for line in said), "it ended"
-            yield f"http://127.0.0.1:{port}"
-        finally:
-            process.terminate()
-            assert process.wait(WAIT_SECONDS_MAX) == 0
+def is_listening(port: int) -> bool:
+    """Return whether a port of this machine accepts connections."""
+    with socket.socket() as connection:
+        return connection.connect_ex(("127.0.0.1", port)) == 0
 
 
 @dataclass(frozen=True)
 class Shop:
-    """A captured server whose table has the history of one row, and a pipeline and a subscription of it."""
+    """A captured server whose table has the history of one row, and a pipeline and a subscription of it.
+
+    The daemon runs the console at the address `console`.
+    """
 
     daemon: DaemonProcess
+    console: str
     table: str
     coordination: str
     pipeline: Path
@@ -92,49 +88,69 @@ class Shop:
 def shop(mysql_server: Server, fresh_database: FreshDatabase, tmp_path: Path) -> Iterator[Shop]:
     table = f"{fresh_database(mysql_server)}.orders"
     mysql_server.sql(f"CREATE TABLE {table} (id INT PRIMARY KEY, status VARCHAR(80), note TEXT)")
-    coordination = f"sqlite:///{tmp_path}/subscriptions.db"
+    coordination, port = f"sqlite:///{tmp_path}/subscriptions.db", free_port()
+    file = tmp_path / "orders.yaml"
     settings = {
         "coordination": coordination,
         "alerts": {"webhook": "http://127.0.0.1:9/nobody", "disk": "900000000GiB"},
+        "console": {"listen": f"127.0.0.1:{port}", "pipelines": [str(file)]},
         "instances": {"shop": {"source": mysql_server.url(), "start": "latest"}},
     }
-    with DaemonProcess(tmp_path, settings) as daemon:
+    daemon = DaemonProcess(tmp_path, settings)
+    pipeline = {
+        "name": "orders",
+        "source": {
+            "url": f"penstock://127.0.0.1:{daemon.port}/shop",
+            "tables": table,
+            "start": "earliest",
+        },
+        "load": "none",
+        "steps": [{"map": {"cast": {"status": "int"}, "on_error": "dead_letter"}}],
+        "sink": {"files": {"path": str(tmp_path / "feed")}},
+    }
+    file.write_text(yaml.safe_dump(pipeline))
+    with daemon:
         wait_until(lambda: daemon.status()["state"] == "running")
         note = HOSTILE.replace("'", "''")
         mysql_server.sql(
             f"INSERT INTO {table} VALUES (7, 'new', '{note}');"
             f" UPDATE {table} SET status = 'paid' WHERE id = 7; DELETE FROM {table} WHERE id = 7"
         )
-        url = f"penstock://127.0.0.1:{daemon.port}/shop"
-        pipeline = {
-            "name": "orders",
-            "source": {"url": url, "tables": table, "start": "earliest"},
-            "load": "none",
-            "sink": {"files": {"path": str(tmp_path / "feed")}},
-        }
-        file = tmp_path / "orders.yaml"
-        file.write_text(yaml.safe_dump(pipeline))
-        yield Shop(daemon, table, coordination, file)
+        wait_until(lambda: is_listening(port))
+        yield Shop(daemon, f"http://127.0.0.1:{port}", table, coordination, file)
 
 
 @pytest.mark.deep(guard="tests/unit/test_console.py::test_every_page_is_complete_without_javascript")
 def test_operator_answers_each_question_in_a_browser(shop: Shop, browser: Chromium) -> None:
     shop.run_pipeline()
-    with (
-        shop.subscriber() as subscriber,
-        running_console("--daemon", shop.url, "--pipelines", str(shop.pipeline)) as console,
-    ):
+    console = shop.console
+    with shop.subscriber() as subscriber:
         assert next(iter(subscriber)).table == shop.table
         _read_overview(browser, console)
         _read_positions(browser, console, shop)
         _read_history(browser, console, shop)
+        _read_log(browser, console, shop)
+        _read_server_and_settings(browser, console, shop)
         _read_members_and_alerts(browser, console)
+        _reset_subscription(browser, console, shop)
+        _replay_rejected_rows(browser, console)
         _pause_pipeline(browser, console, shop)
         browser.open(f"{console}/?lang=zh")
         assert "总览" in browser.text
-        browser.save_picture(PICTURES / "overview-zh.png")
+        save_pictures(browser, "overview-zh")
     assert browser.errors == []
     assert {re.match(r"(\w+://[^/]*)?", address)[0] for address in browser.requested} == {console}  # type: ignore[index]
+    shop.daemon.kill()
+    port = int(console.rpartition(":")[2])
+    wait_until(lambda: not is_listening(port))
+
+
+def save_pictures(browser: Chromium, name: str) -> None:
+    """Save a picture of the page in each color scheme. No page is wider than the window."""
+    assert browser.run("document.documentElement.scrollWidth <= window.innerWidth"), name
+    for scheme in ("dark", "light"):
+        browser.prefer(scheme)
+        browser.save_picture(PICTURES / f"{name}-{scheme}.png")
 
 
 def _read_overview(browser: Chromium, console: str) -> None:
@@ -143,7 +159,7 @@ def _read_overview(browser: Chromium, console: str) -> None:
     assert "running" in browser.text
     assert "orders" in browser.text
     browser.wait_until("document.querySelector('th button') !== null")
-    browser.save_picture(PICTURES / "overview.png")
+    save_pictures(browser, "overview")
     # The page refreshes itself, by the script that is part of the package.
     browser.run("document.querySelector('h1').textContent = 'stale'")
     browser.wait_until("document.querySelector('h1').textContent === 'Overview'")
@@ -156,10 +172,8 @@ def _read_positions(browser: Chromium, console: str, shop: Shop) -> None:
     browser.open(f"{console}/instance?{urlencode({'daemon': shop.url, 'instance': 'shop'})}")
     assert browser.run("document.querySelectorAll('svg.ruler circle').length") >= 3
     assert "pipeline.orders.shop" in browser.text
-    browser.save_picture(PICTURES / "instance.png")
-    browser.prefer("dark")
-    browser.save_picture(PICTURES / "instance-dark.png")
-    browser.prefer("light")
+    browser.wait_until("document.querySelector('figure.chart polyline') !== null")
+    save_pictures(browser, "instance")
 
 
 def _read_history(browser: Chromium, console: str, shop: Shop) -> None:
@@ -169,17 +183,84 @@ def _read_history(browser: Chromium, console: str, shop: Shop) -> None:
     assert kinds[:3] == ["delete", "update", "insert"]
     assert HOSTILE in browser.text
     assert browser.run("document.title") == "Row history · Penstock"
-    browser.save_picture(PICTURES / "history.png")
+    save_pictures(browser, "history")
+
+
+def _read_log(browser: Chromium, console: str, shop: Shop) -> None:
+    """What else did the transaction of a change do, how was its table defined, and what does the log keep?"""
+    browser.click("article a")
+    assert browser.run("document.querySelectorAll('article.change').length") >= 1
+    assert shop.table in browser.text
+    assert HOSTILE in browser.text
+    save_pictures(browser, "transaction")
+    address = {"daemon": shop.url, "instance": "shop"}
+    browser.open(f"{console}/definitions?{urlencode({**address, 'table': shop.table})}")
+    assert "varchar(80)" in browser.text
+    save_pictures(browser, "definitions")
+    browser.open(f"{console}/log?{urlencode(address)}")
+    assert "pipeline.orders.shop" in browser.text
+    save_pictures(browser, "log")
+
+
+def _read_server_and_settings(browser: Chromium, console: str, shop: Shop) -> None:
+    """Which settings of the server hide changes, and which of the daemon are in force?"""
+    browser.open(f"{console}/check?{urlencode({'daemon': shop.url, 'instance': 'shop'})}")
+    assert "binlog_format" in browser.text
+    save_pictures(browser, "check")
+    browser.open(f"{console}/settings")
+    assert "No account is set" in browser.text
+    assert '"coordination"' in browser.text
+    save_pictures(browser, "settings")
+
+
+def _reset_subscription(browser: Chromium, console: str, shop: Shop) -> None:
+    """Where does the subscription go on? First what will happen, then its effect where the truth is."""
+
+    def resets() -> int:
+        with closing(open_store(shop.coordination)) as store:
+            (subscription,) = Subscriptions(store).list("shop")
+            return subscription.resets
+
+    before = resets()
+    browser.open(f"{console}/subscriptions")
+    browser.click("h2 a.button")
+    browser.run("document.querySelector('select[name=kind]').value = 'earliest'")
+    browser.click("form.search button")
+    assert "begin again there" in browser.text
+    save_pictures(browser, "reset")
+    assert resets() == before
+    browser.click("button.danger")
+    assert resets() == before + 1
+
+
+def _replay_rejected_rows(browser: Chromium, console: str) -> None:
+    """Which rows did the step refuse, and what does a replay do?"""
+    browser.open(f"{console}/pipelines")
+    browser.click("td.right a")
+    assert "StepFailed" in browser.text
+    save_pictures(browser, "rejected")
+    browser.click("td.actions a")
+    assert HOSTILE in browser.text
+    save_pictures(browser, "rejected-rows")
+    browser.open(f"{console}/dead-letters?store=0&name=orders&sink=")
+    browser.click("p a.button")
+    assert "are written to the target" in browser.text
+    save_pictures(browser, "replay")
+    browser.click("button.danger")
+    assert "rejected once more" in browser.text
+    browser.click("nav.tabs a:last-child")
+    assert "changes nothing" in browser.text
+    save_pictures(browser, "compare")
 
 
 def _read_members_and_alerts(browser: Chromium, console: str) -> None:
     """Which member has which shard? And what is wrong: the disk has less free than `alerts.disk`."""
     browser.open(f"{console}/subscriptions")
     browser.wait_until("document.body.innerText.includes('orders-cache')")
-    browser.save_picture(PICTURES / "subscriptions.png")
+    save_pictures(browser, "subscriptions")
     browser.open(f"{console}/alerts")
     browser.wait_until("document.body.innerText.includes('disk')")
-    browser.save_picture(PICTURES / "alerts.png")
+    save_pictures(browser, "alerts")
 
 
 def _pause_pipeline(browser: Chromium, console: str, shop: Shop) -> None:
@@ -189,17 +270,17 @@ def _pause_pipeline(browser: Chromium, console: str, shop: Shop) -> None:
         browser.open(f"{console}/pipelines")
         browser.click("td a:not(.button)")
         assert "idle" in browser.text, "nothing runs the pipeline"
-        browser.save_picture(PICTURES / "tables.png")
+        save_pictures(browser, "tables")
         browser.open(f"{console}/pipelines")
         browser.click("td a.button")
         assert "stops after its current batch" in browser.text
-        browser.save_picture(PICTURES / "pause.png")
+        save_pictures(browser, "pause")
         assert not state.paused
         browser.run("document.querySelector('input[name=why]').value = 'maintenance'")
         browser.click("button.danger")
         assert state.paused
         assert "paused" in browser.text
-        browser.save_picture(PICTURES / "pipelines.png")
+        save_pictures(browser, "pipelines")
 
 
 @pytest.mark.deep(

@@ -167,3 +167,5 @@ def test_chart_stays_inside_its_picture(values: list[float | None]) -> None:
 def test_scale_ends_at_a_round_number() -> None:
     rounded = {0.0: 1.0, 0.3: 0.5, 1.0: 1.0, 1.1: 2.0, 4.0: 5.0, 77.0: 100.0, 1000.0: 1000.0}
     assert {value: round_up(value) for value in rounded} == rounded
+    sizes = {512.0: 1000.0, 1024.0: 1024.0, 3 * 2**20: 5 * 2**20, 700 * 2**30: 1000 * 2**30}
+    assert {value: round_up(value, is_bytes=True) for value in sizes} == sizes

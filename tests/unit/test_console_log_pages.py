@@ -173,8 +173,13 @@ def test_segments_are_listed_with_the_totals_of_the_log(log: Log, daemon: Served
         f"{record.version:019d}" for record in reversed(log.segments[-3:])
     ]
     newest, before, *_ = answer["segments"]
-    assert (newest["state"], newest["end"], newest["transactions"]) == ("open", None, None)
+    assert log.visible is not None
+    assert (newest["state"], newest["end"], newest["transactions"]) == ("open", log.visible.offset, None)
     assert before["end"] > before["start"]
+    stored = sum(total["bytes"] for total in answer["totals"].values())
+    assert stored == sum(extent.end - extent.start for extent in log.extents()) + sum(
+        record.head_bytes for record in log.segments
+    )
 
 
 def test_log_page_shows_segments_holds_and_the_disk(daemon: ServedLog) -> None:

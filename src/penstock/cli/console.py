@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`penstock console`: the web console of daemons and pipelines."""
 
+import os
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -94,4 +96,5 @@ def _settings(section: ConsoleSection, config: Path | None) -> "ConsoleSettings"
         base_path=section.base_path,
         hosts=section.hosts,
         pipeline_files=files,
+        command=(sys.executable, "-m", "penstock.cli.shared.child", str(os.getpid())),
     )

@@ -66,6 +66,24 @@ def replay_letters(visit: Visit, form: Mapping[str, str]) -> Response:
     return visit.redirect("/dead-letters", store=str(store), name=name, sink=sink, **shown)
 
 
+def start_comparison(visit: Visit, form: Mapping[str, str]) -> Response:
+    """Compare a pipeline's target with its source."""
+    return _compare(visit, form, repair=False)
+
+
+def start_repair(visit: Visit, form: Mapping[str, str]) -> Response:
+    """Compare a pipeline's target with its source, and write what differs to the target."""
+    return _compare(visit, form, repair=True)
+
+
+def _compare(visit: Visit, form: Mapping[str, str], *, repair: bool) -> Response:
+    visit.prove_admin()
+    store, name, sink = _store(form), _field(form, "name"), form.get("sink", "")
+    visit.comparisons.start((store, name, sink), visit.files.path(store, name), repair=repair)
+    _record(visit, "repair target" if repair else "compare target", pipeline=name, sink=sink)
+    return visit.redirect("/compare", store=str(store), name=name, sink=sink)
+
+
 def reset_subscription(visit: Visit, form: Mapping[str, str]) -> Response:
     """Let a subscription go on at the place that its page has shown."""
     visit.prove_admin()
@@ -122,5 +140,7 @@ ACTIONS: dict[str, Callable[[Visit, Mapping[str, str]], Response]] = {
     "/pipelines/resume/confirm": resume_pipeline,
     "/tables/resnapshot/confirm": read_again,
     "/dead-letters/replay/confirm": replay_letters,
+    "/compare/start": start_comparison,
+    "/compare/repair/confirm": start_repair,
     "/subscriptions/reset/confirm": reset_subscription,
 }

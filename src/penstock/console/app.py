@@ -19,6 +19,7 @@ from starlette.staticfiles import StaticFiles
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from penstock.console import actions, pages
+from penstock.console.comparisons import Comparisons
 from penstock.console.entrance import Entrance
 from penstock.console.fleet import Fleet
 from penstock.console.pipeline_files import PipelineFiles
@@ -60,6 +61,7 @@ class ConsoleSettings:
     `stores` are the URLs of state stores of pipelines, and `pipeline_files` the files of pipelines, for what
     no state store has: dead letters, and the settings to compare by. `base_path` is the path behind a reverse
     proxy, "" or "/penstock". `hosts` are the names under which browsers reach it, if other than `host`.
+    `command` is the command line, as a process that ends with the console; without, it compares nothing.
     """
 
     daemons: tuple[DaemonAddress, ...]
@@ -69,6 +71,7 @@ class ConsoleSettings:
     base_path: str = ""
     hosts: tuple[str, ...] = ()
     pipeline_files: tuple[Path, ...] = ()
+    command: tuple[str, ...] = ()
 
     @property
     def is_private(self) -> bool:
@@ -83,6 +86,7 @@ class Console:
         self._settings = settings
         self._states = PipelineStates(settings.stores)
         self._files = PipelineFiles(settings.pipeline_files, self._states)
+        self._comparisons = Comparisons(settings.command)
         self._renderer = Renderer(settings.base_path)
         self._entrance = Entrance(settings.daemons)
         self.sessions = Sessions()
@@ -130,6 +134,7 @@ class Console:
             fleet=fleet,
             states=self._states,
             files=self._files,
+            comparisons=self._comparisons,
             streams=self.streams,
             identity=identity,
             forgery_token=self.sessions.forgery_token(identity),

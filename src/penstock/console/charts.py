@@ -9,6 +9,7 @@ WIDTH, HEIGHT = 460, 110
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 8, 8, 18
 SPARK_WIDTH, SPARK_HEIGHT = 96, 20
 _VISIBLE = 1e-9
+_KIB = 1024.0
 
 
 @dataclass(frozen=True)
@@ -37,16 +38,22 @@ class Chart:
 
 
 def draw_chart(
-    values: Sequence[float | None], seconds: int, until_us: int, *, is_small: bool = False
+    values: Sequence[float | None],
+    seconds: int,
+    until_us: int,
+    *,
+    is_small: bool = False,
+    is_bytes: bool = False,
 ) -> Chart:
     """Return a chart of values over the last `seconds`, from 0 to a round number above the highest value.
 
-    A missing value breaks the line. The values of a small chart fill its picture.
+    A missing value breaks the line. The values of a small chart fill its picture. A number of bytes is round
+    in its unit, such as MiB.
     """
     left, right = (0.0, float(SPARK_WIDTH)) if is_small else (float(_LEFT), float(WIDTH - _RIGHT))
     upper, lower = (1.0, SPARK_HEIGHT - 1.0) if is_small else (float(_TOP), float(HEIGHT - _BOTTOM))
     known = [value for value in values if value is not None]
-    top = round_up(max(known, default=0.0))
+    top = round_up(max(known, default=0.0), is_bytes=is_bytes)
     begin_us = until_us - seconds * 1_000_000
     step = (right - left) / max(len(values), 1)
     points = [
@@ -75,9 +82,15 @@ def draw_chart(
     )
 
 
-def round_up(value: float) -> float:
-    """Return 1, 2 or 5 times a power of ten, at or above a value; 1 for next to nothing."""
+def round_up(value: float, *, is_bytes: bool = False) -> float:
+    """Return 1, 2 or 5 times a power of ten, at or above a value; 1 for next to nothing.
+
+    With `is_bytes`, that many bytes, KiB, MiB, GiB or more.
+    """
     if value < _VISIBLE:
         return 1.0
+    if is_bytes and value >= _KIB:
+        unit = _KIB ** math.floor(math.log(value, _KIB))
+        return round_up(value / unit) * unit
     power = 10.0 ** math.floor(math.log10(value))
     return next(factor * power for factor in (1.0, 2.0, 5.0, 10.0) if factor * power >= value * (1 - 1e-9))

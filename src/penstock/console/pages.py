@@ -7,7 +7,13 @@ from typing import Any
 
 from starlette.responses import Response
 
-from penstock.console import dead_letter_pages, log_pages, server_pages, subscription_pages
+from penstock.console import (
+    comparison_pages,
+    dead_letter_pages,
+    log_pages,
+    server_pages,
+    subscription_pages,
+)
 from penstock.console.changed_cells import changed_cells
 from penstock.console.charts import Chart, draw_chart
 from penstock.console.log_pages import full_in
@@ -76,7 +82,13 @@ def _charts(visit: Visit, url: str, name: str, seconds: int) -> list[tuple[str, 
     except PenstockError:
         return []
     return [
-        (title, unit, draw_chart(answer["series"][series], answer["seconds"], answer["until_us"]))
+        (
+            title,
+            unit,
+            draw_chart(
+                answer["series"][series], answer["seconds"], answer["until_us"], is_bytes=unit == "size"
+            ),
+        )
         for series, (title, unit) in _CHARTS.items()
     ]
 
@@ -290,6 +302,7 @@ PAGES: dict[str, Callable[[Visit], Response]] = {
     "/tables": tables,
     "/tables/resnapshot": resnapshot,
     **dead_letter_pages.PAGES,
+    **comparison_pages.PAGES,
     **log_pages.PAGES,
     **server_pages.PAGES,
     **subscription_pages.PAGES,

@@ -8,6 +8,7 @@ from urllib.parse import urlencode
 from starlette.requests import Request
 from starlette.responses import RedirectResponse, Response
 
+from penstock.console.comparisons import Comparisons
 from penstock.console.fleet import Fleet
 from penstock.console.pipeline_files import PipelineFiles
 from penstock.console.pipeline_states import PipelineStates
@@ -37,6 +38,7 @@ class Visit:
     fleet: Fleet
     states: PipelineStates
     files: PipelineFiles
+    comparisons: Comparisons
     streams: Streams
     identity: str
     forgery_token: str

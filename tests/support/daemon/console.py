@@ -99,6 +99,7 @@ def console_of(
     base_path: str = "",
     hosts: tuple[str, ...] = (),
     pipeline_files: tuple[Path, ...] = (),
+    command: tuple[str, ...] = (),
 ) -> Iterator[Browser]:
     """Serve a console of daemons inside the block, and open a browser."""
     addresses = tuple(
@@ -108,7 +109,13 @@ def console_of(
         for daemon in daemons
     )
     settings = ConsoleSettings(
-        addresses, stores, port=0, base_path=base_path, hosts=hosts, pipeline_files=pipeline_files
+        addresses,
+        stores,
+        port=0,
+        base_path=base_path,
+        hosts=hosts,
+        pipeline_files=pipeline_files,
+        command=command,
     )
     server = ConsoleServer(settings)
     thread = threading.Thread(target=server.serve_until_stopped)

@@ -35,7 +35,7 @@ def _listed(log: Log, limit: int) -> dict[str, Any]:
     for record in records:
         total = totals[STATES[record.state]]
         total["segments"] += 1
-        total["bytes"] += record.stored_bytes
+        total["bytes"] += _bytes_of(log, record)
     newest = reversed(records[-limit:] if limit else [])
     retention = log.settings.retention
     return {
@@ -50,6 +50,24 @@ def _listed(log: Log, limit: int) -> dict[str, Any]:
     }
 
 
+def _end_of(log: Log, record: SegmentRecord) -> int:
+    """Return the offset up to which a segment can be read; the open one is known by the end of the log."""
+    visible = log.visible
+    if record.state != OPEN:
+        return record.source_end
+    is_newest = visible is not None and (visible.epoch, visible.file_number) == (
+        record.epoch,
+        record.file_number,
+    )
+    return visible.offset if is_newest and visible is not None else record.base
+
+
+def _bytes_of(log: Log, record: SegmentRecord) -> int:
+    if record.state != OPEN:
+        return record.stored_bytes
+    return record.head_bytes + _end_of(log, record) - record.base
+
+
 def _shown(log: Log, record: SegmentRecord) -> dict[str, Any]:
     """Return a segment. What only its end tells is null while it is open."""
     is_open = record.state == OPEN
@@ -59,10 +77,10 @@ def _shown(log: Log, record: SegmentRecord) -> dict[str, Any]:
         "epoch": record.epoch,
         "file": log.file_of(record),
         "start": record.base,
-        "end": None if is_open else record.source_end,
+        "end": _end_of(log, record),
         "time_first_us": record.time_first_us or None,
         "time_last_us": None if is_open else record.time_max_us or None,
         "transactions": None if is_open else record.transactions,
         "changes": None if is_open else record.changes,
-        "bytes": record.stored_bytes,
+        "bytes": _bytes_of(log, record),
     }

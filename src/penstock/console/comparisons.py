@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Comparisons of pipelines' targets with their sources, as `penstock verify` makes them, one at a time.
+
+Each runs in a process of its own: it reads all rows of both sides, and must not take the memory of the pages.
+The newest result of each pipeline's sink is kept until the console ends.
+"""
+
+import json
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from penstock.errors import OptionInvalid, QuotaReached
+
+_log = structlog.get_logger(__name__)
+
+# Equal or repaired, different, and not everything compared: see `penstock verify`.
+_OUTCOMES = (0, 1, 5)
+# Differing keys of a table that are read in full, and differences that a page shows.
+_KEYS_MAX, _DIFFERENCES_MAX = 1000, 200
+_ERROR_CHARACTERS_MAX = 2000
+
+# A state store's number, a pipeline and a sink.
+ComparisonKey = tuple[int, str, str]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """A comparison that runs, or has ended. Times are microseconds UTC since 1970.
+
+    `tables` has the counts of each table, `differences` the first differing rows. `error` says why there is
+    no result, "" if there is one or it still runs.
+    """
+
+    began_us: int
+    is_repair: bool
+    ended_us: int | None = None
+    tables: Sequence[Mapping[str, Any]] = ()
+    differences: Sequence[Mapping[str, Any]] = field(default=(), repr=False)
+    error: str = ""
+
+
+class Comparisons:
+    """The comparisons of a console. Thread-safe.
+
+    `command` is the program to which the verb and its options are added; it ends with this process.
+    """
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self._command = tuple(command)
+        self._lock = threading.Lock()
+        self._newest: dict[ComparisonKey, Comparison] = {}
+
+    def newest(self, key: ComparisonKey) -> Comparison | None:
+        """Return the comparison that runs or ended last, None if there was none."""
+        with self._lock:
+            return self._newest.get(key)
+
+    def start(self, key: ComparisonKey, file: Path, *, repair: bool) -> None:
+        """Start a comparison. Raises QuotaReached while another one runs, OptionInvalid without a command."""
+        if not self._command:
+            raise OptionInvalid(
+                "this console starts no comparisons", hint="Run it: penstock verify pipeline.yaml"
+            )
+        with self._lock:
+            if any(comparison.ended_us is None for comparison in self._newest.values()):
+                raise QuotaReached("another comparison is running", hint="Wait until it has ended")
+            begun = self._newest[key] = Comparison(_now_us(), repair)
+        # The process ends with the thread that starts it, so the thread waits for it.
+        arguments = (key, file, begun)
+        threading.Thread(target=self._run, args=arguments, name="comparison", daemon=True).start()
+
+    def _run(self, key: ComparisonKey, file: Path, begun: Comparison) -> None:
+        try:
+            ended = self._compare(key, file, begun)
+        except (OSError, ValueError) as problem:
+            _log.error("a comparison failed", pipeline=key[1], why=str(problem))
+            ended = replace(begun, error=str(problem))
+        with self._lock:
+            self._newest[key] = replace(ended, ended_us=_now_us())
+
+    def _compare(self, key: ComparisonKey, file: Path, begun: Comparison) -> Comparison:
+        _, _, sink = key
+        with tempfile.TemporaryDirectory(prefix="penstock-comparison-") as folder:
+            output = Path(folder) / "differences.jsonl"
+            options = ["--json", "--limit", str(_KEYS_MAX), "--output", str(output)]
+            options += ["--sink", sink] if sink else []
+            options += ["--repair"] if begun.is_repair else []
+            done = subprocess.run(
+                [*self._command, "verify", str(file), *options],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+            if done.returncode not in _OUTCOMES or not output.exists():
+                why = done.stderr.strip()[-_ERROR_CHARACTERS_MAX:]
+                return replace(begun, error=why or f"it ended with {done.returncode}")
+            with output.open(encoding="utf-8") as lines:
+                differences = [json.loads(line) for line in islice(lines, _DIFFERENCES_MAX)]
+            tables = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+            return replace(begun, tables=tables, differences=differences)
+
+
+def _now_us() -> int:
+    return time.time_ns() // 1000

@@ -1,0 +1,160 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The console's comparisons of a target with its source: their process, their pages, and the repair."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from structlog.testing import capture_logs
+
+from penstock.cli import console
+from penstock.console.comparisons import Comparison, Comparisons
+from penstock.errors import OptionInvalid, QuotaReached
+from tests.support.daemon.console import console_of
+from tests.support.daemon.served_log import captured_log, serving
+from tests.support.pipeline.local_runs import notes_pipeline, run_here
+from tests.support.suite.patience import wait_until
+
+HOSTILE = "<script>alert(1)</script>\"'&{{1234567*9}}"
+ADDRESS = {"store": "0", "name": "notes", "sink": ""}
+KEY = (0, "notes", "")
+
+COUNTS = {
+    "table": "shop.notes",
+    "equal": False,
+    "source_rows": 3,
+    "target_rows": 2,
+    "missing": 1,
+    "extra": 0,
+    "changed": 1,
+    "unsettled": 0,
+    "beyond": 0,
+    "open": None,
+    "not_compared": [],
+}
+DIFFERENCES: list[dict[str, Any]] = [
+    {
+        "table": "shop.notes",
+        "kind": "changed",
+        "key": '{"id": 7}',
+        "columns": ["note"],
+        "source": json.dumps({"id": 7, "note": HOSTILE}),
+        "target": json.dumps({"id": 7, "note": "old"}),
+    },
+    {
+        "table": "shop.notes",
+        "kind": "missing",
+        "key": '{"id": 8}',
+        "columns": [],
+        "source": json.dumps({"id": 8, "note": None}),
+        "target": None,
+    },
+]
+# A command line that records its words, and finds the differences once the file `go` is there.
+PROGRAM = """
+import json, pathlib, sys, time
+folder, *words = sys.argv[1:]
+folder = pathlib.Path(folder)
+with (folder / "words").open("a") as file: file.write(json.dumps(words) + "\\n")
+while not (folder / "go").exists(): time.sleep(0.01)
+sys.stderr.write((folder / "go").read_text())
+if (folder / "go").read_text(): sys.exit(4)
+pathlib.Path(words[words.index("--output") + 1]).write_text((folder / "differences").read_text())
+print((folder / "counts").read_text()); sys.exit(1)
+"""
+
+
+def command_in(folder: Path) -> tuple[str, ...]:
+    (folder / "counts").write_text(json.dumps(COUNTS))
+    (folder / "differences").write_text("".join(json.dumps(row) + "\n" for row in DIFFERENCES))
+    return (sys.executable, "-I", "-S", "-c", PROGRAM, str(folder))
+
+
+def words_of(folder: Path) -> list[list[str]]:
+    file = folder / "words"
+    return [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+
+
+def ended(comparisons: Comparisons) -> Comparison:
+    def newest() -> Comparison | None:
+        comparison = comparisons.newest(KEY)
+        return comparison if comparison is not None and comparison.ended_us is not None else None
+
+    wait_until(lambda: newest() is not None)
+    comparison = newest()
+    assert comparison is not None
+    return comparison
+
+
+def test_one_comparison_runs_at_a_time(tmp_path: Path) -> None:
+    comparisons = Comparisons(command_in(tmp_path))
+    comparisons.start(KEY, tmp_path / "notes.yaml", repair=False)
+    with pytest.raises(QuotaReached):
+        comparisons.start((0, "other", ""), tmp_path / "other.yaml", repair=False)
+    (tmp_path / "go").touch()
+    first = ended(comparisons)
+    assert (first.error, list(first.tables), list(first.differences)) == ("", [COUNTS], DIFFERENCES)
+    comparisons.start((0, "notes", "lake"), tmp_path / "notes.yaml", repair=True)
+    wait_until(lambda: len(words_of(tmp_path)) == 2)
+    assert words_of(tmp_path)[0][:2] == ["verify", str(tmp_path / "notes.yaml")]
+    assert "--repair" not in words_of(tmp_path)[0]
+    assert words_of(tmp_path)[1][-3:] == ["--sink", "lake", "--repair"]
+
+
+def test_failed_comparison_says_why_and_another_one_may_start(tmp_path: Path) -> None:
+    (tmp_path / "go").write_text("ConnectionLost: the target does not answer")
+    comparisons = Comparisons(command_in(tmp_path))
+    comparisons.start(KEY, tmp_path / "notes.yaml", repair=False)
+    assert "does not answer" in ended(comparisons).error
+    lost = Comparisons([str(tmp_path / "nothing")])
+    for _ in range(2):
+        lost.start(KEY, tmp_path / "notes.yaml", repair=False)
+        assert "No such file" in ended(lost).error
+    with pytest.raises(OptionInvalid):
+        Comparisons([]).start(KEY, tmp_path / "notes.yaml", repair=False)
+
+
+def test_pages_compare_side_by_side_and_repair_after_a_preview(tmp_path: Path) -> None:
+    settings = notes_pipeline(tmp_path, {"files": {"path": str(tmp_path / "feed")}})
+    run_here(settings)
+    file = tmp_path / "notes.yaml"
+    file.write_text(f"name: notes\nstate: {settings.state}\n")
+    command = command_in(tmp_path)
+    with (
+        captured_log() as log,
+        serving(log) as daemon,
+        console_of(daemon, stores=(settings.state,), pipeline_files=(file,), command=command) as browser,
+        capture_logs() as logs,
+    ):
+        page = browser.get("/compare", **ADDRESS)
+        assert "has not compared this target" in page.words
+        fields = {**ADDRESS, "csrf": page.field("csrf")}
+        assert browser.post("/compare/start", fields | {"csrf": ""}).status == 403
+        assert browser.get("/compare/start", **ADDRESS).status == 405
+        started = browser.post("/compare/start", fields)
+        running = browser.follow(started)
+        assert "The comparison has run for" in running.words
+        assert "every 2s" in running.text
+        assert browser.post("/compare/start", fields).status == 429
+        (tmp_path / "go").touch()
+        wait_until(lambda: "Differing rows" in browser.get("/compare", **ADDRESS).words)
+        page = browser.get("/compare", **ADDRESS)
+        assert HOSTILE in page.words
+        assert "<script>alert" not in page.text
+        assert page.text.count("<article") == 2
+        preview = browser.get("/compare/repair", **ADDRESS)
+        assert "found 2 differing rows" in preview.words
+        assert len(words_of(tmp_path)) == 1, "a preview starts nothing"
+        browser.post("/compare/repair/confirm", fields)
+        wait_until(lambda: "The last repair" in browser.get("/compare", **ADDRESS).words)
+        assert browser.get("/compare", **{**ADDRESS, "name": HOSTILE}).status == 404
+    assert "--repair" in words_of(tmp_path)[1]
+    audit = [entry["action"] for entry in logs if entry["event"] == "audit"]
+    assert audit == ["compare target", "repair target"]
+
+
+def test_console_passes_a_command_that_ends_with_it() -> None:
+    settings = console._settings(console.ConsoleSection(), None)
+    assert settings.command[1:3] == ("-m", "penstock.cli.shared.child")
