@@ -3,7 +3,6 @@
 
 import json
 import pickle
-from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from penstock.engine.beginning import refuse_undividable
 from penstock.engine.sink_runs import run_of
 from penstock.errors import LeaseLost, OptionInvalid
 from penstock.local.driver import LocalDriver
-from penstock.local.shard_runs import ShardRuns
 from penstock.model import TableName
 from penstock.pipeline.settings import PipelineSettings, load_pipeline, pipeline_of_values
 from penstock.pipeline.shards import Shard, ShardTables
@@ -25,25 +23,13 @@ from tests.support.pipeline.local_runs import run_here
 from tests.support.pipeline.sharded import (
     TABLES,
     GrowingLog,
+    ShardsInProcess,
     rows_in_feed,
     rows_of_log,
     sharded_values,
     write_sharded,
 )
 from tests.support.suite.nonempty import each
-
-
-class InProcess(ShardRuns):
-    """Runs the shards one after the other in this process, each to the end of the log or to the barrier."""
-
-    def __init__(self, settings: PipelineSettings) -> None:
-        super().__init__(settings, lambda shard, to_barrier=False: [], until_caught_up=True)
-
-    def _run_shards(
-        self, shards: Sequence[Shard], *, until_caught_up: bool, to_barrier: bool = False
-    ) -> None:
-        for shard in shards:
-            run_here(self._settings.of_shard(shard))
 
 
 @pytest.fixture
@@ -133,10 +119,10 @@ def test_run_outside_of_processes_names_the_command(tmp_path: Path) -> None:
 
 
 def test_shards_write_every_row_once(tmp_path: Path, log: GrowingLog) -> None:
-    InProcess(settings_of(tmp_path, 3)).run()
+    ShardsInProcess(settings_of(tmp_path, 3)).run()
     assert rows_in_feed(tmp_path) == rows_of_log(40)
     log.grow(20)
-    InProcess(settings_of(tmp_path, 3)).run()
+    ShardsInProcess(settings_of(tmp_path, 3)).run()
     assert rows_in_feed(tmp_path) == rows_of_log(60)
 
 
@@ -146,14 +132,14 @@ def test_another_number_of_shards_takes_over_at_one_position(
 ) -> None:
     for count in counts:
         settings = settings_of(tmp_path, count)
-        InProcess(settings).agree_on_shards()
+        ShardsInProcess(settings).agree_on_shards()
         first, *others = settings.each_shard()
         # The first shard runs ahead of the others.
         for part in (*others, first):
             run_here(part)
             log.grow(9)
         run_here(first)
-    InProcess(settings_of(tmp_path, counts[-1])).run()
+    ShardsInProcess(settings_of(tmp_path, counts[-1])).run()
     assert rows_in_feed(tmp_path) == rows_of_log(log.rows)
 
 
@@ -165,7 +151,7 @@ def test_handover_killed_at_any_write_is_finished_by_the_next(
         """Simulates the death of the process."""
 
     before = settings_of(tmp_path, 2)
-    InProcess(before).agree_on_shards()
+    ShardsInProcess(before).agree_on_shards()
     run_here(before.each_shard()[1])
     log.grow(10)
     run_here(before.each_shard()[0])
@@ -187,19 +173,19 @@ def test_handover_killed_at_any_write_is_finished_by_the_next(
         for name in ("put_large", "write_first", "_delete_below"):
             die_later(name)
         try:
-            InProcess(settings_of(tmp_path, 3)).agree_on_shards()
+            ShardsInProcess(settings_of(tmp_path, 3)).agree_on_shards()
         except Death:
             pass
         else:
             assert writes > 15, "the handover has fewer writes"
     monkeypatch.undo()
     log.grow(10)
-    InProcess(settings_of(tmp_path, 3)).run()
+    ShardsInProcess(settings_of(tmp_path, 3)).run()
     assert rows_in_feed(tmp_path) == rows_of_log(60)
 
 
 def test_progress_of_shards_is_refused_with_another_number(tmp_path: Path, log: GrowingLog) -> None:
-    InProcess(settings_of(tmp_path, 2)).run()
+    ShardsInProcess(settings_of(tmp_path, 2)).run()
     with pytest.raises(OptionInvalid, match="has progress of 2 shards, not of 1"):
         run_here(settings_of(tmp_path, 1))
     with pytest.raises(OptionInvalid, match="has progress of 2 shards, not of 3"):
@@ -209,25 +195,25 @@ def test_progress_of_shards_is_refused_with_another_number(tmp_path: Path, log: 
 
 def test_shards_do_not_change_while_one_runs_or_has_not_begun(tmp_path: Path, log: GrowingLog) -> None:
     settings = settings_of(tmp_path, 2)
-    InProcess(settings).agree_on_shards()
+    ShardsInProcess(settings).agree_on_shards()
     run_here(settings.each_shard()[0])
     with pytest.raises(OptionInvalid, match="shard 1-of-2 of the pipeline shop has not begun"):
-        InProcess(settings_of(tmp_path, 3)).run()
+        ShardsInProcess(settings_of(tmp_path, 3)).run()
     run_here(settings.each_shard()[1])
     with closing(PipelineState.of(settings.each_shard()[1])) as state:
         state.take()
         with pytest.raises(LeaseLost, match="shop/1-of-2 is run by"):
-            InProcess(settings_of(tmp_path, 3)).run()
-    InProcess(settings_of(tmp_path, 3)).run()
+            ShardsInProcess(settings_of(tmp_path, 3)).run()
+    ShardsInProcess(settings_of(tmp_path, 3)).run()
     assert rows_in_feed(tmp_path) == rows_of_log(40)
 
 
 def test_lost_state_is_refused_with_shards(tmp_path: Path, log: GrowingLog) -> None:
-    InProcess(settings_of(tmp_path, 2)).run()
+    ShardsInProcess(settings_of(tmp_path, 2)).run()
     for file in tmp_path.glob("penstock-pipelines.db*"):
         file.unlink()
     with pytest.raises(OptionInvalid, match="its state knows of none"):
-        InProcess(settings_of(tmp_path, 3)).run()
+        ShardsInProcess(settings_of(tmp_path, 3)).run()
 
 
 # --- Commands -------------------------------------------------------------------------------
@@ -235,7 +221,7 @@ def test_lost_state_is_refused_with_shards(tmp_path: Path, log: GrowingLog) -> N
 
 def test_show_lists_the_shards_and_reset_forgets_all(tmp_path: Path, log: GrowingLog) -> None:
     file = str(write_sharded(tmp_path, 2))
-    InProcess(load_pipeline(file)).run()
+    ShardsInProcess(load_pipeline(file)).run()
     shown = json.loads(invoke("pipelines", "show", file, "--json"))
     assert set(shown["shards"]) == {"0-of-2", "1-of-2"}
     assert {status["batches"] for status in shown["shards"].values()} == {1}
@@ -245,7 +231,7 @@ def test_show_lists_the_shards_and_reset_forgets_all(tmp_path: Path, log: Growin
     shown = json.loads(invoke("pipelines", "show", file, "--json"))
     assert {status["state"] for status in shown["shards"].values()} == {"never ran"}
     file = str(write_sharded(tmp_path, 3))
-    InProcess(load_pipeline(file)).run()
+    ShardsInProcess(load_pipeline(file)).run()
     twice = sorted([*rows_of_log(40), *rows_of_log(40)])
     assert rows_in_feed(tmp_path) == twice, "a feed gets every row again after a reset"
     assert TABLES[0] in {name for name, _ in twice}

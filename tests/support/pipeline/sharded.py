@@ -8,8 +8,12 @@ from typing import Any
 import pyarrow.parquet as parquet
 import yaml
 
+from penstock.local.shard_runs import ShardRuns
+from penstock.pipeline.settings import PipelineSettings
+from penstock.pipeline.shards import Shard
 from tests.support.binlog.events import assemble, events
 from tests.support.binlog.forged_log import NAME, forged_log, insert
+from tests.support.pipeline.local_runs import run_here
 
 TABLES = tuple(f"shop.t{number}" for number in range(8))
 
@@ -31,6 +35,19 @@ class GrowingLog:
             self._events += insert(number + 1, TABLES[number % len(TABLES)], number, b"note")
         self.rows += rows
         self._path.write_bytes(assemble(self._events))
+
+
+class ShardsInProcess(ShardRuns):
+    """Runs the shards one after the other in this process, each to the end of the log or to the barrier."""
+
+    def __init__(self, settings: PipelineSettings) -> None:
+        super().__init__(settings, lambda shard, to_barrier=False: [], until_caught_up=True)
+
+    def _run_shards(
+        self, shards: Sequence[Shard], *, until_caught_up: bool, to_barrier: bool = False
+    ) -> None:
+        for shard in shards:
+            run_here(self._settings.of_shard(shard))
 
 
 def sharded_values(folder: Path, shards: int, **more: Any) -> dict[str, Any]:
