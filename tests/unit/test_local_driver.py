@@ -20,6 +20,7 @@ from penstock.changes import Changes
 from penstock.engine.task_plan import BETWEEN, COUNTS, ROWS, TaskPlan
 from penstock.errors import DiskFailed, OptionInvalid
 from penstock.limits import COORDINATION_RECORD_BYTES_MAX
+from penstock.local import driver as local_driver
 from penstock.local.driver import LocalDriver
 from penstock.local.shuffle import Shuffle
 from penstock.pipeline.settings import PipelineSettings
@@ -291,3 +292,10 @@ def test_local_and_a_spark_session_together_are_refused() -> None:
     session: Any = object()
     with pytest.raises(OptionInvalid, match="local and a Spark session"):
         pipeline.run(session, local=True)
+
+
+def test_processes_of_one_host_share_its_cores_and_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(local_driver, "_available_cores", lambda: 8)
+    drivers = [LocalDriver.of_share(shares) for shares in (1, 3, 16)]
+    assert [driver.cores for driver in drivers] == [8, 2, 1]
+    assert drivers[1]._buffered_bytes_max == local_driver.BUFFERED_BYTES_MAX // 3

@@ -196,7 +196,8 @@ class _RunOptions:
         """Return the run of the pipeline in this process or on Spark."""
         return run_of(
             settings,
-            LocalDriver() if local else _spark_driver(settings, master),
+            # The process of a shard shares the host with those of the others.
+            LocalDriver.of_share(settings.shards) if local else _spark_driver(settings, master),
             until_caught_up=self.until_caught_up,
             stop=self.stop,
             report=self.report,

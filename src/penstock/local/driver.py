@@ -61,6 +61,11 @@ class LocalDriver:
         self._parts = parts or partial(range_parts, resources=self._resources)
         self._cancelled = threading.Event()
 
+    @classmethod
+    def of_share(cls, shares: int) -> Self:
+        """Return a driver with one of several equal shares of this host's cores and of the memory."""
+        return cls(max(1, _available_cores() // shares), BUFFERED_BYTES_MAX // shares)
+
     def beside(self, runs: int, ranges: SharedRanges) -> "LocalDriver":
         """Return a driver for one of several runs in this process, which share the decoded ranges."""
         return LocalDriver(self.cores, self._buffered_bytes_max // runs, ranges.parts)
