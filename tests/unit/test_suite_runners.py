@@ -61,6 +61,23 @@ open(f"{folder}/{name}-resumed", "w").close()
 """
 
 
+# Stops a child, and ends after it was itself resumed twice; its status is 0 if the child was still stopped.
+FREEZER = """
+import os, signal, subprocess, sys, time
+resumed = []
+signal.signal(signal.SIGCONT, lambda *_: resumed.append(1))
+child = subprocess.Popen(["sleep", "3600"])
+os.kill(child.pid, signal.SIGSTOP)
+os.waitid(os.P_PID, child.pid, os.WSTOPPED)
+while len(resumed) < 2:
+    time.sleep(0.01)
+state = open(f"/proc/{child.pid}/stat").read().rpartition(")")[2].split()[0]
+child.kill()
+child.wait()
+sys.exit(0 if state == "T" else 7)
+"""
+
+
 @pytest.fixture(autouse=True)
 def _few_plugins(monkeypatch: pytest.MonkeyPatch) -> None:
     """Load only the plugin that each pytest run needs; the others take a second."""
@@ -139,6 +156,13 @@ def test_pauses_stop_and_resume_every_process_of_the_tree(tmp_path: Path) -> Non
         process.terminate()
         process.wait(WAIT_SECONDS_MAX)
     assert (tmp_path / "command-resumed").exists()
+
+
+def test_pauses_do_not_resume_a_process_that_the_command_stopped(tmp_path: Path) -> None:
+    files = ("--output", str(tmp_path / "output"), "--leaks", str(tmp_path / "leaks"))
+    words = [*TREE, *files, "--pause-seconds", "0.2", "--seed", "294"]
+    done = subprocess.run([*words, sys.executable, "-c", FREEZER], cwd=ROOT, check=False)
+    assert done.returncode == 0, (tmp_path / "output").read_text()
 
 
 def test_process_that_outlives_its_command_is_named_and_killed(tmp_path: Path) -> None:

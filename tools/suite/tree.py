@@ -33,6 +33,8 @@ PAUSE_SECONDS_MIN = 0.1
 GAP_SECONDS = (0.1, 10.0)
 # Processes that are still shutting down when their command ends, such as a JVM, may take this long.
 END_SECONDS_MAX = 20.0
+# A process in the middle of a disk access stops after it.
+STOP_SECONDS_MAX = 1.0
 LEAK_LETTERS_MAX = 200
 _SIGNALS = (signal.SIGCHLD, signal.SIGTERM, signal.SIGINT)
 
@@ -74,17 +76,25 @@ class CommandTree:
             self._reap()
 
     def pause(self, seconds: float) -> None:
-        """Stop every process for a time. All processes resume afterwards, even on an exception."""
-        stopped: set[psutil.Process] = set()
+        """Stop every process for a time. All processes resume afterwards, even on an exception.
+
+        A process that a test has stopped is left alone, because only the test may resume it.
+        """
+        seen: set[psutil.Process] = set()
+        stopped: list[psutil.Process] = []
         try:
             # A process may have forked just before it was stopped.
-            while running := [process for process in self.processes() if process not in stopped]:
+            while running := [process for process in self.processes() if process not in seen]:
                 for process in running:
-                    send(process, signal.SIGSTOP)
-                    stopped.add(process)
+                    seen.add(process)
+                    if not is_stopped(process):
+                        stopped.append(process)
+                        send(process, signal.SIGSTOP)
+                        wait_until_stopped(process)
             self.wait(seconds)
         finally:
-            for process in stopped:
+            # Children first: a parent that runs may stop a child that is still to be resumed.
+            for process in reversed(stopped):
                 send(process, signal.SIGCONT)
 
     def end(self, seconds_max: float = 0.0) -> list[str]:
@@ -155,6 +165,21 @@ def send(process: psutil.Process, number: signal.Signals) -> None:
     """Send a signal to a process that may have ended."""
     with contextlib.suppress(psutil.NoSuchProcess):
         process.send_signal(number)
+
+
+def is_stopped(process: psutil.Process) -> bool:
+    """Return whether a process is stopped by a signal, or has ended."""
+    try:
+        return bool(process.status() in (psutil.STATUS_STOPPED, psutil.STATUS_ZOMBIE))
+    except psutil.NoSuchProcess:
+        return True
+
+
+def wait_until_stopped(process: psutil.Process) -> None:
+    """Wait until a signal has stopped a process, so that it cannot stop others before they are looked at."""
+    deadline = time.monotonic() + STOP_SECONDS_MAX
+    while not is_stopped(process) and time.monotonic() < deadline:
+        time.sleep(0.001)
 
 
 def adopt_orphans() -> None:
