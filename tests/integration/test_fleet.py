@@ -63,8 +63,15 @@ class Fleet:
 
     def wait_for_capturer(self, *members: str) -> str:
         """Wait until one of some members captures up to the server, and return its name."""
-        wait_until(lambda: "running" in self.states(*members).values())
-        return next(name for name, state in self.states(*members).items() if state == "running")
+        capturers: list[str] = []
+
+        def is_captured() -> bool:
+            # A member that captures now may have lost its session by the next look.
+            capturers[:] = [name for name, state in self.states(*members).items() if state == "running"]
+            return bool(capturers)
+
+        wait_until(is_captured)
+        return capturers[0]
 
 
 def segment_bytes(daemon: DaemonProcess) -> dict[str, bytes]:
