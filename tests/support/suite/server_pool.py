@@ -8,11 +8,12 @@ databases, accounts, plugins, global variables and the content of its system tab
 start. A server that differs, or that refuses a statement, is stopped and replaced by a new one.
 """
 
+import os
 import re
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, fields
 from typing import Any
 
@@ -295,9 +296,13 @@ def global_variables(server: Server) -> dict[str, str]:
 
 
 def _disk_bytes(server: Server) -> int:
-    return sum(
-        path.lstat().st_blocks * 512 for path in server.data_directory.rglob("*") if not path.is_symlink()
-    )
+    total = 0
+    for folder, _, names in os.walk(server.data_directory):
+        for name in names:
+            # The server removes temporary files at any time.
+            with suppress(FileNotFoundError):
+                total += os.lstat(os.path.join(folder, name)).st_blocks * 512
+    return total
 
 
 def _quoted(value: str) -> str:
