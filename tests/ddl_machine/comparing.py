@@ -73,8 +73,7 @@ class WatchedHistory(SchemaHistory):
         if known is None:
             # The server is asked for it when its next row comes.
             self._outcome.doubts.append(f"{name} is not known after {text}")
-        elif any(_is_garbled(column.type_text) or "?" in column.type_text for column in known.columns):
-            # The machine itself uses no member with a question mark.
+        elif any(_is_garbled(column.type_text) for column in known.columns):
             self._outcome.counts["definitions that the server cannot show"] += 1
         elif (_shown(known), known.primary_key) != (_shown(expected), expected.primary_key):
             extra = [column for column in known.columns if column not in expected.columns]
@@ -149,11 +148,11 @@ def _shown(schema: TableSchema) -> tuple[tuple[Column, bool | None], ...]:
 
 
 def _is_garbled(value: Any) -> bool:
-    """Tell whether a text has bytes that its character set lacks.
+    """Tell whether a text has bytes that a character set lacks; the machine itself writes no question mark.
 
-    Servers make such members when they convert an ENUM or SET from ucs2 or utf16, and then show two texts.
+    Servers make such members when they convert an ENUM or SET, and then show two texts for them.
     """
-    return isinstance(value, str) and "\ufffd" in value
+    return isinstance(value, str) and ("\ufffd" in value or "?" in value)
 
 
 def _difference(change: RowChange, rows: list[dict[str, Any]], outcome: Outcome) -> str | None:

@@ -122,7 +122,8 @@ def test_compressed_columns_of_mariadb_are_decompressed() -> None:
         ("CREATE TABLE t (a INT) WITH SYSTEM VERSIONING; ALTER TABLE t ADD b INT",
          ["a int(11)", "b int(11)", "row_start timestamp(6)", "row_end timestamp(6)"]),
         ("CREATE TABLE t (a INT); ALTER TABLE t ADD IF NOT EXISTS a TEXT UNIQUE", ["a int(11)"]),
-        ("CREATE TABLE t (a INT); ALTER TABLE t CHANGE IF EXISTS b c TEXT UNIQUE", ["a int(11)"]),
+        ("CREATE TABLE t (a TEXT); ALTER TABLE t ADD IF NOT EXISTS a INT UNIQUE",
+         ["a text gbk", "DB_ROW_HASH_1 bigint(20) unsigned"]),
         ("CREATE TABLE t (a INT UNIQUE); ALTER TABLE t DROP INDEX a, DROP CONSTRAINT x", ["a int(11)"]),
         ("CREATE TABLE t (a INT); ALTER TABLE t REORGANIZE PARTITION p, q INTO (PARTITION r VALUES IN (1))",
          ["a int(11)"]),
@@ -142,11 +143,14 @@ def test_clauses_of_mariadb_are_followed(statements: str, columns: list[str]) ->
     ("statements", "key"),
     [
         ("CREATE TABLE t (a INT, b INT); ALTER TABLE t ADD IF NOT EXISTS c INT KEY", ("c",)),
-        ("CREATE TABLE t (a INT, b INT); ALTER TABLE t ADD IF NOT EXISTS b INT KEY", ()),
+        ("CREATE TABLE t (a INT, b INT); ALTER TABLE t ADD IF NOT EXISTS b INT KEY", ("b",)),
+        ("CREATE TABLE t (a INT KEY, b INT); ALTER TABLE t ADD IF NOT EXISTS b INT KEY", ("a",)),
         # The server adds the column and leaves the key out.
         ("CREATE TABLE t (a INT KEY, b INT); ALTER TABLE t ADD IF NOT EXISTS c INT KEY", ("a",)),
         ("CREATE TABLE t (a INT, b INT); ALTER TABLE t MODIFY IF EXISTS b INT KEY", ("b",)),
-        ("CREATE TABLE t (a INT, b INT); ALTER TABLE t MODIFY IF EXISTS c INT KEY", ()),
+        ("CREATE TABLE t (a INT KEY, b INT); ALTER TABLE t MODIFY IF EXISTS b INT KEY", ("a",)),
+        ("CREATE TABLE t (a INT KEY, b INT); ALTER TABLE t ADD PRIMARY KEY IF NOT EXISTS (b)", ("a",)),
+        ("CREATE TABLE t (a INT, b INT); ALTER TABLE t ADD PRIMARY KEY IF NOT EXISTS (b)", ("b",)),
         ("CREATE TABLE t (a INT KEY); ALTER TABLE t DROP PRIMARY KEY, ADD IF NOT EXISTS c INT KEY", None),
     ],
 )
@@ -218,3 +222,19 @@ def test_key_of_a_system_versioned_table_ends_with_its_period() -> None:
     history.apply("CREATE TABLE u (a INT KEY) WITH SYSTEM VERSIONING", "shop", Position(0, "bin.000001", 200))
     keys = [schema.primary_key for name in "tu" if (schema := history.schema("shop", name))]
     assert keys == [("a", "e"), ("a", "row_end")]
+
+
+@pytest.mark.parametrize(
+    "alter",
+    [
+        "ADD a INT FIRST, RENAME COLUMN a TO b",
+        "CHANGE a b INT, ADD A INT FIRST",
+        "RENAME COLUMN a TO b, ADD a INT",
+    ],
+)
+@pytest.mark.parametrize("spelling", [MYSQL, MARIADB])
+def test_new_column_with_the_name_of_a_renamed_key_column_puts_the_table_in_doubt(
+    spelling: ServerSpelling, alter: str
+) -> None:
+    assert schema_after(f"CREATE TABLE t (c INT, a INT KEY); ALTER TABLE t {alter}", spelling) is None
+    assert schema_after(f"CREATE TABLE t (c INT KEY, a INT); ALTER TABLE t {alter}", spelling) is not None

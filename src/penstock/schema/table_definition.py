@@ -101,7 +101,7 @@ def alter_definition(
         definition.unique_columns,
     )
     keys = [step for step in steps if isinstance(step, SetKey)]
-    if any(step.only_if for step in keys) and not all(step.columns for step in keys):
+    if any(step.if_none for step in keys) and not all(step.columns for step in keys):
         raise Contradiction("whether the key is added depends on when the server drops the other one")
     steps = [step for step in steps if draft.applies(step)]
     if any(isinstance(step, ConvertCharset) for step in steps) and any(map(_declares_large, steps)):
@@ -117,6 +117,10 @@ def alter_definition(
     if any(step.name.lower() in added for step in drops) and definition.schema.primary_key:
         raise Contradiction("MariaDB keeps a key over a column that another one of its name replaces")
     renames = [step for step in steps if isinstance(step, RenameColumn)]
+    if added & set(map(_name_given_up, steps)) & {name.lower() for name in definition.schema.primary_key}:
+        raise Contradiction(
+            "servers move a key to the new column of its name if that comes first in the table"
+        )
     other_steps = [step for step in steps if not isinstance(step, DropColumn | RenameColumn)]
     for drop in drops:
         draft.drop(drop)
@@ -168,6 +172,16 @@ def _order_of(step: Step) -> int:
     return {ConvertCharset: 1, SetKey: 2, AddUnique: 2, DropUnique: 2, SetVersioning: 3}.get(type(step), 0)
 
 
+def _name_given_up(step: Step) -> str | None:
+    """Return the name that a column loses, in lower case."""
+    match step:
+        case RenameColumn(name=name):
+            return name.lower()
+        case ChangeColumn(name=name, column=column) if name.lower() != column.name.lower():
+            return name.lower()
+    return None
+
+
 def _declares_large(step: Step) -> bool:
     """Return whether a step declares a TEXT or BLOB."""
     return isinstance(step, AddColumn | ChangeColumn) and step.column.declared.text.endswith(("text", "blob"))
@@ -203,11 +217,8 @@ class _Draft:
                 | RenameColumn(name=name, if_exists=True)
             ):
                 return self._has(name)
-            case SetKey(only_if=(name, existed)):
-                # MariaDB then does not replace a primary key either, and reports only a note.
-                return self._has(name) is existed and not self.key
-            case AddUnique(only_if=(name, existed)):
-                return self._has(name) is existed
+            case SetKey(if_none=True):
+                return not self.key
         return True
 
     @property

@@ -84,12 +84,11 @@ class DropColumn:
 class SetKey:
     """Set the columns of the primary key; no columns if it is dropped.
 
-    `only_if`, here and in `AddUnique`, is the condition of the key of a column that is declared with
-    IF [NOT] EXISTS: a column's name, and whether it must have existed.
+    With `if_none` (IF [NOT] EXISTS) a table keeps the primary key that it has. MariaDB then reports a note.
     """
 
     columns: tuple[str, ...]
-    only_if: tuple[str, bool] | None = None
+    if_none: bool = False
 
 
 @dataclass(frozen=True)
@@ -99,7 +98,6 @@ class AddUnique:
     columns: tuple[tuple[str, int | None], ...]
     characters_max: int = 768
     """Longer keys use a hidden hash: an InnoDB key has at most 3072 bytes, and a character at most 4."""
-    only_if: tuple[str, bool] | None = None
 
 
 @dataclass(frozen=True)

@@ -189,7 +189,7 @@ def _change(part: TokenCursor, statement: Statement, *, renames: bool) -> list[S
     if_exists = part.accept("IF", "EXISTS")
     name = _name(part) if renames else part.next.text
     column = _column(part, statement)
-    keys = _keys_of(column, (name, True) if if_exists else None)
+    keys = _keys_of(column, if_none=if_exists)
     may_add_hash = statement.spelling.mariadb and may_need_hash(column.declared.text)
     return [ChangeColumn(name, column, _placement(part), may_add_hash, if_exists), *keys]
 
@@ -222,9 +222,8 @@ def _add(part: TokenCursor, statement: Statement) -> list[Step]:
 
 def _added(part: TokenCursor, statement: Statement, keep: bool) -> list[Step]:
     column = _column(part, statement)
-    # If the column exists, the key is not added either.
-    keys = _keys_of(column, (column.name, False) if keep else None)
-    return [AddColumn(column, _placement(part) or Placement(), keep), *keys]
+    # A column that exists stays as it is, and gets the key.
+    return [AddColumn(column, _placement(part) or Placement(), keep), *_keys_of(column, if_none=keep)]
 
 
 def _is_period(part: TokenCursor) -> bool:
@@ -294,10 +293,10 @@ def _name(cursor: TokenCursor) -> str:
     return token.text
 
 
-def _keys_of(column: ColumnSpelling, only_if: tuple[str, bool] | None = None) -> list[Step]:
-    keys: list[Step] = [SetKey((column.name,), only_if)] if column.key else []
+def _keys_of(column: ColumnSpelling, *, if_none: bool = False) -> list[Step]:
+    keys: list[Step] = [SetKey((column.name,), if_none)] if column.key else []
     if column.unique:
-        keys.append(AddUnique(((column.name, None),), only_if=only_if))
+        keys.append(AddUnique(((column.name, None),)))
     return keys
 
 
@@ -306,9 +305,12 @@ def _key_definition(part: TokenCursor, statement: Statement) -> list[Step] | Non
     if part.accept("CONSTRAINT") and part.next.upper not in ("PRIMARY", "UNIQUE", "FOREIGN", "CHECK"):
         part.take()
     if part.accept("PRIMARY", "KEY"):
+        if_none = False
         while not part.ended and part.next.upper != "(":
-            part.take()
-        return [SetKey(_key_columns(part))]
+            if_none = part.accept("IF", "NOT", "EXISTS") or if_none
+            if part.next.upper != "(":
+                part.take()
+        return [SetKey(_key_columns(part), if_none)]
     if part.accept("UNIQUE"):
         while not part.ended and part.next.upper != "(":
             part.take()
