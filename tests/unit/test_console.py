@@ -595,4 +595,4 @@ def test_daemon_address_of_a_request_is_one_of_the_console(daemon: ServedLog) ->
     address = DaemonAddress.parse("penstock://127.0.0.1:1/all")
     with console_of(daemon) as browser:
         page = browser.get("/instance", daemon=address.base_urls[0], instance=INSTANCE)
-    assert (page.status, "no daemon of this console" in page.words) == (404, True)
+    assert (page.status, "not a daemon of this console" in page.words) == (404, True)

@@ -95,7 +95,7 @@ def test_log_begins_before_the_oldest_storage_point(
 def test_damaged_storage_point_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tree, "points", {"0_cache": {"binlogFile": "many"}})
     monkeypatch.setattr(ptubes, "ZooKeeperTree", Tree)
-    with pytest.raises(OptionInvalid, match="/cache/PROPERTYSTORE/0_cache is no storage point"):
+    with pytest.raises(OptionInvalid, match="/cache/PROPERTYSTORE/0_cache is not a storage point"):
         migrated(tmp_path, zookeeper="zk:2181")
 
 

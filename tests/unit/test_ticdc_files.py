@@ -180,7 +180,7 @@ def test_long_rows_and_many_files_are_read_in_pieces(sink: Sink, monkeypatch: py
     ],
 )
 def test_file_that_the_sink_does_not_write_is_refused(path: str) -> None:
-    with pytest.raises(EventMalformed, match="no file of TiCDC"):
+    with pytest.raises(EventMalformed, match="not a file of TiCDC"):
         classify(path)
 
 
@@ -226,9 +226,9 @@ def test_checksums_of_definitions_are_those_of_ticdc(checksum: int, columns: Any
 @pytest.mark.parametrize(
     ("line", "error", "why"),
     [
-        ("{", EventMalformed, "no JSON"),
-        ("[" * 100_000, EventMalformed, "no JSON"),
-        ("[]", EventMalformed, "no message"),
+        ("{", EventMalformed, "not JSON"),
+        ("[" * 100_000, EventMalformed, "not JSON"),
+        ("[]", EventMalformed, "not a message"),
         (message(110, "INSERT", {"id": "1", "name": "n"}, type=[]), EventMalformed, "type"),
         (inserted(110, 1).replace('"old": null', '"old": []'), EventMalformed, "one row"),
         (message(110, "INSERT", {"id": "1", "name": "n"}, extra=1), EventMalformed, "extra"),

@@ -105,7 +105,7 @@ def run(
     Existing files are never overwritten.
     """
     if not is_server_url(source):
-        raise OptionInvalid(f"--source {source} is no server's URL", hint="Write mysql://user@host:3306")
+        raise OptionInvalid(f"--source {source} is not a server's URL", hint="Write mysql://user@host:3306")
     texts = {"pipeline.yaml": _PIPELINE, "penstock.yaml": _DAEMON}
     existing = [name for name in texts if (directory / name).exists()]
     if existing:

@@ -113,6 +113,6 @@ class Fleet:
         address = self._addresses.get(url)
         if address is None:
             raise SourceMissing(
-                f"{url[:200]} is no daemon of this console", hint="Name it with --daemon when it starts"
+                f"{url[:200]} is not a daemon of this console", hint="Name it with --daemon when it starts"
             )
         return address

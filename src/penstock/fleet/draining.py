@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Draining a member: an operator's wish in the store, which the leader carries out."""
+"""Draining a member: an operator's request in the store, which the leader carries out."""
 
 import time
 

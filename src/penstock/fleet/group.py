@@ -88,7 +88,7 @@ class Tenure(Protocol):
         """Wait up to `seconds` until the lease was released; return whether it was."""
 
 
-# Begins a piece of work under a lease.
+# Begins work under a lease.
 Begin = Callable[[CoordinationStore, str, Lease], Tenure]
 # Begins a copy of the log of a piece of work, which needs no lease: its bytes decide what it may have.
 BeginCopy = Callable[[CoordinationStore, str], Tenure]

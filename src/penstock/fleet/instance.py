@@ -65,7 +65,7 @@ class Directory:
                 self._changed.notify()
         hint = "See who captures what: penstock fleet status"
         if capturer is None:
-            return CapturedElsewhere(f"it is being found out which member captures {instance}", hint=hint)
+            return CapturedElsewhere(f"the member that captures {instance} is not known yet", hint=hint)
         if capturer.name is None or capturer.name == self._member:
             return CapturedElsewhere(f"no member captures {instance} at the moment", hint=hint)
         return CapturedElsewhere(

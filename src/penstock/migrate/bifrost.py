@@ -149,7 +149,7 @@ def _server(migration: Migration, name: str, properties: OriginalProperties) -> 
     match = _DSN.match(properties.get("ConnectUri"))
     if match is None:
         raise OptionInvalid(
-            f"DbInfo {name}: ConnectUri is no address of a server",
+            f"DbInfo {name}: ConnectUri is not the address of a server",
             hint="It is user:password@tcp(host:3306)/mysql",
         )
     host = match["host"] if ":" in match["host"] else f"{match['host']}:3306"
@@ -337,7 +337,7 @@ def _object(path: Path) -> Mapping[str, Any]:
         export = json.loads(read_text(path))
     except ValueError as problem:
         raise OptionInvalid(
-            f"{path} is no JSON: {problem}", hint="Name a file of Backup - Export"
+            f"{path} is not JSON: {problem}", hint="Name a file of Backup - Export"
         ) from problem
     if not isinstance(export, dict) or not isinstance(export.get("DbInfo"), dict):
         raise OptionInvalid(f"{path} has no DbInfo", hint="Name a file of Backup - Export")
@@ -347,7 +347,7 @@ def _object(path: Path) -> Mapping[str, Any]:
 def _objects(values: Mapping[str, Any], name: str) -> dict[str, Mapping[str, Any]]:
     inner = values.get(name) or {}
     if not isinstance(inner, dict) or not all(isinstance(value, dict) for value in inner.values()):
-        raise OptionInvalid(f"{name} is no object of objects", hint="Name a file of Backup - Export")
+        raise OptionInvalid(f"{name} is not an object of objects", hint="Name a file of Backup - Export")
     return inner
 
 

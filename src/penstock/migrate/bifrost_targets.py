@@ -176,7 +176,7 @@ def _matched(expression: re.Pattern[str], uri: str, name: str) -> re.Match[str]:
     if match is None:
         # The address may hold a password, so it is not shown.
         raise OptionInvalid(
-            f"{name}: ConnUri is no address of its plugin", hint="Check the target in Bifrost"
+            f"{name}: ConnUri is not an address of its plugin", hint="Check the target in Bifrost"
         )
     return match
 

@@ -174,7 +174,7 @@ class _Destination:
         if timestamp:
             if not timestamp.isdecimal():
                 raise OptionInvalid(
-                    f"{self.name}: canal.instance.master.timestamp is no number of milliseconds"
+                    f"{self.name}: canal.instance.master.timestamp is not a number of milliseconds"
                 )
             return datetime.fromtimestamp(int(timestamp) / 1000, UTC).isoformat()
         return f"{file}:{_FILE_START}" if file else "latest"
@@ -366,7 +366,7 @@ def _steps(destination: _Destination) -> list[dict[str, Any]]:
             table, colon, columns = rule.partition(":")
             if not colon or not re.fullmatch(r"[^.]+\.[^.]+", table):
                 raise OptionInvalid(
-                    f"{destination.name}: {full_name}: {rule!r} is no database.table:column/column"
+                    f"{destination.name}: {full_name}: {rule!r} is not database.table:column/column"
                 )
             names = [column.strip() for column in columns.split("/") if column.strip()]
             steps.append({"map": {"tables": table, verb: names}})

@@ -101,7 +101,7 @@ def cursors_of_zookeeper(tree: ZooKeeperTree, destination: str) -> list[CanalCur
             position = json.loads(cursor)
         except ValueError as problem:
             raise OptionInvalid(
-                f"{folder}/{client}/cursor is no JSON", hint="Remove the node if the client is gone"
+                f"{folder}/{client}/cursor is not JSON", hint="Remove the node if the client is gone"
             ) from problem
         cursors.append(CanalCursor.of(int(client), position, filter_text, f"{folder}/{client}/cursor"))
     return cursors

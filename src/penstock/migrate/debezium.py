@@ -42,7 +42,7 @@ def migrate_debezium(
 ) -> None:
     """Add the pipeline of a connector. `kafka` are the brokers, which a connector's file does not name.
 
-    Raises OptionInvalid for a file that is no configuration of these connectors.
+    Raises OptionInvalid for a file that is not a configuration of these connectors.
     """
     name, values = _configuration(path)
     listed = [option for option in REFERENCE if "producer." not in option]
@@ -89,12 +89,14 @@ def _configuration(path: Path) -> tuple[str, dict[str, str]]:
     try:
         document = json.loads(text)
     except ValueError as problem:
-        raise OptionInvalid(f"{path} is no JSON: {problem}", hint="Name a connector's JSON file") from problem
+        raise OptionInvalid(
+            f"{path} is not JSON: {problem}", hint="Name a connector's JSON file"
+        ) from problem
     if not isinstance(document, dict):
-        raise OptionInvalid(f"{path} is no JSON object", hint="Name a connector's JSON file")
+        raise OptionInvalid(f"{path} is not a JSON object", hint="Name a connector's JSON file")
     config = document.get("config", document)
     if not isinstance(config, dict):
-        raise OptionInvalid(f"{path}: config is no JSON object", hint="Name a connector's JSON file")
+        raise OptionInvalid(f"{path}: config is not a JSON object", hint="Name a connector's JSON file")
     values = {str(key): _text(value) for key, value in config.items()}
     return str(document.get("name") or values.get("name", "")), values
 

@@ -37,7 +37,7 @@ def parse_filter(text: str) -> MaxwellFilter:
         match = _RULE.match(text, end)
         if match is None:
             raise OptionInvalid(
-                f"filter: {text[end : end + 60]!r} is no rule of Maxwell's",
+                f"filter: {text[end : end + 60]!r} is not a rule of Maxwell's",
                 hint="Write include: database.table, or exclude: database./regex/",
             )
         if match[4] is None:

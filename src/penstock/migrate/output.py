@@ -60,7 +60,7 @@ class Migration:
     """The settings made from an original.
 
     `daemon` is the content of penstock.yaml, None if no daemon is needed. `pipelines` are files by name. Text
-    in them is literal: a `$` is no variable, except in `Variable`.
+    in them is literal: a `$` is not a variable, except in `Variable`.
     """
 
     original: str

@@ -79,7 +79,7 @@ class StoragePoint:
             )
         except (ValueError, KeyError, TypeError, AttributeError) as problem:
             raise OptionInvalid(
-                f"{node} is no storage point of Ptubes: {type(problem).__name__}",
+                f"{node} is not a storage point of Ptubes: {type(problem).__name__}",
                 hint="Remove the node if its SDK task is gone",
             ) from problem
 
@@ -174,7 +174,7 @@ def _shard_columns(text: str, name: str) -> dict[str, list[str]]:
         }
     except (ValueError, AttributeError) as problem:
         raise OptionInvalid(
-            f"{name}: ptubes.reader.mysql.subs is no JSON object", hint='Write {"db.table": "column"}'
+            f"{name}: ptubes.reader.mysql.subs is not a JSON object", hint='Write {"db.table": "column"}'
         ) from problem
 
 

@@ -33,7 +33,7 @@ def pattern_of(expression: str, name: str, *, ignore_case: bool = True) -> str:
         TablePatterns([pattern])
     except OptionInvalid as problem:
         raise OptionInvalid(
-            f"{name}: {expression!r} is no expression that Penstock reads: {problem.message}",
+            f"{name}: {expression!r} is not an expression that Penstock reads: {problem.message}",
             hint=f"Write {name} without constructs of Java's own, and migrate again",
         ) from problem
     return pattern

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The metrics and health of a process that is no daemon: a pipeline, or a program with a subscriber.
+"""The metrics and health of a process that is not a daemon: a pipeline, or a program with a subscriber.
 
     with publish_metrics(subscriber.read_metrics, address="127.0.0.1:9400"):
         subscriber.run(handle)

@@ -56,7 +56,7 @@ class Readings:
             self._buckets.setdefault(name, {}).update(buckets)
 
     def values(self, name: str) -> Mapping[Labels, float]:
-        """Return the values of a metric that is no histogram."""
+        """Return the values of a metric that is not a histogram."""
         return self._values.get(name, {})
 
     def buckets(self, name: str) -> Mapping[Labels, Buckets]:

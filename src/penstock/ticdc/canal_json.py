@@ -47,9 +47,9 @@ class CanalJsonRows:
         try:
             message = json.loads(line)
         except (ValueError, RecursionError) as problem:
-            raise EventMalformed(f"a line is no JSON: {line[:80]!r}") from problem
+            raise EventMalformed(f"a line is not JSON: {line[:80]!r}") from problem
         if not isinstance(message, dict):
-            raise EventMalformed(f"a line is no message: {line[:80]!r}")
+            raise EventMalformed(f"a line is not a message: {line[:80]!r}")
         if unknown := message.keys() - _FIELDS:
             raise EventMalformed(
                 f"a message has the fields {sorted(unknown)}, which canal-json does not have"
@@ -65,7 +65,7 @@ class CanalJsonRows:
         data, old = self._row(message, "data"), self._row(message, "old")
         if data is None or (old is not None) != (change is Change.UPDATE):
             raise EventUnsupported(
-                f"a message of the type {message['type']} has not the rows of its type",
+                f"a message of the type {message['type']} does not have the rows of its type",
                 hint="Set enable-old-value and output-old-value in the changefeed",
             )
         commit_ts = _commit_ts(message)
@@ -124,7 +124,7 @@ def _reader(column: SinkColumn, zone: ZoneInfo | None) -> Callable[[Any], bytes]
 
     def read(value: Any) -> bytes:
         if not isinstance(value, str):
-            raise ValueMalformed(f"the column `{column.name}` has {value!r}, which is no text")
+            raise ValueMalformed(f"the column `{column.name}` has {value!r}, which is not text")
         text = utc_text(value, zone, column) if column.kind == "TIMESTAMP" else value
         try:
             return text.encode(encoding)

@@ -74,7 +74,7 @@ def classify(path: str) -> SchemaFile | DataFile | None:
         kind: Literal["json", "csv"] = "json" if data[3] == "json" else "csv"
         return DataFile(path, parts[0], parts[1], int(folders[0]), sequence, int(data[2]), kind)
     raise EventMalformed(
-        f"{path!r} is no file of TiCDC's storage sink",
+        f"{path!r} is not a file of TiCDC's storage sink",
         hint="Give the source of the sink a folder of its own, and remove other files",
     )
 

@@ -16,7 +16,7 @@ _FILES_SHOWN_MAX = 5
 
 
 def precheck_sink(storage: SinkStorage, settings: TicdcSettings) -> Iterator[Finding]:
-    """Yield what is found, the errors in the words in which the instance would stop."""
+    """Yield the findings. An error has the message with which the instance would stop."""
     try:
         checkpoint = read_checkpoint(storage)
         sizes = storage.sizes()

@@ -50,7 +50,7 @@ def utc_text(text: str, zone: ZoneInfo | None, column: SinkColumn) -> str:
         local = datetime.fromisoformat(text)
     except ValueError as problem:
         raise ValueMalformed(
-            f"the column `{column.name}` has {text[:40]!r}, which is no TIMESTAMP"
+            f"the column `{column.name}` has {text[:40]!r}, which is not a TIMESTAMP"
         ) from problem
     if local.tzinfo is not None:
         raise ValueMalformed(f"the column `{column.name}` has {text[:40]!r}, a TIMESTAMP with a time zone")

@@ -110,7 +110,7 @@ def read_schema(file: SchemaFile, content: bytes) -> TableSchema:
         read = tuple(_column(column) for column in columns)
     except (ValueError, KeyError, TypeError, AttributeError) as problem:
         raise EventMalformed(
-            f"{file.path} is no schema file of TiCDC: {problem}",
+            f"{file.path} is not a schema file of TiCDC: {problem}",
             hint="Report it with the version of TiCDC",
         ) from problem
     if (checksum := definition_checksum(values)) != file.checksum:

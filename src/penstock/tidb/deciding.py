@@ -44,7 +44,7 @@ class Deciding:
         self._thread.start()
 
     def stop(self, seconds: float) -> None:
-        """End the thread; a question to TiKV is waited for at most so long."""
+        """End the thread; waits up to `seconds` for an answer of TiKV."""
         self._stopping.set()
         if self._thread.is_alive():
             self._thread.join(seconds)

@@ -37,7 +37,7 @@ class BinlogHead:
 
     @classmethod
     def decode(cls, payload: bytes | memoryview) -> Self:
-        """Read a binlog's head. Raises EventMalformed if the payload is no binlog."""
+        """Read a binlog's head. Raises EventMalformed if the payload is not a binlog."""
         ((kind, start_ts, commit_ts, ddl_job_id),) = tidb_heads([payload])
         return cls(BinlogKind(kind), start_ts, commit_ts, ddl_job_id)
 

@@ -149,7 +149,7 @@ def _check_server(address: ServerAddress) -> Iterator[Finding]:
 
 
 def tidb_version(text: str) -> tuple[int, ...] | None:
-    """Return the release in a version such as 5.7.25-TiDB-v7.1.2; None if it is no TiDB's.
+    """Return the release in a version such as 5.7.25-TiDB-v7.1.2; None if it is not TiDB's.
 
     A build without a release has ().
     """

@@ -91,7 +91,7 @@ class MergeQueue:
             self._changed.notify_all()
 
     def reached(self, pump: str) -> int | None:
-        """Return the commit timestamp up to which a Pump has sent everything; None if it is no member."""
+        """Return the commit timestamp up to which a Pump has sent everything; None if it is not a member."""
         with self._changed:
             return self._merge.reached(pump) if pump in self._merge.members else None
 

@@ -84,7 +84,7 @@ class Node:
 
     @classmethod
     def parse(cls, content: bytes) -> Self:
-        """Read the JSON object. Raises EventMalformed if it is no node."""
+        """Read the JSON object. Raises EventMalformed if it is not a node."""
         try:
             values = json.loads(content)
             return cls(
@@ -98,7 +98,7 @@ class Node:
             )
         except (ValueError, KeyError, TypeError, AttributeError) as problem:
             raise EventMalformed(
-                f"a node in the registry is {content[:200]!r}, which is no Pump or Drainer",
+                f"a node in the registry is {content[:200]!r}, which is neither a Pump nor a Drainer",
                 hint="Correct or delete it with etcdctl",
             ) from problem
 
