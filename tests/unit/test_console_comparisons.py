@@ -13,7 +13,6 @@ from penstock.cli import console
 from penstock.console.comparisons import Comparison, Comparisons
 from penstock.errors import OptionInvalid, QuotaReached
 from tests.support.daemon.console import console_of
-from tests.support.daemon.served_log import captured_log, serving
 from tests.support.pipeline.local_runs import notes_pipeline, run_here
 from tests.support.suite.patience import wait_until
 
@@ -123,9 +122,7 @@ def test_pages_compare_side_by_side_and_repair_after_a_preview(tmp_path: Path) -
     file.write_text(f"name: notes\nstate: {settings.state}\n")
     command = command_in(tmp_path)
     with (
-        captured_log() as log,
-        serving(log) as daemon,
-        console_of(daemon, stores=(settings.state,), pipeline_files=(file,), command=command) as browser,
+        console_of(stores=(settings.state,), pipeline_files=(file,), command=command) as browser,
         capture_logs() as logs,
     ):
         page = browser.get("/compare", **ADDRESS)

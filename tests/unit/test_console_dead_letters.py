@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The console's pages of rejected rows: what they show, what they hide, and what a replay does."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from penstock.pipeline.dead_letter import dead_letters
 from penstock.pipeline.settings import PipelineSettings, load_pipeline
 from penstock.pipeline.state import PipelineState
 from tests.support.daemon.console import Browser, console_of
-from tests.support.daemon.served_log import captured_log, serving
 from tests.support.pipeline.changes_made import changes_of, insert, target_of
 from tests.support.pipeline.rejected_rows import put_aside
 
@@ -50,14 +48,9 @@ def pipeline(folder: Path, sink: Any, steps: list[Any] | None = None) -> tuple[P
     return file, settings
 
 
-@contextmanager
-def console(settings: PipelineSettings, *files: Path) -> Iterator[Browser]:
-    with (
-        captured_log() as log,
-        serving(log) as daemon,
-        console_of(daemon, stores=(settings.state,), pipeline_files=files) as browser,
-    ):
-        yield browser
+def console(settings: PipelineSettings, *files: Path) -> AbstractContextManager[Browser]:
+    """Serve a console of pipelines, without a daemon."""
+    return console_of(stores=(settings.state,), pipeline_files=files)
 
 
 def test_rejected_rows_are_grouped_by_cause_and_shown_as_text(tmp_path: Path) -> None:
