@@ -85,7 +85,7 @@ def _compare(visit: Visit, form: Mapping[str, str], *, repair: bool) -> Response
 
 
 def reset_subscription(visit: Visit, form: Mapping[str, str]) -> Response:
-    """Let a subscription go on at the place that its page has shown."""
+    """Set the checkpoints of a subscription to the position that its page has shown."""
     visit.prove_admin()
     url, name, subscription, position = (
         _field(form, field) for field in ("daemon", "instance", "subscription", "position")

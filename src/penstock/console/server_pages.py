@@ -12,7 +12,7 @@ from penstock.errors import PenstockError
 
 
 def check_server(visit: Visit) -> Response:
-    """Which settings of the servers break or hide changes, and what mends them?"""
+    """Which settings of the servers break or hide changes, and what fixes them?"""
     visit.prove_admin()
     url, name = visit.query("daemon"), visit.query("instance")
     servers: list[dict[str, Any]] = []

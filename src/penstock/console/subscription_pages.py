@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page of a subscription's checkpoints: where would it go on, and who stops what it is at?"""
+"""The page that resets a subscription: where it would continue, and which members would restart shards."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,13 +9,13 @@ from starlette.responses import Response
 from penstock.console.visit import Visit
 from penstock.errors import PenstockError
 
-# Where a subscription may go on: those that need a value, and those that need none.
+# Where a subscription may continue: the kinds that need a value, and those that need none.
 _WITH_VALUE = ("time", "position", "gtid_set")
 _EDGES = ("earliest", "latest")
 
 
 def reset_checkpoints(visit: Visit) -> Response:
-    """What happens if this subscription goes on elsewhere?"""
+    """What happens if this subscription continues elsewhere?"""
     visit.prove_admin()
     url, name, subscription = (visit.query(field) for field in ("daemon", "instance", "subscription"))
     kind, value, shard = visit.query("kind"), visit.query("value"), visit.query("shard")

@@ -33,7 +33,7 @@ _log = structlog.get_logger(__name__)
 
 
 class ResetRequest(BaseModel):
-    """Where a subscription goes on."""
+    """Where a subscription continues."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
