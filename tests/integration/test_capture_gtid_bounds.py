@@ -9,6 +9,7 @@ from penstock.mysql.refusal import check_gtid_set
 from penstock.mysql.start import begin_after
 from penstock.source.server import ServerSource
 from penstock.source.source import SourceOptions
+from tests.support.capture.captured_log import purge
 from tests.support.suite.fixture_types import StartServer
 
 
@@ -18,9 +19,8 @@ def test_dump_may_start_exactly_where_the_oldest_file_begins(flavor: str, start_
     with connect(ServerAddress.parse(server.url("root"))) as connection:
         before = connection.executed().text
         server.sql("CREATE DATABASE d; FLUSH BINARY LOGS")
-        head, executed = connection.head(), connection.executed().text
-        server.sql(f"PURGE BINARY LOGS TO '{head.file}'")
-        assert [log.file for log in connection.binary_logs()] == [head.file]
+        executed, oldest = connection.executed().text, purge(server)
+        assert [log.file for log in connection.binary_logs()] == [oldest]
         assert check_gtid_set(connection, executed) is None
         assert isinstance(check_gtid_set(connection, before), PositionPurged)
         server.sql("CREATE DATABASE e")
