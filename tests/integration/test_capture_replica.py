@@ -298,7 +298,6 @@ def test_purged_file_is_distinguished_from_a_file_that_never_existed(start_serve
         for start, kind in refusals:
             with pytest.raises(kind):
                 dumped(address, start)
-        server.close()
 
 
 def _beyond(gtid_set: str) -> str:
