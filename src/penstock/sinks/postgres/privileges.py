@@ -51,11 +51,11 @@ def _prove_may_create(session: Session, name: TableName) -> None:
         raise _missing(session, "CREATE", f"DATABASE {quoted(database)}")
 
 
-def _missing(session: Session, privileges: str, place: str) -> PrivilegeMissing:
+def _missing(session: Session, privileges: str, object_sql: str) -> PrivilegeMissing:
     account = _account(session)
     return PrivilegeMissing(
-        f"{account} has no privilege {privileges} on {place}",
-        hint=f"GRANT {privileges} ON {place} TO {account}",
+        f"{account} has no privilege {privileges} on {object_sql}",
+        hint=f"GRANT {privileges} ON {object_sql} TO {account}",
     )
 
 
