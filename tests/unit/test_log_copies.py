@@ -169,6 +169,28 @@ def test_copy_ahead_of_the_log_waits_and_continues_at_its_own_end() -> None:
             check_log(wait_for_end(copy, log), whole=True)
 
 
+def test_copy_that_has_little_left_to_receive_is_in_step_only_after_it_had_everything() -> None:
+    disk = SimulatedDisk()
+    with open_copy(Path("/copy"), disk) as begun:
+        capture_pieces(begun, 3)
+    # The disk has room, but not as much as is to stay free.
+    disk.room = SETTINGS.free_bytes_min // 2
+    with open_log(SimulatedDisk()) as log, serving(log) as served:
+        Captured(log).run()
+        address = DaemonAddress((("127.0.0.1", served.port()),), INSTANCE)
+        copy = LogCopy(INSTANCE, lambda: open_copy(Path("/copy"), disk), lambda: address)
+        copy.start()
+        try:
+            wait_until(lambda: "free" in (copy.record().why or ""))
+            assert copy.record().position is not None
+            assert not copy.record().in_step
+            disk.room = None
+            wait_until(lambda: copy.record().in_step)
+            check_log(wait_for_end(copy, log), whole=True)
+        finally:
+            copy.stop()
+
+
 def test_account_limited_to_tables_copies_nothing() -> None:
     access = [{"name": "cache", "token": "narrow-token-0001", "tables": ["shop.orders"]}]
     with open_log(SimulatedDisk()) as log, serving(log, {"token": "wide-token-00001"}, access) as served:

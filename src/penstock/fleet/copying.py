@@ -99,6 +99,8 @@ class LogCopy:
         self._log: Log | None = None
         self._why: str | None = None
         self._behind_bytes: int | None = None
+        # Whether the copy has had everything since the connection to the capturing member began.
+        self._has_caught_up = False
         self._heard_at = float("-inf")
         self._thread = threading.Thread(target=self._run, name=f"copy-{instance}", daemon=True)
 
@@ -121,11 +123,11 @@ class LogCopy:
     def record(self) -> CopyRecord:
         """Return how far the copy is. Never waits."""
         log, behind_bytes = self._log, self._behind_bytes
-        is_heard = time.monotonic() - self._heard_at < _UNHEARD_SECONDS_MAX
+        is_following = self._has_caught_up and time.monotonic() - self._heard_at < _UNHEARD_SECONDS_MAX
         return CopyRecord(
             position=None if log is None else log.visible,
             behind_bytes=behind_bytes,
-            in_step=is_heard and behind_bytes is not None and behind_bytes <= _IN_STEP_BYTES_MAX,
+            in_step=is_following and behind_bytes is not None and behind_bytes <= _IN_STEP_BYTES_MAX,
             why=self._why,
         )
 
@@ -163,6 +165,7 @@ class LogCopy:
             proved: Listing | None = None
             while not self._stopping.is_set():
                 listing = _list(client, log.visible, 0.0 if proved is None else _POLL_SECONDS)
+                is_first = proved is None
                 if proved is None or (proved.url, proved.epochs) != (listing.url, listing.epochs):
                     reason = divergence(log, listing, client)
                     if reason is not None:
@@ -170,10 +173,11 @@ class LogCopy:
                         return
                     proved, stream = listing, None
                 self._behind_bytes, self._heard_at = listing.bytes_after(log.visible), time.monotonic()
+                self._has_caught_up = not self._behind_bytes or (self._has_caught_up and not is_first)
                 with self._permitted():
                     metadata.refresh()
                 stream = self._copy(log, listing, client, metadata, stream)
-                self._why = None
+                self._has_caught_up, self._why = True, None
                 retry.succeeded()
 
     def _copy(
