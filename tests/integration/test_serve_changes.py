@@ -18,6 +18,8 @@ import pytest
 from penstock.limits import WAIT_SECONDS_DEFAULT
 from penstock.limits import WAIT_SECONDS_MAX as NEWS_SECONDS_MAX
 from penstock.serve.http import fleet
+from penstock.serve.http import server_check as check_routes
+from penstock.serve.http import settings as settings_routes
 from penstock.serve.listener import make_app
 from penstock.serve.ports import Ports
 from penstock.serve.served import Arrivals, Served
@@ -536,6 +538,8 @@ def test_openapi_description_lists_exactly_the_routes(shop: Shop) -> None:
     calls = {(method.upper(), path) for path, methods in described["paths"].items() for method in methods}
     served = Served({}, Arrivals())
     more = Telemetry(served, Ports({})).routes() + fleet.routes(None, served.threads.reporting)
+    more += settings_routes.routes(served, dict)
+    more += check_routes.routes(served, lambda name: [], served.threads.searching)
     routes: Any = make_app(served, {}, more).routes
     assert calls == {(method, route.path) for route in routes for method in route.methods - {"HEAD"}}
     body = described["components"]["schemas"]["ChangesRequest"]
