@@ -152,11 +152,8 @@ class Daemon:
             for name in captured
             if self._fleet is None and name not in self._supervisor.instances
         }
-        self._pumps = {
-            name: _make_pump(name, settings)
-            for name, instance in settings.instances.items()
-            if instance.has_role("pump")
-        }
+        pumps = [name for name, instance in settings.instances.items() if instance.has_role("pump")]
+        self._pumps = {name: _make_pump(name, settings) for name in pumps}
         # Created before anything starts, so that a tier with a missing package is reported at once.
         self._maintenance = Maintenance(
             settings,
@@ -165,8 +162,9 @@ class Daemon:
             [(name, pump.run_upkeep) for name, pump in self._pumps.items()],
             dict if self._fleet is None else self._fleet.copies,
         )
-        shard_columns = {name: instance.shard_columns for name, instance in settings.instances.items()}
-        canal_gtid = [name for name, instance in settings.instances.items() if instance.canal_gtid]
+        by_name = settings.instances.items()
+        shard_columns = {name: instance.shard_columns for name, instance in by_name}
+        canal_gtid = [name for name, instance in by_name if instance.canal_gtid]
         hold_seconds = {name: settings.log_of(name).retention.hold_age for name in settings.instances}
         canal_filters = {
             name: TablePatterns(list(instance.tables), list(instance.exclude_tables))

@@ -14,6 +14,7 @@
     │   ├── PositionInvalid          the position does not exist in this source
     │   ├── SourceMissing            the file, folder or server does not exist
     │   ├── SchemaInvalid            a schema file, or a declared schema, cannot be used
+    │   ├── ProcessFailed            a capture process ended too often at one position
     │   ├── LogLocked                another process writes this log
     │   ├── AccessDenied             the account is not allowed to do this
     │   └── DiskFailed               the operating system refused a read, a write or a sync
