@@ -17,8 +17,7 @@ import pytest
 
 from penstock.limits import WAIT_SECONDS_DEFAULT
 from penstock.limits import WAIT_SECONDS_MAX as NEWS_SECONDS_MAX
-from penstock.serve.http import fleet
-from penstock.serve.http import server_check as check_routes
+from penstock.serve.http import fleet, resume, server_check
 from penstock.serve.http import settings as settings_routes
 from penstock.serve.listener import make_app
 from penstock.serve.ports import Ports
@@ -538,8 +537,8 @@ def test_openapi_description_lists_exactly_the_routes(shop: Shop) -> None:
     calls = {(method.upper(), path) for path, methods in described["paths"].items() for method in methods}
     served = Served({}, Arrivals())
     more = Telemetry(served, Ports({})).routes() + fleet.routes(None, served.threads.reporting)
-    more += settings_routes.routes(served, dict)
-    more += check_routes.routes(served, lambda name: [], served.threads.searching)
+    more += settings_routes.routes(served, dict) + resume.routes(served, None)
+    more += server_check.routes(served, lambda name: [], served.threads.searching)
     routes: Any = make_app(served, {}, more).routes
     assert calls == {(method, route.path) for route in routes for method in route.methods - {"HEAD"}}
     body = described["components"]["schemas"]["ChangesRequest"]
@@ -549,8 +548,7 @@ def test_openapi_description_lists_exactly_the_routes(shop: Shop) -> None:
 def test_error_during_a_response_follows_all_whole_transactions(mysql_server: Server, tmp_path: Path) -> None:
     mysql_server.sql("FLUSH BINARY LOGS")
     file, offset = mysql_server.sql("SHOW BINARY LOG STATUS")[0][:2]
-    mysql_server.sql("CREATE DATABASE stops")
-    mysql_server.sql("CREATE TABLE stops.t (id INT PRIMARY KEY)")
+    mysql_server.sql("CREATE DATABASE stops; CREATE TABLE stops.t (id INT PRIMARY KEY)")
     settings = {"instances": {"shop": {"source": mysql_server.url(), "start": f"{file}:{offset}"}}}
     with DaemonProcess(tmp_path, settings) as daemon:
         with mysql_server.connect() as connection, connection.cursor() as cursor:
