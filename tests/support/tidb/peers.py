@@ -10,6 +10,8 @@ import json
 import os
 import shutil
 import subprocess
+import threading
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -54,9 +56,15 @@ class TidbServer:
     port: int
     status_port: int
 
-    def connect(self) -> "pymysql.Connection[Any]":
+    def connect(self, database: str | None = None) -> "pymysql.Connection[Any]":
         """Return a connection."""
-        return pymysql.connect(host="127.0.0.1", port=self.port, user="root", autocommit=False)
+        return pymysql.connect(
+            host="127.0.0.1",
+            port=self.port,
+            user="root",
+            database=database,
+            autocommit=False,
+        )
 
     def kill(self) -> None:
         """Kill the process like a crash."""
@@ -127,6 +135,8 @@ class PeerCluster:
         assert process.stdout is not None
         is_ready = any(line == "ready\n" for line in process.stdout)
         assert is_ready, f"{name} did not start: {(folder / 'output').read_text()[-4000:]}"
+        # A program that logs to a full pipe stops at its next line.
+        threading.Thread(target=deque, args=(process.stdout, 0), daemon=True).start()
         return process
 
 
