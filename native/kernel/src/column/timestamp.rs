@@ -95,7 +95,9 @@ pub(crate) fn is_zero(value: Timestamp) -> bool {
 /// Writes the time in UTC in ISO 8601 format with the column's fractional digits. The zero date is the first second of
 /// 1970.
 pub(crate) fn write_debezium(value: Timestamp, fsp: u8, out: &mut Vec<u8>) {
-    let fsp = if is_zero(value) { 0 } else { fsp };
+    if is_zero(value) {
+        return out.extend_from_slice(b"1970-01-01T00:00:00Z");
+    }
     datetime::write_separated(civil(value), b'T', fsp, out);
     out.push(b'Z');
 }

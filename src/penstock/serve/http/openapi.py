@@ -21,6 +21,7 @@ _INSTANCE = "/v1/instances/{instance}"
 _QUERY = {
     "after": ("string", "Wait until the log has grown past this position"),
     "timeout": ("number", "Maximum wait in seconds"),
+    "version": ("integer", "The commit version that names a file of definitions"),
     "listing": ("integer", "1: return the epochs, the extents and the GTID set of that end too"),
     "time_us": ("integer", "Microseconds UTC since 1970"),
     "gtid": ("string", "A transaction's GTID: uuid:5, or 0-1-5 of MariaDB"),
@@ -89,6 +90,27 @@ _CALLS: tuple[tuple[str, str, str, str, str], ...] = (
     ),
     ("get", f"{_INSTANCE}/holds", "The holds that are visible to the account", "", _JSON),
     ("delete", f"{_INSTANCE}/holds/{{reader}}", "Remove a hold", "", _JSON),
+    (
+        "get",
+        f"{_INSTANCE}/copy/listing",
+        "What a copy of the log lacks",
+        "after timeout",
+        _JSON,
+    ),
+    (
+        "get",
+        f"{_INSTANCE}/copy/metadata",
+        "The end, holds and definition files, for a copy",
+        "",
+        _JSON,
+    ),
+    (
+        "get",
+        f"{_INSTANCE}/copy/definitions",
+        "A file of definitions, for a copy",
+        "version!",
+        _BYTES,
+    ),
     ("post", f"{_INSTANCE}/resume", "Capture an instance again that was set aside", "", _JSON),
     (
         "get",
