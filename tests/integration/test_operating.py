@@ -51,6 +51,7 @@ def test_live_daemon_reports_every_metric_of_the_registry(
         "coordination": f"sqlite://{tmp_path}/coordination.db",
         "log": {"tier": f"file://{tmp_path}/tier", "folder": str(tmp_path / "log"), "block_bytes": 4096},
         "metrics": {"tables": 10},
+        "processes": "per-instance",
         "instances": {"shop": {"source": server.url(), "start": str(head_of(server))}},
     }
     store = open_store(settings["coordination"])

@@ -263,7 +263,14 @@ def _wait_for_partitions(client: Any, topic: str, partitions: int) -> int:
 
 
 def stored_record(client: Mapping[str, Any], topic: str, partition: int, key: bytes) -> dict[str, Any] | None:
-    """Return what a position topic stores under a key, None if there is nothing.
+    """Return what a position topic stores under a key, None if there is nothing; see `stored_records`."""
+    return stored_records(client, topic, {partition: key}).get(partition)
+
+
+def stored_records(
+    client: Mapping[str, Any], topic: str, keys: Mapping[int, bytes]
+) -> dict[int, dict[str, Any]]:
+    """Return what a position topic stores under a key of each partition, without those that have nothing.
 
     Reads only committed records, so an open transaction has to end first. The transaction of this part's last
     writer has ended, but a writer from before a reset may have died just now. Raises Penstock errors,
@@ -274,30 +281,46 @@ def stored_record(client: Mapping[str, Any], topic: str, partition: int, key: by
         "group.id": "penstock-positions",
         "enable.auto.commit": False,
         "enable.partition.eof": True,
+        # A broker answers the requests of a connection in turn, and a fetch waits for records.
+        "fetch.wait.max.ms": 10,
     }
+    records = {}
     with translate_errors(f"position topic {topic}"):
         consumer = kafka.Consumer(options | {"isolation.level": "read_committed"})
         everything = kafka.Consumer(options | {"isolation.level": "read_uncommitted"})
         try:
-            topic_partition = kafka.TopicPartition(topic, partition)
-            low, high = _ends(consumer, topic_partition)
-            deadline = time.monotonic() + OPEN_SECONDS_MAX
-            while high < _ends(everything, topic_partition)[1]:
-                if time.monotonic() > deadline:
-                    raise ServerBusy(
-                        f"Kafka: a transaction stays open in partition {partition} of {topic}",
-                        hint="It ends by itself, after the transaction_timeout of who began it",
-                    )
-                time.sleep(0.05)
-                low, high = _ends(consumer, topic_partition)
-            recent = max(low, high - _RECENT_RECORDS)
-            stored = _last_record(consumer, kafka.TopicPartition(topic, partition, recent), key)
-            if stored is None and recent > low:
-                stored = _last_record(consumer, kafka.TopicPartition(topic, partition, low), key)
-            return stored
+            for partition, key in keys.items():
+                record = _stored_record(consumer, everything, topic, partition, key)
+                if record is not None:
+                    records[partition] = record
         finally:
             consumer.close()
             everything.close()
+    return records
+
+
+def _stored_record(
+    consumer: Any, everything: Any, topic: str, partition: int, key: bytes
+) -> dict[str, Any] | None:
+    kafka = library()
+    topic_partition = kafka.TopicPartition(topic, partition)
+    low, high = _ends(consumer, topic_partition)
+    deadline = time.monotonic() + OPEN_SECONDS_MAX
+    while high < _ends(everything, topic_partition)[1]:
+        if time.monotonic() > deadline:
+            raise ServerBusy(
+                f"Kafka: a transaction stays open in partition {partition} of {topic}",
+                hint="It ends by itself, after the transaction_timeout of who began it",
+            )
+        time.sleep(0.05)
+        low, high = _ends(consumer, topic_partition)
+    if low == high:
+        return None
+    recent = max(low, high - _RECENT_RECORDS)
+    stored = _last_record(consumer, kafka.TopicPartition(topic, partition, recent), key)
+    if stored is None and recent > low:
+        stored = _last_record(consumer, kafka.TopicPartition(topic, partition, low), key)
+    return stored
 
 
 def _ends(consumer: Any, topic_partition: Any) -> tuple[int, int]:

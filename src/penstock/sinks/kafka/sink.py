@@ -286,9 +286,10 @@ class KafkaSink(Sink):
         topic = position_topic(self.settings, mark.pipeline)
         versions: dict[str, int] = {}
         is_committed = False
-        for part in range(connection.partitions_of(connection.admin(self.client()), topic) or 0):
-            stored = connection.stored_record(self.client(), topic, part, position_key(mark, part))
-            if stored is not None and stored["number"] >= mark.number:
+        parts = range(connection.partitions_of(connection.admin(self.client()), topic) or 0)
+        keys = {part: position_key(mark, part) for part in parts}
+        for stored in connection.stored_records(self.client(), topic, keys).values():
+            if stored["number"] >= mark.number:
                 is_committed = True
                 versions |= stored.get("loads", {})
         missing = [target.name for target in targets if str(target.name) not in versions]
