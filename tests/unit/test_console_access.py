@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from penstock.console import pages
+from penstock.console.actions import ACTIONS
 from penstock.console.fleet import Answers, Fleet
 from penstock.errors import AuthenticationFailed, ConnectionLost, PenstockError
 from penstock.source.daemon_address import DaemonAddress
@@ -14,7 +16,17 @@ from tests.support.pipeline.local_runs import notes_pipeline, run_here
 
 FIRST, SECOND = (DaemonAddress.parse(f"penstock://127.0.0.1:{port}/all") for port in (1, 2))
 FIRST_URL, SECOND_URL = FIRST.base_urls[0], SECOND.base_urls[0]
-ADMIN = {"account": "boss", "admin": True, "instances": []}
+ADMIN = {
+    "account": "boss",
+    "admin": True,
+    "instances": ["*"],
+    "subscriptions": ["*"],
+    "tables": [],
+    "exclude_tables": [],
+}
+OF_PIPELINES = ("/pipelines", "/tables", "/dead-letters", "/compare")
+PIPELINE_PAGES = [path for path in pages.PAGES if path.startswith(OF_PIPELINES)]
+PIPELINE_ACTIONS = [path for path in ACTIONS if path.startswith(OF_PIPELINES)]
 DOWN = ConnectionLost("connection refused")
 REFUSED = AuthenticationFailed("the credentials are wrong")
 
@@ -64,6 +76,43 @@ def test_pipelines_stay_hidden_while_a_daemon_with_accounts_is_down(daemons: Dae
         assert "notes" in browser.get("/pipelines").words
         daemons.answers[FIRST_URL] = DOWN
         assert "notes" in browser.get("/pipelines").words, "it asked for no credentials"
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [
+        {"instances": ["shop"]},
+        {"subscriptions": ["orders-*"]},
+        {"tables": ["shop.*"]},
+        {"exclude_tables": ["*.salaries"]},
+    ],
+    ids=lambda limit: next(iter(limit)),
+)
+def test_pipelines_are_closed_to_an_admin_with_limits(
+    daemons: Daemons, tmp_path: Path, limit: dict[str, list[str]]
+) -> None:
+    settings = notes_pipeline(tmp_path, {"files": {"path": str(tmp_path / "feed")}})
+    run_here(settings)
+    daemons.answers = {FIRST_URL: ADMIN | limit, SECOND_URL: ADMIN}
+    daemons.accepted = {FIRST_URL: "boss-token", SECOND_URL: "boss-token"}
+    with console_of(FIRST, SECOND, stores=(settings.state,)) as browser:
+        browser.post("/login", {"token": "boss-token"})
+        assert "notes" not in browser.get("/").words
+        refused = browser.get("/pipelines")
+        assert (refused.status, "notes" in refused.words) == (403, False)
+        for page in PIPELINE_PAGES:
+            assert browser.get(page, store="0", name="notes", sink="").status == 403, page
+        fields = {
+            "csrf": refused.field("csrf"),
+            "store": "0",
+            "name": "notes",
+            "source": "shop",
+            "table": "t",
+        }
+        for action in PIPELINE_ACTIONS:
+            assert browser.post(action, fields).status == 403, action
+        daemons.answers[FIRST_URL] = ADMIN
+        assert "notes" in browser.get("/pipelines").words
 
 
 def test_visitor_without_a_login_asks_no_daemon(daemons: Daemons) -> None:

@@ -23,7 +23,7 @@ def remove_hold(visit: Visit, form: Mapping[str, str]) -> Response:
 
 def pause_pipeline(visit: Visit, form: Mapping[str, str]) -> Response:
     """Stop a pipeline after its current batch."""
-    visit.prove_admin()
+    visit.prove_sees_pipelines()
     name, why = _field(form, "name"), form.get("why", "")
     visit.states.pause(_store(form), name, why)
     _record(visit, "pause pipeline", pipeline=name, why=why)
@@ -32,7 +32,7 @@ def pause_pipeline(visit: Visit, form: Mapping[str, str]) -> Response:
 
 def resume_pipeline(visit: Visit, form: Mapping[str, str]) -> Response:
     """Allow a paused pipeline to start again."""
-    visit.prove_admin()
+    visit.prove_sees_pipelines()
     name = _field(form, "name")
     visit.states.resume(_store(form), name)
     _record(visit, "resume pipeline", pipeline=name)
@@ -41,7 +41,7 @@ def resume_pipeline(visit: Visit, form: Mapping[str, str]) -> Response:
 
 def read_again(visit: Visit, form: Mapping[str, str]) -> Response:
     """Ask a pipeline to read a table again."""
-    visit.prove_admin()
+    visit.prove_sees_pipelines()
     name, source, table = (_field(form, field) for field in ("name", "source", "table"))
     store, sink = _store(form), form.get("sink", "")
     request = visit.states.resnapshot(store, name, sink, source, table)
@@ -51,7 +51,7 @@ def read_again(visit: Visit, form: Mapping[str, str]) -> Response:
 
 def replay_letters(visit: Visit, form: Mapping[str, str]) -> Response:
     """Replay rejected rows: one entry, or all that there are."""
-    visit.prove_admin()
+    visit.prove_sees_pipelines()
     name, sink, entry = _field(form, "name"), form.get("sink", ""), form.get("entry", "")
     store = _store(form)
     settings = visit.files.settings(store, name, sink)
@@ -77,7 +77,7 @@ def start_repair(visit: Visit, form: Mapping[str, str]) -> Response:
 
 
 def _compare(visit: Visit, form: Mapping[str, str], *, repair: bool) -> Response:
-    visit.prove_admin()
+    visit.prove_sees_pipelines()
     store, name, sink = _store(form), _field(form, "name"), form.get("sink", "")
     visit.comparisons.start((store, name, sink), visit.files.path(store, name), repair=repair)
     _record(visit, "repair target" if repair else "compare target", pipeline=name, sink=sink)

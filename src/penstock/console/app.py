@@ -119,13 +119,14 @@ class Console:
             accounts = self._entrance.ask()
             self._entrance.prove_open()
             fleet, unknown = Fleet(self._settings.daemons, None), self._entrance.unknown
-            is_admin = not unknown and all(account["admin"] for account in accounts.values.values())
+            answered = list(accounts.values.values())
+            is_admin = not unknown and all(account["admin"] for account in answered)
         else:
             fleet, unknown = Fleet(self._settings.daemons, session.token), ()
             accounts = fleet.ask_all("account")
             if any(isinstance(problem, AuthenticationFailed) for problem in accounts.problems.values()):
                 raise AuthenticationFailed("log in with the token of an account")
-            answered = accounts.values.values()
+            answered = list(accounts.values.values())
             is_admin = bool(answered) and all(account["admin"] for account in answered)
         identity = identity or self.sessions.new_id()
         return Visit(
@@ -140,6 +141,7 @@ class Console:
             forgery_token=self.sessions.forgery_token(identity),
             account="" if session is None else session.account,
             is_admin=is_admin,
+            sees_pipelines=is_admin and all(_is_unlimited(account) for account in answered),
             unknown_daemons=unknown,
             base_path=self._settings.base_path,
         )
@@ -321,6 +323,16 @@ def _refused_login(refusals: Mapping[str, PenstockError], accepting: Mapping[str
     return AuthenticationFailed(
         f"{url} refuses the token that {next(iter(accepting))} accepts",
         hint="Set the same account under access in each penstock.yaml, or start one console for each daemon",
+    )
+
+
+def _is_unlimited(account: Mapping[str, Any]) -> bool:
+    """Return whether a daemon's account may read every instance and table, as every subscription."""
+    return (
+        "*" in account["instances"]
+        and "*" in account["subscriptions"]
+        and not account["tables"]
+        and not account["exclude_tables"]
     )
 
 

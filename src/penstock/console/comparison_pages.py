@@ -16,7 +16,7 @@ _KINDS = tuple(str(kind) for kind in Kind)
 
 def compare(visit: Visit) -> Response:
     """Is the target equal to the source, and which rows differ?"""
-    visit.prove_admin()
+    visit.prove_sees_pipelines()
     key = store, name, sink = visit.pipeline_query()
     visit.files.path(store, name)
     comparison = visit.comparisons.newest(key)
@@ -35,7 +35,7 @@ def compare(visit: Visit) -> Response:
 
 def preview_repair(visit: Visit) -> Response:
     """What happens if the target is repaired?"""
-    visit.prove_admin()
+    visit.prove_sees_pipelines()
     key = store, name, sink = visit.pipeline_query()
     visit.files.path(store, name)
     comparison = visit.comparisons.newest(key)

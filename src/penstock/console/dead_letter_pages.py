@@ -44,7 +44,7 @@ class ShownLetter:
 
 def list_letters(visit: Visit) -> Response:
     """Which rows did a step refuse, and why?"""
-    visit.prove_admin()
+    visit.prove_sees_pipelines()
     store, name, sink = visit.pipeline_query()
     settings = visit.files.settings(store, name, sink)
     letters = dead_letters(settings)
@@ -65,7 +65,7 @@ def list_letters(visit: Visit) -> Response:
 
 def show_letter(visit: Visit) -> Response:
     """Which rows are in this entry, as the source sent them?"""
-    visit.prove_admin()
+    visit.prove_sees_pipelines()
     store, name, sink = visit.pipeline_query()
     settings = visit.files.settings(store, name, sink)
     entry = visit.query("entry")
@@ -84,7 +84,7 @@ def show_letter(visit: Visit) -> Response:
 
 def preview_replay(visit: Visit) -> Response:
     """What happens if these rows are replayed?"""
-    visit.prove_admin()
+    visit.prove_sees_pipelines()
     store, name, sink = visit.pipeline_query()
     settings = visit.files.settings(store, name, sink)
     entry = visit.query("entry")

@@ -51,7 +51,7 @@ def overview(visit: Visit) -> Response:
         for status in answer["instances"]
     ]
     instances.sort(key=lambda instance: (_urgency(instance["state"]), instance["instance"]))
-    rows, store_problems = visit.states.rows() if visit.is_admin else ([], {})
+    rows, store_problems = visit.states.rows() if visit.sees_pipelines else ([], {})
     rows.sort(key=lambda row: (_urgency(str(row.summary["state"])), row.name, row.sink))
     return visit.render(
         "overview.html",
@@ -148,7 +148,7 @@ def hold(visit: Visit) -> Response:
 
 def pipelines(visit: Visit) -> Response:
     """Which pipelines run, how far is each target behind, and what was rejected?"""
-    visit.prove_admin()
+    visit.prove_sees_pipelines()
     rows, problems = visit.states.rows()
     rows.sort(key=lambda row: (_urgency(str(row.summary["state"])), row.name, row.sink))
     return visit.render("pipelines.html", pipelines=rows, problems=problems, stores=visit.states.names)
@@ -156,7 +156,7 @@ def pipelines(visit: Visit) -> Response:
 
 def pause(visit: Visit) -> Response:
     """What happens if this pipeline is paused or resumed?"""
-    visit.prove_admin()
+    visit.prove_sees_pipelines()
     rows, _ = visit.states.rows()
     chosen = [
         row for row in rows if (str(row.store), row.name) == (visit.query("store"), visit.query("name"))
@@ -166,7 +166,7 @@ def pause(visit: Visit) -> Response:
 
 def tables(visit: Visit) -> Response:
     """Which tables are loading, streaming or stopped, and what takes the time?"""
-    visit.prove_admin()
+    visit.prove_sees_pipelines()
     store, name, sink = visit.pipeline_query()
     rows = visit.states.tables(store, name, sink)
     rows.sort(key=lambda row: (_TABLE_URGENCY.index(row.state), row.source, row.table))
@@ -179,7 +179,7 @@ def tables(visit: Visit) -> Response:
 
 def resnapshot(visit: Visit) -> Response:
     """What happens if this table is read again?"""
-    visit.prove_admin()
+    visit.prove_sees_pipelines()
     store, name, sink = visit.pipeline_query()
     source, table = visit.query("source"), visit.query("table")
     rows = [

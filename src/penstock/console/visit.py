@@ -29,8 +29,8 @@ def client_of(request: Request) -> str:
 class Visit:
     """A request with the rights of its user. `account` is "" without a login.
 
-    Pipelines are for admins only, because their state stores know no accounts. `unknown_daemons` have not
-    said yet whether they ask for credentials.
+    Pipelines are for admins without limits only, because their state stores know no accounts.
+    `unknown_daemons` have not said yet whether they ask for credentials.
     """
 
     request: Request
@@ -44,6 +44,7 @@ class Visit:
     forgery_token: str
     account: str
     is_admin: bool
+    sees_pipelines: bool
     unknown_daemons: tuple[str, ...]
     base_path: str
 
@@ -104,6 +105,16 @@ class Visit:
                 hint="Set admin: true for the account: access in penstock.yaml",
             )
 
+    def prove_sees_pipelines(self) -> None:
+        """Raise AccessDenied unless the user is also an admin of everything at those daemons."""
+        self.prove_admin()
+        if not self.sees_pipelines:
+            raise AccessDenied(
+                f"account {self.account} is an admin with limits, and pipelines may have any table",
+                hint="Log in with an admin account without instances, subscriptions and tables: access in"
+                " penstock.yaml",
+            )
+
     def render(self, template: str, *, code: int = 200, **values: Any) -> Response:
         """Return a page with an HTTP status."""
         return self.renderer.response(template, self.language, code, self._all(values))
@@ -121,6 +132,7 @@ class Visit:
             "csrf": self.forgery_token,
             "account": self.account,
             "is_admin": self.is_admin,
+            "sees_pipelines": self.sees_pipelines,
             "path": self.request.url.path.removeprefix(self.base_path),
             "query": str(self.request.url.query),
             **values,
