@@ -3,6 +3,7 @@
 
 import json
 import sys
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,9 +11,11 @@ import pytest
 from structlog.testing import capture_logs
 
 from penstock.cli import console
-from penstock.console.comparisons import Comparison, Comparisons
+from penstock.console.comparisons import REPAIRED_KEYS_MAX, Comparison, Comparisons
 from penstock.errors import OptionInvalid, QuotaReached
+from penstock.pipeline.verify.verify import Verification
 from tests.support.daemon.console import console_of
+from tests.support.logstore.kept_log import penstock
 from tests.support.pipeline.local_runs import notes_pipeline, run_here
 from tests.support.suite.patience import wait_until
 
@@ -61,12 +64,17 @@ while not (folder / "go").exists(): time.sleep(0.01)
 sys.stderr.write((folder / "go").read_text())
 if (folder / "go").read_text(): sys.exit(4)
 pathlib.Path(words[words.index("--output") + 1]).write_text((folder / "differences").read_text())
-print((folder / "counts").read_text()); sys.exit(1)
+print((folder / "counts").read_text())
+if "--repair" in words: print((folder / "repair").read_text())
+sys.exit(1)
 """
 
 
-def command_in(folder: Path) -> tuple[str, ...]:
-    (folder / "counts").write_text(json.dumps(COUNTS))
+def command_in(
+    folder: Path, counts: Mapping[str, Any] = COUNTS, repaired: int = 2, requests: Sequence[str] = ()
+) -> tuple[str, ...]:
+    (folder / "counts").write_text(json.dumps(counts))
+    (folder / "repair").write_text(json.dumps({"repaired": repaired, "requests": list(requests)}))
     (folder / "differences").write_text("".join(json.dumps(row) + "\n" for row in DIFFERENCES))
     return (sys.executable, "-I", "-S", "-c", PROGRAM, str(folder))
 
@@ -100,6 +108,8 @@ def test_one_comparison_runs_at_a_time(tmp_path: Path) -> None:
     assert words_of(tmp_path)[0][:2] == ["verify", str(tmp_path / "notes.yaml")]
     assert "--repair" not in words_of(tmp_path)[0]
     assert words_of(tmp_path)[1][-3:] == ["--sink", "lake", "--repair"]
+    limits = [int(words[words.index("--limit") + 1]) for words in words_of(tmp_path)]
+    assert limits == [1000, REPAIRED_KEYS_MAX]
 
 
 def test_failed_comparison_says_why_and_another_one_may_start(tmp_path: Path) -> None:
@@ -150,6 +160,50 @@ def test_pages_compare_side_by_side_and_repair_after_a_preview(tmp_path: Path) -
     assert "--repair" in words_of(tmp_path)[1]
     audit = [entry["action"] for entry in logs if entry["event"] == "audit"]
     assert audit == ["compare target", "repair target"]
+
+
+@pytest.mark.parametrize(
+    ("beyond", "repaired", "requests", "said"),
+    [
+        (0, 2, (), ["2 rows were corrected.", "Compare again"]),
+        (4000, 10_000, (), ["10,000 rows were corrected.", "4,000 more rows may differ"]),
+        (0, 0, ("1", "2"), ["It was asked to read the differing rows again", "Requests: 2."]),
+    ],
+    ids=["corrected", "corrected-in-part", "asked-for"],
+)
+def test_page_of_a_repair_says_what_was_done(
+    tmp_path: Path, beyond: int, repaired: int, requests: Sequence[str], said: Sequence[str]
+) -> None:
+    settings = notes_pipeline(tmp_path, {"files": {"path": str(tmp_path / "feed")}})
+    run_here(settings)
+    file = tmp_path / "notes.yaml"
+    file.write_text(f"name: notes\nstate: {settings.state}\n")
+    command = command_in(tmp_path, COUNTS | {"beyond": beyond}, repaired, requests)
+    (tmp_path / "go").touch()
+    with console_of(stores=(settings.state,), pipeline_files=(file,), command=command) as browser:
+        fields = {**ADDRESS, "csrf": browser.get("/compare", **ADDRESS).field("csrf")}
+        browser.post("/compare/start", fields)
+        wait_until(lambda: "The last comparison" in browser.get("/compare", **ADDRESS).words)
+        assert " differs " in browser.get("/compare", **ADDRESS).words
+        assert f"at most {REPAIRED_KEYS_MAX:,} rows" in browser.get("/compare/repair", **ADDRESS).words
+        browser.post("/compare/repair/confirm", fields)
+        wait_until(lambda: "The last repair" in browser.get("/compare", **ADDRESS).words)
+        page = browser.get("/compare", **ADDRESS).words
+    assert [text for text in said if text not in page] == []
+    assert " differs " not in page, "the counts are from before the repair"
+
+
+def test_verify_prints_what_a_repair_did_as_its_last_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "notes.yaml"
+    settings = notes_pipeline(tmp_path, {"files": {"path": str(tmp_path / "feed")}})
+    monkeypatch.setattr("penstock.cli.verify.load_pipeline", lambda _: settings)
+    outcome = Verification([], {}, running=True, requests=["4-1"])
+    monkeypatch.setattr("penstock.cli.verify.verify_shards", lambda *_, **__: outcome)
+    assert penstock("verify", file, "--json").out == ""
+    done = penstock("verify", file, "--json", "--repair")
+    assert json.loads(done.out) == {"repaired": 0, "requests": ["4-1"]}
 
 
 def test_console_passes_a_command_that_ends_with_it() -> None:

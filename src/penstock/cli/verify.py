@@ -2,8 +2,9 @@
 """`penstock verify`: compare a pipeline's target with its source."""
 
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -51,7 +52,12 @@ def run(
         str | None,
         typer.Option(help="Compare large tables on Spark: local[*], spark://host:7077, sc://host:15002."),
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object per table.")] = False,
+    as_json: Annotated[
+        bool,
+        typer.Option(
+            "--json", help="Print one JSON object per table, and with --repair one more of the repair."
+        ),
+    ] = False,
 ) -> None:
     """Compare a pipeline's target with its source, row by row, at one position of the log.
 
@@ -72,7 +78,7 @@ def run(
     if output is not None:
         store(verification.results, output)
     if as_json:
-        write_json(sys.stdout, (counts(result) for result in verification.results))
+        write_json(sys.stdout, _json_lines(verification, repair=repair))
     else:
         for result in verification.results:
             for line in lines(result, shown):
@@ -82,6 +88,13 @@ def run(
         raise typer.Exit(EXIT_DIFFERENCES)
     if not verification.whole:
         raise typer.Exit(EXIT_INCOMPLETE)
+
+
+def _json_lines(verification: Verification, *, repair: bool) -> Iterator[dict[str, Any]]:
+    """Yield the counts of each table, and then what a repair did."""
+    yield from map(counts, verification.results)
+    if repair:
+        yield {"repaired": verification.repaired, "requests": verification.requests}
 
 
 def _print_outcome(verification: Verification, *, repair: bool) -> None:

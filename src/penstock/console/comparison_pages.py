@@ -2,16 +2,18 @@
 """The pages of comparisons: which rows of the target differ, and what does a repair do?"""
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from starlette.responses import Response
 
 from penstock.console.changed_cells import changed_cells
+from penstock.console.comparisons import REPAIRED_KEYS_MAX
 from penstock.console.visit import Visit
 from penstock.pipeline.verify.differences import Kind
 
-_KINDS = tuple(str(kind) for kind in Kind)
+# The kinds of differing rows, and the further keys that were not read in full.
+_COUNTS = (*(str(kind) for kind in Kind), "beyond")
 
 
 def compare(visit: Visit) -> Response:
@@ -21,15 +23,17 @@ def compare(visit: Visit) -> Response:
     visit.files.path(store, name)
     comparison = visit.comparisons.newest(key)
     differences = [] if comparison is None else comparison.differences
+    tables = () if comparison is None else comparison.tables
     return visit.render(
         "compare.html",
         store=store,
         name=name,
         sink=sink,
         comparison=comparison,
-        kinds=_KINDS,
+        kinds=_COUNTS,
+        beyond=_sum_of(tables, ("beyond",)),
         differences=[_side_by_side(difference) for difference in differences],
-        differing=_differing(comparison.tables if comparison else ()),
+        differing=_sum_of(tables, _COUNTS),
     )
 
 
@@ -46,14 +50,15 @@ def preview_repair(visit: Visit) -> Response:
         name=name,
         sink=sink,
         tables=[table for table in tables if not table["equal"]],
-        kinds=_KINDS,
-        differing=_differing(tables),
+        kinds=_COUNTS,
+        differing=_sum_of(tables, _COUNTS),
+        repaired_max=REPAIRED_KEYS_MAX,
     )
 
 
-def _differing(tables: Any) -> int:
-    """Return the number of differing rows, as far as they were counted."""
-    return sum(table.get(kind, 0) for table in tables for kind in (*_KINDS, "beyond"))
+def _sum_of(tables: Sequence[Mapping[str, Any]], counts: Sequence[str]) -> int:
+    """Return the number of rows of all tables that have one of these counts."""
+    return sum(table.get(count, 0) for table in tables for count in counts)
 
 
 def _side_by_side(difference: Mapping[str, Any]) -> dict[str, Any]:

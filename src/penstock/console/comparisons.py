@@ -24,8 +24,10 @@ _log = structlog.get_logger(__name__)
 
 # Equal or repaired, different, and not everything compared: see `penstock verify`.
 _OUTCOMES = (0, 1, 5)
-# Differing keys of a table that are read in full, and differences that a page shows.
-_KEYS_MAX, _DIFFERENCES_MAX = 1000, 200
+# Differing keys of a table that are read in full, and those that a repair corrects at once.
+_KEYS_MAX, REPAIRED_KEYS_MAX = 1000, 10_000
+# Differences that a page shows.
+_DIFFERENCES_MAX = 200
 _ERROR_CHARACTERS_MAX = 2000
 
 # A state store's number, a pipeline and a sink.
@@ -36,8 +38,9 @@ ComparisonKey = tuple[int, str, str]
 class Comparison:
     """A comparison that runs, or has ended. Times are microseconds UTC since 1970.
 
-    `tables` has the counts of each table, `differences` the first differing rows. `error` says why there is
-    no result, "" if there is one or it still runs.
+    `tables` has the counts of each table, `differences` the first differing rows, both as they were before a
+    repair. `repaired` counts the rows that a repair has written, and `requests` those for the running
+    pipeline to read rows again. `error` says why there is no result, "" if there is one or it still runs.
     """
 
     began_us: int
@@ -45,6 +48,8 @@ class Comparison:
     ended_us: int | None = None
     tables: Sequence[Mapping[str, Any]] = ()
     differences: Sequence[Mapping[str, Any]] = field(default=(), repr=False)
+    repaired: int = 0
+    requests: int = 0
     error: str = ""
 
 
@@ -91,7 +96,8 @@ class Comparisons:
         _, _, sink = key
         with tempfile.TemporaryDirectory(prefix="penstock-comparison-") as folder:
             output = Path(folder) / "differences.jsonl"
-            options = ["--json", "--limit", str(_KEYS_MAX), "--output", str(output)]
+            keys_max = REPAIRED_KEYS_MAX if begun.is_repair else _KEYS_MAX
+            options = ["--json", "--limit", str(keys_max), "--output", str(output)]
             options += ["--sink", sink] if sink else []
             options += ["--repair"] if begun.is_repair else []
             done = subprocess.run(
@@ -107,7 +113,13 @@ class Comparisons:
             with output.open(encoding="utf-8") as lines:
                 differences = [json.loads(line) for line in islice(lines, _DIFFERENCES_MAX)]
             tables = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
-            return replace(begun, tables=tables, differences=differences)
+            compared = replace(begun, tables=tables, differences=differences)
+            if not begun.is_repair:
+                return compared
+            *tables, repair = tables
+            return replace(
+                compared, tables=tables, repaired=repair["repaired"], requests=len(repair["requests"])
+            )
 
 
 def _now_us() -> int:
