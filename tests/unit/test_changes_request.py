@@ -50,3 +50,8 @@ def test_patterns_in_a_request_are_bounded_in_size(field: str) -> None:
 def test_number_of_shards_in_a_request_is_bounded() -> None:
     with pytest.raises(OptionInvalid, match=rf"shards\.of.*at most {SHARDS_MAX} items"):
         ChangesRequest.parse(json.dumps({"shards": {"count": 2, "of": [0] * (SHARDS_MAX + 1)}}).encode())
+
+
+def test_request_for_no_kind_of_change_is_refused() -> None:
+    with pytest.raises(OptionInvalid, match=r"changes.*at least 1 item"):
+        ChangesRequest.parse(b'{"changes": []}')

@@ -50,6 +50,7 @@ def test_start_option_is_parsed(option: Any, start: Start) -> None:
         {"checkpoint_seconds": float("nan")},
         {"compression": "gzip"},
         {"changes": ["upsert"]},
+        {"changes": []},
         {"start": "yesterday"},
         {"begin": "checkpoint"},
         {"tables": "orders"},

@@ -220,10 +220,18 @@ def sent_columns(columns: Sequence[str] | None) -> tuple[str, ...] | None:
 
 
 def change_types(kinds: Sequence[str] | None) -> tuple[str, ...] | None:
-    """Return the types of changes that some kinds stand for. Raises OptionInvalid for an unknown kind."""
+    """Return the types of changes that some kinds stand for; None: all.
+
+    Raises OptionInvalid for an unknown kind, and for no kind, which would pass over every change.
+    """
     if kinds is None:
         return None
     requested = [kinds] if isinstance(kinds, str) else list(kinds)
+    if not requested:
+        raise OptionInvalid(
+            "changes names no kind of change",
+            hint="Use some of insert, update, delete, or leave it out for all",
+        )
     wanted = [
         change_type for kind in requested for change_type in (_UPDATES if kind == "update" else (kind,))
     ]

@@ -111,20 +111,28 @@ def _parse_selection(
         raise OptionInvalid(
             "--exclude limits --tables", hint="Name both: --tables 'shop.*' --exclude shop.log"
         )
-    patterns = TablePatterns(_listed(tables), _listed(exclude))
+    patterns = TablePatterns(_listed("--tables", tables), _listed("--exclude", exclude))
     if where is not None:
         Predicate.compile(where)
     return Selection(
         None if tables is None else patterns.include,
         None if tables is None else patterns.exclude,
-        change_types(_listed(changes)),
+        change_types(_listed("--changes", changes)),
         where,
-        sent_columns(_listed(columns)),
+        sent_columns(_listed("--columns", columns)),
     )
 
 
-def _listed(text: str | None) -> list[str] | None:
-    return None if text is None else [part.strip() for part in text.split(",") if part.strip()]
+def _listed(option: str, text: str | None) -> list[str] | None:
+    if text is None:
+        return None
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts:
+        # Often an unset variable of a shell.
+        raise OptionInvalid(
+            f"{option} names nothing", hint="Leave it out, or drop all that was set: --as-members-ask"
+        )
+    return parts
 
 
 def _named(selection: Selection) -> dict[str, Any]:

@@ -101,7 +101,9 @@ class ChangesRequest(_Part):
     exclude: list[str] | None = Field(
         None, max_length=REQUEST_PATTERNS_MAX, description="Patterns, as in tables"
     )
-    changes: list[ChangeKind] | None = None
+    changes: list[ChangeKind] | None = Field(
+        None, min_length=1, description="The kinds of changes to send; default: all"
+    )
     where: str | None = Field(None, max_length=16384, description="An SQL predicate over a row's columns")
     columns: list[str] | None = Field(
         None, max_length=REQUEST_COLUMNS_MAX, description="Columns to send, including system columns"

@@ -1,0 +1,44 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Selections and pauses that an operator sets: what is refused, and what stays as it was."""
+
+from collections.abc import Iterator
+
+import pytest
+from typer.testing import CliRunner
+
+from penstock.cli.app import make_app
+from penstock.coordinate.backends.memory import MemoryStore
+from penstock.coordinate.subscription_record import AS_MEMBERS_ASK, Subscription, Subscriptions
+
+
+@pytest.fixture
+def store(request: pytest.FixtureRequest) -> Iterator[MemoryStore]:
+    store = MemoryStore(request.node.name.partition("[")[0])
+    yield store
+    store.close()
+
+
+@pytest.fixture
+def registry(store: MemoryStore) -> Subscriptions:
+    registry = Subscriptions(store)
+    registry.create(Subscription("shop", "cache"))
+    return registry
+
+
+def error_of(store: MemoryStore, *words: str) -> str:
+    """Run a command of `penstock subscriptions` that fails, and return its error."""
+    result = CliRunner().invoke(make_app(), ["subscriptions", *words, "--coordination", store.url])
+    assert result.exit_code == 2, result.output
+    return result.stderr
+
+
+@pytest.mark.parametrize("text", ["", " ", ","])
+@pytest.mark.parametrize("option", ["--tables", "--exclude", "--changes", "--columns", "--where"])
+def test_option_that_names_nothing_is_refused(
+    store: MemoryStore, registry: Subscriptions, option: str, text: str
+) -> None:
+    tables = ["--tables", "shop.t"] if option == "--exclude" else []
+    assert "OptionInvalid" in error_of(store, "set", "cache", *tables, option, text)
+    stored = registry.get("shop", "cache")
+    assert stored is not None
+    assert stored.selection == AS_MEMBERS_ASK
