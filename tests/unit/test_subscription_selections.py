@@ -2,13 +2,14 @@
 """Selections and pauses that an operator sets: what is refused, and what stays as it was."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from typer.testing import CliRunner
 
 from penstock.cli.app import make_app
 from penstock.coordinate.backends.memory import MemoryStore
-from penstock.coordinate.subscription_record import AS_MEMBERS_ASK, Subscription, Subscriptions
+from penstock.coordinate.subscription_record import AS_MEMBERS_ASK, Selection, Subscription, Subscriptions
 
 
 @pytest.fixture
@@ -42,3 +43,15 @@ def test_option_that_names_nothing_is_refused(
     stored = registry.get("shop", "cache")
     assert stored is not None
     assert stored.selection == AS_MEMBERS_ASK
+
+
+def test_selections_that_are_set_at_the_same_time_both_apply(registry: Subscriptions) -> None:
+    def select_columns(current: Selection) -> Selection:
+        if current.where is None:
+            # Another command is faster, between the reading and the writing of this one.
+            registry.select("shop", "cache", lambda other: replace(other, where="a = 1"))
+        return replace(current, columns=("a",))
+
+    selected = registry.select("shop", "cache", select_columns)
+    assert selected.selection == Selection(where="a = 1", columns=("a",))
+    assert selected.revision == 2

@@ -300,13 +300,15 @@ class Subscriptions:
             checkpoints.reset(shard_number, checkpoint)
         return self.change(instance, name, lambda current: replace(current, resets=current.resets + 1))
 
-    def select(self, instance: str, name: str, selection: Selection) -> Subscription:
-        """Set the changes that are delivered; each shard delivers them from its next holder's start on.
+    def select(self, instance: str, name: str, selecting: Callable[[Selection], Selection]) -> Subscription:
+        """Change the selection; each shard delivers the new one from its next holder's start on.
 
-        The members that hold shards now finish what they were at, and take the shards again.
+        `selecting` returns the new selection for the current one; it is called again after a concurrent
+        change. The members that hold shards now finish what they were at, and take the shards again.
         """
 
         def selected(current: Subscription) -> Subscription:
+            selection = selecting(current.selection)
             if current.selection == selection:
                 return current
             return replace(current, selection=selection, revision=current.revision + 1)

@@ -64,8 +64,11 @@ def select(
         )
     with Backends.of(coordination, None, config) as backends:
         chosen = backends.choose(subscription)
-        selection = AS_MEMBERS_ASK if as_members_ask else replace(chosen.selection, **_named(wanted))
-        changed = backends.registry.select(chosen.instance, chosen.name, selection)
+
+        def selecting(current: Selection) -> Selection:
+            return AS_MEMBERS_ASK if as_members_ask else replace(current, **_named(wanted))
+
+        changed = backends.registry.select(chosen.instance, chosen.name, selecting)
         views = _wait_for_shards(
             backends, changed, lambda view: view.holder is None or view.state.revision == changed.revision
         )
