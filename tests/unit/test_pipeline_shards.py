@@ -216,6 +216,21 @@ def test_lost_state_is_refused_with_shards(tmp_path: Path, log: GrowingLog) -> N
         ShardsInProcess(settings_of(tmp_path, 3)).run()
 
 
+def test_only_the_process_of_a_shard_ends_at_the_barrier(tmp_path: Path, log: GrowingLog) -> None:
+    file = str(write_sharded(tmp_path, 1))
+    settings = load_pipeline(file)
+    begin = run_here(settings)
+    with closing(PipelineState.of(settings)) as state:
+        # As a change of the number of shards that was interrupted leaves it behind.
+        state.shards.set_barrier(begin.offsets)
+    log.grow(20)
+    of_shard = ("--local", "--shard", "0-of-1", "--until", "barrier")
+    assert "0 rows written" in invoke("run", file, *of_shard)
+    assert "20 rows written" in invoke("run", file, "--local", "--until", "caught-up")
+    assert rows_in_feed(tmp_path) == rows_of_log(60)
+    assert "--until barrier is unknown" in invoke("run", file, "--local", "--until", "barrier")
+
+
 # --- Commands -------------------------------------------------------------------------------
 
 

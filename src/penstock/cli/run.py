@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from penstock.local.shard_runs import ShardRuns
 
 CAUGHT_UP = "caught-up"
+# The process of a shard gets it: the end is where the number of shards changes.
+_BARRIER = "barrier"
 
 Report = Callable[[Mapping[str, Any]], None]
 
@@ -84,7 +86,7 @@ def run(
         return
     if file is None:
         raise OptionInvalid("no pipeline is named", hint="Run: penstock run pipeline.yaml")
-    if until not in (None, CAUGHT_UP):
+    if until not in (None, CAUGHT_UP, *(() if shard is None else (_BARRIER,))):
         raise OptionInvalid(f"--until {until} is unknown", hint=f"Write --until {CAUGHT_UP}")
     settings = load_pipeline(file)
     if dry_run:
@@ -101,7 +103,7 @@ def run(
     stop = threading.Event()
     report_line = _print_line if as_json else summary.add
     with stopped_by_signals(stop.set), _metered(metrics, otlp, report_line) as report:
-        options = _RunOptions(file, stop, report, until_caught_up=until is not None, standby=standby)
+        options = _RunOptions(file, stop, report, until, standby)
         shards = _shard_runs(settings, options) if local and shard is None else None
         (shards or options.run_of(settings, local=local, master=master)).run()
     if not as_json:
@@ -187,8 +189,13 @@ class _RunOptions:
     file: Path
     stop: threading.Event
     report: Report
-    until_caught_up: bool
+    until: str | None
     standby: bool
+
+    @property
+    def until_caught_up(self) -> bool:
+        """Whether the run ends by itself."""
+        return self.until is not None
 
     def run_of(
         self, settings: PipelineSettings, *, local: bool, master: str | None
@@ -199,6 +206,7 @@ class _RunOptions:
             # The process of a shard shares the host with those of the others.
             LocalDriver.of_share(settings.shards) if local else _spark_driver(settings, master),
             until_caught_up=self.until_caught_up,
+            to_barrier=self.until == _BARRIER,
             stop=self.stop,
             report=self.report,
             standby=self.standby,
@@ -208,7 +216,7 @@ class _RunOptions:
         """Return the command line of the process of a shard."""
         words = [*child_command(), "run", str(self.file), "--local", "--json", "--shard", str(shard)]
         if to_barrier or self.until_caught_up:
-            return [*words, "--until", CAUGHT_UP]
+            return [*words, "--until", _BARRIER if to_barrier else CAUGHT_UP]
         return [*words, "--standby"] if self.standby else words
 
 

@@ -74,8 +74,8 @@ class PipelineRun:
     Servers, daemons, stores and executors that do not answer are retried for `errors.retry_for`. If a retry
     in place does not help, the run restarts from the recorded state, as a new process would. With
     `until_caught_up` the run ends once the target has all that was logged before its start, or before its
-    loads ended. `report` is called with the progress after each batch, and with each error. Runs of several
-    sinks agree on the ends of their batches in `shared_ends`, by source. A `standby` waits its turn.
+    loads ended; with `to_barrier` too, at the barrier of its shards. `report` gets the progress of each batch
+    and each error. Runs of several sinks share the ends of batches, by source. A `standby` waits its turn.
     """
 
     def __init__(
@@ -84,6 +84,7 @@ class PipelineRun:
         driver: Driver,
         *,
         until_caught_up: bool = False,
+        to_barrier: bool = False,
         stop: threading.Event | None = None,
         report: Callable[[Mapping[str, Any]], None] | None = None,
         shared_ends: Mapping[str, SharedEnds] | None = None,
@@ -108,7 +109,7 @@ class PipelineRun:
         self._unwritten: int | None = None
         self._cascades = CascadeWatch(settings, self._sink)
         self._progress = Progress(settings, report)
-        self._stretches = Stretches(self._progress, until_caught_up=until_caught_up)
+        self._stretches = Stretches(self._progress, until_caught_up=until_caught_up, to_barrier=to_barrier)
         # The state and the checkpoint of the last attempt, None before the first.
         self._state: PipelineState | None = None
         self._checkpoint: Checkpoint | None = None
@@ -244,7 +245,7 @@ class PipelineRun:
     def _loop(self, state: PipelineState, checkpoint: Checkpoint) -> Checkpoint | None:
         """Run batches until the end of the run. Return None to take back a source that was set aside."""
         self._loading = Loading(self._settings, state, self._sink, self._cores)
-        self._stretches.open(self._logs, self._loading, state.shards.barrier())
+        self._stretches.open(self._logs, self._loading, state.shards)
         self._tables = PipelineTables(self._settings, state, self._sink, self._steps, self._loading.reread)
         self._tables.stopped.update(checkpoint.stopped)
         checkpoint = self._noted(self._begin(state, checkpoint))
@@ -552,8 +553,7 @@ class PipelineRun:
 
     def _raised(self, outcome: Outcome) -> PenstockError:
         # A transient error is retried only if no other error occurred.
-        failures = sorted(outcome.failures, key=lambda failure: isinstance(failure.error, TransientError))
-        failure = failures[0]
+        failure = min(outcome.failures, key=lambda failure: isinstance(failure.error, TransientError))
         if failure.source and (isinstance(failure.error, TransientError) or not failure.table):
             self._blamed = failure.error, failure.source
         return failure.error

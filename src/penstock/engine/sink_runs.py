@@ -241,15 +241,30 @@ def run_of(
     driver: Driver,
     *,
     until_caught_up: bool = False,
+    to_barrier: bool = False,
     stop: threading.Event | None = None,
     report: Callable[[Mapping[str, Any]], None] | None = None,
     standby: bool = False,
 ) -> PipelineRun | SinkRuns:
-    """Return the run of a pipeline with one sink or with several. Raises OptionInvalid if it has shards."""
+    """Return the run of a pipeline with one sink or with several. Raises OptionInvalid if it has shards.
+
+    Only a shard, whose pipeline has one sink, runs `to_barrier`.
+    """
     if settings.shards > 1 and settings.shard is None:
         raise OptionInvalid(
             f"the pipeline {settings.name} has {settings.shards} shards, each of which needs a process",
             hint=f"Run: penstock run --local {settings.path or 'FILE'}; or leave shards out",
         )
-    kind = PipelineRun if len(settings.sinks) == 1 else SinkRuns
-    return kind(settings, driver, until_caught_up=until_caught_up, stop=stop, report=report, standby=standby)
+    if len(settings.sinks) > 1:
+        return SinkRuns(
+            settings, driver, until_caught_up=until_caught_up, stop=stop, report=report, standby=standby
+        )
+    return PipelineRun(
+        settings,
+        driver,
+        until_caught_up=until_caught_up,
+        to_barrier=to_barrier,
+        stop=stop,
+        report=report,
+        standby=standby,
+    )

@@ -2,7 +2,6 @@
 """How far the next batch goes in the log of each source."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import structlog
 
@@ -10,6 +9,7 @@ from penstock.engine.loading import Loading
 from penstock.engine.progress import Progress
 from penstock.engine.source_log import SourceLog, around_skips
 from penstock.pipeline.record import RangeWork
+from penstock.pipeline.shard_records import ShardRecords
 from penstock.pipeline.state import Checkpoint
 from penstock.source.offsets import Offset
 
@@ -19,26 +19,25 @@ _log = structlog.get_logger(__name__)
 class Stretches:
     """The stretches of the logs that a run reads next, through all restarts of the run.
 
-    With `until_caught_up` they end where the logs ended when the loads were done.
+    With `until_caught_up` they end where the logs ended when the loads were done, and with `to_barrier` too
+    at the barrier of the pipeline's shards. Any other run passes a barrier: an interrupted change of the
+    number of shards may have left it behind.
     """
 
-    def __init__(self, progress: Progress, *, until_caught_up: bool) -> None:
+    def __init__(self, progress: Progress, *, until_caught_up: bool, to_barrier: bool) -> None:
         self._progress = progress
         self._until_caught_up = until_caught_up
+        self._to_barrier = to_barrier
         self._logs: Mapping[str, SourceLog] = {}
         self._loading: Loading | None = None
         self._targets: dict[str, Offset] | None = None
 
-    def open(
-        self,
-        logs: Mapping[str, SourceLog],
-        loading: Loading,
-        barrier: Mapping[str, Mapping[str, Any]] | None = None,
-    ) -> None:
-        """Use the logs and the loads of an attempt of the run. With `until_caught_up` it ends at the barrier
-        of its shards, if one is set: then no table is loading."""
+    def open(self, logs: Mapping[str, SourceLog], loading: Loading, shards: ShardRecords) -> None:
+        """Use the logs, the loads and the barrier of an attempt of the run. Raises CoordinationLost."""
         self._logs, self._loading = logs, loading
-        if barrier is not None and self._until_caught_up:
+        barrier = shards.barrier() if self._to_barrier else None
+        if barrier is not None:
+            # Shards get one only after all of their tables are loaded.
             self._targets = {name: Offset.from_json(offset) for name, offset in barrier.items()}
 
     def next(self, checkpoint: Checkpoint, name: str) -> tuple[Offset, Offset, list[RangeWork]] | None:

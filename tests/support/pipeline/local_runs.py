@@ -33,9 +33,12 @@ def run_here(
     settings: PipelineSettings,
     driver: LocalDriver | None = None,
     report: Callable[[Mapping[str, Any]], None] | None = None,
+    *,
+    to_barrier: bool = False,
 ) -> Checkpoint:
-    """Run a pipeline to the end of its log."""
-    return PipelineRun(settings, driver or LocalDriver(2), until_caught_up=True, report=report).run()
+    """Run a pipeline to the end of its log, or to the barrier of its shards."""
+    driver = driver or LocalDriver(2)
+    return PipelineRun(settings, driver, until_caught_up=True, to_barrier=to_barrier, report=report).run()
 
 
 def run_sinks_here(

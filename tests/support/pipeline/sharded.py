@@ -47,7 +47,7 @@ class ShardsInProcess(ShardRuns):
         self, shards: Sequence[Shard], *, until_caught_up: bool, to_barrier: bool = False
     ) -> None:
         for shard in shards:
-            run_here(self._settings.of_shard(shard))
+            run_here(self._settings.of_shard(shard), to_barrier=to_barrier)
 
 
 def sharded_values(folder: Path, shards: int, **more: Any) -> dict[str, Any]:
