@@ -16,6 +16,7 @@ from penstock.logstore.disk import LocalDisk, SharedLock
 from penstock.logstore.followed_log import FollowedLog, LogReport
 from penstock.logstore.holds import Hold, Holds, share_holds
 from penstock.logstore.log import Log
+from penstock.logstore.retention import Retention, RetentionPolicy
 from penstock.model import Position
 from penstock.settings.daemon import LogSettings
 from tests.support.logstore.source import SETTINGS, Captured, boundaries, server_files
@@ -127,6 +128,33 @@ def test_segments_compressed_or_removed_since_the_last_report_are_looked_up_agai
     with pytest.raises(PositionPurged):
         list(followed.read(removed.epoch, written.file_of(removed), removed.base, removed.source_end))
     assert followed.earliest() == written.earliest()
+    followed.close()
+
+
+def test_hold_on_a_segment_that_left_before_it_was_reported_is_refused(
+    settings: LogSettings, written: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Captured(written).run()
+    followed = FollowedLog(settings)
+    followed.apply(LogReport.of(written))
+    holds = Holds(LocalDisk(), written.layout)
+    retention = Retention(LocalDisk(), written.layout, RetentionPolicy(bytes_max=1))
+    first, newest, locate = followed.earliest(), written.segments[-1], followed.locate_position
+    assert first is not None
+
+    def locate_then_lose(position: Position) -> object:
+        located = locate(position)
+        retention.run(written)
+        return located
+
+    monkeypatch.setattr(followed, "locate_position", locate_then_lose)
+    with pytest.raises(PositionPurged):
+        holds.put(Hold("late", first), log=followed)
+    assert holds.all() == []
+    assert written.earliest() == followed.earliest() != first
+    kept = Hold("kept", Position(newest.epoch, written.file_of(newest), newest.base))
+    holds.put(kept, log=followed)
+    assert holds.all() == [kept]
     followed.close()
 
 

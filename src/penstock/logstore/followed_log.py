@@ -14,6 +14,7 @@ from penstock.gtid_sets import NO_GTIDS, LoggedSet
 from penstock.limits import FOLLOWED_BYTES_MAX
 from penstock.logstore.disk import Disk, LocalDisk
 from penstock.logstore.holds import share_holds
+from penstock.logstore.index import SegmentIndex
 from penstock.logstore.log import Log
 from penstock.logstore.memory import MemoryMode, MemoryTier
 from penstock.logstore.reader import LogReader
@@ -99,6 +100,18 @@ class FollowedLog(LogReader):
             if visible is not None and visible != before and self.memory is not None:
                 self._begin_memory(self.memory, visible)
             return visible
+
+    def earliest_on_disk(self) -> Position | None:
+        """Return the start of the oldest segment, also if some have left since the last report.
+
+        Exact while the holds are unchanged, since segments leave under the same lock. Raises LogDamaged.
+        """
+        with self._refreshing:
+            stored = SegmentIndex.load(self.disk, self.layout.segments_index)
+            # To load everything would drop the bytes in memory.
+            if not stored or not self._index or stored[0].version != self._index[0].version:
+                self.refresh()
+            return self.earliest()
 
     def gtid_set(self, position: Position) -> LoggedSet:
         """Return all GTIDs before a transaction boundary; see `LogReader.gtid_set`."""

@@ -83,6 +83,9 @@ class LocatingLog(Protocol):
     def earliest(self) -> Position | None:
         """Return the start of the oldest segment, None in an empty log."""
 
+    def earliest_on_disk(self) -> Position | None:
+        """Return `earliest()` after whatever has left until now."""
+
     def locate_position(self, position: Position) -> object:
         """Raise PositionPurged or PositionInvalid for a position that the log does not have."""
 
@@ -119,7 +122,7 @@ class Holds:
                 # Outside of the lock: a store that does not answer must not keep segments from leaving.
                 log.locate_position(hold.position)
             with self.unchanged():
-                if log is not None and log.earliest() != begin:
+                if log is not None and log.earliest_on_disk() != begin:
                     continue  # segments have left since
                 values = {
                     "position": str(hold.position),

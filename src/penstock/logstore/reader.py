@@ -151,6 +151,10 @@ class LogReader:
             first = self._index[0] if len(self._index) else None
         return None if first is None else Position(first.epoch, self.file_of(first), first.base)
 
+    def earliest_on_disk(self) -> Position | None:
+        """Return the start of the oldest segment on disk, which the process that writes the log knows."""
+        return self.earliest()
+
     def head(self) -> Position:
         """Return the end of the last whole transaction. Raises SourceMissing in an empty log."""
         visible = self._visible
