@@ -11,7 +11,7 @@ from pydantic import ValidationError
 import penstock
 from penstock._native import crc32c
 from penstock.changes import Changes, Origin, Target
-from penstock.errors import EventUnsupported
+from penstock.errors import EventUnsupported, OptionInvalid
 from penstock.model import TableName
 from penstock.protobuf import Message, encode
 from penstock.sinks.drainer.sink import DrainerSink
@@ -183,7 +183,7 @@ def test_each_batch_is_a_file_of_transactions(files: DrainerSink) -> None:
     write_file(files, BatchMark("p", "1", 2))
     write_file(files, BatchMark("p", "1", 3), changes_of(ORDERS, delete(7, id=1, name="a")))
     written_files = read_folder(files.settings.path)
-    assert [index for index, _ in written_files] == [f"{0:016}", f"{2:016}"]
+    assert [index for index, _ in written_files] == [f"{0:016}", f"{1:016}"]
     versions = [Message(content).signed(2) for _, transactions in written_files for content in transactions]
     assert versions == [5, 6, 7]
     assert files.remembers("p", [ORDERS])
@@ -216,3 +216,50 @@ def test_load_that_is_not_recorded_is_removed(files: DrainerSink) -> None:
     write_file(files, mark, changes_of(ORDERS, insert(5, id=1, name="a")))
     assert files.settle_load(mark, [ORDERS]) is None
     assert read_folder(files.settings.path) == []
+
+
+def versions_of(folder: Path) -> list[int]:
+    return [Message(content).signed(2) for _, transactions in read_folder(folder) for content in transactions]
+
+
+def test_replay_of_a_dead_letter_keeps_the_files_of_the_pipeline(files: DrainerSink) -> None:
+    generations = [("1", 1), ("dead-letter/a", 1), ("1", 2), ("1", 3)]
+    for version, (generation, number) in enumerate(generations):
+        changes = changes_of(ORDERS, insert(version, id=version, name="a"))
+        write_file(files, BatchMark("p", generation, number), changes, commits=2)
+    assert versions_of(files.settings.path) == [0, 1, 2, 3]
+
+
+def test_second_pipeline_in_a_folder_is_refused(files: DrainerSink) -> None:
+    changes = changes_of(ORDERS, insert(5, id=1, name="a"))
+    first, second = (files.open(BatchMark(name, "1", 1), 0) for name in ("a", "b"))
+    for writer in (first, second):
+        writer.write(changes)
+    files.commit(BatchMark("a", "1", 1), [first.finish()])
+    with pytest.raises(OptionInvalid, match=r"another pipeline \(a\)"):
+        files.commit(BatchMark("b", "1", 1), [second.finish()])
+    with pytest.raises(OptionInvalid, match=r"another pipeline \(a\)"):
+        files.open(BatchMark("b", "1", 1), 0)
+    assert versions_of(files.settings.path) == [5]
+
+
+def test_commit_that_ended_before_its_file_had_a_name_is_completed(files: DrainerSink) -> None:
+    mark = BatchMark("p", "1", 1)
+    write_file(files, mark, changes_of(ORDERS, insert(5, id=1, name="a")))
+    (path,) = files.settings.path.glob("binlog-*")
+    path.unlink()
+    write_file(files, BatchMark("p", "dead-letter/a", 1), changes_of(ORDERS, insert(4, id=2, name="a")))
+    write_file(files, mark, changes_of(ORDERS, insert(5, id=1, name="a")))
+    assert versions_of(files.settings.path) == [5, 4]
+
+
+def test_unfinished_records_and_foreign_files_are_passed_over(files: DrainerSink) -> None:
+    mark = BatchMark("p", "1", 1)
+    write_file(files, mark, changes_of(ORDERS, insert(5, id=1, name="a")))
+    (record,) = files.settings.path.glob(".penstock-*.json")
+    record.rename(record.with_suffix(".new")).write_bytes(b"")
+    (files.settings.path / "binlog-old-copy").mkdir()
+    assert not files.remembers("p", [ORDERS])
+    write_file(files, mark, changes_of(ORDERS, insert(6, id=2, name="b")))
+    (files.settings.path / "binlog-old-copy").rmdir()
+    assert versions_of(files.settings.path) == [5, 6]

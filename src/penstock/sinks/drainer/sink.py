@@ -1,16 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Files as TiDB-Binlog's Drainer writes them (`db-type = "file"`), which its Reparo reads.
 
-Each batch is a file of its own, `binlog-<index>-<time>`. Its index follows from the batch number, so a batch
-that is replayed is stored once. A record is a whole transaction: magic number, length, content, CRC-32C.
+Each batch is a file of its own, `binlog-<index>-<time>`. Its index is recorded with the batch number before
+the file has its name, so a batch that is replayed is stored once. A record in the file is a whole
+transaction: magic number, length, content, CRC-32C.
 """
 
+import fcntl
 import hashlib
 import json
 import os
+import re
 import struct
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,7 +24,7 @@ from pydantic import Field
 
 from penstock import _native
 from penstock.changes import Changes, Target
-from penstock.errors import PenstockError
+from penstock.errors import OptionInvalid, PenstockError
 from penstock.settings.values import Section
 from penstock.sinks.drainer_transactions import DrainerTransactions
 from penstock.sinks.lake.parquet_files import translate_file_errors
@@ -40,7 +45,8 @@ EXTRA = ""
 _RECORD_HEAD = struct.Struct("<IQ")
 _CHECKSUM = struct.Struct("<I")
 _MAGIC = 471_532_804
-_INDEXES, _STAGED = ".penstock-indexes-", ".penstock-staged-"
+_BATCH, _STAGED, _LOCK = ".penstock-batch-", ".penstock-staged-", ".penstock-lock"
+_NAME = re.compile(r"binlog-(\d{16})-")
 
 
 class Settings(Section):
@@ -52,6 +58,15 @@ class Settings(Section):
 def make(settings: Settings) -> Sink:
     """Create the sink."""
     return DrainerSink(settings)
+
+
+@dataclass(frozen=True)
+class _BatchRecord:
+    """The last batch that was committed under a name, with the index of its file."""
+
+    application: str
+    number: int
+    index: int
 
 
 class DrainerSink(Sink):
@@ -84,50 +99,81 @@ class DrainerSink(Sink):
         self._make_folder()
 
     def remembers(self, pipeline: str, targets: Sequence[Target]) -> bool:
-        """Look for the record of the indexes of one of the pipeline's generations."""
+        """Look for the record of a batch of one of the pipeline's generations."""
         with translate_file_errors(str(self.settings.path)):
-            records = [json.loads(path.read_bytes()) for path in self.settings.path.glob(f"{_INDEXES}*")]
-        return any(record["application"].startswith(applications_of(pipeline)) for record in records)
+            records = self._records()
+        return any(record.application.startswith(applications_of(pipeline)) for record in records)
 
     def settle_load(self, mark: BatchMark, targets: Sequence[Target]) -> int | None:
         """Remove the file of the batch: the load is read again, and written under another number."""
         with translate_file_errors(str(self.settings.path)):
-            for path in self._files_of(mark):
-                path.unlink()
+            for record in self._records():
+                if (record.application, record.number) == (mark.application, mark.number):
+                    for path in self._files_of(record):
+                        path.unlink()
         return None
 
     def open(self, mark: BatchMark, part: int) -> Writer:
+        with translate_file_errors(str(self.settings.path)):
+            _refuse_others(self._records(), mark)
         return _FileWriter(self.settings.path / f"{_STAGED}{_digest(mark)}-{mark.number}-{part}")
 
     def commit(self, mark: BatchMark, receipts: Sequence[Receipt]) -> None:
         folder = self.settings.path
-        with translate_file_errors(str(folder)):
-            for staged in (folder / name for receipt in receipts for name in receipt.staged):
-                if self._files_of(mark):
-                    # An earlier attempt at this commit renamed the file.
-                    staged.unlink(missing_ok=True)
-                    continue
+        names = [name for receipt in receipts for name in receipt.staged]
+        if not names:
+            return
+        # One writer has the whole batch.
+        (name,) = names
+        staged = folder / name
+        with translate_file_errors(str(folder)), self._locked():
+            record = self._record_of(mark)
+            if record.number > mark.number or self._files_of(record):
+                # An earlier attempt at this commit renamed the file.
+                staged.unlink(missing_ok=True)
+            else:
                 time = datetime.now(UTC).strftime("%Y%m%d%H%M%S")
-                staged.rename(folder / f"binlog-{self._index(mark):016d}-{time}")
+                staged.rename(folder / f"binlog-{record.index:016d}-{time}")
             _sync_folder(folder)
 
-    def _files_of(self, mark: BatchMark) -> list[Path]:
-        return list(self.settings.path.glob(f"binlog-{self._index(mark):016d}-*"))
+    def _files_of(self, record: _BatchRecord) -> list[Path]:
+        return list(self.settings.path.glob(f"binlog-{record.index:016d}-*"))
 
-    def _index(self, mark: BatchMark) -> int:
-        """Return the index of a batch's file, above those of files from before the pipeline's generation."""
-        record = self.settings.path / f"{_INDEXES}{_digest(mark)}.json"
-        if not record.exists():
-            known = [int(path.name.split("-")[1]) for path in self.settings.path.glob("binlog-*-*")]
-            base = max(known, default=-1) + 1 - mark.number
-            staged = record.with_suffix(".new")
-            with open(staged, "wb") as file:
-                file.write(json.dumps({"application": mark.application, "base": base}).encode())
-                _sync(file)
-            staged.rename(record)
-            _sync_folder(self.settings.path)
-        base = json.loads(record.read_bytes())["base"]
-        return int(base) + mark.number
+    def _records(self) -> list[_BatchRecord]:
+        """Return the last batch of each generation that wrote here, and of each replay of a dead letter."""
+        # A host that died while it wrote a record left a file with another suffix.
+        paths = self.settings.path.glob(f"{_BATCH}*.json")
+        return [_BatchRecord(**json.loads(path.read_bytes())) for path in paths]
+
+    def _record_of(self, mark: BatchMark) -> _BatchRecord:
+        """Return the record of a batch, durable, with an index above all others if the batch is new.
+
+        Raises OptionInvalid if another pipeline writes here. Call it with the lock held.
+        """
+        records = self._records()
+        _refuse_others(records, mark)
+        for record in records:
+            if record.application == mark.application and record.number >= mark.number:
+                return record
+        names = (_NAME.match(path.name) for path in self.settings.path.iterdir())
+        # A recorded index may have no file yet.
+        indexes = [int(name[1]) for name in names if name] + [record.index for record in records]
+        record = _BatchRecord(mark.application, mark.number, max(indexes, default=-1) + 1)
+        path = self.settings.path / f"{_BATCH}{_digest(mark)}.json"
+        staged = path.with_suffix(".new")
+        with staged.open("wb") as file:
+            file.write(json.dumps(asdict(record)).encode())
+            _sync(file)
+        staged.rename(path)
+        _sync_folder(self.settings.path)
+        return record
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """Wait for other processes that commit to the folder, such as the replay of a dead letter."""
+        with (self.settings.path / _LOCK).open("ab") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
 
     def _make_folder(self) -> None:
         with translate_file_errors(str(self.settings.path)):
@@ -172,6 +218,20 @@ class _FileWriter(Writer):
                     self._file = self._path.open("wb")
                 self._file.write(record + _CHECKSUM.pack(_native.crc32c(transaction)))
             self._bytes += len(record) + _CHECKSUM.size
+
+
+def _refuse_others(records: Sequence[_BatchRecord], mark: BatchMark) -> None:
+    """Raise OptionInvalid if another pipeline wrote to the folder.
+
+    The commit timestamps of two pipelines have no common order, by which readers look for a timestamp.
+    """
+    own = applications_of(mark.pipeline)
+    others = [record.application for record in records if not record.application.startswith(own)]
+    if others:
+        raise OptionInvalid(
+            f"the folder of the drainer sink has files of another pipeline ({others[0].split('/')[1]})",
+            hint=f"Give each pipeline a path of its own, or remove {_BATCH}*.json if the other one has ended",
+        )
 
 
 def _digest(mark: BatchMark) -> str:
