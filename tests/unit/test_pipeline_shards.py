@@ -31,6 +31,8 @@ from tests.support.pipeline.sharded import (
 )
 from tests.support.suite.nonempty import each
 
+KAFKA = {"servers": "kafka:9092", "topic": "changes"}
+
 
 @pytest.fixture
 def log(tmp_path: Path) -> GrowingLog:
@@ -96,13 +98,27 @@ def test_settings_of_a_shard_can_be_pickled_and_share_its_limits(tmp_path: Path)
     [
         ({"sink": "stdout"}, "writes all rows to one output"),
         ({"sink": {"redis": {"url": "redis://db1", "key": "{table}:{id}"}}}, "compares the keys of all"),
+        ({"sink": {"kafka": KAFKA | {"format": "drainer"}}}, "kafka sink writes the changes of all tables"),
+        ({"sink": {"kafka": KAFKA | {"order": "commit"}}}, "kafka sink writes the changes of all tables"),
+        ({"sink": {"mysql": {"url": "mysql://db2", "apply": "serial"}}}, "mysql sink writes the changes of"),
         ({"apply": "serial"}, "transactions of all tables in one order"),
         ({"on_cascade": "reread"}, "parents and children"),
         ({"steps": [{"route": {"to": "shop.{region}"}}]}, "route names targets by the values of rows"),
         ({"sink": None, "sinks": {name: {"files": {"path": name}} for name in "ab"}}, "several sinks"),
         ({"source": {"url": "mysql://db1", "server_id": 7}}, "has a server_id"),
     ],
-    ids=["stdout", "redis", "serial", "cascades", "route", "sinks", "server_id"],
+    ids=[
+        "stdout",
+        "redis",
+        "transactions",
+        "commits",
+        "serial sink",
+        "serial",
+        "cascades",
+        "route",
+        "sinks",
+        "server_id",
+    ],
 )
 def test_pipeline_that_cannot_be_divided_is_refused(tmp_path: Path, more: Any, reason: str) -> None:
     with pytest.raises(OptionInvalid, match=reason):

@@ -19,7 +19,7 @@ from penstock.pipeline.settings import PipelineSettings
 from penstock.pipeline.state import Checkpoint, PipelineState, table_key
 from penstock.pipeline.step import named_by_rows, target_through
 from penstock.pipeline.step_section import StepSection
-from penstock.sinks.sink import Sink, keeps_tables
+from penstock.sinks.sink import Sink, Spread, keeps_tables
 from penstock.source.offsets import Offset
 
 _log = structlog.get_logger(__name__)
@@ -54,6 +54,11 @@ def refuse_undividable(settings: PipelineSettings) -> None:
     if settings.on_cascade == "reread":
         reasons.append("on_cascade: reread needs parents and children in one process")
     reasons += [f"a {sink.kind} sink writes all rows to one output" for sink in sinks if sink.in_driver]
+    reasons += [
+        f"the {sink.kind} sink writes the changes of all tables in one order, by its settings"
+        for sink in sinks
+        if sink.spread is Spread.WHOLE and not sink.in_driver
+    ]
     reasons += [
         f"a {sink.kind} sink compares the keys of all tables with each other"
         for sink in sinks
