@@ -89,6 +89,10 @@ def test_cluster_clients_are_sent_to_a_port_that_others_can_reach() -> None:
     assert settings.canal_client_address(11111) == "host:1"
     named = settings.model_copy(update={"canal_address": None})
     assert named.canal_client_address(11111).partition(":")[0] not in ("0.0.0.0", "")
-    for wrong in ({"canal": None}, {"canal_cluster": "sqlite:///store.db"}):
-        with pytest.raises(ValueError, match=r"set canal|write zookeeper"):
+    for wrong, why in (
+        ({"canal": None}, "set canal"),
+        ({"canal_cluster": "sqlite:///store.db"}, "write zookeeper"),
+        ({"canal_cluster": "zookeeper://user:password@zk1:2181"}, "leave out user and password"),
+    ):
+        with pytest.raises(ValueError, match=why):
             ListenSettings(**{"canal": "127.0.0.1:1", "canal_cluster": "zookeeper://zk1:2181", **wrong})

@@ -125,6 +125,8 @@ class ListenSettings(Section):
             raise ValueError("write zookeeper://host:2181,host:2181")
         if url is not None and validation.data.get("canal") is None:
             raise ValueError("set canal: clients would be sent to a port that is not open")
+        if url is not None and "@" in url:
+            raise ValueError("leave out user and password: clients have none, and could not read the nodes")
         return None if url is None else store_url(url)
 
     @field_validator("canal_zone", "ptubes_zone")
