@@ -2,6 +2,7 @@
 """The console's pages of rejected rows: what they show, what they hide, and what a replay does."""
 
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,8 @@ from structlog.testing import capture_logs
 from penstock.pipeline.dead_letter import dead_letters
 from penstock.pipeline.settings import PipelineSettings, load_pipeline
 from penstock.pipeline.state import PipelineState
-from tests.support.daemon.console import Browser, console_of
+from penstock.sinks.sink import BatchMark
+from tests.support.daemon.console import Browser, Page, console_of
 from tests.support.pipeline.changes_made import changes_of, insert, target_of
 from tests.support.pipeline.rejected_rows import put_aside
 
@@ -48,6 +50,11 @@ def pipeline(folder: Path, sink: Any, steps: list[Any] | None = None) -> tuple[P
     return file, settings
 
 
+def replay_fields(page: Page) -> dict[str, str]:
+    """Return the form of a preview of all entries."""
+    return {**ADDRESS, **{name: page.field(name) for name in ("csrf", "entry", "count", "until_us")}}
+
+
 def console(settings: PipelineSettings, *files: Path) -> AbstractContextManager[Browser]:
     """Serve a console of pipelines, without a daemon."""
     return console_of(stores=(settings.state,), pipeline_files=files)
@@ -80,13 +87,41 @@ def test_replay_is_announced_and_then_done_for_a_feed(tmp_path: Path) -> None:
         assert "2 rows of shop.orders" in page.words
         assert "are written to the target" in page.words
         assert len(dead_letters(settings)) == 2, "a preview changes nothing"
-        fields = {**ADDRESS, "entry": "", "csrf": page.field("csrf")}
+        fields = replay_fields(page)
         assert browser.post("/dead-letters/replay/confirm", fields | {"csrf": "x"}).status == 403
         done = browser.post("/dead-letters/replay/confirm", fields)
         assert "2 rows written, 0 to be read again" in browser.follow(done).words
-        assert browser.post("/dead-letters/replay/confirm", fields | {"entry": "none"}).status == 404
+        assert browser.post("/dead-letters/replay/confirm", fields | {"entry": "none"}).status == 400
     assert dead_letters(settings) == []
     audit = [(entry["action"], entry["written"]) for entry in logs if entry["event"] == "audit"]
+    assert audit == [("replay rejected rows", "2")]
+
+
+def test_replay_takes_the_entries_of_its_preview(tmp_path: Path) -> None:
+    file, settings = pipeline(tmp_path, {"files": {"path": str(tmp_path / "feed")}})
+    file.write_text(file.read_text().replace("cast:\n      status: int", "rename:\n      status: code"))
+    with console(settings, file) as browser:
+        fields = replay_fields(browser.get("/dead-letters/replay", **ADDRESS))
+        later = insert(8, id=4, status="four", email="dan@example.com")
+        put_aside(settings, changes_of(ORDERS, later), BatchMark("shop", "abc", 8))
+        assert len(dead_letters(settings)) == 3
+        assert browser.post("/dead-letters/replay/confirm", fields).status == 303
+        (left,) = dead_letters(settings)
+        assert left.noted_us > int(fields["until_us"])
+        gone = browser.post("/dead-letters/replay/confirm", fields)
+        nothing = browser.post("/dead-letters/replay/confirm", fields | {"count": "0"})
+    assert (gone.status, nothing.status) == (400, 400)
+    assert dead_letters(settings) == [left]
+
+
+def test_replay_that_fails_halfway_is_recorded(tmp_path: Path) -> None:
+    file, settings = pipeline(tmp_path, {"mysql": {"url": "mysql://nobody@127.0.0.1:1"}})
+    without_key = changes_of(replace(ORDERS, primary_key=()), insert(8, id=4, status="four", email="d"))
+    put_aside(settings, without_key, BatchMark("shop", "abc", 8))
+    with console(settings, file) as browser, capture_logs() as logs:
+        fields = replay_fields(browser.get("/dead-letters/replay", **ADDRESS))
+        assert browser.post("/dead-letters/replay/confirm", fields).status == 400
+    audit = [(entry["action"], entry["read_again"]) for entry in logs if entry["event"] == "audit"]
     assert audit == [("replay rejected rows", "2")]
 
 
@@ -95,7 +130,7 @@ def test_replay_into_a_target_with_state_reads_the_rows_again(tmp_path: Path) ->
     with console(settings, file) as browser:
         page = browser.get("/dead-letters/replay", **ADDRESS)
         assert "reads their keys again" in page.words
-        browser.post("/dead-letters/replay/confirm", {**ADDRESS, "csrf": page.field("csrf")})
+        browser.post("/dead-letters/replay/confirm", replay_fields(page))
     state = PipelineState.open(settings.state, settings.name)
     conditions = [request.where for request in state.requests()]
     state.close()

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The actions. Each follows a page that says what will happen, needs an admin, and is recorded."""
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 
 import structlog
@@ -8,6 +9,8 @@ from starlette.responses import Response
 
 from penstock.console.visit import Visit
 from penstock.errors import OptionInvalid
+from penstock.pipeline.dead_letter import dead_letters
+from penstock.pipeline.settings import PipelineSettings
 
 _audit = structlog.get_logger("penstock.console.audit")
 
@@ -50,20 +53,35 @@ def read_again(visit: Visit, form: Mapping[str, str]) -> Response:
 
 
 def replay_letters(visit: Visit, form: Mapping[str, str]) -> Response:
-    """Replay rejected rows: one entry, or all that there are."""
+    """Replay the entries that the preview has shown, and record what was done, also if one of them fails."""
     visit.prove_sees_pipelines()
     name, sink, entry = _field(form, "name"), form.get("sink", ""), form.get("entry", "")
     store = _store(form)
     settings = visit.files.settings(store, name, sink)
-    outcomes = visit.files.replay(settings, [entry] if entry else [])
-    counts = {
-        "written": sum(outcome.written for outcome in outcomes),
-        "read_again": sum(outcome.read_again for outcome in outcomes),
-        "rejected": sum(outcome.rejected for outcome in outcomes),
-    }
-    shown = {count: str(rows) for count, rows in counts.items()}
-    _record(visit, "replay rejected rows", pipeline=name, sink=sink, entry=entry or "all", **shown)
+    entries = _previewed_entries(settings, form)
+    counts = Counter(written=0, read_again=0, rejected=0)
+    try:
+        for outcome in visit.files.replay(settings, entries):
+            counts.update(written=outcome.written, read_again=outcome.read_again, rejected=outcome.rejected)
+    finally:
+        shown = {count: str(rows) for count, rows in counts.items()}
+        _record(visit, "replay rejected rows", pipeline=name, sink=sink, entry=entry or "all", **shown)
     return visit.redirect("/dead-letters", store=str(store), name=name, sink=sink, **shown)
+
+
+def _previewed_entries(settings: PipelineSettings, form: Mapping[str, str]) -> list[str]:
+    """Return the names of the entries that a preview has shown. Raises OptionInvalid if some are missing."""
+    entry, count, until_us = form.get("entry", ""), _number(form, "count"), _number(form, "until_us")
+    names = [
+        letter.name
+        for letter in dead_letters(settings)
+        if entry in ("", letter.name) and letter.noted_us <= until_us
+    ]
+    if not names or len(names) != count:
+        raise OptionInvalid(
+            "the rejected rows are not those of the page any more", hint="Open its page again"
+        )
+    return names
 
 
 def start_comparison(visit: Visit, form: Mapping[str, str]) -> Response:
@@ -118,9 +136,13 @@ def _field(form: Mapping[str, str], name: str) -> str:
 
 
 def _store(form: Mapping[str, str]) -> int:
-    number = _field(form, "store")
+    return _number(form, "store")
+
+
+def _number(form: Mapping[str, str], name: str) -> int:
+    number = _field(form, name)
     if not number.isdecimal():
-        raise OptionInvalid("the form names no state store", hint="Open the page of pipelines again")
+        raise OptionInvalid(f"the form's {name} is no number", hint="Open its page again")
     return int(number)
 
 

@@ -94,6 +94,7 @@ def preview_replay(visit: Visit) -> Response:
         **_address(store, name, sink),
         entry=entry,
         letters=letters,
+        until_us=max((letter.noted_us for letter in letters), default=0),
         rows=sum(letter.rows for letter in letters),
         tables=sorted({str(letter.table) for letter in letters}),
         is_read_again=overwrites(settings.make_sink()),

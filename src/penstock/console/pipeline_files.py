@@ -5,7 +5,7 @@ A file is read again for each request, so that the console shows it as it is now
 """
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from penstock.changes import Target
@@ -50,10 +50,13 @@ class PipelineFiles:
         """Return the settings of a pipeline's sink. Raises SourceMissing, OptionInvalid."""
         return load_pipeline(self.path(store, name)).of_sink(sink or None)
 
-    def replay(self, settings: PipelineSettings, entries: Sequence[str]) -> list[Replayed]:
-        """Replay rejected rows, one request at a time. Raises SourceMissing, OptionInvalid."""
+    def replay(self, settings: PipelineSettings, entries: Sequence[str]) -> Iterator[Replayed]:
+        """Replay rejected rows, one request at a time, and yield the outcome of each entry.
+
+        Raises SourceMissing, OptionInvalid.
+        """
         with self._replaying:
-            return list(replay(settings, entries))
+            yield from replay(settings, entries)
 
 
 def hidden_columns(settings: PipelineSettings, target: Target) -> frozenset[str]:
