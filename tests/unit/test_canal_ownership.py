@@ -1,14 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Canal client belongs to the account that subscribed it first; only permitted accounts take over."""
+"""A Canal client belongs to the account that subscribed it first; operators neither pause nor narrow it."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from penstock.coordinate.backends.memory import MemoryStore
-from penstock.coordinate.subscription_record import Subscription, Subscriptions
-from penstock.errors import AccessDenied
+from penstock.coordinate.subscription_record import AS_MEMBERS_ASK, Subscription, Subscriptions
+from penstock.errors import AccessDenied, OptionInvalid
 from penstock.logstore.log import Log
 from penstock.serve.access import WHOLE, Account
 from tests.support.canal.client import CanalClient, Refused
@@ -125,6 +126,36 @@ def test_without_accounts_any_connection_may_take_over_a_client(log: Log, store:
             CanalClient(port, INSTANCE).log_in("b").subscribe() as other,
         ):
             assert other.get()[0] == 1
+
+
+def test_canal_client_can_be_neither_paused_nor_narrowed(daemon: ServedLog, store: MemoryStore) -> None:
+    registry = Subscriptions(store)
+    with log_in(daemon, "owner").subscribe() as client:
+        with pytest.raises(OptionInvalid, match="is a Canal client"):
+            registry.pause(INSTANCE, "canal-1001", paused=True)
+        with pytest.raises(OptionInvalid, match="is a Canal client"):
+            registry.select(INSTANCE, "canal-1001", lambda current: replace(current, where="id = 1"))
+        assert client.get()[0] == 1
+    registry.pause(INSTANCE, "canal-1001", paused=False)
+    registry.select(INSTANCE, "canal-1001", lambda current: AS_MEMBERS_ASK)
+
+
+def test_canal_client_whose_cursor_was_changed_before_it_connects_is_refused(
+    daemon: ServedLog, store: MemoryStore
+) -> None:
+    registry = Subscriptions(store)
+    # A cursor that `penstock migrate canal` has carried over.
+    registry.create(Subscription(INSTANCE, "canal-1001"))
+    registry.pause(INSTANCE, "canal-1001", paused=True)
+    registry.select(INSTANCE, "canal-1001", lambda current: replace(current, changes=("insert",)))
+    with log_in(daemon, "owner") as client, pytest.raises(Refused, match="is paused"):
+        client.subscribe()
+    registry.pause(INSTANCE, "canal-1001", paused=False)
+    with log_in(daemon, "owner") as client, pytest.raises(Refused, match="has a selection"):
+        client.subscribe()
+    registry.select(INSTANCE, "canal-1001", lambda current: AS_MEMBERS_ASK)
+    with log_in(daemon, "owner").subscribe() as client:
+        assert client.get()[0] == 1
 
 
 @pytest.mark.parametrize("patterns", [("*",), ("**",), ("cache-*",)])

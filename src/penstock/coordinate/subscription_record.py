@@ -138,6 +138,11 @@ class Subscription:
         """The path of the lease of the leader, which writes the assignment."""
         return self.path + "/leader"
 
+    @property
+    def account_path(self) -> str:
+        """The path of the record of the account that owns a Canal client; others have no such record."""
+        return self.path + "/account"
+
     def statistics_path(self, member: str) -> str:
         """Return the path of the statistics of a member."""
         return self.path + path_of("statistics", member)
@@ -304,20 +309,32 @@ class Subscriptions:
         """Change the selection; each shard delivers the new one from its next holder's start on.
 
         `selecting` returns the new selection for the current one; it is called again after a concurrent
-        change. The members that hold shards now finish what they were at, and take the shards again.
+        change. The members that hold shards now finish what they were at, and take the shards again. Raises
+        OptionInvalid for a Canal client.
         """
 
         def selected(current: Subscription) -> Subscription:
             selection = selecting(current.selection)
             if current.selection == selection:
                 return current
+            if selection != AS_MEMBERS_ASK:
+                self._refuse_canal(current)
             return replace(current, selection=selection, revision=current.revision + 1)
 
         return self.change(instance, name, selected)
 
     def pause(self, instance: str, name: str, *, paused: bool) -> Subscription:
-        """Stop the delivery of a subscription, or let it go on at its checkpoints."""
-        return self.change(instance, name, lambda current: replace(current, paused=paused))
+        """Stop the delivery of a subscription, or let it go on at its checkpoints.
+
+        Raises OptionInvalid if a Canal client is to be paused.
+        """
+
+        def changed(current: Subscription) -> Subscription:
+            if paused:
+                self._refuse_canal(current)
+            return replace(current, paused=paused)
+
+        return self.change(instance, name, changed)
 
     def move(self, instance: str, name: str, shard: int, member: str) -> Subscription:
         """Give a shard to a member until that member leaves. Raises OptionInvalid."""
@@ -465,6 +482,13 @@ class Subscriptions:
     def delete_generation(self, subscription: Subscription, generation: int) -> None:
         """Delete a generation of shards that has ended."""
         self._delete_below(subscription.path + path_of("generations", str(generation)))
+
+    def _refuse_canal(self, subscription: Subscription) -> None:
+        if self._store.get(subscription.account_path) is not None:
+            raise OptionInvalid(
+                f"subscription {subscription.name} is a Canal client: it is neither paused nor narrowed",
+                hint="Stop the client to pause it; a filter of its own narrows it",
+            )
 
     def _refuse_resize(self, subscription: Subscription) -> None:
         checkpoints = subscription.checkpoints(self._store)

@@ -21,7 +21,7 @@ from penstock.coordinate.checkpoint_writer import CheckpointWriter, ShardCheckpo
 from penstock.coordinate.lease import Lease
 from penstock.coordinate.store import ABSENT, OPERATION_SECONDS, CoordinationStore
 from penstock.coordinate.store import Session as StoreSession
-from penstock.coordinate.subscription_record import Subscription, Subscriptions
+from penstock.coordinate.subscription_record import AS_MEMBERS_ASK, Subscription, Subscriptions
 from penstock.errors import (
     CoordinationLost,
     LeaseLost,
@@ -73,6 +73,20 @@ def parse_client_id(text: str) -> int:
     return number
 
 
+def _refuse_changed(subscription: Subscription) -> None:
+    """Raise OptionInvalid for what an operator has set before the client connected for the first time."""
+    name = f"{subscription.instance}/{subscription.name}"
+    if subscription.paused:
+        raise OptionInvalid(
+            f"subscription {name} is paused", hint=f"Run: penstock subscriptions resume {name}"
+        )
+    if subscription.selection != AS_MEMBERS_ASK:
+        raise OptionInvalid(
+            f"subscription {name} has a selection, and Canal clients follow only their filters",
+            hint=f"Run: penstock subscriptions set {name} --as-members-ask",
+        )
+
+
 @dataclass(eq=False)
 class Client:
     """One client id of a destination. Belongs to the event loop, and to the session that holds it.
@@ -104,7 +118,7 @@ class Client:
     @property
     def account_path(self) -> str:
         """The path of the record with its account name."""
-        return Subscription(self.destination, self.name).path + "/account"
+        return Subscription(self.destination, self.name).account_path
 
     @property
     def identity(self) -> str:
@@ -340,6 +354,7 @@ class Clients:
             client._writing.close()
         new_subscription = Subscription(client.destination, client.name)
         subscription = await asyncio.to_thread(self._subscriptions.create, new_subscription)
+        _refuse_changed(subscription)
         await asyncio.to_thread(self._give_to, client, account)
         checkpoints = subscription.checkpoints(self._store)
         lease = await asyncio.to_thread(self._acquire_lease, subscription)
