@@ -237,6 +237,30 @@ def test_log_starts_after_a_commit_timestamp(sink: Sink, tmp_path: Path) -> None
     assert changes(tmp_path / "log") == later
 
 
+@pytest.mark.parametrize(
+    "start",
+    [StartAt(commit_ts=970_639_217_768_660_992), StartAt(time_us=3_600_000_000_000_000)],
+    ids=["commit timestamp", "time"],
+)
+def test_start_in_the_future_is_refused(sink: Sink, tmp_path: Path, start: StartAt) -> None:
+    with running_capture(sink, tmp_path / "log", start) as capture:
+        wait_until(lambda: capture.snapshot().state in (State.STOPPED, State.RUNNING))
+        failure = capture.snapshot().error
+        assert failure is not None
+        assert (failure.kind, "in the future" in failure.message) == ("OptionInvalid", True)
+
+
+def test_start_between_the_checkpoint_and_the_present_is_accepted(sink: Sink, tmp_path: Path) -> None:
+    start = StartAt(commit_ts=140)
+    sink.checkpoint(135)
+    with running_capture(sink, tmp_path / "log", start) as capture:
+        wait_until(lambda: capture.snapshot().state is State.RUNNING)
+        sink.rows("t/100/2026-11-23/CDC000002.json", inserted(160, 3))
+        sink.checkpoint(170)
+        wait_for_ts(capture, 160)
+    assert changes(tmp_path / "log") == [(160, "insert", "shop.t", 3, "n")]
+
+
 def day_of(commit_ts: int) -> str:
     return f"t/100/2026-12-{commit_ts // 100:02}"
 

@@ -8,9 +8,10 @@ It resumes after the last commit timestamp of its log.
 
 import time
 from dataclasses import asdict, dataclass, replace
+from datetime import UTC, datetime
 
 from penstock.capture.status import CaptureStatus, State
-from penstock.errors import LogDamaged
+from penstock.errors import LogDamaged, OptionInvalid
 from penstock.logstore.epochs import seal_json, unseal_json
 from penstock.logstore.log import Log
 from penstock.ticdc.sink_log import SinkLog
@@ -21,10 +22,13 @@ from penstock.tidb.merged_log import (
     end_of_merged_log,
     server_key_of,
 )
+from penstock.tidb.messages import LOGICAL_BITS
 
 START_FILE = "ticdc-start.json"
 
 _DURABLE_SECONDS = 1.0
+# The cluster's clock may be ahead of this host's by so much.
+_CLOCK_SECONDS = 600.0
 
 
 @dataclass(frozen=True)
@@ -51,7 +55,9 @@ class TicdcCapture(MergedCapture):
         storage = open_storage(self._settings.source)
 
         def record_start() -> None:
-            _record(log, _Start(self._start_ts(lambda: read_checkpoint(storage) - 1)))
+            start_ts = self._start_ts(lambda: read_checkpoint(storage) - 1)
+            _refuse_future_start(start_ts)
+            _record(log, _Start(start_ts))
 
         self._begin_log(log, server_key_of(self._settings.source), record_start)
         end = end_of_merged_log(log)
@@ -94,6 +100,20 @@ class TicdcCapture(MergedCapture):
             )
             self._set_state(State.RUNNING, why if is_behind else None)
             self._stopping.wait(self._settings.ticdc.poll)
+
+
+def _refuse_future_start(start_ts: int) -> None:
+    """Raise OptionInvalid if a cluster whose clock is right has not reached a commit timestamp.
+
+    The changefeed's checkpoint is no bound: it lags behind the timestamp of a dump that was just made.
+    """
+    latest_ts = int((time.time() + _CLOCK_SECONDS) * 1000) << LOGICAL_BITS
+    if start_ts > latest_ts:
+        at = datetime.fromtimestamp((start_ts >> LOGICAL_BITS) / 1000, UTC)
+        raise OptionInvalid(
+            f"start: the commit timestamp {start_ts} is of {at:%Y-%m-%d %H:%M:%S} UTC, in the future",
+            hint="Use a commit timestamp of the cluster, such as that of the dump that was loaded",
+        )
 
 
 def _sync(log: Log, reader: SinkReader, start: _Start) -> _Start:
