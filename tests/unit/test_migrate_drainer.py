@@ -170,6 +170,30 @@ def test_target_in_files_keeps_its_format(tmp_path: Path, setting: str, folder: 
     assert str(sink.path) == folder
 
 
+def test_name_with_alternatives_is_refused(tmp_path: Path) -> None:
+    changes = {'"crm"]': '"shop|crm"]'}
+    with pytest.raises(OptionInvalid, match=r"replicate-do-db: /shop\|crm/ has alternatives"):
+        migrated(tmp_path, changes)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes"),
+    [
+        ("ignore-txn-commit-ts", {"[435000000000000001]": '["all"]'}),
+        ("channel-id", {"safe-mode = false": 'loopback-control = true\nchannel-id = "one"'}),
+        (
+            "kafka-max-message-size",
+            {'"mysql"': '"kafka"', "port = 3307": 'topic-name = "t"\nkafka-max-message-size = "1GB"'},
+        ),
+    ],
+)
+def test_value_that_is_no_number_is_refused_by_name(
+    tmp_path: Path, name: str, changes: dict[str, str]
+) -> None:
+    with pytest.raises(OptionInvalid, match=f"{name}: .* is not a number"):
+        migrated(tmp_path, changes)
+
+
 def test_target_without_a_sink_is_reported(tmp_path: Path) -> None:
     migration = migrated(tmp_path, {'db-type = "mysql"': 'db-type = "oracle"'})
     entry = entries_by_name(migration.report)["syncer.db-type"]

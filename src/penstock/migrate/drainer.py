@@ -88,6 +88,16 @@ def _flatten(document: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     return properties
 
 
+def _number(value: object, name: str) -> int:
+    """Return the value of a property as a number. Raises OptionInvalid."""
+    try:
+        return int(str(value))
+    except ValueError as problem:
+        raise OptionInvalid(
+            f"{name}: {value!r} is not a number", hint=f"Correct {name}, and migrate again"
+        ) from problem
+
+
 # --- The cluster ----------------------------------------------------------------------------
 
 
@@ -166,7 +176,7 @@ def _steps(properties: OriginalProperties, document: Mapping[str, Any]) -> list[
     properties.carried("syncer.ignore-txn-commit-ts")
     if not ignored:
         return []
-    versions = ", ".join(str(int(commit_ts)) for commit_ts in ignored)
+    versions = ", ".join(str(_number(commit_ts, "ignore-txn-commit-ts")) for commit_ts in ignored)
     return [{"filter": {"where": f"_commit_version NOT IN ({versions})"}}]
 
 
@@ -234,7 +244,7 @@ def _kafka_sink(properties: OriginalProperties) -> dict[str, Any]:
     options = {"client.id": "kafka-client-id", "message.max.bytes": "kafka-max-message-size"}
     own = {option: properties.get(f"syncer.to.{name}") for option, name in options.items()}
     if limit := own.get("message.max.bytes"):
-        own["message.max.bytes"] = str(min(int(limit), _MESSAGE_BYTES_MAX))
+        own["message.max.bytes"] = str(min(_number(limit, "kafka-max-message-size"), _MESSAGE_BYTES_MAX))
     properties.carried(*(f"syncer.to.{name}" for name in ("kafka-addrs", "topic-name", *options.values())))
     properties.remind(
         "Messages for Kafka have the Drainer's form, without its messages for statements: change the tables"
@@ -259,7 +269,7 @@ def _loops(properties: OriginalProperties, pipeline: dict[str, Any], settings: d
     if not properties.flag("syncer.loopback-control"):
         properties.carried("syncer.loopback-control", "syncer.channel-id")
         return
-    channel = int(properties.get("syncer.channel-id", "0"))
+    channel = _number(properties.get("syncer.channel-id", "0"), "channel-id")
     pipeline["loops"] = {"drainer_channels": [channel]}
     settings["drainer_channel"] = channel
     properties.carried("syncer.loopback-control", "syncer.channel-id")

@@ -42,9 +42,10 @@ def pattern_of(expression: str, name: str, *, ignore_case: bool = True) -> str:
 def name_expression(regex: str, name: str, *, is_anchored: bool = False) -> str:
     """Return the expression of a database or table name that a regex matches, by default anywhere in it.
 
-    Raises OptionInvalid if its anchors cannot be carried; `name` is its property.
+    With `is_anchored` the original puts `^` and `$` around the regex, without a group: each binds to one
+    alternative. Raises OptionInvalid if anchors cannot be carried; `name` is its property.
     """
-    if "|" in regex and re.search(r"[\^$](?![^\[]*\])", regex):
+    if "|" in regex and (is_anchored or re.search(r"[\^$](?![^\[]*\])", regex)):
         raise OptionInvalid(
             f"{name}: /{regex}/ has alternatives with anchors of their own",
             hint="Write one rule for each alternative, and migrate again",
