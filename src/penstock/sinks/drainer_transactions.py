@@ -22,8 +22,9 @@ from penstock.protobuf import encode
 
 DrainerForm = Literal["kafka", "file"]
 
-# Rows of a full load have no transaction of their own, and are cut into messages of about this size.
-_LOAD_BYTES = 1 << 20
+# Rows of a full load have no transaction of their own, and are cut into messages of about this size: well below
+# the 1 MiB that a broker of Kafka accepts by default.
+_LOAD_BYTES = 1 << 19
 
 _DML = 0
 _UNSPECIFIED = -1
