@@ -524,7 +524,8 @@ def test_run_until_caught_up_settles_its_end_again_at_another_server(settings: P
         is_asked=lambda checkpoint: False, is_loading=lambda checkpoint: False
     )
     stretches = Stretches(Progress(settings, None), until_caught_up=True, to_barrier=False)
-    stretches.open({"shop": log}, nothing_asked)
+    no_shards: Any = SimpleNamespace(barrier=lambda: None)
+    stretches.open({"shop": log}, nothing_asked, no_shards)
     begin = Offset(Position(0, "bin.000001", 4), server_key="mysql:a")
     checkpoint = replace(Checkpoint.new(), planned=True, offsets={"shop": begin.to_json()})
     for server in ("mysql:a", "mysql:a", "mysql:b", "mysql:b"):
