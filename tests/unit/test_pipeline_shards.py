@@ -1,11 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Pipelines with shards over a binlog file: who owns a table, and how another number of shards takes over."""
 
+import errno
 import json
 import pickle
+import subprocess
+import sys
+from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from typer.testing import CliRunner
@@ -13,12 +18,15 @@ from typer.testing import CliRunner
 from penstock.cli.app import make_app
 from penstock.engine.beginning import refuse_undividable
 from penstock.engine.sink_runs import run_of
-from penstock.errors import LeaseLost, OptionInvalid
+from penstock.errors import LeaseLost, OptionInvalid, PenstockError, StreamError
+from penstock.local import shard_runs
 from penstock.local.driver import LocalDriver
+from penstock.local.shard_runs import ShardRuns
 from penstock.model import TableName
 from penstock.pipeline.settings import PipelineSettings, load_pipeline, pipeline_of_values
 from penstock.pipeline.shards import Shard, ShardTables
 from penstock.pipeline.state import PipelineState
+from penstock.retry import Backoff
 from tests.support.pipeline.local_runs import run_here
 from tests.support.pipeline.sharded import (
     TABLES,
@@ -245,6 +253,59 @@ def test_only_the_process_of_a_shard_ends_at_the_barrier(tmp_path: Path, log: Gr
     assert "20 rows written" in invoke("run", file, "--local", "--until", "caught-up")
     assert rows_in_feed(tmp_path) == rows_of_log(60)
     assert "--until barrier is unknown" in invoke("run", file, "--local", "--until", "barrier")
+
+
+# --- Processes ------------------------------------------------------------------------------
+
+_WAITS = "import signal; signal.pause()"
+_REPORT = '{"pipeline": "shop", "state": "running"}'
+_REPORTS = f"print({_REPORT!r})"
+
+
+def processes_of(folder: Path, first: str, second: str, **more: Any) -> ShardRuns:
+    """Return the runs of two shards whose processes execute this Python code."""
+
+    def command(shard: Shard, *, to_barrier: bool = False) -> list[str]:
+        return [sys.executable, "-S", "-c", (first, second)[shard.number]]
+
+    return ShardRuns(settings_of(folder, 2), command, **more)
+
+
+def test_output_of_a_step_is_no_report_of_its_shard(tmp_path: Path) -> None:
+    lines = b'42\n{"a": 1}\n\xff\n'
+    output = f"import os, sys; os.write(1, {lines!r}); sys.exit(3)"
+    reports: list[Mapping[str, Any]] = []
+    runs = processes_of(tmp_path, output, _REPORTS, until_caught_up=True, report=reports.append)
+    with pytest.raises(StreamError, match="the process of shard 0-of-2 ended with status 3"):
+        runs.run()
+    assert reports == [json.loads(_REPORT)]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_defect_in_the_thread_of_a_shard_ends_all_shards(tmp_path: Path) -> None:
+    runs = processes_of(tmp_path, _REPORTS, _WAITS, report=Mock(side_effect=ZeroDivisionError))
+    with pytest.raises(PenstockError, match=r"a defect ended the thread of shard 0-of-2: ZeroDivisionError"):
+        runs.run()
+
+
+def test_shard_that_the_system_cannot_start_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    starts: list[str] = []
+
+    def start(command: list[str], **options: Any) -> "subprocess.Popen[str]":
+        starts.append(command[-1])
+        if starts.count(_REPORTS) == 1 and command[-1] == _REPORTS:
+            raise OSError(errno.EMFILE, "Too many open files")
+        return popen(command, **options)
+
+    popen = subprocess.Popen
+    monkeypatch.setattr(subprocess, "Popen", start)
+    monkeypatch.setattr(shard_runs, "_RESTARTS", Backoff(first=0.01))
+    reports: list[Mapping[str, Any]] = []
+    processes_of(tmp_path, _REPORTS, _WAITS, report=reports.append).run()
+    assert starts.count(_REPORTS) == 2
+    assert reports, "the shard runs once the system lets it"
 
 
 # --- Commands -------------------------------------------------------------------------------

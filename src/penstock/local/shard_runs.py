@@ -241,14 +241,27 @@ class _ShardProcess:
     def run(self, is_restarted: Callable[["_ShardProcess"], bool]) -> None:
         """Run the process until it is stopped, or `is_restarted` returns False after an end."""
         try:
-            while (process := self._start()) is not None:
-                self.failure = self._wait(process)
+            while True:
+                try:
+                    process = self._start()
+                except OptionInvalid as problem:
+                    self.failure, self.was_killed = problem, False
+                else:
+                    if process is None:
+                        return
+                    self.failure = self._wait(process)
                 if not is_restarted(self):
                     return
                 assert self.failure is not None, "only a failure is tried again"
                 self._retries.wait(self.failure, shard=str(self.shard))
         except PenstockError as problem:
             self.failure = problem
+        except Exception as defect:
+            # The kernel ends the process with this thread, so the other shards must not run on without it.
+            # The end of the thread prints the traceback.
+            self.failure = PenstockError(f"a defect ended the thread of shard {self.shard}: {defect!r}")
+            self._stop.set()
+            raise
 
     def stop(self) -> None:
         """Ask the process to end, once: a second signal would end it at once."""
@@ -267,7 +280,8 @@ class _ShardProcess:
                     self._command,
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.PIPE,
-                    text=True,
+                    encoding="utf-8",
+                    errors="replace",
                     # An interrupt at the terminal is for the parent, which stops its children.
                     start_new_session=True,
                 )
@@ -280,12 +294,11 @@ class _ShardProcess:
         assert process.stdout is not None
         last: Mapping[str, Any] = {}
         for line in process.stdout:
-            try:
-                last = json.loads(line)
-            except ValueError:
-                # Such as the output of a step in Python.
+            report = _report_of(line)
+            if report is None:
                 _log.info("output of a shard", shard=str(self.shard), line=line.rstrip("\n"))
                 continue
+            last = report
             if last["state"] in ("loading", "running"):
                 self.failure = None
                 self._retries.succeeded()
@@ -301,6 +314,15 @@ class _ShardProcess:
             )
         kind: type[PenstockError] = getattr(errors, last["error"])
         return kind(f"shard {self.shard}: {last['what']}")
+
+
+def _report_of(line: str) -> Mapping[str, Any] | None:
+    """Return the report in a line of a shard's output, None if it is other output, as of a step in Python."""
+    try:
+        report = json.loads(line)
+    except ValueError:
+        return None
+    return report if isinstance(report, dict) and {"pipeline", "state"} <= report.keys() else None
 
 
 def _stop_all(processes: Sequence[_ShardProcess]) -> None:
