@@ -22,7 +22,7 @@ from penstock.errors import LeaseLost, OptionInvalid, PenstockError, StreamError
 from penstock.local import shard_runs
 from penstock.local.driver import LocalDriver
 from penstock.local.shard_runs import ShardRuns
-from penstock.model import TableName
+from penstock.model import TableName, TablePatterns
 from penstock.pipeline.settings import PipelineSettings, load_pipeline, pipeline_of_values
 from penstock.pipeline.shards import Shard, ShardTables
 from penstock.pipeline.state import PipelineState
@@ -82,10 +82,23 @@ def test_tables_that_are_merged_belong_to_one_shard(tmp_path: Path) -> None:
     assert len(owners) == 1
 
 
+def test_table_with_the_name_of_a_ghost_table_belongs_to_the_shard_of_its_target(tmp_path: Path) -> None:
+    names = [TableName("shop", "_orders_old"), TableName("shop", "archive")]
+    route = {"route": {"tables": [str(name) for name in names], "to": "shop.everything"}}
+    source = {"path": str(tmp_path / "log"), "tables": ["shop._orders_old", "shop.*"]}
+    parts = settings_of(tmp_path, 4, source=source, steps=[route]).each_shard()
+    owners = [
+        [part.shard for part in parts if part.sources[0].tables.matches(name.database, name.table)]
+        for name in names
+    ]
+    owner_of_target = [shard for shard in Shard.all_of(4) if shard.owns(TableName("shop", "everything"))]
+    assert owners == [owner_of_target, owner_of_target]
+
+
 def test_copy_of_a_schema_change_stays_with_its_table() -> None:
     for table in ("orders", "notes", "items", "t1"):
         for shard in each(Shard.all_of(4)):
-            tables = ShardTables(shard, ())
+            tables = ShardTables(shard, (), TablePatterns("shop.*"))
             owned = tables.matches("shop", table)
             assert tables.matches("shop", f"_{table}_gho") == tables.matches("shop", f"_{table}_new") == owned
 

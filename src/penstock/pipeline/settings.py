@@ -220,7 +220,7 @@ class PipelineSettings:
         """Return the settings of a shard: its tables, and its part of what is limited for each server."""
         if shard.count == 1:
             return replace(self, shards=1)
-        tables = ShardTables(shard, [step.settings for step in self.steps])
+        steps = [step.settings for step in self.steps]
         limits = {
             name: max(1, limit // shard.count)
             for name in ("rate", "parallel")
@@ -231,7 +231,10 @@ class PipelineSettings:
             shards=shard.count,
             shard=shard,
             sources=tuple(
-                replace(source, tables=NarrowedPatterns(source.tables, tables)) for source in self.sources
+                replace(
+                    source, tables=NarrowedPatterns(source.tables, ShardTables(shard, steps, source.tables))
+                )
+                for source in self.sources
             ),
             load=self.load.model_copy(update=limits),
         )

@@ -13,7 +13,7 @@ from typing import Any, Self
 
 from penstock.model import TableName, TablePatterns
 from penstock.narrowed_patterns import NarrowedPatterns
-from penstock.pipeline.ghosts import table_of_ghost
+from penstock.pipeline.ghosts import PipelinePatterns, table_of_ghost
 from penstock.pipeline.step_section import StepSection
 
 
@@ -51,10 +51,15 @@ class Shard:
 class ShardTables(TablePatterns):
     """The source tables whose targets belong to a shard. Hashable and picklable, like its base class."""
 
-    def __init__(self, shard: Shard, steps: Sequence[Any]) -> None:
-        """`steps` are the settings of the pipeline's steps, which may rename tables."""
+    def __init__(self, shard: Shard, steps: Sequence[Any], source_tables: TablePatterns) -> None:
+        """Create the tables of a shard.
+
+        `steps` are the settings of the pipeline's steps, which may rename tables. `source_tables` are the
+        tables of the source without the shard: they say which of them are ghost tables.
+        """
         super().__init__()
         self.shard = shard
+        self._source_tables = PipelinePatterns(source_tables)
         self._steps = tuple(steps)
         self._owned: dict[TableName, bool] = {}
 
@@ -69,9 +74,9 @@ class ShardTables(TablePatterns):
         owned = self._owned.get(name)
         if owned is None:
             # The copy that a tool for schema changes makes of a table stays with the table.
-            owned = self._owned[name] = self.shard.owns(
-                target_name(self._steps, table_of_ghost(name) or name)
-            )
+            is_own = self._source_tables.matches(database, table)
+            owner = name if is_own else table_of_ghost(name) or name
+            owned = self._owned[name] = self.shard.owns(target_name(self._steps, owner))
         return owned
 
     def __getstate__(self) -> dict[str, Any]:
@@ -80,7 +85,11 @@ class ShardTables(TablePatterns):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ShardTables):
             return NotImplemented
-        return (self.shard, self._steps) == (other.shard, other._steps)
+        return (self.shard, self._steps, self._source_tables) == (
+            other.shard,
+            other._steps,
+            other._source_tables,
+        )
 
     def __hash__(self) -> int:
         return hash(self.shard)
