@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The supervisor of capture processes: what ends is started again, or set aside, and the rest goes on."""
 
+import errno
 import os
 import resource
 import signal
+import socket
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -13,6 +15,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import OptionInvalid, ProcessFailed, SourceMissing
+from penstock.processes.instance import ProcessInstance
 from penstock.processes.supervisor import Supervisor
 from penstock.retry import Backoff
 from penstock.settings.daemon import Settings
@@ -129,6 +132,43 @@ def test_process_whose_messages_cannot_be_read_is_killed_by_name(supervise: Supe
     status = status_of(supervisor)
     assert status["process"]["exits"][0]["reason"] == "message"
     assert "restart the daemon" in status["why"]
+
+
+def test_process_is_started_again_after_the_daemon_had_no_descriptor_for_it(
+    supervise: Supervise, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pair, is_short = socket.socketpair, iter([True])
+
+    def short_of_descriptors(*arguments: Any, **options: Any) -> tuple[socket.socket, socket.socket]:
+        if next(is_short, False):
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return pair(*arguments, **options)
+
+    monkeypatch.setattr(socket, "socketpair", short_of_descriptors)
+    # A real-time signal, which has no name.
+    supervisor = supervise(["shop"], command=("sh", "-c", "kill -s 40 $$"), backoff=AT_ONCE)
+    wait_until(lambda: len(supervisor.instances["shop"].exits) > 1)
+    shortage, crash = supervisor.instances["shop"].exits[:2]
+    assert (shortage.reason, "Too many open files" in shortage.text()) == ("daemon", True)
+    assert (crash.reason, crash.text()) == ("SIG40", "signal SIG40")
+
+
+def test_process_that_cannot_be_watched_is_killed_before_another_is_started(
+    supervise: Supervise, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began, pids = ProcessInstance.began, []
+
+    def begin_badly(instance: ProcessInstance, pid: int) -> None:
+        pids.append(pid)
+        began(instance, pid)
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(ProcessInstance, "began", begin_badly)
+    supervisor = supervise(["shop"], command=("sleep", "600"), backoff=Backoff(first=600.0, longest=600.0))
+    wait_until(lambda: supervisor.instances["shop"].exits)
+    assert "can't start new thread" in status_of(supervisor)["why"]
+    with pytest.raises(ProcessLookupError):
+        os.kill(pids[0], 0)
 
 
 @pytest.mark.deep(

@@ -142,7 +142,12 @@ class SupervisedProcess:
     def _run(self) -> None:
         while not self._stopping.is_set():
             started_at = time.monotonic()
-            process_exit = self._run_once()
+            try:
+                process_exit = self._run_once()
+            except Exception as problem:  # noqa: BLE001 - nothing else would start the process again
+                _log.exception("a capture process is not watched", instances=sorted(self.instances))
+                why = f"the daemon could not start or watch it: {problem!r}"
+                process_exit = ProcessExit(now_us(), "daemon", why)
             if self._stopping.is_set():
                 break
             if not self._restarts_after(process_exit, time.monotonic() - started_at):
@@ -188,35 +193,37 @@ class SupervisedProcess:
         with stream, datagrams:
             with stream_there, datagrams_there:
                 descriptors = stream_there.fileno(), datagrams_there.fileno()
-                try:
-                    process = subprocess.Popen(
-                        [*self._command, *map(str, descriptors)],
-                        pass_fds=descriptors,
-                        stdin=subprocess.DEVNULL,
-                        stderr=subprocess.PIPE,
-                        # An interrupt at the terminal stops the daemon, which stops its processes.
-                        start_new_session=True,
-                    )
-                except OSError as problem:
-                    return ProcessExit(now_us(), "start", f"it cannot be started: {problem}")
-            assert process.stderr is not None
-            reading = threading.Thread(
-                target=_relay_lines, args=(process.stderr, lines), name="process-output", daemon=True
-            )
-            reading.start()
-            # A process that stops in the middle of a message must not stop this thread.
-            stream.settimeout(self._silence_seconds)
-            for instance in self.instances.values():
-                instance.began(process.pid)
-            killed_for = self._follow(process, stream, datagrams)
-            self._forget_calls()
+                process = subprocess.Popen(
+                    [*self._command, *map(str, descriptors)],
+                    pass_fds=descriptors,
+                    stdin=subprocess.DEVNULL,
+                    stderr=subprocess.PIPE,
+                    # An interrupt at the terminal stops the daemon, which stops its processes.
+                    start_new_session=True,
+                )
+            try:
+                assert process.stderr is not None
+                reading = threading.Thread(
+                    target=_relay_lines, args=(process.stderr, lines), name="process-output", daemon=True
+                )
+                reading.start()
+                # A process that stops in the middle of a message must not stop this thread.
+                stream.settimeout(self._silence_seconds)
+                for instance in self.instances.values():
+                    instance.began(process.pid)
+                killed_for = self._follow(process, stream, datagrams)
+            finally:
+                # Two processes must never write one log.
+                process.kill()
+                process.wait()
+                self._forget_calls()
             reading.join(_CALL_SECONDS)
         return ProcessExit(now_us(), *(killed_for or _reason_of(process.returncode)), tuple(lines))
 
     def _follow(
         self, process: "subprocess.Popen[bytes]", stream: socket.socket, datagrams: socket.socket
     ) -> tuple[str, str] | None:
-        """Read the messages of a process until it has ended; return the reason if it was killed here."""
+        """Read the messages of a process until it has ended; return the reason if it has to be killed."""
         channel = Channel(stream)
         with self._lock:
             self._channel = channel
@@ -256,10 +263,7 @@ class SupervisedProcess:
             reason = "message", f"it was killed: {problem}"
         except TimeoutError:
             _log.info("a capture process has stopped in the middle of a message", process=process.pid)
-        was_running = process.poll() is None
-        process.kill()
-        process.wait()
-        return reason if was_running else None
+        return reason if process.poll() is None else None
 
     def _handle(self, message: Report | Answer) -> None:
         if isinstance(message, Answer):
@@ -404,7 +408,9 @@ def _reason_of(status: int) -> tuple[str, str]:
     """Return the reason for an exit status, in a word and as text."""
     if status >= 0:
         return str(status), f"exit status {status}"
-    name = signal.Signals(-status).name
+    number = -status
+    # Real-time signals have no names.
+    name = signal.Signals(number).name if number in set(signal.Signals) else f"SIG{number}"
     remark = ", as the kernel sends it when memory runs out" if status == -signal.SIGKILL else ""
     return name, f"signal {name}{remark}"
 
