@@ -82,6 +82,22 @@ def test_nodes_of_a_daemon_end_with_its_session_and_return_with_the_next(
     assert not layout.list("/otter/canal/cluster")
 
 
+def test_nodes_that_somebody_deletes_return(layout: MemoryStore, name: str) -> None:
+    store = MemoryStore(name)
+    cluster = CanalCluster(
+        lambda: store, "10.0.0.1:11111", ["shop"], {"shop"}.__contains__, 10.0, show_again_seconds=0
+    )
+    cluster.start()
+    try:
+        wait_until(lambda: running(layout, "shop"))
+        layout.delete(running_path("shop"))
+        layout.delete("/otter/canal/cluster/10.0.0.1:11111")
+        wait_until(lambda: running(layout, "shop"))
+        wait_until(lambda: layout.list("/otter/canal/cluster"))
+    finally:
+        cluster.stop()
+
+
 def test_cluster_clients_are_sent_to_a_port_that_others_can_reach() -> None:
     settings = ListenSettings(
         canal="0.0.0.0:11111", canal_cluster="zookeeper://zk1:2181", canal_address="host:1", insecure=True

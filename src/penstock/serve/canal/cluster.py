@@ -12,6 +12,7 @@ leases decide who captures, and these nodes only show it.
 
 import json
 import threading
+import time
 from collections.abc import Callable, Collection
 
 import structlog
@@ -21,6 +22,8 @@ from penstock.errors import PenstockError, VersionConflict
 
 _TOP = path_of("otter", "canal")
 _LOOK_SECONDS = 0.5
+# How long nodes are missing that somebody else has deleted.
+_SHOW_AGAIN_SECONDS = 30.0
 
 _log = structlog.get_logger(__name__)
 
@@ -49,12 +52,15 @@ class CanalCluster:
         destinations: Collection[str],
         is_here: Callable[[str], bool],
         session_seconds: float,
+        show_again_seconds: float = _SHOW_AGAIN_SECONDS,
     ) -> None:
         self._open_store = open_store
         self._address = address
         self._destinations = sorted(destinations)
         self._is_here = is_here
         self._session_seconds = session_seconds
+        self._show_again_seconds = show_again_seconds
+        self._shown_at = time.monotonic()
         self._store: CoordinationStore | None = None
         self._session: Session | None = None
         self._shown: set[str] = set()
@@ -88,20 +94,28 @@ class CanalCluster:
     def _show(self) -> None:
         """Make the nodes agree with what is served here. Raises CoordinationLost."""
         session = self._joined()
+        is_due = time.monotonic() >= self._shown_at + self._show_again_seconds
+        if is_due:
+            # Nodes of the own session stay as they are; those that were deleted by hand return.
+            self._show_member(session)
         for destination in self._destinations:
             path = running_path(destination)
             is_here = self._is_here(destination)
-            if is_here and destination not in self._shown:
+            is_new = destination not in self._shown
+            if is_here and (is_new or is_due):
                 try:
                     session.put_ephemeral(path, running_value(self._address), plain=True)
                 except VersionConflict:
                     # The daemon that served it before has not removed its node, or its session has not ended.
                     continue
                 self._shown.add(destination)
-                _log.info("Canal's cluster clients are sent here", destination=destination)
-            elif not is_here and destination in self._shown:
+                if is_new:
+                    _log.info("Canal's cluster clients are sent here", destination=destination)
+            elif not is_here and not is_new:
                 session.remove(path)
                 self._shown.discard(destination)
+        if is_due:
+            self._shown_at = time.monotonic()
 
     def _joined(self) -> Session:
         """Return the session, with this daemon among those that can serve. Raises CoordinationLost."""
@@ -111,11 +125,15 @@ class CanalCluster:
         self._store = self._store or self._open_store()
         session = self._store.session(self._session_seconds)
         try:
-            for top in (_TOP, *(_TOP + path_of("destinations", name) for name in self._destinations)):
-                # Clients take the address as it is, so it is not encoded.
-                session.put_ephemeral(f"{top}/cluster/{self._address}", b"", plain=True)
+            self._show_member(session)
         except PenstockError:
             session.close()
             raise
         self._session = session
         return session
+
+    def _show_member(self, session: Session) -> None:
+        """Show this daemon among those that can serve the destinations."""
+        for top in (_TOP, *(_TOP + path_of("destinations", name) for name in self._destinations)):
+            # Clients take the address as it is, so it is not encoded.
+            session.put_ephemeral(f"{top}/cluster/{self._address}", b"", plain=True)
