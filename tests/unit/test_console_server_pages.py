@@ -142,6 +142,8 @@ instances:
         ("s3://bucket/p?secret=x&region=y", f"s3://bucket/p?secret={HIDDEN}&region={HIDDEN}"),
         ("/a/path?x=1", "/a/path?x=1"),
         ("sqlite:///a/b.db", "sqlite:///a/b.db"),
+        ("https://token@h/hook", f"https://{HIDDEN}@h/hook"),
+        ("http://h/p?key=a#token", f"http://h/p?key={HIDDEN}#{HIDDEN}"),
     ],
 )
 def test_credentials_of_addresses_are_hidden(text: str, shown: str) -> None:

@@ -17,12 +17,14 @@ _FREE_TEXTS = frozenset({"body"})
 # A password may contain every character, so the last @ ends it.
 _URL_PASSWORD = re.compile(r"(//[^:/@]*):.*@", re.DOTALL)
 _PASSWORD = re.compile(r"^([^:/@]*):.*@", re.DOTALL)
+# Over HTTP, a user without a password is often a token.
+_HTTP_USER = re.compile(r"(https?://)[^:/@?#]+@", re.IGNORECASE)
 # The value of a parameter of a URL.
 _PARAMETER = re.compile(r"(?<==)[^&\s]*")
 
 
 def shown_settings(settings: BaseModel) -> dict[str, Any]:
-    """Return settings as plain JSON values, without secrets, and URLs without credentials and parameters."""
+    """Return settings as plain JSON values, without secrets and without what URLs may carry."""
     return {
         name: HIDDEN if name in _FREE_TEXTS and getattr(settings, name) else _shown(getattr(settings, name))
         for name in type(settings).model_fields
@@ -49,6 +51,10 @@ def _shown(value: Any) -> Any:
 
 def _without_credentials(text: str) -> str:
     is_url = "://" in text
-    text = (_URL_PASSWORD if is_url else _PASSWORD).sub(rf"\1:{HIDDEN}@", text)
+    if not is_url:
+        return _PASSWORD.sub(rf"\1:{HIDDEN}@", text)
+    text = _HTTP_USER.sub(rf"\1{HIDDEN}@", _URL_PASSWORD.sub(rf"\1:{HIDDEN}@", text))
+    text, mark, fragment = text.partition("#")
+    shown_fragment = f"{mark}{HIDDEN if fragment else ''}"
     address, mark, parameters = text.partition("?")
-    return f"{address}{mark}{_PARAMETER.sub(HIDDEN, parameters) if is_url else parameters}"
+    return f"{address}{mark}{_PARAMETER.sub(HIDDEN, parameters)}{shown_fragment}"
