@@ -11,7 +11,7 @@ from structlog.testing import capture_logs
 from penstock.coordinate.backends.memory import MemoryStore
 from penstock.coordinate.lease import Lease
 from penstock.coordinate.subscription_record import Subscription, Subscriptions
-from penstock.errors import PositionInvalid
+from penstock.errors import CoordinationLost, PositionInvalid
 from penstock.logstore.log import Log
 from penstock.model import Position
 from penstock.serve.coordination import CoordinationProbe
@@ -102,6 +102,29 @@ def test_shards_that_are_held_need_force(coordinated: Coordinated) -> None:
     assert audit == [("everything", latest), ("everything", earliest)]
     shown = coordinated.daemon.ask("GET", "/v1/subscriptions").json["subscriptions"][0]["shards"]
     assert {shard["checkpoint"] for shard in shown} == {earliest}, "not as of a few seconds ago"
+
+
+class FailingStore(MemoryStore):
+    """A store that refuses the second shard's checkpoint."""
+
+    def put(self, path: str, value: bytes, version: int | None = None) -> int:
+        if path.endswith("/shards/1/checkpoint"):
+            raise CoordinationLost("the store does not answer", position=path)
+        return super().put(path, value, version)
+
+
+def test_reset_that_ends_halfway_is_recorded(log: Log) -> None:
+    store = FailingStore("halfway")
+    registry = Subscriptions(store)
+    subscription = registry.create(Subscription(INSTANCE, "orders-cache", shard_count=2))
+    probe = CoordinationProbe("memory", lambda: store, [INSTANCE])
+    with serving(log, {"token": "a-token"}, ACCOUNTS, coordination=probe) as daemon, capture_logs() as logs:
+        coordinated = Coordinated(daemon, registry, subscription)
+        assert coordinated.reset(to="latest", dry_run=False).status == 503
+        latest = str(log.visible)
+        assert coordinated.positions() == [latest, None]
+    audit = [(entry["before"], entry["after"]) for entry in logs if entry["event"] == "audit"]
+    assert audit == [({"0": None, "1": None}, latest)]
 
 
 REFUSED: dict[str, dict[str, Any]] = {

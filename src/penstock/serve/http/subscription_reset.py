@@ -5,6 +5,7 @@ The place is proved against the log. With `dry_run` the response says what would
 """
 
 import functools
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -65,20 +66,8 @@ async def _reset(served: Served, coordination: CoordinationProbe | None, request
     if started.gtid_after:
         raise ServerBusy("the log does not have all transactions of the GTID set yet", hint="Wait for them")
     checkpoint = await run_in(served.threads.searching, _proved, log, instance, started.position)
-    change = _Reset(instance, name, wanted, checkpoint)
-    answer = await run_in(served.threads.searching, coordination.change, change.run)
-    if not wanted.dry_run:
-        _log.info(
-            "audit",
-            action="reset subscription",
-            account=account.name,
-            instance=instance,
-            subscription=name,
-            shards=answer["shards"],
-            before=answer["old"],
-            after=checkpoint.position,
-        )
-    return JSONResponse(answer)
+    change = _Reset(instance, name, wanted, checkpoint, account.name)
+    return JSONResponse(await run_in(served.threads.searching, coordination.change, change.run))
 
 
 def _parse(body: bytes) -> ResetRequest:
@@ -111,6 +100,7 @@ class _Reset:
     name: str
     wanted: ResetRequest
     checkpoint: Checkpoint
+    account: str
 
     def run(self, registry: Subscriptions) -> dict[str, Any]:
         """Set the checkpoints, or not in a dry run; return what changes.
@@ -130,22 +120,37 @@ class _Reset:
                 hint=f"It has 0 to {subscription.shard_count - 1}",
             )
         owners = sorted({view.holder.name for view in shards if view.holder is not None})
+        old = {str(view.shard): _position_of(view) for view in shards}
         if not self.wanted.dry_run:
             if owners and not self.wanted.force:
                 raise OptionInvalid(
                     f"{self.name} is consumed by {', '.join(owners)}",
                     hint="Stop them, or set force: they stop their shards and begin again there",
                 )
+            # Before the reset: if the store fails between two shards, the first has been reset.
+            self._record(old)
             registry.reset(self.instance, self.name, self.checkpoint, self.wanted.shard)
         return {
             "instance": self.instance,
             "subscription": self.name,
             "shards": [view.shard for view in shards],
-            "old": {str(view.shard): _position_of(view) for view in shards},
+            "old": old,
             "new": self.checkpoint.position,
             "owners": owners,
             "dry_run": self.wanted.dry_run,
         }
+
+    def _record(self, old: Mapping[str, str | None]) -> None:
+        _log.info(
+            "audit",
+            action="reset subscription",
+            account=self.account,
+            instance=self.instance,
+            subscription=self.name,
+            shards=[int(shard) for shard in old],
+            before=old,
+            after=self.checkpoint.position,
+        )
 
 
 def _position_of(view: ShardView) -> str | None:
