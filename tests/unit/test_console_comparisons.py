@@ -3,6 +3,7 @@
 
 import json
 import sys
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -123,6 +124,25 @@ def test_failed_comparison_says_why_and_another_one_may_start(tmp_path: Path) ->
         assert "No such file" in ended(lost).error
     with pytest.raises(OptionInvalid):
         Comparisons([]).start(KEY, tmp_path / "notes.yaml", repair=False)
+
+
+def test_comparison_that_cannot_start_or_whose_result_is_strange_does_not_block_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "go").touch()
+    comparisons = Comparisons(command_in(tmp_path))
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", refuse)
+        with pytest.raises(RuntimeError):
+            comparisons.start(KEY, tmp_path / "notes.yaml", repair=False)
+    assert comparisons.newest(KEY) is None
+    (tmp_path / "repair").write_text("{}")
+    comparisons.start(KEY, tmp_path / "notes.yaml", repair=True)
+    assert "repaired" in ended(comparisons).error
 
 
 def test_pages_compare_side_by_side_and_repair_after_a_preview(tmp_path: Path) -> None:

@@ -78,17 +78,20 @@ class Comparisons:
         with self._lock:
             if any(comparison.ended_us is None for comparison in self._newest.values()):
                 raise QuotaReached("another comparison is running", hint="Wait until it has ended")
-            begun = self._newest[key] = Comparison(_now_us(), repair)
-        # The process ends with the thread that starts it, so the thread waits for it.
-        arguments = (key, file, begun)
-        threading.Thread(target=self._run, args=arguments, name="comparison", daemon=True).start()
+            begun = Comparison(_now_us(), repair)
+            # The process ends with the thread that starts it, so the thread waits for it.
+            arguments = (key, file, begun)
+            threading.Thread(target=self._run, args=arguments, name="comparison", daemon=True).start()
+            # Only a thread that runs ends it. The lock keeps its end until after this.
+            self._newest[key] = begun
 
     def _run(self, key: ComparisonKey, file: Path, begun: Comparison) -> None:
         try:
             ended = self._compare(key, file, begun)
-        except (OSError, ValueError) as problem:
-            _log.error("a comparison failed", pipeline=key[1], why=str(problem))
-            ended = replace(begun, error=str(problem))
+        except Exception as problem:  # noqa: BLE001
+            # Otherwise it would count as running, and refuse every other one.
+            _log.exception("a comparison failed", pipeline=key[1])
+            ended = replace(begun, error=str(problem) or type(problem).__name__)
         with self._lock:
             self._newest[key] = replace(ended, ended_us=_now_us())
 
