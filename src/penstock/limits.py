@@ -242,6 +242,9 @@ PUMP_DECIDE_SECONDS_MIN = 600.0
 # How long the end of a Pump waits for a question to TiKV.
 PUMP_STOP_SECONDS_MAX = 5.0
 
+# A transaction in the form of TiDB-Binlog's Drainer: one record, which is held in memory whole.
+DRAINER_TRANSACTION_BYTES_MAX = 1024 * MIB
+
 # Newly visible bytes of a log written by another process that are kept in memory; more are read from files.
 FOLLOWED_BYTES_MAX = MIB // 4
 # A capture process that reports nothing for this long is killed and started again.

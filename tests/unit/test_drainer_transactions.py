@@ -11,7 +11,7 @@ from pydantic import ValidationError
 import penstock
 from penstock._native import crc32c
 from penstock.changes import Changes, Origin, Target
-from penstock.errors import EventUnsupported, OptionInvalid
+from penstock.errors import EventUnsupported, LimitExceeded, OptionInvalid
 from penstock.model import TableName
 from penstock.protobuf import Message, encode
 from penstock.sinks.drainer.sink import DrainerSink
@@ -110,6 +110,18 @@ def test_rows_of_a_load_are_messages_of_bounded_size() -> None:
     rows = sum(len(Message(message).message(3).messages(1)[0].views(4)) for message in messages)
     assert rows == 100_000
     assert len(written("kafka", changes)) == 1, "a transaction stays whole"
+
+
+@pytest.mark.parametrize("form", ["kafka", "file"])
+def test_transaction_above_the_limit_is_refused(form: DrainerForm) -> None:
+    changes = [changes_of(ORDERS, insert(version, id=version, name="x" * 20)) for version in (5, 5, 6)]
+    (size,) = {len(message) for message in written(form, changes[0])}
+    fitting = DrainerTransactions(form, bytes_max=2 * size)
+    assert len([message for change in changes for message in fitting.add(change)]) == 1
+    limited = DrainerTransactions(form, bytes_max=size)
+    assert list(limited.add(changes[0])) == []
+    with pytest.raises(LimitExceeded, match="more than"):
+        [message for _ in range(9) for message in limited.add(changes[1])]
 
 
 def test_image_without_a_column_is_refused() -> None:

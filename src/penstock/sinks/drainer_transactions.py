@@ -17,13 +17,15 @@ import pyarrow.compute as pc
 
 from penstock import _native
 from penstock.changes import Changes, Origin, Target
+from penstock.errors import LimitExceeded
+from penstock.limits import DRAINER_TRANSACTION_BYTES_MAX
 from penstock.model import Column
 from penstock.protobuf import encode
 
 DrainerForm = Literal["kafka", "file"]
 
-# Rows of a full load have no transaction of their own, and are cut into messages of about this size: well below
-# the 1 MiB that a broker of Kafka accepts by default.
+# Rows of a full load have no transaction of their own, and are cut into messages of about this size. Brokers
+# accept 1 MiB by default.
 _LOAD_BYTES = 1 << 19
 
 _DML = 0
@@ -93,6 +95,7 @@ class _OpenTransaction:
 
     instance: str
     version: int
+    bytes: int = 0
     parts: dict[Target, list[memoryview]] = field(default_factory=dict)
     events: list[memoryview] = field(default_factory=list)
 
@@ -100,15 +103,17 @@ class _OpenTransaction:
 class DrainerTransactions:
     """Collects changes in commit order, and returns each transaction as a message once it is complete."""
 
-    def __init__(self, form: DrainerForm) -> None:
+    def __init__(self, form: DrainerForm, *, bytes_max: int = DRAINER_TRANSACTION_BYTES_MAX) -> None:
         self._form = form
+        self._bytes_max = bytes_max
         self._open: _OpenTransaction | None = None
         self._heads: dict[Target, list[bytes]] = {}
 
     def add(self, changes: Changes) -> Iterator[bytes]:
         """Add changes, and yield the transactions that are complete: those before the last one.
 
-        Rows of a full load are complete at once. Raises EventUnsupported for an image without a column.
+        Rows of a full load are complete at once. Raises EventUnsupported for an image without a column, and
+        LimitExceeded for a transaction above the limit.
         """
         if not len(changes):
             return
@@ -131,6 +136,14 @@ class DrainerTransactions:
                 yield from self.finish()
             if self._open is None:
                 self._open = _OpenTransaction(instance, version)
+            self._open.bytes += len(content)
+            if self._open.bytes > self._bytes_max:
+                raise LimitExceeded(
+                    f"a transaction has more than {self._bytes_max} bytes in Drainer's form, which cannot"
+                    " divide it",
+                    position=str(version),
+                    hint="Use a sink that writes large transactions in parts, such as mysql or files",
+                )
             if self._form == "file":
                 self._open.events.append(content)
             else:

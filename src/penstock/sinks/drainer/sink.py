@@ -212,12 +212,14 @@ class _FileWriter(Writer):
 
     def _append(self, transactions: Iterator[bytes]) -> None:
         for transaction in transactions:
-            record = _RECORD_HEAD.pack(_MAGIC, len(transaction)) + transaction
             with translate_file_errors(str(self._path)):
                 if self._file is None:
                     self._file = self._path.open("wb")
-                self._file.write(record + _CHECKSUM.pack(_native.crc32c(transaction)))
-            self._bytes += len(record) + _CHECKSUM.size
+                # Three writes, because a transaction may be large.
+                self._file.write(_RECORD_HEAD.pack(_MAGIC, len(transaction)))
+                self._file.write(transaction)
+                self._file.write(_CHECKSUM.pack(_native.crc32c(transaction)))
+            self._bytes += _RECORD_HEAD.size + len(transaction) + _CHECKSUM.size
 
 
 def _refuse_others(records: Sequence[_BatchRecord], mark: BatchMark) -> None:
