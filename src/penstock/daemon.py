@@ -392,8 +392,10 @@ class _Fleet:
             partial(open_log, name, self._settings.log_of(name)),
             partial(self._address_of_capturer, store, name),
         )
+        # Without a record nothing is begun, so that a later try finds the log closed.
+        tenure = CopyTenure(store, name, self.member.name, copy)
         copy.start()
-        return CopyTenure(store, name, self.member.name, copy)
+        return tenure
 
     def _address_of_capturer(self, store: CoordinationStore, name: str) -> DaemonAddress | None:
         """Return where the log of an instance is captured, None if nobody else captures it."""

@@ -4,7 +4,7 @@
 import itertools
 import json
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
@@ -31,7 +31,16 @@ from penstock.fleet.group import DAEMONS, Begin
 from penstock.fleet.instance import Directory, FleetInstance
 from penstock.fleet.member import FleetMember, Membership
 from penstock.fleet.placement import Work
-from penstock.fleet.records import CaptureRecord, MemberRecord, PlacementRecord, capture_path, lease_path
+from penstock.fleet.records import (
+    CaptureRecord,
+    CopyRecord,
+    MemberRecord,
+    PlacementRecord,
+    capture_path,
+    copy_path,
+    lease_path,
+    members_in_step,
+)
 from penstock.fleet.status import fleet_status
 from penstock.fleet.tenure import CaptureTenure, FencedRecord
 from penstock.gtid_sets import LoggedSet
@@ -83,8 +92,9 @@ class MemoryFleet:
         def begin_copy(store: CoordinationStore, instance: str) -> CopyTenure:
             log = settings.log_of(instance)
             copy = LogCopy(instance, lambda: Log.open(log.folder, log), lambda: None)
+            tenure = CopyTenure(store, instance, name, copy)
             copy.start()
-            return CopyTenure(store, instance, name, copy)
+            return tenure
 
         member = self.members[name] = FleetMember(
             lambda: store,
@@ -403,3 +413,22 @@ def test_instance_captured_elsewhere_names_the_member_and_its_address() -> None:
 
 def _no_capture() -> Capture | None:
     return None
+
+
+def test_copy_replaces_the_record_of_an_earlier_one_and_deletes_its_own_before_the_next(
+    tmp_path: Path,
+) -> None:
+    with closing(MemoryStore(f"fleet-{next(_numbers)}")) as store:
+        path = copy_path("shop", "daemon-1")
+        # As a member that was killed leaves it behind.
+        store.put(path, CopyRecord(Position(0, "mysql-bin.000003", 900), 0, in_step=True).encode())
+        assert members_in_step(store, "shop") == ["daemon-1"]
+        copy = LogCopy("shop", lambda: Log.open(tmp_path / "shop"), lambda: None)
+        tenure = CopyTenure(store, "shop", "daemon-1", copy)
+        assert members_in_step(store, "shop") == []
+        assert store.get(path) is not None
+        at_end: list[object] = []
+        tenure.leave("its member ends", lambda: at_end.append(store.get(path)))
+        assert tenure.wait_left(10.0)
+        wait_until(lambda: bool(at_end))
+        assert at_end == [None], "the next copy writes the same record"

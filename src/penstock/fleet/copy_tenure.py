@@ -20,12 +20,15 @@ class CopyTenure:
     """A copy as one piece of a member's work; see `penstock.fleet.group.Tenure`."""
 
     def __init__(self, store: CoordinationStore, instance: str, member: str, copy: LogCopy) -> None:
+        """Record that the copy begins. Raises CoordinationLost."""
         self.name = instance
         self.copy = copy
         self._store = store
         self._path = copy_path(instance, member)
         self._recorded: CopyRecord | None = None
         self._left = threading.Event()
+        # A member that was killed leaves a record that says its copy was in step then.
+        store.put(self._path, CopyRecord(updated_us=time.time_ns() // 1000).encode())
 
     @property
     def is_lost(self) -> bool:
@@ -56,10 +59,11 @@ class CopyTenure:
     def _end(self, left: Callable[[], None]) -> None:
         try:
             self.copy.stop()
+            try:
+                # The next copy of this log may begin after `left`, and it writes the same record.
+                self._store.delete(self._path)
+            except PenstockError as problem:
+                _log.info("the record of a copy stays", instance=self.name, why=str(problem))
         finally:
             self._left.set()
             left()
-        try:
-            self._store.delete(self._path)
-        except PenstockError as problem:
-            _log.info("the record of a copy stays", instance=self.name, why=str(problem))
