@@ -111,6 +111,26 @@ def test_visible_end_is_not_passed_before_it_is_reported(settings: LogSettings, 
     followed.close()
 
 
+def test_report_made_while_the_writer_begins_segments_has_them(
+    settings: LogSettings, written: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    followed = FollowedLog(settings)
+    followed.apply(LogReport.of(written))
+    visible = Log.visible.fget
+    assert visible is not None
+
+    def visible_after_all_was_written(log: Log) -> Position | None:
+        monkeypatch.undo()
+        Captured(log).run()
+        return visible(log)
+
+    monkeypatch.setattr(Log, "visible", property(visible_after_all_was_written))
+    followed.apply(LogReport.of(written))
+    assert followed.visible == written.visible is not None
+    assert content_of(followed) == content_of(written)
+    followed.close()
+
+
 def test_segments_compressed_or_removed_since_the_last_report_are_looked_up_again(
     settings: LogSettings, written: Log
 ) -> None:

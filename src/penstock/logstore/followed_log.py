@@ -39,11 +39,11 @@ class LogReport:
     @classmethod
     def of(cls, log: Log) -> "LogReport":
         """Return the report of a log. For the process that writes it."""
-        # First, so that the files contain whatever the report says of them.
-        files = log.files_version
         visible = log.visible
         gtid_set = NO_GTIDS if visible is None else log.gtid_set(visible)
-        return cls(files, visible, log.durable, gtid_set, log.time_max_us)
+        durable, time_max_us = log.durable, log.time_max_us
+        # Last: of an earlier version, the files would lack a segment begun since that `visible` is in.
+        return cls(log.files_version, visible, durable, gtid_set, time_max_us)
 
 
 class FollowedLog(LogReader):
