@@ -249,7 +249,11 @@ class DoubtfulInstance:
     name = "shop"
 
     def status(self) -> dict[str, Any]:
-        return {"state": "running", "tables_in_doubt": [{"table": "shop.orders"}, {"table": "hr.wages"}]}
+        return {
+            "state": "running",
+            "tables_in_doubt": [{"table": "shop.orders"}, {"table": "hr.wages"}],
+            "process": {"pid": None, "exits": [{"why": "exit status 70", "lines": ["defect in hr.wages"]}]},
+        }
 
     def log(self) -> Any:
         raise ServerBusy("its log is being opened")
@@ -276,3 +280,5 @@ def test_status_names_only_undefined_tables_that_the_account_may_read(
     shown = json.loads(asyncio.run(route.endpoint(Request(scope, receive))).body)
     (instance,) = shown.get("instances", [shown])
     assert [doubt["table"] for doubt in instance["tables_in_doubt"]] == tables
+    lines = ["defect in hr.wages"] if account.admin else []
+    assert instance["process"]["exits"] == [{"why": "exit status 70", "lines": lines}]

@@ -49,7 +49,10 @@ class ProcessExit:
     lines: tuple[str, ...] = ()
 
     def text(self) -> str:
-        """Return why it ended; after a defect the last line of its output names the error."""
+        """Return why it ended; after a defect the last line of its output names the error.
+
+        For operators only: a line of output may name any table.
+        """
         return f"{self.why}: {self.lines[-1]}" if self.reason.isdecimal() and self.lines else self.why
 
 
@@ -205,7 +208,7 @@ class ProcessInstance:
 
     def ended(self, process_exit: ProcessExit, exits_kept: int) -> None:
         """Note that the process has ended; it will be started again."""
-        message = f"its process ended: {process_exit.text()}"
+        message = f"its process ended: {process_exit.why}"
         with self._lock:
             self._process = None
             self.exit_counts.add(process_exit.reason)
@@ -217,9 +220,7 @@ class ProcessInstance:
     def put_aside(self, exits: int) -> None:
         """Note that the process will not be started again by itself. Readers keep what there is."""
         last = self._exits[-1]
-        message = (
-            f"set aside: its process ended {exits} times without progress, the last time by {last.text()}"
-        )
+        message = f"set aside: its process ended {exits} times without progress, the last time by {last.why}"
         hint = f"Repair the cause, then run: penstock resume {self.name}"
         failure = self._failure(message, last, hint)
         if self._followed is None:
