@@ -88,8 +88,8 @@ class Comparisons:
     def _run(self, key: ComparisonKey, file: Path, begun: Comparison) -> None:
         try:
             ended = self._compare(key, file, begun)
-        except Exception as problem:  # noqa: BLE001
-            # Otherwise it would count as running, and refuse every other one.
+        except (OSError, ValueError, LookupError, TypeError) as problem:
+            # The command could not be run, or its output is of another form.
             _log.exception("a comparison failed", pipeline=key[1])
             ended = replace(begun, error=str(problem) or type(problem).__name__)
         with self._lock:

@@ -144,7 +144,8 @@ class SupervisedProcess:
             started_at = time.monotonic()
             try:
                 process_exit = self._run_once()
-            except Exception as problem:  # noqa: BLE001 - nothing else would start the process again
+            except (OSError, RuntimeError, ValueError) as problem:
+                # The system has no descriptor, process or thread to give. Nothing else would start it again.
                 _log.exception("a capture process is not watched", instances=sorted(self.instances))
                 why = f"the daemon could not start or watch it: {problem!r}"
                 process_exit = ProcessExit(now_us(), "daemon", why)
