@@ -17,6 +17,7 @@ import pytest
 
 import penstock
 from tests.support.daemon.process import DaemonProcess
+from tests.support.suite.fixture_types import MissingPart
 from tests.support.suite.patience import wait_until
 from tests.support.tidb.lossy_route import LossyRoute
 from tests.support.tidb.peers import PeerCluster, TidbServer, programs
@@ -44,11 +45,11 @@ PARTITIONS = (
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[PeerCluster]:
+def cluster(tmp_path: Path, missing_part: MissingPart) -> Iterator[PeerCluster]:
     try:
         programs()
     except PartMissing as problem:
-        pytest.skip(f"TiDB's programs cannot be built: {problem}")
+        missing_part("TiDB's programs", str(problem))
     with PeerCluster(tmp_path / "cluster") as started:
         yield started
 

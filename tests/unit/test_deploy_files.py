@@ -15,6 +15,7 @@ import pytest
 import penstock.cli
 from penstock.settings.listen import PORT_DEFAULT
 from tests.support.sinks.http_endpoint import HttpEndpoint
+from tests.support.suite.fixture_types import MissingPart
 
 DEPLOY = Path(__file__).parent.parent.parent / "deploy"
 COMMANDS = Path(penstock.cli.__file__).parent
@@ -68,16 +69,27 @@ def test_installed_extras_are_those_of_the_package() -> None:
     assert set(argument_of("ARG").removeprefix("EXTRAS=").split(",")) <= extras
 
 
-def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
+def unit_and_command() -> tuple[str, list[str]]:
+    """Return the systemd unit, and the words of the command that it runs."""
     unit = (DEPLOY / "penstock.service").read_text()
     settings = configparser.ConfigParser(strict=False, interpolation=None)
     settings.optionxform = str  # type: ignore[assignment]
     settings.read_string(unit)
-    command = settings["Service"]["ExecStart"].split()
-    assert (settings["Service"]["Type"], command[1]) == ("notify", "serve")
+    assert settings["Service"]["Type"] == "notify"
+    return unit, settings["Service"]["ExecStart"].split()
+
+
+def test_systemd_unit_runs_the_daemon() -> None:
+    _, command = unit_and_command()
+    assert command[1] == "serve"
+
+
+@pytest.mark.deep(guard="tests/unit/test_deploy_files.py::test_systemd_unit_runs_the_daemon")
+def test_systemd_accepts_the_unit(tmp_path: Path, missing_part: MissingPart) -> None:
+    unit, command = unit_and_command()
     program = shutil.which("systemd-analyze")
     if program is None:
-        pytest.skip("systemd-analyze is not installed")
+        missing_part("systemd-analyze", "install the package systemd")
     # It refuses a unit whose program does not exist.
     path = tmp_path / "penstock.service"
     path.write_text(unit.replace(command[0], sys.executable))
