@@ -40,6 +40,9 @@ _OPTIONS = (
     # The default backoff grows to two minutes, which a restarted server would have to wait for.
     ("grpc.max_reconnect_backoff_ms", 3_000),
     ("grpc.enable_http_proxy", 0),
+    # A call that meets a GOAWAY is repeated by gRPC, and now and then waits for ever, past its deadline
+    # (grpcio 1.85). The callers repeat their calls themselves.
+    ("grpc.enable_retries", 0),
 )
 
 
