@@ -1,14 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock pipelines show`: the state of a pipeline, and what it is due to."""
+"""`penstock pipelines show` and `tables`: the states of a pipeline and its tables, and their reasons."""
 
 import json
+from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.errors import PenstockError
+from penstock.model import TableName
 from penstock.pipeline.settings import load_pipeline
+from penstock.pipeline.state import PipelineState, TableLoad
 from tests.support.binlog.forged_log import write_forged_log
 from tests.support.logstore.kept_log import penstock
 from tests.support.pipeline.local_runs import run_here
@@ -49,3 +53,33 @@ def test_text_has_no_labels_without_values(file: Path) -> None:
     assert any(line.startswith("positions:") for line in lines)
     followed = zip(lines, [*lines[1:], ""], strict=True)
     assert [line for line, after in followed if line.endswith(":") and not after.startswith(" ")] == []
+
+
+def table_lines(file: Path) -> dict[str, dict[str, Any]]:
+    """Return what `penstock pipelines tables` says, by table."""
+    lines = map(json.loads, penstock("pipelines", "tables", file, "--json").out.splitlines())
+    return {f"{line['source']}/{line['table']}": line for line in lines}
+
+
+def test_tables_show_their_state_and_what_it_is_due_to(file: Path) -> None:
+    assert "penstock run" in penstock("pipelines", "tables", file).out
+    run_here(load_pipeline(file))
+    assert table_lines(file)["shop/shop.notes"]["state"] == "idle"
+    loads = {"shop/shop.big": TableLoad(7, 3, rows=12_000), "east/shop.far": TableLoad(2, 1)}
+    stopped = {"shop/shop.bad": "SchemaChanged: it lost its key"}
+    with closing(PipelineState.of(load_pipeline(file))) as state:
+        state.write(replace(state.take(), loads=loads, stopped=stopped))
+        state.show({"state": "running", "sources_aside": {"east": "ConnectionLost: it does not answer"}})
+        state.request_resnapshot("shop", TableName("shop", "notes"))
+        lines = table_lines(file)
+        text = [line.split() for line in penstock("pipelines", "tables", file).out.splitlines()]
+    assert {name: (line["state"], line["why"]) for name, line in lines.items()} == {
+        "shop/shop.bad": ("stopped", "SchemaChanged: it lost its key"),
+        "east/shop.far": ("set aside", "ConnectionLost: it does not answer"),
+        "shop/shop.big": ("loading", ""),
+        "shop/shop.notes": ("asked", ""),
+    }
+    assert text[0] == ["table", "state", "load", "rows", "why"]
+    assert text[1] == ["shop/shop.bad", "stopped", "SchemaChanged:", "it", "lost", "its", "key"]
+    assert ["shop/shop.big", "loading", "3", "of", "7", "chunks", "12,000"] in text
+    assert table_lines(file)["east/shop.far"]["state"] == "loading", "no run is there to set a source aside"

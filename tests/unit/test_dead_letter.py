@@ -9,13 +9,15 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.cli.app import make_app
-from penstock.errors import OptionInvalid, SourceMissing, StepFailed
+from penstock.errors import DiskFailed, OptionInvalid, SourceMissing, StepFailed
 from penstock.pipeline.dead_letter import (
     DeadLetterPart,
     dead_letters,
+    purgeable_letters,
     replay,
     rows_of_letter,
 )
+from penstock.pipeline.dead_letter import purge as purge_letters
 from penstock.pipeline.settings import PipelineSettings, pipeline_of_values
 from penstock.pipeline.state import PipelineState
 from penstock.pipeline.step import Rejected, run_steps
@@ -208,3 +210,61 @@ def test_command_lists_and_replays_rejected_rows(tmp_path: Path) -> None:
     assert sent.exit_code == 0, sent.output
     assert "2 rows written, 0 put aside once more" in sent.stdout
     assert "0 rows in 0 entries" in run.invoke(make_app(), ["pipelines", "dead-letters", str(file)]).stdout
+
+
+def purge(*words: Any) -> list[dict[str, Any]]:
+    """Run `penstock pipelines purge` with --json; return what it printed."""
+    done = CliRunner().invoke(make_app(), ["pipelines", "purge", *map(str, words), "--json"])
+    assert done.exit_code == 0, done.output
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def file_of(folder: Path) -> Path:
+    """Write the file of the pipeline whose dead letter `settings` has."""
+    file = folder / "shop.yaml"
+    file.write_text("{name: shop, source: {url: 'mysql://repl@127.0.0.1:1', name: test}, sink: stdout}")
+    return file
+
+
+def test_purge_deletes_the_selected_entries_and_records_who_did(tmp_path: Path) -> None:
+    told, file = settings(tmp_path, status="int"), file_of(tmp_path)
+    put_aside(told, changes_of(ORDERS, *POISONED))
+    first, second = dead_letters(told)
+    nothing = CliRunner().invoke(make_app(), ["pipelines", "purge", str(file)])
+    assert (nothing.exit_code, "--before TIME" in nothing.output) == (2, True), nothing.output
+    assert purge(file, "--before", "2026-01-01") == []
+    would_go = purge(file, first.name, "--dry-run")
+    assert ([entry["name"] for entry in would_go], dead_letters(told)) == ([first.name], [first, second])
+    assert not (Path(told.dead_letter) / "purged").exists()
+
+    assert purge(file, first.name, "--reason", "a test order") == [first.to_json() | {"dry_run": False}]
+    assert dead_letters(told) == [second]
+    (record,) = (Path(told.dead_letter) / "purged").iterdir()
+    assert stat.S_IMODE(record.stat().st_mode) == 0o600
+    written = json.loads(record.read_text())
+    entries = [(entry["name"], entry["table"], entry["rows"]) for entry in written["entries"]]
+    assert (written["reason"], entries) == ("a test order", [(first.name, "shop.orders", 2)])
+    assert "two" not in record.read_text(), "the message quotes a value"
+    with pytest.raises(SourceMissing, match="has no entry"):
+        purgeable_letters(told, [first.name])
+
+
+def test_purge_of_replayed_entries_keeps_the_others(tmp_path: Path) -> None:
+    sink, file = {"files": {"path": str(tmp_path / "feed")}}, file_of(tmp_path)
+    told = settings(tmp_path, sink, status="int")
+    put_aside(told, changes_of(ORDERS, *POISONED))
+    first, second = dead_letters(told)
+    list(replay(settings(tmp_path, sink), [first.name]))
+    assert [letter.name for letter in dead_letters(told, replayed=True)] == [first.name]
+    assert [entry["name"] for entry in purge(file, "--replayed")] == [first.name]
+    assert (dead_letters(told, replayed=True), dead_letters(told)) == ([], [second])
+
+
+def test_no_entry_goes_before_its_purge_is_recorded(tmp_path: Path) -> None:
+    told = settings(tmp_path, status="int")
+    put_aside(told, changes_of(ORDERS, *POISONED))
+    letters = dead_letters(told)
+    (Path(told.dead_letter) / "purged").write_text("a file where the folder has to be")
+    with pytest.raises(DiskFailed):
+        purge_letters(told, letters, user="me")
+    assert dead_letters(told) == letters

@@ -11,8 +11,8 @@ from typing import Annotated, Any
 import typer
 
 from penstock.changes import Target
-from penstock.cli.shared.dead_letters import list_dead_letters, replay_dead_letters
-from penstock.cli.shared.rendering import write_json
+from penstock.cli.shared.dead_letters import list_dead_letters, purge_dead_letters, replay_dead_letters
+from penstock.cli.shared.rendering import Field, LineWriter, write_json
 from penstock.coordinate.store import open_store
 from penstock.errors import OptionInvalid
 from penstock.model import Position, TableName
@@ -22,6 +22,7 @@ from penstock.pipeline.settings import PipelineSettings, load_pipeline, place_of
 from penstock.pipeline.skipping import transaction_at
 from penstock.pipeline.state import Checkpoint, PipelineState, table_key
 from penstock.pipeline.summary import summaries_by_part, summarize_pipeline
+from penstock.pipeline.table_states import STATES, TableState, table_states
 from penstock.pipeline.verify.merges import may_have_other_rows
 from penstock.source.bounds import Bound, parse_bound
 
@@ -70,6 +71,34 @@ def show(file: _File, as_json: _AsJson = False) -> None:
         if part:
             typer.echo("")
             _print_summary(status)
+
+
+def tables(file: _File, sink: _Sink = None, as_json: _AsJson = False) -> None:
+    """Show the state of each table: loading, streaming, or why the pipeline continues without it."""
+    location = place_of_state(file)
+    with closing(PipelineState.open(location.state, location.name)) as state:
+        if sink is not None:
+            _refuse_unknown_sink(state, sink)
+        parts = [part for part in state.parts() if sink in (None, part.sink)]
+        rows = [(part.part, row) for part in parts for row in table_states(part)]
+    if as_json:
+        write_json(sys.stdout, ({"part": part, **row.to_json()} for part, row in rows))
+        return
+    if not rows:
+        typer.echo(f"{location.name} has no tables yet: penstock run {file}")
+        return
+    fields = [Field("table", 40), Field("state", 10), Field("load", 16), Field("rows", 12, right=True)]
+    lines = LineWriter(sys.stdout, [*fields, Field("why", 0)])
+    # What needs an operator comes first.
+    for part, row in sorted(rows, key=lambda each: (STATES.index(each[1].state), each[0], each[1].table)):
+        name = "/".join(filter(None, (part, row.source, row.table)))
+        lines.write([name, row.state, _load_text(row), f"{row.rows:,}" if row.chunks else "", row.why])
+
+
+def _load_text(row: TableState) -> str:
+    if not row.chunks:
+        return ""
+    return "done" if row.chunks_done >= row.chunks else f"{row.chunks_done} of {row.chunks} chunks"
 
 
 def _print_summary(summary: Mapping[str, Any]) -> None:
@@ -156,17 +185,21 @@ def reset(
 
 def _reset(state: PipelineState, sink: str | None) -> None:
     """Forget the progress of one sink, or of all. Raises OptionInvalid for an unknown sink."""
-    known = state.sinks()
-    if sink is not None and sink not in known:
-        raise OptionInvalid(
-            f"the pipeline {state.name} has no state of a sink {sink!r}",
-            hint=f"It has {', '.join(known) or 'one sink without a name'}",
-        )
+    if sink is not None:
+        _refuse_unknown_sink(state, sink)
     for part in state.parts():
         if part.part and sink in (None, part.sink):
             part.reset()
     if sink is None:
         state.reset()
+
+
+def _refuse_unknown_sink(state: PipelineState, sink: str) -> None:
+    if sink not in (known := state.sinks()):
+        raise OptionInvalid(
+            f"the pipeline {state.name} has no state of a sink {sink!r}",
+            hint=f"It has {', '.join(known) or 'one sink without a name'}",
+        )
 
 
 def _rewind(
@@ -292,6 +325,7 @@ def _load_progress(state: PipelineState, source: str, file: Path) -> Checkpoint:
 VERBS = {
     "list": list_,
     "show": show,
+    "tables": tables,
     "pause": pause,
     "resume": resume,
     "reset": reset,
@@ -299,4 +333,5 @@ VERBS = {
     "skip": skip,
     "dead-letters": list_dead_letters,
     "replay": replay_dead_letters,
+    "purge": purge_dead_letters,
 }

@@ -21,6 +21,7 @@ from penstock.console.ruler import Mark, draw_phases, draw_ruler
 from penstock.console.tail import ROWS_MAX, tail_changes
 from penstock.console.visit import Visit
 from penstock.errors import PenstockError
+from penstock.pipeline.table_states import STATES
 
 # The overview shows the pipelines that need an operator most, and links to the others.
 _PIPELINES_SHOWN_MAX = 50
@@ -37,7 +38,6 @@ _CHART_POINTS = 120
 _HOURS = ("1", "6", "24")
 _SPARK_SECONDS, _SPARK_POINTS = 3600, 48
 # What needs an operator comes first.
-_TABLE_URGENCY = ("stopped", "loading", "asked", "gone", "idle", "streaming")
 _URGENCY = ("stopped", "failed", "behind", "held", "retrying", "waiting", "connecting", "opening")
 
 
@@ -169,7 +169,7 @@ def tables(visit: Visit) -> Response:
     visit.prove_sees_pipelines()
     store, name, sink = visit.pipeline_query()
     rows = visit.states.tables(store, name, sink)
-    rows.sort(key=lambda row: (_TABLE_URGENCY.index(row.state), row.source, row.table))
+    rows.sort(key=lambda row: (STATES.index(row.state), row.source, row.table))
     batch = visit.states.last_batch(store, name, sink)
     phases = draw_phases(batch.get("phases", {}))
     return visit.render(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pipelines that the console shows, as their state stores have them at this moment."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -9,9 +9,9 @@ from typing import Any
 from penstock.coordinate.store import CoordinationStore, open_store, without_password
 from penstock.errors import PenstockError, SourceMissing
 from penstock.model import TableName
-from penstock.pipeline.resnapshot import Resnapshot
-from penstock.pipeline.state import Checkpoint, PipelineState, split_key, table_key
+from penstock.pipeline.state import PipelineState
 from penstock.pipeline.summary import summaries_by_part, summarize_pipeline
+from penstock.pipeline.table_states import TableState, table_states
 
 
 @dataclass(frozen=True)
@@ -22,23 +22,6 @@ class PipelineRow:
     name: str
     sink: str
     summary: dict[str, Any]
-
-
-@dataclass(frozen=True)
-class TableRow:
-    """A table of a pipeline; `why` explains its state.
-
-    `state` is stopped, loading, asked (to be read again), gone, streaming, or idle while the pipeline does
-    not run.
-    """
-
-    source: str
-    table: str
-    state: str
-    why: str = ""
-    chunks: int = 0
-    chunks_done: int = 0
-    rows: int = 0
 
 
 class PipelineStates:
@@ -69,21 +52,10 @@ class PipelineStates:
                 problems[without_password(url)] = problem
         return rows, problems
 
-    def tables(self, number: int, name: str, sink: str) -> list[TableRow]:
+    def tables(self, number: int, name: str, sink: str) -> list[TableState]:
         """Return the tables of a pipeline's sink, by name. Raises SourceMissing, CoordinationLost."""
         with self._state(number, name, sink) as state:
-            progress = state.checkpoint()
-            known = (state.get_large("tables") or {"tables": {}})["tables"]
-            if progress is None:
-                return []
-            asked = {
-                table_key(request.source, request.table): request
-                for request in state.requests()
-                if not request.ended_us
-            }
-            keys = sorted(known.keys() | progress.loads.keys() | progress.stopped.keys())
-            usual = "idle" if state.runner() is None else "streaming"
-            return [_table_row(key, progress, known.get(key), asked.get(key), usual) for key in keys]
+            return table_states(state)
 
     def last_batch(self, number: int, name: str, sink: str) -> dict[str, Any]:
         """Return the last report of a pipeline's sink. Raises SourceMissing, CoordinationLost."""
@@ -127,26 +99,3 @@ class PipelineStates:
 def _rows_of(number: int, name: str, store: CoordinationStore) -> list[PipelineRow]:
     summary = summarize_pipeline(PipelineState(store, name))
     return [PipelineRow(number, name, part, status) for part, status in summaries_by_part(summary).items()]
-
-
-def _table_row(
-    key: str,
-    progress: Checkpoint,
-    known: Mapping[str, Any] | None,
-    request: Resnapshot | None,
-    usual: str,
-) -> TableRow:
-    source, table = split_key(key)
-    load = progress.loads.get(key)
-    chunks = (0, 0, 0) if load is None else (load.chunks, load.done, load.rows)
-    if key in progress.stopped:
-        state, why = "stopped", str(progress.stopped[key])
-    elif load is not None and not load.finished:
-        state, why = "loading", ""
-    elif request is not None:
-        state, why = "asked", request.what
-    elif known is not None and known["gone"]:
-        state, why = "gone", ""
-    else:
-        state, why = usual, ""
-    return TableRow(source, str(table), state, why, *chunks)

@@ -10,13 +10,15 @@ feed, the rows are written. If it keeps state, the rows may be older than the ta
 asked to read their keys again instead.
 """
 
+import copy
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pyarrow
 import pyarrow.compute as compute
@@ -34,6 +36,7 @@ from penstock.sinks.sink import BatchMark, Delivery, Receipt, Sink, Spread
 _DESCRIPTION_KEY = b"penstock"
 _SUFFIX = ".arrow"
 _REPLAYED = "replayed"
+_PURGED = "purged"
 _FOLDER_MODE, _FILE_MODE = 0o700, 0o600
 # Rejected rows are buffered up to this size, then written.
 _BUFFERED_BYTES_MAX = 64 << 20
@@ -162,15 +165,20 @@ def _identities(rows: pyarrow.RecordBatch) -> pyarrow.Array:
 # --- Listing and replaying ------------------------------------------------------------------
 
 
-def dead_letters(settings: PipelineSettings) -> list[DeadLetter]:
-    """Return the entries that were not replayed, oldest first. Raises DiskFailed."""
-    folder = _Folder(settings.dead_letter)
+def dead_letters(settings: PipelineSettings, *, replayed: bool = False) -> list[DeadLetter]:
+    """Return the entries that were not replayed, or those that were, oldest first. Raises DiskFailed."""
+    folder = _folder_of(settings, replayed=replayed)
     return [folder.entry(name) for name in folder.names("")]
 
 
-def rows_of_letter(settings: PipelineSettings, name: str) -> Changes:
+def rows_of_letter(settings: PipelineSettings, name: str, *, replayed: bool = False) -> Changes:
     """Return the rows of an entry, as the source sent them. Raises SourceMissing, DiskFailed."""
-    return _Folder(settings.dead_letter).changes(name)
+    return _folder_of(settings, replayed=replayed).changes(name)
+
+
+def _folder_of(settings: PipelineSettings, *, replayed: bool) -> "_Folder":
+    folder = _Folder(settings.dead_letter)
+    return folder.below(_REPLAYED) if replayed else folder
 
 
 @dataclass(frozen=True)
@@ -195,14 +203,9 @@ def replay(settings: PipelineSettings, names: Sequence[str] = ()) -> Iterator[Re
     an unknown name, and OptionInvalid if rows for a sink that keeps state have no primary key.
     """
     folder = _Folder(settings.dead_letter)
-    known = folder.names("")
-    for name in names:
-        if name not in known:
-            raise SourceMissing(
-                f"the dead letter has no entry {name!r}", hint="penstock pipelines dead-letters lists them"
-            )
+    selected = folder.select(names)
     sink, steps = settings.make_sink(), settings.make_steps()
-    for name in names or known:
+    for name in selected:
         changes = folder.changes(name)
         if overwrites(sink):
             outcome = Replayed(name, read_again=_request_reread(settings, folder.entry(name), changes))
@@ -285,6 +288,56 @@ def mark_for_rejects(mark: BatchMark) -> BatchMark:
     return BatchMark(mark.pipeline, f"again-{time.time_ns() // 1000:x}", mark.number)
 
 
+# --- Purging --------------------------------------------------------------------------------
+
+
+def purgeable_letters(
+    settings: PipelineSettings,
+    names: Sequence[str] = (),
+    *,
+    before_us: int | None = None,
+    replayed: bool = False,
+) -> list[DeadLetter]:
+    """Return the entries to purge: the named ones, or all, of those written before a time, oldest first.
+
+    With `replayed` they are chosen among the entries that were replayed, otherwise among the others. Raises
+    SourceMissing for an unknown name, DiskFailed.
+    """
+    folder = _folder_of(settings, replayed=replayed)
+    letters = [folder.entry(name) for name in folder.select(names)]
+    return [letter for letter in letters if before_us is None or letter.noted_us < before_us]
+
+
+def purge(
+    settings: PipelineSettings,
+    letters: Sequence[DeadLetter],
+    *,
+    replayed: bool = False,
+    user: str,
+    reason: str = "",
+) -> None:
+    """Delete entries and their rows for good.
+
+    Before the first entry is deleted, a record of who purged what is written to the folder `purged` inside
+    the dead letter. It has no value of a row, and no message, which may quote one. Raises DiskFailed.
+    """
+    if not letters:
+        return
+    now_us = time.time_ns() // 1000
+    shown = ("name", "table", "step", "error", "position", "rows", "noted_us")
+    record = {
+        "purged_us": now_us,
+        "user": user,
+        "reason": reason,
+        "pipeline": settings.name,
+        "replayed": replayed,
+        "entries": [{name: letter.to_json()[name] for name in shown} for letter in letters],
+    }
+    records = _Folder(settings.dead_letter).below(_PURGED)
+    records.write_record(f"{now_us}-{uuid.uuid4().hex[:6]}.json", record)
+    _folder_of(settings, replayed=replayed).delete([letter.name for letter in letters])
+
+
 # --- Files ----------------------------------------------------------------------------------
 
 
@@ -321,6 +374,24 @@ class _Folder:
             if file.is_file and file.base_name.startswith(stem) and file.base_name.endswith(_SUFFIX)
         )
 
+    def select(self, names: Sequence[str]) -> list[str]:
+        """Return the named entries, or all if none is named. Raises SourceMissing for an unknown name."""
+        known = self.names("")
+        for name in names:
+            if name not in known:
+                raise SourceMissing(
+                    f"the dead letter {self.location} has no entry {name!r}",
+                    hint="penstock pipelines dead-letters lists the entries, and those that were replayed"
+                    " with --replayed",
+                )
+        return list(names) or known
+
+    def below(self, name: str) -> Self:
+        """Return a subfolder, which need not exist."""
+        folder = copy.copy(self)
+        folder.location, folder._root = f"{self.location}/{name}", f"{self._root}/{name}"
+        return folder
+
     def write(self, name: str, rows: pyarrow.RecordBatch, description: Mapping[str, Any]) -> None:
         """Write an entry atomically.
 
@@ -329,6 +400,17 @@ class _Folder:
         schema = rows.schema.with_metadata({_DESCRIPTION_KEY: json.dumps(dict(description)).encode()})
         options = pyarrow.ipc.IpcWriteOptions(compression="zstd")
 
+        def store(out: Any) -> None:
+            with pyarrow.ipc.new_file(out, schema, options=options) as writer:
+                writer.write_batch(rows.replace_schema_metadata(schema.metadata))
+
+        self._store(name, store)
+
+    def write_record(self, name: str, record: Mapping[str, Any]) -> None:
+        """Write a JSON object atomically, readable by the owner alone."""
+        self._store(name, lambda out: out.write(json.dumps(dict(record), ensure_ascii=False).encode()))
+
+    def _store(self, name: str, write: Callable[[Any], object]) -> None:
         def store() -> None:
             self._make_folder(self._root)
             path = f"{self._root}/{name}"
@@ -337,10 +419,9 @@ class _Folder:
             with (
                 open(partial, "wb", opener=_open_private)
                 if self._is_disk
-                else self._files.open_output_stream(partial) as out,
-                pyarrow.ipc.new_file(out, schema, options=options) as writer,
+                else self._files.open_output_stream(partial) as out
             ):
-                writer.write_batch(rows.replace_schema_metadata(schema.metadata))
+                write(out)
             if partial != path:
                 self._files.move(partial, path)
 
