@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The last words of `penstock run`."""
+"""The last words of `penstock run` and `relay`."""
 
 import re
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 import penstock
@@ -13,7 +14,8 @@ from penstock.cli.run import _Summary
 SAMPLE = Path(penstock.__file__).with_name("sample") / "mysql-bin.000001"
 
 
-def test_run_ends_with_what_it_wrote_and_where_it_is(tmp_path: Path) -> None:
+@pytest.mark.parametrize("command", [("run", "--local"), ("relay",)])
+def test_run_ends_with_what_it_wrote_and_where_it_is(command: tuple[str, ...], tmp_path: Path) -> None:
     file = tmp_path / "pipeline.yaml"
     file.write_text(
         f"""
@@ -25,7 +27,7 @@ sink: {{files: {{path: {tmp_path / "feed"}}}}}
 state: sqlite://{tmp_path / "state.db"}
 """
     )
-    done = CliRunner().invoke(make_app(), ["run", str(file), "--local", "--until", "caught-up"])
+    done = CliRunner().invoke(make_app(), [*command, str(file), "--until", "caught-up"])
     assert done.exit_code == 0, done.output
     last_lines = done.stderr.splitlines()[-2:]
     assert re.fullmatch(r"shop caught up after [\d.]+ s: 3 batches, \d+ rows written", last_lines[0])

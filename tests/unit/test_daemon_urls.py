@@ -41,6 +41,25 @@ def test_every_form_of_a_daemon_url_is_accepted(url: str, base: str) -> None:
     assert daemon_address(INSTANCE, url, None).base_urls == (base,)
 
 
+@pytest.mark.parametrize(
+    ("url", "mode"),
+    [
+        (None, "verify_identity"),
+        ("db-host", "verify_identity"),
+        ("https://db-host", "verify_identity"),
+        ("penstocks://db-host?ssl_mode=verify_ca", "verify_ca"),
+    ],
+)
+def test_certificate_authority_implies_tls(url: str | None, mode: str) -> None:
+    address = daemon_address(INSTANCE, url, None, Path("/etc/ssl/my ca.pem"))
+    assert address.tls is not None
+    assert (address.base_urls[0][:8], address.tls.ca, address.tls.mode) == (
+        "https://",
+        "/etc/ssl/my ca.pem",
+        mode,
+    )
+
+
 def test_url_of_something_else_is_refused() -> None:
     with pytest.raises(OptionInvalid, match="is no daemon"):
         daemon_address(INSTANCE, "mysql://127.0.0.1:3306", None)
@@ -68,6 +87,15 @@ def test_plain_http_to_a_tls_port_is_reported(log: Log, tmp_path: Path) -> None:
             assert (plain.code, "Does it speak TLS?" in plain.err) == (4, True), plain.err
         trusted = f"https://{address}?ssl_ca={names['ssl-ca']}&ssl_mode=verify_ca"
         assert penstock("holds", "list", INSTANCE, "--url", trusted).code == 0
+        unknown = penstock("status", "--url", f"https://{address}")
+        assert (unknown.code, "--ca ca.pem" in unknown.err) == (2, True), unknown.err
+        for words in (
+            ("status", "--json"),
+            ("holds", "list", INSTANCE),
+            ("tail", INSTANCE, "--from", "earliest", "--count", 1),
+        ):
+            assert penstock(*words, "--url", address, "--ca", names["ssl-ca"]).code == 0, words
+        assert penstock("status", "--url", f"http://{address}", "--ca", names["ssl-ca"]).code == 2
 
 
 @pytest.mark.parametrize("with_token", [True, False])

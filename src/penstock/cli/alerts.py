@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli.holds import Config, Url
+from penstock.cli.shared.asked_daemon import Ca
 from penstock.cli.shared.log_folder import Json
 from penstock.cli.shared.rendering import Field, LineWriter, write_json
 from penstock.cli.shared.whole_daemon import WholeDaemon
@@ -24,9 +25,9 @@ _SECOND_US = 1_000_000
 _COLUMNS = (Field("instance", 16), Field("alert", 16), Field("since", 20), Field("summary", 0))
 
 
-def list_alerts(url: Url = None, config: Config = None, json: Json = False) -> None:
+def list_alerts(url: Url = None, config: Config = None, ca: Ca = None, json: Json = False) -> None:
     """List the conditions that are true now, the oldest first."""
-    answer = WholeDaemon.find(url, config).alerts()
+    answer = WholeDaemon.find(url, config, ca).alerts()
     if json:
         write_json(sys.stdout, answer["alerts"])
         return

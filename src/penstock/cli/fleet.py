@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from penstock.cli.shared.asked_daemon import Ca
 from penstock.cli.shared.fleet_store import ConfigOption, CoordinationOption, opened_store
 from penstock.cli.shared.rendering import bytes_text, write_json
 from penstock.cli.shared.whole_daemon import WholeDaemon
@@ -31,6 +32,7 @@ _STYLES = {"running": "green", "away": "bold red", "drained": "yellow"}
 def status(
     url: Annotated[str | None, typer.Option(help="Ask this member instead of the store.")] = None,
     config: ConfigOption = None,
+    ca: Ca = None,
     coordination: CoordinationOption = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
@@ -39,7 +41,7 @@ def status(
     Exits with 1 if an instance is captured by nobody. A member's token comes from PENSTOCK_TOKEN.
     """
     if url is not None:
-        shown = WholeDaemon.find(url, config).fleet()
+        shown = WholeDaemon.find(url, config, ca).fleet()
     else:
         with opened_store(config, coordination) as store:
             shown = fleet_status(store)

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from penstock.cli.holds import Config, Url
-from penstock.cli.shared.asked_daemon import AskedDaemon
+from penstock.cli.shared.asked_daemon import AskedDaemon, Ca
 from penstock.cli.shared.log_folder import Json
 from penstock.cli.shared.progress import ReadingProgress
 from penstock.cli.shared.rendering import counted, write_json
@@ -43,6 +43,7 @@ def run(
     ] = None,
     url: Url = None,
     config: Config = None,
+    ca: Ca = None,
     log: Annotated[Path | None, typer.Option(help="The log's folder, instead of a daemon.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Stop after this many changes.")] = None,
     json: Json = False,
@@ -54,7 +55,7 @@ def run(
     log could not be read.
     """
     row = RowKey(TableName.parse(table), tuple(key), tuple(column or ()))
-    parts = _of_folder(log, row) if log is not None else _of_daemon(row, instance, url, config, limit)
+    parts = _of_folder(log, row) if log is not None else _of_daemon(row, instance, url, config, ca, limit)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
     shown, unreadable, readers = 0, False, 0
     with ReadingProgress("searching", 0) as progress:
@@ -86,16 +87,21 @@ def _of_folder(folder: Path, row: RowKey) -> Iterator[dict[str, Any]]:
 
 
 def _of_daemon(
-    row: RowKey, instance: str | None, url: str | None, config: Path | None, limit: int | None
+    row: RowKey,
+    instance: str | None,
+    url: str | None,
+    config: Path | None,
+    ca: Path | None,
+    limit: int | None,
 ) -> Iterator[dict[str, Any]]:
     if instance is None:
-        names = [status["instance"] for status in WholeDaemon.find(url, config).instances(None)]
+        names = [status["instance"] for status in WholeDaemon.find(url, config, ca).instances(None)]
         if len(names) > 1:
             raise OptionInvalid(
                 "the daemon has several instances", hint=f"Choose one of --instance {', '.join(names)}"
             )
         instance = names[0]
-    daemon = AskedDaemon.find(instance, url, config)
+    daemon = AskedDaemon.find(instance, url, config, ca)
     try:
         yield from daemon.history(
             {"table": row.table.sql, "key": list(row.values), "columns": list(row.columns), "limit": limit}

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.shared.asked_daemon import AskedDaemon
+from penstock.cli.shared.asked_daemon import AskedDaemon, Ca
 from penstock.cli.shared.log_folder import Json
 from penstock.cli.shared.rendering import Field, LineWriter, bytes_text, write_json
 
@@ -32,12 +32,14 @@ _COLUMNS = (
 )
 
 
-def list_holds(instance: Instance, url: Url = None, config: Config = None, json: Json = False) -> None:
+def list_holds(
+    instance: Instance, url: Url = None, config: Config = None, ca: Ca = None, json: Json = False
+) -> None:
     """List the holds on an instance's log, the largest first.
 
     An account sees its own holds; an admin sees all. The token comes from --config or PENSTOCK_TOKEN.
     """
-    daemon = AskedDaemon.find(instance, url, config)
+    daemon = AskedDaemon.find(instance, url, config, ca)
     try:
         holds = daemon.holds()
     finally:
@@ -59,9 +61,10 @@ def remove(
     reader: Annotated[str, typer.Argument(help="The hold's reader, as shown by `penstock holds list`.")],
     url: Url = None,
     config: Config = None,
+    ca: Ca = None,
 ) -> None:
     """Remove a hold. The log it protected may be trimmed, and its reader may lose its position."""
-    daemon = AskedDaemon.find(instance, url, config)
+    daemon = AskedDaemon.find(instance, url, config, ca)
     try:
         daemon.remove_hold(reader)
     finally:

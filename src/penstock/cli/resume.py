@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.shared.asked_daemon import AskedDaemon
+from penstock.cli.shared.asked_daemon import AskedDaemon, Ca
 
 
 def run(
@@ -16,12 +16,13 @@ def run(
         Path | None,
         typer.Option(help="The daemon's settings file, which provides its address and token."),
     ] = None,
+    ca: Ca = None,
 ) -> None:
     """Start the capture process of an instance that was set aside, because it ended again and again.
 
     It begins where its log ends. The token comes from --config or PENSTOCK_TOKEN, and needs `admin`.
     """
-    daemon = AskedDaemon.find(instance, url, config)
+    daemon = AskedDaemon.find(instance, url, config, ca)
     try:
         daemon.resume()
     finally:

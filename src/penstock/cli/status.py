@@ -13,6 +13,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
+from penstock.cli.shared.asked_daemon import Ca
 from penstock.cli.shared.rendering import bytes_text, write_json
 from penstock.cli.shared.whole_daemon import WholeDaemon
 
@@ -32,6 +33,7 @@ def run(
     config: Annotated[
         Path | None, typer.Option(help="The daemon's settings file, which provides its address and token.")
     ] = None,
+    ca: Ca = None,
     watch: Annotated[bool, typer.Option("--watch", help="Refresh every second.")] = False,
     json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object per instance instead of a table.")
@@ -41,7 +43,7 @@ def run(
 
     Exits with 1 if an instance has stopped. The token comes from --config or PENSTOCK_TOKEN.
     """
-    daemon = WholeDaemon.find(url, config)
+    daemon = WholeDaemon.find(url, config, ca)
     if watch and not json:
         _watch(daemon, instance)
         return

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from penstock.cli.shared.asked_daemon import EARLIEST, LATEST, Lag, line_of
+from penstock.cli.shared.asked_daemon import EARLIEST, LATEST, Ca, Lag, line_of
 from penstock.cli.shared.chosen_subscription import (
     Backends,
     Chosen,
@@ -85,10 +85,11 @@ def show_all(
     coordination: Coordination = None,
     config: Config = None,
     url: Url = None,
+    ca: Ca = None,
     json: Json = False,
 ) -> None:
     """List subscriptions with their shards, owners and largest lag."""
-    with Backends.of(coordination, url, config) as backends:
+    with Backends.of(coordination, url, config, ca) as backends:
         lines = [_list_line(subscription, backends) for subscription in backends.registry.list(instance)]
         if json:
             write_json(sys.stdout, lines)
@@ -116,10 +117,11 @@ def show(
     coordination: Coordination = None,
     config: Config = None,
     url: Url = None,
+    ca: Ca = None,
     json: Json = False,
 ) -> None:
     """Show lag, owner, checkpoint and fencing token of each shard, and what each member has delivered."""
-    with Backends.of(coordination, url, config) as backends:
+    with Backends.of(coordination, url, config, ca) as backends:
         chosen = backends.choose(subscription)
         shards = backends.shards(chosen)
         if json:
@@ -257,6 +259,7 @@ def reset(
     coordination: Coordination = None,
     config: Config = None,
     url: Url = None,
+    ca: Ca = None,
     json: Json = False,
 ) -> None:
     """Move a subscription's checkpoint, earlier or later, in all shards or in one.
@@ -264,7 +267,7 @@ def reset(
     The daemon verifies the new checkpoint. If no daemon answers, only --position works, without verification.
     """
     target = _parse_target(at, gtid_set, position, earliest=earliest, latest=latest)
-    with Backends.of(coordination, url, config) as backends:
+    with Backends.of(coordination, url, config, ca) as backends:
         chosen = backends.choose(subscription)
         shards = [
             shown_shard for shown_shard in backends.shards(chosen) if shard in (None, shown_shard.view.shard)
@@ -360,10 +363,11 @@ def delete(
     coordination: Coordination = None,
     config: Config = None,
     url: Url = None,
+    ca: Ca = None,
     json: Json = False,
 ) -> None:
     """Delete a subscription with its checkpoints, and release the log that it held."""
-    with Backends.of(coordination, url, config) as backends:
+    with Backends.of(coordination, url, config, ca) as backends:
         chosen = backends.choose(subscription)
         shards = [ShownShard(view, Lag()) for view in backends.registry.shards(chosen)]
         owners = _refuse_owned(chosen, shards, "delete", force=force)

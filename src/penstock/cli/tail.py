@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import structlog
 import typer
 
-from penstock.cli.shared.asked_daemon import AskedDaemon
+from penstock.cli.shared.asked_daemon import AskedDaemon, Ca
 from penstock.cli.shared.change_lines import ChangeLine, ChangeWriter, lines_of
 from penstock.client.daemons import Daemons, Start
 from penstock.client.fetch import BatchFrame, EndFrame, PositionFrame
@@ -85,12 +85,13 @@ def run(
     config: Annotated[
         Path | None, typer.Option(help="The daemon's settings file, which provides its address and token.")
     ] = None,
+    ca: Ca = None,
 ) -> None:
     """Print the changes of an instance as they are committed, until interrupted.
 
     It resumes where it was when the daemon comes back, or at the next daemon in --url.
     """
-    address = _address(instance, url, config)
+    address = _address(instance, url, config, ca)
     body = {
         "subscriber": f"tail/{socket.gethostname()}-{os.getpid()}",
         "tables": list(TablePatterns(",".join(tables or ())).include) or None,
@@ -233,11 +234,13 @@ def _lines(content: bytes) -> Iterator[bytes]:
 # --- What was given -------------------------------------------------------------------------
 
 
-def _address(instance: str, url: str | None, config: Path | None) -> DaemonAddress:
+def _address(instance: str, url: str | None, config: Path | None, ca: Path | None) -> DaemonAddress:
     if not is_daemon_url(instance):
-        return AskedDaemon.find(instance, url, config).address
+        return AskedDaemon.find(instance, url, config, ca).address
     if url is not None:
         raise OptionInvalid("the daemon is named twice", hint="Leave --url out, or name the instance alone")
+    if ca is not None:
+        raise OptionInvalid("--ca is for --url and --config", hint=f"Write {instance}?ssl_ca={ca}")
     return DaemonAddress.parse(instance)
 
 

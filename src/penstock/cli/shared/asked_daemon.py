@@ -4,8 +4,10 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Annotated, Any, Self
 from urllib.parse import quote, urlsplit
+
+import typer
 
 from penstock.cli.shared.log_folder import Condition, committed_from, first_in, outside
 from penstock.coordinate.checkpoint import Checkpoint
@@ -33,6 +35,15 @@ HISTORY_SILENCE_SECONDS_MAX = 120.0
 
 EARLIEST, LATEST = "earliest", "latest"
 
+Ca = Annotated[
+    Path | None,
+    typer.Option(
+        "--ca",
+        metavar="FILE",
+        help="Connect over TLS, and trust the certificate authorities of this PEM file.",
+    ),
+]
+
 
 @dataclass(frozen=True)
 class Lag:
@@ -47,11 +58,14 @@ class Lag:
     why: str | None = None
 
 
-def daemon_address(instance: str, url: str | None, config: Path | None) -> DaemonAddress:
+def daemon_address(
+    instance: str, url: str | None, config: Path | None, ca: Path | None = None
+) -> DaemonAddress:
     """Return the address of a daemon's instance: from `--url`, the settings file, or the default.
 
     A URL is `host:port`, or starts with http, https, penstock or penstocks. Its query has the options of
-    every penstock:// URL. Raises OptionInvalid.
+    every penstock:// URL. With `ca` the daemon is asked over TLS, and its certificate has to name its host
+    unless the URL has another `ssl_mode`. Raises OptionInvalid.
     """
     token, tls = None, None
     host, port = LOOPBACK_DEFAULT, PORT_DEFAULT
@@ -65,11 +79,18 @@ def daemon_address(instance: str, url: str | None, config: Path | None) -> Daemo
             tls = Tls(mode="verify_ca", ca=str(listen.tls.cert))
     secure, netloc, query = tls is not None, f"[{host}]:{port}" if ":" in host else f"{host}:{port}", ""
     if url is not None:
-        parts = urlsplit(url if "://" in url else f"penstock://{url}")
+        parts = urlsplit(url if "://" in url else f"{'penstock' if ca is None else 'penstocks'}://{url}")
         if parts.scheme not in ("http", "https", "penstock", "penstocks") or not parts.netloc:
             raise OptionInvalid(f"{url!r} is no daemon", hint=f"Write http://{host}:{PORT_DEFAULT}")
         secure, netloc, query = parts.scheme in ("https", "penstocks"), parts.netloc, parts.query
         tls = tls if secure and not query else None
+        if ca is not None and not secure:
+            raise OptionInvalid(
+                f"{parts.scheme}:// has no TLS, and --ca is for TLS", hint=f"Write https://{netloc}"
+            )
+    if ca is not None:
+        secure, tls = True, None
+        query = "&".join(filter(None, (query, f"ssl_ca={quote(str(ca), safe='')}")))
     text = f"{'penstocks' if secure else 'penstock'}://{netloc}/{quote(instance, safe='')}"
     return DaemonAddress.parse(f"{text}?{query}" if query else text, token=token, tls=tls)
 
@@ -82,9 +103,9 @@ class AskedDaemon:
         self._client = DaemonClient(address, address.base_urls[0])
 
     @classmethod
-    def find(cls, instance: str, url: str | None, config: Path | None) -> Self:
-        """Return the daemon selected by `--url`, the settings file, or the default."""
-        return cls(daemon_address(instance, url, config))
+    def find(cls, instance: str, url: str | None, config: Path | None, ca: Path | None = None) -> Self:
+        """Return the daemon selected by `--url`, the settings file, or the default; see `daemon_address`."""
+        return cls(daemon_address(instance, url, config, ca))
 
     # --- How far ----------------------------------------------------------------------------
 

@@ -50,16 +50,21 @@ class ShownShard:
 class Backends:
     """The coordination store and the daemons that a command line selects."""
 
-    def __init__(self, store: CoordinationStore, url: str | None, config: Path | None) -> None:
+    def __init__(
+        self, store: CoordinationStore, url: str | None, config: Path | None, ca: Path | None = None
+    ) -> None:
         self.registry = Subscriptions(store)
         self._url = url
         self._config = config
+        self._ca = ca
         self._daemons: dict[str, AskedDaemon | None] = {}
         self.unreachable: PenstockError | None = None
 
     @classmethod
     @contextmanager
-    def of(cls, coordination: str | None, url: str | None, config: Path | None) -> Iterator["Backends"]:
+    def of(
+        cls, coordination: str | None, url: str | None, config: Path | None, ca: Path | None = None
+    ) -> Iterator["Backends"]:
         """Open the store. Raises OptionInvalid if no option names it."""
         if coordination is None:
             if config is None:
@@ -69,7 +74,7 @@ class Backends:
                 )
             coordination = load_settings(config, with_secrets=False).coordination_url()
         store = open_store(coordination)
-        backends = cls(store, url, config)
+        backends = cls(store, url, config, ca)
         try:
             yield backends
         finally:
@@ -102,7 +107,7 @@ class Backends:
         if self.unreachable is not None:
             return None
         if instance not in self._daemons:
-            self._daemons[instance] = AskedDaemon.find(instance, self._url, self._config)
+            self._daemons[instance] = AskedDaemon.find(instance, self._url, self._config, self._ca)
         return self._daemons[instance]
 
     def shards(self, subscription: Subscription) -> list[ShownShard]:

@@ -26,9 +26,9 @@ class WholeDaemon:
         self._context = context
 
     @classmethod
-    def find(cls, url: str | None, config: Path | None) -> "WholeDaemon":
+    def find(cls, url: str | None, config: Path | None, ca: Path | None = None) -> "WholeDaemon":
         """Return the daemon selected by the options. Raises OptionInvalid."""
-        address = daemon_address("all", url, config)
+        address = daemon_address("all", url, config, ca)
         context = None if address.tls is None else tls_context(address.tls)
         return cls(address.base_urls[0], address.token, context)
 
@@ -70,7 +70,7 @@ class WholeDaemon:
             if isinstance(reason, ssl.SSLCertVerificationError):
                 raise AuthenticationFailed(
                     f"{self._url} cannot be trusted: {reason.verify_message}",
-                    hint="Give its settings with --config, or its authority: https://HOST:PORT?ssl_ca=ca.pem",
+                    hint="Give its settings with --config, or its authority with --ca ca.pem",
                 ) from problem
             raise ConnectionLost(
                 f"{self._url} does not answer: {reason}",
