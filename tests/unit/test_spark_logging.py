@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Spark's own log in a pipeline: errors only, unless the user configures it."""
+"""The session of a pipeline: where it is, and Spark's own log, which has errors only unless configured."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -21,6 +21,10 @@ class Builder:
         return self
 
     def master(self, master: str) -> "Builder":
+        return self
+
+    def remote(self, url: str) -> "Builder":
+        self.settings["spark.remote"] = url
         return self
 
     def config(self, *, map: Mapping[str, Any]) -> "Builder":
@@ -54,3 +58,14 @@ def test_configuration_of_the_user_is_kept(monkeypatch: pytest.MonkeyPatch, tmp_
     (tmp_path / "log4j2.properties").touch()
     monkeypatch.setenv("SPARK_CONF_DIR", str(tmp_path))
     assert java_options(monkeypatch, {}) == ""
+
+
+@pytest.mark.parametrize("in_environment", [False, True])
+def test_connect_server_gets_the_settings_of_the_pipeline(
+    monkeypatch: pytest.MonkeyPatch, in_environment: bool
+) -> None:
+    builder, url = Builder(), "sc://spark1:15002/;use_ssl=true"
+    monkeypatch.setattr(SparkSession, "builder", builder)
+    monkeypatch.setenv("SPARK_REMOTE", url if in_environment else "sc://another:15002")
+    session_for("shop", None if in_environment else url, {"spark.sql.shuffle.partitions": "8"})
+    assert builder.settings == {"spark.sql.shuffle.partitions": "8", "spark.remote": url}

@@ -19,11 +19,13 @@ def session_for(name: str, master: str | None, settings: Mapping[str, str]) -> S
     """Return the session of this process, or create one.
 
     `master` is `local[*]`, `spark://host:7077` or similar, or `sc://host:15002` for a Connect server. Without
-    it, spark-submit or the settings decide, and by default the cores of this host.
+    it, spark-submit, SPARK_REMOTE or the settings decide, and by default the cores of this host. Of the
+    settings, a Connect server accepts those of a session, and Spark warns of each of the others.
     """
     builder = SparkSession.builder.appName(f"penstock {name}")
-    if master is not None and master.startswith("sc://"):
-        return builder.remote(master).getOrCreate()
+    remote = os.environ.get("SPARK_REMOTE", "") if master is None else master
+    if remote.startswith("sc://"):
+        return builder.config(map=dict(settings)).remote(remote).getOrCreate()
     # By default, workers start with this Python, in which the package is installed.
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     options: dict[str, Any] = {**_SETTINGS, **settings}
