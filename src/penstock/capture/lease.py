@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The right to capture an instance, where several hosts share instances, and where the last host was."""
+"""The lease to capture an instance that several hosts share, and the position that the last host recorded."""
 
 from dataclasses import dataclass
 from typing import Protocol
@@ -11,11 +11,11 @@ from penstock.model import Position
 
 @dataclass(frozen=True)
 class Handover:
-    """Where a log on another host continues, because that of the last host is not there.
+    """Where the log of another host continues when the log of the last host is unavailable.
 
-    `position` is a transaction boundary in the log of the server `server_key`, in the epoch that all hosts
-    number alike. Every known reader has consumed what precedes it. `gtid_set` has the transactions before it,
-    `time_us` is the time of a commit at or before it (microseconds UTC since 1970, 0 if unknown), and
+    `position` is a transaction boundary in the log of the server `server_key`, in the epoch number that all
+    hosts agree on. Every known reader has consumed what precedes it. `gtid_set` has the transactions before
+    it, `time_us` is the time of a commit at or before it (microseconds UTC since 1970, 0 if unknown), and
     `fingerprint` identifies its file ("" if unknown). `reached` is the end of the last host's log.
     """
 
@@ -33,11 +33,11 @@ class CaptureLease(Protocol):
     def pause_reason(self) -> str | None:
         """Return why nothing may be stored at the moment, None if it may.
 
-        Raises LeaseLost once the lease is lost for good.
+        Raises LeaseLost once the lease is permanently lost.
         """
 
     def handover(self) -> Handover | None:
-        """Return where the capture was when it was last recorded, None if it has never begun."""
+        """Return the last recorded position of the capture, None if it has never begun."""
 
     def begin_epoch(self, beginning: Handover) -> None:
         """Agree on the number of a new epoch with all hosts, before any log has it.
@@ -46,4 +46,4 @@ class CaptureLease(Protocol):
         """
 
     def log_opened(self, log: Log) -> None:
-        """Prepare a log that was opened, before readers have it."""
+        """Prepare a log that was opened, before readers can see it."""

@@ -274,7 +274,7 @@ class Intake:
         return True
 
     def _deliver(self, link: _Link, held: list[RowFrame], frame: PositionFrame) -> None:
-        """Deliver to each shard its new rows, and the place after them."""
+        """Deliver new rows to their shards, with the position after them."""
         cuts = self._floored(link, frame)
         rows_of = self._rows_of(link, held, cuts)
         place = Place(frame.position, frame.gtid_set, frame.server_key, frame.time_us, frame.fingerprint)

@@ -74,7 +74,7 @@ def decode_works(
 
 
 def as_json(receipt: Receipt) -> bytes:
-    """Return a receipt as the body of a word."""
+    """Return a receipt as the JSON of a message to the engine."""
     value = asdict(receipt) | {
         "tables": dict(receipt.tables),
         "unrepresentable": dict(receipt.unrepresentable),

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a target's table is prepared for, while rows that it has do not fit its definition."""
+"""Preparing a target whose existing rows do not fit the new definition of its table."""
 
 from dataclasses import replace
 
@@ -14,11 +14,11 @@ _log = structlog.get_logger(__name__)
 
 
 def fitted(sink: Sink, policy: Evolution, before: Target | None, wanted: Target) -> Target:
-    """Change a target's table; return what it was prepared for.
+    """Change a target's table; return the definition that it has then.
 
-    Rows of a mirror may not fit columns and unique keys that their table has by now, until the log tells
-    of the statement for which the table is read again. Such columns begin without values, and such keys
-    are added once that is done. Raises SchemaChanged where rows do not fit the primary key.
+    The definition comes from the server, which is ahead of the log. So rows of a mirror may not fit a new
+    column type or unique key until the log reaches its statement and the table is read again. Until then
+    such columns are null, and such keys are missing. Raises SchemaChanged if rows do not fit the primary key.
     """
     try:
         sink.prepare(wanted, policy)

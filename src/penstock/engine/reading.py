@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a task reads: a byte range of a source's log, or a chunk of a table."""
+"""Reading the input of a task: a byte range of a source's log, or a chunk of a table."""
 
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import replace
@@ -28,16 +28,17 @@ from penstock.source.reading import Batch, LoggedStatement, Selection, read_in_o
 from penstock.source.source import open_source
 from penstock.source.tracking import known_schemas
 
-# A wave of batches is one Arrow batch of each table; small enough that several are held at once.
+# A wave of batches is one Arrow batch of each table. Several waves fit into memory at once.
 _BATCH_BYTES_MAX = 32 << 20
 _BATCH_ROWS_MAX = 1 << 18
-# After about three seconds a task gives up: its driver retries the batch, and reports why.
+# These tries take about three seconds. Then the driver retries the batch and reports the error.
 _RECONNECT_TRIES_MAX = 6
-# Where another server can be read, waiting for one that hangs is left to the driver.
+# If the source has several servers, the driver decides how long to wait for one that hangs.
 _RECONNECT_TRIES_MAX_OF_SEVERAL = 2
 
 
-# What a range consists of: batches, statements, and first of all the transactions of a pipeline itself.
+# A part of a range: a batch, a statement, or, as the first part, the versions of transactions that a pipeline
+# wrote itself.
 Part = Batch | LoggedStatement | frozenset[int]
 # Opens the range of a work, by its number in the plan.
 RangeParts = Callable[[TaskPlan, RangeWork, int, Callable[[Ends], None]], Iterator[Part]]
@@ -53,9 +54,9 @@ def range_parts(
 ) -> Generator[Part, None, None]:
     """Yield the typed batches and statements of a range, in order.
 
-    First of all come the versions of the transactions that a pipeline itself wrote, where they have a mark.
-    `ends` is told where the range is opened and where the next one begins. `tables` are read in place of the
-    plan's own. The connections to a daemon come from `resources`.
+    If transactions are marked, the first part is the versions of those that a pipeline wrote itself. `ends`
+    is called with the positions where the range was opened and where the next one begins. `tables` replaces
+    the plan's own tables. Connections to a daemon come from `resources`.
     """
     pipeline_source = plan.sources[work.source]
     options = replace(
@@ -91,7 +92,7 @@ def range_parts(
         )
         is_read = True
     finally:
-        # Only a daemon's connections outlive a range: a server's belong to it, and files have none.
+        # Only connections to a daemon are reused. Those to a server belong to one range.
         resources.give_back(options, source, is_intact=is_read and options.daemon is not None)
 
 
@@ -104,8 +105,7 @@ def passed_over_tables(plan: TaskPlan, source: str) -> frozenset[TableName]:
 def chunk_changes(
     plan: TaskPlan, work: ChunkWork, on_watermark: Callable[[Watermark], None]
 ) -> Iterator[Changes]:
-    """Yield the rows of a chunk, as of a place in the log that is taken just before they are read, and
-    passed to `on_watermark`."""
+    """Yield the rows of a chunk. Before reading, pass the log position of the read to `on_watermark`."""
     source = plan.sources[work.source]
     known = plan.tables[table_key(work.source, work.table)]
     assert source.server is not None, "only tables of a server are cut into chunks"
@@ -125,9 +125,9 @@ def chunk_changes(
 
 
 def removed_changes(plan: TaskPlan, work: ChunkWork, steps: Sequence[Step]) -> Iterator[Changes]:
-    """Yield deletes of the target's rows in a chunk's range that no source has; they go through no step.
+    """Yield deletes for the target's rows in a chunk's range that no source has. Do not apply steps to them.
 
-    Raises OptionInvalid where rows of the target may be those of a table that the pipeline goes on without.
+    Raises OptionInvalid if the target may have rows of a table that the pipeline continues without.
     """
     key = table_key(work.source, work.table)
     own = SourceTable(plan.sources[work.source], plan.tables[key].current)
@@ -147,9 +147,9 @@ def removed_changes(plan: TaskPlan, work: ChunkWork, steps: Sequence[Step]) -> I
 def _others(
     plan: TaskPlan, steps: Sequence[Step], own: SourceTable, target: Target, shard: ShardValue | None
 ) -> list[SourceTable]:
-    """Return the other tables that may have rows of a target beside a table's own: a row that any has stays.
+    """Return the other tables that may share the target. A row that any of them has must stay.
 
-    They are taken as their servers have them now. A table that is gone has no rows that could stay.
+    Their definitions are read from their servers. A table that was dropped has no rows that could stay.
     """
     known: dict[str, list[TableName]] = {}
     for key, table in plan.tables.items():

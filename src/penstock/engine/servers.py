@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which server of each source's cluster a run reads from."""
+"""The choice of the server that a run reads from, for sources that name several."""
 
 import threading
 import time
@@ -15,7 +15,7 @@ from penstock.mysql.connection import connect
 from penstock.pipeline.settings import PipelineSettings, PipelineSource
 from penstock.pipeline.source_servers import key_of_server, read_at
 
-# As long as a daemon's default: another server is a new epoch, and has to be worth it.
+# A daemon's default. Another server starts a new epoch, so do not fail over for a short outage.
 _FAIL_OVER_SECONDS = 10.0
 _WATCH_SECONDS = 10.0
 
@@ -24,7 +24,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass
 class _Cluster:
-    """The servers of one source, and since when the chosen one has not been of use."""
+    """The servers of one source, and since when the chosen server has failed."""
 
     servers: tuple[ServerAddress, ...]
     chosen: int = 0
@@ -49,8 +49,7 @@ class SourceServers:
         return replace(self._given, sources=tuple(self._in_use(source) for source in self._given.sources))
 
     def prefer(self, name: str, server_key: str) -> None:
-        """Choose the server that a source's position belongs to, where it answers; else the one in use
-        stays."""
+        """Choose the server that a source's position belongs to, unless it does not answer."""
         cluster = self._clusters.get(name)
         if cluster is None or not server_key:
             return
@@ -60,11 +59,13 @@ class SourceServers:
                 return
 
     def turn(self, problem: PenstockError) -> bool:
-        """Look after a failure whether the servers in use answer. Return whether another one was chosen, in
-        place of one that has not been of use for ten seconds."""
+        """Check after a failure whether the servers in use answer.
+
+        Returns whether a server that has failed for ten seconds was replaced by another.
+        """
         turned = False
         for name, cluster in self._clusters.items():
-            # A server that hangs keeps whoever looks waiting, and has not answered for as long.
+            # A check of a server that hangs takes long, and the server has been failing since its begin.
             begun = time.monotonic()
             if not isinstance(problem, ServerBehind) and key_of_server(cluster.address) is not None:
                 cluster.failing_since = None
@@ -90,8 +91,10 @@ class SourceServers:
 
 @contextmanager
 def watched(sources: Sequence[PipelineSource], report: Callable[[PenstockError], None]) -> Iterator[None]:
-    """Report each server that does not answer while the block runs: its tasks retry by themselves, and only
-    their end says why."""
+    """Report each server that does not answer while the block runs.
+
+    Tasks retry by themselves, and report the reason only when they give up.
+    """
     ended = threading.Event()
     addresses = {source.server for source in sources if source.server is not None}
 
@@ -103,7 +106,7 @@ def watched(sources: Sequence[PipelineSource], report: Callable[[PenstockError],
                     _log.warning("a server does not answer, its tasks retry", why=str(problem))
                     report(problem)
 
-    # It may wait for a server while the block ends, so nobody waits for it.
+    # The thread may be waiting for a server when the block ends, so do not join it.
     threading.Thread(target=watch, name="watch-servers", daemon=True).start()
     try:
         yield
@@ -112,7 +115,7 @@ def watched(sources: Sequence[PipelineSource], report: Callable[[PenstockError],
 
 
 def _lost(address: ServerAddress) -> ConnectionLost | None:
-    """Return why a server does not answer, None where it does, if only by a refusal."""
+    """Return why a server does not answer; None if it answers, even with a refusal."""
     try:
         connect(address).close()
     except ConnectionLost as problem:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The log of one source of a pipeline, as the driver plans by it."""
+"""Plans what a pipeline reads from the log of one source."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -25,15 +25,14 @@ from penstock.source.source import place_of
 from penstock.source.stream_log import StreamLog, epoch_after
 from penstock.source.tracking import TrackedSchemas
 
-# One, so that a connection that is cut goes on from where it was.
+# One try, so that reading continues where a lost connection ended.
 _RECONNECT_TRIES_MAX = 1
 
 _log = structlog.get_logger(__name__)
 
 
 class SourceLog:
-    """Plans batches of one source: offsets from listings, ranges by size. Holds a session; `close` ends
-    it."""
+    """Plans batches of one source: offsets from listings, ranges by size. Holds a session until `close`."""
 
     def __init__(
         self,
@@ -67,15 +66,16 @@ class SourceLog:
         part = (str(name) for name in (settings.sink.name, settings.shard) if name)
         self._reader = ("pipeline", settings.name, source.name, *part)
         self._hold_at = 0.0
-        # The end of the log at the last planning, and the wait for a later end; any thread may use them.
+        # The end of the log when a batch was last planned, and the source that waits for a later end. Any
+        # thread may use them.
         self._head: Offset | None = None
         self._arrivals: DaemonSource | None = None
         self._listing: Listing | None = None
-        # The end that a later one was reported after. Planning at another daemon may not see the later one.
+        # The end of the log after which a daemon has reported growth. Another daemon may not have it yet.
         self._outgrown: Offset | None = None
 
     def close(self) -> None:
-        """End the sessions. The log can be asked again."""
+        """End the sessions. The next query opens new ones."""
         self._log.close()
         if self._arrivals is not None:
             self._arrivals.close()
@@ -88,8 +88,8 @@ class SourceLog:
     def wait(self, seconds: float) -> bool:
         """Wait until the log has grown since `next`, for at most `seconds`. For one thread at a time.
 
-        Return False at once if growth was reported before, and `next` did not see it: another daemon that
-        lags behind answers there. Raises what asking the daemon raises.
+        Return False at once if growth was reported before and `next` did not see it, because another daemon
+        answered that lags behind. Raises the daemon's errors.
         """
         head = self._head
         assert head is not None, "the caller asks `reports_arrivals`"
@@ -103,13 +103,13 @@ class SourceLog:
         return True
 
     def listed(self, begin: Offset) -> AbstractContextManager[None]:
-        """Return a context manager in which the log may answer as of one time."""
+        """Return a context manager in which queries may be answered from one listing of the log."""
         listing, self._listing = self._listing, None
-        # Another sink may have agreed on an end that was written since.
+        # The end that another sink agreed on may be later than the listing.
         return self._log.listed(begin, listing) if self._shared_ends is None else nullcontext()
 
     def hold(self, offset: Offset) -> None:
-        """Have a daemon's log keep what comes after an offset, once in a while; a failure is logged alone."""
+        """Make a daemon keep the log after an offset. Renewed at intervals; a failure is only logged."""
         now = time.monotonic()
         if not isinstance(self._log, KeptStreamLog) or now < self._hold_at:
             return
@@ -120,8 +120,11 @@ class SourceLog:
             _log.warning("a source's log is not held", source=self.source.name, why=str(problem))
 
     def first(self, earlier: Mapping[str, Any] | None = None) -> Offset:
-        """Return where the pipeline begins in this log. `earlier` is where it stood before it was reset: what
-        comes now has higher commit versions, whatever the files' numbers are."""
+        """Return where the pipeline begins in this log.
+
+        `earlier` is its position before it was reset: new changes get higher commit versions, whatever the
+        numbers of the files.
+        """
         first = self._log.first()
         if earlier is None or self.source.options.address is None:
             return first
@@ -129,16 +132,15 @@ class SourceLog:
         return replace(first, position=replace(first.position, epoch=epoch))
 
     def target(self) -> Offset:
-        """Return the end of the log now, where a run that ends by itself is to end."""
+        """Return the current end of the log, at which a run that catches up will end."""
         return self._log.target()
 
     def resume(self, begin: Offset) -> Offset:
-        """Return where to go on from an offset; in a new epoch on another server. Raises what
-        `StreamLog.resume` raises."""
+        """Return where to continue from an offset; see `StreamLog.resume`."""
         return self._log.resume(begin)
 
     def has(self, target: Offset, here: Offset) -> bool:
-        """Return whether a target is a place in the log that an offset of `resume` belongs to."""
+        """Return whether a target belongs to the same log as an offset of `resume`."""
         return self._log.has(target, here)
 
     def next(self, here: Offset, until: Offset | None) -> tuple[Offset, Offset] | None:
@@ -161,11 +163,11 @@ class SourceLog:
         return stretch.end, stretch.head
 
     def after_loss(self, begin: Offset) -> Offset:
-        """Return where to go on without what lies between an offset that was purged and the log's end now."""
+        """Return where to continue if everything from a purged offset to the log's current end is lost."""
         return self._log.after_loss(begin)
 
     def works(self, begin: Offset, end: Offset) -> list[RangeWork]:
-        """Cut a stretch into byte ranges, from a listing alone."""
+        """Cut a stretch into byte ranges, using only a listing of the log."""
         source, ranges, bounds = self._log.plan(begin, end)
         options = source.options
         start = self.source.start
@@ -177,7 +179,7 @@ class SourceLog:
         ]
 
     def histories(self, works: list[RangeWork]) -> list[dict[str, Any] | None]:
-        """Return the schema history in force at each range's start, None where the log names its columns."""
+        """Return the schema history at the start of each range, None for a log that names its columns."""
         if not works:
             return []
         if self._tracked is None and self._is_tracking:
@@ -190,7 +192,7 @@ class SourceLog:
         return [self._tracked.at(work.byte_range.position) for work in works]
 
     def _tracked_settings(self) -> ReadSettings:
-        """Return what the schema history covers: ranges that sinks share are decoded for all their tables."""
+        """Return settings for the schema history: ranges shared by sinks are decoded for all tables."""
         if self._shared_ends is None:
             return self._settings
         patterns = self.source.tables
@@ -207,7 +209,7 @@ def _epochs_of(offset: Offset) -> tuple[tuple[int, str], ...]:
 def around_skips(
     begin: Offset, until: Offset | None, skips: Sequence[Sequence[Mapping[str, Any]]]
 ) -> tuple[Offset, Offset | None]:
-    """Return where to begin and to end so that nothing is read of stretches that are passed over."""
+    """Return where to begin and end so that no skipped stretch is read."""
     for skip in skips:
         first, behind = (Offset.from_json(offset) for offset in skip)
         if place_of(begin.position) >= place_of(behind.position):

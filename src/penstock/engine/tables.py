@@ -69,20 +69,21 @@ from penstock.source.reading import LoggedStatement, schema_version
 
 _log = structlog.get_logger(__name__)
 
-# What may be wrong with one table alone, where it is known whose error it is. All others end the pipeline: a
-# full disk or a login that is refused would end one table after the other. What looks like one table's and is
-# the whole target's is seen by the run, where nothing of a batch could be written.
+# Errors that may concern a single table, if it is known which one. All other errors stop the pipeline: a full
+# disk or a refused login would otherwise skip every table in turn. If nothing of a batch could be written,
+# the run treats such an error as one of the whole target.
 _OF_ONE_TABLE = (StreamError, OptionInvalid, PrivilegeMissing, SchemaInvalid, ServerUnsupported)
 
-# How often a table is looked at again that is altered while it is read.
+# The number of times that a chunk is retried with a new definition because its table was altered.
 _LOOKS_MAX = 5
 
 
 class PipelineTables:
     """All tables of a pipeline.
 
-    `reread(source, table, because, remove=False)` asks for a table to be read again, once for one position in
-    the log or other text; `remove` takes what the source has not from the target.
+    `reread(source, table, because, remove=False)` requests that a table is read again. Repeated requests with
+    the same `because`, a log position or another text, are one request. `remove` also deletes target rows
+    that the source does not have.
     """
 
     def __init__(
@@ -101,18 +102,18 @@ class PipelineTables:
         self._tables: dict[str, TrackedTable] = {}
         self.shared = SharedTargets(settings, steps, self._tables)
         self.targets: dict[TableName, Target] = {}
-        # Targets from before a reset: rows may name them no more, and what is in them has to go.
+        # Targets from before a reset. Their rows must be deleted, although no new row may name them.
         self._written: set[TableName] = set()
-        self._created: set[str] = set()  # Known only by their CREATE TABLE so far.
+        self._created: set[str] = set()  # So far known only from their CREATE TABLE.
         # Tables that the pipeline continues without, and why. The runner stores them in the checkpoint.
         self.stopped: dict[str, str] = {}
 
     # --- What is known ----------------------------------------------------------------------
 
     def open(self, *, checks_patterns: bool = True) -> None:
-        """Take what the state has, and every table that the servers have now; prepare what is new.
+        """Load the tables of the state, add those that the servers have now, and prepare new targets.
 
-        Without `checks_patterns` the settings lack sources whose tables the patterns may mean.
+        Pass `checks_patterns=False` if the settings lack sources whose tables a pattern may match.
         """
         value = self._state.get_large("tables") or {"tables": {}, "targets": []}
         for key, tracked in value["tables"].items():
@@ -127,7 +128,7 @@ class PipelineTables:
             for key, table in self._tables.items():
                 known.setdefault(split_key(key)[0], []).append(table.current)
             if self._settings.shard is not None:
-                # A pattern may be for tables of other shards alone.
+                # A pattern may match only tables of other shards.
                 for source in self._settings.sources:
                     if source.server is not None:
                         on_server = targets_of(source.server, whole_patterns(source.tables))
@@ -136,24 +137,24 @@ class PipelineTables:
         self._prepare()
 
     def known(self, floors: Mapping[str, int]) -> dict[str, KnownTable]:
-        """Return the tables as tasks need them."""
+        """Return the tables in the form that tasks receive."""
         return {
             key: KnownTable(table.definitions, table.current, floors.get(key, 0), table.gone)
             for key, table in self._tables.items()
         }
 
     def there(self) -> list[str]:
-        """Return the tables that are there, by key, sorted."""
+        """Return the sorted keys of the tables that their sources have."""
         return sorted(key for key, table in self._tables.items() if not table.gone)
 
     def is_streamed(self, key: str) -> bool:
-        """Whether the log has every row of a table since it was made."""
+        """Whether the log contains every row of a table since its CREATE TABLE."""
         return self._tables[key].streamed
 
     def is_keyless(self, key: str) -> bool:
-        """Whether no key tells the rows of a table from one another, at the source or in its target.
+        """Whether a table has no key that identifies its rows, at the source or in its target.
 
-        A column that is added may be null in a target's older rows, so a key of it is none there.
+        An added column may be null in older rows of a target, so a key that contains it is not a key there.
         """
         table = self._tables.get(key)
         if table is None:
@@ -163,21 +164,21 @@ class PipelineTables:
         return not table.current.row_key or (prepared is not None and not prepared.row_key)
 
     def known_targets(self) -> dict[str, Target]:
-        """Return every table as its source has it now, by key."""
+        """Return the current definition of every table, by key."""
         return {key: table.current for key, table in self._tables.items()}
 
     def source_target(self, key: str) -> Target | None:
-        """Return a table as its source has it now, None where it is not known."""
+        """Return the current definition of a table, None if the table is unknown."""
         table = self._tables.get(key)
         return None if table is None else table.current
 
     def _read_server(
         self, source: PipelineSource, only: TableName | None = None, *, new_keys: bool = False
     ) -> dict[TableName, Target]:
-        """Take the definitions that a server has now, and return them.
+        """Read the current definitions from a server, record them and return them.
 
-        A server is ahead of its log: rows that are still to come may break a unique key that it has by now,
-        and would take each other out of the target. With `new_keys` such a key is taken all the same.
+        A server is ahead of its log: rows still to be read may violate a unique key that the table has gained
+        since, and would replace each other in the target. `new_keys` adopts such keys nevertheless.
         """
         if source.server is None:
             return {}
@@ -202,8 +203,10 @@ class PipelineTables:
         return on_server
 
     def jump(self, source: PipelineSource) -> list[TableName]:
-        """Take a source's tables to be as its server has them now, since what the log says of them until now
-        is lost. Return those that are there and were known, to be read again."""
+        """Adopt the current definitions of a source's server after a part of its log was lost.
+
+        Returns the known tables that still exist. They must be read again.
+        """
         assert source.server is not None, "only tables of a server are read again"
         known = {
             key
@@ -226,22 +229,22 @@ class PipelineTables:
         return [split_key(key)[1] for key in sorted(known & on_server)]
 
     def done(self) -> None:
-        """Keep which tables are gone: the sink has the batch that was learned for."""
+        """Save which tables are gone. Call it once the sink has committed the batch."""
         for table in self._tables.values():
             table.was_gone = table.gone
         self._save()
 
     def undone(self) -> None:
-        """Go back to which tables were gone before the batch: all of its statements are met again."""
+        """Restore which tables were gone before the batch. All of its statements will be read again."""
         for table in self._tables.values():
             table.gone = table.was_gone
 
     # --- What is learned --------------------------------------------------------------------
 
     def learn(self, surprises: Iterable[Surprise], learned: Learned, floors: Mapping[str, int]) -> None:
-        """Take surprises in, in the order of the log, and prepare the targets that they need.
+        """Process surprises in log order, and prepare the targets that they need.
 
-        Raises SchemaChanged where a change is not allowed, or cannot be followed without a server.
+        Raises SchemaChanged for a change that is not allowed, or that cannot be followed without a server.
         """
         altered: set[str] = set()
         for surprise in surprises:
@@ -280,17 +283,19 @@ class PipelineTables:
         elif tracked.gone:
             tracked.gone = False
         if columns_agree(tracked.current, value["columns"]):
-            # The same columns; the server's words for their types are the better ones.
+            # The columns are the same, and the server declares their types more precisely than the log.
             logged = replace(tracked.current)
         elif source.server is None:
-            # Nobody tells what comes later.
+            # No server is named that could have a later definition.
             tracked.current = logged
         tracked.definitions[value["version"]] = logged
         tracked.logged = tuple(value["columns"])
 
     def _learn_altered(self, surprise: Surprise, learned: Learned) -> None:
-        """Look again at a table that was altered while its chunk was read. Where that goes on and on, the
-        chunk is left out, and the whole table is read again later."""
+        """Read the definition of a table that was altered while its chunk was read.
+
+        If that happens too often, skip the chunk and request that the whole table is read again later.
+        """
         name, problem, remove = surprise.value
         source, key = self._settings.source(surprise.source), table_key(surprise.source, name)
         assert source.server is not None, "only tables of a server are cut into chunks"
@@ -330,7 +335,7 @@ class PipelineTables:
         version = statement.version
 
         def ours(names: Iterable[TableName]) -> list[TableName]:
-            # What a load has read already happened before it.
+            # A load that started after the statement has already read its effect.
             return [
                 name
                 for name in sorted(names)
@@ -367,7 +372,7 @@ class PipelineTables:
         learned.statements[place_key(source.name, statement.position)] = names
 
     def _now(self, source: PipelineSource, name: TableName) -> Target | None:
-        """Return a table as its server has it now, None where no server is named."""
+        """Return a table's current definition on its server, None if the source names no server."""
         return self._read_server(source, name).get(name)
 
     def _follow(
@@ -378,7 +383,7 @@ class PipelineTables:
         statement: LoggedStatement,
         spelling: ServerSpelling,
     ) -> None:
-        """Take the definition that a table has after a statement."""
+        """Record the definition that a table has after a statement."""
         new_keys = (
             consequences.alters_keys
             or name in consequences.swapped | consequences.replaced
@@ -406,7 +411,10 @@ class PipelineTables:
     def _ask_without(
         self, source: PipelineSource, name: TableName, statement: LoggedStatement, how: Emptied
     ) -> None:
-        """Have a table's rows taken out of targets that may have other rows too: by reading what is there."""
+        """Request that a table's rows are deleted from targets that may also contain rows of other tables.
+
+        That takes a comparison with the source. Raises SchemaChanged if there can be none.
+        """
         if hidden_changes.follows(self._sink) is hidden_changes.Follows.NOTHING:
             return
         if hidden_changes.follows(self._sink) is hidden_changes.Follows.REOPENS:
@@ -427,16 +435,16 @@ class PipelineTables:
     def _note_added_and_removed(
         self, source: PipelineSource, consequences: Consequences, ours: Any
     ) -> set[TableName]:
-        """Note tables that are gone or there anew; return those whose target loses its rows."""
+        """Record tables that a statement dropped or created; return those whose targets must be emptied."""
         emptied = set(ours(consequences.emptied))
         for name in ours(consequences.added):
             self._created.add(table_key(source.name, name))
             table = self._tables.get(table_key(source.name, name))
             if table is not None and (table.gone or name in consequences.surely_added):
-                # A table of this name was there before; its rows are not this one's.
+                # An earlier table had this name. Its rows do not belong to the new table.
                 table.gone = False
                 emptied.add(name)
-                # Nothing in the log of its rows tells other keys where the columns are the same.
+                # If the columns are the same, logged rows do not show that the keys differ.
                 self._read_server(source, name, new_keys=True)
                 table.logged = table.keys = None
         for key, table in self._tables.items():
@@ -454,7 +462,7 @@ class PipelineTables:
         statement: LoggedStatement,
         emptied: set[TableName],
     ) -> None:
-        """Ask for tables to be read again whose values the log does not show."""
+        """Request that tables are read again whose new values are not in the log."""
         if hidden_changes.follows(self._sink) is hidden_changes.Follows.NOTHING:
             hidden_changes.warn_of_feed(self._settings, rereads.tables, statement)
             return
@@ -467,17 +475,17 @@ class PipelineTables:
                     position=str(statement.position),
                     hint="Name the server the log is of (source.server), so that the table can be read again",
                 )
-            # Asked twice of one statement is once, so this asks for what an emptied table needs too.
+            # Two requests for one statement are one request, so include what an emptied table needs.
             key = table_key(source.name, name)
             how = self.shared.emptied(key, self.targets) if name in emptied else Emptied.STAYS
             remove = name in rereads.compared or how is Emptied.COMPARED
             self._reread(source.name, name, statement.position, remove=remove)
 
     def _is_copy(self, source: PipelineSource, name: TableName) -> bool:
-        """Tell whether a copy of all rows that took a table's place has them as they were.
+        """Return whether a copy that replaced a table has the same rows with the same values.
 
-        Tools for schema changes cut and round values to the copy's types, and leave out rows that are equal
-        by the copy's keys.
+        Tools for schema changes truncate and round values to the copy's types, and drop rows that are
+        duplicates by the copy's keys.
         """
         before = self._tables.get(table_key(source.name, name))
         columns, keys = (None, None) if before is None else (before.logged, before.keys)
@@ -490,12 +498,12 @@ class PipelineTables:
         table = self._tables.get(table_key(source.name, name))
         return table is not None and bool(table.current.primary_key)
 
-    # --- What the pipeline goes on without --------------------------------------------------
+    # --- Tables that the pipeline continues without -----------------------------------------
 
     def stop(self, failures: Iterable[Failure]) -> bool:
-        """Go on without tables whose rows cannot be worked on or written; tell whether that helps.
+        """Continue without tables whose rows cannot be processed or written; return whether that helps.
 
-        It does where all that is wrong is of tables it went on with until now, or passes by itself.
+        It helps if every failure is transient, or belongs to a table that the pipeline still included.
         """
         problems = {
             failure.table: failure.error
@@ -512,7 +520,10 @@ class PipelineTables:
         return True
 
     def take_up(self, key: str) -> None:
-        """Go on with a table, which has to be read whole. Raises what preparing does, and leaves it out."""
+        """Include a stopped table again; the caller has to load it whole.
+
+        If its target cannot be prepared, raises that error and leaves the table stopped.
+        """
         name, table = split_key(key)
         why = self.stopped.pop(key)
         _log.info("the pipeline goes on with a table again", table=key, was=why)
@@ -524,15 +535,15 @@ class PipelineTables:
             raise
 
     def prepare_again(self, key: str) -> None:
-        """Prepare a table's target again: it may be gone by now, or be another table."""
+        """Prepare a table's target again, in case it was dropped or replaced."""
         current = self._tables[key].current
         stepped = target_through(self._steps, current)
         self._prepare(set() if stepped is None else set(self._names_of(current, stepped)))
 
-    # --- What is prepared -------------------------------------------------------------------
+    # --- Prepared targets -------------------------------------------------------------------
 
-    def _prepare(self, anew: Collection[TableName] = ()) -> None:
-        """Prepare every target whose columns or keys are other ones than it was prepared with, and others."""
+    def _prepare(self, again: Collection[TableName] = ()) -> None:
+        """Prepare every target whose columns or keys have changed, and the targets in `again` in any case."""
         wanted: dict[TableName, tuple[Target, str]] = {}
         for key, table in sorted(self._tables.items()):
             if key in self.stopped or table.gone:
@@ -542,32 +553,32 @@ class PipelineTables:
                 continue
             for name in self._names_of(table.current, stepped):
                 before = wanted.get(name)
-                # Several tables become one: it has the columns of all, until all have lost them.
+                # Several tables share a target, which keeps a column until all of them have dropped it.
                 joined = stepped if before is None else joined_targets(before[0], stepped)
                 wanted[name] = (replace(joined, name=name), key)
         self._sink.check_together([target for target, _ in wanted.values()])
         for target, key in wanted.values():
-            self._prepare_or_stop(key, target, anew=target.name in anew)
+            self._prepare_or_stop(key, target, again=target.name in again)
         self._save()
 
     def _names_of(self, source: Target, stepped: Target) -> list[TableName]:
-        """Return the names of the targets of a table. Those that rows name are known once rows came."""
+        """Return the names of a table's targets. Targets named by rows are known once such rows were read."""
         if not named_by_rows(self._steps, source):
             return [stepped.name]
         names = sorted(self._written | self.targets.keys())
         return [name for name in names if could_be_named(stepped.name, name)]
 
     def _prepare_met(self, key: str, target: Target) -> None:
-        """Prepare a target for rows of a table that were met; one that was prepared before keeps its keys."""
+        """Prepare a target for rows that were read. A target that was prepared before keeps its keys."""
         known = self.targets.get(target.name)
         if known is not None:
             target = replace(target, primary_key=known.primary_key, unique_keys=known.unique_keys)
         self._prepare_or_stop(key, target)
 
-    def _prepare_or_stop(self, key: str, target: Target, *, anew: bool = False) -> None:
-        """Prepare a target, or go on without the table of the key if the settings allow it."""
+    def _prepare_or_stop(self, key: str, target: Target, *, again: bool = False) -> None:
+        """Prepare a target, or continue without its table if the settings allow it."""
         try:
-            self._prepare_target(target, anew=anew)
+            self._prepare_target(target, again=again)
         except _OF_ONE_TABLE as problem:
             if self._settings.errors.table != "skip_table":
                 raise
@@ -577,15 +588,15 @@ class PipelineTables:
         self.stopped[key] = str(problem)
         _log.error("the pipeline goes on without a table", table=key, why=str(problem))
 
-    def _prepare_target(self, target: Target, *, anew: bool = False) -> None:
+    def _prepare_target(self, target: Target, *, again: bool = False) -> None:
         before = self.targets.get(target.name)
         policy, wanted = self._settings.schema_changes, target
         if before is not None:
             if policy is not Evolution.EVOLVE and self._sink.keeps_state:
-                # Rows that only the new key tells apart would become one.
+                # Rows that differ only in the new key would overwrite each other.
                 refuse_other_key(target, before.primary_key)
             wanted = evolve_target(before, target, policy, keeps_state=self._sink.keeps_state)
-        if wanted == before and not anew:
+        if wanted == before and not again:
             return
         self.targets[target.name] = fitted(self._sink, policy, before, wanted)
 

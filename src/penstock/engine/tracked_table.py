@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the driver keeps of one table of a source."""
+"""The state of one table of a source, as the driver keeps it."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -8,19 +8,19 @@ from typing import Any, Self
 from penstock.changes import Target
 from penstock.model import Column, TableName
 
-# A primary key, and the further unique ones.
+# A primary key, and the other unique keys.
 Keys = tuple[tuple[str, ...], frozenset[tuple[str, ...]]]
 
 
 @dataclass
 class TrackedTable:
-    """A table of a source: its definitions by number, and the one that counts now.
+    """A table of a source: its definitions by number, and its current definition.
 
-    `logged` are its columns where the log was read to, None where they cannot be told. Of a `streamed` one
-    the log has every row since it was made, so it is never loaded. `gone` follows the log alone, whatever its
-    server has by now, and `was_gone` tells the same of where the last batch that is done ended. `dropped` are
-    the columns that it ever lost, in lower case: targets may have their values still. `keys` are its primary
-    and unique keys where the log was read to, None where they cannot be told.
+    `logged` and `keys` are its columns and keys at the position up to which the log was read, None if they
+    are unknown. The log contains every row of a `streamed` table since its creation, so it is never loaded.
+    `gone` says whether the table was dropped as of that position, whatever its server has now, and `was_gone`
+    the same as of the end of the last completed batch. `dropped` are the lower-case names of all columns that
+    it ever lost: targets may still have their values.
     """
 
     current: Target
@@ -33,11 +33,11 @@ class TrackedTable:
     keys: Keys | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON values, as of where the last batch that is done ended."""
+        """Return plain JSON values, as of the end of the last completed batch."""
         return {
             "current": self.current.to_json(),
             "definitions": [[number, target.to_json()] for number, target in self.definitions.items()],
-            # A batch that is run again meets the same statements, and has to learn the same from them.
+            # A batch that is run again reads the same statements, and must draw the same conclusions.
             "gone": self.was_gone,
             "logged": None if self.logged is None else [column.to_json() for column in self.logged],
             "streamed": self.streamed,
@@ -56,24 +56,24 @@ class TrackedTable:
             value["gone"],
             None if logged is None else tuple(Column.from_json(column) for column in logged),
             value["streamed"],
-            # Earlier versions wrote neither these nor keys.
+            # Version 0.1 wrote neither dropped columns nor keys.
             frozenset(value.get("dropped", ())),
             None if keys is None else (tuple(keys[0]), frozenset(map(tuple, keys[1]))),
         )
 
 
 def keys_of(target: Target) -> Keys:
-    """Return a table's keys, the unique ones in no order."""
+    """Return a table's primary key, and its unique keys in no particular order."""
     return target.primary_key, frozenset(target.unique_keys)
 
 
 def with_known_keys(target: Target, before: Target) -> Target:
-    """Return a target without the unique keys that it had not before."""
+    """Return a target without the unique keys that it did not have before."""
     return replace(target, unique_keys=tuple(key for key in target.unique_keys if key in before.unique_keys))
 
 
 def columns_agree(target: Target, columns: Sequence[Any]) -> bool:
-    """Tell whether logged columns are those of a target, whatever words they are declared in."""
+    """Return whether logged columns have the names and Arrow types of a target's columns."""
     if [column.name for column in columns] != list(target.column_names):
         return False
     logged = Target(target.name, tuple(columns), mariadb=target.mariadb)
@@ -82,8 +82,12 @@ def columns_agree(target: Target, columns: Sequence[Any]) -> bool:
 
 @dataclass
 class Learned:
-    """What surprises taught, for one batch: statements dealt with, tables that stay in one part, and those
-    whose chunks are left out. `altered` counts how often a table was found altered while it was read."""
+    """The results of the surprises of one batch.
+
+    `statements` are the handled statements, as in `TaskPlan`. All rows of the tables in `together` go to one
+    part. The chunks of the tables in `unread` are skipped. `altered` counts how often each table was altered
+    while it was read.
+    """
 
     statements: dict[str, dict[str, TableName]] = field(default_factory=dict)
     together: set[TableName] = field(default_factory=set)

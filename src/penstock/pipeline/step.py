@@ -51,7 +51,7 @@ class ShardValue:
 
 @dataclass(frozen=True)
 class Slots:
-    """Rows selected by a hash of columns: those of the shards `keep`, out of `of` shards."""
+    """Rows selected by a hash of columns, which divides rows into `of` shards. Those in `keep` stay."""
 
     columns: tuple[str, ...]
     of: int

@@ -145,7 +145,7 @@ class RangeDecoding:
     def _ends_early(self) -> bool:
         """Return whether the server sent less than the range, although its log contains the whole range.
 
-        A server includes a transaction in the end of its log before the sync, but sends it only after the
+        The end of the log that a server reports includes transactions that it will send only after their
         sync.
         """
         stop = self.byte_range.stop

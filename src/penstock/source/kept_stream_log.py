@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the driver of a stream asks of a kept log: a daemon's, or a log folder's.
+"""The kept log of a stream, in a daemon or a log folder, as the stream's driver sees it.
 
-An offset says which server its epoch is of. So a stream can go on at another daemon: under the same numbers
-where that one has the same server's files, else by GTID set, in an epoch of its own.
+An offset names the server of its epoch, so a stream can continue on another daemon. If that daemon has the
+same server's files, positions stay valid. Otherwise the stream continues by GTID set, in a new epoch.
 """
 
 from collections.abc import Sequence
@@ -26,10 +26,10 @@ _log = structlog.get_logger(__name__)
 
 
 class KeptStreamLog(StreamLog):
-    """The kept log of one stream, seen from the driver; see `StreamLog`."""
+    """The kept log of one stream, as its driver sees it; see `StreamLog`."""
 
     def first(self) -> Offset:
-        """Return where a stream without a checkpoint starts: a daemon's head, or a folder's first."""
+        """Return where a stream without a checkpoint starts: a daemon's head, or the first of a folder."""
         source = self._kept(None)
         start = self._settings.start or (LATEST if self._settings.is_live else EARLIEST)
         if start == LATEST:
@@ -49,35 +49,41 @@ class KeptStreamLog(StreamLog):
         return self._offset(source, self._ask(lambda: source.find_time(time_us)))
 
     def listed(self, here: Offset, listing: Any = None) -> AbstractContextManager[None]:
-        """Return a context manager in which the log may answer as of one time; see `DaemonSource.listed`."""
+        """Return a context manager in which queries may be answered from one listing of the log.
+
+        See `DaemonSource.listed`.
+        """
         return self._kept(here).listed(listing)
 
     def head_behind(self, here: Offset) -> Offset:
-        """Return the end of the log now, under the numbers of another offset."""
+        """Return the current end of the log, with epochs numbered like those of another offset."""
         return self._at_head(self._kept(here))
 
     def after_loss(self, begin: Offset) -> Offset:
-        """Return the end of the log now, under the numbers of an offset that the log no longer has."""
+        """Return the current end of the log, with epochs numbered like those of an offset that was purged."""
         return self.head_behind(begin)
 
     def target(self) -> Offset:
-        """Return the end of the log now, as the log itself numbers it."""
+        """Return the current end of the log, with the log's own epoch numbers."""
         return self._at_head(self._kept(None))
 
     def has(self, target: Offset, here: Offset) -> bool:
-        """Return whether a target, which a log numbered, is a place in the log that `here` belongs to."""
+        """Return whether a target, with the epoch numbers of its log, belongs to the same log as `here`."""
         source = self._kept(here)
         return source.server_key(target.position.shifted(source.shift).epoch) == target.server_key
 
     def up_to(self, head: Offset, target: Offset, here: Offset) -> Offset:
-        """Return the head, or the target, which the log itself numbered, where that is earlier."""
+        """Return the earlier of the head and the target, which has the log's own epoch numbers."""
         if not self.has(target, here):
             return head
         target = replace(target, position=target.position.shifted(self._kept(here).shift))
         return min(head, target, key=lambda one: place_of(one.position))
 
     def source(self, epoch: int, key: str) -> Source:
-        """Return the source in which an epoch of this number is that server's; "" for the log's own."""
+        """Return the source whose epoch of this number is the server with this key.
+
+        With an empty key, epochs have the log's own numbers.
+        """
         found = self._sources.get((epoch, key))
         if found is None:
             options = replace(self._settings.source, epochs=((epoch, key),) if key else ())
@@ -89,10 +95,10 @@ class KeptStreamLog(StreamLog):
         self._kept(offset).hold(reader, offset.position, seconds)
 
     def resume(self, begin: Offset) -> Offset:
-        """Return where to go on from an offset: itself, or its place in a log that has other servers' files.
+        """Return where to continue from an offset: itself, or the same point in a log of other servers.
 
-        A log that ends before it is behind another daemon, and is waited for. Raises ServerChanged where the
-        offset has no GTID set to find its place by.
+        A log that ends before the offset lags behind another daemon, and will catch up. Raises ServerChanged
+        if the offset has no GTID set to locate it by.
         """
         try:
             source = self._kept(begin)
@@ -104,7 +110,7 @@ class KeptStreamLog(StreamLog):
             return self._relocate_in_log(begin)
 
     def limited(self, begin: Offset, head: Offset) -> Offset:
-        """Return the last transaction end up to the head that keeps the stream's limits."""
+        """Return the last end of a transaction within the stream's limits, at most the head."""
         settings, source = self._settings, self._kept(begin)
         if settings.rows_max is None and settings.bytes_max is None:
             return head
@@ -121,13 +127,13 @@ class KeptStreamLog(StreamLog):
             return walk()
 
     def unlimited(self, begin: Offset, head: Offset) -> Offset:
-        """Return the head, which has its GTID set already."""
+        """Return the head, which already has its GTID set."""
         return head
 
     def plan(self, begin: Offset, end: Offset) -> tuple[Source, list[ByteRange], Bounds]:
         """Return what a batch reads: ranges of a source, and the filters on its transactions.
 
-        The same for the same offsets, however often a batch is planned again.
+        Depends only on the offsets, so that planning a batch again gives the same result.
         """
         source = self._kept(end)
         try:
@@ -138,7 +144,7 @@ class KeptStreamLog(StreamLog):
         start = begin.position
         self._check_file_in_log(source, begin)
         if begin.server_key and known.get(start.epoch) != begin.server_key:
-            # The stream stood in another daemon's log.
+            # The stream was in another daemon's log.
             start = self._ask(lambda: source.find_gtid_set(begin.gtid_set))
             bounds = Bounds(gtid_after=begin.gtid_set)
         try:
@@ -155,20 +161,20 @@ class KeptStreamLog(StreamLog):
         return source
 
     def _offset(self, source: KeptSource, position: Position) -> Offset:
-        """Return a position as an offset with which the stream can go on elsewhere."""
+        """Return a position as an offset that is valid in other logs too."""
         gtid_set = self._ask(lambda: source.gtid_set(position))
         key = self._ask(lambda: source.server_key(position.epoch))
         return Offset(position, gtid_set, key, fingerprint=self._fingerprint_of(source, position))
 
     def _fingerprint_of(self, source: KeptSource, position: Position) -> str:
-        """Return the fingerprint of a position's file, "" where the log has nothing of the file."""
+        """Return the fingerprint of a position's file, "" if the log contains no part of the file."""
         try:
             return self._ask(lambda: source.fingerprint(position.file, position.epoch))
         except SourceMissing:
             return ""
 
     def _check_file_in_log(self, source: KeptSource, offset: Offset) -> None:
-        """Raise PositionInvalid where the log has another file of the name that an offset's file has."""
+        """Raise PositionInvalid if the offset's file has been replaced by another file of the same name."""
         if not offset.fingerprint or source.server_key(offset.position.epoch) != offset.server_key:
             return
         found = self._fingerprint_of(source, offset.position)
@@ -187,7 +193,7 @@ class KeptStreamLog(StreamLog):
         return Offset(found, LoggedSet(gtid_set), key, by_set=True)
 
     def _relocate_in_log(self, begin: Offset) -> Offset:
-        """Return an offset's place in a log of other servers, in an epoch that follows its own."""
+        """Return the same point in a log of other servers, in an epoch after the offset's own."""
         if not begin.gtid_set:
             raise self._unknown(begin)
         found = self._by_set(self._kept(None), begin.gtid_set)
@@ -201,7 +207,7 @@ class KeptStreamLog(StreamLog):
         return replace(found, position=replace(found.position, epoch=epoch))
 
     def _plan_in_log(self, begin: Offset, end: Offset) -> tuple[Source, list[ByteRange], Bounds]:
-        """Plan a batch whose log is gone: the same transactions, by GTID, in the one that is there."""
+        """Plan a batch whose log is gone: the same transactions, by GTID, in the current log."""
         if not (begin.gtid_set and end.gtid_set):
             raise self._unknown(end)
         found = self._relocate_in_log(replace(begin, position=end.position))

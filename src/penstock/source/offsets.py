@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A stream's offset: a position, what lies before it, and whose log it is.
+"""The offset of a stream: a position, the GTIDs before it, and the server whose log it belongs to.
 
-Spark keeps it as JSON in the checkpoint: {"epoch", "file", "offset", "gtid_set", "server_key"}, "by_set"
-where the position is only where to look from, and "fingerprint" (version 0.1 wrote none).
+Spark keeps it as JSON in the checkpoint: {"epoch", "file", "offset", "gtid_set", "server_key"}, "by_set" if
+the GTID set is exact and the position is only where to start searching, and "fingerprint" (version 0.1 wrote
+none).
 """
 
 import json
@@ -21,12 +22,12 @@ LATEST = "latest"
 
 @dataclass(frozen=True)
 class Offset:
-    """Everything before this was read.
+    """Everything before an offset was read.
 
-    `gtid_set` is the GTIDs of all transactions before `position`, "" where they are not kept: with them the
-    stream can go on at another server. With `by_set` the set alone counts, and transactions of it may follow
-    the position. `server_key` is `ServerIdentity.key`, "" for files. `fingerprint` is that of the position's
-    file, "" where it is not known; an offset that has one has its GTID set from the log as well.
+    `gtid_set` has the GTIDs of all transactions before `position`, so that the stream can continue on another
+    server; it is "" if they are unknown. With `by_set` only the set counts: some of its transactions may
+    follow the position. `server_key` is `ServerIdentity.key`, "" for files. `fingerprint` identifies the
+    position's file, "" if unknown. If it is known, the GTID set was read from the log too.
     """
 
     position: Position
@@ -36,7 +37,7 @@ class Offset:
     fingerprint: str = ""
 
     def to_json(self) -> dict[str, int | str | bool]:
-        """Return what Spark keeps: a flat object of int, str and bool."""
+        """Return the offset as Spark stores it: a flat object of int, str and bool."""
         value: dict[str, int | str | bool] = {
             "epoch": self.position.epoch,
             "file": self.position.file,
@@ -52,7 +53,7 @@ class Offset:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Read what `to_json` wrote; of what a person writes, epoch, gtid_set and server_key may be missing.
+        """Read what `to_json` wrote, or an offset written by a person, who may omit all but file and offset.
 
         Raises OptionInvalid.
         """
@@ -92,5 +93,5 @@ class Offset:
         return f"{self.position}{f' after {self.gtid_set}' if self.gtid_set else ''}"
 
 
-# What startingOffsets and endingOffsets hold once read.
+# The parsed values of startingOffsets and endingOffsets.
 StartText = Bound | Offset | str | None

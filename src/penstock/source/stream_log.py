@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the driver of a stream asks of the log: who answers, where it ends, and what a batch covers.
+"""The log of a stream as its driver sees it: its current server, its end, and what a batch reads.
 
-Every question is a listing or a status statement; only limits make it walk event headers.
+Every query is a listing or a status statement; only limits require walking event headers.
 """
 
 from collections.abc import Callable
@@ -31,9 +31,9 @@ _log = structlog.get_logger(__name__)
 
 
 class StreamLog:
-    """The log of one stream, seen from the driver. Holds a session while it lives; `close` ends it.
+    """The log of one stream, as its driver sees it. Holds a session until `close`.
 
-    A question is asked again up to `tries` times while the server is away.
+    A query is retried up to `tries` times while the server is unreachable.
     """
 
     def __init__(self, settings: ReadSettings, tries: int = STREAM_TRIES) -> None:
@@ -41,19 +41,19 @@ class StreamLog:
         self._tries = tries
         self._session: Connection | None = None
         self._sources: dict[tuple[int, str], Source] = {}
-        # The files that were proved since the session began, and the offset that was completed last.
+        # The files whose fingerprints were checked in this session, and the offset that was completed last.
         self._proved: set[tuple[str, str]] = set()
         self._last_completed: tuple[Offset, Offset] | None = None
 
     def close(self) -> None:
-        """End the sessions. The log can be asked again."""
+        """End the sessions. The next query opens new ones."""
         self._hang_up()
         for source in self._sources.values():
             source.close()
         self._sources.clear()
 
     def first(self) -> Offset:
-        """Return where a stream without a checkpoint starts: a server's head, or the first of the files."""
+        """Return where a stream without a checkpoint starts: the head of a server, or the first file."""
         start = self._settings.start or (LATEST if self._settings.is_live else EARLIEST)
         if start == LATEST:
             return self._completed(self.head(0))
@@ -75,7 +75,7 @@ class StreamLog:
         return Offset(self._ask(lambda: source.find_time(time_us)), server_key=key)
 
     def head(self, epoch: int) -> Offset:
-        """Return the end of the log now, as an offset of an epoch, without its GTID set."""
+        """Return the current end of the log as an offset in an epoch, without its GTID set."""
         address = self._settings.source.address
         if address is None:
             return Offset(self._ask(self.source(epoch, "").head))
@@ -88,34 +88,34 @@ class StreamLog:
         return self._ask(ask)
 
     def after_loss(self, begin: Offset) -> Offset:
-        """Return the end of the log now, in an epoch after that of an offset that the log no longer has."""
+        """Return the current end of the log, in an epoch after the one of an offset that was purged."""
         return self._completed(self.head(epoch_after(begin.position)))
 
     def listed(self, here: Offset, listing: Any = None) -> AbstractContextManager[None]:
-        """Return a context manager in which the log of an offset may answer as of one time."""
+        """Return a context manager in which queries may be answered from one listing of the offset's log."""
         return nullcontext()
 
     def head_behind(self, here: Offset) -> Offset:
-        """Return the end of the log now, as an offset that goes on from another."""
+        """Return the current end of the log, in the epoch of another offset."""
         return self.head(here.position.epoch)
 
     def target(self) -> Offset:
-        """Return the end of the log now, where a run that ends by itself is to end."""
+        """Return the current end of the log, at which a run that catches up will end."""
         return self.head(0)
 
     def has(self, target: Offset, here: Offset) -> bool:
-        """Return whether a target is a place in the log of the server that `here` belongs to."""
+        """Return whether a target belongs to the log of the same server as `here`."""
         return target.server_key == here.server_key
 
     def up_to(self, head: Offset, target: Offset, here: Offset) -> Offset:
-        """Return the head, or the target where that is earlier; `here` is where the run stands."""
+        """Return the earlier of the head and the target; `here` is the current position of the run."""
         if target.server_key != head.server_key:
             return head
         target = replace(target, position=replace(target.position, epoch=here.position.epoch))
         return min(head, target, key=lambda one: place_of(one.position))
 
     def server_key(self) -> str:
-        """Return the identity of the server that answers now, "" for files."""
+        """Return the identity of the current server, "" for files."""
         address = self._settings.source.address
         return "" if address is None else self._ask(lambda: self._connected(address).identity().key)
 
@@ -128,11 +128,11 @@ class StreamLog:
         return found
 
     def resume(self, begin: Offset) -> Offset:
-        """Return where to go on from an offset: itself, or its place in the log of the server now there.
+        """Return where to continue from an offset: itself, or the same point in another server's log.
 
-        Another server starts a new epoch. Raises ServerChanged where the offset has no GTID set to find
-        its place by, and PositionInvalid where the log ends before it, unless `failOnDataLoss` is off: then
-        it is the first place there is.
+        Another server starts a new epoch. Raises ServerChanged if the offset has no GTID set to locate it by,
+        and PositionInvalid if the log ends before it. If `failOnDataLoss` is off, returns the first available
+        offset instead of raising PositionInvalid.
         """
         key = self.server_key()
         if begin.server_key not in ("", key):
@@ -152,13 +152,13 @@ class StreamLog:
             )
         if self._is_before_log(begin, key):
             return self._relocate(begin, key)
-        # A log that was begun anew counts from the start again, so its positions need a new epoch.
+        # A log that was reset counts from the start again, so its positions need a new epoch.
         return self._after_loss(begin, key, epoch_after(begin.position), problem)
 
     def limited(self, begin: Offset, head: Offset) -> Offset:
-        """Return the last transaction end up to the head that keeps the stream's limits, with its GTID set.
+        """Return the last end of a transaction within the stream's limits and the log, with its GTID set.
 
-        Raises PositionPurged, unless `failOnDataLoss` is off: then the limits count from the first position.
+        Raises PositionPurged. If `failOnDataLoss` is off, counts from the first available position instead.
         """
         settings = self._settings
         if settings.rows_max is None and settings.bytes_max is None:
@@ -177,13 +177,14 @@ class StreamLog:
         return self._completed(head if reached else Offset(end, server_key=head.server_key), begin)
 
     def unlimited(self, begin: Offset, head: Offset) -> Offset:
-        """Return the head with its GTID set, as the end of a batch that takes everything there is."""
+        """Return the head with its GTID set, as the end of a batch without limits."""
         return self._completed(head, begin)
 
     def plan(self, begin: Offset, end: Offset) -> tuple[Source, list[ByteRange], Bounds]:
         """Return what a batch reads: ranges of a source, and the filters on its transactions.
 
-        The same for the same offsets, however often a batch is planned again. Raises what `resume` raises.
+        Depends only on the offsets, so that planning a batch again gives the same result. Raises what
+        `resume` raises.
         """
         key = self.server_key()
         if end.server_key not in ("", key):
@@ -201,9 +202,9 @@ class StreamLog:
         return source, ranges, bounds
 
     def _completed(self, end: Offset, begin: Offset | None = None) -> Offset:
-        """Return an offset with the GTIDs before it, so that the stream can go on at another server.
+        """Return an offset with the GTIDs before it, so that the stream can continue on another server.
 
-        The log itself tells them. Only what follows `begin` is read, where the set of that is known.
+        They are read from the log: from `begin` on if its set is known, otherwise from the start of the file.
         """
         if not end.server_key or end.fingerprint:
             return end
@@ -220,14 +221,14 @@ class StreamLog:
         return replace(end, gtid_set=gtid_set, fingerprint=known or self._fingerprint(source, end))
 
     def _complete_once(self, begin: Offset) -> Offset:
-        """Return an offset of an older version with its fingerprint, and with the GTID set of the log."""
+        """Return an offset that version 0.1 wrote with its fingerprint, and with the GTID set of the log."""
         if begin.fingerprint or begin.by_set or not begin.server_key:
             return begin
         if self._last_completed is None or self._last_completed[0] != begin:
             try:
                 self._last_completed = begin, self._completed(replace(begin, gtid_set=NO_GTIDS))
             except PositionPurged:
-                # The ranges that begin there raise it.
+                # Reading from there raises the error.
                 return begin
         return self._last_completed[1]
 
@@ -235,7 +236,7 @@ class StreamLog:
         return self._ask(lambda: source.fingerprint(offset.position.file))
 
     def _check_file(self, begin: Offset) -> PositionInvalid | None:
-        """Return why an offset means nothing in this log: the file of that name is another one."""
+        """Return the error if the offset's file has been replaced by another file of the same name."""
         file, expected = begin.position.file, begin.fingerprint
         if not expected or (file, expected) in self._proved:
             return None
@@ -245,7 +246,7 @@ class StreamLog:
         except PositionInvalid as problem:
             return problem
         except PositionPurged:
-            # The ranges that begin there raise it.
+            # Reading from there raises the error.
             return None
         if found != expected:
             return file_replaced(str(self._settings.source.address), begin.position, expected, found)
@@ -253,9 +254,9 @@ class StreamLog:
         return None
 
     def _is_before_log(self, begin: Offset, key: str) -> bool:
-        """Tell whether all transactions before an offset lie before the oldest file of the server, too.
+        """Return whether all transactions before an offset are also before the server's oldest file.
 
-        A server that was reset gives the same GTIDs to other transactions, so they prove nothing behind that.
+        A server that was reset reuses GTIDs, so a GTID in its current files may be another transaction.
         """
         if not begin.gtid_set or not key:
             return False
@@ -264,16 +265,16 @@ class StreamLog:
         return GtidSet.parse(before).contains(GtidSet.parse(begin.gtid_set))
 
     def _origin(self, begin: Offset, end: Offset, key: str) -> tuple[Offset, Bounds]:
-        """Return where a batch that crosses into a new epoch begins there."""
+        """Return where a batch that ends in a new epoch begins in that epoch."""
         source = self.source(end.position.epoch, key)
         if begin.server_key == key and not self._is_before_log(begin, key):
-            # The same server began its log anew, so all of it came after.
+            # The same server reset its log, so the whole log is newer.
             return Offset(self._ask(source.earliest), server_key=key), Bounds()
         found = self._ask(lambda: source.find_gtid_set(begin.gtid_set))
         return Offset(found, begin.gtid_set, key, by_set=True), Bounds(gtid_after=begin.gtid_set)
 
     def _plan_elsewhere(self, begin: Offset, end: Offset, key: str) -> tuple[Source, list[ByteRange], Bounds]:
-        """Plan a batch whose server is gone: the same transactions, by GTID, at the one that is there."""
+        """Plan a batch whose server was replaced: the same transactions, by GTID, on the current server."""
         if not (begin.gtid_set and end.gtid_set):
             raise self._server_changed(end, key)
         self._prove_executed(begin)
@@ -298,10 +299,12 @@ class StreamLog:
         return Offset(found, begin.gtid_set, key, by_set=True)
 
     def _prove_executed(self, begin: Offset) -> None:
-        """Raise ServerBehind where the server that answers lacks transactions that were read already: it may
-        be a replica that has not caught up, or a former primary."""
+        """Raise ServerBehind if the current server is missing transactions that were already read.
+
+        It may be a replica that has not caught up, or a former primary.
+        """
         address = self._settings.source.address
-        assert address is not None, "only a server is replaced by another one"
+        assert address is not None, "only a server can be replaced by another"
 
         def ask() -> None:
             session = self._connected(address)
@@ -347,17 +350,17 @@ class StreamLog:
             session.close()
 
     def _ask(self, question: Callable[[], _Answer]) -> _Answer:
-        """Ask again while the server is away."""
+        """Ask, and retry while the server is unreachable."""
         return ask_again(question, self._hang_up, self._tries)
 
 
 def epoch_after(position: Position) -> int:
-    """Return the number of the epoch in which a stream goes on that has come to a position elsewhere."""
+    """Return the number of the epoch in which a stream continues elsewhere after a position."""
     return next_epoch(position.epoch, file_number(position.file))
 
 
 def _with_fingerprint(byte_range: ByteRange, begin: Offset, end: Offset) -> ByteRange:
-    """Return a range of a batch with the fingerprint of its file, where one of the batch's ends is in it."""
+    """Return a range with the fingerprint of its file if an end of the batch is in that file."""
     for offset in (begin, end):
         place = offset.position
         if offset.fingerprint and (place.epoch, place.file) == (byte_range.epoch, byte_range.file):

@@ -43,7 +43,7 @@ class Watermark:
 
     @property
     def version(self) -> int:
-        """The `_commit_version` of rows: not below any earlier transaction, below all from here on."""
+        """The `_commit_version` of rows: at least every earlier transaction's, below every later one's."""
         return self.floor - 1
 
     def to_json(self) -> dict[str, Any]:
@@ -105,7 +105,7 @@ def watermark_of(session: LoadSession, epoch: int = 0, commit_ts: int | None = N
 def _cluster_watermark(session: LoadSession, commit_ts: int, epoch: int) -> Watermark:
     """Return the watermark of reads as of a timestamp of a TiDB cluster.
 
-    Its position is no place in a log, which knows nothing of the reads.
+    Its position does not exist in any log, because the reads leave no trace there.
     """
     position = Position(epoch, _CLUSTER_FILE, 0)
     time_us = (commit_ts >> _TIDB_LOGICAL_BITS) * 1000
@@ -113,7 +113,7 @@ def _cluster_watermark(session: LoadSession, commit_ts: int, epoch: int) -> Wate
 
 
 def read_as_of(session: LoadSession, watermark: Watermark) -> None:
-    """Have a session read a TiDB cluster as of a watermark. Other servers are read as they are.
+    """Make a session read a TiDB cluster as of a watermark. Sessions of other servers are unchanged.
 
     Raises PositionPurged if the cluster's garbage collection has removed the versions of that time.
     """
@@ -122,7 +122,7 @@ def read_as_of(session: LoadSession, watermark: Watermark) -> None:
 
 
 def _cluster_timestamp(session: LoadSession) -> int:
-    """Return the present timestamp of a TiDB cluster, and of no transaction of it."""
+    """Return a new timestamp of a TiDB cluster that belongs to no transaction."""
     session.query("BEGIN")
     commit_ts = int(session.query("SELECT @@tidb_current_ts AS ts")[0]["ts"])
     session.query("ROLLBACK")

@@ -55,7 +55,7 @@ impl DefinitionKind {
 /// What a DDL statement does to one table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Definition<'a> {
-    /// The kind; for an ALTER TABLE that of its first clause.
+    /// The kind of statement. The kind of an ALTER TABLE is that of its first clause.
     pub kind: DefinitionKind,
     /// Whether the statement is an ALTER TABLE.
     pub alters: bool,

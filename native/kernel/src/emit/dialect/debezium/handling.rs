@@ -23,7 +23,7 @@ pub enum DecimalMode {
 pub enum TimeMode {
     /// Units by the column's digits.
     Adaptive,
-    /// The same, with TIME in microseconds.
+    /// Like `Adaptive`, but TIME always has microseconds.
     #[default]
     AdaptiveTimeMicroseconds,
     /// Kafka Connect's own types, in milliseconds.
