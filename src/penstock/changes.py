@@ -112,6 +112,19 @@ class Target:
 
 
 @dataclass(frozen=True)
+class DefiningStatement:
+    """A statement that defines, renames, drops or empties tables, with its commit version.
+
+    The session was in `database`, "" for none. `tables` are all tables that it names. Can be pickled.
+    """
+
+    text: str
+    database: str
+    tables: tuple[TableName, ...]
+    version: int
+
+
+@dataclass(frozen=True)
 class Changes:
     """Changes of one table, in commit order.
 

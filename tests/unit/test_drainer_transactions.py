@@ -4,15 +4,17 @@
 import struct
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
 import penstock
 from penstock._native import crc32c
-from penstock.changes import Changes, Origin, Target
+from penstock.changes import Changes, DefiningStatement, Origin, Target
 from penstock.errors import EventUnsupported, LimitExceeded, OptionInvalid
 from penstock.model import TableName
+from penstock.pipeline.settings import pipeline_of_values
 from penstock.protobuf import Message, encode
 from penstock.sinks.drainer.sink import DrainerSink
 from penstock.sinks.drainer.sink import Settings as FileSettings
@@ -20,6 +22,7 @@ from penstock.sinks.drainer_transactions import DrainerForm, DrainerTransactions
 from penstock.sinks.kafka.sink import KafkaSink, Settings
 from penstock.sinks.sink import BatchMark, Evolution, Spread
 from tests.support.pipeline.changes_made import changes_of, delete, insert, target_of, update
+from tests.support.pipeline.local_runs import run_here
 from tests.support.tidb.sample_log import SAMPLES, write_log
 
 RECORD_HEAD = struct.Struct("<IQ")
@@ -76,6 +79,69 @@ def test_records_of_files_are_those_of_the_original(tmp_path: Path) -> None:
         if Message(record).unsigned(1) == 0
     ]
     assert written("file", *sample_changes(tmp_path)) == originals
+
+
+def pipeline_records(folder: Path, *, statements: bool = True, **more: Any) -> list[bytes]:
+    """Return the records of a pipeline of the sample's log into Drainer's files."""
+    log, files = folder / "log", folder / "files"
+    log.mkdir(exist_ok=True)
+    values = {
+        "name": "files",
+        "source": {"path": str(write_log(log)), "name": "tidb", "tables": "shop.*"},
+        "load": "none",
+        "sink": {"drainer": {"path": str(files), "statements": statements}},
+    }
+    run_here(pipeline_of_values(values | more, folder))
+    return [record for path in sorted(files.glob("binlog-*")) for record in records(path.read_bytes())]
+
+
+def test_file_of_a_pipeline_has_the_statements_of_the_original(tmp_path: Path) -> None:
+    created, *originals = records((SAMPLES / "drainer_file.bin").read_bytes())
+    assert Message(created).text(4) == "CREATE DATABASE `shop`;;", "this statement names no selected table"
+    assert pipeline_records(tmp_path) == originals
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"steps": [{"route": {"to": "copy.{table}"}}]}, {"statements": False}],
+    ids=["renamed tables", "setting"],
+)
+def test_statements_that_do_not_fit_the_target_are_not_written(tmp_path: Path, more: dict[str, Any]) -> None:
+    kinds = {Message(record).unsigned(1) for record in pipeline_records(tmp_path, **more)}
+    assert kinds == {0}
+
+
+def test_statement_of_kafka_is_that_of_the_original() -> None:
+    orders = TableName("shop", "orders")
+    statement = DefiningStatement("DROP TABLE orders", "shop", (orders,), 7)
+    transactions = DrainerTransactions("kafka")
+    assert list(transactions.add(changes_of(ORDERS, insert(5, id=1, name="a")))) == []
+    row, definition = map(Message, transactions.statement(statement))
+    assert (row.unsigned(1), row.signed(2)) == (0, 5), "the open transaction precedes the statement"
+    assert (definition.unsigned(1), definition.signed(2)) == (1, 7)
+    content = definition.message(4)
+    assert [content.text(number) for number in (1, 2, 3)] == ["shop", "orders", "DROP TABLE orders"]
+    assert list(transactions.finish()) == []
+
+
+@pytest.mark.parametrize(
+    ("database", "tables", "names", "text"),
+    [
+        ("", ("shop.a",), ("shop", "a"), "DDL;"),
+        ("other", ("shop.a",), ("other", "a"), "use `other`; DDL;"),
+        ("a`b", ("shop.a", "shop.b"), ("a`b", ""), "use `a``b`; DDL;"),
+        ("", ("shop.a", "shop.b"), ("", ""), "DDL;"),
+    ],
+)
+def test_statement_runs_in_the_database_of_its_session(
+    database: str, tables: tuple[str, ...], names: tuple[str, str], text: str
+) -> None:
+    statement = DefiningStatement("DDL", database, tuple(map(TableName.parse, tables)), 7)
+    [message] = DrainerTransactions("kafka").statement(statement)
+    content = Message(message).message(4)
+    assert (content.text(1), content.text(2)) == names
+    [record] = DrainerTransactions("file").statement(statement)
+    assert Message(record).text(4) == text
 
 
 def test_changes_of_a_transaction_are_one_message_by_table() -> None:

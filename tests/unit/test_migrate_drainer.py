@@ -157,7 +157,7 @@ def test_target_in_kafka_keeps_its_messages(tmp_path: Path) -> None:
     }
     sink: Any = pipeline_of(tmp_path, to_kafka, savepoint=SAVEPOINT).sink.settings
     assert (sink.servers, sink.topic, sink.format) == ("k1:9092,k2:9092", "7001_obinlog", "drainer")
-    assert sink.options == {"client.id": "drainer"}
+    assert (sink.options, sink.statements) == ({"client.id": "drainer"}, True)
     del to_kafka["port = 3307"]
     with pytest.raises(OptionInvalid, match="topic-name"):
         migrated(tmp_path, to_kafka)
@@ -167,7 +167,11 @@ def test_target_in_kafka_keeps_its_messages(tmp_path: Path) -> None:
 def test_target_in_files_keeps_its_format(tmp_path: Path, setting: str, folder: str) -> None:
     changes = {'db-type = "mysql"': 'db-type = "file"', "port = 3307": setting}
     sink: Any = pipeline_of(tmp_path, changes, savepoint=SAVEPOINT).sink.settings
-    assert str(sink.path) == folder
+    assert (str(sink.path), sink.statements) == (folder, True)
+    unsynced: Any = pipeline_of(
+        tmp_path, changes | {"sync-ddl = true": "sync-ddl = false"}, savepoint=SAVEPOINT
+    )
+    assert not unsynced.sink.settings.statements
 
 
 def test_name_with_alternatives_is_refused(tmp_path: Path) -> None:

@@ -50,6 +50,7 @@ def task_plan(
         parents=parents,
         metadata_read=sink.metadata_read,
         in_driver=sink.in_driver,
+        takes_statements=sink.takes_statements and spread is Spread.WHOLE,
         sources={source.name: source for source in settings.sources},
         tables=tables.known(floors_of(checkpoint)),
         targets=tables.targets,

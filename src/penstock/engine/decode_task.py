@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow
 import pyarrow.compute as pc
 
-from penstock.changes import Changes, Origin, Target
+from penstock.changes import Changes, DefiningStatement, Origin, Target
 from penstock.engine.joints import Ends
 from penstock.engine.part_writing import PartWriting
 from penstock.engine.parts import blob_of, in_log_order, parts_of, slices, table_part
@@ -31,6 +31,7 @@ from penstock.engine.task_plan import (
     PROBLEM,
     RECEIPT,
     ROWS,
+    STATEMENT,
     SURPRISE,
     Counts,
     Failure,
@@ -243,6 +244,21 @@ class _Work:
                 self._table = table
                 yield from self._empty(table, self._plan.targets[name], statement.emptied_to)
         self._table = ""
+        if self._is_written(work, statement):
+            database, tables = statement.database, tuple(sorted(statement.tables))
+            defining = DefiningStatement(statement.text, database, tables, statement.version)
+            yield self._row(0, STATEMENT, pickle.dumps(defining))
+
+    def _is_written(self, work: RangeWork, statement: LoggedStatement) -> bool:
+        """Return whether the sink gets a statement: not if a step changed the tables that it defines, and not
+        if the loads of all of them read its result."""
+        if self._surprised or not self._plan.takes_statements:
+            return False
+        if not all(step.keeps_definitions for step in self._steps):
+            return False
+        known = [self._plan.tables.get(table_key(work.source, name)) for name in statement.tables]
+        floors = [table.floor for table in known if table is not None]
+        return not floors or min(floors) <= statement.version
 
     # --- Output ---------------------------------------------------------------------------
 

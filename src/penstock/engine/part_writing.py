@@ -7,7 +7,7 @@ A sink knows only its own tables. If it rejects rows of a target, the engine nee
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
-from penstock.changes import Changes, Target
+from penstock.changes import Changes, DefiningStatement, Target
 from penstock.engine.task_plan import Failure, TaskPlan
 from penstock.engine.task_resources import TaskResources
 from penstock.errors import PenstockError
@@ -42,6 +42,11 @@ class PartWriting:
         self._note(target, key)
         with self._asking():
             self._opened(part).empty(target, version)
+
+    def statement(self, part: int, statement: DefiningStatement) -> None:
+        """Write a statement, as `Writer.statement` does. Raises the errors of the sink."""
+        with self._asking():
+            self._opened(part).statement(statement)
 
     def finish(self) -> Receipt | None:
         """Return the receipt, None if there were no rows. Raises the errors of the sink."""

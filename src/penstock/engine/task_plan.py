@@ -22,9 +22,10 @@ from penstock.pipeline.settings import LoopSettings, PipelineSource, SinkSetting
 from penstock.sinks.sink import BatchMark, Evolution, Spread
 
 # The kinds of rows that tasks emit: rows for a part, and words for the engine.
-ROWS, EMPTIED, SURPRISE, PROBLEM, COUNTS, RECEIPT = (
+ROWS, EMPTIED, STATEMENT, SURPRISE, PROBLEM, COUNTS, RECEIPT = (
     "rows",
     "emptied",
+    "statement",
     "surprise",
     "problem",
     "counts",
@@ -88,6 +89,7 @@ class TaskPlan:
     parents: Mapping[str, frozenset[str]]
     metadata_read: tuple[str, ...] | None
     in_driver: bool
+    takes_statements: bool
     sources: Mapping[str, PipelineSource]
     tables: Mapping[str, KnownTable]
     targets: Mapping[TableName, Target]

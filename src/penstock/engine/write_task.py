@@ -17,6 +17,7 @@ from penstock.engine.task_plan import (
     PROBLEM,
     RECEIPT,
     ROWS,
+    STATEMENT,
     SURPRISE,
     TaskPlan,
 )
@@ -74,6 +75,8 @@ class _Part:
         if kind == ROWS:
             for changes in changes_of(body):
                 self.writing.write(self._part, self._works[work].source, changes)
+        elif kind == STATEMENT:
+            self.writing.statement(self._part, pickle.loads(body))
         else:
             assert kind == EMPTIED, "nothing else comes"
             key, target, version = pickle.loads(body)

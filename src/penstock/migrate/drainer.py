@@ -195,7 +195,7 @@ def _sink(migration: Migration, properties: OriginalProperties, pipeline: dict[s
         properties.carried("syncer.db-type", remark="sink.drainer")
         properties.carried("syncer.to.dir")
         folder = properties.get("syncer.to.dir") or properties.get("data-dir", "data.drainer")
-        return {"drainer": {"path": folder}}
+        return {"drainer": {"path": folder} | _statements(properties)}
     properties.not_carried(
         "syncer.db-type", remark=f"no sink takes the place of {kind}: changes go to standard output"
     )
@@ -246,15 +246,16 @@ def _kafka_sink(properties: OriginalProperties) -> dict[str, Any]:
     if limit := own.get("message.max.bytes"):
         own["message.max.bytes"] = str(min(_number(limit, "kafka-max-message-size"), _MESSAGE_BYTES_MAX))
     properties.carried(*(f"syncer.to.{name}" for name in ("kafka-addrs", "topic-name", *options.values())))
-    properties.remind(
-        "Messages for Kafka have the Drainer's form, without its messages for statements: change the tables"
-        " of their consumers by hand."
-    )
     set_options = {option: value for option, value in own.items() if value}
     servers = properties.get("syncer.to.kafka-addrs", "127.0.0.1:9092")
-    return {"servers": servers, "topic": topic, "format": "drainer"} | (
-        {"options": set_options} if set_options else {}
-    )
+    settings: dict[str, Any] = {"servers": servers, "topic": topic, "format": "drainer"}
+    return settings | ({"options": set_options} if set_options else {}) | _statements(properties)
+
+
+def _statements(properties: OriginalProperties) -> dict[str, Any]:
+    """Return the setting of a sink in Drainer's form that leaves out statements, if they are not synced."""
+    properties.carried("syncer.sync-ddl", remark="sink.statements")
+    return {} if properties.flag("syncer.sync-ddl", default=True) else {"statements": False}
 
 
 def _server_url(properties: OriginalProperties) -> str:

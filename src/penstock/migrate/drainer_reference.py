@@ -35,7 +35,7 @@ REFERENCE: dict[str, Rule] = {
     "syncer.replicate-do-db": carried("source.tables"),
     "syncer.replicate-do-table": carried("source.tables"),
     "syncer.ignore-txn-commit-ts": carried("a `filter` step"),
-    "syncer.sync-ddl": carried("schema_changes"),
+    "syncer.sync-ddl": carried("schema_changes, or statements of the sink"),
     "syncer.worker-count": carried("sink.mysql.connections"),
     "syncer.enable-dispatch": carried("sink.mysql.apply"),
     "syncer.disable-dispatch": carried("sink.mysql.apply"),

@@ -63,6 +63,8 @@ class Step(ABC):
 
     # The verb's name: its module in `steps`.
     verb: str
+    # Whether tables keep their names and columns, so that the source's statements also fit the target.
+    keeps_definitions: bool = False
 
     @abstractmethod
     def target(self, target: Target) -> Target | None:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Changes as the transactions of TiDB-Binlog's Drainer: `slave.binlog` in Kafka, `pb_binlog` in files.
 
-Each message is a whole transaction with its commit timestamp. In Kafka the changes are grouped by table, with
-the table's columns and keys before them. In files they are events in commit order, with the names and types
-of their columns. Both formats are protobuf (github.com/pingcap/tidb-binlog, `secondary_binlog.proto` and
+Each message is a whole transaction, or a statement, with its commit timestamp. In Kafka the changes are
+grouped by table, with the table's columns and keys before them. In files they are events in commit order,
+with the names and types of their columns. Both formats are protobuf (github.com/pingcap/tidb-binlog, `secondary_binlog.proto` and
 `pb_binlog.proto`). Field numbers are commented where they are used.
 """
 
@@ -16,7 +16,7 @@ import pyarrow
 import pyarrow.compute as pc
 
 from penstock import _native
-from penstock.changes import Changes, Origin, Target
+from penstock.changes import Changes, DefiningStatement, Origin, Target
 from penstock.errors import LimitExceeded
 from penstock.limits import DRAINER_TRANSACTION_BYTES_MAX
 from penstock.model import Column
@@ -28,7 +28,7 @@ DrainerForm = Literal["kafka", "file"]
 # accept 1 MiB by default.
 _LOAD_BYTES = 1 << 19
 
-_DML = 0
+_DML, _DDL = 0, 1
 _UNSPECIFIED = -1
 _TYPE = re.compile(r"(?:(?:long )?[a-z0-9]+)")
 _MEMBER = re.compile(r"'((?:[^']|'')*)'")
@@ -150,6 +150,22 @@ class DrainerTransactions:
                 self._open.parts.setdefault(target, []).append(content)
         if is_load:
             yield from self.finish()
+
+    def statement(self, statement: DefiningStatement) -> Iterator[bytes]:
+        """Yield the transaction that is still open, and then the statement."""
+        yield from self.finish()
+        database, table = statement.database, ""
+        if len(statement.tables) == 1:
+            database, table = database or statement.tables[0].database, statement.tables[0].table
+        if self._form == "file":
+            quoted = statement.database.replace("`", "``")
+            text = f"use `{quoted}`; {statement.text};" if quoted else f"{statement.text};"
+            content = text.encode()
+        else:
+            # DDLData.schema_name, table_name, ddl_query
+            content = encode((1, database), (2, table), (3, statement.text))
+        # Binlog.type or tp, commit_ts, ddl_data or ddl_query
+        yield encode((1, _DDL), (2, statement.version), (4, content))
 
     def finish(self) -> Iterator[bytes]:
         """Yield the transaction that is still open, if there is one."""

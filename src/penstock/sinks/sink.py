@@ -26,7 +26,7 @@ from typing import Any
 import pyarrow
 
 from penstock import sinks
-from penstock.changes import Changes, Target
+from penstock.changes import Changes, DefiningStatement, Target
 from penstock.errors import DependencyMissing, OptionInvalid, ValueMalformed
 from penstock.model import TableName
 from penstock.settings.values import Section
@@ -152,6 +152,12 @@ class Writer(ABC):
         A sink that keeps a feed of changes ignores it.
         """
 
+    def statement(self, statement: DefiningStatement) -> None:
+        """Write a statement that follows all rows written before.
+
+        Called for sinks that take statements. Other sinks follow the columns of the rows, by `Sink.prepare`.
+        """
+
     @abstractmethod
     def finish(self) -> Receipt:
         """Make the written rows durable, or stage them for `Sink.commit`.
@@ -182,6 +188,8 @@ class Sink(ABC):
     shares_columns: bool = True
     # The fields of `_metadata` that the sink reads from state rows; None for all. Others may be dropped.
     metadata_read: tuple[str, ...] | None = None
+    # Whether the statements that define tables are written as well. Needs `Spread.WHOLE`.
+    takes_statements: bool = False
     # Whether writers run in the process that drives the pipeline, because they write to its output.
     in_driver: bool = False
     # Whether `remembers` refers to exactly these tables, not to everything on a server.

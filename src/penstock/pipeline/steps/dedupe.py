@@ -53,6 +53,7 @@ class DedupeStep(Step):
     """Drops redundant changes."""
 
     verb = "dedupe"
+    keeps_definitions = True
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings

@@ -54,6 +54,7 @@ class FilterStep(Step):
     """Drops rows for which the condition is not true."""
 
     verb = VERB
+    keeps_definitions = True
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings

@@ -48,6 +48,7 @@ class OnlyStep(Step):
     """Passes only the selected kinds of change."""
 
     verb = "only"
+    keeps_definitions = True
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings

@@ -56,6 +56,7 @@ class ShardStep(Step):
     """Passes rows of some shards. An update that changes a row's shard becomes a delete or an insert."""
 
     verb = VERB
+    keeps_definitions = True
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings

@@ -23,7 +23,7 @@ from typing import Any, BinaryIO
 from pydantic import Field
 
 from penstock import _native
-from penstock.changes import Changes, Target
+from penstock.changes import Changes, DefiningStatement, Target
 from penstock.errors import OptionInvalid, PenstockError
 from penstock.settings.values import Section
 from penstock.sinks.drainer_transactions import DrainerTransactions
@@ -53,6 +53,10 @@ class Settings(Section):
     """Where the files are."""
 
     path: Path = Field(description="the folder of the files, on this host")
+    statements: bool = Field(
+        default=True,
+        description="whether statements (DDL) are written; never with steps that change names or columns",
+    )
 
 
 def make(settings: Settings) -> Sink:
@@ -82,6 +86,7 @@ class DrainerSink(Sink):
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self.takes_statements = settings.statements
 
     def check(self) -> Sequence[Finding]:
         try:
@@ -195,6 +200,9 @@ class _FileWriter(Writer):
         with self.working_on(changes.target.name):
             transactions = self._transactions.add(changes)
             self._append(transactions)
+
+    def statement(self, statement: DefiningStatement) -> None:
+        self._append(self._transactions.statement(statement))
 
     def finish(self) -> Receipt:
         self._append(self._transactions.finish())

@@ -80,6 +80,11 @@ class Settings(Cluster):
     positions: str | None = Field(
         default=None, description="the topic for batch numbers; default: penstock.positions.<pipeline>"
     )
+    statements: bool = Field(
+        default=True,
+        description="for drainer: whether statements (DDL) are written; never with steps that change names or"
+        " columns",
+    )
     partitions: int | None = Field(default=None, ge=1, description="partitions of new topics")
     replicas: int | None = Field(default=None, ge=1, description="replicas of new topics")
     compression: Literal["none", "gzip", "snappy", "lz4", "zstd"] = "lz4"
@@ -153,6 +158,7 @@ class KafkaSink(Sink):
         self._password: Secret | None = settings.secret()
         self.delivery = Delivery.EXACTLY_ONCE if settings.exactly_once else Delivery.AT_LEAST_ONCE
         self.spread = _spread(settings)
+        self.takes_statements = settings.format == "drainer" and settings.statements
         # Producers without a current batch, by transactional id.
         self._idle: dict[str | None, TransactionalProducer] = {}
         # The admin client that `begin` uses for each batch.

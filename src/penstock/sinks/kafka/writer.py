@@ -19,7 +19,7 @@ import pyarrow
 import pyarrow.compute as pc
 
 from penstock import _native
-from penstock.changes import Changes, Origin, Target
+from penstock.changes import Changes, DefiningStatement, Origin, Target
 from penstock.errors import ConnectionLost, OptionInvalid, PenstockError
 from penstock.sinks.drainer_transactions import DrainerTransactions
 from penstock.sinks.images import refuse_partial, split_moved_updates
@@ -192,6 +192,11 @@ class KafkaWriter(Writer):
             count = self._partition_count(topic)
             partitions = self._partitions_of_messages(changes, messages, indexes, count)
             self._send(topic, messages, indexes, partitions, headers)
+
+    def statement(self, statement: DefiningStatement) -> None:
+        assert self._transactions is not None, "only the format drainer takes statements"
+        if not self._is_committed:
+            self._send_transactions(list(self._transactions.statement(statement)))
 
     def finish(self) -> Receipt:
         if self._transactions is not None:
