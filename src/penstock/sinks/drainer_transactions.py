@@ -3,8 +3,8 @@
 
 Each message is a whole transaction, or a statement, with its commit timestamp. In Kafka the changes are
 grouped by table, with the table's columns and keys before them. In files they are events in commit order,
-with the names and types of their columns. Both formats are protobuf (github.com/pingcap/tidb-binlog, `secondary_binlog.proto` and
-`pb_binlog.proto`). Field numbers are commented where they are used.
+with the names and types of their columns. Both formats are protobuf (github.com/pingcap/tidb-binlog,
+`secondary_binlog.proto` and `pb_binlog.proto`). Field numbers are commented where they are used.
 """
 
 import re
