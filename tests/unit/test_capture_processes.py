@@ -7,18 +7,24 @@ import resource
 import signal
 import socket
 import sys
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from penstock.errors import OptionInvalid, ProcessFailed, SourceMissing
+from penstock.captures import Maintenance
+from penstock.errors import OptionInvalid, ProcessFailed, ServerBusy, SourceMissing
+from penstock.processes.capture_process import CaptureProcess
+from penstock.processes.channel import DATAGRAMS, Answer, Channel, Request, Start
 from penstock.processes.instance import ProcessInstance
-from penstock.processes.supervisor import Supervisor
+from penstock.processes.supervisor import SupervisedProcess, Supervisor
 from penstock.retry import Backoff
 from penstock.settings.daemon import Settings
+from penstock.telemetry.alerts import Alert
 from penstock.telemetry.readings import Readings
 from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 
@@ -206,3 +212,98 @@ def test_silent_process_is_killed_and_instances_of_a_failing_process_are_separat
     # The process that did not fail goes on.
     assert processes()[2] == other
     assert not supervisor.instances["other"].exits
+
+
+@contextmanager
+def captures_in_this_process(folder: Path) -> Iterator[Channel]:
+    """Run what a capture process runs; return the daemon's end of its channel."""
+    settings = Settings.model_validate(
+        {"log": {"folder": str(folder)}, "instances": {"shop": {"source": "mysql://u@127.0.0.1:1"}}}
+    )
+    stream, stream_there = socket.socketpair()
+    datagrams, datagrams_there = socket.socketpair(type=DATAGRAMS)
+    with stream, stream_there, datagrams, datagrams_there:
+        captures = CaptureProcess(Channel(stream_there), datagrams_there, Start(settings, ("shop",)))
+        running = threading.Thread(target=captures.run)
+        running.start()
+        channel = Channel(stream)
+        yield channel
+        channel.end()
+        running.join(WAIT_SECONDS_MAX)
+        assert not running.is_alive()
+
+
+def answer_to(channel: Channel, number: int) -> Answer:
+    """Return the answer to a request; reports and other answers are dropped."""
+    while True:
+        message = channel.receive()
+        if isinstance(message, Answer) and message.number == number:
+            return message
+
+
+def test_readers_that_wait_for_a_definition_delay_neither_alerts_nor_metrics(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settled = threading.Event()
+    monkeypatch.setattr(
+        CaptureProcess, "_wait_settled", lambda self, *arguments: settled.wait(WAIT_SECONDS_MAX)
+    )
+    with captures_in_this_process(tmp_path) as channel:
+        for number in range(16):
+            channel.send(Request(number, "wait_settled"))
+        channel.send(Request(16, "alerts"))
+        assert answer_to(channel, 16) == Answer(16, [])
+        channel.send(Request(17, "read"))
+        assert isinstance(answer_to(channel, 17).result, Readings)
+        settled.set()
+
+
+def test_defect_in_a_request_ends_the_capture_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    defects: list[threading.ExceptHookArgs] = []
+    # `main` ends the process here.
+    monkeypatch.setattr(threading, "excepthook", defects.append)
+    monkeypatch.setattr(Maintenance, "alerts", lambda self: 1 / 0)
+    with captures_in_this_process(tmp_path) as channel:
+        channel.send(Request(1, "alerts"))
+        assert "division by zero" in str(answer_to(channel, 1).problem)
+        wait_until(lambda: defects)
+    assert [defect.exc_type for defect in defects] == [ZeroDivisionError]
+
+
+def test_alert_of_a_process_that_does_not_answer_is_not_resolved(
+    supervise: Supervise, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    supervisor = supervise(["shop"], command=("sleep", "600"))
+    lagging = Alert("lag", "shop", "the log is 90 s behind", "Run: penstock status")
+    answers = iter([[lagging]])
+
+    def call(self: SupervisedProcess, call: str, *arguments: Any, **options: Any) -> Any:
+        for answer in answers:
+            return answer
+        raise ServerBusy("the capture process of shop does not answer")
+
+    monkeypatch.setattr(SupervisedProcess, "call", call)
+    assert supervisor.alerts() == [lagging]
+    assert supervisor.alerts() == [lagging]
+
+
+def test_processes_of_a_split_start_after_the_daemon_had_no_thread_for_them(
+    supervise: Supervise, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, names = threading.Thread.start, []
+
+    def start_or_refuse(thread: threading.Thread) -> None:
+        names.append(thread.name)
+        # The first one of this name has both instances.
+        if names.count("process-shop") == 2:
+            names.append("process-shop")
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", start_or_refuse)
+    supervisor = supervise(["shop", "users"], command=CRASHING, backoff=AT_ONCE)
+    for name in ("shop", "users"):
+        wait_until(partial(lambda name: status_of(supervisor, name)["process"]["set_aside"], name))
+    assert names.count("process-shop") == 4

@@ -14,7 +14,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -39,8 +39,9 @@ REPORT_SECONDS = 0.5
 EXIT_DEFECT = 70
 
 _JOIN_SECONDS_MAX = 10.0
-# Requests that wait for a server must not hold up the others.
-_REQUEST_THREADS = 8
+_REQUEST_THREADS = 4
+# More than wait at a time, since threads start on demand; see `Threads.definitions`.
+_WAITING_THREADS = 64
 
 _log = structlog.get_logger(__name__)
 
@@ -64,16 +65,14 @@ class CaptureProcess:
         self._calls: dict[str, Callable[..., Any]] = {
             "read": self._read,
             "alerts": self._alerts,
-            "wait_settled": self._wait_settled,
             "give_definition": self._give_definition,
         }
+        # These wait for a server for seconds.
+        self._waiting_calls: dict[str, Callable[..., Any]] = {"wait_settled": self._wait_settled}
         self._reporting = threading.Thread(target=self._report_until_stopped, name="reports", daemon=True)
 
     def run(self) -> None:
         """Capture until the daemon ends or lets this process end."""
-        # A service manager sends signals to all processes at once. The daemon decides when captures end.
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, signal.SIG_IGN)
         self._reporting.start()
         for capture in self._captures.values():
             capture.start()
@@ -137,21 +136,33 @@ class CaptureProcess:
 
     def _answer_requests(self) -> None:
         """Answer the daemon's requests until it ends, which ends this process too."""
-        with ThreadPoolExecutor(_REQUEST_THREADS, "request") as threads:
+        with (
+            ThreadPoolExecutor(_REQUEST_THREADS, "request") as threads,
+            ThreadPoolExecutor(_WAITING_THREADS, "waiting-request") as waiting_threads,
+        ):
             try:
                 while True:
-                    threads.submit(self._answer, self._channel.receive())
+                    request = self._channel.receive()
+                    if request.call in self._waiting_calls:
+                        waiting_threads.submit(self._answer, request, self._waiting_calls)
+                    else:
+                        threads.submit(self._answer, request, self._calls)
             except EOFError:
                 self._stopping.set()
 
-    def _answer(self, request: Request) -> None:
+    def _answer(self, request: Request, calls: Mapping[str, Callable[..., Any]]) -> None:
         try:
-            answer = Answer(request.number, self._calls[request.call](*request.arguments))
+            answer = Answer(request.number, calls[request.call](*request.arguments))
         except PenstockError as problem:
             answer = Answer(request.number, problem=problem)
         except Exception as defect:
-            _log.exception("a request could not be answered", call=request.call)
             self._send(Answer(request.number, problem=PenstockError(f"a defect: {defect!r}")))
+            # An executor keeps the defect to itself.
+            threading.excepthook(
+                threading.ExceptHookArgs(
+                    (type(defect), defect, defect.__traceback__, threading.current_thread())
+                )
+            )
             raise
         self._send(answer)
 
@@ -209,6 +220,9 @@ def main() -> None:
     """Run the process."""
     stream, datagrams = (socket.socket(fileno=int(descriptor)) for descriptor in sys.argv[1:3])
     log_to_stderr()
+    # A service manager sends signals to all processes at once. The daemon decides when captures end.
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_IGN)
     # A crash in native code prints where Python was.
     faulthandler.enable()
     threading.excepthook = _end_after_defect

@@ -29,7 +29,7 @@ from penstock.limits import PROCESS_EXITS_MAX, PROCESS_SILENCE_SECONDS_MAX
 from penstock.model import Position
 from penstock.processes.channel import DATAGRAMS, Answer, Channel, Report, Request, Start, receive_reports
 from penstock.processes.instance import ProcessExit, ProcessInstance, now_us
-from penstock.retry import Backoff
+from penstock.retry import Backoff, Retry
 from penstock.settings.daemon import Settings
 from penstock.telemetry.alerts import Alert
 from penstock.telemetry.readings import Readings
@@ -54,6 +54,8 @@ _LINE_CHARACTERS_MAX = 500
 _LINE_BYTES_MAX = 64 * 1024
 # How long after an exit it is alerted on.
 _ALERT_US = 300_000_000
+# What a shortage of the system raises: of descriptors, processes, threads or space for a log line.
+_SHORTAGES = (OSError, RuntimeError, ValueError)
 
 _log = structlog.get_logger(__name__)
 
@@ -82,25 +84,26 @@ class SupervisedProcess:
         self._silence_seconds = silence_seconds
         for instance in instances:
             instance.call = self.call
-        self._stopping = threading.Event()
+        self.stopping = threading.Event()
         # Set to end a pause early.
         self._wake = threading.Event()
         self._lock = threading.Lock()
         self._channel: Channel | None = None
         self._calls: dict[int, Future[Any]] = {}
         self._number = 0
+        self._alerts: list[Alert] = []
         # Ends soon after a start, those of them without progress, and the positions at the last one.
         self._early_exits = self._exits = 0
         self._positions: tuple[Position | None, ...] = ()
         self._thread = threading.Thread(target=self._run, name=f"process-{instances[0].name}", daemon=True)
 
     def start(self) -> None:
-        """Start the process."""
+        """Start the process. Raises RuntimeError if the system has no thread to give."""
         self._thread.start()
 
     def stop(self) -> None:
         """Ask the process to end: its captures store what they have received first."""
-        self._stopping.set()
+        self.stopping.set()
         self._wake.set()
         with self._lock:
             if self._channel is not None:
@@ -108,12 +111,19 @@ class SupervisedProcess:
 
     def join(self, seconds: float) -> bool:
         """Wait up to `seconds` for the end of the process; return whether it has ended."""
-        self._thread.join(seconds)
+        if self._thread.ident is not None:
+            self._thread.join(seconds)
         return not self._thread.is_alive()
 
     def resume(self) -> None:
         """Start a process that was set aside."""
         self._wake.set()
+
+    def alerts(self) -> list[Alert]:
+        """Return the conditions that the process reports; the last ones while it does not answer."""
+        with suppress(PenstockError):
+            self._alerts = self.call("alerts")
+        return self._alerts
 
     def call(self, call: str, *arguments: Any, seconds: float = _CALL_SECONDS) -> Any:
         """Call a function in the process; see `CallProcess`."""
@@ -140,19 +150,27 @@ class SupervisedProcess:
     # --- The thread -------------------------------------------------------------------------
 
     def _run(self) -> None:
-        while not self._stopping.is_set():
+        while True:
+            # In this order, no stop is missed.
+            self._wake.clear()
+            if self.stopping.is_set():
+                break
             started_at = time.monotonic()
             try:
                 process_exit = self._run_once()
-            except (OSError, RuntimeError, ValueError) as problem:
+            except _SHORTAGES as problem:
                 # The system has no descriptor, process or thread to give. Nothing else would start it again.
                 _log.exception("a capture process is not watched", instances=sorted(self.instances))
                 why = f"the daemon could not start or watch it: {problem!r}"
                 process_exit = ProcessExit(now_us(), "daemon", why)
-            if self._stopping.is_set():
+            if self.stopping.is_set():
                 break
-            if not self._restarts_after(process_exit, time.monotonic() - started_at):
-                return
+            try:
+                if not self._restarts_after(process_exit, time.monotonic() - started_at):
+                    return
+            except _SHORTAGES:
+                _log.exception("the end of a capture process is not noted", instances=sorted(self.instances))
+                self._wake.wait(self._backoff.pause(self._early_exits))
         for instance in self.instances.values():
             instance.close()
 
@@ -169,7 +187,6 @@ class SupervisedProcess:
         _log.error("a capture process ended", instances=names, why=process_exit.text(), exits=self._exits)
         for instance in self.instances.values():
             instance.ended(process_exit, _EXITS_KEPT)
-        self._wake.clear()
         # Among several, one that makes progress hides another that does not.
         if len(names) > 1 and self._early_exits >= _SHARED_EXITS_MAX:
             _log.warning("each instance gets a capture process of its own", instances=names)
@@ -228,7 +245,7 @@ class SupervisedProcess:
         channel = Channel(stream)
         with self._lock:
             self._channel = channel
-            if self._stopping.is_set():
+            if self.stopping.is_set():
                 channel.end()
         heard_at, limit = time.monotonic(), _START_SECONDS_MAX
         has_reported = False
@@ -250,7 +267,7 @@ class SupervisedProcess:
                 now = time.monotonic()
                 if ready:
                     heard_at, limit, has_reported = now, self._silence_seconds, True
-                if self._stopping.is_set():
+                if self.stopping.is_set():
                     ending_since = ending_since or now
                     # A process that has not reported yet has stored nothing.
                     heard_at, limit = ending_since, _END_SECONDS_MAX if has_reported else 0.0
@@ -377,8 +394,7 @@ class Supervisor:
             processes = list(self._processes)
         alerts: list[Alert] = []
         for process in processes:
-            with suppress(PenstockError):
-                alerts += process.call("alerts")
+            alerts += process.alerts()
         for name, instance in self.instances.items():
             failure = instance.set_aside
             if failure is not None:
@@ -401,8 +417,9 @@ class Supervisor:
                 *(other for other in self._processes if other is not process),
                 *single_processes,
             ]
-            for single_process in single_processes:
-                single_process.start()
+        for single_process in single_processes:
+            retry = Retry("a capture process is not started", backoff=BACKOFF, stop=single_process.stopping)
+            retry.run(single_process.start, retried=RuntimeError)
 
 
 def _reason_of(status: int) -> tuple[str, str]:
