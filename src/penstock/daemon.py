@@ -393,7 +393,7 @@ class _Fleet:
             partial(self._address_of_capturer, store, name),
         )
         # Without a record nothing is begun, so that a later try finds the log closed.
-        tenure = CopyTenure(store, name, self.member.name, copy)
+        tenure = CopyTenure(store, name, self.member.name, copy, lambda: self.member.registration)
         copy.start()
         return tenure
 

@@ -92,7 +92,7 @@ class MemoryFleet:
         def begin_copy(store: CoordinationStore, instance: str) -> CopyTenure:
             log = settings.log_of(instance)
             copy = LogCopy(instance, lambda: Log.open(log.folder, log), lambda: None)
-            tenure = CopyTenure(store, instance, name, copy)
+            tenure = CopyTenure(store, instance, name, copy, lambda: self.members[name].registration)
             copy.start()
             return tenure
 
@@ -195,6 +195,27 @@ def test_drained_member_captures_nothing_until_it_is_undrained(
     wait_until(lambda: fleet.captured("a") and fleet.all_captured("a", "b"))
     with pytest.raises(SourceMissing):
         undrain(fleet.store, "a")
+
+
+def test_drained_member_captures_until_a_copy_is_in_step(tmp_path: Path) -> None:
+    fleet = MemoryFleet(tmp_path, instances=2, copies=2)
+    fleet.works["shop-1"] = Work("shop-1")
+    try:
+        fleet.start("a")
+        wait_until(lambda: fleet.all_captured("a"))
+        fleet.start("b")
+        # It copies nothing, because its test's daemons do not listen.
+        wait_until(lambda: fleet.copied("b") == {"shop-0"})
+        drain(fleet.store, "a")
+        wait_until(lambda: fleet.captured("b") == {"shop-1"})
+        assert fleet.captured("a") == {"shop-0"}
+        assert fleet_status(fleet.store)["members"][0]["state"] == "draining"
+        drain(fleet.store, "a", at_once=True)
+        wait_until(lambda: fleet.all_captured("b"))
+        wait_until(lambda: held_by(fleet.store, "a") == [])
+        assert fleet_status(fleet.store)["members"][0]["state"] == "drained"
+    finally:
+        fleet.stop()
 
 
 def test_member_with_the_copy_captures_when_the_capturer_leaves(tmp_path: Path) -> None:
@@ -420,15 +441,28 @@ def test_copy_replaces_the_record_of_an_earlier_one_and_deletes_its_own_before_t
 ) -> None:
     with closing(MemoryStore(f"fleet-{next(_numbers)}")) as store:
         path = copy_path("shop", "daemon-1")
+        members = {"daemon-1": MemberRecord("daemon-1", "a:7070", "1", created=7)}
         # As a member that was killed leaves it behind.
-        store.put(path, CopyRecord(Position(0, "mysql-bin.000003", 900), 0, in_step=True).encode())
-        assert members_in_step(store, "shop") == ["daemon-1"]
+        in_step = CopyRecord(Position(0, "mysql-bin.000003", 900), 0, in_step=True, registration=7)
+        store.put(path, in_step.encode())
+        assert members_in_step(store, members, "shop") == ["daemon-1"]
         copy = LogCopy("shop", lambda: Log.open(tmp_path / "shop"), lambda: None)
-        tenure = CopyTenure(store, "shop", "daemon-1", copy)
-        assert members_in_step(store, "shop") == []
+        tenure = CopyTenure(store, "shop", "daemon-1", copy, lambda: 7)
+        assert members_in_step(store, members, "shop") == []
         assert store.get(path) is not None
         at_end: list[object] = []
         tenure.leave("its member ends", lambda: at_end.append(store.get(path)))
         assert tenure.wait_left(10.0)
         wait_until(lambda: bool(at_end))
         assert at_end == [None], "the next copy writes the same record"
+
+
+def test_copy_recorded_before_its_member_registered_again_does_not_count() -> None:
+    with closing(MemoryStore(f"fleet-{next(_numbers)}")) as store:
+        position = Position(0, "mysql-bin.000003", 900)
+        running = {"a": MemberRecord("a", "a:7070", "1", created=9)}
+        for registration, counted in ((7, []), (9, ["a"]), (None, ["a"])):
+            record = CopyRecord(position, 0, in_step=True, registration=registration)
+            store.put(copy_path("shop", "a"), record.encode())
+            assert members_in_step(store, running, "shop") == counted
+        assert members_in_step(store, {}, "shop") == []

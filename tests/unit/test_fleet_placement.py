@@ -22,6 +22,7 @@ _hosts = st.lists(
         weight=st.sampled_from([0.5, 1.0, 2.0]),
         works=st.none() | st.frozensets(st.integers(0, 40).map(lambda number: f"work-{number}")),
         drained=st.booleans(),
+        hands_over=st.booleans(),
         away=st.booleans(),
         settled=st.booleans(),
     ),
@@ -205,12 +206,13 @@ def test_copies_are_complete_apart_and_stable(
         # Members that are drained or away gain no copy, and keep theirs.
         former = {*copies.get(work.name, ()), current.get(work.name)}
         assert all(host in able or (host.name in former and host.may_keep(work)) for host in holders)
-        assert by_name[owner] in able
+        assert by_name[owner] in able or by_name[owner].hands_over_log(work)
         assert len(holders) == len(set(holders)) >= min(work.copies, len(able))
         zones = {host.zone for host in able}
         assert len({host.zone for host in holders}) >= min(work.copies, len(zones))
         before = by_name.get(current.get(work.name, ""))
-        if before is not None and before.knows(work):
+        is_known = any(host.knows(work) for host in hosts)
+        if before is not None and (before.knows(work) or before.hands_over_log(work)) and is_known:
             # The log continues where it is, or where nearly all of it is.
             assert owner == before.name or owner in in_step(work.name)
         elif any(by_name[name] in able for name in copies.get(work.name, ()) if name in by_name):
@@ -252,10 +254,34 @@ def test_copy_is_replaced_by_one_in_another_zone_only_once_that_is_in_step() -> 
     assert place(copied(1), hosts, both, lambda work: ["b1"]).copies["work-0"] == ("b1",)
 
 
-def test_drained_member_hands_its_work_to_a_copy() -> None:
+def test_drained_member_hands_its_work_to_a_copy_in_step() -> None:
     hosts = [Host("host-0", drained=True), *named(4)[1:]]
-    after = place(copied(1), hosts, Placement({"work-0": "host-0"}, {"work-0": ("host-3",)}))
-    assert after == Placement({"work-0": "host-3"}, {"work-0": ("host-0",)})
+    before = Placement({"work-0": "host-0"}, {"work-0": ("host-3",)})
+    moved_to_copy = Placement({"work-0": "host-3"}, {"work-0": ("host-0",)})
+    assert place(copied(1), hosts, before) == before
+    assert place(copied(1), hosts, before, lambda work: ["host-3"]) == moved_to_copy
+    hosts[0] = Host("host-0", drained=True, hands_over=False)
+    assert place(copied(1), hosts, before) == moved_to_copy
+
+
+def test_drained_member_without_a_copy_elsewhere_gets_one_first() -> None:
+    hosts = [Host("host-0", drained=True), Host("host-1")]
+    awaited = place(copied(1), hosts, Placement({"work-0": "host-0"}))
+    assert awaited == Placement({"work-0": "host-0"}, {"work-0": ("host-1",)})
+    after = place(copied(1), hosts, awaited, lambda work: ["host-1"])
+    assert after == Placement({"work-0": "host-1"}, {"work-0": ("host-0",)})
+    # Nobody else will ever have a copy.
+    alone = [hosts[0], Host("host-1", works=frozenset())]
+    assert place(copied(1), alone, Placement({"work-0": "host-0"})).owners == {}
+
+
+def test_copy_in_step_is_better_than_one_in_the_zone_of_the_work() -> None:
+    work = Work("work", zone="a", copies=3)
+    hosts = [Host("near", "a"), Host("far", "b")]
+    before = Placement({"work": "dead"}, {"work": ("near", "far")})
+    after = place([work], hosts, before, lambda work: ["far"])
+    assert after == Placement({"work": "far"}, {"work": ("near",)})
+    assert place([work], hosts, after, lambda work: ["near", "far"]).owners == {"work": "near"}
 
 
 def test_member_that_is_away_for_a_moment_keeps_its_copies_and_no_work() -> None:

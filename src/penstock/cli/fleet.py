@@ -26,7 +26,7 @@ _POLL_SECONDS = 0.2
 _PLACING_SECONDS_MAX = 5.0
 
 _WIDTH_UNBOUNDED = 240
-_STYLES = {"running": "green", "away": "bold red", "drained": "yellow"}
+_STYLES = {"running": "green", "away": "bold red", "draining": "yellow", "drained": "yellow"}
 
 
 def status(
@@ -60,16 +60,31 @@ def drain(
     wait: Annotated[
         bool, typer.Option(help="Return only once the member captures nothing and runs no job.")
     ] = True,
+    timeout: Annotated[
+        float, typer.Option(help="Wait at most this many seconds; the member goes on handing over.")
+    ] = 600.0,
+    now: Annotated[
+        bool,
+        typer.Option(
+            "--now", help="Hand over at once. A copy that is behind reads what it lacks from the server."
+        ),
+    ] = False,
 ) -> None:
     """Move a member's instances and jobs to others, and place none on it until undrain.
 
-    The member keeps running and sends clients to the others. Drain a host before you stop or upgrade it.
-    Exits with 1 if no other member can capture an instance.
+    The member keeps running and sends clients to the others. Drain a host before you stop or upgrade it. With
+    log.copies the member captures an instance until a copy of its log is in step. Exits with 1 if that takes
+    longer than the timeout, or if no other member can capture an instance.
     """
     nowhere: list[str] = []
     with opened_store(config, coordination) as store:
-        draining.drain(store, member)
-        while wait and draining.held_by(store, member):
+        draining.drain(store, member, at_once=now)
+        deadline = time.monotonic() + timeout
+        while wait and (held := draining.held_by(store, member)):
+            if time.monotonic() >= deadline:
+                typer.echo(f"{member} still has {', '.join(held)}")
+                _report_awaited(store, member)
+                raise typer.Exit(EXIT_FINDINGS)
             time.sleep(_POLL_SECONDS)
         deadline = time.monotonic() + _PLACING_SECONDS_MAX
         while wait and (nowhere := _unplaced(store)) and time.monotonic() < deadline:
@@ -97,6 +112,16 @@ VERBS = {"status": status, "drain": drain, "undrain": undrain}
 
 def _unplaced(store: CoordinationStore) -> list[str]:
     return [row["instance"] for row in fleet_status(store)["instances"] if row["placed_on"] is None]
+
+
+def _report_awaited(store: CoordinationStore, member: str) -> None:
+    """Print which copies of logs a drained member waits for."""
+    waiting = [row for row in fleet_status(store)["instances"] if row["captured_by"] == member]
+    for row in waiting:
+        copies = ", ".join(map(_copy_text, row["copies"])) or "no copy yet"
+        typer.echo(f"{row['instance']} waits for a copy in step: {copies}")
+    if waiting:
+        typer.echo(f"Hand over to copies that are behind: penstock fleet drain {member} --now")
 
 
 # --- Showing --------------------------------------------------------------------------------

@@ -17,18 +17,30 @@ _log = structlog.get_logger(__name__)
 
 
 class CopyTenure:
-    """A copy as one piece of a member's work; see `penstock.fleet.group.Tenure`."""
+    """A copy as one piece of a member's work; see `penstock.fleet.group.Tenure`.
 
-    def __init__(self, store: CoordinationStore, instance: str, member: str, copy: LogCopy) -> None:
+    `registration` returns `MemberRecord.created` of the member, None before it has registered.
+    """
+
+    def __init__(
+        self,
+        store: CoordinationStore,
+        instance: str,
+        member: str,
+        copy: LogCopy,
+        registration: Callable[[], int | None],
+    ) -> None:
         """Record that the copy begins. Raises CoordinationLost."""
         self.name = instance
         self.copy = copy
         self._store = store
         self._path = copy_path(instance, member)
+        self._registration = registration
         self._recorded: CopyRecord | None = None
         self._left = threading.Event()
         # A member that was killed leaves a record that says its copy was in step then.
-        store.put(self._path, CopyRecord(updated_us=time.time_ns() // 1000).encode())
+        begun = CopyRecord(updated_us=time.time_ns() // 1000, registration=registration())
+        store.put(self._path, begun.encode())
 
     @property
     def is_lost(self) -> bool:
@@ -42,7 +54,7 @@ class CopyTenure:
 
     def record(self) -> None:
         """Record how far the copy is, if that has changed. Raises CoordinationLost."""
-        current = self.copy.record()
+        current = replace(self.copy.record(), registration=self._registration())
         if current == self._recorded:
             return
         self._store.put(self._path, replace(current, updated_us=time.time_ns() // 1000).encode())

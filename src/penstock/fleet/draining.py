@@ -7,17 +7,18 @@ from penstock.coordinate.lease import Holder
 from penstock.coordinate.store import CoordinationStore, path_of
 from penstock.errors import OptionInvalid, SourceMissing
 from penstock.fleet.group import DAEMONS, JOB_WORKERS
-from penstock.fleet.records import DRAINED, encode_record, names_below
+from penstock.fleet.records import DRAINED, DrainRecord, names_below
 
 _GROUPS = (DAEMONS, JOB_WORKERS)
 
 _HINT = "See the members: penstock fleet status"
 
 
-def drain(store: CoordinationStore, member: str) -> None:
+def drain(store: CoordinationStore, member: str, *, at_once: bool = False) -> None:
     """Let the daemon and the worker of a name do no work until `undrain`. Draining it again is harmless.
 
-    Copies of logs stay, so that the member needs no new ones when it is back. Raises
+    An instance whose log has copies is captured on until a copy is in step, unless the member is to hand over
+    `at_once`. Copies of logs stay, so that the member needs no new ones when it is back. Raises
     SourceMissing for an unknown member, OptionInvalid if no other member would be left, and CoordinationLost.
     """
     drained = set(names_below(store, DRAINED))
@@ -32,7 +33,7 @@ def drain(store: CoordinationStore, member: str) -> None:
             )
     if member not in known:
         raise SourceMissing(f"the fleet has no member {member!r}", hint=_HINT)
-    store.put(DRAINED + path_of(member), encode_record({"since_us": time.time_ns() // 1000}))
+    store.put(DRAINED + path_of(member), DrainRecord(time.time_ns() // 1000, at_once).encode())
 
 
 def undrain(store: CoordinationStore, member: str) -> None:

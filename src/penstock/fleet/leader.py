@@ -20,6 +20,7 @@ from penstock.fleet.group import Group
 from penstock.fleet.placement import Host, Placement, Work, place_works, settled_at_us
 from penstock.fleet.records import (
     DRAINED,
+    DrainRecord,
     MemberRecord,
     PlacementRecord,
     encode_joins,
@@ -162,16 +163,19 @@ class FleetLeadership:
         now_us = time.time_ns() // 1000
         joins = self._joins[1] if self._joins is not None else {}
         settled_us = {name: settled_at_us(joins.get(name, ())) for name in self._members}
-        drained = set(names_below(self._store, DRAINED))
+        members = {name: member for name, (_, member) in sorted(self._members.items())}
         hosts = [
-            replace(self._host_of(name, member), drained=name in drained, settled=settled_us[name] <= now_us)
-            for name, (_, member) in sorted(self._members.items())
+            replace(self._host_of(name, member), settled=settled_us[name] <= now_us)
+            for name, member in members.items()
         ]
         self._forget_away()
         hosts += [replace(host, away=True) for _, host in self._away.values()]
         self._read_works()
         placement = place_works(
-            self._works, hosts, _placement_of(placements), partial(members_in_step, self._store)
+            self._works,
+            self._with_drains(hosts),
+            _placement_of(placements),
+            partial(members_in_step, self._store, members),
         )
         self._write(placements, placement)
         waits = [(us - now_us) / 1e6 for us in settled_us.values() if us > now_us]
@@ -180,6 +184,16 @@ class FleetLeadership:
     def _host_of(self, name: str, member: MemberRecord) -> Host:
         known = frozenset(member.instances) if self._group.work_path is None else None
         return Host(name, member.zone, member.weight, known)
+
+    def _with_drains(self, hosts: list[Host]) -> list[Host]:
+        drains = {
+            name: DrainRecord.of(name, self._store.get(DRAINED + path_of(name)))
+            for name in names_below(self._store, DRAINED)
+        }
+        return [
+            host if drain is None else replace(host, drained=True, hands_over=not drain.at_once)
+            for host, drain in ((host, drains.get(host.name)) for host in hosts)
+        ]
 
     def _forget_away(self) -> None:
         """Forget members that returned, or that have been away for too long."""

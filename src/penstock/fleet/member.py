@@ -77,6 +77,7 @@ class FleetMember:
         self._end_seconds = end_seconds
         self._store: CoordinationStore | None = None
         self._session: Session | None = None
+        self._registration: int | None = None
         self._leadership: FleetLeadership | None = None
         self._tenures: dict[str, Tenure] = {}
         self._copies: dict[str, Tenure] = {}
@@ -99,6 +100,11 @@ class FleetMember:
     def name(self) -> str:
         """The member's name."""
         return self._self.name
+
+    @property
+    def registration(self) -> int | None:
+        """The change that created this member's record, None before it has registered."""
+        return self._registration
 
     @property
     def failure(self) -> PenstockError | None:
@@ -231,7 +237,9 @@ class FleetMember:
             member.works or {},
         )
         try:
-            self._session.put_ephemeral(self._group.members + path_of(member.name), record.encode())
+            self._registration = self._session.put_ephemeral(
+                self._group.members + path_of(member.name), record.encode()
+            )
         except VersionConflict as problem:
             # The record may be left over from a previous process; it then ends with that session.
             now = time.monotonic()

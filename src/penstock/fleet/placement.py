@@ -39,9 +39,10 @@ class Work:
 class Host:
     """A member. `works` are the names that it knows, None for all.
 
-    A drained host and one that is `away` for a moment do no work and gain nothing, but keep the copies of
-    logs that they have. A host that is not `settled` keeps what it has and gains only what nobody else can
-    do.
+    A drained host and one that is `away` for a moment gain nothing, but keep the copies of logs that they
+    have. A drained host that `hands_over` keeps work whose log has copies until one of them is in step; other
+    drained hosts do no work. A host that is not `settled` keeps what it has and gains only what nobody else
+    can do.
     """
 
     name: str
@@ -49,6 +50,7 @@ class Host:
     weight: float = 1.0
     works: frozenset[str] | None = None
     drained: bool = False
+    hands_over: bool = True
     settled: bool = True
     away: bool = False
 
@@ -64,6 +66,11 @@ class Host:
     def may_keep(self, work: Work) -> bool:
         """Return whether the host may keep a copy of a log that it has."""
         return self.works is None or work.name in self.works
+
+    def hands_over_log(self, work: Work) -> bool:
+        """Return whether the host keeps a work until a copy of its log is in step."""
+        waits = self.drained and self.hands_over and not self.away
+        return waits and work.copies > 1 and self.may_keep(work)
 
 
 @dataclass(frozen=True)
@@ -98,9 +105,9 @@ def place_works(
     pieces of work allow.
 
     `in_step` returns the members whose copies of a work's log have nearly all of it, the most complete copy
-    first. A work whose member is gone goes to a member with a copy. A work whose member is alive moves only
-    to a member with a copy in step, and a member that is to get the work gets a copy first. A copy that is no
-    longer wanted stays until those that replace it are in step.
+    first. A work whose member is gone goes to a member with a copy. A work whose member is alive, drained or
+    not, moves only to a member with a copy in step, and a member that is to get the work gets a copy first. A
+    copy that is no longer wanted stays until those that replace it are in step.
     """
 
     def ready(work: str) -> list[str]:
@@ -119,10 +126,17 @@ def place_works(
         else:
             homeless.append(work)
     for work in homeless:
-        keeper = _keeper(work, placing, current, ready, has_member=work.name in anchors)
-        if keeper is not None:
+        eligible, complete = placing.eligible(work), ready(work.name) if work.copies > 1 else []
+        keepers = _keepers(work, placing, current, complete)
+        keeper = min(
+            keepers, key=lambda host: (host.name not in complete, host not in eligible), default=None
+        )
+        former = placing.hosts.get(current.owners.get(work.name, ""))
+        if former is not None and former.hands_over_log(work) and (not keeper or keeper.name not in complete):
+            anchors[work.name] = former
+        elif keeper is not None:
             anchors.setdefault(work.name, keeper)
-        target = keeper if keeper is not None and keeper in placing.eligible(work) else None
+        target = next((host for host in keepers if host in eligible), None)
         target = target or placing.least_loaded(work, settled=True)
         target = target or placing.least_loaded(work, settled=False)
         if target is not None:
@@ -135,29 +149,12 @@ def place_works(
     return Placement(dict(placing.owners), copying.copies)
 
 
-def _keeper(
-    work: Work,
-    placing: "_Placing",
-    current: Placement,
-    ready: Callable[[str], Sequence[str]],
-    *,
-    has_member: bool,
-) -> Host | None:
-    """Return the member whose copy continues the log of a work, None if there is none.
-
-    A work that still has a member may move only into its zone.
-    """
-    names = current.copies.get(work.name, ())
-    if work.copies < 2 or not names:
-        return None
-    complete = ready(work.name)
+def _keepers(work: Work, placing: "_Placing", current: Placement, complete: Sequence[str]) -> list[Host]:
+    """Return the members whose copies can continue the log of a work, those that are `complete` first."""
+    names = current.copies.get(work.name, ()) if work.copies > 1 else ()
     ordered = [*complete, *(name for name in names if name not in complete)]
     keepers = [placing.hosts[name] for name in ordered if name in placing.hosts]
-    eligible = placing.eligible(work)
-    in_zone = next((host for host in keepers if host in eligible), None)
-    if in_zone is not None or has_member:
-        return in_zone
-    return next((host for host in keepers if host.knows(work)), None)
+    return [host for host in keepers if host.knows(work)]
 
 
 class _Copying:
@@ -200,17 +197,18 @@ class _Copying:
         retired = [host for host in kept if host not in chosen and host != awaited]
         if retired and set(self._ready(name)).issuperset(host.name for host in chosen):
             retired = []
-        copies = [*chosen, *([] if awaited is None else [awaited]), *retired]
-        self.copies[name] = tuple(sorted(host.name for host in copies))
+        copies = {host.name for host in (*chosen, *([] if awaited is None else [awaited]), *retired)}
+        self.copies[name] = tuple(sorted(copies))
 
     def _choose(self, work: Work, owner: Host, kept: Sequence[Host], awaited: Host | None) -> list[Host]:
         """Return the members with copies: in zones of their own if possible, those that have one first."""
         holders = sorted(kept, key=lambda host: host.name)
+        # A drained member keeps its copy, so the copy that it waits for replaces no other one.
+        chosen = [awaited] if awaited is not None and owner.drained else []
         former = self._placing.hosts.get(self._current.owners.get(work.name, ""))
         if former is not None and former.may_keep(work) and former not in (owner, *holders):
             # Its log is complete up to the move.
             holders.append(former)
-        chosen: list[Host] = []
         while len(chosen) < work.copies - 1:
             taken = {owner, *chosen, *([] if awaited is None else [awaited])}
             zones = {owner.zone, *(host.zone for host in chosen)}

@@ -35,7 +35,10 @@ HINT_VERSION = "Upgrade this member; all members of a fleet should have one vers
 
 @dataclass(frozen=True)
 class MemberRecord:
-    """A running member: where clients reach it, and the instances of its settings with weight and zone."""
+    """A running member: where clients reach it, and the instances of its settings with weight and zone.
+
+    `created` is the change that created the record: a member that registers again has another.
+    """
 
     name: str
     address: str
@@ -46,10 +49,12 @@ class MemberRecord:
     process: int = 0
     since_us: int = 0
     instances: Mapping[str, Work] = field(default_factory=dict)
+    created: int = field(default=0, compare=False)
 
     def encode(self) -> bytes:
         """Return the value of the record."""
-        values = {name: value for name, value in asdict(self).items() if name not in ("name", "instances")}
+        omitted = ("name", "instances", "created")
+        values = {name: value for name, value in asdict(self).items() if name not in omitted}
         instances = {
             name: {"weight": work.weight, "zone": work.zone, "copies": work.copies}
             for name, work in self.instances.items()
@@ -75,6 +80,7 @@ class MemberRecord:
                     )
                     for instance, share in values["instances"].items()
                 },
+                record.created,
             )
 
 
@@ -170,7 +176,8 @@ class CopyRecord:
     """A member's copy of an instance's log when the record was written, at `updated_us`.
 
     `position` is the end of the copy, None without a byte. `in_step` is true if the copy has nearly all that
-    the capturing member has. `why` says what keeps it from following.
+    the capturing member has. `why` says what keeps it from following. `registration` was
+    `MemberRecord.created` of the member then, None in the record of an earlier version.
     """
 
     position: Position | None = None
@@ -178,6 +185,12 @@ class CopyRecord:
     in_step: bool = False
     why: str | None = None
     updated_us: int = 0
+    registration: int | None = None
+
+    def is_in_step(self, member: MemberRecord) -> bool:
+        """Return whether the copy is in step, by a record of this life of its member."""
+        is_current = self.registration in (None, member.created)
+        return self.in_step and self.position is not None and is_current
 
     def encode(self) -> bytes:
         """Return the value of the record."""
@@ -192,13 +205,38 @@ class CopyRecord:
         what = f"the record of a copy of {instance}"
         with reading_fields(what, record) as values:
             position, behind_bytes = values["position"], values["behind_bytes"]
+            registration = values.get("registration")
             return cls(
                 None if position is None else Position.parse(position),
                 None if behind_bytes is None else int(behind_bytes),
                 bool(values["in_step"]),
                 values.get("why"),
                 int(values.get("updated_us", 0)),
+                None if registration is None else int(registration),
             )
+
+
+@dataclass(frozen=True)
+class DrainRecord:
+    """An operator's request that a member do nothing, since `since_us`.
+
+    `at_once`: the member hands over logs to copies that are behind, too.
+    """
+
+    since_us: int = 0
+    at_once: bool = False
+
+    def encode(self) -> bytes:
+        """Return the value of the record."""
+        return encode_record(asdict(self))
+
+    @classmethod
+    def of(cls, member: str, record: Record | None) -> Self | None:
+        """Read the record, None if there is none. Raises SchemaInvalid."""
+        if record is None:
+            return None
+        with reading_fields(f"the request to drain {member}", record) as values:
+            return cls(int(values.get("since_us", 0)), bool(values.get("at_once", False)))
 
 
 @dataclass(frozen=True)
@@ -242,17 +280,23 @@ def copy_path(instance: str, member: str) -> str:
     return INSTANCES + path_of(instance, "copies") + path_of(member)
 
 
-def members_in_step(store: CoordinationStore, instance: str) -> list[str]:
-    """Return the members whose copies have nearly all of an instance's log, the most complete first.
+def members_in_step(
+    store: CoordinationStore, members: Mapping[str, MemberRecord], instance: str
+) -> list[str]:
+    """Return which of the running members have nearly all of an instance's log, the most complete first.
 
-    Records of members that have left may be among them. Raises SchemaInvalid, CoordinationLost.
+    A record from before a member registered does not count: the member's host may have lost bytes since.
+    Raises SchemaInvalid, CoordinationLost.
     """
     positions: list[tuple[Position, str]] = []
-    for member in names_below(store, INSTANCES + path_of(instance, "copies")):
-        copy = CopyRecord.of(instance, store.get(copy_path(instance, member), latest=True))
-        if copy is not None and copy.in_step and copy.position is not None:
-            positions.append((copy.position, member))
-    return [member for _, member in sorted(positions, reverse=True)]
+    for name in names_below(store, INSTANCES + path_of(instance, "copies")):
+        member = members.get(name)
+        if member is None:
+            continue
+        copy = CopyRecord.of(instance, store.get(copy_path(instance, name), latest=True))
+        if copy is not None and copy.position is not None and copy.is_in_step(member):
+            positions.append((copy.position, name))
+    return [name for _, name in sorted(positions, reverse=True)]
 
 
 def names_below(store: CoordinationStore, path: str) -> list[str]:

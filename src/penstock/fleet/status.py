@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The state of a fleet as its coordination store has it: members, and who captures which instance."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from penstock.coordinate.lease import Holder
@@ -42,14 +42,13 @@ def fleet_status(store: CoordinationStore) -> dict[str, Any]:
     copied_on = {
         instance: [name for name, record in placed.items() if instance in record.copies] for instance in names
     }
-    works = {name: _works_of(record) for name, record in placed.items()}
     leader = Holder.of(store.get(DAEMONS.leader))
-    away = sorted(({name for name, count in works.items() if count} | drained) - running.keys())
+    away = sorted(({name for name, record in placed.items() if _works_of(record)} | drained) - running.keys())
     return {
         "leader": None if leader is None else leader.name,
         "members": [
             *(
-                _member_status(store, member, works.get(name, 0), name in drained)
+                _member_status(store, member, placed.get(name, PlacementRecord()), name in drained)
                 for name, member in sorted(running.items())
             ),
             *(
@@ -57,7 +56,7 @@ def fleet_status(store: CoordinationStore) -> dict[str, Any]:
                     "member": name,
                     "state": "away",
                     "drained": name in drained,
-                    "placed": works.get(name, 0),
+                    "placed": _works_of(placed.get(name, PlacementRecord())),
                 }
                 for name in away
             ),
@@ -79,13 +78,14 @@ def _works_of(placement: PlacementRecord) -> int:
 
 
 def _copy_status(
-    store: CoordinationStore, instance: str, member: str, running: Collection[str]
+    store: CoordinationStore, instance: str, name: str, running: Mapping[str, MemberRecord]
 ) -> dict[str, Any]:
     """Return a member's copy of an instance's log, and how far it was when the member last recorded it."""
-    record = CopyRecord.of(instance, store.get(copy_path(instance, member))) or CopyRecord()
+    record = CopyRecord.of(instance, store.get(copy_path(instance, name))) or CopyRecord()
+    member = running.get(name)
     return {
-        "member": member,
-        "state": "away" if member not in running else "in step" if record.in_step else "behind",
+        "member": name,
+        "state": "away" if member is None else "in step" if record.is_in_step(member) else "behind",
         "position": None if record.position is None else str(record.position),
         "behind_bytes": record.behind_bytes,
         "why": record.why,
@@ -110,12 +110,13 @@ def _worker_status(store: CoordinationStore, name: str, drained: Collection[str]
 
 
 def _member_status(
-    store: CoordinationStore, member: MemberRecord, placed: int, is_drained: bool
+    store: CoordinationStore, member: MemberRecord, placed: PlacementRecord, is_drained: bool
 ) -> dict[str, Any]:
+    """Return a running member. It is draining while copies of the logs that it captures are behind."""
     load = LoadRecord.of(store.get(DAEMONS.loads + path_of(member.name)))
     return {
         "member": member.name,
-        "state": "drained" if is_drained else "running",
+        "state": "running" if not is_drained else "draining" if placed.instances else "drained",
         "drained": is_drained,
         "address": member.address,
         "zone": member.zone,
@@ -124,7 +125,7 @@ def _member_status(
         "host": member.host,
         "process": member.process,
         "since_us": member.since_us,
-        "placed": placed,
+        "placed": _works_of(placed),
         "bytes_per_second": load.bytes_per_second,
     }
 
