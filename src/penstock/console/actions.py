@@ -128,6 +128,25 @@ def reset_subscription(visit: Visit, form: Mapping[str, str]) -> Response:
     return visit.redirect("/subscriptions")
 
 
+def pause_subscription(visit: Visit, form: Mapping[str, str]) -> Response:
+    """Stop delivering to a subscription."""
+    return _set_paused(visit, form, paused=True)
+
+
+def resume_subscription(visit: Visit, form: Mapping[str, str]) -> Response:
+    """Let a paused subscription go on at its checkpoints."""
+    return _set_paused(visit, form, paused=False)
+
+
+def _set_paused(visit: Visit, form: Mapping[str, str], *, paused: bool) -> Response:
+    visit.prove_admin()
+    url, name, subscription = (_field(form, field) for field in ("daemon", "instance", "subscription"))
+    visit.fleet.pause_subscription(url, name, subscription, paused=paused)
+    action = "pause subscription" if paused else "resume subscription"
+    _record(visit, action, daemon=url, instance=name, subscription=subscription)
+    return visit.redirect("/subscriptions")
+
+
 def _field(form: Mapping[str, str], name: str) -> str:
     value = form.get(name, "")
     if not value:
@@ -165,4 +184,6 @@ ACTIONS: dict[str, Callable[[Visit, Mapping[str, str]], Response]] = {
     "/compare/start": start_comparison,
     "/compare/repair/confirm": start_repair,
     "/subscriptions/reset/confirm": reset_subscription,
+    "/subscriptions/pause/confirm": pause_subscription,
+    "/subscriptions/resume/confirm": resume_subscription,
 }

@@ -17,6 +17,8 @@ from penstock.source.daemon_client import DaemonClient
 _HISTORY_SILENCE_SECONDS_MAX = 120.0
 # The place of a reset is searched in the log.
 _RESET_SILENCE_SECONDS_MAX = 60.0
+# The store of subscriptions may be asked again after a concurrent change.
+_PAUSE_SILENCE_SECONDS_MAX = 15.0
 # Daemons that do not answer are asked at the same time, so that a page waits for one timeout.
 _ASKED_AT_ONCE_MAX = 16
 
@@ -81,6 +83,11 @@ class Fleet:
         return self._with_client(
             url, instance, lambda client: client.send(call, body, _RESET_SILENCE_SECONDS_MAX)
         )
+
+    def pause_subscription(self, url: str, instance: str, subscription: str, *, paused: bool) -> None:
+        """Pause a subscription, or let it go on. Raises the daemon's errors."""
+        call = f"subscriptions/{quote(subscription, safe='')}/{'pause' if paused else 'resume'}"
+        self._with_client(url, instance, lambda client: client.send(call, {}, _PAUSE_SILENCE_SECONDS_MAX))
 
     def history(self, url: str, instance: str, row: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Yield the history of a row as the daemon finds it. Raises the daemon's errors."""

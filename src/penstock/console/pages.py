@@ -188,24 +188,6 @@ def resnapshot(visit: Visit) -> Response:
     return visit.render("resnapshot.html", rows=rows, store=store, name=name, sink=sink, table=table)
 
 
-def subscriptions(visit: Visit) -> Response:
-    """Which member has which shard, and how far is each shard behind?"""
-    answers = visit.fleet.ask_all("subscriptions")
-    shown: dict[tuple[str, str], dict[str, Any]] = {}
-    for url, answer in answers.values.items():
-        for subscription in answer["subscriptions"]:
-            # Daemons that share a coordination store all name it.
-            key = subscription["instance"], subscription["subscription"]
-            shown.setdefault(key, {"daemon": url, **subscription})
-    known = any(answer["coordination"] for answer in answers.values.values())
-    return visit.render(
-        "subscriptions.html",
-        subscriptions=[shown[key] for key in sorted(shown)],
-        problems=answers.problems,
-        has_coordination=known,
-    )
-
-
 def alerts(visit: Visit) -> Response:
     """What is wrong now?"""
     answers = visit.fleet.ask_all("alerts")
@@ -295,7 +277,6 @@ PAGES: dict[str, Callable[[Visit], Response]] = {
     "/hold": hold,
     "/pipelines": pipelines,
     "/pipelines/pause": pause,
-    "/subscriptions": subscriptions,
     "/alerts": alerts,
     "/history": history,
     "/tail": tail,

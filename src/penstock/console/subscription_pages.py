@@ -1,17 +1,50 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The page that resets a subscription: where it would continue, and which members would restart shards."""
+"""The pages of subscriptions: their shards, and what a reset or a pause of one would do."""
 
 from collections.abc import Callable
 from typing import Any
 
 from starlette.responses import Response
 
+from penstock.console.fleet import Answers
 from penstock.console.visit import Visit
 from penstock.errors import PenstockError
 
 # Where a subscription may continue: the kinds that need a value, and those that need none.
 _WITH_VALUE = ("time", "position", "gtid_set")
 _EDGES = ("earliest", "latest")
+
+
+def list_subscriptions(visit: Visit) -> Response:
+    """Which member has which shard, and how far is each shard behind?"""
+    answers = visit.fleet.ask_all("subscriptions")
+    shown = _subscriptions_of(answers)
+    known = any(answer["coordination"] for answer in answers.values.values())
+    return visit.render(
+        "subscriptions.html",
+        subscriptions=[shown[key] for key in sorted(shown)],
+        problems=answers.problems,
+        has_coordination=known,
+    )
+
+
+def _subscriptions_of(answers: Answers) -> dict[tuple[str, str], dict[str, Any]]:
+    """Return each subscription by instance and name, as one of the daemons that know it answers."""
+    shown: dict[tuple[str, str], dict[str, Any]] = {}
+    for url, answer in answers.values.items():
+        for subscription in answer["subscriptions"]:
+            # Daemons that share a coordination store all name it.
+            key = subscription["instance"], subscription["subscription"]
+            shown.setdefault(key, {"daemon": url, **subscription})
+    return shown
+
+
+def pause(visit: Visit) -> Response:
+    """What happens if this subscription is paused or goes on?"""
+    visit.prove_admin()
+    name, subscription = visit.query("instance"), visit.query("subscription")
+    chosen = _subscriptions_of(visit.fleet.ask_all("subscriptions")).get((name, subscription))
+    return visit.render("subscription_pause.html", instance=name, subscription=subscription, chosen=chosen)
 
 
 def reset_checkpoints(visit: Visit) -> Response:
@@ -42,4 +75,8 @@ def reset_checkpoints(visit: Visit) -> Response:
     )
 
 
-PAGES: dict[str, Callable[[Visit], Response]] = {"/subscriptions/reset": reset_checkpoints}
+PAGES: dict[str, Callable[[Visit], Response]] = {
+    "/subscriptions": list_subscriptions,
+    "/subscriptions/reset": reset_checkpoints,
+    "/subscriptions/pause": pause,
+}

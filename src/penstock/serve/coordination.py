@@ -14,7 +14,7 @@ import structlog
 
 from penstock.coordinate.store import CoordinationStore, path_of, without_password
 from penstock.coordinate.subscription_record import ShardView, Subscription, Subscriptions
-from penstock.errors import PenstockError, TransientError
+from penstock.errors import PenstockError, SourceMissing, TransientError
 from penstock.telemetry.counters import Histogram
 from penstock.telemetry.definitions import SECONDS_BOUNDS
 from penstock.telemetry.readings import Readings
@@ -172,3 +172,18 @@ class CoordinationProbe:
             subscription.shard_count - len(subscriptions.held(subscription)),
             0 if assignment is None else assignment.version,
         )
+
+
+def needed_store(coordination: CoordinationProbe | None) -> CoordinationProbe:
+    """Return the coordination store of a call that changes subscriptions. Raises SourceMissing."""
+    if coordination is None:
+        raise SourceMissing("this daemon has no coordination store", hint="Set coordination in penstock.yaml")
+    return coordination
+
+
+def find_subscription(registry: Subscriptions, instance: str, name: str) -> Subscription:
+    """Return a subscription. Raises SourceMissing."""
+    subscription = registry.get(instance, name)
+    if subscription is None:
+        raise SourceMissing(f"{instance} has no subscription {name!r}", hint="It may have been deleted")
+    return subscription

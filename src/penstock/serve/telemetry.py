@@ -23,6 +23,7 @@ from penstock.serve.http import alerts as alert_routes
 from penstock.serve.http import charts as chart_routes
 from penstock.serve.http import health as health_routes
 from penstock.serve.http import metrics as metrics_routes
+from penstock.serve.http import subscription_pause as pause_routes
 from penstock.serve.http import subscription_reset as reset_routes
 from penstock.serve.http import subscriptions as subscription_routes
 from penstock.serve.ports import Ports
@@ -93,6 +94,7 @@ class Telemetry:
             *account_routes.routes(),
             *subscription_routes.routes(self._served, self._coordination),
             *reset_routes.routes(self._served, self._coordination),
+            *pause_routes.routes(self._served, self._coordination),
             *chart_routes.routes(self._served, self.samples, self._served.threads.reporting),
             *alert_routes.routes(
                 self._alerts.firing, None if self._alerting is None else self._alerting.channel.address

@@ -144,6 +144,20 @@ _CALLS: tuple[tuple[str, str, str, str, str], ...] = (
     ),
     (
         "post",
+        f"{_INSTANCE}/subscriptions/{{subscription}}/pause",
+        "Stop delivering to a subscription, whose checkpoints stay; administrators only",
+        "",
+        _JSON,
+    ),
+    (
+        "post",
+        f"{_INSTANCE}/subscriptions/{{subscription}}/resume",
+        "Let a paused subscription go on at its checkpoints; administrators only",
+        "",
+        _JSON,
+    ),
+    (
+        "post",
         f"{_INSTANCE}/history",
         "Every change of one row in the log, newest first, as lines of JSON. Kinds of lines: change,"
         " statement, unreadable, progress, end, problem.",

@@ -17,11 +17,11 @@ from starlette.routing import Route
 
 from penstock.coordinate.checkpoint import Checkpoint
 from penstock.coordinate.subscription_record import ShardView, Subscriptions
-from penstock.errors import OptionInvalid, ServerBusy, SourceMissing
+from penstock.errors import OptionInvalid, ServerBusy
 from penstock.logstore.log import Log
 from penstock.model import Position
 from penstock.serve.access import account_of
-from penstock.serve.coordination import CoordinationProbe
+from penstock.serve.coordination import CoordinationProbe, find_subscription, needed_store
 from penstock.serve.http.changes_request import StartPart, start_of
 from penstock.serve.http.query import log_of
 from penstock.serve.own_log import OwnSource
@@ -48,7 +48,8 @@ class ResetRequest(BaseModel):
 
 def routes(served: Served, coordination: CoordinationProbe | None) -> list[Route]:
     """Return the route of resets."""
-    path = "/v1/instances/{instance}/subscriptions/{subscription}/reset"
+    # A name may have a slash.
+    path = "/v1/instances/{instance}/subscriptions/{subscription:path}/reset"
     return [
         Route(path, functools.partial(_reset, served, coordination), methods=["POST"], name="_reset"),
     ]
@@ -59,15 +60,14 @@ async def _reset(served: Served, coordination: CoordinationProbe | None, request
     account = account_of(request)
     account.prove_administers(instance, name)
     log = log_of(served, request)
-    if coordination is None:
-        raise SourceMissing("this daemon has no coordination store", hint="Set coordination in penstock.yaml")
+    store = needed_store(coordination)
     wanted = _parse(await request.body())
     started = await resolve_start(served.pieces(instance), start_of(wanted.to))
     if started.gtid_after:
         raise ServerBusy("the log does not have all transactions of the GTID set yet", hint="Wait for them")
     checkpoint = await run_in(served.threads.searching, _proved, log, instance, started.position)
     change = _Reset(instance, name, wanted, checkpoint, account.name)
-    return JSONResponse(await run_in(served.threads.searching, coordination.change, change.run))
+    return JSONResponse(await run_in(served.threads.searching, store.change, change.run))
 
 
 def _parse(body: bytes) -> ResetRequest:
@@ -107,12 +107,7 @@ class _Reset:
 
         Raises SourceMissing, OptionInvalid.
         """
-        known = [known for known in registry.list(self.instance) if known.name == self.name]
-        if not known:
-            raise SourceMissing(
-                f"{self.instance} has no subscription {self.name!r}", hint="It may have been deleted"
-            )
-        (subscription,) = known
+        subscription = find_subscription(registry, self.instance, self.name)
         shards = [view for view in registry.shards(subscription) if self.wanted.shard in (None, view.shard)]
         if not shards:
             raise OptionInvalid(

@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Pausing a subscription over HTTP, and letting it go on, for its administrators.
+
+    POST /v1/instances/{instance}/subscriptions/{subscription}/pause
+    POST /v1/instances/{instance}/subscriptions/{subscription}/resume
+
+Both may be repeated. A pause takes effect when the members have finished what they are at; `owners` of the
+response are the members that still hold a shard.
+"""
+
+import functools
+from typing import Any
+
+import structlog
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from penstock.coordinate.subscription_record import Subscriptions
+from penstock.serve.access import account_of
+from penstock.serve.coordination import CoordinationProbe, find_subscription, needed_store
+from penstock.serve.served import Served
+from penstock.serve.threads import run_in
+
+_log = structlog.get_logger(__name__)
+
+
+def routes(served: Served, coordination: CoordinationProbe | None) -> list[Route]:
+    """Return the routes of pauses."""
+    # A name may have a slash.
+    path = "/v1/instances/{instance}/subscriptions/{subscription:path}"
+    return [
+        Route(
+            f"{path}/{verb}",
+            functools.partial(_pause, served, coordination, paused),
+            methods=["POST"],
+            name=f"_{verb}_subscription",
+        )
+        for verb, paused in (("pause", True), ("resume", False))
+    ]
+
+
+async def _pause(
+    served: Served, coordination: CoordinationProbe | None, paused: bool, request: Request
+) -> Response:
+    instance, name = (request.path_params[field] for field in ("instance", "subscription"))
+    account = account_of(request)
+    account.prove_administers(instance, name)
+    served.instance(instance)
+    store = needed_store(coordination)
+    change = functools.partial(_set_paused, instance, name, paused, account.name)
+    return JSONResponse(await run_in(served.threads.searching, store.change, change))
+
+
+def _set_paused(
+    instance: str, name: str, paused: bool, account: str, registry: Subscriptions
+) -> dict[str, Any]:
+    """Pause a subscription or let it go on, and record it. Raises SourceMissing, OptionInvalid."""
+    before = find_subscription(registry, instance, name)
+    changed = registry.pause(instance, name, paused=paused)
+    if before.paused != paused:
+        _log.info(
+            "audit",
+            action="pause subscription" if paused else "resume subscription",
+            account=account,
+            instance=instance,
+            subscription=name,
+        )
+    owners = sorted({view.holder.name for view in registry.shards(changed) if view.holder is not None})
+    return {"instance": instance, "subscription": name, "paused": changed.paused, "owners": owners}
