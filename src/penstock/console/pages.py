@@ -10,6 +10,7 @@ from starlette.responses import Response
 from penstock.console import (
     comparison_pages,
     dead_letter_pages,
+    event_pages,
     log_pages,
     server_pages,
     subscription_pages,
@@ -287,4 +288,5 @@ PAGES: dict[str, Callable[[Visit], Response]] = {
     **log_pages.PAGES,
     **server_pages.PAGES,
     **subscription_pages.PAGES,
+    **event_pages.PAGES,
 }

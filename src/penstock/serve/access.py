@@ -14,7 +14,7 @@ import base64
 import binascii
 import hashlib
 import hmac
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -127,6 +127,15 @@ class Account:
             raise AccessDenied(
                 f"account {self.name} may read {instance}, and change nothing",
                 hint="Set admin: true for the account: access in penstock.yaml",
+            )
+
+    def prove_administers_all(self, instances: Iterable[str], what: str) -> None:
+        """Raise AccessDenied unless the account may change everything; `what` it may then see."""
+        hidden = [name for name in instances if not self.may_administer(name)]
+        if hidden or self.tables.include or self.tables.exclude:
+            raise AccessDenied(
+                f"account {self.name} may not see {what}, which may name any instance and table",
+                hint="Set admin: true for the account, without instances and tables: access in penstock.yaml",
             )
 
     def may_read_metrics(self) -> bool:

@@ -108,6 +108,10 @@ class Connections:
         """Return the number of connections, of one listener or in total."""
         return sum(listener in (None, connection.listener) for connection in self._open)
 
+    def oldest(self, limit: int) -> "list[Connection]":
+        """Return up to `limit` open connections, the oldest first."""
+        return sorted(self._open, key=lambda connection: connection.since_us)[:limit]
+
     def admit(self, listener: Listening, transport: asyncio.BaseTransport) -> Connection:
         """Register a connection after its handshake, and return it."""
         address = transport.get_extra_info("peername") or ("?", 0)

@@ -21,6 +21,8 @@ from penstock.serve.health import Health
 from penstock.serve.http import account as account_routes
 from penstock.serve.http import alerts as alert_routes
 from penstock.serve.http import charts as chart_routes
+from penstock.serve.http import connections as connection_routes
+from penstock.serve.http import events as event_routes
 from penstock.serve.http import health as health_routes
 from penstock.serve.http import metrics as metrics_routes
 from penstock.serve.http import subscription_pause as pause_routes
@@ -38,6 +40,7 @@ from penstock.telemetry.channel import Channel
 from penstock.telemetry.otlp import OtlpPush
 from penstock.telemetry.process import read_process
 from penstock.telemetry.readings import Readings, Report
+from penstock.telemetry.recent_events import RECENT_EVENTS
 from penstock.telemetry.ring import STEP_SECONDS
 
 _log = structlog.get_logger(__name__)
@@ -73,6 +76,7 @@ class Telemetry:
         alerting: Alerting | None = None,
     ) -> None:
         self._served = served
+        self._ports = ports
         self._connections = ports.connections
         self._listening = frozenset(ports.sockets)
         self._reports = tuple(reports)
@@ -87,7 +91,7 @@ class Telemetry:
         self.health = Health(served, self._listening, coordination)
 
     def routes(self) -> list[Route]:
-        """Return the routes of metrics, health, alerts, accounts, subscriptions and charts."""
+        """Return the routes of what operators ask about the daemon itself."""
         return [
             *metrics_routes.routes(self.read, self._served.threads.reporting, self._alias),
             *health_routes.routes(self.health),
@@ -95,6 +99,8 @@ class Telemetry:
             *subscription_routes.routes(self._served, self._coordination),
             *reset_routes.routes(self._served, self._coordination),
             *pause_routes.routes(self._served, self._coordination),
+            *connection_routes.routes(self._served, self._ports),
+            *event_routes.routes(self._served, RECENT_EVENTS),
             *chart_routes.routes(self._served, self.samples, self._served.threads.reporting),
             *alert_routes.routes(
                 self._alerts.firing, None if self._alerting is None else self._alerting.channel.address

@@ -5,12 +5,15 @@ import sys
 
 import structlog
 
+from penstock.telemetry.recent_events import RECENT_EVENTS
+
 
 def log_to_stderr() -> None:
     """Send log lines to standard error, so that standard output has only results."""
     structlog.configure(
         processors=[
             structlog.processors.add_log_level,
+            RECENT_EVENTS.record,
             structlog.processors.TimeStamper(fmt="iso", utc=True),
             # The default prints the variables of every frame, and one of them may hold a password.
             structlog.dev.ConsoleRenderer(

@@ -25,6 +25,7 @@ from penstock.logstore.reader import LogExtent
 from penstock.model import Position, TableName
 from penstock.serve.access import Account, account_of
 from penstock.serve.http.answers import StreamedAnswer, ending_on_disconnect
+from penstock.serve.http.audit import record_action
 from penstock.serve.http.query import Query, instance_of, log_of
 from penstock.serve.served import Served, ServedInstance
 from penstock.serve.threads import run_in
@@ -350,6 +351,13 @@ async def _give_schema(served: Served, request: Request) -> Response:
     except ValueError as problem:
         raise OptionInvalid("the body is no JSON", hint="Send a table's definition") from problem
     await run_in(served.threads.definitions, give_definition, log, name, position, definition)
+    record_action(
+        account_of(request),
+        "set definition",
+        instance=request.path_params["instance"],
+        table=str(name),
+        position=str(position),
+    )
     return JSONResponse({"table": str(name), "position": str(position)})
 
 

@@ -9,6 +9,7 @@ from starlette.routing import Route
 
 from penstock.errors import OptionInvalid
 from penstock.serve.access import account_of
+from penstock.serve.http.audit import record_action
 from penstock.serve.http.query import instance_of
 from penstock.serve.served import Served
 
@@ -22,6 +23,7 @@ def routes(served: Served, start: Callable[[str], None] | None) -> list[Route]:
         if start is None:
             raise OptionInvalid(f"{instance.name} is not set aside")
         start(instance.name)
+        record_action(account_of(request), "resume capture", instance=instance.name)
         return JSONResponse({"instance": instance.name})
 
     return [Route("/v1/instances/{instance}/resume", resume, methods=["POST"], name="_resume")]

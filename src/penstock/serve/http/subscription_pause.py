@@ -11,18 +11,16 @@ response are the members that still hold a shard.
 import functools
 from typing import Any
 
-import structlog
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from penstock.coordinate.subscription_record import Subscriptions
-from penstock.serve.access import account_of
+from penstock.serve.access import Account, account_of
 from penstock.serve.coordination import CoordinationProbe, find_subscription, needed_store
+from penstock.serve.http.audit import record_action
 from penstock.serve.served import Served
 from penstock.serve.threads import run_in
-
-_log = structlog.get_logger(__name__)
 
 
 def routes(served: Served, coordination: CoordinationProbe | None) -> list[Route]:
@@ -48,23 +46,18 @@ async def _pause(
     account.prove_administers(instance, name)
     served.instance(instance)
     store = needed_store(coordination)
-    change = functools.partial(_set_paused, instance, name, paused, account.name)
+    change = functools.partial(_set_paused, instance, name, paused, account)
     return JSONResponse(await run_in(served.threads.searching, store.change, change))
 
 
 def _set_paused(
-    instance: str, name: str, paused: bool, account: str, registry: Subscriptions
+    instance: str, name: str, paused: bool, account: Account, registry: Subscriptions
 ) -> dict[str, Any]:
     """Pause a subscription or let it go on, and record it. Raises SourceMissing, OptionInvalid."""
     before = find_subscription(registry, instance, name)
     changed = registry.pause(instance, name, paused=paused)
     if before.paused != paused:
-        _log.info(
-            "audit",
-            action="pause subscription" if paused else "resume subscription",
-            account=account,
-            instance=instance,
-            subscription=name,
-        )
+        action = "pause subscription" if paused else "resume subscription"
+        record_action(account, action, instance=instance, subscription=name)
     owners = sorted({view.holder.name for view in registry.shards(changed) if view.holder is not None})
     return {"instance": instance, "subscription": name, "paused": changed.paused, "owners": owners}

@@ -9,7 +9,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import structlog
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -20,8 +19,9 @@ from penstock.coordinate.subscription_record import ShardView, Subscriptions
 from penstock.errors import OptionInvalid, ServerBusy
 from penstock.logstore.log import Log
 from penstock.model import Position
-from penstock.serve.access import account_of
+from penstock.serve.access import Account, account_of
 from penstock.serve.coordination import CoordinationProbe, find_subscription, needed_store
+from penstock.serve.http.audit import record_action
 from penstock.serve.http.changes_request import StartPart, start_of
 from penstock.serve.http.query import log_of
 from penstock.serve.own_log import OwnSource
@@ -29,8 +29,6 @@ from penstock.serve.served import Served
 from penstock.serve.subscription import resolve_start
 from penstock.serve.threads import run_in
 from penstock.source.transaction import prove_boundary
-
-_log = structlog.get_logger(__name__)
 
 
 class ResetRequest(BaseModel):
@@ -66,7 +64,7 @@ async def _reset(served: Served, coordination: CoordinationProbe | None, request
     if started.gtid_after:
         raise ServerBusy("the log does not have all transactions of the GTID set yet", hint="Wait for them")
     checkpoint = await run_in(served.threads.searching, _proved, log, instance, started.position)
-    change = _Reset(instance, name, wanted, checkpoint, account.name)
+    change = _Reset(instance, name, wanted, checkpoint, account)
     return JSONResponse(await run_in(served.threads.searching, store.change, change.run))
 
 
@@ -100,7 +98,7 @@ class _Reset:
     name: str
     wanted: ResetRequest
     checkpoint: Checkpoint
-    account: str
+    account: Account
 
     def run(self, registry: Subscriptions) -> dict[str, Any]:
         """Set the checkpoints, or not in a dry run; return what changes.
@@ -136,10 +134,9 @@ class _Reset:
         }
 
     def _record(self, old: Mapping[str, str | None]) -> None:
-        _log.info(
-            "audit",
-            action="reset subscription",
-            account=self.account,
+        record_action(
+            self.account,
+            "reset subscription",
             instance=self.instance,
             subscription=self.name,
             shards=[int(shard) for shard in old],

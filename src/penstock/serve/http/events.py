@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The newest events of the daemon over HTTP: `GET /v1/events`, for full administrators.
+
+They are the lines of its log since it started, audit records apart from the others, a few hundred of each.
+What is older is in the log of the service.
+"""
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from penstock.errors import OptionInvalid
+from penstock.serve.access import account_of
+from penstock.serve.http.query import Query
+from penstock.serve.served import Served
+from penstock.telemetry.recent_events import RecentEvents
+
+_LIMIT_DEFAULT = 200
+_KINDS: dict[str, bool | None] = {"": None, "audit": True, "other": False}
+
+
+def routes(served: Served, recent: RecentEvents) -> list[Route]:
+    """Return the route of events."""
+
+    async def events(request: Request) -> Response:
+        account_of(request).prove_administers_all(served.instances, "the events")
+        query = Query(request)
+        kind = query.text("kind") if query.has("kind") else ""
+        if kind not in _KINDS:
+            raise OptionInvalid(f"there is no kind of events {kind[:64]!r}", hint="Ask for audit or other")
+        limit = query.number("limit", _LIMIT_DEFAULT)
+        return JSONResponse({"events": recent.newest(limit, audit=_KINDS[kind])})
+
+    return [Route("/v1/events", events, methods=["GET"], name="_events")]
