@@ -327,12 +327,13 @@ def _refused_login(refusals: Mapping[str, PenstockError], accepting: Mapping[str
 
 
 def _is_unlimited(account: Mapping[str, Any]) -> bool:
-    """Return whether a daemon's account may read every instance and table, as every subscription."""
+    """Return whether a daemon's account may read everything there, as every subscription."""
     return (
         "*" in account["instances"]
         and "*" in account["subscriptions"]
         and not account["tables"]
         and not account["exclude_tables"]
+        and not account.get("masked", False)
     )
 
 

@@ -4,14 +4,21 @@
 from collections.abc import Mapping
 from typing import Any
 
+# What stands for a value that the account may not see.
+MASKED = "(masked)"
+
 
 def changed_cells(part: Mapping[str, Any]) -> list[tuple[str, str | None, str | None, bool]]:
-    """Return name, value before and after of each column, None if not logged, and whether it changed."""
+    """Return name, value before and after of each column, None if not logged, and whether it changed.
+
+    Masked columns follow the others; whether they changed is not known.
+    """
     before, after = part["before"] or {}, part["after"] or {}
-    return [
+    cells: list[tuple[str, str | None, str | None, bool]] = [
         (name, _cell(before, name), _cell(after, name), before.get(name) != after.get(name))
         for name in {**before, **after}
     ]
+    return cells + [(name, MASKED, MASKED, False) for name in part.get("masked", ())]
 
 
 def _cell(values: Mapping[str, Any], name: str) -> str | None:

@@ -24,6 +24,7 @@ from starlette.requests import Request
 from penstock.errors import AccessDenied, QuotaReached
 from penstock.model import Secret, TableName, TablePatterns
 from penstock.narrowed_patterns import NarrowedPatterns
+from penstock.serve.masking import Masking
 from penstock.settings.daemon import AccountSettings, Listening, ListenSettings
 
 # The burst that an idle account may receive at once, in seconds of its rate.
@@ -54,6 +55,7 @@ class Account:
     admin: bool = False
     quota: Quota = field(default_factory=Quota)
     metrics: bool = False
+    masking: Masking = field(default_factory=Masking)
     requests: int = 0
     _debt_bytes: float = 0.0
     _debt_at: float = 0.0
@@ -110,11 +112,36 @@ class Account:
     def prove_reads_whole_log(self, instance: str) -> None:
         """Raise AccessDenied unless the account may read raw bytes, which contain all tables."""
         self.prove_reads(instance)
-        if self.tables.include or self.tables.exclude:
+        if not self.sees_all_values:
             raise AccessDenied(
-                f"account {self.name} may read some tables of {instance}, and raw bytes hold all of them",
+                f"account {self.name} may read a part of {instance}, and raw bytes hold all of it",
                 hint="Read decoded changes: Subscriber, tail, or POST /v1/instances/INSTANCE/changes",
             )
+
+    def prove_reads_whole_rows(self, what: str) -> None:
+        """Raise AccessDenied if columns are masked; `what` shows whole rows."""
+        if self.masking:
+            raise AccessDenied(
+                f"account {self.name} does not see every column, and {what} show whole rows",
+                hint="Read typed changes: Subscriber, tail, or POST /v1/instances/INSTANCE/changes",
+            )
+
+    def prove_sees_columns(self, columns: Iterable[str], tables: TablePatterns, use: str) -> None:
+        """Raise AccessDenied if one of the columns may be masked; `use` is what it would be used for.
+
+        Conditions and keys are refused too, because their outcome tells the value.
+        """
+        masked = self.masking.masked_among(columns, tables)
+        if masked:
+            raise AccessDenied(
+                f"account {self.name} may not use column {masked[0]} for {use}: it is masked",
+                hint="Leave it out, or select only tables where it is not masked: access in penstock.yaml",
+            )
+
+    @property
+    def sees_all_values(self) -> bool:
+        """Whether the account sees every table and column of the instances that it may read."""
+        return not (self.tables.include or self.tables.exclude or self.masking)
 
     def prove_reads_table(self, instance: str, name: TableName) -> None:
         """Raise AccessDenied unless the account may read a table."""
@@ -132,10 +159,11 @@ class Account:
     def prove_administers_all(self, instances: Iterable[str], what: str) -> None:
         """Raise AccessDenied unless the account may change everything; `what` it may then see."""
         hidden = [name for name in instances if not self.may_administer(name)]
-        if hidden or self.tables.include or self.tables.exclude:
+        if hidden or not self.sees_all_values:
             raise AccessDenied(
                 f"account {self.name} may not see {what}, which may name any instance and table",
-                hint="Set admin: true for the account, without instances and tables: access in penstock.yaml",
+                hint="Set admin: true for the account, without instances, tables and masked: access in"
+                " penstock.yaml",
             )
 
     def may_read_metrics(self) -> bool:
@@ -250,6 +278,7 @@ class Access:
                     settings.admin,
                     Quota(settings.bytes_per_second, settings.requests_max),
                     settings.metrics,
+                    Masking.of_settings(settings.masked),
                 ),
                 settings.token_secret(),
                 settings.user,

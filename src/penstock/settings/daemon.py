@@ -16,7 +16,7 @@ import os
 import re
 from collections.abc import Mapping
 from contextlib import nullcontext
-from functools import partial, reduce
+from functools import reduce
 from operator import getitem
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -32,7 +32,7 @@ from penstock.limits import (
     HOLD_FREE_BYTES_DEFAULT,
     MIB,
 )
-from penstock.model import Secret, ServerAddress, TablePatterns, is_loopback, is_server_url
+from penstock.model import Secret, ServerAddress, is_loopback, is_server_url
 from penstock.settings.alerts import AlertSettings
 from penstock.settings.console import ConsoleSection
 from penstock.settings.file import Document, Problem, read_yaml, refuse, translate_validation_errors
@@ -56,6 +56,7 @@ from penstock.settings.values import (
     Section,
     TablePatternTexts,
     bytes_of,
+    columns_by_table,
     further_server,
     one_secret,
     seconds_of,
@@ -295,12 +296,7 @@ class InstanceSettings(Section):
     @field_validator("shard_columns")
     @classmethod
     def _one_table_pattern_each(cls, columns: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
-        for pattern, names in columns.items():
-            if len(validate_option(partial(TablePatterns, pattern)).include) != 1:
-                raise ValueError(f"{pattern!r} is more than one table pattern")
-            if not names or not all(names) or len(set(names)) < len(names):
-                raise ValueError(f"{pattern}: write one or more columns, each once")
-        return columns
+        return columns_by_table(columns)
 
     @model_validator(mode="after")
     def _has_valid_addresses(self) -> Self:

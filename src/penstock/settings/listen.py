@@ -16,7 +16,15 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, PlainValidator, ValidationInfo, WithJsonSchema, field_validator
 
 from penstock.model import Secret, is_loopback
-from penstock.settings.values import Bytes, SecretText, Section, TablePatternTexts, one_secret, store_url
+from penstock.settings.values import (
+    Bytes,
+    SecretText,
+    Section,
+    TablePatternTexts,
+    columns_by_table,
+    one_secret,
+    store_url,
+)
 
 LOOPBACK_DEFAULT = "127.0.0.1"
 _UNBOUND = ("0.0.0.0", "::")
@@ -229,6 +237,11 @@ class AccountSettings(Section):
     tables: TablePatternTexts = Field(
         default=(), description="permitted tables; none: all tables and the raw log"
     )
+    masked: dict[str, tuple[str, ...]] = Field(
+        default_factory=dict,
+        description="table pattern to the columns whose values the account never sees;"
+        " it may read typed changes, histories and transactions, and nothing that shows whole rows",
+    )
     admin: bool = Field(
         default=False, description="whether the account may reset, move, resize and delete subscriptions"
     )
@@ -239,6 +252,11 @@ class AccountSettings(Section):
         default=None, gt=0, description="quota: maximum bytes per second sent to the account"
     )
     requests_max: int | None = Field(default=None, ge=1, description="quota: maximum concurrent requests")
+
+    @field_validator("masked")
+    @classmethod
+    def _one_table_pattern_each(cls, masked: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+        return columns_by_table(masked)
 
     @field_validator("token_env")
     @classmethod

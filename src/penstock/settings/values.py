@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -118,6 +119,16 @@ def store_url(url: str) -> str:
             f" the schemes are {', '.join(backend_names())}"
         )
     return url
+
+
+def columns_by_table(columns: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
+    """Return columns by table pattern unchanged. Raises ValueError unless each key is one pattern."""
+    for pattern, names in columns.items():
+        if len(validate_option(partial(TablePatterns, pattern)).include) != 1:
+            raise ValueError(f"{pattern!r} is more than one table pattern")
+        if not names or not all(names) or len(set(names)) < len(names):
+            raise ValueError(f"{pattern}: write one or more columns, each once")
+    return columns
 
 
 def _table_patterns(value: Any) -> Any:

@@ -22,7 +22,7 @@ import numpy.typing as npt
 import pyarrow
 import pyarrow.compute as compute
 
-from penstock.errors import OptionInvalid, StreamError
+from penstock.errors import AccessDenied, OptionInvalid, StreamError
 from penstock.limits import MIB
 from penstock.logstore.reader import LogReader
 from penstock.logstore.records import COVERS_XA_COMMITS, Records, SegmentRecord
@@ -101,19 +101,28 @@ HistoryPart = RowChange | TableStatement | Unreadable | Progress
 class RowKey:
     """The row: a table, and the text of each value of its key.
 
-    `columns` names the columns of the values; without, they are those of the primary key.
+    `columns` names the columns of the values; without, they are those of the primary key. Rows are not
+    searched by the columns of `masked`, whose names are in lower case.
     """
 
     table: TableName
     values: tuple[str, ...]
     columns: tuple[str, ...] = ()
+    masked: frozenset[str] = frozenset()
 
     def columns_in(self, batch: Batch) -> tuple[str, ...]:
-        """Return the columns of the key in a batch. Raises OptionInvalid."""
+        """Return the columns of the key in a batch. Raises OptionInvalid, AccessDenied."""
         columns = self.columns or batch.primary_key
         if not columns:
             raise OptionInvalid(
                 f"{self.table} has no primary key", hint="Name the columns: --column a --column b"
+            )
+        hidden = [name for name in columns if name.casefold() in self.masked]
+        if hidden:
+            # Whether a value has changes would tell it.
+            raise AccessDenied(
+                f"the key of {self.table} has the column {hidden[0]}, which is masked for this account",
+                hint="Search by other columns: --column a --column b",
             )
         if len(columns) != len(self.values):
             raise OptionInvalid(

@@ -250,6 +250,7 @@ class Clients:
         A new filter replaces the previous one. Raises AccessDenied for another account's client,
         OptionInvalid for an invalid filter, and the errors of the store.
         """
+        account.prove_reads_whole_rows("Canal's entries")
         readable_tables = account.readable(client.destination, client.name)
         if asked:
             # Check the filter first: an invalid filter changes nothing.

@@ -14,14 +14,15 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pyarrow
 import structlog
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 from starlette.types import Send
 
-from penstock.errors import OptionInvalid, PenstockError
-from penstock.model import Position, TablePatterns
+from penstock.errors import AccessDenied, OptionInvalid, PenstockError
+from penstock.model import Position, TableName, TablePatterns
 from penstock.predicate import Predicate
 from penstock.serve.access import Account, account_of
 from penstock.serve.http.answers import StreamedAnswer, ending_on_disconnect
@@ -35,6 +36,7 @@ from penstock.serve.http.change_frames import (
 )
 from penstock.serve.http.changes_request import ChangesRequest, start_of
 from penstock.serve.http.openapi import description
+from penstock.serve.masking import Masking, mask_part, without_masked
 from penstock.serve.pieces import Piece, View
 from penstock.serve.problems import problem_body
 from penstock.serve.served import Served, ServedInstance
@@ -128,7 +130,7 @@ async def _changes(served: Served, request: Request) -> Response:
         shard_count=changes_request.shards.count if changes_request.shards else None,
         shards=changes_request.shards.of if changes_request.shards else (),
     )
-    return ChangesAnswer(changes_request, cursor, sieve, first, following)
+    return ChangesAnswer(changes_request, cursor, sieve, first, following, account.masking)
 
 
 def _note_consumed(
@@ -160,11 +162,23 @@ def _read(
         include, exclude = list(shown["tables"]), list(shown["exclude_tables"])
     subscription = changes_request.subscriber.partition("/")[0] or None
     tables = account.readable(instance.name, subscription, TablePatterns(include, exclude))
-    return (
-        changes_request,
-        tables,
-        None if changes_request.where is None else Predicate.compile(changes_request.where),
-    )
+    where = None if changes_request.where is None else Predicate.compile(changes_request.where)
+    if account.masking:
+        _prove_masked(changes_request, account, tables, where)
+    return changes_request, tables, where
+
+
+def _prove_masked(
+    changes_request: ChangesRequest, account: Account, tables: TablePatterns, where: Predicate | None
+) -> None:
+    """Raise AccessDenied if a request shows masked values, or filters or divides rows by them."""
+    if changes_request.format != "arrow":
+        account.prove_reads_whole_rows(f"messages of the format {changes_request.format}")
+    account.prove_sees_columns(changes_request.columns or (), tables, "columns")
+    account.prove_sees_columns(where.columns if where is not None else (), tables, "where")
+    if changes_request.shards is not None:
+        for pattern, names in changes_request.shards.columns.items():
+            account.prove_sees_columns(names, TablePatterns([pattern]), "shards")
 
 
 def _view(
@@ -204,6 +218,7 @@ class ChangesAnswer(StreamedAnswer):
         sieve: Sieve,
         first: Piece | None,
         following: Callable[[], AbstractContextManager[Subscriber]],
+        masking: Masking,
     ) -> None:
         super().__init__(media_type=MEDIA_TYPE)
         del self.headers["content-length"]
@@ -212,6 +227,7 @@ class ChangesAnswer(StreamedAnswer):
         self._sieve = sieve
         self._first = first
         self._following = following
+        self._masking = masking
         self._codec = None if changes_request.compression == "none" else changes_request.compression
         # The updates in the current piece that moved a row from another shard.
         self._moved = 0
@@ -224,7 +240,8 @@ class ChangesAnswer(StreamedAnswer):
                 why = await self._send_pieces(send, subscriber)
                 last = {"kind": "end", "why": why, "bytes": 0}
             except PenstockError as problem:
-                last = {"kind": "problem", **problem_body(problem), "bytes": 0}
+                body = {"kind": "problem", **problem_body(problem)}
+                last = {**mask_part(body, self._masking.all_columns), "bytes": 0}
         await send({"type": "http.response.body", "body": frame_head(last), "more_body": False})
 
     async def _send_pieces(self, send: Send, subscriber: Subscriber) -> str:
@@ -269,7 +286,7 @@ class ChangesAnswer(StreamedAnswer):
 
     async def _frames(self, piece: Piece) -> list[_Frame]:
         """Return the frames of a piece's batches, shared by all subscribers without filters."""
-        if not self._sieve.is_open:
+        if self._masking or not self._sieve.is_open:
             return await self._encode(piece)
         key = "frames", self._codec, self._request.batch_rows
         frames: list[_Frame] | asyncio.Future[list[_Frame]] | None = piece.derived.get(key)
@@ -314,8 +331,20 @@ class ChangesAnswer(StreamedAnswer):
         return [
             _frame(sifted_rows, part.num_rows, arrow_stream(part, self._codec))
             for sifted_rows in sifted
-            for part in row_parts(sifted_rows.arrow, self._request.batch_rows)
+            for part in row_parts(self._masked(sifted_rows), self._request.batch_rows)
         ]
+
+    def _masked(self, sifted_rows: Sifted) -> pyarrow.RecordBatch:
+        """Return the rows without masked columns. Raises AccessDenied if they make the shards."""
+        batch = sifted_rows.batch
+        masked = self._masking.columns(TableName.parse(batch.table))
+        if self._request.shards is not None and any(name.casefold() in masked for name in batch.key):
+            # The shard of a row tells a part of the value.
+            raise AccessDenied(
+                f"the shards of {batch.table} are made of a column that is masked for this account",
+                hint="Name other columns for the shards: shard_columns",
+            )
+        return without_masked(sifted_rows.arrow, masked)
 
     def _encoded_messages(self, sifted_rows: Sifted) -> Iterator[_Frame]:
         for at in range(0, sifted_rows.arrow.num_rows, self._request.batch_rows):

@@ -26,6 +26,7 @@ from penstock.serve.access import account_of
 from penstock.serve.http.answers import StreamedAnswer, ending_on_disconnect
 from penstock.serve.http.holds import visible_holds
 from penstock.serve.http.query import log_of
+from penstock.serve.masking import mask_part
 from penstock.serve.own_log import OwnSource
 from penstock.serve.problems import problem_body
 from penstock.serve.served import Served
@@ -97,9 +98,10 @@ async def _history(served: Served, histories: _Histories, request: Request) -> R
     account = account_of(request)
     account.prove_reads_table(instance, table)
     log = log_of(served, request)
-    history = _open(log, instance, RowKey(table, tuple(wanted.key), tuple(wanted.columns)))
+    masked = account.masking.columns(table)
+    history = _open(log, instance, RowKey(table, tuple(wanted.key), tuple(wanted.columns), masked))
     readers = await run_in(served.threads.searching, visible_holds, account, log)
-    return _HistoryAnswer(history, wanted.limit, readers, served.threads, histories)
+    return _HistoryAnswer(history, wanted.limit, readers, served.threads, histories, masked)
 
 
 def _open(log: ServedLog, instance: str, key: RowKey) -> RowHistory:
@@ -116,6 +118,7 @@ class _HistoryAnswer(StreamedAnswer):
         readers: Sequence[Hold],
         threads: Threads,
         histories: _Histories,
+        masked: frozenset[str],
     ) -> None:
         super().__init__(media_type=MEDIA_TYPE)
         # The length is not known before the search ends.
@@ -125,6 +128,7 @@ class _HistoryAnswer(StreamedAnswer):
         self._readers = readers
         self._threads = threads
         self._histories = histories
+        self._masked = masked
 
     async def stream(self, send: Send) -> None:
         """Send the history as it is searched. Raises QuotaReached before the start."""
@@ -134,7 +138,7 @@ class _HistoryAnswer(StreamedAnswer):
             try:
                 last = await self._send_parts(send, parts)
             except PenstockError as problem:
-                last = {"kind": "problem", **problem_body(problem)}
+                last = mask_part({"kind": "problem", **problem_body(problem)}, self._masked)
             finally:
                 # A range that is being decoded ends first, so not in the event loop.
                 self._history.stop()
@@ -152,7 +156,7 @@ class _HistoryAnswer(StreamedAnswer):
         )
         changes = 0
         while (part := await run_in(self._threads.reading, next, parts, None)) is not None:
-            line = part_to_json(part)
+            line = mask_part(part_to_json(part), self._masked)
             if isinstance(part, RowChange):
                 line["pending"] = [
                     reader.name for reader in self._readers if reader.position <= part.position

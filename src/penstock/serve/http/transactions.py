@@ -16,10 +16,11 @@ from starlette.routing import Route
 from penstock.errors import OptionInvalid
 from penstock.limits import MIB
 from penstock.logstore.followed_log import ServedLog
-from penstock.model import Position, TablePatterns
+from penstock.model import Position, TableName, TablePatterns
 from penstock.serve.access import Account, account_of
 from penstock.serve.http.holds import visible_holds
 from penstock.serve.http.query import Query, log_of
+from penstock.serve.masking import mask_part
 from penstock.serve.own_log import OwnSource
 from penstock.serve.served import Served
 from penstock.serve.threads import run_in
@@ -84,15 +85,20 @@ def _read(
     statements = [part for part in parts if isinstance(part, TableStatement)]
     readers = visible_holds(account, log)
     return {
-        "transaction": _shown(transaction, sees_all=tables.selects_all),
-        "changes": [
-            {"table": change.table, "row": change.row, **part_to_json(change.change)} for change in changes
+        "transaction": _shown(transaction, sees_all=tables.selects_all and not account.masking),
+        "changes": [_change_to_json(account, change) for change in changes],
+        "statements": [
+            mask_part(part_to_json(statement), account.masking.all_columns) for statement in statements
         ],
-        "statements": [part_to_json(statement) for statement in statements],
         "more": has_more,
         "readers": [{"reader": reader.name, "position": str(reader.position)} for reader in readers],
         "pending": [reader.name for reader in readers if reader.position < transaction.end],
     }
+
+
+def _change_to_json(account: Account, change: TableChange) -> dict[str, Any]:
+    masked = account.masking.columns(TableName.parse(change.table))
+    return {"table": change.table, "row": change.row, **mask_part(part_to_json(change.change), masked)}
 
 
 def _first(parts: Iterator[_Part], limit: int) -> tuple[list[_Part], bool]:

@@ -273,6 +273,7 @@ def tables_for(account: Account, subscription: PtubesSubscription) -> TablePatte
 
     Raises AccessDenied.
     """
+    account.prove_reads_whole_rows("Ptubes' events")
     beats = [name for name in HEARTBEAT_TABLES if account.may_read_table(name.database, name.table)]
     tables = TablePatterns([name.sql for name in (*subscription.tables, *beats)])
     return account.readable(subscription.instance, subscription.task, tables)

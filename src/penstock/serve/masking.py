@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The columns whose values an account does not see: `masked` of an account in penstock.yaml.
+
+Every call that shows row values to an account asks here. A masked value is left out, never replaced: a column
+without a value says more than one with a wrong value. Calls that cannot leave it out refuse the account.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow
+
+from penstock import errors
+from penstock.errors import PenstockError, StreamError
+from penstock.model import TableName, TablePatterns
+
+# Stands in JSON for a text that may quote a masked value.
+HIDDEN_TEXT = "(masked)"
+
+_METADATA, _UNREPRESENTABLE = "_metadata", "unrepresentable"
+
+
+@dataclass(frozen=True)
+class Masking:
+    """The masked columns by table pattern, with their names in lower case; of a table, all that match."""
+
+    rules: tuple[tuple[TablePatterns, frozenset[str]], ...] = ()
+
+    @classmethod
+    def of_settings(cls, masked: Mapping[str, Sequence[str]]) -> "Masking":
+        """Return the masking of the setting `masked`: table pattern to column names."""
+        rules = (
+            (TablePatterns([pattern]), frozenset(name.casefold() for name in names))
+            for pattern, names in masked.items()
+        )
+        return cls(tuple(rules))
+
+    def __bool__(self) -> bool:
+        return bool(self.rules)
+
+    def columns(self, table: TableName) -> frozenset[str]:
+        """Return the masked columns of a table, in lower case."""
+        matching = [names for tables, names in self.rules if tables.matches(table.database, table.table)]
+        return frozenset().union(*matching)
+
+    @property
+    def all_columns(self) -> frozenset[str]:
+        """The masked columns of all tables."""
+        return frozenset().union(*(names for _, names in self.rules))
+
+    def masked_among(self, columns: Iterable[str], tables: TablePatterns) -> list[str]:
+        """Return which of the columns are masked in a table that the patterns may select."""
+        names = [TablePatterns([pattern]).single() for pattern in tables.include]
+        masked: set[str] = set()
+        for patterns, hidden in self.rules:
+            # A wildcard may select any table.
+            if not names or any(
+                name is None or patterns.matches(name.database, name.table) for name in names
+            ):
+                masked |= hidden
+        return sorted(name for name in columns if name.casefold() in masked)
+
+
+def without_masked(rows: pyarrow.RecordBatch, masked: frozenset[str]) -> pyarrow.RecordBatch:
+    """Return typed rows without the masked columns, and without their texts in `_metadata`."""
+    if not masked:
+        return rows
+    kept = [name for name in rows.schema.names if name.casefold() not in masked]
+    rows = rows.select(kept)
+    at = rows.schema.get_field_index(_METADATA)
+    if at < 0:
+        return rows
+    metadata = rows.column(at)
+    number = metadata.type.get_field_index(_UNREPRESENTABLE)
+    texts = metadata.field(number)
+    if texts.null_count == len(texts):
+        return rows
+    shown = [
+        None if row is None else [pair for pair in row if pair[0].casefold() not in masked]
+        for row in texts.to_pylist()
+    ]
+    fields = [metadata.field(index) for index in range(metadata.type.num_fields)]
+    fields[number] = pyarrow.array([row or None for row in shown], texts.type)
+    changed = pyarrow.StructArray.from_arrays(fields, fields=list(metadata.type))
+    return rows.set_column(at, rows.schema.field(at), changed)
+
+
+def mask_part(part: Mapping[str, Any], masked: frozenset[str]) -> dict[str, Any]:
+    """Return a part of a history or a response, as JSON, without what is masked.
+
+    A change names the columns that are left out in `masked`. The texts of statements and of errors about the
+    data may quote a value, so they are hidden.
+    """
+    if not masked:
+        return dict(part)
+    match part["kind"]:
+        case "change":
+            return {**part, **_mask_images(part, masked)}
+        case "statement":
+            return {**part, "text": HIDDEN_TEXT}
+        case "unreadable":
+            return {**part, "why": HIDDEN_TEXT, "hint": None}
+        case "problem" if issubclass(getattr(errors, part["type"], PenstockError), StreamError):
+            return {**part, "detail": HIDDEN_TEXT, "hint": None}
+    return dict(part)
+
+
+def _mask_images(change: Mapping[str, Any], masked: frozenset[str]) -> dict[str, Any]:
+    images = {image: change[image] for image in ("before", "after") if change[image] is not None}
+    hidden = {name: None for values in images.values() for name in values if name.casefold() in masked}
+    shown = {
+        image: {name: value for name, value in values.items() if name not in hidden}
+        for image, values in images.items()
+    }
+    return {**shown, "masked": list(hidden)}
