@@ -99,7 +99,7 @@ def test_peer_that_skips_rows_is_named() -> None:
         check_rows("somebody", 1, narrow_corpus.rows, narrow_corpus)
 
 
-@pytest.mark.deep(keep=("changes_to_redis", "commit_to_log", "log_to_position"))
+@pytest.mark.deep(keep=("commit_to_log",))
 @pytest.mark.slow
 @pytest.mark.parametrize("name", case_names())
 def test_case_runs_to_its_end_and_is_recorded(name: str, tmp_path: Path) -> None:

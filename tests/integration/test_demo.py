@@ -87,7 +87,9 @@ def test_column_added_half_way_is_in_the_delta_table(whole_run: str, place: Path
     assert coupons.null_count > 0
 
 
-@on_each_driver
+@pytest.mark.deep(
+    guard="tests/integration/test_demo.py::test_demo_kills_the_pipeline_and_ends_with_every_table_equal"
+)
 def test_demo_runs_again_in_the_same_directory(whole_run: str, place: Path) -> None:
     assert whole_run
     done = _run(["-m", "demo", "--local", "--kills", "0"], place)

@@ -52,17 +52,19 @@ def read_again(settings: PipelineSettings, *tables: TableName) -> list[str]:
         return [state.request_resnapshot("shop", table) for table in tables]
 
 
-@pytest.mark.deep(keep=("mirror",))
-@pytest.mark.parametrize("mode", ["mirror", "feed"])
+@pytest.mark.deep(keep=("local",))
+@pytest.mark.parametrize(("driver", "mode"), [("local", "mirror"), ("spark", "mirror"), ("spark", "feed")])
 def test_target_table_that_refuses_rows_stops_no_other(
-    spark: SparkSession,  # noqa: F811
+    request: pytest.FixtureRequest,
     mysql_server: Server,
     mariadb_server: Server,
     fresh_database: FreshDatabase,
     tmp_path: Path,
+    driver: str,
     mode: str,
 ) -> None:
     """A mirror is written in the second stage, a feed where rows are decoded."""
+    engine = LocalDriver() if driver == "local" else request.getfixturevalue("spark")
     database = fresh_database(mysql_server)
     good, refused, dropped = (TableName(database, name) for name in ("good", "refused", "dropped"))
     for table in (good, refused, dropped):
@@ -78,7 +80,7 @@ def test_target_table_that_refuses_rows_stops_no_other(
     }
     file.write_text(json.dumps(written), encoding="utf-8")
     settings = load_pipeline(file)
-    run_to_end(spark, settings)
+    run_to_end(engine, settings)
     mariadb_server.sql(
         f"CREATE TRIGGER {database}.guard BEFORE INSERT ON {refused} FOR EACH ROW"
         " SIGNAL SQLSTATE '45000' SET MESSAGE_TEXT = 'not today'"
@@ -88,7 +90,7 @@ def test_target_table_that_refuses_rows_stops_no_other(
     (number,) = read_again(settings, refused)
     for table in (refused, dropped, good):
         mysql_server.sql(f"INSERT INTO {table} VALUES (3, 3), (4, 4); DELETE FROM {table} WHERE id = 2")
-    run_to_end(spark, settings)
+    run_to_end(engine, settings)
     tables = stopped(settings)
     assert sorted(tables) == [str(dropped), str(refused)]
     assert "not today" in tables[str(refused)]
@@ -104,15 +106,15 @@ def test_target_table_that_refuses_rows_stops_no_other(
     mysql_server.sql(
         f"TRUNCATE {dropped}; INSERT INTO {dropped} VALUES (5, 5); INSERT INTO {good} VALUES (5, 5)"
     )
-    run_to_end(spark, settings)
+    run_to_end(engine, settings)
     assert rows_of(mariadb_server, good, mode) == source_rows(mysql_server, database, "good")
     mariadb_server.sql(f"DROP TRIGGER {database}.guard")
     read_again(settings, refused, dropped)
-    run_to_end(spark, settings)
+    run_to_end(engine, settings)
     assert stopped(settings) == {}
     for table in (good, refused, dropped):
         mysql_server.sql(f"INSERT INTO {table} VALUES (6, 6)")
-    run_to_end(spark, settings)
+    run_to_end(engine, settings)
     assert rows_of(mariadb_server, dropped, mode) == source_rows(mysql_server, database, "dropped")
     if mode == "mirror":
         assert rows_of(mariadb_server, refused, mode) == source_rows(mysql_server, database, "refused")

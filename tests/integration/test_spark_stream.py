@@ -27,7 +27,9 @@ def test_stream_worker_timeout_comes_from_the_test_configuration(
     assert resource == f"file:{os.environ['SPARK_CONF_DIR']}/{WORKERS}"
 
 
-@pytest.mark.deep(keep=("mysql",))
+@pytest.mark.deep(
+    guard="tests/integration/test_spark_stream.py::test_tracked_schemas_decode_a_log_without_names_over_an_alter_and_a_restart"
+)
 def test_stream_continues_exactly_where_its_checkpoint_ends(
     spark: SparkSession,  # noqa: F811
     server: Server,

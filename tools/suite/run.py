@@ -27,9 +27,9 @@ from tools.suite.pytest_run import BYTECODE
 from tools.suite.temporary import DISK_BYTES, DiskTooSmall, temporary_folder
 
 ROOT = Path(__file__).resolve().parents[2]
-# One more than the two cores: tests wait for servers and processes a third of their time. Each worker has its
-# own servers and Spark session, about 3 GB.
-WORKERS_DEFAULT = 3
+# Twice the two cores: everyday tests wait for servers, processes and sockets for half of their time. Each
+# worker has its own servers and Spark session, about 3 GB; the deep tests start larger servers beside them.
+WORKERS = {"everyday": 4, "deep": 3, "all": 3}
 STEPS_VARIABLE = "PENSTOCK_STEPS"
 SLOWEST_TESTS = 15
 # After an interrupt, pytest stops its servers within this time.
@@ -48,7 +48,10 @@ def main(words: list[str] | None = None) -> int:
         with temporary_folder(parent, DISK_BYTES[arguments.tier]) as folder:
             # pytest keeps the folders of failed tests, so they are outside the folder that is removed.
             variables = {"TMPDIR": str(folder), "PYTEST_DEBUG_TEMPROOT": str(parent)}
-            return run_steps(steps_of(arguments.tier, arguments.area, arguments.workers), variables)
+            return run_steps(
+                steps_of(arguments.tier, arguments.area, arguments.workers or WORKERS[arguments.tier]),
+                variables,
+            )
     except DiskTooSmall as problem:
         print(f"no test ran: {problem}", file=sys.stderr)
         return 1
@@ -126,9 +129,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m tools.suite.run", description="Run the tests.")
     parser.add_argument("--tier", choices=("everyday", "deep", "all"), default="everyday")
     parser.add_argument("--area", help="words in the paths of the tests to run, divided by commas")
-    parser.add_argument(
-        "--workers", type=int, default=WORKERS_DEFAULT, help=f"pytest workers (default: {WORKERS_DEFAULT})"
-    )
+    parser.add_argument("--workers", type=int, help=f"pytest workers (default: {WORKERS})")
     return parser
 
 

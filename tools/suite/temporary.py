@@ -16,7 +16,7 @@ from pathlib import Path
 PREFIX = "penstock-tests-"
 _LOCK_NAME = "owner.lock"
 GIGABYTE = 10**9
-# With three workers, the everyday tests use up to 2.2 GB at once. The deep tests write transactions of 2 GB
+# The everyday tests use 2 to 3 GB at once. The deep tests write transactions of 2 GB
 # and more, their redo logs and the logs created from them.
 DISK_BYTES = {"everyday": 4 * GIGABYTE, "deep": 12 * GIGABYTE, "all": 12 * GIGABYTE}
 
