@@ -37,20 +37,21 @@ from penstock.fleet.member import FleetMember, Membership
 from penstock.fleet.placement import Work
 from penstock.fleet.records import capturer_of
 from penstock.fleet.status import fleet_status
-from penstock.fleet.tenure import CaptureTenure
+from penstock.fleet.tenure import CaptureTenure, TenuredCapture
 from penstock.limits import CONNECTIONS_MAX
+from penstock.listeners import coordination_probe, make_served, store_opener
 from penstock.logstore.log import Log
 from penstock.model import Secret, TablePatterns, Tls
+from penstock.processes.leased import LeasedCapture
 from penstock.processes.supervisor import Supervisor
 from penstock.serve.access import Access
 from penstock.serve.canal.cluster import CanalCluster
-from penstock.serve.coordination import CoordinationProbe
 from penstock.serve.http import resume as resume_routes
 from penstock.serve.http import server_check as check_routes
 from penstock.serve.http import settings as settings_routes
 from penstock.serve.listener import Listener
 from penstock.serve.ports import Ports
-from penstock.serve.served import Arrivals, Served, ServedInstance
+from penstock.serve.served import Arrivals, ServedInstance
 from penstock.serve.telemetry import Alerting, Telemetry
 from penstock.settings.daemon import Settings, split_host_port
 from penstock.settings.shown import shown_settings
@@ -75,8 +76,6 @@ _PROCESS_JOIN_SECONDS_MAX = 15.0
 _OWN_DESCRIPTORS = 4096
 
 _FLEET_STATUS_SECONDS = 1.0
-# A scrape or a probe waits for the coordination store for this long.
-_PROBE_SECONDS = 2.0
 
 
 def check(settings: Settings) -> None:
@@ -145,8 +144,13 @@ class Daemon:
         self._arrivals = Arrivals()
         self._ports = Ports.take(settings.listen)
         captured = [name for name, instance in settings.instances.items() if instance.is_captured]
-        self._fleet = None if settings.fleet is None else _Fleet(settings, self._ports, self._arrivals)
-        self._supervisor = Supervisor(settings, settings.process_groups(), self._arrivals.arrived)
+        groups = settings.process_groups() if settings.fleet is None else []
+        self._supervisor = Supervisor(settings, groups, self._arrivals.arrived)
+        self._fleet = (
+            None
+            if settings.fleet is None
+            else _Fleet(settings, self._ports, self._arrivals, self._supervisor)
+        )
         self._own_captures = {
             name: make_capture(name, settings, self._arrivals.arrived)
             for name in captured
@@ -157,36 +161,25 @@ class Daemon:
         # Created before anything starts, so that a tier with a missing package is reported at once.
         self._maintenance = Maintenance(
             settings,
-            [name for name in captured if name not in self._supervisor.instances],
+            [name for name in captured if self._fleet is not None or not settings.has_process(name)],
             self._captures,
             [(name, pump.run_upkeep) for name, pump in self._pumps.items()],
             dict if self._fleet is None else self._fleet.copies,
         )
-        by_name = settings.instances.items()
-        shard_columns = {name: instance.shard_columns for name, instance in by_name}
-        canal_gtid = [name for name, instance in by_name if instance.canal_gtid]
-        hold_seconds = {name: settings.log_of(name).retention.hold_age for name in settings.instances}
-        canal_filters = {
-            name: TablePatterns(list(instance.tables), list(instance.exclude_tables))
-            for name, instance in settings.instances.items()
-            if instance.canal_filters
-        }
         instances: Mapping[str, ServedInstance] = (
             {**self._own_captures, **self._supervisor.instances}
             if self._fleet is None
             else self._fleet.instances
         )
         is_here: Callable[[str], bool] = self._captures_itself if self._fleet is None else self._fleet.is_here
-        served = Served(
-            instances, self._arrivals, shard_columns, canal_gtid, hold_seconds, canal_filters, is_here
-        )
+        served = make_served(settings, instances, self._arrivals, is_here)
         self._canal_cluster = _canal_cluster(settings, self._ports, is_here)
         self._listener = Listener(
             settings.listen,
             served,
             Access.of_settings(settings.listen, settings.access),
             self._ports,
-            _store_opener(settings),
+            store_opener(settings),
             Telemetry(
                 served,
                 self._ports,
@@ -195,7 +188,7 @@ class Daemon:
                     self._supervisor.read,
                     *(partial(_read_pump, pump) for pump in self._pumps.values()),
                 ],
-                _coordination_probe(settings),
+                coordination_probe(settings),
                 settings.metrics,
                 settings.telemetry,
                 None if settings.alerts is None else Alerting(self._alerts, Channel(settings.alerts)),
@@ -204,7 +197,9 @@ class Daemon:
             [
                 *settings_routes.routes(served, partial(shown_settings, settings)),
                 *check_routes.routes(served, self._check_servers, served.threads.searching),
-                *resume_routes.routes(served, self._supervisor.resume),
+                *resume_routes.routes(
+                    served, self._supervisor.resume if self._fleet is None else self._fleet.resume
+                ),
             ],
         )
 
@@ -315,7 +310,7 @@ class Daemon:
 class _Fleet:
     """This daemon's part in a fleet: its member, and the instances as it serves them."""
 
-    def __init__(self, settings: Settings, ports: Ports, arrivals: Arrivals) -> None:
+    def __init__(self, settings: Settings, ports: Ports, arrivals: Arrivals, supervisor: Supervisor) -> None:
         part = settings.fleet
         assert part is not None, "the daemon is a member"
         self._open_store = partial(open_store, settings.coordination_url())
@@ -332,6 +327,7 @@ class _Fleet:
             },
         )
         self._settings = settings
+        self._supervisor = supervisor
         self._arrived = arrivals.arrived
         self.member = FleetMember(
             self._open_store,
@@ -339,7 +335,9 @@ class _Fleet:
             membership,
             self._begin,
             self._begin_copy,
-            lambda: sum(capture.snapshot().bytes_per_second for capture in self.captures()),
+            lambda: sum(capture.status()["bytes_per_second"] for capture in self._tenured()),
+            # Longer than a capture process may take to end: a lease is not released before.
+            end_seconds=_PROCESS_JOIN_SECONDS_MAX,
         )
         self._status_lock = threading.Lock()
         self._status: dict[str, Any] = {}
@@ -367,15 +365,29 @@ class _Fleet:
         self._directory.stop()
 
     def captures(self) -> list[Capture]:
-        """Return the captures that run here."""
+        """Return the captures that run in this process."""
+        return [capture for capture in self._tenured() if isinstance(capture, Capture)]
+
+    def resume(self, name: str) -> None:
+        """Start an instance that was set aside. Raises CapturedElsewhere, SourceMissing, OptionInvalid."""
+        if not self.is_here(name):
+            raise self._directory.elsewhere(name)
+        self._supervisor.resume(name)
+
+    def _tenured(self) -> list[TenuredCapture]:
         captures = map(self._capture_of, self.member.tenures())
         return [capture for capture in captures if capture is not None]
 
     def _begin(self, store: CoordinationStore, name: str, lease: Lease) -> CaptureTenure:
         tenure = CaptureTenure(store, name, lease, self._arrived)
-        tenure.start(lambda permit: make_capture(name, self._settings, self._arrived, permit))
+        tenure.start(partial(self._capture_under, name))
         self._arrived(name)
         return tenure
+
+    def _capture_under(self, name: str, tenure: CaptureTenure) -> TenuredCapture:
+        if self._settings.has_process(name):
+            return LeasedCapture(self._supervisor, name, tenure)
+        return make_capture(name, self._settings, self._arrived, tenure)
 
     def copies(self) -> dict[str, Log]:
         """Return the open copies of logs that other members capture."""
@@ -417,7 +429,7 @@ class _Fleet:
         """Return whether an instance is captured here."""
         return self._capture_of(name) is not None
 
-    def _capture_of(self, name: str) -> Capture | None:
+    def _capture_of(self, name: str) -> TenuredCapture | None:
         """Return the capture of an instance, None if it is not captured here."""
         tenure = self.member.tenures().get(name)
         return tenure.capture if isinstance(tenure, CaptureTenure) else None
@@ -441,22 +453,6 @@ def _allow_descriptors() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
 
 
-def _store_opener(settings: Settings) -> Callable[[], CoordinationStore] | None:
-    """Return a function that opens the store of the Canal clients' cursors; None without a Canal listener.
-
-    A file is checked now. An ensemble may be unavailable for a while, and then capture runs without it.
-    Raises OptionInvalid, DiskFailed.
-    """
-    if settings.listen.canal is None:
-        return None
-    if settings.coordination is None:
-        settings.log.folder.mkdir(parents=True, exist_ok=True)
-    url = settings.coordination_url()
-    if url.startswith("sqlite:"):
-        open_store(url).close()
-    return partial(open_store, url)
-
-
 def _canal_cluster(settings: Settings, ports: Ports, is_here: Callable[[str], bool]) -> CanalCluster | None:
     """Return what shows this daemon to Canal's cluster clients; None if the settings name no ensemble."""
     listen = settings.listen
@@ -469,12 +465,3 @@ def _canal_cluster(settings: Settings, ports: Ports, is_here: Callable[[str], bo
         is_here,
         SESSION_SECONDS if settings.fleet is None else settings.fleet.session,
     )
-
-
-def _coordination_probe(settings: Settings) -> CoordinationProbe | None:
-    """Return the probe of the coordination store; None if neither the settings nor a listener need one."""
-    if settings.coordination is None and settings.listen.canal is None:
-        return None
-    url = settings.coordination_url()
-    open_probe = partial(open_store, url, _PROBE_SECONDS)
-    return CoordinationProbe(url, open_probe, settings.instances)

@@ -25,7 +25,14 @@ from tools.servers import Server
 class Fleet:
     """Daemons with folders of their own and one coordination store; as a context manager they run inside."""
 
-    def __init__(self, folder: Path, server: Server, coordination: str, members: tuple[str, ...]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        server: Server,
+        coordination: str,
+        members: tuple[str, ...],
+        processes: str = "single",
+    ) -> None:
         self.coordination = coordination
         self.daemons: dict[str, DaemonProcess] = {}
         for name in members:
@@ -34,6 +41,7 @@ class Fleet:
                 "coordination": coordination,
                 "fleet": {"member": name, "zone": f"room-{name}", "session": "2s"},
                 "instances": {"shop": {"source": server.url()}},
+                "processes": processes,
             }
             self.daemons[name] = DaemonProcess(folder / name, settings)
 
@@ -153,9 +161,13 @@ def test_instance_is_captured_by_another_member_when_its_capturer_dies(
     guard="tests/integration/test_fleet.py::"
     "test_instance_is_captured_by_another_member_when_its_capturer_dies"
 )
-@pytest.mark.parametrize("store", ["sqlite", "zookeeper"])
+@pytest.mark.parametrize(
+    ("store", "processes"),
+    [("sqlite", "single"), ("zookeeper", "single"), ("sqlite", "per-instance")],
+)
 def test_frozen_member_that_wakes_up_stores_nothing_and_continues_later(
     store: str,
+    processes: str,
     mysql_server: Server,
     fresh_database: FreshDatabase,
     tmp_path: Path,
@@ -166,13 +178,14 @@ def test_frozen_member_that_wakes_up_stores_nothing_and_continues_later(
     if store == "zookeeper":
         hosts = request.getfixturevalue("zookeeper").hosts
         coordination, members = f"zookeeper://{hosts}/{tmp_path.name}", ("a", "b", "c")
-    fleet = Fleet(tmp_path, mysql_server, coordination, members)
+    fleet = Fleet(tmp_path, mysql_server, coordination, members, processes)
     with fleet.running():
         first = fleet.wait_for_capturer(*members)
         others = tuple(name for name in members if name != first)
         orders.insert()
         with orders.followed(fleet.url(*others), fleet.coordination) as running:
             frozen = fleet.daemons[first]
+            # A capture process is not frozen with its daemon, and stops by itself.
             os.kill(frozen.pid, signal.SIGSTOP)
             orders.insert()
             second = fleet.wait_for_capturer(*others)
@@ -190,3 +203,46 @@ def test_frozen_member_that_wakes_up_stores_nothing_and_continues_later(
             orders.insert()
             fleet.wait_for_capturer(*(name for name in members if name != second))
             orders.insert()
+
+
+@pytest.mark.timing
+@pytest.mark.deep(
+    guard="tests/unit/test_fleet_capture_record.py::"
+    "test_member_keeps_the_lease_of_a_capture_process_that_dies_until_it_leaves"
+)
+def test_capture_process_that_is_killed_goes_on_at_its_member_and_is_handed_over_by_a_drain(
+    mysql_server: Server, fresh_database: FreshDatabase, tmp_path: Path
+) -> None:
+    orders = Orders(mysql_server, fresh_database(mysql_server))
+    coordination = f"sqlite://{tmp_path}/coordination.db"
+    fleet = Fleet(tmp_path, mysql_server, coordination, ("a", "b"), "per-instance")
+    with fleet.running():
+        first = fleet.wait_for_capturer("a", "b")
+        second = "b" if first == "a" else "a"
+        orders.insert()
+        with orders.followed(fleet.url(first, second), coordination):
+            process = fleet.daemons[first].status()["process"]["pid"]
+            os.kill(process, signal.SIGKILL)
+            orders.insert()
+            fleet.daemons[first].wait_for(
+                lambda status: status["state"] == "running" and status["process"]["starts"] == 2
+            )
+            assert fleet.states(second) == {second: "elsewhere"}
+            drained = CliRunner().invoke(
+                make_app(), ["fleet", "drain", first, "--coordination", coordination]
+            )
+            assert drained.exit_code == 0, drained.output
+            orders.insert()
+            assert fleet.wait_for_capturer(second) == second
+            # Another member answers for a set-aside instance, or says where it is captured.
+            with pytest.raises(Refused) as refused:
+                fleet.daemons[first].post("/v1/instances/shop/resume")
+            assert refused.value.status == 421
+            orders.insert()
+            fleet.daemons[second].kill()
+            undrained = CliRunner().invoke(
+                make_app(), ["fleet", "undrain", first, "--coordination", coordination]
+            )
+            assert undrained.exit_code == 0, undrained.output
+            orders.insert()
+            assert fleet.wait_for_capturer(first) == first

@@ -65,6 +65,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "spark": LEAVES | {"changes", "mysql", "schema", "source", "sinks", "pipeline", "engine"},
     # A client of the daemons' control API, and of the pipelines' state stores.
     "console": LEAVES | {"changes", "settings", "coordinate", "source", "serve", "client", "pipeline"},
+    # The listeners of one process.
+    "listeners": LEAVES | {"settings", "coordinate", "serve"},
     # The captures of one process, and the processes that a daemon has for them.
     "captures": LEAVES | {"settings", "telemetry", "mysql", "logstore", "capture", "source", "tidb", "ticdc"},
     "processes": LEAVES | {"settings", "telemetry", "logstore", "capture", "captures"},
@@ -78,6 +80,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "logstore",
         "capture",
         "captures",
+        "listeners",
         "processes",
         "source",
         "coordinate",

@@ -46,6 +46,9 @@ FOREIGN = (
     "stream.sendall(struct.pack('<Q', 3) + b'abc'); signal.pause()",
 )
 
+# A process that ends once the daemon has no more messages for it.
+SILENT = ("sh", "-c", "exec cat <&$0 >/dev/null")
+
 AT_ONCE = Backoff(first=0.0, longest=0.0)
 
 Supervise = Callable[..., Supervisor]
@@ -275,7 +278,7 @@ def test_defect_in_a_request_ends_the_capture_process(
 def test_alert_of_a_process_that_does_not_answer_is_not_resolved(
     supervise: Supervise, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    supervisor = supervise(["shop"], command=("sleep", "600"))
+    supervisor = supervise(["shop"], command=SILENT)
     lagging = Alert("lag", "shop", "the log is 90 s behind", "Run: penstock status")
     answers = iter([[lagging]])
 

@@ -2,7 +2,10 @@
 """What a member records of a capture whose log is older than what all members agreed on."""
 
 import itertools
+import os
+import signal
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +15,7 @@ import pytest
 from penstock.capture.lease import Handover
 from penstock.captures import make_capture
 from penstock.coordinate.backends.memory import MemoryStore
-from penstock.coordinate.lease import Lease
+from penstock.coordinate.lease import Holder, Lease
 from penstock.coordinate.store import ABSENT
 from penstock.errors import PenstockError
 from penstock.fleet.records import CaptureRecord, capture_path, lease_path
@@ -23,6 +26,10 @@ from penstock.logstore.holds import Hold, Holds
 from penstock.logstore.layout import Layout
 from penstock.logstore.log import Log
 from penstock.model import Position
+from penstock.processes.lease import PermittedLease
+from penstock.processes.leased import LeasedCapture
+from penstock.processes.supervisor import Supervisor
+from penstock.retry import Backoff
 from penstock.settings.daemon import Settings
 from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 
@@ -199,3 +206,71 @@ def test_store_that_does_not_answer_delays_no_end_of_a_capture(
     finally:
         answering.set()
     wait_until(lambda: tenure.left)
+
+
+def test_member_keeps_the_lease_of_a_capture_process_that_dies_until_it_leaves(
+    store: MemoryStore, tmp_path: Path
+) -> None:
+    settings = settings_in(tmp_path)
+    write_old_log(settings)
+    position = Position(OLD_EPOCH, OLD_FILE, 1000)
+    recorded = Hold("cache", position)
+    store.put(capture_path("shop"), CaptureRecord(1, holds=(recorded,), member="a").encode(), ABSENT)
+    supervisor = Supervisor(settings, [], lambda _: None, backoff=Backoff(first=0.0, longest=0.0))
+    tenure = CaptureTenure(store, "shop", lease_of(store), lambda _: None)
+    tenure.start(lambda tenure: LeasedCapture(supervisor, "shop", tenure))
+    instance = supervisor.instances["shop"]
+
+    def has_reported(starts: int) -> bool:
+        # Its log was opened, and its server does not answer.
+        status = instance.status()
+        return status["process"]["starts"] == starts and status["state"] in ("connecting", "waiting")
+
+    try:
+        wait_until(lambda: has_reported(1))
+        holds = Holds(LocalDisk(), Layout(settings.log_of("shop").folder))
+        assert holds.all() == [recorded]
+        holds.remove("cache")
+        assert instance.pid is not None
+        os.kill(instance.pid, signal.SIGKILL)
+        wait_until(lambda: instance.pid is not None and has_reported(2))
+        assert [process_exit.reason for process_exit in instance.exits] == ["SIGKILL"]
+        # The holds of the last host are adopted once: this reader has given its hold up since.
+        assert holds.all() == []
+        holder = Holder.of(store.get(lease_path("shop")))
+        assert holder is not None
+        assert (holder.token, tenure.is_lost) == (tenure.token, False)
+        tenure.record()
+        stored = CaptureRecord.of("shop", store.get(capture_path("shop")))
+        assert stored is not None
+        assert (stored.token, stored.handover is not None) == (tenure.token, True)
+    finally:
+        process = instance.pid
+        tenure.leave("the test ends it", lambda: None)
+        assert tenure.wait_left(WAIT_SECONDS_MAX)
+    assert process is not None
+    with pytest.raises(ProcessLookupError):
+        os.kill(process, 0)
+    assert store.get(lease_path("shop")) is None
+    assert supervisor.instances == {}
+
+
+def test_capture_process_stores_only_until_the_time_that_the_daemon_has_confirmed() -> None:
+    lease = PermittedLease("shop", time.monotonic() + WAIT_SECONDS_MAX, lambda call: None)
+    assert lease.pause_reason() is None
+    lease.permit(time.monotonic())
+    assert lease.pause_reason() == "the daemon has not confirmed the lease to capture shop in time"
+    lease.permit(float("-inf"))
+    assert lease.pause_reason() == "the coordination store does not confirm the lease to capture shop"
+
+
+def test_store_that_is_away_or_a_lost_lease_permits_no_capture_process(store: MemoryStore) -> None:
+    lease = lease_of(store)
+    tenure = CaptureTenure(store, "shop", lease, lambda _: None)
+    assert tenure.permitted_until > time.monotonic()
+    store.away(True)
+    assert tenure.permitted_until == float("-inf")
+    store.away(False)
+    assert tenure.permitted_until > time.monotonic()
+    lease.release()
+    assert tenure.permitted_until == float("-inf")

@@ -366,12 +366,13 @@ def test_instances_with_files_are_shared_among_capture_processes(
     assert settings.process_groups() == groups
 
 
-def test_member_of_a_fleet_has_no_capture_processes() -> None:
+def test_instances_of_a_fleet_share_no_capture_process() -> None:
     values = {
         "processes": 2,
         "coordination": "zookeeper://zk1/penstock",
         "fleet": {},
         "instances": {"a": {"source": "mysql://u@db1"}},
     }
-    with pytest.raises(ValidationError, match="leave out processes"):
+    with pytest.raises(ValidationError, match="processes: per-instance"):
         Settings.model_validate(values)
+    assert Settings.model_validate({**values, "processes": "per-instance"}).has_process("a")

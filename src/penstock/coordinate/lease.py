@@ -74,6 +74,11 @@ class Lease:
         return not self._released and self._session.certain
 
     @property
+    def held_until(self) -> float:
+        """Until when nobody else can have it, in monotonic seconds of this host; -inf if it is not held."""
+        return float("-inf") if self._released else self._session.certain_until
+
+    @property
     def expired(self) -> bool:
         """Whether its session has ended."""
         return not self._session.alive

@@ -8,6 +8,7 @@ CoordinationLost is raised, and a change may or may not have happened; the calle
 
 import os
 import re
+import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -73,6 +74,12 @@ class Session(Protocol):
     def certain(self) -> bool:
         """Whether the store is known to consider the session alive right now; false while the store does not
         answer."""
+        return time.monotonic() < self.certain_until
+
+    @property
+    def certain_until(self) -> float:
+        """Until when the store cannot have ended the session, in monotonic seconds of this host; -inf while
+        it is not certain."""
         ...
 
     def on_lost(self, lost: Callable[[], None]) -> None:

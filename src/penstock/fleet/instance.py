@@ -9,12 +9,12 @@ from typing import Any
 
 import structlog
 
-from penstock.capture.run import Capture
 from penstock.capture.status import CaptureStatus, State
 from penstock.coordinate.store import CoordinationStore
 from penstock.errors import CapturedElsewhere, PenstockError
 from penstock.fleet.records import capturer_of
-from penstock.logstore.log import Log
+from penstock.fleet.tenure import TenuredCapture
+from penstock.logstore.followed_log import ServedLog
 
 # An answer of the store is used for this long; requests that come more often share it.
 _FRESH_SECONDS = 1.0
@@ -106,7 +106,7 @@ class FleetInstance:
     def __init__(
         self,
         name: str,
-        capture: Callable[[], Capture | None],
+        capture: Callable[[], TenuredCapture | None],
         directory: Directory,
         tables: list[str],
         exclude_tables: list[str],
@@ -132,7 +132,7 @@ class FleetInstance:
             self._name, State.ELSEWHERE, why, self._tables, self._exclude_tables
         ).to_json()
 
-    def log(self) -> Log:
+    def log(self) -> ServedLog:
         """Return its log. Raises CapturedElsewhere, and the errors of a capture's log."""
         capture = self._capture()
         if capture is None:

@@ -7,21 +7,24 @@ lease, and the lease is released only after the capture has ended.
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any, Protocol
 
 import structlog
 
 from penstock.capture.lease import CaptureLease, Handover
-from penstock.capture.run import Capture
 from penstock.capture.status import State
 from penstock.coordinate.lease import Lease
 from penstock.coordinate.store import ABSENT, CoordinationStore
 from penstock.errors import LeaseLost, PenstockError, SourceMissing, VersionConflict
 from penstock.fingerprint import file_fingerprint
 from penstock.fleet.records import CaptureRecord, capture_path
+from penstock.logstore.disk import Disk
 from penstock.logstore.epochs import EpochRecord
+from penstock.logstore.followed_log import ServedLog
 from penstock.logstore.holds import Hold, Holds
+from penstock.logstore.layout import Layout
 from penstock.logstore.log import Log
 from penstock.logstore.memory_log import MemoryLog
 from penstock.model import Position
@@ -85,6 +88,29 @@ class FencedRecord:
             )
 
 
+class TenuredCapture(Protocol):
+    """The capture of one instance, in this process or in one of its own."""
+
+    @property
+    def name(self) -> str:
+        """The instance's name."""
+
+    def start(self) -> None:
+        """Start capturing."""
+
+    def stop(self) -> None:
+        """Ask the capture to end. It stores what it has received first."""
+
+    def join(self, seconds: float) -> bool:
+        """Wait until everything is durable and the capture has ended; return whether it has."""
+
+    def status(self) -> Mapping[str, Any]:
+        """Return its status as plain JSON values, without waiting."""
+
+    def log(self) -> ServedLog:
+        """Return its log. Raises ServerBusy while it is being opened, or the error that prevents it."""
+
+
 class CaptureTenure(CaptureLease):
     """The capture of an instance under a lease; see `penstock.fleet.group.Tenure`.
 
@@ -100,7 +126,7 @@ class CaptureTenure(CaptureLease):
         self._arrived = arrived
         self._lease = lease
         self._fenced = FencedRecord(store, instance, lease)
-        self._capture: Capture | None = None
+        self._capture: TenuredCapture | None = None
         self._is_fenced_off = False
         before = self._fenced.before
         # The newest holds are in the folder of the member that captured last.
@@ -116,7 +142,7 @@ class CaptureTenure(CaptureLease):
         return self._lease.token
 
     @property
-    def capture(self) -> Capture | None:
+    def capture(self) -> TenuredCapture | None:
         """The capture while it serves readers, None after the tenure has begun to end."""
         return None if self._leaving else self._capture
 
@@ -130,7 +156,7 @@ class CaptureTenure(CaptureLease):
         """Whether the capture has ended and the lease was released."""
         return self._left.is_set()
 
-    def start(self, make_capture: Callable[[CaptureLease], Capture]) -> None:
+    def start(self, make_capture: Callable[["CaptureTenure"], TenuredCapture]) -> None:
         """Start capturing."""
         self._capture = make_capture(self)
         self._capture.start()
@@ -146,6 +172,11 @@ class CaptureTenure(CaptureLease):
         if self._lease.held:
             return None
         return f"the coordination store does not confirm the lease to capture {self.name}"
+
+    @property
+    def permitted_until(self) -> float:
+        """Until when received bytes may be stored; see `penstock.processes.lease.HeldLease`."""
+        return float("-inf") if self.is_lost else self._lease.held_until
 
     def handover(self) -> Handover | None:
         """Return where the capture was when it was last recorded; see `CaptureLease`."""
@@ -163,16 +194,20 @@ class CaptureTenure(CaptureLease):
         self._write(replace(self._fenced.record, handover=beginning))
 
     def log_opened(self, log: Log) -> None:
-        """Give a log the holds of the last host; see `CaptureLease`.
+        """Give a log the holds of the last host; see `CaptureLease`."""
+        if not isinstance(log, MemoryLog):
+            self.adopt_holds(log.disk, log.layout, has_epoch=log.epoch is not None)
+
+    def adopt_holds(self, disk: Disk, layout: Layout, *, has_epoch: bool) -> None:
+        """Give a log on disk the holds of the last host, once; `has_epoch` unless the log is new.
 
         A reader that is not connected now would otherwise lose its hold with the last host. What the folder
         has from an earlier time here is out of date: those readers have gone on elsewhere.
         """
         recorded, self._holds_before = self._holds_before, None
-        is_newest = self._is_own_folder and log.epoch is not None
-        if recorded is None or is_newest or isinstance(log, MemoryLog):
+        if recorded is None or (self._is_own_folder and has_epoch):
             return
-        holds = Holds(log.disk, log.layout)
+        holds = Holds(disk, layout)
         now_us = time.time_ns() // 1000
         with holds.unchanged():
             kept = {hold.name for hold in recorded if not hold.has_expired(now_us)}
@@ -200,16 +235,16 @@ class CaptureTenure(CaptureLease):
             record = self._fenced.record
             self._record_change(record, self._progress_of(self._capture, record))
 
-    def _progress_of(self, capture: Capture, record: CaptureRecord) -> CaptureRecord:
+    def _progress_of(self, capture: TenuredCapture, record: CaptureRecord) -> CaptureRecord:
         """Return a record with how far the capture is. Does not wait for the store."""
-        status = capture.snapshot()
-        changed = replace(record, state=status.state.value, why=status.why)
+        status = capture.status()
+        changed = replace(record, state=status["state"], why=status["why"])
         try:
             log = capture.log()
             if log.epoch is not None:
                 holds = _holds_of(log)
                 changed = replace(changed, holds=holds)
-                if _replaces(log, log.epoch, record.handover, is_running=status.state is State.RUNNING):
+                if _replaces(log, log.epoch, record.handover, is_running=status["state"] == State.RUNNING):
                     handover = _handover_of(log, log.epoch, holds, record.handover)
                     changed = replace(changed, handover=handover)
         except PenstockError as problem:
@@ -261,7 +296,7 @@ class CaptureTenure(CaptureLease):
             self._left.set()
             left()
 
-    def _release(self, capture: Capture | None) -> None:
+    def _release(self, capture: TenuredCapture | None) -> None:
         """Release the lease once the capture has ended."""
         while capture is not None and not capture.join(_JOIN_SECONDS):
             _log.warning("a capture is still ending", instance=self.name)
@@ -282,14 +317,14 @@ class CaptureTenure(CaptureLease):
             _log.info("the end of a capture is not recorded", instance=self.name, why=str(problem))
 
 
-def _holds_of(log: Log) -> tuple[Hold, ...]:
+def _holds_of(log: ServedLog) -> tuple[Hold, ...]:
     if isinstance(log, MemoryLog):
         return ()
     holds = Holds(log.disk, log.layout)
     return tuple(sorted(holds.readable(time.time_ns() // 1000), key=lambda hold: hold.name))
 
 
-def _replaces(log: Log, epoch: EpochRecord, agreed: Handover | None, *, is_running: bool) -> bool:
+def _replaces(log: ServedLog, epoch: EpochRecord, agreed: Handover | None, *, is_running: bool) -> bool:
     """Return whether a log continues what was recorded, so that a host without it could begin where it is.
 
     The log of a member that captured before ends earlier, and its epoch may be older than the agreed one,
@@ -302,7 +337,9 @@ def _replaces(log: Log, epoch: EpochRecord, agreed: Handover | None, *, is_runni
     return is_running or (log.visible or epoch.position) >= agreed.reached
 
 
-def _handover_of(log: Log, epoch: EpochRecord, holds: Sequence[Hold], before: Handover | None) -> Handover:
+def _handover_of(
+    log: ServedLog, epoch: EpochRecord, holds: Sequence[Hold], before: Handover | None
+) -> Handover:
     """Return where a host without this log would begin: where the last known reader is, else at its end."""
     visible, earliest = log.visible, log.earliest()
     reached = visible if visible is not None and visible.epoch == epoch.epoch else epoch.position
@@ -330,7 +367,7 @@ def _handover_of(log: Log, epoch: EpochRecord, holds: Sequence[Hold], before: Ha
     )
 
 
-def _time_before(log: Log, position: Position, reached: Position) -> int:
+def _time_before(log: ServedLog, position: Position, reached: Position) -> int:
     """Return the time of a commit at or before a position, 0 if the log has none."""
     if position == reached:
         return log.time_max_us
@@ -343,7 +380,7 @@ def _time_before(log: Log, position: Position, reached: Position) -> int:
     return next((time_us for time_us in reversed(before) if time_us), 0)
 
 
-def _fingerprint(log: Log, position: Position) -> str:
+def _fingerprint(log: ServedLog, position: Position) -> str:
     try:
         return file_fingerprint(log.head_bytes(position.epoch, position.file))
     except SourceMissing:

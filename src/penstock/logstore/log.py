@@ -125,11 +125,6 @@ class Log(LogReader):
     # --- State ------------------------------------------------------------------------------
 
     @property
-    def epoch(self) -> EpochRecord | None:
-        """The latest epoch, None in a new log."""
-        return self._epochs.latest
-
-    @property
     def durable(self) -> Position | None:
         """The end of the last whole transaction that survives a power failure; None before the first."""
         return self._durable

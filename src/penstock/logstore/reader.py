@@ -22,7 +22,7 @@ from penstock.errors import (
 )
 from penstock.gtid_sets import LoggedSet, union
 from penstock.logstore.disk import Disk, LocalDisk
-from penstock.logstore.epochs import EpochFile, stored_segments
+from penstock.logstore.epochs import EpochFile, EpochRecord, stored_segments
 from penstock.logstore.gtids import gtid_set_before
 from penstock.logstore.holds import BrokenHold
 from penstock.logstore.index import BLOCK_BYTES_DEFAULT, BlockIndex, SegmentIndex, scan
@@ -134,6 +134,11 @@ class LogReader:
     def epochs(self) -> EpochFile:
         """The server of each epoch."""
         return self._epochs
+
+    @property
+    def epoch(self) -> EpochRecord | None:
+        """The latest epoch, None in a new log."""
+        return self._epochs.latest
 
     @property
     def next_epoch(self) -> int:

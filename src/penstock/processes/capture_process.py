@@ -22,13 +22,23 @@ import structlog
 
 from penstock.capture.run import Capture
 from penstock.captures import Maintenance, make_capture
-from penstock.errors import PenstockError, ServerBusy
+from penstock.errors import CoordinationLost, PenstockError, ServerBusy
 from penstock.logstore.followed_log import LogReport
 from penstock.logstore.holds import share_holds
 from penstock.logstore.layout import Layout
 from penstock.logstore.log import Log
 from penstock.model import Position, TableName
-from penstock.processes.channel import Answer, Channel, Report, Request, Start, send_report
+from penstock.processes.channel import (
+    Answer,
+    Calls,
+    Channel,
+    Permit,
+    Report,
+    Request,
+    Start,
+    send_report,
+)
+from penstock.processes.lease import PermittedLease
 from penstock.settings.daemon import Settings
 from penstock.telemetry.alerts import Alert
 from penstock.telemetry.log_lines import log_to_stderr
@@ -39,6 +49,8 @@ REPORT_SECONDS = 0.5
 EXIT_DEFECT = 70
 
 _JOIN_SECONDS_MAX = 10.0
+# The daemon waits for its coordination store.
+_DAEMON_ANSWER_SECONDS_MAX = 60.0
 _REQUEST_THREADS = 4
 # More than wait at a time, since threads start on demand; see `Threads.definitions`.
 _WAITING_THREADS = 64
@@ -55,8 +67,14 @@ class CaptureProcess:
         settings = _without_memory(start.settings)
         for name in start.instances:
             share_holds(Layout(settings.log_of(name).folder))
+        # Only a single instance has one.
+        self._lease: PermittedLease | None = None
+        if start.permitted_until is not None:
+            (name,) = start.instances
+            self._lease = PermittedLease(name, start.permitted_until, self._call_daemon)
+        self._calls_of_daemon = Calls()
         self._captures: dict[str, Capture] = {
-            name: make_capture(name, settings, self._report_arrival) for name in start.instances
+            name: make_capture(name, settings, self._report_arrival, self._lease) for name in start.instances
         }
         self._maintenance = Maintenance(settings, start.instances, lambda: list(self._captures.values()))
         self._stopping, self._ended = threading.Event(), threading.Event()
@@ -142,13 +160,19 @@ class CaptureProcess:
         ):
             try:
                 while True:
-                    request = self._channel.receive()
-                    if request.call in self._waiting_calls:
-                        waiting_threads.submit(self._answer, request, self._waiting_calls)
+                    message = self._channel.receive()
+                    if isinstance(message, Permit):
+                        if self._lease is not None:
+                            self._lease.permit(message.until)
+                    elif isinstance(message, Answer):
+                        self._calls_of_daemon.answered(message)
+                    elif message.call in self._waiting_calls:
+                        waiting_threads.submit(self._answer, message, self._waiting_calls)
                     else:
-                        threads.submit(self._answer, request, self._calls)
+                        threads.submit(self._answer, message, self._calls)
             except EOFError:
                 self._stopping.set()
+                self._calls_of_daemon.end()
 
     def _answer(self, request: Request, calls: Mapping[str, Callable[..., Any]]) -> None:
         try:
@@ -172,6 +196,15 @@ class CaptureProcess:
         except OSError:
             # The daemon has ended.
             self._stopping.set()
+
+    def _call_daemon(self, call: str, *arguments: Any) -> Any:
+        """Call a function of the daemon's lease; see `PermittedLease`."""
+        try:
+            return self._calls_of_daemon.call(
+                self._channel, call, *arguments, seconds=_DAEMON_ANSWER_SECONDS_MAX
+            )
+        except OSError as problem:
+            raise CoordinationLost("the daemon does not answer its capture process") from problem
 
     def _read(self) -> Readings:
         readings = Readings()

@@ -11,6 +11,7 @@ import socket
 import struct
 import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,10 +29,21 @@ DATAGRAMS = getattr(socket, "SOCK_SEQPACKET", socket.SOCK_DGRAM)
 
 @dataclass(frozen=True)
 class Start:
-    """The first message to a capture process: what it captures."""
+    """The first message to a capture process: what it captures.
+
+    `permitted_until` permits it to capture its only instance, under a lease; None if it needs no permission.
+    """
 
     settings: Settings
     instances: Sequence[str]
+    permitted_until: float | None = None
+
+
+@dataclass(frozen=True)
+class Permit:
+    """Until when a capture process may store what it receives, in monotonic seconds of this host."""
+
+    until: float
 
 
 @dataclass(frozen=True)
@@ -50,7 +62,7 @@ class Report:
 
 @dataclass(frozen=True)
 class Request:
-    """A call into a capture process. `number` identifies its answer."""
+    """A call into the other process. `number` identifies its answer."""
 
     number: int
     call: str
@@ -107,6 +119,48 @@ class Channel:
                 raise EOFError("the process has ended")
             content += piece
         return bytes(content)
+
+
+class Calls:
+    """Calls into the process at the other end of a channel, and their answers. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._number = 0
+        self._answers: dict[int, Future[Any]] = {}
+
+    def call(self, channel: Channel, call: str, *arguments: Any, seconds: float) -> Any:
+        """Return the result of a function in the other process.
+
+        Raises its errors, and OSError if the process ends or does not answer in `seconds`.
+        """
+        answer: Future[Any] = Future()
+        with self._lock:
+            self._number += 1
+            number = self._number
+            self._answers[number] = answer
+        try:
+            channel.send(Request(number, call, arguments))
+            return answer.result(seconds)
+        finally:
+            with self._lock:
+                self._answers.pop(number, None)
+
+    def answered(self, message: Answer) -> None:
+        """Pass an answer to its caller, if it still waits."""
+        with self._lock:
+            answer = self._answers.pop(message.number, None)
+        if answer is not None and message.problem is not None:
+            answer.set_exception(message.problem)
+        elif answer is not None:
+            answer.set_result(message.result)
+
+    def end(self) -> None:
+        """End all calls: the other process has ended."""
+        with self._lock:
+            answers, self._answers = self._answers, {}
+        for answer in answers.values():
+            answer.set_exception(OSError("the process has ended"))
 
 
 def send_report(datagrams: socket.socket, name: str, report: LogReport) -> bool:

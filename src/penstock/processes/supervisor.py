@@ -15,8 +15,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
 from functools import partial
 from typing import IO, Any
@@ -26,9 +24,23 @@ import structlog
 from penstock.capture.status import State
 from penstock.errors import OptionInvalid, PenstockError, ServerBusy, SourceMissing
 from penstock.limits import PROCESS_EXITS_MAX, PROCESS_SILENCE_SECONDS_MAX
+from penstock.logstore.disk import LocalDisk
+from penstock.logstore.holds import share_holds
+from penstock.logstore.layout import Layout
 from penstock.model import Position
-from penstock.processes.channel import DATAGRAMS, Answer, Channel, Report, Request, Start, receive_reports
+from penstock.processes.channel import (
+    DATAGRAMS,
+    Answer,
+    Calls,
+    Channel,
+    Permit,
+    Report,
+    Request,
+    Start,
+    receive_reports,
+)
 from penstock.processes.instance import ProcessExit, ProcessInstance, now_us
+from penstock.processes.lease import HeldLease
 from penstock.retry import Backoff, Retry
 from penstock.settings.daemon import Settings
 from penstock.telemetry.alerts import Alert
@@ -73,10 +85,15 @@ class SupervisedProcess:
         command: Sequence[str] = COMMAND,
         backoff: Backoff = BACKOFF,
         silence_seconds: float = PROCESS_SILENCE_SECONDS_MAX,
+        lease: HeldLease | None = None,
     ) -> None:
-        """`split` is called if the process is to be replaced by one for each of its instances."""
+        """`split` is called if the process is to be replaced by one for each of its instances.
+
+        A single instance may have a `lease`, without which nothing is captured.
+        """
         self.instances = {instance.name: instance for instance in instances}
-        self._start = Start(settings, tuple(self.instances))
+        self._settings = settings
+        self._lease = lease
         self._arrived = arrived
         self._split = split
         self._command = tuple(command)
@@ -89,8 +106,7 @@ class SupervisedProcess:
         self._wake = threading.Event()
         self._lock = threading.Lock()
         self._channel: Channel | None = None
-        self._calls: dict[int, Future[Any]] = {}
-        self._number = 0
+        self._calls = Calls()
         self._alerts: list[Alert] = []
         # Ends soon after a start, those of them without progress, and the positions at the last one.
         self._early_exits = self._exits = 0
@@ -127,25 +143,17 @@ class SupervisedProcess:
 
     def call(self, call: str, *arguments: Any, seconds: float = _CALL_SECONDS) -> Any:
         """Call a function in the process; see `CallProcess`."""
-        answer: Future[Any] = Future()
         with self._lock:
-            channel, self._number = self._channel, self._number + 1
-            number = self._number
-            if channel is not None:
-                self._calls[number] = answer
+            channel = self._channel
         try:
             if channel is None:
-                raise OSError
-            channel.send(Request(number, call, arguments))
-            return answer.result(seconds)
-        except (OSError, FutureTimeout) as problem:
+                raise OSError("there is no process")
+            return self._calls.call(channel, call, *arguments, seconds=seconds)
+        except OSError as problem:
             raise ServerBusy(
-                f"the capture process of {', '.join(self._start.instances)} does not answer",
+                f"the capture process of {', '.join(self.instances)} does not answer",
                 hint="Ask again in a moment",
             ) from problem
-        finally:
-            with self._lock:
-                self._calls.pop(number, None)
 
     # --- The thread -------------------------------------------------------------------------
 
@@ -234,7 +242,9 @@ class SupervisedProcess:
                 # Two processes must never write one log.
                 process.kill()
                 process.wait()
-                self._forget_calls()
+                with self._lock:
+                    self._channel = None
+                self._calls.end()
             reading.join(_CALL_SECONDS)
         return ProcessExit(now_us(), *(killed_for or _reason_of(process.returncode)), tuple(lines))
 
@@ -254,16 +264,20 @@ class SupervisedProcess:
         poll = select.poll()
         for descriptor in (stream, datagrams):
             poll.register(descriptor, select.POLLIN)
+        permitted_until = None if self._lease is None else self._lease.permitted_until
         try:
-            channel.send(self._start)
+            channel.send(Start(self._settings, tuple(self.instances), permitted_until))
             while True:
+                if self._lease is not None and permitted_until != self._lease.permitted_until:
+                    permitted_until = self._lease.permitted_until
+                    channel.send(Permit(permitted_until))
                 ready = [descriptor for descriptor, _ in poll.poll(_POLL_SECONDS * 1000)]
                 if datagrams.fileno() in ready:
                     for name, report in receive_reports(datagrams).items():
                         self.instances[name].report(report)
                         self._arrived(name)
                 if stream.fileno() in ready:
-                    self._handle(channel.receive())
+                    self._handle(channel.receive(), channel)
                 now = time.monotonic()
                 if ready:
                     heard_at, limit, has_reported = now, self._silence_seconds, True
@@ -283,14 +297,14 @@ class SupervisedProcess:
             _log.info("a capture process has stopped in the middle of a message", process=process.pid)
         return reason if process.poll() is None else None
 
-    def _handle(self, message: Report | Answer) -> None:
+    def _handle(self, message: Report | Answer | Request, channel: Channel) -> None:
         if isinstance(message, Answer):
-            with self._lock:
-                answer = self._calls.pop(message.number, None)
-            if answer is not None and message.problem is not None:
-                answer.set_exception(message.problem)
-            elif answer is not None:
-                answer.set_result(message.result)
+            self._calls.answered(message)
+            return
+        if isinstance(message, Request):
+            # The coordination store may take its time, and reports have to be read.
+            answering = threading.Thread(target=self._answer, args=(message, channel), daemon=True)
+            answering.start()
             return
         for name, status in message.statuses.items():
             instance = self.instances[name]
@@ -301,12 +315,28 @@ class SupervisedProcess:
             if instance.position != before:
                 self._arrived(name)
 
-    def _forget_calls(self) -> None:
-        with self._lock:
-            self._channel = None
-            calls, self._calls = self._calls, {}
-        for answer in calls.values():
-            answer.set_exception(OSError("the process has ended"))
+    def _answer(self, request: Request, channel: Channel) -> None:
+        """Answer the process's call to the lease of its only instance."""
+        lease = self._lease
+        assert lease is not None, "a process without a lease calls nothing"
+        calls: dict[str, Callable[..., Any]] = {
+            "handover": lease.handover,
+            "begin_epoch": lease.begin_epoch,
+            "adopt_holds": partial(self._adopt_holds, lease),
+        }
+        try:
+            answer = Answer(request.number, calls[request.call](*request.arguments))
+        except PenstockError as problem:
+            answer = Answer(request.number, problem=problem)
+        # It may have ended.
+        with suppress(OSError):
+            channel.send(answer)
+
+    def _adopt_holds(self, lease: HeldLease, has_epoch: bool) -> None:
+        (name,) = self.instances
+        layout = Layout(self._settings.log_of(name).folder)
+        share_holds(layout)
+        lease.adopt_holds(LocalDisk(), layout, has_epoch=has_epoch)
 
 
 class Supervisor:
@@ -326,12 +356,8 @@ class Supervisor:
         self._settings = settings
         self._arrived = arrived
         self._options = options
-        self.instances = {
-            name: ProcessInstance(name, settings.instances[name], settings.log_of(name))
-            for names in groups
-            for name in names
-        }
-        # Guards the list of processes, which a split replaces.
+        self.instances = {name: self._instance_of(name) for names in groups for name in names}
+        # Guards the instances and the list of processes, which a split replaces.
         self._lock = threading.Lock()
         self._processes = [self._process_of([self.instances[name] for name in names]) for names in groups]
         self._is_stopping = False
@@ -354,6 +380,26 @@ class Supervisor:
         ended = [process.join(max(0.0, deadline - time.monotonic())) for process in self._processes]
         return all(ended)
 
+    def add(self, name: str, lease: HeldLease) -> tuple[ProcessInstance, SupervisedProcess]:
+        """Return an instance that is captured under a lease, and its process, not started."""
+        instance = self._instance_of(name)
+        process = self._process_of([instance], lease)
+        with self._lock:
+            assert name not in self.instances, "its last process has ended"
+            self.instances[name] = instance
+            self._processes.append(process)
+            if self._is_stopping:
+                process.stop()
+        return instance, process
+
+    def remove(self, process: SupervisedProcess) -> None:
+        """Remove a process that has ended, and its instances."""
+        with self._lock:
+            if process in self._processes:
+                self._processes.remove(process)
+                for name in process.instances:
+                    del self.instances[name]
+
     def resume(self, name: str) -> None:
         """Start the process of an instance that was set aside. Raises SourceMissing, OptionInvalid."""
         instance = self.instances.get(name)
@@ -367,12 +413,11 @@ class Supervisor:
 
     def read(self, readings: Readings) -> None:
         """Add the metrics of all instances, as far as their processes answer."""
-        with self._lock:
-            processes = list(self._processes)
+        processes, instances = self._current()
         for process in processes:
             with suppress(PenstockError):
                 readings.merge(process.call("read"))
-        for name, instance in self.instances.items():
+        for name, instance in instances.items():
             readings.add_counter(
                 "penstock_capture_process_exits_total", instance.exit_counts, penstock_instance=name
             )
@@ -390,12 +435,11 @@ class Supervisor:
 
     def alerts(self) -> list[Alert]:
         """Return the conditions of all instances that an operator should know of."""
-        with self._lock:
-            processes = list(self._processes)
+        processes, instances = self._current()
         alerts: list[Alert] = []
         for process in processes:
             alerts += process.alerts()
-        for name, instance in self.instances.items():
+        for name, instance in instances.items():
             failure = instance.set_aside
             if failure is not None:
                 alerts.append(Alert("set aside", name, failure.message, failure.hint))
@@ -404,8 +448,19 @@ class Supervisor:
                 alerts.append(Alert("process ended", name, summary, "Run: penstock status"))
         return alerts
 
-    def _process_of(self, instances: Sequence[ProcessInstance]) -> SupervisedProcess:
-        return SupervisedProcess(self._settings, instances, self._arrived, split=self._split, **self._options)
+    def _current(self) -> tuple[list[SupervisedProcess], dict[str, ProcessInstance]]:
+        with self._lock:
+            return list(self._processes), dict(self.instances)
+
+    def _instance_of(self, name: str) -> ProcessInstance:
+        return ProcessInstance(name, self._settings.instances[name], self._settings.log_of(name))
+
+    def _process_of(
+        self, instances: Sequence[ProcessInstance], lease: HeldLease | None = None
+    ) -> SupervisedProcess:
+        return SupervisedProcess(
+            self._settings, instances, self._arrived, split=self._split, lease=lease, **self._options
+        )
 
     def _split(self, process: SupervisedProcess) -> None:
         """Replace a process by one for each of its instances."""

@@ -426,8 +426,8 @@ class Settings(Section):
                 raise ValueError(f"log.copies: {name} has {what}, which is not copied")
         if self.fleet is None:
             return self
-        if self.processes != "single":
-            raise ValueError("fleet: a member captures in its own process; leave out processes")
+        if isinstance(self.processes, int):
+            raise ValueError("fleet: instances come and go, so each has its own: processes: per-instance")
         if self.coordination is None:
             raise ValueError("fleet: set coordination to the store that all members use")
         for name, instance in self.instances.items():
@@ -467,18 +467,19 @@ class Settings(Section):
             )
         return None
 
+    def has_process(self, instance: str) -> bool:
+        """Return whether an instance is captured in another process than the daemon's."""
+        is_captured = self.instances[instance].is_captured
+        return self.processes != "single" and is_captured and self.log_of(instance).mode != "memory"
+
     def process_groups(self) -> list[list[str]]:
         """Return the instances of each capture process, [] if the daemon captures all of them itself.
 
         It always captures those whose log is in its memory.
         """
-        names = [
-            name
-            for name, instance in self.instances.items()
-            if instance.is_captured and self.log_of(name).mode != "memory"
-        ]
         if self.processes == "single":
             return []
+        names = [name for name in self.instances if self.has_process(name)]
         count = len(names) if self.processes == "per-instance" else min(self.processes, len(names))
         return [names[number::count] for number in range(count)]
 

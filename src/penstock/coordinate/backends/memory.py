@@ -8,6 +8,7 @@ network faults.
 
 import itertools
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from urllib.parse import urlsplit
@@ -18,6 +19,7 @@ from penstock.coordinate.store import (
     SESSION_SECONDS,
     OneProcess,
     Record,
+    Session,
     below_of,
     checked_path,
     is_below,
@@ -228,7 +230,7 @@ class MemoryStore:
             watch.tell()
 
 
-class MemorySession:
+class MemorySession(Session):
     """A session of a memory store."""
 
     def __init__(self, store: MemoryStore, seconds: float) -> None:
@@ -247,9 +249,9 @@ class MemorySession:
         return not self.ending.ended
 
     @property
-    def certain(self) -> bool:
-        """Whether the store considers it alive and answers."""
-        return self.alive and self._store.answers
+    def certain_until(self) -> float:
+        """A session time from now, unless the store is away."""
+        return time.monotonic() + self._seconds if self.alive and self._store.answers else float("-inf")
 
     def on_lost(self, lost: Callable[[], None]) -> None:
         """Register a callback for the loss of the session."""

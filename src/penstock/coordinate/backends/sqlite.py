@@ -25,6 +25,7 @@ from penstock.coordinate.store import (
     SESSION_SECONDS,
     OneProcess,
     Record,
+    Session,
     below_of,
     checked_path,
     is_below,
@@ -418,7 +419,7 @@ def _remove_sessions(connection: sqlite3.Connection, numbers: list[int]) -> None
         connection.execute("DELETE FROM sessions WHERE id = ?", (number,))
 
 
-class SqliteSession:
+class SqliteSession(Session):
     """A session in a file: a row whose expiry a thread extends."""
 
     def __init__(self, store: SqliteStore, number: int, seconds: float, certain_until: float) -> None:
@@ -441,9 +442,9 @@ class SqliteSession:
         return not self._ending.ended
 
     @property
-    def certain(self) -> bool:
-        """Whether its last heartbeat is still valid."""
-        return self.alive and time.monotonic() < self._certain_until
+    def certain_until(self) -> float:
+        """When its last heartbeat expires."""
+        return self._certain_until if self.alive else float("-inf")
 
     def on_lost(self, lost: Callable[[], None]) -> None:
         """Register a callback for the loss of the session."""

@@ -26,6 +26,7 @@ from penstock.coordinate.store import (
     SESSION_SECONDS,
     OneProcess,
     Record,
+    Session,
     below_of,
     checked_path,
 )
@@ -478,7 +479,7 @@ class ZooKeeperStore:
             above = above.rpartition("/")[0]
 
 
-class ZooKeeperSession:
+class ZooKeeperSession(Session):
     """A session of the ensemble, on its own connection."""
 
     def __init__(self, address: EnsembleAddress, seconds: float, operation_seconds: float) -> None:
@@ -510,10 +511,9 @@ class ZooKeeperSession:
         return not self._ending.ended
 
     @property
-    def certain(self) -> bool:
-        """Whether its connection is up, and its last answer so recent that it cannot have ended."""
-        connected: bool = self._connection.client.connected
-        return self.alive and connected and time.monotonic() < self._certain_until
+    def certain_until(self) -> float:
+        """When its last answer expires; -inf while its connection is down."""
+        return self._certain_until if self.alive and self._connection.client.connected else float("-inf")
 
     def on_lost(self, lost: Callable[[], None]) -> None:
         """Register a callback for the loss of the session."""

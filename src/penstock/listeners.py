@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The listeners of one process: what they serve, and the stores that they use, from the settings."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+
+from penstock.coordinate.store import CoordinationStore, open_store
+from penstock.model import TablePatterns
+from penstock.serve.coordination import CoordinationProbe
+from penstock.serve.served import Arrivals, Served, ServedInstance
+from penstock.settings.daemon import Settings
+
+# A scrape or a probe waits for the coordination store for this long.
+_PROBE_SECONDS = 2.0
+
+
+def make_served(
+    settings: Settings,
+    instances: Mapping[str, ServedInstance],
+    arrivals: Arrivals,
+    is_here: Callable[[str], bool],
+) -> Served:
+    """Return the instances as the settings say that they are served; see `Served`."""
+    by_name = settings.instances.items()
+    return Served(
+        instances,
+        arrivals,
+        {name: instance.shard_columns for name, instance in by_name},
+        [name for name, instance in by_name if instance.canal_gtid],
+        {name: settings.log_of(name).retention.hold_age for name in settings.instances},
+        {
+            name: TablePatterns(list(instance.tables), list(instance.exclude_tables))
+            for name, instance in by_name
+            if instance.canal_filters
+        },
+        is_here,
+    )
+
+
+def store_opener(settings: Settings) -> Callable[[], CoordinationStore] | None:
+    """Return a function that opens the store of the Canal clients' cursors; None without a Canal listener.
+
+    A file is checked now. An ensemble may be unavailable for a while, and then capture runs without it.
+    Raises OptionInvalid, DiskFailed.
+    """
+    if settings.listen.canal is None:
+        return None
+    if settings.coordination is None:
+        settings.log.folder.mkdir(parents=True, exist_ok=True)
+    url = settings.coordination_url()
+    if url.startswith("sqlite:"):
+        open_store(url).close()
+    return partial(open_store, url)
+
+
+def coordination_probe(settings: Settings) -> CoordinationProbe | None:
+    """Return the probe of the coordination store; None if neither the settings nor a listener need one."""
+    if settings.coordination is None and settings.listen.canal is None:
+        return None
+    url = settings.coordination_url()
+    open_probe = partial(open_store, url, _PROBE_SECONDS)
+    return CoordinationProbe(url, open_probe, settings.instances)

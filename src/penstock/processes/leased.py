@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: Apache-2.0
+"""An instance that a member of a fleet captures in a process of its own."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from penstock.logstore.followed_log import FollowedLog
+from penstock.processes.lease import HeldLease
+from penstock.processes.supervisor import Supervisor
+
+
+class LeasedCapture:
+    """A capture under a lease, from its start to its end; see `penstock.fleet.tenure.TenuredCapture`."""
+
+    def __init__(self, supervisor: Supervisor, name: str, lease: HeldLease) -> None:
+        self._supervisor = supervisor
+        self._instance, self._process = supervisor.add(name, lease)
+
+    @property
+    def name(self) -> str:
+        """The instance's name."""
+        return self._instance.name
+
+    def start(self) -> None:
+        """Start the process. Raises RuntimeError if the system has no thread to give."""
+        self._process.start()
+
+    def stop(self) -> None:
+        """Ask the process to end. Its capture stores what it has received first, if the lease permits it."""
+        self._process.stop()
+
+    def join(self, seconds: float) -> bool:
+        """Wait up to `seconds` for the end of the process; return whether it has ended."""
+        if not self._process.join(seconds):
+            return False
+        self._supervisor.remove(self._process)
+        return True
+
+    def status(self) -> Mapping[str, Any]:
+        """Return the status as plain JSON values. Never waits."""
+        return self._instance.status()
+
+    def log(self) -> FollowedLog:
+        """Return the log. Raises ServerBusy while it is being opened, and the error if opening failed."""
+        return self._instance.log()
