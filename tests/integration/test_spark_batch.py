@@ -142,6 +142,7 @@ def test_column_missing_from_the_table_is_refused_by_name(
         ("_commit_timestamp < timestamp'2020-01-01'", 0),
         ("_metadata.table = 'orders' AND id = 2", 2),
         ("_metadata.table = 'nothing'", 0),
+        ("total >= 1.25 AND status IS NOT NULL AND NOT id IN (2, 3)", 3),
         ("_change_type LIKE 'update%' OR id = 2", 4),
     ],
 )

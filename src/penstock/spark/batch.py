@@ -3,6 +3,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import pyarrow
 from pyspark.sql.datasource import DataSourceReader, InputPartition
@@ -45,6 +46,7 @@ class BatchReader(DataSourceReader):
         self._settings = settings
         self._shape = shape
         self._narrowing = Narrowing()
+        self._conditions: tuple[Any, ...] = ()
 
     def partitions(self) -> Sequence[InputPartition]:
         """Split the selected part of the log into byte ranges, based on a listing only."""
@@ -93,4 +95,5 @@ class BatchReader(DataSourceReader):
             declared=self._shape.columns if self._shape is not None and settings.mode == TYPED else None,
             changes=narrowing.changes,
             bounds=replace(bounds, time_from_us=low, time_until_us=high),
+            conditions=self._conditions,
         )

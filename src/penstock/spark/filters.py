@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Filters that Spark pushes down, translated into a narrower read. Spark pushes filters from 4.1 on.
 
-Only filters on the system columns concern the log. A filter is applied completely only if the read omits
-exactly the rows that the filter rejects. For every other filter, Spark checks the rows again.
+Filters on the system columns concern the log. Filters on the table's own columns are applied to decoded
+rows; see `row_conditions`. A filter is applied completely only if the read omits exactly the rows that the
+filter rejects. For every other filter, Spark checks the rows again.
 """
 
 from collections.abc import Iterable, Sequence
@@ -25,6 +26,7 @@ from penstock.source.read_settings import ENVELOPE
 from penstock.source.reading import CHANGE_TYPES
 from penstock.spark.batch import BatchReader
 from penstock.spark.narrowing import Narrowing
+from penstock.spark.row_conditions import is_applicable
 
 _TIME_MAX = (1 << 63) - 1
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -38,9 +40,15 @@ class FilteringBatchReader(BatchReader):
     """
 
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Apply the filters that concern the log; return those that Spark must still check."""
+        """Apply the filters that select a part of the log or its rows.
+
+        Returns those that Spark must still check.
+        """
         envelope = self._settings.mode == ENVELOPE
         self._narrowing, unsure = narrow(filters, envelope=envelope)
+        if self._shape is not None and not envelope:
+            columns = self._shape.arrow(self._settings.columns)
+            self._conditions = tuple(condition for condition in unsure if is_applicable(condition, columns))
         return unsure
 
 

@@ -46,7 +46,8 @@ class NarrowedTables(TablePatterns):
 class Decoding:
     """The decoding parameters shared by every range of one read. Pickles.
 
-    `columns` and `declared` apply to typed rows only. `changes` are from CHANGE_TYPES, None for all.
+    `columns`, `declared` and `conditions` apply to typed rows only. `changes` are from CHANGE_TYPES, None for
+    all. `conditions` are Spark's filters for `row_conditions`, all of which must hold.
     """
 
     mode: str
@@ -55,6 +56,7 @@ class Decoding:
     declared: tuple[Column, ...] | None = None
     changes: tuple[str, ...] | None = None
     bounds: Bounds = field(default_factory=Bounds)
+    conditions: tuple[Any, ...] = ()
 
 
 class RangePartition(InputPartition):
@@ -103,9 +105,20 @@ def read_partition(partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
             declared=None if decoding.mode == ENVELOPE else decoding.declared,
             batch_bytes_max=SPARK_BATCH_BYTES_MAX,
         ):
-            yield from pieces(batch.to_arrow())
+            rows = _passing(batch.to_arrow(), decoding.conditions)
+            if rows.num_rows:
+                yield from pieces(rows)
     finally:
         source.close()
+
+
+def _passing(rows: pyarrow.RecordBatch, conditions: tuple[Any, ...]) -> pyarrow.RecordBatch:
+    if not conditions:
+        return rows
+    # PySpark 4.0 has no filters.
+    from penstock.spark.row_conditions import passing
+
+    return passing(rows, conditions)
 
 
 @functools.cache

@@ -1,0 +1,147 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Conditions that Spark pushes down select the rows that SQL's three-valued logic selects, row by row."""
+
+import operator
+import pickle
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from typing import Any
+
+import pyarrow
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+pytest.importorskip("pyspark.sql.datasource")
+
+from pyspark.sql.datasource import (
+    EqualNullSafe,
+    EqualTo,
+    Filter,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    IsNotNull,
+    IsNull,
+    LessThan,
+    LessThanOrEqual,
+    Not,
+    StringContains,
+    StringEndsWith,
+    StringStartsWith,
+)
+
+from penstock.spark.row_conditions import is_applicable, passing
+
+_TEXTS = st.text("aAé_%\\", max_size=3)
+_VALUES = {
+    "number": st.integers(-128, 127),
+    "text": _TEXTS,
+    "total": st.decimals(-99, 99, places=2),
+    "day": st.dates(date(1582, 10, 4), date(9999, 12, 31)),
+    "at": st.datetimes(datetime(1000, 1, 1), datetime(9999, 12, 31)),
+}
+_SCHEMA = pyarrow.schema(
+    {
+        "number": pyarrow.int8(),
+        "text": pyarrow.string(),
+        "total": pyarrow.decimal128(10, 2),
+        "day": pyarrow.date32(),
+        "at": pyarrow.timestamp("us"),
+    }
+)
+_ROWS = st.lists(
+    st.fixed_dictionaries({name: st.none() | value for name, value in _VALUES.items()}), max_size=20
+)
+_COMPARED = {
+    EqualTo: operator.eq,
+    EqualNullSafe: operator.eq,
+    GreaterThan: operator.gt,
+    GreaterThanOrEqual: operator.ge,
+    LessThan: operator.lt,
+    LessThanOrEqual: operator.le,
+    StringStartsWith: str.startswith,
+    StringEndsWith: str.endswith,
+    StringContains: operator.contains,
+}
+
+
+@st.composite
+def _conditions(draw: st.DrawFn) -> Filter:
+    name = draw(st.sampled_from(list(_VALUES)))
+    kinds = [
+        EqualTo,
+        EqualNullSafe,
+        GreaterThan,
+        GreaterThanOrEqual,
+        LessThan,
+        LessThanOrEqual,
+        In,
+        IsNull,
+        IsNotNull,
+    ]
+    texts = [StringStartsWith, StringEndsWith, StringContains]
+    kind = draw(st.sampled_from(kinds + texts if name == "text" else kinds))
+    if kind in (IsNull, IsNotNull):
+        condition = kind((name,))
+    elif kind is In:
+        condition = In((name,), tuple(draw(st.lists(_VALUES[name], max_size=3))))
+    else:
+        condition = kind((name,), draw(_VALUES[name]))
+    return Not(condition) if draw(st.booleans()) else condition
+
+
+def _answer(condition: Any, row: dict[str, Any]) -> bool | None:
+    """Evaluate a condition on one row, None where the answer is unknown: the slow reference."""
+    if isinstance(condition, Not):
+        answer = _answer(condition.child, row)
+        return None if answer is None else not answer
+    value = row[condition.attribute[0]]
+    if isinstance(condition, IsNull | IsNotNull):
+        return (value is None) == isinstance(condition, IsNull)
+    if value is None:
+        return False if isinstance(condition, EqualNullSafe) else None
+    if isinstance(condition, In):
+        return value in condition.value
+    return bool(_COMPARED[type(condition)](value, condition.value))
+
+
+@settings(max_examples=60, deadline=None)
+@given(_ROWS, st.lists(_conditions(), min_size=1, max_size=3))
+def test_rows_where_every_condition_is_true_pass(
+    rows: list[dict[str, Any]], conditions: list[Filter]
+) -> None:
+    assert all(is_applicable(condition, _SCHEMA) for condition in conditions)
+    batch = pyarrow.RecordBatch.from_pylist(rows, _SCHEMA)
+    accepted = passing(batch, pickle.loads(pickle.dumps(conditions))).to_pylist()
+    assert accepted == [row for row in rows if all(_answer(condition, row) for condition in conditions)]
+
+
+@pytest.mark.parametrize(
+    ("condition", "column_type"),
+    [
+        (EqualTo(("c",), 1.5), pyarrow.float64()),
+        (EqualTo(("c",), 300), pyarrow.int8()),
+        (EqualTo(("c",), True), pyarrow.int8()),
+        (EqualTo(("c",), None), pyarrow.int8()),
+        (GreaterThan(("c",), Decimal("1.005")), pyarrow.decimal128(10, 2)),
+        (EqualTo(("c",), datetime(2026, 1, 1)), pyarrow.timestamp("us", "UTC")),
+        (EqualTo(("c",), datetime(2026, 1, 1, tzinfo=UTC)), pyarrow.timestamp("us")),
+        (EqualTo(("c",), datetime(2026, 1, 1)), pyarrow.date32()),
+        (In(("c",), (1, "one")), pyarrow.int8()),
+        (In(("c",), (1, None)), pyarrow.int8()),
+        (StringContains(("c",), "a"), pyarrow.binary()),
+        (Not(EqualTo(("c",), 1.5)), pyarrow.float64()),
+        (EqualTo(("c", "field"), 1), pyarrow.int8()),
+        (EqualTo(("d",), 1), pyarrow.int8()),
+    ],
+)
+def test_condition_that_arrow_may_judge_differently_is_left_to_spark(
+    condition: Filter, column_type: pyarrow.DataType
+) -> None:
+    assert not is_applicable(condition, pyarrow.schema({"c": column_type}))
+
+
+def test_batch_whose_rows_all_pass_is_returned_without_a_copy() -> None:
+    batch = pyarrow.record_batch({"c": [1, 2, 3]})
+    assert passing(batch, [GreaterThan(("c",), 0)]) is batch
