@@ -5,6 +5,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from http.client import HTTPConnection
 from typing import Any
 
@@ -120,6 +121,36 @@ def test_searches_of_clients_that_have_left_are_not_run(log: Log, monkeypatch: p
         end.set()
         assert [connection.getresponse().status for connection in staying] == [200] * len(staying)
     assert sorted(searches) == [*range(_SEARCHING_THREADS), 99]
+
+
+def test_search_of_a_client_that_has_left_reads_no_further(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[int] = []
+    reading, left, ended = threading.Event(), threading.Event(), threading.Event()
+    read = Log.read
+
+    def read_slowly(log: Log, *place: Any) -> Iterator[memoryview]:
+        try:
+            for buffer in read(log, *place):
+                for start in range(0, len(buffer), 8):
+                    reading.set()
+                    left.wait(WAIT_SECONDS_MAX)
+                    reads.append(start)
+                    yield buffer[start : start + 8]
+        finally:
+            ended.set()
+
+    monkeypatch.setattr(Log, "read", read_slowly)
+    position = replace(last := log.extents()[-1].last, offset=last.offset - 1)
+    with serving(log) as daemon:
+        connection = HTTPConnection("127.0.0.1", daemon.port(), timeout=WAIT_SECONDS_MAX)
+        connection.request("GET", f"/v1/instances/{INSTANCE}/transaction?position={position}")
+        assert reading.wait(WAIT_SECONDS_MAX)
+        connection.close()
+        disconnect = 'penstock_listener_requests_total{code="499",protocol="http"} 1'
+        wait_until(lambda: disconnect in str(daemon.ask("GET", "/metrics").body))
+        left.set()
+        assert ended.wait(WAIT_SECONDS_MAX)
+    assert len(reads) == 1
 
 
 @pytest.mark.parametrize("pattern", [f"/{'(' * 5000}{')' * 5000}/", "/a{99999999999999999999}/"])

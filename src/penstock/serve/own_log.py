@@ -10,6 +10,7 @@ from penstock.gtid_sets import LoggedSet
 from penstock.logstore.followed_log import ServedLog
 from penstock.logstore.merge_position import MergePosition
 from penstock.model import Position, TableName
+from penstock.serve.threads import prove_wanted
 from penstock.source.kept import EpochKey, KeptRun, KeptSource
 from penstock.source.log import noted_range
 from penstock.source.source import ByteRange, SourceOptions
@@ -69,7 +70,8 @@ class OwnLog:
     ) -> Iterator[memoryview]:
         """Yield the bytes from a position on, to the end of the log's part of the file.
 
-        `resume_at` is not used, because there is no connection to lose.
+        `resume_at` is not used, because there is no connection to lose. Raises CancelledError in an abandoned
+        search.
         """
         end = max(
             (
@@ -79,7 +81,9 @@ class OwnLog:
             ),
             default=stop,
         )
-        yield from self.log.read(start.epoch, start.file, start.offset, max(stop, end))
+        for buffer in self.log.read(start.epoch, start.file, start.offset, max(stop, end)):
+            prove_wanted()
+            yield buffer
 
     def close(self) -> None:
         """Do nothing: capture closes the log."""

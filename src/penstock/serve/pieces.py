@@ -147,7 +147,7 @@ class Pieces:
 
     async def search(self, work: Callable[..., _Answer], *arguments: Any) -> _Answer:
         """Run work that may read much of the log, in a thread that no follower waits for."""
-        return await run_in(self._threads.searching, work, *arguments)
+        return await self._threads.search(work, *arguments)
 
     @property
     def source(self) -> OwnSource:

@@ -12,8 +12,10 @@ delivering      alerts and metrics sent to other services       as long as the r
 """
 
 import asyncio
+import threading
 from collections.abc import Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import CancelledError, Executor, ThreadPoolExecutor
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -33,6 +35,10 @@ _REPORTING_THREADS = 2
 _DELIVERING_THREADS = 2
 
 
+# Whether the search that this thread runs is abandoned, None in a thread that runs no search.
+_ABANDONED: ContextVar[threading.Event | None] = ContextVar("abandoned", default=None)
+
+
 def _pool(threads: int, name: str) -> Executor:
     return ThreadPoolExecutor(threads, thread_name_prefix=name)
 
@@ -49,7 +55,33 @@ class Threads:
     reporting: Executor = field(default_factory=lambda: _pool(_REPORTING_THREADS, "report"))
     delivering: Executor = field(default_factory=lambda: _pool(_DELIVERING_THREADS, "deliver"))
 
+    async def search(self, work: Callable[..., _Answer], *arguments: Any) -> _Answer:
+        """Run work that may read much of a log in a thread that no follower waits for.
+
+        If the caller is cancelled, the work ends before its next read of the log: see `prove_wanted`.
+        """
+        abandoned = threading.Event()
+
+        def run() -> _Answer:
+            token = _ABANDONED.set(abandoned)
+            try:
+                return work(*arguments)
+            finally:
+                _ABANDONED.reset(token)
+
+        try:
+            return await run_in(self.searching, run)
+        finally:
+            abandoned.set()
+
 
 async def run_in(pool: Executor, work: Callable[..., _Answer], *arguments: Any) -> _Answer:
     """Run blocking work in a thread of a pool."""
     return await asyncio.get_running_loop().run_in_executor(pool, work, *arguments)
+
+
+def prove_wanted() -> None:
+    """Raise CancelledError in the thread of a search that nobody waits for any more."""
+    abandoned = _ABANDONED.get()
+    if abandoned is not None and abandoned.is_set():
+        raise CancelledError

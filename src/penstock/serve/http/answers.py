@@ -22,7 +22,7 @@ def ending_on_disconnect(handler: _Handler) -> _Handler:
     """Return a handler that is cancelled when its client disconnects.
 
     Work that waits for a thread is dropped, so that nobody waits for the searches of clients that have left.
-    Work that has begun in a thread ends there.
+    A search that has begun in a thread ends before its next read of the log.
     """
 
     async def handle(request: Request) -> Response:

@@ -45,7 +45,7 @@ async def _listing(served: Served, request: Request) -> Response:
     query, instance = Query(request), instance_of(served, request)
     log, after = _log_of(served, request), query.position("after")
     await served.wait_behind(instance.name, after, query.seconds("timeout"))
-    return JSONResponse(await run_in(served.threads.searching, _list, log, after))
+    return JSONResponse(await served.threads.search(_list, log, after))
 
 
 def _list(log: ServedLog, after: Position | None) -> dict[str, Any]:

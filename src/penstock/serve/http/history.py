@@ -100,7 +100,7 @@ async def _history(served: Served, histories: _Histories, request: Request) -> R
     log = log_of(served, request)
     masked = account.masking.columns(table)
     history = _open(log, instance, RowKey(table, tuple(wanted.key), tuple(wanted.columns), masked))
-    readers = await run_in(served.threads.searching, visible_holds, account, log)
+    readers = await served.threads.search(visible_holds, account, log)
     return _HistoryAnswer(history, wanted.limit, readers, served.threads, histories, masked)
 
 

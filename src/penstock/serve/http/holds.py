@@ -21,7 +21,6 @@ from penstock.logstore.memory_log import MemoryLog
 from penstock.serve.access import Account, account_of
 from penstock.serve.http.query import Query, log_of
 from penstock.serve.served import Served
-from penstock.serve.threads import run_in
 
 # A reader that is silent for this long is considered gone, and holds nothing any longer.
 HOLD_SECONDS_DEFAULT = 24 * 3600
@@ -63,7 +62,7 @@ async def _put(served: Served, request: Request) -> Response:
 async def _list(served: Served, request: Request) -> Response:
     """List the holds in force, the one furthest back first."""
     account, log = account_of(request), log_of(served, request)
-    shown = await run_in(served.threads.searching, _shown_to, account, log)
+    shown = await served.threads.search(_shown_to, account, log)
     return JSONResponse({"holds": shown})
 
 

@@ -140,7 +140,7 @@ def _epochs_of(log: ServedLog) -> dict[str, Any]:
 
 async def _extents(served: Served, request: Request) -> Response:
     log = log_of(served, request)
-    return JSONResponse(_extents_of(await run_in(served.threads.searching, log.extents)))
+    return JSONResponse(_extents_of(await served.threads.search(log.extents)))
 
 
 def _extents_of(extents: Iterable[LogExtent]) -> dict[str, Any]:
@@ -156,7 +156,7 @@ async def _disk(served: Served, request: Request) -> Response:
     """Return the space on the log's disk; null for a log in memory."""
     log = log_of(served, request)
     on_disk = not isinstance(log, MemoryLog)
-    free = await run_in(served.threads.searching, log.disk.free_bytes, log.folder) if on_disk else None
+    free = await served.threads.search(log.disk.free_bytes, log.folder) if on_disk else None
     return JSONResponse(
         {"free_bytes": free, "reserved_bytes": log.settings.free_bytes_min if on_disk else None}
     )
@@ -168,7 +168,7 @@ async def _head(served: Served, request: Request) -> Response:
     head = await served.wait_behind(instance.name, after, seconds)
     if not query.has("listing"):
         return JSONResponse({"position": _text(head)})
-    return JSONResponse(await run_in(served.threads.searching, _listing, instance.log()))
+    return JSONResponse(await served.threads.search(_listing, instance.log()))
 
 
 def _listing(log: ServedLog) -> dict[str, Any]:
@@ -192,7 +192,7 @@ async def _locate(served: Served, request: Request) -> Response:
         raise OptionInvalid(
             "name one of time_us, gtid_set and position", hint="locate?time_us=1700000000000000"
         )
-    search = functools.partial(run_in, served.threads.searching)
+    search = served.threads.search
     if names == ["time_us"]:
         located = await search(log.locate_time, query.number("time_us"))
     elif names == ["gtid_set"]:
@@ -208,7 +208,7 @@ async def _locate(served: Served, request: Request) -> Response:
 
 async def _gtid_set(served: Served, request: Request) -> Response:
     log, position = log_of(served, request), Query(request).needed_position("position")
-    return JSONResponse({"gtid_set": await run_in(served.threads.searching, log.gtid_set, position)})
+    return JSONResponse({"gtid_set": await served.threads.search(log.gtid_set, position)})
 
 
 # --- Bytes ----------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from penstock.logstore.log import Log
 from penstock.logstore.records import OPEN, STATES, SegmentRecord
 from penstock.serve.http.query import Query, log_of
 from penstock.serve.served import Served
-from penstock.serve.threads import run_in
 
 _SEGMENTS_DEFAULT = 200
 
@@ -25,7 +24,7 @@ def routes(served: Served) -> list[Route]:
 
 async def _segments(served: Served, request: Request) -> Response:
     log, limit = log_of(served, request), Query(request).number("limit", _SEGMENTS_DEFAULT)
-    return JSONResponse(await run_in(served.threads.searching, _listed, log, limit))
+    return JSONResponse(await served.threads.search(_listed, log, limit))
 
 
 def _listed(log: Log, limit: int) -> dict[str, Any]:

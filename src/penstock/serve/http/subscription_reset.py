@@ -27,7 +27,6 @@ from penstock.serve.http.query import log_of
 from penstock.serve.own_log import OwnSource
 from penstock.serve.served import Served
 from penstock.serve.subscription import resolve_start
-from penstock.serve.threads import run_in
 from penstock.source.transaction import prove_boundary
 
 
@@ -63,9 +62,9 @@ async def _reset(served: Served, coordination: CoordinationProbe | None, request
     started = await resolve_start(served.pieces(instance), start_of(wanted.to))
     if started.gtid_after:
         raise ServerBusy("the log does not have all transactions of the GTID set yet", hint="Wait for them")
-    checkpoint = await run_in(served.threads.searching, _proved, log, instance, started.position)
+    checkpoint = await served.threads.search(_proved, log, instance, started.position)
     change = _Reset(instance, name, wanted, checkpoint, account)
-    return JSONResponse(await run_in(served.threads.searching, store.change, change.run))
+    return JSONResponse(await served.threads.search(store.change, change.run))
 
 
 def _parse(body: bytes) -> ResetRequest:

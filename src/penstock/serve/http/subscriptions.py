@@ -20,7 +20,6 @@ from penstock.model import Position
 from penstock.serve.access import account_of
 from penstock.serve.coordination import CoordinationProbe, SubscriptionView
 from penstock.serve.served import Served
-from penstock.serve.threads import run_in
 from penstock.source.kept import epoch_shift
 
 
@@ -36,9 +35,9 @@ async def _subscriptions(
     if coordination is None:
         return JSONResponse({"coordination": False, "subscriptions": []})
     account = account_of(request)
-    views = await run_in(served.threads.searching, coordination.subscriptions)
+    views = await served.threads.search(coordination.subscriptions)
     visible = [view for view in views if account.may_read(view.subscription.instance, view.subscription.name)]
-    shown = await run_in(served.threads.searching, _shown, served, visible)
+    shown = await served.threads.search(_shown, served, visible)
     return JSONResponse({"coordination": True, "subscriptions": shown})
 
 

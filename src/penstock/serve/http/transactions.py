@@ -18,12 +18,12 @@ from penstock.limits import MIB
 from penstock.logstore.followed_log import ServedLog
 from penstock.model import Position, TableName, TablePatterns
 from penstock.serve.access import Account, account_of
+from penstock.serve.http.answers import ending_on_disconnect
 from penstock.serve.http.holds import visible_holds
 from penstock.serve.http.query import Query, log_of
 from penstock.serve.masking import mask_part
 from penstock.serve.own_log import OwnSource
 from penstock.serve.served import Served
-from penstock.serve.threads import run_in
 from penstock.source.row_history import TableStatement, part_to_json
 from penstock.source.transaction import (
     FoundTransaction,
@@ -44,9 +44,8 @@ _Part = TableChange | TableStatement
 def routes(served: Served) -> list[Route]:
     """Return the route of transactions."""
     path = "/v1/instances/{instance}/transaction"
-    return [
-        Route(path, functools.partial(_transaction, served), methods=["GET"], name="_transaction"),
-    ]
+    handler = ending_on_disconnect(functools.partial(_transaction, served))
+    return [Route(path, handler, methods=["GET"], name="_transaction")]
 
 
 async def _transaction(served: Served, request: Request) -> Response:
@@ -58,7 +57,7 @@ async def _transaction(served: Served, request: Request) -> Response:
     limit = min(query.number("limit", _ROWS_DEFAULT), _ROWS_MAX)
     gtid, position = (query.text("gtid"), None) if query.has("gtid") else (None, query.position("position"))
     read = functools.partial(_read, log, instance, account, tables, limit)
-    return JSONResponse(await run_in(served.threads.searching, read, gtid, position))
+    return JSONResponse(await served.threads.search(read, gtid, position))
 
 
 def _read(
