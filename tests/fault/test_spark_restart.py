@@ -137,7 +137,7 @@ def _is_below(process: int, ancestor: int, parents: dict[int, int]) -> bool:
 
 
 @pytest.mark.deep(
-    guard="tests/integration/test_spark_stream.py::test_stream_continues_exactly_where_its_checkpoint_ends"
+    guard="tests/integration/test_spark_stream.py::test_tracked_schemas_decode_a_log_without_names_over_an_alter_and_a_restart"
 )
 @pytest.mark.slow
 def test_driver_killed_around_its_batches_loses_and_repeats_nothing(
@@ -156,7 +156,7 @@ def test_driver_killed_around_its_batches_loses_and_repeats_nothing(
 
 
 @pytest.mark.deep(
-    guard="tests/integration/test_spark_stream.py::test_stream_continues_exactly_where_its_checkpoint_ends"
+    guard="tests/integration/test_spark_stream.py::test_tracked_schemas_decode_a_log_without_names_over_an_alter_and_a_restart"
 )
 @pytest.mark.timing
 @pytest.mark.slow
@@ -181,7 +181,7 @@ def test_python_worker_killed_within_a_transaction_is_replaced(
 
 
 @pytest.mark.deep(
-    guard="tests/integration/test_spark_stream.py::test_stream_continues_exactly_where_its_checkpoint_ends"
+    guard="tests/integration/test_spark_stream.py::test_tracked_schemas_decode_a_log_without_names_over_an_alter_and_a_restart"
 )
 @pytest.mark.timing
 @pytest.mark.slow
@@ -236,7 +236,7 @@ def test_connection_cut_within_a_transaction_resumes(
 
 
 @pytest.mark.deep(
-    guard="tests/integration/test_spark_stream.py::test_stream_continues_exactly_where_its_checkpoint_ends"
+    guard="tests/integration/test_spark_stream.py::test_tracked_schemas_decode_a_log_without_names_over_an_alter_and_a_restart"
 )
 @pytest.mark.timing
 def test_server_restarted_under_a_running_stream_is_waited_for(

@@ -48,7 +48,7 @@ def environment_on(missing_part: MissingPart, tmp_path_factory: pytest.TempPathF
 
 
 @pytest.mark.deep(
-    guard="tests/integration/test_spark_stream.py::test_stream_continues_exactly_where_its_checkpoint_ends"
+    guard="tests/integration/test_spark_stream.py::test_tracked_schemas_decode_a_log_without_names_over_an_alter_and_a_restart"
 )
 @pytest.mark.slow
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_older_spark_reads_batches_envelopes_and_streams(
 
 
 @pytest.mark.deep(
-    guard="tests/integration/test_spark_stream.py::test_stream_continues_exactly_where_its_checkpoint_ends"
+    guard="tests/integration/test_spark_stream.py::test_tracked_schemas_decode_a_log_without_names_over_an_alter_and_a_restart"
 )
 @pytest.mark.slow
 def test_checkpoint_moves_between_versions_without_loss_or_duplicates(
@@ -136,7 +136,7 @@ def changes_of_orders() -> int:
 
 
 @pytest.mark.deep(
-    guard="tests/integration/test_spark_stream.py::test_stream_continues_exactly_where_its_checkpoint_ends"
+    guard="tests/integration/test_spark_stream.py::test_tracked_schemas_decode_a_log_without_names_over_an_alter_and_a_restart"
 )
 @pytest.mark.slow
 def test_pipeline_on_older_spark_writes_every_row_once(environment_on: Environment, tmp_path: Path) -> None:

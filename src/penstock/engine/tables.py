@@ -59,7 +59,6 @@ from penstock.pipeline.table_changes import (
     TableBefore,
     columns_after,
     consequences_of,
-    keeps_rows,
 )
 from penstock.pipeline.verify.merges import Emptied
 from penstock.schema.statements.tokens import ServerSpelling
@@ -482,17 +481,9 @@ class PipelineTables:
             self._reread(source.name, name, statement.position, remove=remove)
 
     def _is_copy(self, source: PipelineSource, name: TableName) -> bool:
-        """Return whether a copy that replaced a table has the same rows with the same values.
-
-        Tools for schema changes truncate and round values to the copy's types, and drop rows that are
-        duplicates by the copy's keys.
-        """
         before = self._tables.get(table_key(source.name, name))
-        columns, keys = (None, None) if before is None else (before.logged, before.keys)
         now = self._now(source, name)
-        if columns is None or keys is None or now is None:
-            return False
-        return keys == keys_of(now) and keeps_rows(columns, now.columns)
+        return before is not None and now is not None and before.has_same_rows(now)
 
     def _has_key(self, source: PipelineSource, name: TableName) -> bool:
         table = self._tables.get(table_key(source.name, name))
@@ -516,7 +507,8 @@ class PipelineTables:
         ):
             return False
         for key, problem in problems.items():
-            self._stop(key, problem)
+            self.stopped[key] = str(problem)
+            _log.error("the pipeline goes on without a table", table=key, why=str(problem))
         return True
 
     def take_up(self, key: str) -> None:
@@ -582,11 +574,8 @@ class PipelineTables:
         except _OF_ONE_TABLE as problem:
             if self._settings.errors.table != "skip_table":
                 raise
-            self._stop(key, problem)
-
-    def _stop(self, key: str, problem: Exception) -> None:
-        self.stopped[key] = str(problem)
-        _log.error("the pipeline goes on without a table", table=key, why=str(problem))
+            self.stopped[key] = str(problem)
+            _log.error("the pipeline goes on without a table", table=key, why=str(problem))
 
     def _prepare_target(self, target: Target, *, again: bool = False) -> None:
         before = self.targets.get(target.name)

@@ -7,6 +7,7 @@ from typing import Any, Self
 
 from penstock.changes import Target
 from penstock.model import Column, TableName
+from penstock.pipeline.table_changes import keeps_rows
 
 # A primary key, and the other unique keys.
 Keys = tuple[tuple[str, ...], frozenset[tuple[str, ...]]]
@@ -44,6 +45,16 @@ class TrackedTable:
             "dropped": sorted(self.dropped),
             "keys": None if self.keys is None else [list(self.keys[0]), sorted(map(list, self.keys[1]))],
         }
+
+    def has_same_rows(self, copy: Target) -> bool:
+        """Return whether a copy that replaced the table has the same rows with the same values.
+
+        Tools for schema changes truncate and round values to the copy's types, and drop rows that are
+        duplicates by the copy's keys.
+        """
+        if self.logged is None or self.keys is None:
+            return False
+        return self.keys == keys_of(copy) and keeps_rows(self.logged, copy.columns)
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:

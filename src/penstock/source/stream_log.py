@@ -41,7 +41,7 @@ class StreamLog:
         self._tries = tries
         self._session: Connection | None = None
         self._sources: dict[tuple[int, str], Source] = {}
-        # The files whose fingerprints were checked in this session, and the offset that was completed last.
+        # The files whose fingerprints were checked since the log was opened, and the offset completed last.
         self._proved: set[tuple[str, str]] = set()
         self._last_completed: tuple[Offset, Offset] | None = None
 

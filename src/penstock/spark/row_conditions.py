@@ -49,7 +49,7 @@ def is_applicable(condition: Any, columns: pyarrow.Schema) -> bool:
     """Return whether a condition on these columns can be applied to decoded rows."""
     if isinstance(condition, Not):
         return is_applicable(condition.child, columns)
-    path = getattr(condition, "attribute", ())
+    path: tuple[str, ...] = getattr(condition, "attribute", ())
     if len(path) != 1 or path[0] not in columns.names:
         return False
     column_type: pyarrow.DataType = columns.field(path[0]).type
