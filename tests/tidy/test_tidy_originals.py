@@ -17,6 +17,6 @@ def test_page_and_list_name_the_same_differences(system: str) -> None:
     section = text[text.index(SECTIONS[system] + "\n") :]
     table = section[section.index("can see these differences") :]
     table = table[: table.index("\n## ")]
-    matches = re.findall(r"^\| ([^|]+) \| [^|]+ \| [^|]+ \|$", table, re.MULTILINE)[1:]
+    matches = re.findall(r"^\| ([^|]+) \| [^|]+ \| [^|]+ \| [^|]+ \|$", table, re.MULTILINE)[1:]
     assert len(matches) > 10
     assert sorted(matches) == sorted({rule.what for rule in rules_of(system)})
