@@ -460,8 +460,13 @@ def test_copy_replaces_the_record_of_an_earlier_one_and_deletes_its_own_before_t
 def test_copy_recorded_before_its_member_registered_again_does_not_count() -> None:
     with closing(MemoryStore(f"fleet-{next(_numbers)}")) as store:
         position = Position(0, "mysql-bin.000003", 900)
-        running = {"a": MemberRecord("a", "a:7070", "1", created=9)}
-        for registration, counted in ((7, []), (9, ["a"]), (None, ["a"])):
+        store.put(copy_path("shop", "b"), CopyRecord(None, 0, in_step=True, registration=8).encode())
+        # The log has no byte yet, and so has the copy of `b`.
+        running = {
+            name: MemberRecord(name, f"{name}:7070", "1", created=created)
+            for name, created in (("a", 9), ("b", 8))
+        }
+        for registration, counted in ((7, ["b"]), (9, ["a", "b"]), (None, ["a", "b"])):
             record = CopyRecord(position, 0, in_step=True, registration=registration)
             store.put(copy_path("shop", "a"), record.encode())
             assert members_in_step(store, running, "shop") == counted

@@ -189,8 +189,7 @@ class CopyRecord:
 
     def is_in_step(self, member: MemberRecord) -> bool:
         """Return whether the copy is in step, by a record of this life of its member."""
-        is_current = self.registration in (None, member.created)
-        return self.in_step and self.position is not None and is_current
+        return self.in_step and self.registration in (None, member.created)
 
     def encode(self) -> bytes:
         """Return the value of the record."""
@@ -289,14 +288,20 @@ def members_in_step(
     Raises SchemaInvalid, CoordinationLost.
     """
     positions: list[tuple[Position, str]] = []
+    # An instance whose server writes nothing has a log without a byte, and so have its copies.
+    empty: list[str] = []
     for name in names_below(store, INSTANCES + path_of(instance, "copies")):
         member = members.get(name)
         if member is None:
             continue
         copy = CopyRecord.of(instance, store.get(copy_path(instance, name), latest=True))
-        if copy is not None and copy.position is not None and copy.is_in_step(member):
+        if copy is None or not copy.is_in_step(member):
+            continue
+        if copy.position is None:
+            empty.append(name)
+        else:
             positions.append((copy.position, name))
-    return [name for _, name in sorted(positions, reverse=True)]
+    return [*(name for _, name in sorted(positions, reverse=True)), *empty]
 
 
 def names_below(store: CoordinationStore, path: str) -> list[str]:
