@@ -25,12 +25,13 @@ from penstock.fleet.jobs import (
     delete_job,
     job_path,
     job_status,
+    move_job,
     read_job,
     read_run,
     run_path,
 )
 from penstock.fleet.member import FleetMember, Membership
-from penstock.fleet.records import job_lease_path
+from penstock.fleet.records import job_lease_path, names_below
 from tests.support.suite.patience import wait_until
 
 _numbers = itertools.count(1)
@@ -250,3 +251,39 @@ def test_new_version_of_a_paused_job_stays_paused(store: MemoryStore) -> None:
     change_job(store, "orders", lambda spec: replace(spec, paused=True))
     applied, changed = apply_job(store, job("name: orders # changed"))
     assert (applied.version, applied.paused, changed) == (2, True, True)
+
+
+def test_job_moves_to_the_chosen_worker_and_returns_to_it(store: MemoryStore, tmp_path: Path) -> None:
+    apply_job(store, job())
+
+    def start(name: str) -> FleetMember:
+        worker = FleetMember(
+            lambda: MemoryStore(store._name),
+            JOB_WORKERS,
+            Membership(name, "", "1", "", 1.0, 10.0, None),
+            lambda store, work, lease: JobTenure(store, work, lease, tmp_path / name, WAITING),
+        )
+        worker.start(failed=lambda: None)
+        return worker
+
+    def runs_on(name: str) -> bool:
+        status = job_status(store, "orders")
+        return (status["worker"], status["state"]) == (name, "running")
+
+    workers = {"a": start("a")}
+    try:
+        wait_until(lambda: runs_on("a"))
+        with pytest.raises(SourceMissing, match="no worker 'b'"):
+            move_job(store, "orders", "b")
+        workers["b"] = start("b")
+        wait_until(lambda: "b" in names_below(store, JOB_WORKERS.members))
+        move_job(store, "orders", "b")
+        wait_until(lambda: runs_on("b"))
+        assert apply_job(store, job("name: orders # changed"))[0].worker == "b"
+        workers["b"].stop()
+        wait_until(lambda: runs_on("a"))
+        workers["b"] = start("b")
+        wait_until(lambda: runs_on("b"))
+    finally:
+        for worker in workers.values():
+            worker.stop()

@@ -158,6 +158,17 @@ def test_damper_grows_with_each_return_and_ends() -> None:
     assert settled_at_us([*joins, 10_000 * SECOND_US]) == 0
 
 
+def test_work_of_a_member_is_there_while_the_member_can_do_it() -> None:
+    moved = [Work("work-0", zone="a", member="host-1"), *works(3)[1:]]
+    hosts = [Host("host-0", "a"), Host("host-1", "b"), Host("host-2", "a")]
+    before = place_works(moved, hosts, {"work-0": "host-0"})
+    assert before["work-0"] == "host-1"
+    for absent in (hosts[::2], [hosts[0], Host("host-1", "b", drained=True), hosts[2]]):
+        elsewhere = place_works(moved, absent, before)
+        assert elsewhere["work-0"] in ("host-0", "host-2")
+        assert place_works(moved, hosts, elsewhere)["work-0"] == "host-1"
+
+
 def copied(count: int, copies: int = 2) -> list[Work]:
     """Return this many works whose logs have copies."""
     return [Work(f"work-{number}", copies=copies) for number in range(count)]

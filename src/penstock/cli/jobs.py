@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock jobs`: show, pause, resume, restart and delete the jobs of a fleet."""
+"""`penstock jobs`: show, pause, resume, restart, move and delete the jobs of a fleet."""
 
 import sys
 from collections.abc import Callable
@@ -11,10 +11,10 @@ import typer
 
 from penstock.cli.shared.fleet_store import ConfigOption, CoordinationOption, opened_store
 from penstock.cli.shared.rendering import write_json
-from penstock.fleet.jobs import JobSpec, change_job, delete_job, job_status, read_job, read_run
+from penstock.fleet.jobs import JobSpec, change_job, delete_job, job_status, move_job, read_job, read_run
 from penstock.fleet.records import JOBS, names_below
 
-HELP = "Show, pause, resume, restart and delete the jobs of a fleet."
+HELP = "Show, pause, resume, restart, move and delete the jobs of a fleet."
 
 _Name = Annotated[str, typer.Argument(metavar="JOB", help="The job, which has its pipeline's name.")]
 _AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
@@ -84,6 +84,20 @@ def restart(job: _Name, config: ConfigOption = None, coordination: CoordinationO
     _change(job, config, coordination, lambda spec: replace(spec, restarts=spec.restarts + 1), "is restarted")
 
 
+def move(
+    job: _Name,
+    worker: Annotated[
+        str | None, typer.Argument(help="The worker, as penstock fleet status names it; none: any worker.")
+    ] = None,
+    config: ConfigOption = None,
+    coordination: CoordinationOption = None,
+) -> None:
+    """Have a worker run a job. While that worker is away or drained, others run it."""
+    with opened_store(config, coordination) as store:
+        move_job(store, job, worker)
+    typer.echo(f"{job} is moved to {worker or 'any worker'}")
+
+
 def delete(job: _Name, config: ConfigOption = None, coordination: CoordinationOption = None) -> None:
     """Stop a job and forget it. Its target and its pipeline's state stay: see penstock pipelines."""
     with opened_store(config, coordination) as store:
@@ -106,5 +120,6 @@ VERBS = {
     "pause": pause,
     "resume": resume,
     "restart": restart,
+    "move": move,
     "delete": delete,
 }

@@ -14,8 +14,10 @@ from penstock.coordinate.store import ABSENT, CoordinationStore, Record, path_of
 from penstock.errors import OptionInvalid, SchemaInvalid, SourceMissing
 from penstock.fleet.placement import Work
 from penstock.fleet.records import (
+    DRAINED,
     JOB_RUNS,
     JOBS,
+    WORKERS,
     encode_record,
     job_lease_path,
     names_below,
@@ -36,8 +38,8 @@ class JobSpec:
     """What a user wants: `verb` and `options` of the command line, and the text of the pipeline file.
 
     `version` counts the changes of the work itself, `restarts` the restarts that were asked for. `${NAME}` in
-    the text is read where the job runs. `created` is the change that created the record: a job of the same
-    name that was deleted before has another.
+    the text is read where the job runs. `worker` runs it while it can, if the job was moved there. `created`
+    is the change that created the record: a job of the same name that was deleted before has another.
     """
 
     name: str
@@ -49,6 +51,7 @@ class JobSpec:
     paused: bool = False
     weight: float = 1.0
     zone: str | None = None
+    worker: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     updated_us: int = 0
     created: int = field(default=0, compare=False)
@@ -75,6 +78,7 @@ class JobSpec:
                 bool(values["paused"]),
                 float(values["weight"]),
                 values["zone"],
+                values.get("worker"),
                 dict(values["labels"]),
                 int(values["updated_us"]),
                 record.created,
@@ -174,8 +178,8 @@ def read_run(store: CoordinationStore, name: str) -> JobRun:
 def apply_job(store: CoordinationStore, wanted: JobSpec) -> tuple[JobSpec, bool]:
     """Store what a user wants, and return it with whether it has changed.
 
-    A new version of a job stays paused if it is. Raises VersionConflict if somebody else changes the job at
-    the same time, CoordinationLost, LimitExceeded.
+    A new version of a job stays paused, or with the worker that it was moved to. Raises VersionConflict if
+    somebody else changes the job at the same time, CoordinationLost, LimitExceeded.
     """
     check_job_name(wanted.name)
     record = store.get(job_path(wanted.name), latest=True)
@@ -190,6 +194,7 @@ def apply_job(store: CoordinationStore, wanted: JobSpec) -> tuple[JobSpec, bool]
         version=before.version + (0 if is_same_process else 1),
         restarts=before.restarts,
         paused=before.paused,
+        worker=before.worker,
         updated_us=before.updated_us,
     )
     if applied == before:
@@ -207,6 +212,21 @@ def change_job(store: CoordinationStore, name: str, change: Callable[[JobSpec], 
             job_path(name), replace(changed, updated_us=time.time_ns() // 1000).encode(), record.version
         )
     return changed
+
+
+def move_job(store: CoordinationStore, name: str, worker: str | None) -> JobSpec:
+    """Have a worker run a job whenever it can; None: any worker again.
+
+    Raises SourceMissing for an unknown job, or a worker that does not run; OptionInvalid for a drained one;
+    VersionConflict, CoordinationLost.
+    """
+    if worker is not None:
+        hint = "See the workers: penstock fleet status"
+        if worker not in names_below(store, f"{WORKERS}/members"):
+            raise SourceMissing(f"no worker {worker!r} runs", hint=hint)
+        if worker in names_below(store, DRAINED):
+            raise OptionInvalid(f"worker {worker} is drained", hint=f"Run: penstock fleet undrain {worker}")
+    return change_job(store, name, lambda job: replace(job, worker=worker))
 
 
 def delete_job(store: CoordinationStore, name: str) -> None:
@@ -251,7 +271,7 @@ def works_of_jobs(store: CoordinationStore) -> list[Work]:
             works.append(Work(name))
             continue
         if job is not None and not job.paused:
-            works.append(Work(job.name, job.weight, job.zone))
+            works.append(Work(job.name, job.weight, job.zone, member=job.worker))
     return works
 
 

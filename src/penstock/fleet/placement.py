@@ -24,7 +24,7 @@ _DAMPED_US_MAX = 600 * 1_000_000
 
 @dataclass(frozen=True)
 class Work:
-    """Something that exactly one member does. While `zone` has a member, one of them does it.
+    """Something that exactly one member does: `member` while it can, else one in `zone` while it has any.
 
     Its log exists `copies` times: with that member, and with as many others as it takes.
     """
@@ -33,6 +33,7 @@ class Work:
     weight: float = 1.0
     zone: str | None = None
     copies: int = 1
+    member: str | None = None
 
 
 @dataclass(frozen=True)
@@ -251,7 +252,10 @@ class _Placing:
 
     def eligible(self, work: Work) -> "_Eligible":
         """Return the hosts that may do a work."""
-        return _Eligible(work, work.zone if work.zone in self.zones else None)
+        chosen = None if work.member is None else self.hosts.get(work.member)
+        if chosen is not None and chosen.knows(work):
+            return _Eligible(work, None, chosen.name)
+        return _Eligible(work, work.zone if work.zone in self.zones else None, None)
 
     def give(self, work: Work, host: Host) -> None:
         """Place a work; it leaves the host that had it."""
@@ -326,10 +330,12 @@ class _Placing:
 
 @dataclass(frozen=True)
 class _Eligible:
-    """The hosts that may do a work: those that know it, in its zone if that has a host."""
+    """The hosts that may do a work: of those that know it, its own member or those in its zone, if any."""
 
     work: Work
     zone: str | None
+    member: str | None
 
     def __contains__(self, host: Host) -> bool:
-        return host.knows(self.work) and self.zone in (None, host.zone)
+        is_apart = self.zone not in (None, host.zone) or self.member not in (None, host.name)
+        return host.knows(self.work) and not is_apart
