@@ -41,11 +41,12 @@ from penstock.fleet.tenure import CaptureTenure, TenuredCapture
 from penstock.limits import CONNECTIONS_MAX
 from penstock.listeners import coordination_probe, make_served, store_opener
 from penstock.logstore.log import Log
-from penstock.model import Secret, TablePatterns, Tls
+from penstock.model import Position, Secret, TablePatterns, Tls
 from penstock.processes.leased import LeasedCapture
 from penstock.processes.supervisor import Supervisor
 from penstock.serve.access import Access
 from penstock.serve.canal.cluster import CanalCluster
+from penstock.serve.durable import DurableInstance
 from penstock.serve.http import resume as resume_routes
 from penstock.serve.http import server_check as check_routes
 from penstock.serve.http import settings as settings_routes
@@ -167,7 +168,7 @@ class Daemon:
             dict if self._fleet is None else self._fleet.copies,
         )
         instances: Mapping[str, ServedInstance] = (
-            {**self._own_captures, **self._supervisor.instances}
+            {**_as_served(settings, self._own_captures, self._arrivals), **self._supervisor.instances}
             if self._fleet is None
             else self._fleet.instances
         )
@@ -343,7 +344,7 @@ class _Fleet:
         self._status: dict[str, Any] = {}
         self._status_at = float("-inf")
         self._directory = Directory(self._open_store, membership.name)
-        self.instances = {
+        instances = {
             name: FleetInstance(
                 name,
                 partial(self._capture_of, name),
@@ -353,6 +354,7 @@ class _Fleet:
             )
             for name, instance in settings.instances.items()
         }
+        self.instances = _as_served(settings, instances, arrivals)
 
     def start(self, failed: Callable[[], None]) -> None:
         """Take part; `failed` is called if this daemon cannot."""
@@ -403,11 +405,18 @@ class _Fleet:
             name,
             partial(open_log, name, self._settings.log_of(name)),
             partial(self._address_of_capturer, store, name),
+            self.member.name,
+            partial(self._note_readable, name),
         )
         # Without a record nothing is begun, so that a later try finds the log closed.
         tenure = CopyTenure(store, name, self.member.name, copy, lambda: self.member.registration)
         copy.start()
         return tenure
+
+    def _note_readable(self, name: str, position: Position) -> None:
+        instance = self.instances[name]
+        if isinstance(instance, DurableInstance):
+            instance.note_readable(position)
 
     def _address_of_capturer(self, store: CoordinationStore, name: str) -> DaemonAddress | None:
         """Return where the log of an instance is captured, None if nobody else captures it."""
@@ -442,6 +451,19 @@ class _Fleet:
                 with closing(self._open_store()) as store:
                     self._status, self._status_at = fleet_status(store), time.monotonic()
             return self._status
+
+
+def _as_served(
+    settings: Settings, instances: Mapping[str, ServedInstance], arrivals: Arrivals
+) -> dict[str, ServedInstance]:
+    """Return instances as their readers are to see them."""
+    logs = {name: settings.log_of(name) for name in instances}
+    return {
+        name: instance
+        if logs[name].serve == "written"
+        else DurableInstance(instance, logs[name].copies, arrivals.arrived)
+        for name, instance in instances.items()
+    }
 
 
 def _allow_descriptors() -> None:

@@ -22,6 +22,7 @@ from penstock.fleet.records import lease_path
 from penstock.fleet.tenure import CaptureTenure
 from penstock.logstore.log import Log
 from penstock.logstore.reader import LogReader
+from penstock.model import Position
 from penstock.settings.daemon import LogSettings
 from penstock.source.daemon_address import DaemonAddress
 from tests.support.capture.captured_log import (
@@ -97,7 +98,9 @@ def test_member_with_a_copy_continues_the_log_at_the_byte_where_the_copy_ended(
 class CopiedFleet:
     """Daemons without shared files, whose instance has its log on two of them."""
 
-    def __init__(self, folder: Path, server: Server, coordination: str, members: str) -> None:
+    def __init__(
+        self, folder: Path, server: Server, coordination: str, members: str, serve: str = "written"
+    ) -> None:
         self.server = server
         self.coordination = coordination
         self.daemons: dict[str, DaemonProcess] = {}
@@ -105,7 +108,13 @@ class CopiedFleet:
             settings = {
                 "coordination": coordination,
                 "fleet": {"member": name, "zone": f"room-{name}", "session": "2s"},
-                "log": {"copies": 2, "folder": str(folder / name / "log"), "segment_bytes": "1MiB"},
+                "log": {
+                    "copies": 2,
+                    "folder": str(folder / name / "log"),
+                    "segment_bytes": "1MiB",
+                    "serve": serve,
+                    "fsync_seconds": "50ms",
+                },
                 "instances": {"shop": {"source": server.url()}},
             }
             (folder / name).mkdir()
@@ -227,3 +236,45 @@ def test_hosts_killed_with_their_disks_under_a_busy_writer_lose_no_byte_and_no_o
         assert [epoch.epoch for epoch in fleet.log(first).epochs.epochs] == [0]
         for name in (first, second):
             assert_equal_to_server(fleet.daemons[name].folder / "log" / "shop", mysql_server, start)
+
+
+@pytest.mark.timing
+@pytest.mark.deep(
+    guard="tests/unit/test_durable_serving.py::"
+    "test_capturer_killed_with_its_folder_takes_no_byte_that_a_reader_saw"
+)
+def test_reader_of_a_durable_log_saw_only_what_the_copy_has_when_the_capturer_dies(
+    mysql_server: Server, fresh_database: FreshDatabase, tmp_path: Path
+) -> None:
+    table = f"{fresh_database(mysql_server)}.orders"
+    mysql_server.sql(f"CREATE TABLE {table} (id INT PRIMARY KEY, customer INT, step INT, note VARCHAR(500))")
+    coordination = f"sqlite://{tmp_path}/fleet.db"
+    fleet = CopiedFleet(tmp_path, mysql_server, coordination, "ab", serve="durable")
+
+    def readable(name: str) -> Position:
+        text = fleet.daemons[name].get("/v1/instances/shop/status").get("readable")
+        return Position(0, "mysql-bin.000001", 4) if text is None else Position.parse(text)
+
+    with ExitStack() as stack:
+        for daemon in fleet.daemons.values():
+            stack.enter_context(daemon)
+        first, second = fleet.wait_for_copy("a")
+        with BusyWriter(mysql_server, table) as writer:
+            for _ in range(2):
+                start, enough = readable(first), writer.inserted + 300
+                wait_until(lambda enough=enough: writer.inserted > enough)
+                wait_until(lambda first=first, start=start: readable(first) > start)
+                seen = readable(first)
+                dead = fleet.daemons[first]
+                dead.kill()
+                shutil.rmtree(dead.folder / "log")
+                kept = fleet.log(second).visible
+                assert kept is not None
+                assert kept >= seen
+                wait_until(lambda second=second: fleet.holders(second)[0] == second)
+                # It serves at once what readers saw before, without another copy.
+                wait_until(lambda second=second, start=start: readable(second) >= start)
+                dead.start()
+                # Readers go on once there are two copies again.
+                wait_until(lambda second=second, seen=seen: readable(second) > seen)
+                first, second = fleet.wait_for_copy(second)

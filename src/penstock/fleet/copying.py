@@ -50,13 +50,15 @@ _log = structlog.get_logger(__name__)
 class Listing:
     """What the capturing member has: its epochs, ascending, and the end of its log, None without a byte.
 
-    `extents` are its unbroken runs of bytes, ascending, without those that end before this copy.
+    `extents` are its unbroken runs of bytes, ascending, without those that end before this copy. `readable`
+    is the end that its readers see, None if that is all.
     """
 
     url: str
     epochs: tuple[EpochRecord, ...]
     end: Position | None
     extents: tuple[LogExtent, ...]
+    readable: Position | None = None
 
     def bytes_after(self, position: Position | None) -> int:
         """Return how many of its bytes follow a position."""
@@ -81,7 +83,8 @@ class LogCopy:
     """Copies one instance's log until stopped. `start` and `stop` belong to one thread.
 
     `open_log` opens the copy, and `find_source` returns a member that knows who captures, None if nobody
-    does. Failures are retried until `stop`; the record names the last.
+    does. Failures are retried until `stop`; the record names the last. `member` is the one that copies, and
+    `note_readable` is called with what readers of the log have been able to see.
     """
 
     def __init__(
@@ -89,10 +92,14 @@ class LogCopy:
         instance: str,
         open_log: Callable[[], Log],
         find_source: Callable[[], DaemonAddress | None],
+        member: str = "",
+        note_readable: Callable[[Position], None] = lambda position: None,
     ) -> None:
         self._instance = instance
         self._open_log = open_log
         self._find_source = find_source
+        self._member = member
+        self._note_readable = note_readable
         self._stopping = threading.Event()
         # Held while the log is changed, so that `stop` need not wait for an answer of a member that is gone.
         self._writing = threading.Lock()
@@ -158,13 +165,16 @@ class LogCopy:
         address = self._find_source()
         if address is None:
             raise ServerBusy(f"no member captures {self._instance} at the moment")
-        with closing(DaemonClient(address, address.base_urls[0], _SILENCE_SECONDS)) as client:
+        client = DaemonClient(address, address.base_urls[0], _SILENCE_SECONDS, self._member)
+        with closing(client):
             with self._permitted() as log:
                 metadata = CopiedMetadata(log, client)
             stream: _Stream | None = None
             proved: Listing | None = None
             while not self._stopping.is_set():
-                listing = _list(client, log.visible, 0.0 if proved is None else _POLL_SECONDS)
+                # Bytes of another history must not count as a copy.
+                synced = None if proved is None else log.durable
+                listing = _list(client, log.visible, 0.0 if proved is None else _POLL_SECONDS, synced)
                 is_first = proved is None
                 if proved is None or (proved.url, proved.epochs) != (listing.url, listing.epochs):
                     reason = divergence(log, listing, client)
@@ -172,11 +182,17 @@ class LogCopy:
                         self._set_aside(log, reason)
                         return
                     proved, stream = listing, None
+                if listing.readable is not None:
+                    self._note_readable(listing.readable)
                 self._behind_bytes, self._heard_at = listing.bytes_after(log.visible), time.monotonic()
                 self._has_caught_up = not self._behind_bytes or (self._has_caught_up and not is_first)
                 with self._permitted():
                     metadata.refresh()
                 stream = self._copy(log, listing, client, metadata, stream)
+                if log.settings.serve == "durable":
+                    # Readers wait for it.
+                    with self._permitted():
+                        log.sync()
                 self._has_caught_up, self._why = True, None
                 retry.succeeded()
 
@@ -323,13 +339,16 @@ class _Stream:
         del self._rest[:consumed]
 
 
-def _list(client: DaemonClient, after: Position | None, seconds: float) -> Listing:
+def _list(client: DaemonClient, after: Position | None, seconds: float, synced: Position | None) -> Listing:
     position = None if after is None else str(after)
-    answer = client.ask("copy/listing", after=position, timeout=str(seconds))
+    confirmed = None if synced is None else str(synced)
+    answer = client.ask("copy/listing", after=position, timeout=str(seconds), synced=confirmed)
     try:
         epochs = tuple(EpochRecord(**epoch) for epoch in answer["epochs"])
         end = None if answer["position"] is None else Position.parse(answer["position"])
-        return Listing(client.url, epochs, end, tuple(LogExtent(**extent) for extent in answer["extents"]))
+        extents = tuple(LogExtent(**extent) for extent in answer["extents"])
+        readable = answer.get("readable")
+        return Listing(client.url, epochs, end, extents, readable and Position.parse(readable))
     except (KeyError, TypeError) as problem:
         raise StreamError(
             f"{client.url} lists its log in an unknown form", hint="Upgrade all members of the fleet"

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from penstock.errors import DiskFailed, LogDamaged, PositionPurged, SourceMissing
 from penstock.gtid_sets import NO_GTIDS, LoggedSet
 from penstock.limits import FOLLOWED_BYTES_MAX
+from penstock.logstore.confirmed_log import ConfirmedLog
 from penstock.logstore.disk import Disk, LocalDisk
 from penstock.logstore.holds import share_holds
 from penstock.logstore.index import SegmentIndex
@@ -184,4 +185,4 @@ class FollowedLog(LogReader):
 
 
 # A log as the listeners read it, wherever it is written.
-ServedLog = Log | FollowedLog
+ServedLog = Log | FollowedLog | ConfirmedLog

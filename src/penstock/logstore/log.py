@@ -84,13 +84,13 @@ class Log(LogReader):
         self._gtid_set = NO_GTIDS
         self._durable: Position | None = None
         self._saved: tuple[Position | None, float] = (None, 0.0)
-        self._unsaved_bytes = 0
+        # `files_version` increases after each change of segments or epochs, for readers in other processes.
+        self._unsaved_bytes = self._unsynced = self.files_version = 0
         self._retried: tuple[int, int] | None = None
         self._failure: PenstockError | None = None
+        self.on_durable: Callable[[], None] = lambda: None  # In the thread that syncs; it must not block.
         self._closed, self._sync_due = threading.Event(), threading.Event()
         self._sync_thread: threading.Thread | None = None
-        # `files_version` increases after each change of segments or epochs, for readers in other processes.
-        self._unsynced = self.files_version = 0
         try:
             self._recover(accept_loss)
         except BaseException:
@@ -163,8 +163,7 @@ class Log(LogReader):
     def wait_visible(self, after: Position | None, timeout: float | None = None) -> Position | None:
         """Wait up to `timeout` seconds for whole transactions after a position; return the visible end.
 
-        None for `after` waits for the first transaction. The returned position may be at or before `after` if
-        the wait timed out or the log was closed.
+        None for `after` waits for the first transaction. A timeout or a close may return an earlier end.
         """
         return self._wait(lambda: self._visible, after, timeout)
 
@@ -336,12 +335,9 @@ class Log(LogReader):
                 if writer is not None:
                     self._end.sync(writer)
             except DiskFailed as problem:
-                # Which bytes a failed sync lost is unknown until the files are read again.
                 self._fail(problem)
                 raise
-            with self._changed:
-                self._durable = target
-                self._changed.notify_all()
+            self._publish_durable(target)
             self._save_position(target, gtid_set)
             return target
 
@@ -447,10 +443,8 @@ class Log(LogReader):
                 self._try_change_index(lambda index: index.drop(version))
                 return
             closed = record
-            with self._changed:
-                self._durable = target = self._visible
-                gtid_set = self._gtid_set
-                self._changed.notify_all()
+            target, gtid_set = self._visible, self._gtid_set
+            self._publish_durable(target)
             self._try_change_index(lambda index: index.put(closed))
             self._save_position(target, gtid_set, at_once=True)
 
@@ -467,6 +461,12 @@ class Log(LogReader):
         with self._changed:
             self._epochs = epochs
         self.files_version += 1
+
+    def _publish_durable(self, position: Position | None) -> None:
+        with self._changed:
+            self._durable = position
+            self._changed.notify_all()
+        self.on_durable()
 
     # --- Inside: recovery and syncing -------------------------------------------------------
 

@@ -81,12 +81,14 @@ class Served:
             raise SourceMissing(f"there is no instance {name!r}", hint=f"The instances here are: {known}")
         return instance
 
-    async def wait_behind(self, name: str, after: Position | None, seconds: float) -> Position | None:
+    async def wait_behind(
+        self, name: str, after: Position | None, seconds: float, log: ServedLog | None = None
+    ) -> Position | None:
         """Return the end of the whole transactions once it is past `after` or the timeout expires.
 
-        Returns at once without `after`.
+        Returns at once without `after`. `log` is that of the instance, if not as readers see it.
         """
-        log = self.instance(name).log()
+        log = log or self.instance(name).log()
         loop = asyncio.get_running_loop()
         deadline = loop.time() + seconds
         while True:

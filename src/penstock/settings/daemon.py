@@ -151,6 +151,11 @@ class LogSettings(Section):
         description="how many members of the fleet have the log: the one that captures, and those that"
         " copy it",
     )
+    serve: Literal["written", "durable"] = Field(
+        default="written",
+        description="when readers get a change: once it is written, or once as many members as copies have"
+        " synced it, so that no reader has a change that a take-over could lose",
+    )
     retention: RetentionSettings = Field(default_factory=RetentionSettings)
     cold_after: Seconds | None = Field(default=None, description="compress segments older than this")
     tier: str | None = Field(
@@ -183,6 +188,7 @@ class LogOverrides(Section):
     memory_bytes: Bytes = Field(default=64 * MIB, ge=0)
     mode: Literal["memory", "file", "mixed"] = "mixed"
     copies: int = Field(default=1, ge=1, le=COPIES_MAX)
+    serve: Literal["written", "durable"] = "written"
     retention: RetentionSettings | None = None
     cold_after: Seconds | None = None
     tier: str | None = None
@@ -424,6 +430,13 @@ class Settings(Section):
             if log.copies > 1 and (log.mode == "memory" or log.tier is not None):
                 what = "a log in memory" if log.mode == "memory" else "a log with a tier"
                 raise ValueError(f"log.copies: {name} has {what}, which is not copied")
+            if log.serve == "durable" and (log.mode == "memory" or log.fsync == "never"):
+                what = "log.mode memory" if log.mode == "memory" else "log.fsync never"
+                raise ValueError(
+                    f"log.serve: {name} has {what}, so that nothing would become durable in time"
+                )
+            if log.serve == "durable" and self.processes != "single":
+                raise ValueError(f"log.serve: {name} is durable, which needs processes: single")
         if self.fleet is None:
             return self
         if isinstance(self.processes, int):

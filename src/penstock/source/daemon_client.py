@@ -38,6 +38,8 @@ _CONNECTIONS_KEPT = 2
 _STOP_HEADER = "Penstock-Stop"
 # The key of the server whose bytes they are. Version 0.1 does not send it.
 _SERVER_HEADER = "Penstock-Server"
+# The member of the fleet that copies the log.
+MEMBER_HEADER = "Penstock-Member"
 _PROBLEM_TYPE = "application/problem+json"
 _PROBLEM_BYTES_MAX = 64 * 1024
 
@@ -62,9 +64,16 @@ class DaemonClient:
     """
 
     def __init__(
-        self, address: DaemonAddress, base_url: str, silence_seconds: float = SILENCE_SECONDS_MAX
+        self,
+        address: DaemonAddress,
+        base_url: str,
+        silence_seconds: float = SILENCE_SECONDS_MAX,
+        member: str = "",
     ) -> None:
-        """A daemon that sends nothing for `silence_seconds` counts as lost."""
+        """A daemon that sends nothing for `silence_seconds` counts as lost.
+
+        `member` names the member of the fleet that asks, if it copies the log.
+        """
         # The daemon that is asked now, and the one that was configured.
         self.url = base_url
         self._configured_url = base_url
@@ -73,7 +82,7 @@ class DaemonClient:
         self._pool = urllib3.PoolManager(
             num_pools=2,
             maxsize=_CONNECTIONS_KEPT,
-            headers=_headers(address.token),
+            headers=_headers(address.token) | ({MEMBER_HEADER: member} if member else {}),
             timeout=Timeout(connect=_CONNECT_SECONDS_MAX, read=silence_seconds),
             # The caller retries, because only the caller knows where to resume.
             retries=False,

@@ -17,6 +17,7 @@ from penstock.model import Position
 from penstock.serve.access import Access
 from penstock.serve.arrivals import Arrivals
 from penstock.serve.coordination import CoordinationProbe
+from penstock.serve.durable import DurableInstance
 from penstock.serve.http import server_check as check_routes
 from penstock.serve.http import settings as settings_routes
 from penstock.serve.listener import Listener
@@ -130,10 +131,12 @@ def serving(
     hold_seconds: float | None = 3600.0,
     coordination: CoordinationProbe | None = None,
     check: Callable[[str], list[dict[str, Any]]] = lambda name: [],
+    copies: int | None = None,
 ) -> Iterator[ServedLog]:
     """Serve a log inside the block. `listen` and `access` are those sections of penstock.yaml.
 
-    `check` returns the findings about the servers of an instance.
+    `check` returns the findings about the servers of an instance. With `copies`, readers get what this many
+    members have synced.
     """
     settings = Settings.model_validate(
         {
@@ -143,7 +146,9 @@ def serving(
         },
         context={"accounts": bool(access)},
     )
-    served = Served({INSTANCE: LogInstance(log)}, Arrivals(), hold_seconds={INSTANCE: hold_seconds})
+    arrivals, instance = Arrivals(), LogInstance(log)
+    shown = instance if copies is None else DurableInstance(instance, copies, arrivals.arrived)
+    served = Served({INSTANCE: shown}, arrivals, hold_seconds={INSTANCE: hold_seconds})
     ports = Ports.take(settings.listen)
     store = store or MemoryStore("listeners")
     listener = Listener(

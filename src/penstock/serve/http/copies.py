@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What another member of the fleet needs to copy a log, in addition to the bytes.
 
-GET copy/listing     the epochs, and the extents that end at or after a position; waits as `head` does
+GET copy/listing     the epochs, and the extents that end at or after a position; waits as `head` does;
+                     `synced` confirms what the copy has made durable
 GET copy/metadata    the holds, and the files of table definitions
 GET copy/definitions one of these files
 """
@@ -20,7 +21,8 @@ from penstock.logstore.holds import Holds
 from penstock.logstore.prepared import HOLD_NAME
 from penstock.model import Position
 from penstock.serve.access import account_of
-from penstock.serve.http.query import Query, instance_of, log_of
+from penstock.serve.durable import DurableInstance
+from penstock.serve.http.query import Query, instance_of, log_of, member_of
 from penstock.serve.served import Served
 from penstock.serve.threads import run_in
 
@@ -44,13 +46,19 @@ def _log_of(served: Served, request: Request) -> ServedLog:
 async def _listing(served: Served, request: Request) -> Response:
     query, instance = Query(request), instance_of(served, request)
     log, after = _log_of(served, request), query.position("after")
-    await served.wait_behind(instance.name, after, query.seconds("timeout"))
-    return JSONResponse(await served.threads.search(_list, log, after))
+    member, synced, readable = member_of(request), query.position("synced"), None
+    if isinstance(instance, DurableInstance):
+        if member is not None and synced is not None:
+            await served.threads.search(instance.confirm, member, synced)
+        readable = instance.readable_end()
+    await served.wait_behind(instance.name, after, query.seconds("timeout"), log)
+    return JSONResponse(await served.threads.search(_list, log, after, readable))
 
 
-def _list(log: ServedLog, after: Position | None) -> dict[str, Any]:
+def _list(log: ServedLog, after: Position | None, readable: Position | None) -> dict[str, Any]:
     extents = log.extents()
     return {
+        "readable": None if readable is None else str(readable),
         "position": None if not extents else str(extents[-1].last),
         "extents": [asdict(extent) for extent in extents if after is None or extent.last >= after],
         # An epoch that begins now is listed before its first extent, never after it.

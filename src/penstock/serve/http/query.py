@@ -9,7 +9,9 @@ from penstock.errors import OptionInvalid
 from penstock.logstore.followed_log import ServedLog
 from penstock.model import Position
 from penstock.serve.access import account_of
+from penstock.serve.durable import stored_log_of
 from penstock.serve.served import Served, ServedInstance
+from penstock.source.daemon_client import MEMBER_HEADER
 
 # Intermediaries cut connections that are silent for a minute, so a reader that waits longer must ask again.
 HEAD_SECONDS_MAX = 55.0
@@ -70,5 +72,15 @@ def instance_of(served: Served, request: Request) -> ServedInstance:
 
 
 def log_of(served: Served, request: Request) -> ServedLog:
-    """Return the log of the instance named by the path. Raises the errors of `instance_of` and its `log`."""
-    return instance_of(served, request).log()
+    """Return the log of the instance named by the path. Raises the errors of `instance_of` and its `log`.
+
+    A member of the fleet, which copies the log, gets what is not confirmed for other readers yet, too.
+    """
+    instance = instance_of(served, request)
+    return instance.log() if member_of(request) is None else stored_log_of(instance)
+
+
+def member_of(request: Request) -> str | None:
+    """Return the member of the fleet that asks, None for any other client."""
+    name = request.headers.get(MEMBER_HEADER)
+    return name if name and account_of(request).admin else None
