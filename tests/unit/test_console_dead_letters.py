@@ -125,6 +125,26 @@ def test_replay_that_fails_halfway_is_recorded(tmp_path: Path) -> None:
     assert audit == [("replay rejected rows", "2")]
 
 
+def test_purge_deletes_the_entries_of_its_preview_and_is_recorded(tmp_path: Path) -> None:
+    file, settings = pipeline(tmp_path, {"files": {"path": str(tmp_path / "feed")}})
+    kept, purged = dead_letters(settings)
+    with console(settings, file) as browser, capture_logs() as logs:
+        page = browser.get("/dead-letters/purge", **ADDRESS, entry=purged.name)
+        assert "1 rows of shop.orders, in 1 entries" in page.words
+        assert (len(dead_letters(settings)), HOSTILE in page.words) == (2, False)
+        fields = replay_fields(page) | {"why": HOSTILE}
+        assert browser.post("/dead-letters/purge/confirm", fields | {"csrf": "x"}).status == 403
+        assert dead_letters(settings) == [kept, purged]
+        done = browser.post("/dead-letters/purge/confirm", fields)
+        assert "Deleted for good: 1 rows" in browser.follow(done).words
+        assert browser.post("/dead-letters/purge/confirm", fields).status == 400
+        unknown = browser.get("/dead-letters/purge", **ADDRESS, entry=HOSTILE)
+    assert dead_letters(settings) == [kept]
+    assert (unknown.status, "<script>alert" in unknown.text) == (404, False)
+    audit = [(entry["action"], entry["rows"], entry["why"]) for entry in logs if entry["event"] == "audit"]
+    assert audit == [("purge rejected rows", "1", HOSTILE)]
+
+
 def test_replay_into_a_target_with_state_reads_the_rows_again(tmp_path: Path) -> None:
     file, settings = pipeline(tmp_path, {"mysql": {"url": "mysql://nobody@127.0.0.1:1"}})
     with console(settings, file) as browser:

@@ -9,10 +9,13 @@ from starlette.responses import Response
 
 from penstock.console.visit import Visit
 from penstock.errors import OptionInvalid
-from penstock.pipeline.dead_letter import dead_letters
+from penstock.pipeline.dead_letter import dead_letters, purgeable_letters
 from penstock.pipeline.settings import PipelineSettings
 
 _audit = structlog.get_logger("penstock.console.audit")
+
+# Who acts where nobody has to log in.
+_THIS_MACHINE = "this machine"
 
 
 def remove_hold(visit: Visit, form: Mapping[str, str]) -> Response:
@@ -67,6 +70,20 @@ def replay_letters(visit: Visit, form: Mapping[str, str]) -> Response:
         shown = {count: str(rows) for count, rows in counts.items()}
         _record(visit, "replay rejected rows", pipeline=name, sink=sink, entry=entry or "all", **shown)
     return visit.redirect("/dead-letters", store=str(store), name=name, sink=sink, **shown)
+
+
+def purge_letters(visit: Visit, form: Mapping[str, str]) -> Response:
+    """Delete the entries that the preview has shown, for good."""
+    visit.prove_sees_pipelines()
+    name, sink, entry = _field(form, "name"), form.get("sink", ""), form.get("entry", "")
+    store = _store(form)
+    settings = visit.files.settings(store, name, sink)
+    letters = purgeable_letters(settings, _previewed_entries(settings, form))
+    rows, why = str(sum(letter.rows for letter in letters)), form.get("why", "")
+    # Before the first entry is deleted, so that a failure halfway is recorded too.
+    _record(visit, "purge rejected rows", pipeline=name, sink=sink, entry=entry or "all", rows=rows, why=why)
+    visit.files.purge(settings, letters, visit.account or _THIS_MACHINE, why)
+    return visit.redirect("/dead-letters", store=str(store), name=name, sink=sink, purged=rows)
 
 
 def _previewed_entries(settings: PipelineSettings, form: Mapping[str, str]) -> list[str]:
@@ -169,7 +186,7 @@ def _record(visit: Visit, action: str, **values: str) -> None:
     _audit.info(
         "audit",
         action=action,
-        account=visit.account or "this machine",
+        account=visit.account or _THIS_MACHINE,
         client=visit.client,
         **values,
     )
@@ -181,6 +198,7 @@ ACTIONS: dict[str, Callable[[Visit, Mapping[str, str]], Response]] = {
     "/pipelines/resume/confirm": resume_pipeline,
     "/tables/resnapshot/confirm": read_again,
     "/dead-letters/replay/confirm": replay_letters,
+    "/dead-letters/purge/confirm": purge_letters,
     "/compare/start": start_comparison,
     "/compare/repair/confirm": start_repair,
     "/subscriptions/reset/confirm": reset_subscription,

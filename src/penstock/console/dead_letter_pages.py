@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pages of rejected rows: which rows did a step refuse, why, and what does a replay do?
+"""The pages of rejected rows: which rows did a step refuse, why, and what would a replay or a purge do?
 
 Values that the pipeline's `mask` steps keep from the target are hidden here too.
 """
@@ -13,7 +13,13 @@ from starlette.responses import Response
 from penstock.changes import Changes
 from penstock.console.pipeline_files import hidden_columns
 from penstock.console.visit import Visit
-from penstock.pipeline.dead_letter import DeadLetter, dead_letters, overwrites, rows_of_letter
+from penstock.pipeline.dead_letter import (
+    DeadLetter,
+    dead_letters,
+    overwrites,
+    purgeable_letters,
+    rows_of_letter,
+)
 from penstock.pipeline.settings import PipelineSettings
 from penstock.source.row_history import plain_value
 
@@ -60,6 +66,7 @@ def list_letters(visit: Visit) -> Response:
         letters=[_shown(settings, letter) for letter in shown[:_ENTRIES_MAX]],
         count=len(shown),
         replayed=replayed if all(rows.isdecimal() for rows in replayed.values()) else None,
+        purged=visit.query("purged") if visit.query("purged").isdecimal() else None,
     )
 
 
@@ -98,6 +105,24 @@ def preview_replay(visit: Visit) -> Response:
         rows=sum(letter.rows for letter in letters),
         tables=sorted({str(letter.table) for letter in letters}),
         is_read_again=overwrites(settings.make_sink()),
+    )
+
+
+def preview_purge(visit: Visit) -> Response:
+    """What is lost if these rows are deleted?"""
+    visit.prove_sees_pipelines()
+    store, name, sink = visit.pipeline_query()
+    settings = visit.files.settings(store, name, sink)
+    entry = visit.query("entry")
+    letters = purgeable_letters(settings, [entry] if entry else ())
+    return visit.render(
+        "purge.html",
+        **_address(store, name, sink),
+        entry=entry,
+        letters=letters,
+        until_us=max((letter.noted_us for letter in letters), default=0),
+        rows=sum(letter.rows for letter in letters),
+        tables=sorted({str(letter.table) for letter in letters}),
     )
 
 
@@ -144,4 +169,5 @@ PAGES: dict[str, Callable[[Visit], Response]] = {
     "/dead-letters": list_letters,
     "/dead-letters/entry": show_letter,
     "/dead-letters/replay": preview_replay,
+    "/dead-letters/purge": preview_purge,
 }

@@ -11,7 +11,7 @@ from pathlib import Path
 from penstock.changes import Target
 from penstock.console.pipeline_states import PipelineStates
 from penstock.errors import PenstockError, SourceMissing
-from penstock.pipeline.dead_letter import Replayed, replay
+from penstock.pipeline.dead_letter import DeadLetter, Replayed, purge, replay
 from penstock.pipeline.settings import PipelineSettings, load_pipeline, place_of_state
 
 
@@ -21,7 +21,7 @@ class PipelineFiles:
     def __init__(self, paths: Sequence[Path], states: PipelineStates) -> None:
         self._paths = tuple(paths)
         self._states = states
-        # Two replays of one entry at the same time would write its rows twice.
+        # Two replays of one entry at the same time would write its rows twice; a purge would lose them.
         self._replaying = threading.Lock()
 
     def find(self, store: int, name: str) -> Path | None:
@@ -57,6 +57,11 @@ class PipelineFiles:
         """
         with self._replaying:
             yield from replay(settings, entries)
+
+    def purge(self, settings: PipelineSettings, letters: Sequence[DeadLetter], user: str, why: str) -> None:
+        """Delete rejected rows for good, not while others are replayed. Raises DiskFailed."""
+        with self._replaying:
+            purge(settings, letters, user=user, reason=why)
 
 
 def hidden_columns(settings: PipelineSettings, target: Target) -> frozenset[str]:
