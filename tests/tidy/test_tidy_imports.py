@@ -59,7 +59,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "pipeline": LEAVES
     | {"changes", "settings", "mysql", "schema", "logstore", "source", "coordinate", "client", "sinks"},
     # Settings of other systems. Their files are checked by the readers of settings and pipelines.
-    "migrate": {"errors", "model", "settings", "mysql", "coordinate", "sinks", "pipeline"},
+    "migrate": LEAVES | {"settings", "mysql", "serve", "source", "binlog", "coordinate", "sinks", "pipeline"},
     "engine": LEAVES | {"changes", "mysql", "schema", "source", "coordinate", "sinks", "pipeline"},
     "local": LEAVES | {"pipeline", "engine"},
     "spark": LEAVES | {"changes", "mysql", "schema", "source", "sinks", "pipeline", "engine"},
