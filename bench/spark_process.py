@@ -10,12 +10,14 @@ Each plans and reads a small file first, because a pipeline is never the first q
 import contextlib
 import json
 import os
+import statistics
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,8 @@ from pyarrow import compute
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.streaming.query import StreamingQuery
+
+from penstock import read_binlog
 
 _UPDATE_PREIMAGES = "update_preimage"
 _FIRST_ARRIVAL_SECONDS_MAX = 120.0
@@ -42,7 +46,8 @@ class SparkOutcome:
     `rows` counts changes (an update is one), `images` the rows that Spark carried (an update is two).
     `seconds_cpu` is that of this process, its JVM and their Python workers. `latencies_ms` has the p50 and
     p99 from commit to visible if the order requested them. `first` has the seconds and CPU seconds of the
-    session's first read of the same rows, if a later read was measured.
+    session's first read of the same rows, if a later read was measured. `scans` has the median seconds and
+    the rows of each scan of `scans_to_noop`.
     """
 
     rows: int
@@ -52,6 +57,7 @@ class SparkOutcome:
     batches: int = 1
     latencies_ms: tuple[float, float] | None = None
     first: tuple[float, float] | None = None
+    scans: dict[str, tuple[float, int]] | None = None
 
 
 def spark(order: dict[str, Any], cores: set[int] | None = None) -> SparkOutcome:
@@ -94,6 +100,52 @@ def files_to_noop(session: SparkSession, order: dict[str, Any]) -> SparkOutcome:
     *_, first_seconds, first_cpu = read(order["path"])
     images, preimages, seconds, seconds_cpu = read(order["path"])
     return SparkOutcome(images - preimages, images, seconds, seconds_cpu, first=(first_seconds, first_cpu))
+
+
+def scans_to_noop(session: SparkSession, order: dict[str, Any]) -> SparkOutcome:
+    """Read one table of a binlog file in several ways, in turn, beside Spark's own Parquet scan of its rows.
+
+    `reads` has the options, selected columns and condition of each scan by name. A scan named in `kernel` is
+    also measured without Spark, on one core, as `<name>, kernel alone`. The first round is not counted.
+    """
+    path, began, cpu_began = order["path"], time.perf_counter(), _cpu_seconds()
+    seconds: dict[str, list[float]] = {}
+    rows: dict[str, int] = {}
+
+    def measure(name: str, read: Callable[[], int]) -> None:
+        began = time.perf_counter()
+        rows[name] = read()
+        seconds.setdefault(name, []).append(time.perf_counter() - began)
+
+    def load(options: dict[str, str]) -> DataFrame:
+        return session.read.format("penstock").options(**order["options"], **options).load(path)
+
+    with tempfile.TemporaryDirectory() as folder:
+        load({}).write.parquet(f"{folder}/rows")
+        for _ in range(order["repeat"] + 1):
+            measure("parquet", lambda: _rows_to_noop(session.read.parquet(f"{folder}/rows")))
+            for name, scan in order["reads"].items():
+                frame = load(scan.get("options", {})).where(scan.get("where", "true"))
+                chosen = frame.select(*scan["select"]) if "select" in scan else frame
+                measure(name, partial(_rows_to_noop, chosen))
+            for name in order["kernel"]:
+                columns = order["reads"][name].get("options", {}).get("columns")
+                measure(f"{name}, kernel alone", partial(_rows_of_kernel, order, columns))
+    scans = {name: (statistics.median_low(runs[1:]), rows[name]) for name, runs in seconds.items()}
+    total, images = time.perf_counter() - began, rows["parquet"]
+    return SparkOutcome(images, images, total, _cpu_seconds() - cpu_began, scans=scans)
+
+
+def _rows_to_noop(frame: DataFrame) -> int:
+    seen = Observation()
+    frame.observe(seen, f.count(f.lit(1)).alias("rows")).write.format("noop").mode("overwrite").save()
+    return int(seen.get["rows"])
+
+
+def _rows_of_kernel(order: dict[str, Any], columns: str | None) -> int:
+    chosen = None if columns is None else columns.split(",")
+    batches = read_binlog(order["path"], tables=order["options"]["tables"], columns=chosen)
+    return sum(batch.to_arrow().num_rows for batch in batches)
 
 
 def backlog_to_noop(session: SparkSession, order: dict[str, Any]) -> SparkOutcome:
@@ -197,7 +249,7 @@ def _counts() -> tuple[Any, Any]:
 
 
 _VERBS: dict[str, Callable[[SparkSession, dict[str, Any]], SparkOutcome]] = {
-    verb.__name__: verb for verb in (files_to_noop, backlog_to_noop, commit_to_visible)
+    verb.__name__: verb for verb in (files_to_noop, scans_to_noop, backlog_to_noop, commit_to_visible)
 }
 
 
@@ -206,6 +258,7 @@ def _carry_out(order: dict[str, Any]) -> SparkOutcome:
         builder = SparkSession.builder.master(order["master"]).appName("penstock-bench")
         settings: dict[str, bool | float | int | str | None] = {
             "spark.ui.enabled": "false",
+            "spark.sql.python.filterPushdown.enabled": "true",
             "spark.driver.host": "127.0.0.1",
             "spark.driver.bindAddress": "127.0.0.1",
             "spark.driver.memory": "3g",
