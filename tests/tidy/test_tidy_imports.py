@@ -64,7 +64,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "local": LEAVES | {"pipeline", "engine"},
     "spark": LEAVES | {"changes", "mysql", "schema", "source", "sinks", "pipeline", "engine"},
     # A client of the daemons' control API, and of the pipelines' state stores.
-    "console": LEAVES | {"changes", "settings", "coordinate", "source", "serve", "client", "pipeline"},
+    "console": LEAVES
+    | {"changes", "settings", "telemetry", "coordinate", "source", "serve", "client", "pipeline"},
     # The listeners of one process.
     "listeners": LEAVES | {"settings", "coordinate", "serve"},
     # The captures of one process, and the processes that a daemon has for them.

@@ -147,7 +147,7 @@ class SupervisedProcess:
             channel = self._channel
         try:
             if channel is None:
-                raise OSError("there is no process")
+                raise ConnectionError("there is no process")
             return self._calls.call(channel, call, *arguments, seconds=seconds)
         except OSError as problem:
             raise ServerBusy(
