@@ -2,9 +2,11 @@
 """The tables of a server, with their columns and keys."""
 
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Any
 
 from penstock.changes import Target
+from penstock.errors import OptionInvalid
 from penstock.model import ServerAddress, TableName, TablePatterns
 from penstock.mysql.connection import MARIADB, READING_SECONDS_MAX, Connection, connect
 from penstock.schema.reader import SYSTEM_DATABASES, read_tables
@@ -20,16 +22,18 @@ ORDER BY TABLE_SCHEMA, TABLE_NAME, INDEX_NAME, SEQ_IN_INDEX"""
 _TABLES = """
 SELECT TABLE_SCHEMA AS `database`, TABLE_NAME AS `table` FROM information_schema.TABLES
 WHERE TABLE_TYPE NOT IN ('VIEW', 'SYSTEM VIEW', 'SEQUENCE') AND TABLE_SCHEMA NOT IN ({marks})"""
-_SEQUENCES = """
-SELECT TABLE_SCHEMA AS `database`, TABLE_NAME AS `table` FROM information_schema.TABLES
-WHERE TABLE_TYPE = 'SEQUENCE'"""
+_SEQUENCE, _VERSIONED = "SEQUENCE", "SYSTEM VERSIONED"
+_KINDS = f"""
+SELECT TABLE_SCHEMA AS `database`, TABLE_NAME AS `table`, TABLE_TYPE AS kind FROM information_schema.TABLES
+WHERE TABLE_TYPE IN ('{_SEQUENCE}', '{_VERSIONED}')"""
 
 
 def targets_of(address: ServerAddress, patterns: TablePatterns | None = None) -> list[Target]:
     """Return every selected table of a server with columns, primary key and unique keys, by name.
 
     Excludes views, MariaDB's sequences, the server's own databases, and the hidden columns that MariaDB puts
-    after the last one. Runs two or three statements for any number of tables. Raises what `connect` raises.
+    after the last one. Runs two or three statements for any number of tables. Raises what `connect` raises,
+    and OptionInvalid if a selected table is system-versioned.
     """
     with connect(address, READING_SECONDS_MAX) as connection:
         return read_targets(connection, patterns)
@@ -48,14 +52,34 @@ def table_names(address: ServerAddress) -> list[TableName]:
 def read_targets(connection: Connection, patterns: TablePatterns | None = None) -> list[Target]:
     """Return the tables like `targets_of`, over an open connection."""
     mariadb = connection.identity().flavor == MARIADB
-    left_out = {_name(row) for row in connection.query(_SEQUENCES)} if mariadb else set()
+    kinds = {_name(row): row["kind"] for row in connection.query(_KINDS)} if mariadb else {}
+    _refuse_versioned([name for name, kind in kinds.items() if kind == _VERSIONED], patterns)
     unique = _unique_keys(connection)
     targets = [
         _target(definition, unique.get(definition.schema.name, ()), mariadb)
         for definition in read_tables(connection, patterns)
-        if definition.schema.name not in left_out
+        if kinds.get(definition.schema.name) != _SEQUENCE
     ]
     return sorted(targets, key=lambda target: target.name)
+
+
+def _refuse_versioned(versioned: Sequence[TableName], patterns: TablePatterns | None) -> None:
+    """Raise OptionInvalid if a selected table has system versioning.
+
+    Its log has rows of the history beside the current ones: an UPDATE inserts the row as it was, and a DELETE
+    only sets the end of the row's period. In a target, rows that the source does not show would be current.
+    """
+    selected = sorted(
+        name for name in versioned if patterns is None or patterns.matches(name.database, name.table)
+    )
+    if not selected:
+        return
+    raise OptionInvalid(
+        f"{selected[0]} is system-versioned: its log has rows of its history, which a target would show as"
+        " rows of the table",
+        hint=f"Add {', '.join(map(str, selected))} to the source's exclude, or drop the versioning:"
+        f" ALTER TABLE {selected[0].sql} DROP SYSTEM VERSIONING",
+    )
 
 
 def _target(definition: TableDefinition, unique: tuple[tuple[str, ...], ...], mariadb: bool) -> Target:
