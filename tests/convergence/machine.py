@@ -35,12 +35,14 @@ from tests.convergence.grammar import NAMES, Action, Grammar
 from tests.convergence.targets import ConvergenceTarget
 from tests.support.pipeline.oracle import differences, source_rows
 from tests.support.pipeline.running import patient_leases
-from tests.support.suite.patience import wait_until
+from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import Server
 
 ACTIONS_OF_A_ROUND = 25
 #: How a round's statements meet the pipeline: before it runs, while it runs, with runs that die.
 KINDS = {"still": 6, "busy": 3, "crash": 3}
+# On a busy machine a session of Spark takes minutes to start.
+BEGIN_SECONDS_MAX = 5 * WAIT_SECONDS_MAX
 # What is asked for between a round's statements, for some of the rounds.
 RESNAPSHOT = "resnapshot"
 
@@ -200,14 +202,16 @@ class Machine:
             words, stdout=output, stderr=output, start_new_session=True, env=os.environ
         )
         before = self._begun()
-        wait_until(lambda: process.poll() is not None or self._begun() != before)
-        # It dies anywhere in the batch that it has begun.
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(chance.choice((0.01, 0.1, 0.5, 2.0)))
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            self.counts["kill"] += 1
-        process.wait()
+        try:
+            wait_until(lambda: process.poll() is not None or self._begun() != before, BEGIN_SECONDS_MAX)
+            # It dies anywhere in the batch that it has begun.
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(chance.choice((0.01, 0.1, 0.5, 2.0)))
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                self.counts["kill"] += 1
+            process.wait()
 
     def _begun(self) -> tuple[int, bool] | None:
         with closing(PipelineState.open(Pipeline.load(self._file).settings.state, self.database)) as state:
