@@ -23,6 +23,7 @@ from penstock.logstore.upkeep import Upkeep
 from penstock.model import ServerAddress
 from penstock.mysql.start import LogLookup, StartAt
 from penstock.settings.daemon import InstanceSettings, LogSettings, Settings
+from penstock.settings.ticdc import is_ticdc_kafka
 from penstock.settings.tidb import parse_commit_ts
 from penstock.source.bounds import parse_bound
 from penstock.source.server import ServerSource
@@ -72,6 +73,11 @@ def make_capture(
         from penstock.tidb.drainer import TidbCapture
 
         return TidbCapture(name, instance, log, start_of(instance), parts)
+    if is_ticdc_kafka(instance.source):
+        # Only topics need the client library of Kafka.
+        from penstock.ticdc.kafka_capture import TicdcKafkaCapture
+
+        return TicdcKafkaCapture(name, instance, log, start_of(instance), parts)
     if instance.is_ticdc:
         from penstock.ticdc.capture import TicdcCapture
 

@@ -18,6 +18,7 @@ LEAVES = {
     "retry",
     "predicate",
     "protobuf",
+    "kafka_library",
     "_native",
 }
 
@@ -31,6 +32,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "retry": {"errors", "limits"},
     "predicate": {"errors"},
     "protobuf": {"errors"},
+    "kafka_library": {"errors"},
     "model": {"errors", "limits", "commit_versions", "_native"},
     "narrowed_patterns": {"model"},
     # The data that moves through a pipeline.
@@ -175,7 +177,7 @@ HOMES = {
     "redis": ("src/penstock/sinks/redis/",),
     "pymongo": ("src/penstock/sinks/mongodb/",),
     "elasticsearch": ("src/penstock/sinks/elasticsearch/",),
-    "confluent_kafka": ("src/penstock/sinks/kafka/",),
+    "confluent_kafka": ("src/penstock/kafka_library.py",),
     "duckdb": ("src/penstock/pipeline/",),
     "pandas": (),
     "polars": (),

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-import penstock
 from penstock.capture.run import CaptureParts
 from penstock.capture.status import State
 from penstock.logstore.log import Log
@@ -21,8 +20,8 @@ from penstock.settings.daemon import InstanceSettings, LogSettings
 from penstock.ticdc.capture import TicdcCapture
 from penstock.ticdc.sink_log import SinkLog
 from penstock.tidb.merged_log import end_of_merged_log
-from tests.support.binlog.decoding import decode
 from tests.support.suite.patience import wait_until
+from tests.support.ticdc.reading import changes, statements, wait_for_ts
 from tests.support.ticdc.sink import KEY, NAME, Sink, column, deleted, inserted, message, updated
 
 CREATE, RENAME = "CREATE TABLE t (...)", "RENAME TABLE t TO u"
@@ -61,36 +60,6 @@ def running_capture(sink: Sink, folder: Path, start: StartAt | None = None) -> I
     finally:
         capture.stop()
         assert capture.join(30.0), capture.status()
-
-
-def wait_for_ts(capture: TicdcCapture, commit_ts: int) -> None:
-    """Wait until a transaction is in the log."""
-
-    def has_it() -> bool:
-        log = capture._log
-        assert capture.snapshot().state is not State.STOPPED, capture.status()
-        return log is not None and log.visible is not None and end_of_merged_log(log).commit_ts >= commit_ts
-
-    wait_until(has_it)
-
-
-def changes(folder: Path) -> list[tuple[Any, ...]]:
-    """Return what a reader of the log gets."""
-    rows = []
-    for batch in penstock.read_binlog(folder, tables="shop.*"):
-        for row in batch.to_arrow().to_pylist():
-            values = [value for name, value in row.items() if not name.startswith("_")]
-            rows.append((row["_commit_version"], row["_change_type"], str(batch.table), *values))
-    return sorted(rows, key=lambda row: row[0])
-
-
-def statements(folder: Path) -> list[str]:
-    """Return the statements of a log, in its order."""
-    log = LogReader.open(folder)
-    (extent,) = log.extents()
-    events = log.head_bytes(extent.epoch, extent.file)
-    events += b"".join(log.read(extent.epoch, extent.file, len(events), extent.end))
-    return [statement.text for statement in decode(events, file=extent.file).statements]
 
 
 EXPECTED = [
@@ -332,7 +301,7 @@ def test_log_of_another_sink_is_refused(sink: Sink, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("source", "others", "why"),
     [
-        ("ticdc+kafka://broker/topic", {}, "root of a storage sink"),
+        ("ticdc+kafka://broker", {}, "broker2:9092/topic"),
         ("ticdc+file", {}, "root of a storage sink"),
         ("ticdc+file:///x", {"server_id": 5}, "server_id: only for a MySQL"),
         ("ticdc+file:///x", {"ticdc": {"time_zone": "Mars"}}, "no time zone"),

@@ -3,6 +3,7 @@
 
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Annotated
 
@@ -18,8 +19,11 @@ from penstock.errors import OptionInvalid
 from penstock.model import ServerAddress, TablePatterns, is_server_url
 from penstock.mysql.connection import READING_SECONDS_MAX, connect
 from penstock.settings.daemon import InstanceSettings, load_settings
-from penstock.settings.ticdc import check_ticdc_url, is_ticdc_url
+from penstock.settings.ticdc import check_ticdc_url, is_ticdc_kafka, is_ticdc_url
 from penstock.settings.tidb import is_tidb_url, pd_addresses
+from penstock.ticdc.kafka_messages import KafkaMessages
+from penstock.ticdc.kafka_precheck import precheck_topics
+from penstock.ticdc.kafka_reader import open_reader
 from penstock.ticdc.precheck import precheck_sink
 from penstock.ticdc.storage import open_storage
 
@@ -35,7 +39,7 @@ def run(
         typer.Argument(
             metavar="mysql://...",
             help="The server: mysql://user@host:port; the PD members of a TiDB cluster: tidb://pd1:2379,pd2;"
-            " or what TiCDC wrote: ticdc+file:///folder.",
+            " or what TiCDC wrote: ticdc+file:///folder, ticdc+kafka://broker:9092/topic.",
         ),
     ],
     tables: Annotated[
@@ -65,7 +69,12 @@ def run(
         return
     if is_ticdc_url(server):
         settings = _instance_of(server, config).ticdc
-        _print(server, list(precheck_sink(open_storage(server), settings)), json=json)
+        if is_ticdc_kafka(server):
+            with closing(open_reader(server, settings)) as reader:
+                findings = list(precheck_topics(reader, KafkaMessages(settings.zone)))
+        else:
+            findings = list(precheck_sink(open_storage(server), settings))
+        _print(server, findings, json=json)
         return
     if not is_server_url(server):
         raise OptionInvalid(

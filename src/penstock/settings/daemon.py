@@ -204,7 +204,8 @@ class InstanceSettings(Section):
     # A URL may contain a password, so no representation shows it.
     source: str = Field(
         description="mysql://user@host:port: the first server to connect to; tidb://pd1:2379,pd2:2379: the"
-        " PD members of a TiDB cluster; ticdc+file:///folder or ticdc+s3://bucket/prefix: what TiCDC wrote",
+        " PD members of a TiDB cluster; ticdc+file:///folder, ticdc+s3://bucket/prefix or ticdc+kafka://broker:9092/topic:"
+        " what TiCDC wrote",
         repr=False,
     )
     servers: tuple[str, ...] = Field(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The `ticdc:` block of an instance whose source is the output of TiCDC: `ticdc+file:///folder`, `ticdc+s3://...`.
+"""The `ticdc:` block of an instance whose source is the output of TiCDC: a folder, an object store, or Kafka.
 
 shop:
   source: ticdc+s3://bucket/shop
@@ -12,11 +12,13 @@ from zoneinfo import ZoneInfo
 
 from pydantic import Field, field_validator, model_validator
 
+from penstock.settings.kafka import KafkaAccount
 from penstock.settings.values import Seconds, Section
 
 SCHEME = "ticdc+"
 
 _URL = re.compile(r"ticdc\+[a-z][a-z0-9]*://\S+")
+_KAFKA_URL = re.compile(r"ticdc\+kafka://([^\s/@?]+)/([A-Za-z0-9._,-]+)")
 
 
 def is_ticdc_url(text: str) -> bool:
@@ -26,9 +28,24 @@ def is_ticdc_url(text: str) -> bool:
 
 def check_ticdc_url(text: str) -> str:
     """Return the URL unchanged. Raises ValueError."""
-    if not _URL.fullmatch(text.strip()) or text.strip().startswith("ticdc+kafka"):
+    if is_ticdc_kafka(text):
+        kafka_source(text)
+    elif not _URL.fullmatch(text.strip()):
         raise ValueError("write the root of a storage sink: ticdc+file:///folder or ticdc+s3://bucket/prefix")
     return text
+
+
+def is_ticdc_kafka(text: str) -> bool:
+    """Return whether a source is topics of Kafka that TiCDC writes to."""
+    return text.strip().startswith(f"{SCHEME}kafka:")
+
+
+def kafka_source(text: str) -> tuple[str, tuple[str, ...]]:
+    """Return the brokers and the topics of a source. Raises ValueError."""
+    match = _KAFKA_URL.fullmatch(text.strip())
+    if match is None or not all(topics := tuple(match[2].split(","))):
+        raise ValueError("write ticdc+kafka://broker1:9092,broker2:9092/topic; the account is ticdc.kafka")
+    return match[1], topics
 
 
 class CsvSettings(Section):
@@ -63,6 +80,9 @@ class TicdcSettings(Section):
         description="virtual generated columns, which TiCDC does not write, as database.table.column",
     )
     csv: CsvSettings = Field(default_factory=CsvSettings)
+    kafka: KafkaAccount = Field(
+        default_factory=KafkaAccount, description="the account of the brokers, for ticdc+kafka://"
+    )
 
     @field_validator("time_zone")
     @classmethod

@@ -19,9 +19,11 @@ _FIELDS = {
     *("id", "database", "table", "pkNames", "isDdl", "type", "es", "ts", "sql"),
     *("sqlType", "mysqlType", "old", "data", "_tidb"),
 }
-_EXTENSION_FIELDS = {"commitTs", "onlyHandleKey", "claimCheckLocation", "tableId", "checksum"}
+_EXTENSION_FIELDS = {"commitTs", "onlyHandleKey", "claimCheckLocation", "tableId", "partitionId", "checksum"}
 _CHANGES = {"INSERT": Change.INSERT, "UPDATE": Change.UPDATE, "DELETE": Change.DELETE}
 _COLUMNS_SHOWN_MAX = 5
+
+Message = dict[str, Any]
 
 
 class CanalJsonRows:
@@ -44,16 +46,10 @@ class CanalJsonRows:
         Raises EventMalformed for a message of another form, EventUnsupported for one without its commit
         timestamp or all columns, ValueMalformed, and OptionInvalid for a TIMESTAMP in an unknown zone.
         """
-        try:
-            message = json.loads(line)
-        except (ValueError, RecursionError) as problem:
-            raise EventMalformed(f"a line is not JSON: {line[:80]!r}") from problem
-        if not isinstance(message, dict):
-            raise EventMalformed(f"a line is not a message: {line[:80]!r}")
-        if unknown := message.keys() - _FIELDS:
-            raise EventMalformed(
-                f"a message has the fields {sorted(unknown)}, which canal-json does not have"
-            )
+        return self.read_row(parse_message(line))
+
+    def read_row(self, message: Message) -> RowChange:
+        """Return the row of a parsed message. Raises as `read_message`."""
         if (message.get("database"), message.get("table")) != self._names:
             raise EventMalformed(
                 f"a message is about {message.get('database')}.{message.get('table')}, in a file of"
@@ -68,7 +64,7 @@ class CanalJsonRows:
                 f"a message of the type {message['type']} does not have the rows of its type",
                 hint="Set enable-old-value and output-old-value in the changefeed",
             )
-        commit_ts = _commit_ts(message)
+        commit_ts = commit_ts_of(message)
         if change is Change.INSERT:
             return RowChange(commit_ts, change, None, self._cells(data))
         if change is Change.DELETE:
@@ -99,7 +95,21 @@ class CanalJsonRows:
         return tuple(None if row[name] is None else read(row[name]) for name, read in self._columns.items())
 
 
-def _commit_ts(message: dict[str, Any]) -> int:
+def parse_message(content: bytes) -> Message:
+    """Parse a message. Raises EventMalformed for one of another form."""
+    try:
+        message = json.loads(content)
+    except (ValueError, RecursionError) as problem:
+        raise EventMalformed(f"a message is not JSON: {content[:80]!r}") from problem
+    if not isinstance(message, dict):
+        raise EventMalformed(f"a message is not an object: {content[:80]!r}")
+    if unknown := message.keys() - _FIELDS:
+        raise EventMalformed(f"a message has the fields {sorted(unknown)}, which canal-json does not have")
+    return message
+
+
+def commit_ts_of(message: Message) -> int:
+    """Return the commit timestamp of a message. Raises EventUnsupported, EventMalformed."""
     extension = message.get("_tidb")
     if not isinstance(extension, dict):
         raise EventUnsupported(

@@ -7,7 +7,8 @@ It resumes after the last commit timestamp of its log.
 """
 
 import time
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 
 from penstock.capture.status import CaptureStatus, State
@@ -18,10 +19,7 @@ from penstock.ticdc.sink_log import SinkLog
 from penstock.ticdc.sink_reader import SinkReader
 from penstock.ticdc.storage import open_storage, read_checkpoint
 from penstock.tidb.merged_capture import MergedCapture
-from penstock.tidb.merged_log import (
-    end_of_merged_log,
-    server_key_of,
-)
+from penstock.tidb.merged_log import MergedEnd, end_of_merged_log, server_key_of
 from penstock.tidb.messages import LOGICAL_BITS
 
 START_FILE = "ticdc-start.json"
@@ -33,10 +31,11 @@ _CLOCK_SECONDS = 600.0
 
 @dataclass(frozen=True)
 class _Start:
-    """The commit timestamp after which a log starts, and the sink's file with the last row that was read."""
+    """The commit timestamp after which a log starts, and what was read: see `SinkReader`."""
 
     commit_ts: int
     last_file: str | None = None
+    finished: Mapping[str, tuple[int, int]] = field(default_factory=dict)
 
 
 class TicdcCapture(MergedCapture):
@@ -56,35 +55,28 @@ class TicdcCapture(MergedCapture):
 
         def record_start() -> None:
             start_ts = self._start_ts(lambda: read_checkpoint(storage) - 1)
-            _refuse_future_start(start_ts)
+            refuse_future_start(start_ts)
             _record(log, _Start(start_ts))
 
         self._begin_log(log, server_key_of(self._settings.source), record_start)
         end = end_of_merged_log(log)
         start = _recorded_start(log)
         position = max(end.commit_ts, start.commit_ts)
-        # Statements of the last commit timestamp of the log that are in it.
-        logged = end.start_ts - end.commit_ts + 1
         if end.commit_ts and position == end.commit_ts:
             # Some of the statements may not be, so that timestamp is read again.
             position -= 1
-        reader = SinkReader(storage, self._settings.ticdc, position, start.last_file)
-        self._read(log, reader, start, end.commit_ts, logged)
+        reader = SinkReader(storage, self._settings.ticdc, position, start.last_file, start.finished)
+        self._read(log, reader, start, end)
 
-    def _read(
-        self, log: Log, reader: SinkReader, start: _Start, last_ts: int, statements_logged: int
-    ) -> None:
-        """Append what the sink has, until stopped. `statements_logged` of `last_ts` are in the log."""
+    def _read(self, log: Log, reader: SinkReader, start: _Start, end: MergedEnd) -> None:
+        """Append what the sink has after the end of the log, until stopped."""
         sink_log = SinkLog(self._merged_log(log))
         self._connects += 1
         self._set_state(State.RUNNING)
         durable_at = time.monotonic()
         while not self._stopping.is_set():
             for transaction in reader.read():
-                if transaction.commit_ts != last_ts:
-                    sink_log.append(transaction)
-                elif transaction.statements:
-                    sink_log.append(transaction, statements_logged)
+                sink_log.append_new(transaction, end)
                 self._progress.heard_at = time.time()
                 if time.monotonic() - durable_at >= _DURABLE_SECONDS:
                     start = _sync(log, reader, start)
@@ -102,7 +94,7 @@ class TicdcCapture(MergedCapture):
             self._stopping.wait(self._settings.ticdc.poll)
 
 
-def _refuse_future_start(start_ts: int) -> None:
+def refuse_future_start(start_ts: int) -> None:
     """Raise OptionInvalid if a cluster whose clock is right has not reached a commit timestamp.
 
     The changefeed's checkpoint is no bound: it lags behind the timestamp of a dump that was just made.
@@ -117,11 +109,11 @@ def _refuse_future_start(start_ts: int) -> None:
 
 
 def _sync(log: Log, reader: SinkReader, start: _Start) -> _Start:
-    """Make the log durable, then record the file with its last row, and return what is recorded."""
+    """Make the log durable, then record what it has of the sink's files, and return what is recorded."""
     log.sync()
-    if reader.last_file == start.last_file:
+    if (reader.last_file, reader.finished) == (start.last_file, start.finished):
         return start
-    start = replace(start, last_file=reader.last_file)
+    start = replace(start, last_file=reader.last_file, finished=dict(reader.finished))
     _record(log, start)
     return start
 
@@ -139,4 +131,5 @@ def _recorded_start(log: Log) -> _Start:
             f"{path} is missing or damaged, which has the start of the log",
             hint="Begin a new log: move its folder away, and read the tables again",
         )
-    return _Start(values["commit_ts"], values.get("last_file"))
+    finished = {sequence: (number, size) for sequence, (number, size) in values.get("finished", {}).items()}
+    return _Start(values["commit_ts"], values.get("last_file"), finished)

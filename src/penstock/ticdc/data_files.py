@@ -50,6 +50,12 @@ class DataReader:
         """The commit timestamp of the next row; None if there is none now."""
         return self._rows[0].commit_ts if self._rows else self._peeked_ts
 
+    @property
+    def finished_size(self) -> int | None:
+        """The size up to which all rows were taken; None if some are left, or the file ends inside one."""
+        has_rows = self._rows or self._peeked_ts is not None
+        return None if has_rows or self._offset < self._size else self._size
+
     def grow(self, size: int, checkpoint: int) -> None:
         """Record the size of the file, of which all rows below the checkpoint are complete.
 

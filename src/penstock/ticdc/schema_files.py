@@ -142,9 +142,7 @@ def _column(values: dict[str, Any]) -> SinkColumn:
     type_name = str(values["ColumnType"])
     kind = type_name.removesuffix(" UNSIGNED")
     precision, scale = (values.get(field) for field in ("ColumnPrecision", "ColumnScale"))
-    type_text = _type_text(values["ColumnName"], kind, precision, scale)
-    if type_name != kind and kind in _INTEGERS | {"DECIMAL", "FLOAT", "DOUBLE"}:
-        type_text += " unsigned"
+    type_text = type_text_of(values["ColumnName"], kind, precision, scale, is_unsigned=type_name != kind)
     flags = {}
     for field, expected in (("ColumnNullable", "false"), ("ColumnIsPk", "true")):
         if (flag := values.get(field)) not in (None, expected):
@@ -155,8 +153,17 @@ def _column(values: dict[str, Any]) -> SinkColumn:
     )
 
 
+def type_text_of(name: str, kind: str, precision: str | None, scale: str | None, *, is_unsigned: bool) -> str:
+    """Return the type of a column as MySQL declares it.
+
+    Raises EventUnsupported for a type that MySQL does not have.
+    """
+    type_text = _type_text(name, kind, precision, scale)
+    is_number = kind in _INTEGERS | {"DECIMAL", "FLOAT", "DOUBLE"}
+    return f"{type_text} unsigned" if is_unsigned and is_number else type_text
+
+
 def _type_text(name: str, kind: str, precision: str | None, scale: str | None) -> str:
-    """Return a type as MySQL declares it."""
     length = int(precision) if precision is not None else None
     word = kind.lower()
     if kind in _INTEGERS or kind in _TEXTS or kind in _BLOBS or kind in _PLAIN:

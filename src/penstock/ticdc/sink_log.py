@@ -10,8 +10,8 @@ from penstock._native import RowEventWriter
 from penstock.errors import PenstockError
 from penstock.ticdc.row_changes import Change, RowChange, key_of
 from penstock.ticdc.schema_files import TableSchema
-from penstock.ticdc.sink_reader import SinkTransaction
-from penstock.tidb.merged_log import SERVER_ID, MergedLog
+from penstock.ticdc.transactions import SinkTransaction
+from penstock.tidb.merged_log import SERVER_ID, MergedEnd, MergedLog
 
 # TiCDC does not tell the cluster's id.
 _CLUSTER_ID = 0
@@ -42,6 +42,14 @@ class SinkLog:
             for schema, rows in transaction.rows:
                 self._add(schema, rows)
             self._merged.append(self._writer.commit())
+
+    def append_new(self, transaction: SinkTransaction, end: MergedEnd) -> None:
+        """Append what a log that ended there does not have of a transaction. Raises as `append`."""
+        if transaction.commit_ts != end.commit_ts:
+            self.append(transaction)
+        elif transaction.statements:
+            # The start timestamp numbers the statements.
+            self.append(transaction, end.start_ts - end.commit_ts + 1)
 
     def _add(self, schema: TableSchema, rows: Sequence[RowChange]) -> None:
         try:

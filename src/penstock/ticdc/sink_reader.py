@@ -14,7 +14,7 @@ While the file of the last row is there, no later date has gone: without it, unr
 
 import heapq
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import count
 
 from penstock.errors import EventUnsupported, SchemaUnknown, SequenceGap
@@ -26,15 +26,7 @@ from penstock.ticdc.layout import DataFile, SchemaFile, classify
 from penstock.ticdc.row_changes import Change, RowChange
 from penstock.ticdc.schema_files import TableSchema, read_schema
 from penstock.ticdc.storage import SinkStorage, read_checkpoint
-
-
-@dataclass(frozen=True)
-class SinkTransaction:
-    """The statements of one commit timestamp, or the rows of one transaction by their tables."""
-
-    commit_ts: int
-    statements: Sequence[TableSchema]
-    rows: Sequence[tuple[TableSchema, Sequence[RowChange]]]
+from penstock.ticdc.transactions import SinkTransaction, rows_by_key
 
 
 class SinkSchemas:
@@ -85,10 +77,17 @@ class SinkReader:
     """Reads everything after a commit timestamp. One thread uses it."""
 
     def __init__(
-        self, storage: SinkStorage, settings: TicdcSettings, position: int, last_file: str | None = None
+        self,
+        storage: SinkStorage,
+        settings: TicdcSettings,
+        position: int,
+        last_file: str | None = None,
+        finished: Mapping[str, tuple[int, int]] | None = None,
     ) -> None:
-        """`last_file` is that of an earlier reader, and has to exist still."""
+        """`last_file` and `finished` are those of an earlier reader. The file has to exist still."""
         self.position = position
+        # The last file of each sequence that was read to its end, with its size. Files up to it are not read.
+        self.finished = dict(finished or {})
         # The file with the last row up to the position; None if no file has such a row.
         self.last_file = last_file
         # The checkpoint when it was read last.
@@ -104,7 +103,7 @@ class SinkReader:
         self._has_listed = False
         # Whether rows were read since the files were listed, or by an earlier reader.
         self._has_advanced = True
-        self._last_ts = 0
+        self._last_ts = 0 if last_file is None else position
         # Files by the commit timestamp of their next row.
         self._due: list[tuple[int, int, DataReader]] = []
         self._order = count()
@@ -127,12 +126,14 @@ class SinkReader:
             yield from self._transactions_at(commit_ts, checkpoint)
             self.position = commit_ts
         self.position = max(self.position, checkpoint - 1)
+        self._finish_files()
 
     # --- Files ------------------------------------------------------------------------------
 
     def _discover(self, sizes: Mapping[str, int], checkpoint: int) -> None:
         """Read new schema files, and open new data files and those that have grown."""
         data: list[DataFile] = []
+        sequences: set[str] = set()
         for path in sorted(sizes):
             match classify(path):
                 case SchemaFile() as file:
@@ -141,8 +142,12 @@ class SinkReader:
                         names = (schema.database, schema.table)
                         heapq.heappush(self._statements, (schema.version, *names, schema))
                 case DataFile() as file:
-                    data.append(file)
-                    self._numbers.setdefault(file.sequence, set()).add(file.number)
+                    sequences.add(file.sequence)
+                    if path in self._readers or not self._is_finished(file, sizes[path]):
+                        data.append(file)
+                        self._numbers.setdefault(file.sequence, set()).add(file.number)
+        # Expired files are not listed again.
+        self.finished = {name: last for name, last in self.finished.items() if name in sequences}
         for file in data:
             reader = self._readers.get(file.path)
             if reader is None:
@@ -154,6 +159,27 @@ class SinkReader:
                 self._enqueue(reader)
             if reader.skipped_ts is not None:
                 self._record_last(reader.skipped_ts, file)
+
+    def _is_finished(self, file: DataFile, size: int) -> bool:
+        number, finished_size = self.finished.get(file.sequence, (0, 0))
+        return file.number < number or (file.number, size) == (number, finished_size)
+
+    def _finish_files(self) -> None:
+        """Record the files that were read to their end, and forget all but the last of each sequence."""
+        sequences: dict[str, list[DataReader]] = {}
+        for reader in self._readers.values():
+            sequences.setdefault(reader.file.sequence, []).append(reader)
+        for sequence, readers in sequences.items():
+            readers.sort(key=lambda reader: reader.file.number)
+            for reader in readers:
+                size = reader.finished_size
+                if size is None:
+                    break
+                self.finished[sequence] = reader.file.number, size
+                if reader is not readers[-1]:
+                    del self._readers[reader.file.path]
+                    self._begun.discard(reader.file.path)
+                    self._numbers[sequence].discard(reader.file.number)
 
     def _refuse_expiry(self, sizes: Mapping[str, int]) -> None:
         """Raise SequenceGap if the file of the last row has gone before later files were listed."""
@@ -174,7 +200,8 @@ class SinkReader:
         if file.path in self._begun:
             return
         self._begun.add(file.path)
-        missing = set(range(1, file.number)) - self._numbers[file.sequence]
+        finished, _ = self.finished.get(file.sequence, (0, 0))
+        missing = set(range(finished + 1, file.number)) - self._numbers[file.sequence]
         if missing:
             raise SequenceGap(
                 f"the files before {file.path} are missing, from number {min(missing)} on",
@@ -214,18 +241,13 @@ class SinkReader:
 
 
 def _merged(schema: TableSchema, parts: Sequence[Sequence[RowChange]]) -> list[RowChange]:
-    """Return the rows of one transaction from the files that have some of them.
-
-    Deleted rows come first: a key that moved to another file is deleted in one and inserted in the other.
-    """
+    """Return the rows of one transaction from the files that have some of them, deletes first."""
     if any(column.is_key for column in schema.columns):
-        rows = list(dict.fromkeys(row for part in parts for row in part))
-    elif len(parts) == 1:
-        rows = list(parts[0])
-    else:
+        return rows_by_key(schema, (row for part in parts for row in part))
+    if len(parts) > 1:
         raise EventUnsupported(
             f"{schema.database}.{schema.table} has no primary key, and rows of one transaction in several"
             " files: they may be repetitions",
             hint="Leave the table out of the changefeed, or give it a primary key",
         )
-    return sorted(rows, key=lambda row: row.change is not Change.DELETE)
+    return sorted(parts[0], key=lambda row: row.change is not Change.DELETE)

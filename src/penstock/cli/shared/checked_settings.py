@@ -4,12 +4,15 @@
 import os
 import shutil
 from collections.abc import Iterator
+from contextlib import closing
 
 from penstock.errors import OptionInvalid, PenstockError
 from penstock.model import ServerAddress
 from penstock.mysql.connection import connect
 from penstock.settings.daemon import InstanceSettings, Settings
+from penstock.settings.ticdc import is_ticdc_kafka
 from penstock.settings.tidb import pd_addresses
+from penstock.ticdc.kafka_reader import open_reader
 from penstock.ticdc.storage import open_storage, read_checkpoint
 
 
@@ -72,8 +75,12 @@ def _problem_of_cluster(instance: InstanceSettings) -> PenstockError | None:
 
 
 def _problem_of_sink(instance: InstanceSettings) -> PenstockError | None:
-    """Return why the output of TiCDC cannot be read, None if it has a checkpoint."""
+    """Return why the output of TiCDC cannot be read, None if it has a checkpoint, or topics."""
     try:
+        if is_ticdc_kafka(instance.source):
+            with closing(open_reader(instance.source, instance.ticdc)) as reader:
+                reader.partitions()
+            return None
         read_checkpoint(open_storage(instance.source))
     except PenstockError as problem:
         return problem

@@ -1,29 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Kafka cluster for the sink: settings, translated errors, topics, and stored batch numbers."""
+"""A Kafka cluster for the sink: settings, topics, and stored batch numbers."""
 
 import json
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Any
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field
 
-from penstock.errors import (
-    AccessDenied,
-    AuthenticationFailed,
-    ConnectionLost,
-    LeaseLost,
-    OptionInvalid,
-    PenstockError,
-    ServerBusy,
-    TlsFailed,
-)
+from penstock.errors import ConnectionLost, ServerBusy
+from penstock.kafka_library import error_of as error_of
+from penstock.kafka_library import library as library
+from penstock.kafka_library import translate_errors as translate_errors
 from penstock.model import Secret
 from penstock.retry import Backoff, Retry
-from penstock.settings.values import SecretText, Section, one_secret
-from penstock.sinks.sink import extra_missing
+from penstock.settings.kafka import KafkaAccount
 
 ANSWER_SECONDS_MAX = 30.0
 # How long to wait for an open transaction of another producer.
@@ -34,152 +25,14 @@ _RECENT_RECORDS = 200
 _BACKOFF = Backoff(first=0.02, longest=0.5)
 
 
-class Cluster(Section):
+class Cluster(KafkaAccount):
     """The cluster's address and the sink's account."""
 
     servers: str = Field(description="bootstrap brokers: host:port, separated by commas")
-    user: str | None = Field(default=None, description="the account (SASL)")
-    password: SecretText | None = None
-    password_file: Path | None = Field(default=None, description="a file with the password")
-    password_env: str | None = Field(default=None, description="an environment variable with the password")
-    mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = Field(
-        default="SCRAM-SHA-512", description="the SASL mechanism"
-    )
-    tls: bool = Field(default=False, description="whether to connect over TLS")
-    ca: Path | None = Field(default=None, description="a PEM file with the certificate authorities to trust")
-    options: dict[str, str] = Field(
-        default_factory=dict, description="other librdkafka options, such as linger.ms: '50'"
-    )
-
-    @field_validator("password_env")
-    @classmethod
-    def _check_single_password(cls, variable: str | None, validation: ValidationInfo) -> str | None:
-        one_secret(
-            validation.data.get("password"), validation.data.get("password_file"), variable, "password"
-        )
-        return variable
-
-    @field_validator("options")
-    @classmethod
-    def _no_secrets(cls, options: dict[str, str]) -> dict[str, str]:
-        for name in options:
-            if "password" in name or name.endswith((".pem", "secret")):
-                raise ValueError(f"{name} would show in logs: name a file, or use password_file")
-        return options
-
-    def secret(self) -> Secret | None:
-        """Read and return the password, None if none is set. Raises ValueError."""
-        return one_secret(self.password, self.password_file, self.password_env, "password")
 
     def client(self, password: Secret | None) -> dict[str, Any]:
         """Return the options of all clients. They contain the password, so pass them only to the library."""
-        security = f"{'SASL_' if self.user else ''}{'SSL' if self.tls or self.ca else 'PLAINTEXT'}"
-        client_options: dict[str, Any] = {
-            "bootstrap.servers": self.servers,
-            "client.id": "penstock",
-            "security.protocol": security,
-            "log_level": 0,
-        }
-        if self.ca is not None:
-            client_options["ssl.ca.location"] = str(self.ca)
-        if self.user is not None:
-            client_options |= {
-                "sasl.mechanism": self.mechanism,
-                "sasl.username": self.user,
-                "sasl.password": password.reveal() if password else "",
-            }
-        return client_options | self.options
-
-
-def library() -> Any:
-    """Return the library. Raises DependencyMissing."""
-    try:
-        import confluent_kafka
-        import confluent_kafka.admin
-    except ImportError as missing:
-        raise extra_missing("confluent-kafka", "kafka") from missing
-    return confluent_kafka
-
-
-@contextmanager
-def translate_errors(what: str) -> Iterator[None]:
-    """Translate the library's exceptions into Penstock errors. `what` describes the operation."""
-    kafka = library()
-    try:
-        yield
-    except kafka.KafkaException as problem:
-        raise error_of(problem.args[0], what) from None
-    except kafka.KafkaError as problem:
-        raise error_of(problem, what) from None
-
-
-# The library's error codes, the Penstock error for each, and its hint.
-_BY_CODE: tuple[tuple[tuple[str, ...], type[PenstockError], str], ...] = (
-    (
-        ("_FENCED", "INVALID_PRODUCER_EPOCH", "PRODUCER_FENCED"),
-        LeaseLost,
-        "Another process writes this part of the pipeline now",
-    ),
-    (
-        ("_AUTHENTICATION", "SASL_AUTHENTICATION_FAILED"),
-        AuthenticationFailed,
-        "Check user, password and mechanism of the kafka sink",
-    ),
-    (("_SSL",), TlsFailed, "Check tls and ca of the kafka sink"),
-    (
-        (
-            "TOPIC_AUTHORIZATION_FAILED",
-            "CLUSTER_AUTHORIZATION_FAILED",
-            "GROUP_AUTHORIZATION_FAILED",
-            "TRANSACTIONAL_ID_AUTHORIZATION_FAILED",
-        ),
-        AccessDenied,
-        "Run kafka-acls --add for Write and Describe, on topics and on transactional ids penstock/*",
-    ),
-    (
-        ("MSG_SIZE_TOO_LARGE", "RECORD_LIST_TOO_LARGE"),
-        OptionInvalid,
-        "Raise max.message.bytes of the topic, and message.max.bytes under options of the kafka sink",
-    ),
-    (
-        (
-            "TOPIC_EXCEPTION",
-            "_INVALID_ARG",
-            "INVALID_CONFIG",
-            "INVALID_TRANSACTION_TIMEOUT",
-            "POLICY_VIOLATION",
-        ),
-        OptionInvalid,
-        "Check the settings of the kafka sink",
-    ),
-    (
-        # The topic is growing or was recreated, and brokers learn of it one after the other.
-        ("_UNKNOWN_PARTITION",),
-        ServerBusy,
-        "The partitions of the topic are changing: the next try takes their new number",
-    ),
-    (
-        # Brokers that are starting or considered dead do not count as replicas.
-        ("INVALID_REPLICATION_FACTOR",),
-        ServerBusy,
-        "Check that all brokers take part, and that replicas of the kafka sink is not more than there are",
-    ),
-    (
-        ("_ALL_BROKERS_DOWN", "_TRANSPORT", "_RESOLVE", "_TIMED_OUT", "_MSG_TIMED_OUT"),
-        ConnectionLost,
-        "Check that the brokers run, and servers of the kafka sink",
-    ),
-)
-
-
-def error_of(problem: Any, what: str) -> PenstockError:
-    """Return the Penstock error for an error of the library."""
-    codes = library().KafkaError
-    message = f"Kafka: {what}: {problem.str()}"
-    for names, error, hint in _BY_CODE:
-        if problem.code() in [getattr(codes, name) for name in names]:
-            return error(message, hint=hint)
-    return ServerBusy(message, hint="Look at the brokers' log if it stays")
+        return self.client_options(self.servers, password)
 
 
 def admin(client: Mapping[str, Any]) -> Any:

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The capture of TiCDC's messages in Kafka: they become the instance's log.
+
+    partitions ─▶ rows by commit timestamp up to the lowest watermark ─▶ events ─▶ the log
+
+The offsets to resume from are recorded beside the log after it is durable. What is read twice after a crash
+is told by its commit timestamp.
+"""
+
+import time
+from dataclasses import replace
+
+from penstock.capture.status import CaptureStatus, State
+from penstock.errors import LogDamaged
+from penstock.logstore.epochs import seal_json, unseal_json
+from penstock.logstore.log import Log
+from penstock.ticdc.capture import refuse_future_start
+from penstock.ticdc.kafka_reader import KafkaReader, KafkaStart, open_reader
+from penstock.ticdc.sink_log import SinkLog
+from penstock.tidb.merged_capture import MergedCapture
+from penstock.tidb.merged_log import MergedEnd, end_of_merged_log, server_key_of
+from penstock.tidb.messages import physical_us
+
+START_FILE = "ticdc-offsets.json"
+
+_DURABLE_SECONDS = 1.0
+# A watermark of this age holds up the log: its partition is named.
+_STALE_SECONDS = 30.0
+
+
+class TicdcKafkaCapture(MergedCapture):
+    """Captures TiCDC's messages into the log of an instance, with the interface of every capture."""
+
+    def snapshot(self) -> CaptureStatus:
+        """Return the state of the capture. Never waits."""
+        return replace(super().snapshot(), server=self._settings.source)
+
+    # --- The thread -------------------------------------------------------------------------
+
+    def _attempt(self) -> None:
+        """Open the log if necessary, find where to resume, and read until something fails."""
+        log = self._opened_log()
+        self._set_state(State.CONNECTING, f"reading {self._settings.source}")
+        reader = open_reader(self._settings.source, self._settings.ticdc)
+        try:
+            self._begin_log(
+                log,
+                server_key_of(self._settings.source),
+                lambda: _record(log, self._found_start(reader)),
+            )
+            start, end = _recorded_start(log), end_of_merged_log(log)
+            position = max(end.commit_ts, start.commit_ts)
+            if end.commit_ts and position == end.commit_ts:
+                # The log may not have all statements of its last timestamp.
+                position -= 1
+            reader.resume(start, position)
+            self._read(log, reader, start, end)
+        finally:
+            reader.close()
+
+    def _found_start(self, reader: KafkaReader) -> KafkaStart:
+        """Return where a new log starts."""
+        start = self._start_at
+        is_explicit = start.commit_ts is not None or start.time_us is not None
+        commit_ts = self._start_ts(lambda: 0)
+        refuse_future_start(commit_ts)
+        return reader.find_start(
+            commit_ts if is_explicit else None, is_latest=not is_explicit and not start.earliest
+        )
+
+    def _read(self, log: Log, reader: KafkaReader, start: KafkaStart, end: MergedEnd) -> None:
+        """Append what the topics have after the end of the log, until stopped."""
+        sink_log = SinkLog(self._merged_log(log))
+        self._connects += 1
+        self._set_state(State.RUNNING)
+        durable_at = time.monotonic()
+        while not self._stopping.is_set():
+            for transaction in reader.read():
+                sink_log.append_new(transaction, end)
+                if self._stopping.is_set():
+                    # What was not appended is read again: the offsets do not pass it.
+                    break
+            else:
+                self._progress.heard_at = time.time()
+                self._progress.caught_up = not reader.has_read
+            if self._stopping.is_set() or time.monotonic() - durable_at >= _DURABLE_SECONDS:
+                log.sync()
+                start = _advanced(log, reader, start)
+                durable_at = time.monotonic()
+            self._set_state(State.RUNNING, _waiting_for(reader))
+
+
+def _waiting_for(reader: KafkaReader) -> str | None:
+    """Return which partition holds up the log, None if its watermark is recent."""
+    merge = reader.merge
+    age = time.time() - physical_us(merge.lowest) / 1_000_000
+    if age < _STALE_SECONDS:
+        return None
+    topic, number = merge.slowest[0]
+    since = f"the watermark {merge.lowest}" if merge.lowest else "no watermark yet"
+    return f"partition {number} of {topic} has {since}, so {merge.bytes} bytes of later changes wait"
+
+
+def _advanced(log: Log, reader: KafkaReader, start: KafkaStart) -> KafkaStart:
+    """Record the offsets if they have moved, and return what is recorded."""
+    offsets = reader.merge.offsets()
+    if offsets == start.offsets:
+        return start
+    start = replace(start, offsets=offsets)
+    _record(log, start)
+    return start
+
+
+def _record(log: Log, start: KafkaStart) -> None:
+    offsets = [[topic, number, offset] for (topic, number), offset in sorted(start.offsets.items())]
+    values = {"commit_ts": start.commit_ts, "offsets": offsets}
+    log.disk.write_atomic(log.folder / START_FILE, seal_json(values))
+
+
+def _recorded_start(log: Log) -> KafkaStart:
+    """Return what is recorded beside a log. Raises LogDamaged."""
+    path = log.folder / START_FILE
+    values = unseal_json(log.disk.read(path)) if log.disk.exists(path) else {}
+    if not values:
+        raise LogDamaged(
+            f"{path} is missing or damaged, which has the offsets of the topic",
+            hint="Begin a new log: move its folder away, and read the tables again",
+        )
+    offsets = {(topic, number): offset for topic, number, offset in values["offsets"]}
+    return KafkaStart(values["commit_ts"], offsets)
