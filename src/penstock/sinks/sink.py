@@ -196,6 +196,8 @@ class Sink(ABC):
     remembers_alone: bool = False
     # Whether `read` with bounds only costs as much as the range, not the whole table.
     reads_ranges: bool = True
+    # Whether `read` needs what only the process that drives the pipeline has, such as its Spark session.
+    reads_in_driver: bool = False
     # Whether each batch adds files or parts to a target table, whose number is the cost of reading it.
     makes_files: bool = False
     # Whether the sink keeps the connections of its writers, and nothing else, for writers of later batches.

@@ -25,7 +25,8 @@ _FOUND_SQL = "share int, found boolean, body binary"
 class SparkSpreading:
     """Compares shares on a session, as many concurrently as it has cores.
 
-    A small number of shares, or a pipeline that is far behind, is compared in this process.
+    A small number of shares, a pipeline that is far behind, and targets that only this process can read are
+    compared in this process.
     """
 
     def __init__(self, session: SparkSession) -> None:
@@ -36,6 +37,7 @@ class SparkSpreading:
         if (
             len(shares) < SHARES_MIN
             or sum(touched_keys.bytes for touched_keys in touched.values()) > TOUCHED_BYTES_MAX
+            or any(share.table.sink.make().reads_in_driver for share in shares)
         ):
             yield from in_this_process(shares, touched)
             return
