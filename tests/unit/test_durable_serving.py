@@ -147,7 +147,7 @@ def test_capturer_killed_with_its_folder_takes_no_byte_that_a_reader_saw(loss: L
         def look(captured: Captured, count: int) -> None:
             captured.sync()
             served.served.arrivals.arrived(INSTANCE)
-            if count % 5 == 0:
+            if count % 25 == 0:
                 wait_until(lambda: (copy.log() is not None and head_of(served)) or None)
                 head = head_of(served)
                 assert head is not None

@@ -77,6 +77,8 @@ class FleetMember:
         self._end_seconds = end_seconds
         self._store: CoordinationStore | None = None
         self._session: Session | None = None
+        # This member's record in the session, which names all instances of its settings.
+        self._record_value = b""
         self._registration: int | None = None
         self._leadership: FleetLeadership | None = None
         self._tenures: dict[str, Tenure] = {}
@@ -200,6 +202,7 @@ class FleetMember:
         session = store.session(self._self.session_seconds)
         session.on_lost(self._news.set)
         self._session = session
+        self._record_value = self._member_record().encode()
         self._watch(store, self._group.placements + path_of(self.name))
 
     def _step(self, store: CoordinationStore) -> float:
@@ -225,20 +228,9 @@ class FleetMember:
         """Register this member; return False while another process has its name. Raises OptionInvalid."""
         assert self._session is not None
         member = self._self
-        record = MemberRecord(
-            member.name,
-            member.address,
-            member.version,
-            member.zone,
-            member.weight,
-            socket.gethostname(),
-            os.getpid(),
-            time.time_ns() // 1000,
-            member.works or {},
-        )
         try:
             self._registration = self._session.put_ephemeral(
-                self._group.members + path_of(member.name), record.encode()
+                self._group.members + path_of(member.name), self._record_value
             )
         except VersionConflict as problem:
             # The record may be left over from a previous process; it then ends with that session.
@@ -253,6 +245,20 @@ class FleetMember:
             return False
         self._refused_since = None
         return True
+
+    def _member_record(self) -> MemberRecord:
+        member = self._self
+        return MemberRecord(
+            member.name,
+            member.address,
+            member.version,
+            member.zone,
+            member.weight,
+            socket.gethostname(),
+            os.getpid(),
+            time.time_ns() // 1000,
+            member.works or {},
+        )
 
     def _lead(self, store: CoordinationStore) -> float:
         """Become the leader if there is none; return the seconds until the next check."""

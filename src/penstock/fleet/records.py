@@ -4,7 +4,8 @@
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from functools import lru_cache
 from typing import Any, Self
 
 from penstock.capture.lease import Handover
@@ -53,8 +54,8 @@ class MemberRecord:
 
     def encode(self) -> bytes:
         """Return the value of the record."""
-        omitted = ("name", "instances", "created")
-        values = {name: value for name, value in asdict(self).items() if name not in omitted}
+        # `asdict` would copy thousands of instances.
+        values = {name: value for name, value in vars(self).items() if name not in ("name", "created")}
         instances = {
             name: {"weight": work.weight, "zone": work.zone, "copies": work.copies}
             for name, work in self.instances.items()
@@ -64,7 +65,10 @@ class MemberRecord:
     @classmethod
     def of(cls, name: str, record: Record) -> Self:
         """Read a member's record. Raises SchemaInvalid."""
-        with reading_fields(f"the record of member {name}", record) as values:
+        # The instances are the last field. Members have equal ones, which are read once for all of them.
+        fields, instances_mark, instances = record.value.partition(b', "instances": ')
+        fields_record = replace(record, value=fields + (b"}" if instances_mark else b""))
+        with reading_fields(f"the record of member {name}", fields_record) as values:
             return cls(
                 name,
                 str(values["address"]),
@@ -74,14 +78,18 @@ class MemberRecord:
                 str(values.get("host", "")),
                 int(values.get("process", 0)),
                 int(values.get("since_us", 0)),
-                {
-                    str(instance): Work(
-                        str(instance), float(share["weight"]), share["zone"], int(share.get("copies", 1))
-                    )
-                    for instance, share in values["instances"].items()
-                },
+                _read_instances(instances.removesuffix(b"}")),
                 record.created,
             )
+
+
+@lru_cache(maxsize=8)
+def _read_instances(text: bytes) -> Mapping[str, Work]:
+    """Return the instances of a member's settings. Raises ValueError, KeyError, TypeError."""
+    return {
+        name: Work(name, float(share["weight"]), share["zone"], int(share.get("copies", 1)))
+        for name, share in json.loads(text).items()
+    }
 
 
 @dataclass(frozen=True)
