@@ -177,6 +177,8 @@ METRICS_HOLDS_MAX = 50
 # Concurrent searches for the history of a row. Each keeps both cores of a small machine busy, which readers
 # need too.
 HISTORIES_MAX = 2
+# The rows of a table as of a moment are gathered in memory, one table at a time.
+AS_OF_BYTES_MAX = 256 * MIB
 # Bytes of changes in one response: the default, and the most a request may ask for.
 CREDIT_BYTES_DEFAULT = 16 * MIB
 CREDIT_BYTES_MAX = 1 << 40

@@ -151,6 +151,7 @@ HOMES = {
     "yaml": ("src/penstock/settings/file.py",),
     "pydantic": (
         "src/penstock/settings/",
+        "src/penstock/serve/http/as_of.py",
         "src/penstock/serve/http/changes_request.py",
         "src/penstock/serve/http/history.py",
         "src/penstock/serve/http/subscription_reset.py",

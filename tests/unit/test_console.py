@@ -366,7 +366,7 @@ def test_console_works_below_a_base_path(daemon: ServedLog) -> None:
 
 def test_visitor_without_a_login_sees_the_login_alone(guarded: ServedLog) -> None:
     with console_of(guarded) as browser:
-        for path in each(pages.PAGES):
+        for path in each(pages.PAGES | pages.FILES):
             page = browser.get(path)
             assert (page.status, page.headers["location"].partition("?")[0]) == (303, "/login")
         assert browser.post("/login", {"token": "wrong"}).status == 401

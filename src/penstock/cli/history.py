@@ -19,7 +19,6 @@ from penstock.cli.shared.log_folder import Json
 from penstock.cli.shared.progress import ReadingProgress
 from penstock.cli.shared.rendering import counted, write_json
 from penstock.cli.shared.whole_daemon import WholeDaemon
-from penstock.errors import OptionInvalid
 from penstock.logstore.reader import LogReader
 from penstock.model import TableName
 from penstock.source.log import LogSource
@@ -94,13 +93,7 @@ def _of_daemon(
     ca: Path | None,
     limit: int | None,
 ) -> Iterator[dict[str, Any]]:
-    if instance is None:
-        names = [status["instance"] for status in WholeDaemon.find(url, config, ca).instances(None)]
-        if len(names) > 1:
-            raise OptionInvalid(
-                "the daemon has several instances", hint=f"Choose one of --instance {', '.join(names)}"
-            )
-        instance = names[0]
+    instance = instance or WholeDaemon.find(url, config, ca).only_instance()
     daemon = AskedDaemon.find(instance, url, config, ca)
     try:
         yield from daemon.history(

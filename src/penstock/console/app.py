@@ -92,7 +92,10 @@ class Console:
         self.sessions = Sessions()
         self.streams = Streams()
         routes = [
-            *(Route(path, self._page(page), methods=["GET"]) for path, page in pages.PAGES.items()),
+            *(
+                Route(path, self._page(page), methods=["GET"])
+                for path, page in (pages.PAGES | pages.FILES).items()
+            ),
             *(Route(path, self._action(act), methods=["POST"]) for path, act in actions.ACTIONS.items()),
             Route("/login", self._show_login, methods=["GET"]),
             Route("/login", self._log_in, methods=["POST"]),

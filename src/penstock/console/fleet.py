@@ -89,6 +89,20 @@ class Fleet:
         call = f"subscriptions/{quote(subscription, safe='')}/{'pause' if paused else 'resume'}"
         self._with_client(url, instance, lambda client: client.send(call, {}, _PAUSE_SILENCE_SECONDS_MAX))
 
+    def as_of(self, url: str, instance: str, table: str, moment: str, limit: int) -> dict[str, Any]:
+        """Return the first rows of a table as of a moment. Raises the daemon's errors."""
+        body = {"table": table, "at": moment, "limit": limit}
+        return self._with_client(
+            url, instance, lambda client: client.send("as-of", body, _HISTORY_SILENCE_SECONDS_MAX)
+        )
+
+    def as_of_file(self, url: str, instance: str, table: str, moment: str, file_format: str) -> bytes:
+        """Return a file of all rows of a table as of a moment. Raises the daemon's errors."""
+        body = {"table": table, "at": moment, "format": file_format}
+        return self._with_client(
+            url, instance, lambda client: client.read("as-of", body, _HISTORY_SILENCE_SECONDS_MAX)
+        )
+
     def history(self, url: str, instance: str, row: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Yield the history of a row as the daemon finds it. Raises the daemon's errors."""
         client = DaemonClient(replace(self._address(url), instance=instance), url)

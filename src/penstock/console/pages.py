@@ -8,6 +8,7 @@ from typing import Any
 from starlette.responses import Response
 
 from penstock.console import (
+    as_of_pages,
     comparison_pages,
     dead_letter_pages,
     event_pages,
@@ -289,4 +290,6 @@ PAGES: dict[str, Callable[[Visit], Response]] = {
     **server_pages.PAGES,
     **subscription_pages.PAGES,
     **event_pages.PAGES,
+    **as_of_pages.PAGES,
 }
+FILES: dict[str, Callable[[Visit], Response]] = as_of_pages.FILES

@@ -39,7 +39,17 @@ from penstock.serve.canal.listener import CanalListener
 from penstock.serve.canal.protocol import CanalServer
 from penstock.serve.connections import Connections, bounded_http
 from penstock.serve.guard import Guard, Measured
-from penstock.serve.http import changes, copies, definitions, fleet, history, holds, segments, transactions
+from penstock.serve.http import (
+    as_of,
+    changes,
+    copies,
+    definitions,
+    fleet,
+    history,
+    holds,
+    segments,
+    transactions,
+)
 from penstock.serve.http import log as http
 from penstock.serve.ports import Ports
 from penstock.serve.problems import as_http_problem, as_problem
@@ -70,6 +80,7 @@ def make_app(served: Served, listeners: Mapping[str, str], more: Sequence[Route]
             *copies.routes(served),
             *history.routes(served),
             *transactions.routes(served),
+            *as_of.routes(served),
             *segments.routes(served),
             *definitions.routes(served),
             Route("/v1/listeners", where, name="_listeners"),

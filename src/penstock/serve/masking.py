@@ -5,7 +5,8 @@ Every call that shows row values to an account asks here. A masked value is left
 without a value says more than one with a wrong value. Calls that cannot leave it out refuse the account.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,6 +85,17 @@ def without_masked(rows: pyarrow.RecordBatch, masked: frozenset[str]) -> pyarrow
     fields[number] = pyarrow.array([row or None for row in shown], texts.type)
     changed = pyarrow.StructArray.from_arrays(fields, fields=list(metadata.type))
     return rows.set_column(at, rows.schema.field(at), changed)
+
+
+@contextmanager
+def hiding_texts(masked: frozenset[str]) -> Iterator[None]:
+    """Hide the texts of errors about the data, which may quote a masked value."""
+    try:
+        yield
+    except StreamError as problem:
+        if not masked:
+            raise
+        raise type(problem)(HIDDEN_TEXT, position=problem.position) from None
 
 
 def mask_part(part: Mapping[str, Any], masked: frozenset[str]) -> dict[str, Any]:

@@ -172,9 +172,13 @@ class DaemonClient:
 
     def send(self, call: str, body: Mapping[str, Any], silence_seconds: float) -> dict[str, Any]:
         """Send a JSON body and return the JSON object of the response."""
+        return _object(self.read(call, body, silence_seconds))
+
+    def read(self, call: str, body: Mapping[str, Any], silence_seconds: float) -> bytes:
+        """Send a JSON body and return the response. Raises ConnectionLost if it breaks off."""
         response = self.post(call, body, silence_seconds)
         try:
-            return _object(response.read())
+            return response.read()
         except (HTTPError, OSError) as problem:
             raise self._lost(problem) from problem
         finally:

@@ -364,7 +364,7 @@ def _change(images: list[dict[str, Any]], epoch: int) -> RowChange:
     """Return the change of one or two adjacent rows of a batch."""
     last = images[-1]
     kind, metadata = last["_change_type"], last["_metadata"]
-    values = [_values(image) for image in images]
+    values = [logged_values(image) for image in images]
     is_update = kind in (_PREIMAGE, _POSTIMAGE)
     return RowChange(
         "update" if is_update else kind,
@@ -379,7 +379,7 @@ def _change(images: list[dict[str, Any]], epoch: int) -> RowChange:
     )
 
 
-def _values(image: dict[str, Any]) -> dict[str, Any]:
+def logged_values(image: dict[str, Any]) -> dict[str, Any]:
     """Return the logged columns of a row, with the server's text for values that Arrow cannot represent."""
     unrepresentable = dict(image["_metadata"]["unrepresentable"] or ())
     unlogged = {*_SYSTEM, *(image["_metadata"]["absent"] or ())}

@@ -87,9 +87,10 @@ def prove_boundary(log: LogReader, source: Source, position: Position) -> None:
     edges = {edge for extent in log.extents() for edge in (extent.first, extent.last)}
     if boundary == position.offset or position in edges:
         return
-    byte_range = ByteRange(position.epoch, position.file, boundary, position.offset, aligned=True)
+    # One that begins here starts in the range too: before the first of a file lie events of no transaction.
+    byte_range = ByteRange(position.epoch, position.file, boundary, position.offset + 1, aligned=True)
     for transaction in _transactions(source, byte_range):
-        if transaction.end == position:
+        if position in (transaction.start, transaction.end):
             return
         if transaction.start < position < transaction.end:
             raise PositionInvalid(

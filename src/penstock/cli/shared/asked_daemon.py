@@ -228,6 +228,14 @@ class AskedDaemon:
         """Yield the history of a row as the daemon finds it. Raises the daemon's errors."""
         yield from self._client.lines("history", row, HISTORY_SILENCE_SECONDS_MAX)
 
+    def as_of(self, wanted: dict[str, Any]) -> dict[str, Any]:
+        """Return the rows of a table as of a moment. Raises the daemon's errors."""
+        return self._client.send("as-of", wanted, HISTORY_SILENCE_SECONDS_MAX)
+
+    def as_of_file(self, wanted: dict[str, Any]) -> bytes:
+        """Return a file of the rows of a table as of a moment. Raises the daemon's errors."""
+        return self._client.read("as-of", wanted, HISTORY_SILENCE_SECONDS_MAX)
+
     def remove_hold(self, reader: str) -> None:
         """Remove a hold. Raises SourceMissing, AccessDenied."""
         self._client.delete(f"holds/{quote(reader, safe='')}")

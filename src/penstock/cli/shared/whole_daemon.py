@@ -10,7 +10,7 @@ from typing import Any
 
 import penstock.errors
 from penstock.cli.shared.asked_daemon import daemon_address
-from penstock.errors import AuthenticationFailed, ConnectionLost, PenstockError, SourceMissing
+from penstock.errors import AuthenticationFailed, ConnectionLost, OptionInvalid, PenstockError, SourceMissing
 from penstock.model import Secret
 from penstock.source.daemon_client import lost_hint, tls_context
 
@@ -40,6 +40,15 @@ class WholeDaemon:
             names = ", ".join(status["instance"] for status in statuses)
             raise SourceMissing(f"there is no instance {name!r}", hint=f"The instances here are: {names}")
         return chosen
+
+    def only_instance(self) -> str:
+        """Return the name of its instance. Raises OptionInvalid if it has several."""
+        names = [str(status["instance"]) for status in self.instances(None)]
+        if len(names) > 1:
+            raise OptionInvalid(
+                "the daemon has several instances", hint=f"Choose one of --instance {', '.join(names)}"
+            )
+        return names[0]
 
     def listeners(self) -> dict[str, str]:
         """Return the daemon's listeners: host:port by the name of each listener."""

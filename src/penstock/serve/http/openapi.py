@@ -5,6 +5,7 @@ import functools
 from importlib.metadata import version
 from typing import Any
 
+from penstock.serve.http.as_of import AsOfRequest
 from penstock.serve.http.change_frames import MEDIA_TYPE
 from penstock.serve.http.changes_request import ChangesRequest
 from penstock.serve.http.history import MEDIA_TYPE as HISTORY_MEDIA_TYPE
@@ -175,6 +176,13 @@ _CALLS: tuple[tuple[str, str, str, str, str], ...] = (
     ),
     (
         "post",
+        f"{_INSTANCE}/as-of",
+        "The rows of a table as they stood at a moment, as far as the log has changed them",
+        "",
+        _JSON,
+    ),
+    (
+        "post",
         f"{_INSTANCE}/changes",
         "Stream changes as frames: the header's length (u32, big-endian), the header as JSON, and a"
         " payload of"
@@ -201,6 +209,10 @@ def description() -> dict[str, Any]:
     paths[f"{_INSTANCE}/history"]["post"]["requestBody"] = {
         "required": True,
         "content": {_JSON: {"schema": HistoryRequest.model_json_schema()}},
+    }
+    paths[f"{_INSTANCE}/as-of"]["post"]["requestBody"] = {
+        "required": True,
+        "content": {_JSON: {"schema": AsOfRequest.model_json_schema()}},
     }
     reset = ResetRequest.model_json_schema(ref_template="#/components/schemas/{model}")
     parts |= reset.pop("$defs", {})

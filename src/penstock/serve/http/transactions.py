@@ -21,7 +21,7 @@ from penstock.serve.access import Account, account_of
 from penstock.serve.http.answers import ending_on_disconnect
 from penstock.serve.http.holds import visible_holds
 from penstock.serve.http.query import Query, log_of
-from penstock.serve.masking import mask_part
+from penstock.serve.masking import hiding_texts, mask_part
 from penstock.serve.own_log import OwnSource
 from penstock.serve.served import Served
 from penstock.source.row_history import TableStatement, part_to_json
@@ -77,7 +77,8 @@ def _read(
         else:
             assert position is not None, "one of them is given"
             transaction = find_at(log, source, position)
-        parts, has_more = _first(changes_of(source, transaction, tables), limit)
+        with hiding_texts(account.masking.all_columns):
+            parts, has_more = _first(changes_of(source, transaction, tables), limit)
     finally:
         source.close()
     changes = sorted((part for part in parts if isinstance(part, TableChange)), key=lambda change: change.row)

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock as-of`: export the rows of a table as they stood at a moment, from a kept log."""
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from penstock.cli.holds import Config, Url
+from penstock.cli.shared.asked_daemon import AskedDaemon, Ca
+from penstock.cli.shared.whole_daemon import WholeDaemon
+from penstock.errors import OptionInvalid
+from penstock.logstore.reader import LogReader
+from penstock.model import TableName
+from penstock.source.log import LogSource
+from penstock.source.source import SourceOptions
+from penstock.source.table_as_of import TableAsOf
+from penstock.source.table_export import FORMATS, export_rows
+
+
+def run(
+    table: Annotated[str, typer.Argument(help="The table, such as shop.orders.")],
+    moment: Annotated[
+        str,
+        typer.Argument(
+            help="Before a time (2026-11-21T08:00:00Z), at a position, or after the transaction of a GTID."
+        ),
+    ],
+    instance: Annotated[
+        str | None, typer.Option(help="The daemon's instance. Default: the only one.")
+    ] = None,
+    url: Url = None,
+    config: Config = None,
+    ca: Ca = None,
+    log: Annotated[Path | None, typer.Option(help="The log's folder, instead of a daemon.")] = None,
+    file_format: Annotated[str, typer.Option("--format", help="jsonl, csv or parquet.")] = "jsonl",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="A file. Default: the terminal.")
+    ] = None,
+) -> None:
+    """Export the rows of a table as they stood at a moment, as far as the kept log has changed them.
+
+    Each row has its last change before the moment, or the image before its first change after it. Rows that
+    did not change while the log was kept are not in it, unless a statement emptied the table before. A note
+    on standard error says which.
+    """
+    if file_format not in FORMATS:
+        raise OptionInvalid(f"there is no format {file_format!r}", hint=f"Use {', '.join(FORMATS)}")
+    if file_format == "parquet" and output is None:
+        raise OptionInvalid("Parquet is no text", hint="Name a file: --output orders.parquet")
+    name = TableName.parse(table)
+    if log is not None:
+        content, position, complete_since = _of_folder(log, name, moment, file_format)
+    else:
+        content, position, complete_since = _of_daemon(instance, (url, config, ca), name, moment, file_format)
+    if output is not None:
+        output.write_bytes(content)
+    else:
+        sys.stdout.buffer.write(content)
+        sys.stdout.buffer.flush()
+    note = (
+        f"all rows of the table: it was emptied at {complete_since}"
+        if complete_since
+        else "only rows that the kept log has changed, before this moment or after it"
+    )
+    typer.echo(f"{name} at {position}: {note}", err=True)
+
+
+def _of_folder(
+    folder: Path, table: TableName, moment: str, file_format: str
+) -> tuple[bytes, str, str | None]:
+    source = LogSource(SourceOptions.parse(str(folder)))
+    try:
+        as_of = TableAsOf(LogReader.open(folder), source, table)
+        as_of.read(moment)
+        content = export_rows(as_of.rows(), as_of.schema, file_format)
+    finally:
+        source.close()
+    complete_since = None if as_of.complete_since is None else str(as_of.complete_since)
+    return content, str(as_of.position), complete_since
+
+
+def _of_daemon(
+    instance: str | None,
+    address: tuple[str | None, Path | None, Path | None],
+    table: TableName,
+    moment: str,
+    file_format: str,
+) -> tuple[bytes, str, str | None]:
+    instance = instance or WholeDaemon.find(*address).only_instance()
+    daemon = AskedDaemon.find(instance, *address)
+    try:
+        # The position is found first, so that the file and the note are of the same moment.
+        shown = daemon.as_of({"table": table.sql, "at": moment, "limit": 0})
+        content = daemon.as_of_file({"table": table.sql, "at": shown["position"], "format": file_format})
+    finally:
+        daemon.close()
+    return content, shown["position"], shown["complete_since"]

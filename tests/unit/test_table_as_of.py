@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A table as of a moment: the rows that a kept log shows, against a replay of its changes one by one."""
+
+import csv
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet
+import pytest
+
+from penstock import limits
+from penstock.cli import as_of as as_of_verb
+from penstock.errors import LimitExceeded, OptionInvalid, PositionInvalid
+from penstock.logstore.log import Log
+from penstock.model import Position, TableName, TablePatterns
+from penstock.serve.own_log import OwnSource
+from penstock.source import table_as_of
+from penstock.source.logged_tables import LoggedTables
+from penstock.source.reading import LoggedStatement, Selection, read_in_order
+from penstock.source.row_history import RowChange, changes_of_rows
+from penstock.source.table_as_of import TableAsOf
+from penstock.source.walk import TransactionWalk
+from tests.support.daemon.console import console_of
+from tests.support.daemon.served_log import INSTANCE, Answered, ServedLog, captured_log, serving
+from tests.support.suite.nonempty import each
+
+HOSTILE = "<script>alert(1)</script>\"'&{{1234567*9}}"
+T = TableName("fuzzed", "t")
+ACCOUNTS: list[dict[str, Any]] = [
+    {"name": "guest", "token": "guest-token", "tables": ["fuzzed.u"]},
+    {"name": "support", "token": "support-token", "masked": {"fuzzed.t": ["text"], "fuzzed.u": ["id"]}},
+]
+
+
+@pytest.fixture(scope="module")
+def log() -> Iterator[Log]:
+    with captured_log() as log:
+        yield log
+
+
+@pytest.fixture(scope="module")
+def daemon(log: Log) -> Iterator[ServedLog]:
+    with serving(log, {"token": "a-token"}, ACCOUNTS) as daemon:
+        yield daemon
+
+
+def as_of(log: Log, moment: str, table: TableName = T) -> TableAsOf:
+    shown = TableAsOf(log, OwnSource(INSTANCE, log), table)
+    shown.read(moment)
+    return shown
+
+
+def parts_of(log: Log, table: TableName) -> list[tuple[Position, RowChange | LoggedStatement]]:
+    """Return every change and statement of a table in the order of the log, read without the index."""
+    source = OwnSource(INSTANCE, log)
+    parts: list[tuple[Position, RowChange | LoggedStatement]] = []
+    for byte_range in source.split():
+        selection = Selection(TablePatterns([table.sql]))
+        for part in read_in_order(source, byte_range, selection, LoggedTables(source)):
+            if isinstance(part, LoggedStatement):
+                parts.append((part.position, part))
+                continue
+            rows = part.to_arrow()
+            for _, change in changes_of_rows(rows, range(rows.num_rows), part.position.epoch):
+                parts.append((change.position, change))
+    return parts
+
+
+def boundaries_of(log: Log) -> list[tuple[Position, int]]:
+    """Return the start of each transaction, and its commit time."""
+    source = OwnSource(INSTANCE, log)
+    return [
+        (
+            Position(byte_range.epoch, row["file"], row["offset"]),
+            int(row["commit_timestamp"].timestamp() * 1_000_000),
+        )
+        for byte_range in source.split()
+        for batch in TransactionWalk(source, byte_range)
+        for row in batch.to_pylist()
+    ]
+
+
+def replayed(parts: list[tuple[Position, RowChange | LoggedStatement]], at: Position) -> dict[int, Any]:
+    """Return the rows at a position, by their key, as a reader that applies each change would have them."""
+    rows: dict[int, Any] = {}
+    seen: set[int] = set()
+    is_complete = False
+    for position, part in parts:
+        if position >= at and (is_complete or isinstance(part, LoggedStatement)):
+            break
+        if isinstance(part, LoggedStatement):
+            rows, seen = {}, set()
+            is_complete = T in part.emptied
+            continue
+        before = None if part.before is None else part.before["id"]
+        # A partial image after the change may lack the key too.
+        after = None if part.after is None else part.after.get("id", before)
+        if position < at:
+            earlier = {**rows.pop(before, {}), **part.before} if part.before is not None else {}
+            if after is not None:
+                rows[after] = {**earlier, **part.after}
+        elif before is not None and before not in seen:
+            rows[before] = part.before
+        seen |= {key for key in (before, after) if key is not None}
+    return rows
+
+
+def test_rows_at_every_boundary_equal_a_replay(log: Log) -> None:
+    parts = parts_of(log, T)
+    states = []
+    for boundary, _ in each(boundaries_of(log)):
+        shown = as_of(log, str(boundary))
+        rows = {row.values["id"]: row.values for row in shown.rows()}
+        assert rows == replayed(parts, boundary), str(boundary)
+        states.append((len(rows), shown.is_complete))
+    assert {count for count, _ in states} >= {0, 3}, "the table fills and empties"
+    assert {True, False} == {is_complete for _, is_complete in states}
+
+
+def test_time_is_the_end_of_what_was_committed_before_it(log: Log) -> None:
+    boundaries = boundaries_of(log)
+    for number in (0, len(boundaries) // 2, len(boundaries) - 1):
+        _, time_us = boundaries[number]
+        text = f"{pyarrow.scalar(time_us, pyarrow.timestamp('us')).as_py().isoformat()}Z"
+        first = next(boundary for boundary, committed in boundaries if committed >= time_us)
+        assert as_of(log, text).position == first
+    assert as_of(log, "2100-01-01").position == log.visible
+
+
+def test_moment_inside_a_transaction_is_refused(log: Log) -> None:
+    with pytest.raises(OptionInvalid):
+        as_of(log, "yesterday")
+    with pytest.raises(PositionInvalid):
+        as_of(log, "mysql-bin.000002:1000")
+
+
+def test_rows_beyond_the_memory_are_refused(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert limits.AS_OF_BYTES_MAX > 1 << 20
+    monkeypatch.setattr(table_as_of, "AS_OF_BYTES_MAX", 600)
+    with pytest.raises(LimitExceeded):
+        as_of(log, str(log.visible))
+
+
+def test_changes_of_the_same_rows_need_the_memory_of_one(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A batch that is replaced row by row is dropped, and the others keep their values."""
+    boundary = boundaries_of(log)[-2][0]
+    expected = [row.values for row in as_of(log, str(boundary)).rows()]
+    known = table_as_of._Known
+    kept = known.keep
+
+    def compacting(self: Any, *values: Any) -> int:
+        self._compact()
+        return kept(self, *values)
+
+    monkeypatch.setattr(known, "keep", compacting)
+    assert [row.values for row in as_of(log, str(boundary)).rows()] == expected
+
+
+def ask(daemon: ServedLog, token: str = "a-token", **body: Any) -> Answered:
+    return daemon.ask("POST", f"/v1/instances/{INSTANCE}/as-of", {"table": "fuzzed.t", **body}, token=token)
+
+
+def boundary_with_rows(log: Log) -> str:
+    parts = parts_of(log, T)
+    return next(str(place) for place, _ in reversed(boundaries_of(log)) if len(replayed(parts, place)) > 1)
+
+
+def test_export_has_the_same_rows_in_every_format(daemon: ServedLog) -> None:
+    at = boundary_with_rows(daemon.log)
+    expected = [row["values"] for row in ask(daemon, at=at).json["rows"]]
+    lines = [json.loads(line) for line in ask(daemon, at=at, format="jsonl").body.splitlines()]
+    cells = list(csv.DictReader(io.StringIO(ask(daemon, at=at, format="csv").body.decode())))
+    table = pyarrow.parquet.read_table(io.BytesIO(ask(daemon, at=at, format="parquet").body))
+    assert len(expected) > 1
+    columns = ("id", "text")
+    assert [{name: line[name] for name in columns} for line in lines] == expected
+    assert table.select(columns).to_pylist() == expected
+    shown = [
+        {"id": str(row["id"]), "text": "\\N" if row["text"] is None else row["text"]} for row in expected
+    ]
+    assert [{name: row[name] for name in columns} for row in cells] == shown
+
+
+def test_limit_leaves_rows_out_and_counts_them(daemon: ServedLog) -> None:
+    answer = ask(daemon, at=boundary_with_rows(daemon.log), limit=1).json
+    assert (len(answer["rows"]), answer["count"] > 1) == (1, True)
+
+
+def test_rights_on_tables_and_columns_hold(daemon: ServedLog) -> None:
+    at = boundary_with_rows(daemon.log)
+    assert ask(daemon, "guest-token", at=at).status == 403
+    assert ask(daemon, "support-token", at=at, table="fuzzed.u").status == 403, "its key is masked"
+    shown = ask(daemon, "support-token", at=at).json
+    assert shown["columns"] == ["id"]
+    assert all(set(row["values"]) == {"id"} for row in each(shown["rows"]))
+    for file_format in ("jsonl", "csv", "parquet"):
+        assert b"one" not in ask(daemon, "support-token", at=at, format=file_format).body
+
+
+def test_page_shows_the_rows_and_exports_them(daemon: ServedLog) -> None:
+    at = boundary_with_rows(daemon.log)
+    with console_of(daemon) as browser:
+        browser.post("/login", {"token": "a-token"})
+        form = browser.get("/as-of")
+        page = browser.get("/as-of", table="fuzzed.t", at=at)
+        wrong = browser.get("/as-of", table=HOSTILE, at=HOSTILE)
+        file = browser.get("/as-of/export", table="fuzzed.t", at=at, format="csv")
+        refused = browser.get("/as-of/export", table="fuzzed.t", at=HOSTILE, format="csv")
+    assert "as they stood" in form.words
+    assert "These are all rows of the table: it was emptied at" in page.words
+    assert (wrong.status, "<script>alert" in wrong.text, "notice bad" in wrong.text) == (200, False, True)
+    assert file.headers["content-disposition"] == 'attachment; filename="fuzzed.t.csv"'
+    assert file.text == ask(daemon, at=at, format="csv").body.decode()
+    assert (refused.status, "<script>alert" in refused.text) == (400, False)
+
+
+def test_command_writes_what_the_daemon_shows(
+    daemon: ServedLog, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    at = boundary_with_rows(daemon.log)
+    (tmp_path / "token").write_text("a-token")
+    url = f"http://127.0.0.1:{daemon.port()}?token_file={tmp_path}/token"
+    as_of_verb.run("fuzzed.t", at, url=url)
+    lines, note = capfdbinary.readouterr()
+    assert lines == ask(daemon, at=at, format="jsonl").body
+    assert note.decode().startswith(f"fuzzed.t at {at}: all rows of the table")
+    as_of_verb.run("fuzzed.t", at, url=url, file_format="parquet", output=tmp_path / "t.parquet")
+    assert pyarrow.parquet.read_table(tmp_path / "t.parquet").num_rows > 1
+    for options in ({"file_format": "parquet"}, {"file_format": "xlsx"}):
+        with pytest.raises(OptionInvalid):
+            as_of_verb.run("fuzzed.t", at, url=url, **options)
