@@ -4,13 +4,13 @@ SHELL := /bin/bash
 .SHELLFLAGS := -euo pipefail -c
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help prerequisites setup build check test test-all test-long test-stress mutants bench docs demo package clean
+.PHONY: help prerequisites setup build check test test-all test-long test-stress mutants bench docs site demo package clean
 
 VENV := $(CURDIR)/.venv
 PYTHON := $(VENV)/bin/python
 STAMPS := $(VENV)/stamps
 EXTRAS := spark spark-connect delta iceberg postgres clickhouse redis mongodb elasticsearch kafka steps tier \
-  zookeeper tidb otlp console test check bench
+  zookeeper tidb otlp console test check bench docs
 RUST_SOURCES := $(shell find native -type f -not -name '*.md') Cargo.toml Cargo.lock
 export VIRTUAL_ENV := $(VENV)
 export PATH := $(VENV)/bin:$(HOME)/.cargo/bin:$(PATH)
@@ -55,6 +55,10 @@ bench: setup ## measure against the peers on 1 GB files; the figures go to bench
 
 docs: setup ## write docs/reference again from the code
 	$(PYTHON) -m tools.document
+
+site: setup ## build the documentation as a site into build/site/html; a link to nothing fails
+	@$(PYTHON) tools/requirements.py docs | $(PYTHON) -m pip install --quiet -r /dev/stdin
+	@NO_MKDOCS_2_WARNING=1 $(PYTHON) -m tools.site
 
 demo: setup ## a live server, a busy writer, Delta tables by Spark, and the proof that they are equal
 	@$(PYTHON) -m tools.servers install host

@@ -38,6 +38,7 @@ WORK_UNSEEN = {
     "mypy",
     "pandas",
     "ziglang",
+    "mkdocs-material",
 }
 
 # Extras for the project's developers.
