@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The pages of docs/reference, each generated from the code that defines its facts.
+"""The pages of docs/reference, each generated from the code or the measurements that define its facts.
 
 `PAGES` maps a page's file name to the function that returns its text. `python -m tools.document` writes them.
 A test fails if a page on disk differs.
@@ -7,10 +7,11 @@ A test fails if a page on disk differs.
 
 from collections.abc import Callable
 
-from tools.document import cli, errors, limits, metrics, options, pipelines, python, sink_types, types
+from tools.document import cli, costs, errors, limits, metrics, options, pipelines, python, sink_types, types
 
 PAGES: dict[str, Callable[[], str]] = {
     "cli.md": cli.page,
+    "costs.md": costs.page,
     "errors.md": errors.page,
     "limits.md": limits.page,
     "metrics.md": metrics.page,

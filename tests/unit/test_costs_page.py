@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page of costs is computed from the newest full run of each benchmark."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tools.document.costs import measurements, rows
+
+
+def _write(folder: Path, name: str, size: str, finished_at: str, cpu: float) -> None:
+    rates = {"MB/s": 500.0, "rows/s": 1_000_000.0, "CPU s per GB": cpu}
+    lines: list[dict[str, Any]] = [
+        {"workload": "narrow", "subject": "Penstock", "rates": rates},
+        {"workload": "narrow", "subject": "mysqlbinlog --raw", "rates": rates | {"CPU s per GB": 99.0}},
+        {"workload": "narrow", "subject": "Penstock", "rates": rates | {"CPU s per GB": 98.0}},
+    ]
+    run = {
+        "finished_at": finished_at,
+        "options": {"size": size},
+        "machine": {"commit": name},
+        "cases": [{"case": "server_to_log", "lines": lines}],
+    }
+    (folder / f"{name}.json").write_text(json.dumps(run))
+
+
+def test_costs_are_those_of_the_newest_full_run(tmp_path: Path) -> None:
+    _write(tmp_path, "older", "1GB", "2026-01-01T00:00:00+00:00", 4.0)
+    _write(tmp_path, "newer", "1GB", "2026-01-02T00:00:00+00:00", 2.0)
+    _write(tmp_path, "small", "100MB", "2026-01-03T00:00:00+00:00", 3.0)
+    # A billion changes of 500 bytes are 500 GB of log, at 2 CPU seconds each.
+    assert list(rows(measurements(tmp_path))) == [
+        (
+            "live server → durable log",
+            "narrow",
+            "1,000",
+            "500",
+            "500",
+            "0",
+            "[newer](../../bench/results/newer.md)",
+        )
+    ]

@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The page of costs: what a billion changes cost on each path, computed from the benchmarks' results."""
+
+import json
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tools.document.markdown import document, table
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "bench/results"
+
+Rates = dict[str, float]
+
+
+@dataclass(frozen=True)
+class Route:
+    """One path of a change: the lines of a case that measured it, and the meaning of their rates.
+
+    `cpu_seconds` is per change. `log_bytes` is the log read per change; written and sent bytes are None where
+    the case does not measure them.
+    """
+
+    title: str
+    case: str
+    subject: str
+    cpu_seconds: Callable[[Rates], float]
+    log_bytes: Callable[[Rates], float]
+    written: Callable[[Rates], float] | None = None
+    sent: Callable[[Rates], float] | None = None
+
+
+def _log_bytes(rates: Rates) -> float:
+    return rates["MB/s"] * 1e6 / rates["rows/s"]
+
+
+def _binlog_bytes(rates: Rates) -> float:
+    return rates["binlog MB/s"] * 1e6 / rates["rows/s"]
+
+
+def _cpu_of_decoder(rates: Rates) -> float:
+    return 1 / rates["rows/s"]
+
+
+def _cpu_of_spark(rates: Rates) -> float:
+    return 1 / rates["rows per CPU second"]
+
+
+ROUTES = (
+    Route(
+        "live server → durable log",
+        "server_to_log",
+        "Penstock",
+        lambda rates: rates["CPU s per GB"] * _log_bytes(rates) / 1e9,
+        _log_bytes,
+        written=_log_bytes,
+        sent=lambda rates: 0,
+    ),
+    Route("binlog file → Arrow", "files_to_arrow", "Penstock", _cpu_of_decoder, _log_bytes, lambda rates: 0),
+    Route(
+        "binlog file → Spark, all columns",
+        "files_to_spark_noop",
+        "local[2]",
+        _cpu_of_spark,
+        _log_bytes,
+        lambda rates: 0,
+    ),
+    Route(
+        "binlog file → Debezium's JSON", "log_to_json", "Penstock, debezium", _cpu_of_decoder, _binlog_bytes
+    ),
+    Route("binlog file → Maxwell's JSON", "log_to_json", "Penstock, maxwell", _cpu_of_decoder, _binlog_bytes),
+    Route(
+        "log → subscriber: the daemon",
+        "log_to_subscriber",
+        "subscriber",
+        lambda rates: 1 / rates["rows/s of daemon CPU"],
+        _binlog_bytes,
+        written=lambda rates: 0,
+    ),
+    Route(
+        "log → subscriber: the client",
+        "log_to_subscriber",
+        "subscriber",
+        lambda rates: 1 / rates["rows/s of client CPU"],
+        lambda rates: 0,
+        written=lambda rates: 0,
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """The newest result of a case."""
+
+    page: str
+    commit: str
+    lines: list[dict[str, Any]]
+
+
+def page() -> str:
+    """Return the page."""
+    measured = measurements(RESULTS)
+    head = (
+        "What 1,000,000,000 row changes cost, by path and by shape of the rows: CPU seconds of all processes\n"
+        "on the path except the server, and bytes in GB (10⁹), without the log's index, which has 0.2 % of its\n"
+        "bytes. An update counts as one change. Each line is computed from the newest run of its benchmark,\n"
+        "which names the machine and the command. An empty cell was not measured."
+    )
+    columns = ("path", "rows", "CPU seconds", "log received or read", "written", "sent", "measured in")
+    return document(
+        "What a billion changes cost", "bench/results", head, table(columns, rows(measured)), _SHAPES
+    )
+
+
+_SHAPES = (
+    "`narrow`: single-row transactions. `wide`: 30 columns, 200 rows per transaction. `tpcc`: about 18 rows\n"
+    "over nine tables per transaction. `bulk`: rows of 60 bytes, 500 per transaction.\n"
+    "[The benchmarks](../../bench/README.md) describe them."
+)
+
+
+def measurements(folder: Path) -> dict[str, Measurement]:
+    """Return the newest measurement of each case; a run of full size is preferred."""
+    newest: dict[str, tuple[bool, str, Measurement]] = {}
+    for path in sorted(folder.glob("*.json")):
+        run = json.loads(path.read_text(encoding="utf-8"))
+        rank = run["options"]["size"] == "1GB", run["finished_at"]
+        for case in run["cases"]:
+            measurement = Measurement(path.with_suffix(".md").name, run["machine"]["commit"], case["lines"])
+            if case["case"] not in newest or newest[case["case"]][:2] < rank:
+                newest[case["case"]] = (*rank, measurement)
+    return {case: measurement for case, (_, _, measurement) in newest.items()}
+
+
+def rows(measured: dict[str, Measurement]) -> Iterator[tuple[str, ...]]:
+    """Yield the table's lines, one per path and shape of rows."""
+    for route in ROUTES:
+        measurement = measured.get(route.case)
+        if measurement is None:
+            continue
+        shapes: set[str] = set()
+        for line in measurement.lines:
+            # A case's first line of a shape has one copy, and all columns.
+            if line["subject"] != route.subject or line["workload"] in shapes:
+                continue
+            shapes.add(line["workload"])
+            rates = line["rates"]
+            link = f"[{measurement.commit}](../../bench/results/{measurement.page})"
+            yield (
+                route.title,
+                line["workload"],
+                f"{route.cpu_seconds(rates) * 1e9:,.0f}",
+                *(_gigabytes(bytes_of, rates) for bytes_of in (route.log_bytes, route.written, route.sent)),
+                link,
+            )
+
+
+def _gigabytes(bytes_of: Callable[[Rates], float] | None, rates: Rates) -> str:
+    return "" if bytes_of is None else f"{bytes_of(rates):,.0f}"
