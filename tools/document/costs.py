@@ -103,10 +103,10 @@ def page() -> str:
     """Return the page."""
     measured = measurements(RESULTS)
     head = (
-        "What 1,000,000,000 row changes cost, by path and by shape of the rows: CPU seconds of all processes\n"
-        "on the path except the server, and bytes in GB (10⁹), without the log's index, which has 0.2 % of its\n"
-        "bytes. An update counts as one change. Each line is computed from the newest run of its benchmark,\n"
-        "which names the machine and the command. An empty cell was not measured."
+        "What 1,000,000,000 row changes cost, by path and by shape of the rows: CPU seconds of all\n"
+        "processes on the path except the server, and bytes in GB (10⁹), without the log's index, which has\n"
+        "0.2 % of its bytes. An update counts as one change. Each line comes from the newest run of its\n"
+        "benchmark, which names the machine and the command. An empty cell was not measured."
     )
     columns = ("path", "rows", "CPU seconds", "log received or read", "written", "sent", "measured in")
     return document(
