@@ -118,3 +118,7 @@ create table txt (a text, b varchar(10)) charset latin1;
 alter table txt convert to character set utf8mb4;
 alter table txt convert to character set default;
 drop database OTHER
+create table periods (a int, s date, e date, period for app (s, e), primary key (a, app without overlaps));
+alter table periods add column b int after a;
+create table `of periods` (c int, primary key (c, app without overlaps), `S` timestamp(3), e timestamp(3), period for app (s, e));
+create table without_key (s date, e date, period for app (s, e));

@@ -224,6 +224,30 @@ def test_key_of_a_system_versioned_table_ends_with_its_period() -> None:
     assert keys == [("a", "e"), ("a", "row_end")]
 
 
+def test_key_without_overlaps_has_the_columns_of_its_period() -> None:
+    history = SchemaHistory(ServerDefaults(MARIADB, "utf8mb4", {}, False))
+    statements = [
+        "CREATE TABLE t (PRIMARY KEY (a, p WITHOUT OVERLAPS), a INT, S DATE, e DATE, PERIOD FOR p (s, e))",
+        "CREATE TABLE u (a INT KEY, s DATE, e DATE, PERIOD FOR app (s, e))",
+    ]
+    for number, statement in enumerate(statements):
+        history.apply(statement, "shop", Position(0, "bin.000001", 100 * (number + 1)))
+    schemas = [schema for name in "tu" if (schema := history.schema("shop", name))]
+    assert [schema.primary_key for schema in schemas] == [("a", "e", "S"), ("a",)]
+    assert not any(column.nullable for schema in schemas for column in schema.columns)
+
+
+@pytest.mark.parametrize(
+    "alter", ["ADD PERIOD FOR app (s, e)", "DROP PRIMARY KEY, ADD PRIMARY KEY (a, app WITHOUT OVERLAPS)"]
+)
+def test_period_that_a_definition_does_not_have_puts_its_table_in_doubt(alter: str) -> None:
+    history = SchemaHistory(ServerDefaults(MARIADB, "utf8mb4", {}, False))
+    created = "CREATE TABLE t (a INT KEY, s DATE NOT NULL, e DATE NOT NULL)"
+    for number, statement in enumerate([created, f"ALTER TABLE t {alter}"]):
+        history.apply(statement, "shop", Position(0, "bin.000001", 100 * (number + 1)))
+    assert history.needs_reread(TableName("shop", "t"))
+
+
 @pytest.mark.parametrize(
     "alter",
     [

@@ -77,10 +77,14 @@ def create_table(statement: Statement, keep: bool) -> Effect:
     key: tuple[str, ...] = ()
     hiding_steps: list[AddUnique | SetVersioning] = []
     row_start = inside.has("ROW", "START")
-    for part in inside.parts():
-        steps = _key_definition(part, statement)
+    parts = inside.parts()
+    period = next((period for part in parts if (period := _application_period(part)) is not None), None)
+    for part in parts:
+        steps = _key_definition(part, statement, period)
         if steps is None:
             column = _column(part, statement)
+            if period is not None and column.name.lower() in period:
+                column = replace(column, nullable=False)
             columns.append(column)
             steps = _keys_of(column)
         for step in steps:
@@ -196,6 +200,9 @@ def _change(part: TokenCursor, statement: Statement, *, renames: bool) -> list[S
 
 def _add(part: TokenCursor, statement: Statement) -> list[Step]:
     if part.next.upper == "PARTITION" or _is_period(part):
+        if _application_period(part) is not None:
+            # Later keys may name the period, and a definition does not have it.
+            raise NotUnderstood
         return []
     if part.next.upper == "SYSTEM" and part.ahead(1).upper == "VERSIONING":
         return [SetVersioning(True)]
@@ -229,6 +236,19 @@ def _added(part: TokenCursor, statement: Statement, keep: bool) -> list[Step]:
 def _is_period(part: TokenCursor) -> bool:
     """Return whether PERIOD FOR comes next. PERIOD alone is a column's name."""
     return part.next.kind is Kind.WORD and part.next.upper == "PERIOD" and part.ahead(1).upper == "FOR"
+
+
+def _application_period(part: TokenCursor) -> tuple[str, str] | None:
+    """Return the columns of a PERIOD FOR in lower case, which the server makes NOT NULL.
+
+    None for another part, and for SYSTEM_TIME, whose columns declare that they belong to it. Consumes no
+    token.
+    """
+    if not _is_period(part) or part.ahead(2).upper == "SYSTEM_TIME":
+        return None
+    if [part.ahead(step).upper for step in (3, 5, 7)] != ["(", ",", ")"]:
+        raise NotUnderstood
+    return part.ahead(4).text.lower(), part.ahead(6).text.lower()
 
 
 def _drop(part: TokenCursor, statement: Statement) -> list[Step]:
@@ -300,8 +320,13 @@ def _keys_of(column: ColumnSpelling, *, if_none: bool = False) -> list[Step]:
     return keys
 
 
-def _key_definition(part: TokenCursor, statement: Statement) -> list[Step] | None:
-    """Parse a key or constraint into steps, [] if it does not shape rows; return None for a column."""
+def _key_definition(
+    part: TokenCursor, statement: Statement, period: tuple[str, str] | None = None
+) -> list[Step] | None:
+    """Parse a key or constraint into steps, [] if it does not shape rows; return None for a column.
+
+    `period` are the columns of the table's application-time period, if the statement has it.
+    """
     if part.accept("CONSTRAINT") and part.next.upper not in ("PRIMARY", "UNIQUE", "FOREIGN", "CHECK"):
         part.take()
     if part.accept("PRIMARY", "KEY"):
@@ -310,7 +335,7 @@ def _key_definition(part: TokenCursor, statement: Statement) -> list[Step] | Non
             if_none = part.accept("IF", "NOT", "EXISTS") or if_none
             if part.next.upper != "(":
                 part.take()
-        return [SetKey(_key_columns(part), if_none)]
+        return [SetKey(_key_columns(part, period), if_none)]
     if part.accept("UNIQUE"):
         while not part.ended and part.next.upper != "(":
             part.take()
@@ -322,7 +347,8 @@ def _key_definition(part: TokenCursor, statement: Statement) -> list[Step] | Non
     return None
 
 
-def _key_columns(part: TokenCursor) -> tuple[str, ...]:
+def _key_columns(part: TokenCursor, period: tuple[str, str] | None) -> tuple[str, ...]:
+    """Parse the columns of a primary key. Raises NotUnderstood if it has a period that is not known here."""
     parentheses = part.within_parentheses()
     if parentheses is None:
         raise NotUnderstood
@@ -331,8 +357,13 @@ def _key_columns(part: TokenCursor) -> tuple[str, ...]:
         if column.next.upper == "(":
             raise NotUnderstood
         name = _name(column)
-        if not (column.accept("WITHOUT", "OVERLAPS")):
+        if not column.accept("WITHOUT", "OVERLAPS"):
             names.append(name)
+        elif period is None:
+            raise NotUnderstood
+        else:
+            # In the place of the period, which comes last, the server puts its end and its start.
+            names += [period[1], period[0]]
     return tuple(names)
 
 
