@@ -100,6 +100,8 @@ SILENCE_SECONDS_MAX = 3 * HEARTBEAT_SECONDS
 # A file is split into byte ranges of at least this size, so that the fixed cost of a range stays small.
 RANGE_BYTES_MIN = 8 * MIB
 RANGE_BYTES_DEFAULT = 128 * MIB
+# The approximate number of rows of a share: a comparison reads a table in shares.
+VERIFY_SHARE_ROWS_DEFAULT = 500_000
 
 # Limits on holds, which protect a log from trimming: their lifetime, their number per account, and the bytes
 # behind one hold. A reader that falls further behind gets an error instead of filling the disk.

@@ -15,6 +15,7 @@ from penstock.cli import console
 from penstock.console.comparisons import REPAIRED_KEYS_MAX, Comparison, Comparisons
 from penstock.errors import OptionInvalid, QuotaReached
 from penstock.pipeline.verify.verify import Verification
+from penstock.settings.console import ConsoleSection
 from tests.support.daemon.console import console_of
 from tests.support.logstore.kept_log import penstock
 from tests.support.pipeline.local_runs import notes_pipeline, run_here
@@ -218,14 +219,14 @@ def test_verify_prints_what_a_repair_did_as_its_last_line(
 ) -> None:
     file = tmp_path / "notes.yaml"
     settings = notes_pipeline(tmp_path, {"files": {"path": str(tmp_path / "feed")}})
-    monkeypatch.setattr("penstock.cli.verify.load_pipeline", lambda _: settings)
+    monkeypatch.setattr("penstock.pipeline.settings.load_pipeline", lambda _: settings)
     outcome = Verification([], {}, running=True, requests=["4-1"])
-    monkeypatch.setattr("penstock.cli.verify.verify_shards", lambda *_, **__: outcome)
+    monkeypatch.setattr("penstock.pipeline.verify.verify.verify_shards", lambda *_, **__: outcome)
     assert penstock("verify", file, "--json").out == ""
     done = penstock("verify", file, "--json", "--repair")
     assert json.loads(done.out) == {"repaired": 0, "requests": ["4-1"]}
 
 
 def test_console_passes_a_command_that_ends_with_it() -> None:
-    settings = console._settings(console.ConsoleSection(), None)
+    settings = console._settings(ConsoleSection(), None)
     assert settings.command[1:3] == ("-m", "penstock.cli.shared.child")

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from penstock.cli.shared.asked_daemon import daemon_address
+from penstock.cli.shared.chosen_daemon import daemon_address
 from penstock.cli.shared.log_folder import LogFolder
 from penstock.cli.shared.rendering import bytes_text, counted
 from penstock.errors import OptionInvalid

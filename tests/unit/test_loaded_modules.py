@@ -13,10 +13,22 @@ SERVERS = ("starlette", "uvicorn", "penstock.serve", "penstock.daemon")
 TERMINAL = ("typer", "penstock.cli")
 CLIENT = ("pymysql", "penstock.mysql")
 COLUMNAR = ("pyarrow", "numpy", "pandas")
+WORK = ("penstock.engine", "penstock.pipeline", "penstock.logstore", "penstock.source.source")
 HELP = (
     "from typer.testing import CliRunner\nfrom penstock.cli.app import make_app\n"
     "assert CliRunner().invoke(make_app(), {}).exit_code == 0"
 )
+# One process asks every verb.
+HELP_OF_EVERY_VERB = """
+import pkgutil
+import penstock.cli
+from typer.testing import CliRunner
+from penstock.cli.app import make_app
+for verb in pkgutil.iter_modules(penstock.cli.__path__):
+    if not verb.ispkg and verb.name != "app":
+        answer = CliRunner().invoke(make_app(), [verb.name, "--help"])
+        assert answer.exit_code == 0, (verb.name, answer.output)
+"""
 
 
 @pytest.mark.parametrize(
@@ -33,8 +45,10 @@ HELP = (
             (*SERVERS, *TERMINAL, *CLIENT, "penstock.capture", "urllib3"),
         ),
         (HELP.format(["--help"]), (*SERVERS, *CLIENT, *COLUMNAR, "pydantic", "penstock.cli.run")),
-        # It takes half a second to import.
-        (HELP.format(["run", "--help"]), (*SERVERS, "pandas", "pyspark")),
+        (
+            HELP_OF_EVERY_VERB,
+            (*SERVERS, *CLIENT, *COLUMNAR, *WORK, "urllib3", "yaml", "pyspark", "penstock.settings.daemon"),
+        ),
         ("from penstock import Pipeline", (*SERVERS, *TERMINAL, *CLIENT, "pyspark")),
         # Executors need no other package than pyspark, pyarrow and those that the guide packs for them.
         (
@@ -48,7 +62,7 @@ HELP = (
         "subscriber of a server",
         "files",
         "help",
-        "help of a verb",
+        "help of every verb",
         "pipeline",
         "spark",
     ],

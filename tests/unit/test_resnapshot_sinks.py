@@ -9,7 +9,6 @@ import pytest
 from typer.testing import CliRunner
 
 from penstock.changes import Target
-from penstock.cli import resnapshot
 from penstock.cli.app import make_app
 from penstock.model import TableName, TablePatterns
 from penstock.pipeline.settings import load_pipeline
@@ -24,7 +23,7 @@ def pipeline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     def listed(address: object, patterns: TablePatterns) -> list[Target]:
         return [table for table in TABLES if patterns.matches(table.name.database, table.name.table)]
 
-    monkeypatch.setattr(resnapshot, "targets_of", listed)
+    monkeypatch.setattr("penstock.pipeline.load.targets.targets_of", listed)
     lake = {"files": {"path": str(tmp_path / "lake")}, "tables": "shop.orders"}
     cache = {"files": {"path": str(tmp_path / "cache")}, "tables": "shop.products"}
     values = {

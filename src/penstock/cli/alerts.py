@@ -9,15 +9,10 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.holds import Config, Url
-from penstock.cli.shared.asked_daemon import Ca
-from penstock.cli.shared.log_folder import Json
+from penstock.cli.shared.options import Ca, DaemonConfig, Json, Url
 from penstock.cli.shared.rendering import Field, LineWriter, write_json
 from penstock.cli.shared.whole_daemon import WholeDaemon
 from penstock.errors import OptionInvalid
-from penstock.settings.daemon import load_settings
-from penstock.telemetry.alerts import Alert, Notification
-from penstock.telemetry.channel import Channel
 
 HELP = "List the alerts of a daemon, and test where they are sent."
 
@@ -25,7 +20,7 @@ _SECOND_US = 1_000_000
 _COLUMNS = (Field("instance", 16), Field("alert", 16), Field("since", 20), Field("summary", 0))
 
 
-def list_alerts(url: Url = None, config: Config = None, ca: Ca = None, json: Json = False) -> None:
+def list_alerts(url: Url = None, config: DaemonConfig = None, ca: Ca = None, json: Json = False) -> None:
     """List the conditions that are true now, the oldest first."""
     answer = WholeDaemon.find(url, config, ca).alerts()
     if json:
@@ -43,6 +38,10 @@ def test(
     config: Annotated[Path, typer.Option(help="The daemon's settings file, whose `alerts` is tested.")],
 ) -> None:
     """Send an alert and its end to the webhook or mail address of a settings file."""
+    from penstock.settings.daemon import load_settings
+    from penstock.telemetry.alerts import Alert, Notification
+    from penstock.telemetry.channel import Channel
+
     settings = load_settings(config).alerts
     if settings is None:
         raise OptionInvalid(f"{config} has no alerts", hint="Set alerts.webhook or alerts.mail")

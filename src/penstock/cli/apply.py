@@ -7,17 +7,15 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.shared.fleet_store import ConfigOption, CoordinationOption, opened_store
+from penstock.cli.shared.fleet_store import opened_store
+from penstock.cli.shared.options import Coordination, MemberConfig, PipelineFile
 from penstock.errors import OptionInvalid
-from penstock.fleet.jobs import JobSpec, apply_job
-from penstock.pipeline.settings import place_of_state
-from penstock.settings.file import read_yaml
 
 
 def run(
-    file: Annotated[Path, typer.Argument(metavar="pipeline.yaml", help="The pipeline file.")],
-    config: ConfigOption = None,
-    coordination: CoordinationOption = None,
+    file: PipelineFile,
+    config: MemberConfig = None,
+    coordination: Coordination = None,
     local: Annotated[
         bool, typer.Option("--local", help="Run it without Spark, as penstock run --local.")
     ] = False,
@@ -32,6 +30,8 @@ def run(
     Applying a changed file restarts the job with it. The job has the pipeline's name. ${NAME} in the file is
     read by the worker; any other text, also a password, is stored as it is.
     """
+    from penstock.fleet.jobs import JobSpec, apply_job
+
     if sum((local, relay, master is not None)) > 1:
         raise OptionInvalid("--local, --relay and --master exclude each other", hint="Name one place to run")
     options = ["--local"] if local else ["--master", master] if master is not None else []
@@ -51,6 +51,9 @@ def run(
 
 def _name_of(file: Path) -> str:
     """Return the pipeline's name. Raises OptionInvalid if its state would depend on the host it runs on."""
+    from penstock.pipeline.settings import place_of_state
+    from penstock.settings.file import read_yaml
+
     state = place_of_state(file)
     values = read_yaml(file, os.environ).value
     written = values.get("state") if isinstance(values, dict) else None

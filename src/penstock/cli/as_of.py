@@ -7,16 +7,10 @@ from typing import Annotated
 
 import typer
 
-from penstock.cli.holds import Config, Url
-from penstock.cli.shared.asked_daemon import AskedDaemon, Ca
+from penstock.cli.shared.options import Ca, DaemonConfig, Url
 from penstock.cli.shared.whole_daemon import WholeDaemon
 from penstock.errors import OptionInvalid
-from penstock.logstore.reader import LogReader
 from penstock.model import TableName
-from penstock.source.log import LogSource
-from penstock.source.source import SourceOptions
-from penstock.source.table_as_of import TableAsOf
-from penstock.source.table_export import FORMATS, export_rows
 
 
 def run(
@@ -31,7 +25,7 @@ def run(
         str | None, typer.Option(help="The daemon's instance. Default: the only one.")
     ] = None,
     url: Url = None,
-    config: Config = None,
+    config: DaemonConfig = None,
     ca: Ca = None,
     log: Annotated[Path | None, typer.Option(help="The log's folder, instead of a daemon.")] = None,
     file_format: Annotated[str, typer.Option("--format", help="jsonl, csv or parquet.")] = "jsonl",
@@ -45,6 +39,8 @@ def run(
     did not change while the log was kept are not in it, unless a statement emptied the table before. A note
     on standard error says which.
     """
+    from penstock.source.table_export import FORMATS
+
     if file_format not in FORMATS:
         raise OptionInvalid(f"there is no format {file_format!r}", hint=f"Use {', '.join(FORMATS)}")
     if file_format == "parquet" and output is None:
@@ -70,6 +66,12 @@ def run(
 def _of_folder(
     folder: Path, table: TableName, moment: str, file_format: str
 ) -> tuple[bytes, str, str | None]:
+    from penstock.logstore.reader import LogReader
+    from penstock.source.log import LogSource
+    from penstock.source.source import SourceOptions
+    from penstock.source.table_as_of import TableAsOf
+    from penstock.source.table_export import export_rows
+
     source = LogSource(SourceOptions.parse(str(folder)))
     try:
         as_of = TableAsOf(LogReader.open(folder), source, table)
@@ -88,6 +90,8 @@ def _of_daemon(
     moment: str,
     file_format: str,
 ) -> tuple[bytes, str, str | None]:
+    from penstock.cli.shared.asked_daemon import AskedDaemon
+
     instance = instance or WholeDaemon.find(*address).only_instance()
     daemon = AskedDaemon.find(instance, *address)
     try:

@@ -5,27 +5,19 @@ import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
-from penstock.check.facts import Finding
-from penstock.check.precheck import precheck
-from penstock.check.servers import finding_to_json
 from penstock.cli.shared.rendering import write_json
 from penstock.errors import OptionInvalid
 from penstock.model import ServerAddress, TablePatterns, is_server_url
-from penstock.mysql.connection import READING_SECONDS_MAX, connect
-from penstock.settings.daemon import InstanceSettings, load_settings
-from penstock.settings.ticdc import check_ticdc_url, is_ticdc_kafka, is_ticdc_url
-from penstock.settings.tidb import is_tidb_url, pd_addresses
-from penstock.ticdc.kafka_messages import KafkaMessages
-from penstock.ticdc.kafka_precheck import precheck_topics
-from penstock.ticdc.kafka_reader import open_reader
-from penstock.ticdc.precheck import precheck_sink
-from penstock.ticdc.storage import open_storage
+
+if TYPE_CHECKING:
+    from penstock.check.facts import Finding
+    from penstock.settings.daemon import InstanceSettings
 
 EXIT_FINDINGS = 1
 
@@ -64,17 +56,16 @@ def run(
 
     Exits with 1 if a finding is an error.
     """
+    from penstock.check.precheck import precheck
+    from penstock.mysql.connection import READING_SECONDS_MAX, connect
+    from penstock.settings.ticdc import is_ticdc_url
+    from penstock.settings.tidb import is_tidb_url
+
     if is_tidb_url(server):
         _print(server, list(_cluster_findings(server, config)), json=json)
         return
     if is_ticdc_url(server):
-        settings = _instance_of(server, config).ticdc
-        if is_ticdc_kafka(server):
-            with closing(open_reader(server, settings)) as reader:
-                findings = list(precheck_topics(reader, KafkaMessages(settings.zone)))
-        else:
-            findings = list(precheck_sink(open_storage(server), settings))
-        _print(server, findings, json=json)
+        _print(server, _sink_findings(server, config), json=json)
         return
     if not is_server_url(server):
         raise OptionInvalid(
@@ -86,8 +77,28 @@ def run(
     _print(str(address), findings, json=json)
 
 
-def _cluster_findings(source: str, config: Path | None) -> Iterator[Finding]:
+def _sink_findings(source: str, config: Path | None) -> "list[Finding]":
+    """Return the findings about what TiCDC wrote, with the settings of its instance if a file has one."""
+    from penstock.settings.ticdc import is_ticdc_kafka
+
+    settings = _instance_of(source, config).ticdc
+    if not is_ticdc_kafka(source):
+        from penstock.ticdc.precheck import precheck_sink
+        from penstock.ticdc.storage import open_storage
+
+        return list(precheck_sink(open_storage(source), settings))
+    from penstock.ticdc.kafka_messages import KafkaMessages
+    from penstock.ticdc.kafka_precheck import precheck_topics
+    from penstock.ticdc.kafka_reader import open_reader
+
+    with closing(open_reader(source, settings)) as reader:
+        return list(precheck_topics(reader, KafkaMessages(settings.zone)))
+
+
+def _cluster_findings(source: str, config: Path | None) -> "Iterator[Finding]":
     """Yield the findings about a TiDB cluster, with the settings of its instance if a file has one."""
+    from penstock.settings.tidb import pd_addresses
+
     # Only a TiDB cluster needs gRPC.
     from penstock.tidb.cluster import Cluster
     from penstock.tidb.drainer import cluster_tls, job_source
@@ -103,8 +114,10 @@ def _cluster_findings(source: str, config: Path | None) -> Iterator[Finding]:
         cluster.close()
 
 
-def _instance_of(source: str, config: Path | None) -> InstanceSettings:
+def _instance_of(source: str, config: Path | None) -> "InstanceSettings":
     """Return the instance of a cluster in a settings file, or one with defaults. Raises OptionInvalid."""
+    from penstock.settings.daemon import InstanceSettings, load_settings
+
     try:
         places = _places(source)
     except ValueError as problem:
@@ -121,11 +134,16 @@ def _instance_of(source: str, config: Path | None) -> InstanceSettings:
 
 def _places(source: str) -> set[str]:
     """Return what a source is recognized by: a member of PD, or the URL of a sink. Raises ValueError."""
+    from penstock.settings.ticdc import check_ticdc_url, is_ticdc_url
+    from penstock.settings.tidb import pd_addresses
+
     return {check_ticdc_url(source).strip()} if is_ticdc_url(source) else set(pd_addresses(source))
 
 
-def _print(server: str, findings: list[Finding], *, json: bool) -> None:
+def _print(server: str, findings: "list[Finding]", *, json: bool) -> None:
     """Print the findings, the most severe first. Exits with 1 if one is an error."""
+    from penstock.check.servers import finding_to_json
+
     findings.sort(key=lambda finding: list(_MARKS).index(finding.severity))
     if json:
         write_json(sys.stdout, (finding_to_json(finding) for finding in findings))
@@ -135,7 +153,7 @@ def _print(server: str, findings: list[Finding], *, json: bool) -> None:
         raise typer.Exit(EXIT_FINDINGS)
 
 
-def _report(console: Console, server: str, findings: list[Finding]) -> None:
+def _report(console: Console, server: str, findings: "list[Finding]") -> None:
     for finding in findings:
         mark, style = _MARKS[finding.severity]
         console.print(Text.assemble((mark, style), f"  {finding.name}: {finding.what}"), soft_wrap=True)

@@ -7,18 +7,17 @@ import time
 from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from penstock.cli.shared.rendering import write_json
 from penstock.errors import OptionInvalid
-from penstock.migrate.compare.canal_client import CLIENT_ID_DEFAULT, CanalAddress, CanalClient
-from penstock.migrate.compare.comparing import Comparison, Outcome
 from penstock.model import PASSWORD_VARIABLE, Secret, TablePatterns
-from penstock.settings.listen import zone_seconds_of
 from penstock.source.daemon_address import is_daemon_url
-from penstock.source.source import SourceOptions, open_source
+
+if TYPE_CHECKING:
+    from penstock.migrate.compare.comparing import Outcome
 
 EXIT_DIFFERENCES = 1
 EXIT_INCOMPLETE = 5
@@ -47,7 +46,7 @@ def run(
         float, typer.Option(min=0, help="How many seconds Penstock may be behind what Canal delivers.")
     ] = 30.0,
     shown: Annotated[int, typer.Option(min=0, help="How many differences to print.")] = 20,
-    client_id: Annotated[str, typer.Option(help="The client id at Canal.")] = CLIENT_ID_DEFAULT,
+    client_id: Annotated[str | None, typer.Option(help="The client id at Canal. Default: 1001.")] = None,
     password_file: Annotated[
         Path | None,
         typer.Option(help="A file with the password at Canal. PENSTOCK_PASSWORD also works."),
@@ -61,6 +60,10 @@ def run(
     The entries are consumed and acknowledged at Canal, so give it a destination for the comparison alone.
     Exits with 1 if entries differ, and with 5 if none could be compared or Penstock fell behind.
     """
+    from penstock.migrate.compare.canal_client import CLIENT_ID_DEFAULT, CanalAddress, CanalClient
+    from penstock.migrate.compare.comparing import Comparison
+    from penstock.source.source import SourceOptions, open_source
+
     if not is_daemon_url(penstock):
         raise OptionInvalid(
             f"{penstock!r} is no instance of a daemon", hint="Write penstock://host:7070/instance"
@@ -68,7 +71,7 @@ def run(
     address = CanalAddress.parse(canal, _password(password_file))
     patterns = TablePatterns(tables)
     source = open_source(SourceOptions.parse(penstock))
-    with closing(source), closing(CanalClient(address, client_id)) as client:
+    with closing(source), closing(CanalClient(address, client_id or CLIENT_ID_DEFAULT)) as client:
         comparison = Comparison(
             source, patterns, shown=shown, lag_seconds=lag, zone_seconds=_zone_seconds(zone)
         )
@@ -86,7 +89,7 @@ def run(
         raise typer.Exit(EXIT_INCOMPLETE)
 
 
-def _print(outcome: Outcome, *, as_json: bool) -> None:
+def _print(outcome: "Outcome", *, as_json: bool) -> None:
     ends = {
         name: None if position is None else str(position)
         for name, position in (("start", outcome.start), ("end", outcome.end), ("behind", outcome.behind))
@@ -125,6 +128,8 @@ def _password(file: Path | None) -> Secret:
 
 
 def _zone_seconds(zone: str) -> int:
+    from penstock.settings.listen import zone_seconds_of
+
     try:
         return zone_seconds_of(zone)
     except ValueError as problem:

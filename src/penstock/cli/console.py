@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.shared.asked_daemon import daemon_address
+from penstock.cli.shared.chosen_daemon import daemon_address
 from penstock.cli.shared.signals import stopped_by_signals
 from penstock.errors import OptionInvalid
-from penstock.pipeline.settings import place_of_state
-from penstock.settings.console import ConsoleSection
-from penstock.settings.daemon import load_settings
-from penstock.settings.listen import split_host_port
+
+if TYPE_CHECKING:
+    from penstock.settings.console import ConsoleSection
 
 if TYPE_CHECKING:
     from penstock.console.app import ConsoleSettings
@@ -55,6 +54,8 @@ def run(
     """
     # Imported here, because the other verbs need no web server.
     from penstock.console.serving import ConsoleServer
+    from penstock.settings.console import ConsoleSection
+    from penstock.settings.daemon import load_settings
 
     section = None if config is None else load_settings(config).console
     given = {
@@ -72,9 +73,11 @@ def run(
         server.serve_until_stopped()
 
 
-def _settings(section: ConsoleSection, config: Path | None) -> "ConsoleSettings":
+def _settings(section: "ConsoleSection", config: Path | None) -> "ConsoleSettings":
     """Return the settings of a console: its section, with the daemon of `config`. Raises OptionInvalid."""
     from penstock.console.app import ConsoleSettings
+    from penstock.pipeline.settings import place_of_state
+    from penstock.settings.listen import split_host_port
 
     if section.base_path and (not section.base_path.startswith("/") or section.base_path.endswith("/")):
         raise OptionInvalid(f"--base-path {section.base_path} is not usable", hint="Write it as /penstock")

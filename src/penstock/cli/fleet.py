@@ -3,20 +3,20 @@
 
 import sys
 import time
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli.shared.asked_daemon import Ca
-from penstock.cli.shared.fleet_store import ConfigOption, CoordinationOption, opened_store
+from penstock.cli.shared.fleet_store import opened_store
+from penstock.cli.shared.options import Ca, Coordination, MemberConfig
 from penstock.cli.shared.rendering import bytes_text, write_json
 from penstock.cli.shared.whole_daemon import WholeDaemon
-from penstock.coordinate.store import CoordinationStore
-from penstock.fleet import draining
-from penstock.fleet.status import fleet_status
+
+if TYPE_CHECKING:
+    from penstock.coordinate.store import CoordinationStore
 
 HELP = "Show which member of a fleet captures what, and drain members."
 
@@ -31,15 +31,17 @@ _STYLES = {"running": "green", "away": "bold red", "draining": "yellow", "draine
 
 def status(
     url: Annotated[str | None, typer.Option(help="Ask this member instead of the store.")] = None,
-    config: ConfigOption = None,
+    config: MemberConfig = None,
     ca: Ca = None,
-    coordination: CoordinationOption = None,
+    coordination: Coordination = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show the members, their load, who captures each instance, and who has copies of its log.
 
     Exits with 1 if an instance is captured by nobody. A member's token comes from PENSTOCK_TOKEN.
     """
+    from penstock.fleet.status import fleet_status
+
     if url is not None:
         shown = WholeDaemon.find(url, config, ca).fleet()
     else:
@@ -55,8 +57,8 @@ def status(
 
 def drain(
     member: Annotated[str, typer.Argument(help="The member, as penstock fleet status names it.")],
-    config: ConfigOption = None,
-    coordination: CoordinationOption = None,
+    config: MemberConfig = None,
+    coordination: Coordination = None,
     wait: Annotated[
         bool, typer.Option(help="Return only once the member captures nothing and runs no job.")
     ] = True,
@@ -76,6 +78,8 @@ def drain(
     log.copies the member captures an instance until a copy of its log is in step. Exits with 1 if that takes
     longer than the timeout, or if no other member can capture an instance.
     """
+    from penstock.fleet import draining
+
     nowhere: list[str] = []
     with opened_store(config, coordination) as store:
         draining.drain(store, member, at_once=now)
@@ -98,10 +102,12 @@ def drain(
 
 def undrain(
     member: Annotated[str, typer.Argument(help="The drained member.")],
-    config: ConfigOption = None,
-    coordination: CoordinationOption = None,
+    config: MemberConfig = None,
+    coordination: Coordination = None,
 ) -> None:
     """Let a drained member capture and run jobs again."""
+    from penstock.fleet import draining
+
     with opened_store(config, coordination) as store:
         draining.undrain(store, member)
     typer.echo(f"{member} does its share again")
@@ -110,12 +116,16 @@ def undrain(
 VERBS = {"status": status, "drain": drain, "undrain": undrain}
 
 
-def _unplaced(store: CoordinationStore) -> list[str]:
+def _unplaced(store: "CoordinationStore") -> list[str]:
+    from penstock.fleet.status import fleet_status
+
     return [row["instance"] for row in fleet_status(store)["instances"] if row["placed_on"] is None]
 
 
-def _report_awaited(store: CoordinationStore, member: str) -> None:
+def _report_awaited(store: "CoordinationStore", member: str) -> None:
     """Print which copies of logs a drained member waits for."""
+    from penstock.fleet.status import fleet_status
+
     waiting = [row for row in fleet_status(store)["instances"] if row["captured_by"] == member]
     for row in waiting:
         copies = ", ".join(map(_copy_text, row["copies"])) or "no copy yet"

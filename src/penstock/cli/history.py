@@ -6,24 +6,21 @@ import sys
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli.holds import Config, Url
-from penstock.cli.shared.asked_daemon import AskedDaemon, Ca
-from penstock.cli.shared.log_folder import Json
+from penstock.cli.shared.options import Ca, DaemonConfig, Json, Url
 from penstock.cli.shared.progress import ReadingProgress
 from penstock.cli.shared.rendering import counted, write_json
 from penstock.cli.shared.whole_daemon import WholeDaemon
-from penstock.logstore.reader import LogReader
 from penstock.model import TableName
-from penstock.source.log import LogSource
-from penstock.source.row_history import RowHistory, RowKey, part_to_json
-from penstock.source.source import SourceOptions
+
+if TYPE_CHECKING:
+    from penstock.source.row_history import RowKey
 
 EXIT_FINDINGS = 1
 
@@ -41,7 +38,7 @@ def run(
         str | None, typer.Option(help="The daemon's instance. Default: the only one.")
     ] = None,
     url: Url = None,
-    config: Config = None,
+    config: DaemonConfig = None,
     ca: Ca = None,
     log: Annotated[Path | None, typer.Option(help="The log's folder, instead of a daemon.")] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Stop after this many changes.")] = None,
@@ -53,6 +50,8 @@ def run(
     readers of the daemon have confirmed each change. Ctrl-C ends the search. Exits with 1 if a part of the
     log could not be read.
     """
+    from penstock.source.row_history import RowKey
+
     row = RowKey(TableName.parse(table), tuple(key), tuple(column or ()))
     parts = _of_folder(log, row) if log is not None else _of_daemon(row, instance, url, config, ca, limit)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else 120)
@@ -80,13 +79,18 @@ def run(
         raise typer.Exit(EXIT_FINDINGS)
 
 
-def _of_folder(folder: Path, row: RowKey) -> Iterator[dict[str, Any]]:
+def _of_folder(folder: Path, row: "RowKey") -> Iterator[dict[str, Any]]:
+    from penstock.logstore.reader import LogReader
+    from penstock.source.log import LogSource
+    from penstock.source.row_history import RowHistory, part_to_json
+    from penstock.source.source import SourceOptions
+
     history = RowHistory(LogReader.open(folder), lambda: LogSource(SourceOptions.parse(str(folder))), row)
     yield from map(part_to_json, history.parts())
 
 
 def _of_daemon(
-    row: RowKey,
+    row: "RowKey",
     instance: str | None,
     url: str | None,
     config: Path | None,
@@ -94,6 +98,8 @@ def _of_daemon(
     limit: int | None,
 ) -> Iterator[dict[str, Any]]:
     instance = instance or WholeDaemon.find(url, config, ca).only_instance()
+    from penstock.cli.shared.asked_daemon import AskedDaemon
+
     daemon = AskedDaemon.find(instance, url, config, ca)
     try:
         yield from daemon.history(

@@ -3,23 +3,14 @@
 
 import sys
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from penstock.cli.shared.asked_daemon import AskedDaemon, Ca
-from penstock.cli.shared.log_folder import Json
+from penstock.cli.shared.options import Ca, DaemonConfig, Instance, Json, Url
 from penstock.cli.shared.rendering import Field, LineWriter, bytes_text, write_json
 
 HELP = "List and remove holds, which protect a daemon's log from trimming."
-
-Instance = Annotated[str, typer.Argument(help="The daemon's instance.")]
-Config = Annotated[
-    Path | None,
-    typer.Option(help="The daemon's settings file, which provides its address and token."),
-]
-Url = Annotated[str | None, typer.Option(help="The daemon's URL. Default: http://127.0.0.1:7070.")]
 
 _SECOND_US = 1_000_000
 _COLUMNS = (
@@ -33,12 +24,14 @@ _COLUMNS = (
 
 
 def list_holds(
-    instance: Instance, url: Url = None, config: Config = None, ca: Ca = None, json: Json = False
+    instance: Instance, url: Url = None, config: DaemonConfig = None, ca: Ca = None, json: Json = False
 ) -> None:
     """List the holds on an instance's log, the largest first.
 
     An account sees its own holds; an admin sees all. The token comes from --config or PENSTOCK_TOKEN.
     """
+    from penstock.cli.shared.asked_daemon import AskedDaemon
+
     daemon = AskedDaemon.find(instance, url, config, ca)
     try:
         holds = daemon.holds()
@@ -60,10 +53,12 @@ def remove(
     instance: Instance,
     reader: Annotated[str, typer.Argument(help="The hold's reader, as shown by `penstock holds list`.")],
     url: Url = None,
-    config: Config = None,
+    config: DaemonConfig = None,
     ca: Ca = None,
 ) -> None:
     """Remove a hold. The log it protected may be trimmed, and its reader may lose its position."""
+    from penstock.cli.shared.asked_daemon import AskedDaemon
+
     daemon = AskedDaemon.find(instance, url, config, ca)
     try:
         daemon.remove_hold(reader)

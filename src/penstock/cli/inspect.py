@@ -4,22 +4,21 @@
 import sys
 from collections.abc import Callable, Iterator
 from enum import StrEnum
-from typing import Annotated, Any, TextIO
+from typing import TYPE_CHECKING, Annotated, Any, TextIO
 
-import pyarrow
-import pyarrow.compute
 import typer
 
-from penstock.binlog import load_schemas, schemas_of_server
 from penstock.cli.shared.progress import ReadingProgress
 from penstock.cli.shared.rendering import Field, LineWriter, cell_text, write_json
 from penstock.errors import OptionInvalid, PenstockError
 from penstock.limits import OFFSET_MAX
 from penstock.model import TableName, TablePatterns
-from penstock.source.bounds import locate, parse_bound
-from penstock.source.reading import SYSTEM_COLUMNS, Batch, Selection, read_range
-from penstock.source.source import Source, SourceOptions, open_source
-from penstock.source.spelling import spelling_of
+
+if TYPE_CHECKING:
+    import pyarrow.compute
+
+    from penstock.source.reading import Batch, Selection
+    from penstock.source.source import Source
 
 # The default limit for tables. JSON output has no limit.
 _LINES_DEFAULT = 1000
@@ -73,6 +72,12 @@ def run(
     ] = None,
 ) -> None:
     """Show events, transactions or rows of binlog files, or of a live server up to its current end."""
+    from penstock.binlog import load_schemas, schemas_of_server
+    from penstock.source.bounds import locate, parse_bound
+    from penstock.source.reading import Selection
+    from penstock.source.source import SourceOptions, open_source
+    from penstock.source.spelling import spelling_of
+
     view = _view(events, transactions, rows)
     options = SourceOptions.parse(
         sources if len(sources) > 1 else sources[0], user=user, password_file=password_file
@@ -108,8 +113,10 @@ def _view(events: bool, transactions: bool, rows: bool) -> View:
     return chosen[0] if chosen else View.EVENTS
 
 
-def _batches(source: Source, view: View, selection: Selection, schemas: Any) -> Iterator[Batch]:
+def _batches(source: "Source", view: View, selection: "Selection", schemas: Any) -> "Iterator[Batch]":
     """Read everything selected, and show the progress."""
+    from penstock.source.reading import read_range
+
     ranges = source.split(selection.bounds.start, selection.bounds.end, range_bytes=OFFSET_MAX)
     sizes = {
         extent.file: extent.bytes for extent in source.extents(selection.bounds.start, selection.bounds.end)
@@ -126,7 +133,7 @@ def _batches(source: Source, view: View, selection: Selection, schemas: Any) -> 
             bytes_before += sizes[byte_range.file]
 
 
-def _closed_together(batches: Iterator[Batch]) -> Iterator[list[Batch]]:
+def _closed_together(batches: "Iterator[Batch]") -> "Iterator[list[Batch]]":
     """Group batches that were closed at the same moment. Each table occurs once per group."""
     group: list[Batch] = []
     try:
@@ -148,7 +155,7 @@ def _closed_together(batches: Iterator[Batch]) -> Iterator[list[Batch]]:
     yield group
 
 
-def _rows_of(batch: Batch, patterns: TablePatterns, view: View) -> list[dict[str, Any]]:
+def _rows_of(batch: "Batch", patterns: TablePatterns, view: View) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = _of_tables(batch.to_arrow(), patterns, view).to_pylist()
     return rows
 
@@ -158,8 +165,10 @@ def _commit_order(row: dict[str, Any]) -> tuple[int, int]:
     return row["_commit_version"], row["_metadata"]["row"]
 
 
-def _of_tables(record: pyarrow.RecordBatch, patterns: TablePatterns, view: View) -> pyarrow.RecordBatch:
+def _of_tables(record: "pyarrow.RecordBatch", patterns: TablePatterns, view: View) -> "pyarrow.RecordBatch":
     """Keep the lines that concern the selected tables. Rows were already selected during decoding."""
+    import pyarrow.compute
+
     if view is View.ROWS or not (patterns.include or patterns.exclude):
         return record
     if view is View.TRANSACTIONS:
@@ -234,6 +243,8 @@ def _transaction_cells(row: dict[str, Any]) -> list[Any]:
 
 
 def _row_cells(row: dict[str, Any]) -> list[Any]:
+    from penstock.source.reading import SYSTEM_COLUMNS
+
     metadata = row["_metadata"]
     table = TableName(metadata["database"], metadata["table"])
     values = ", ".join(

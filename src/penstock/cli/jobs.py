@@ -5,28 +5,32 @@ import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.cli.shared.fleet_store import ConfigOption, CoordinationOption, opened_store
+from penstock.cli.shared.fleet_store import opened_store
+from penstock.cli.shared.options import AsJson, Coordination, MemberConfig
 from penstock.cli.shared.rendering import write_json
-from penstock.fleet.jobs import JobSpec, change_job, delete_job, job_status, move_job, read_job, read_run
-from penstock.fleet.records import JOBS, names_below
+
+if TYPE_CHECKING:
+    from penstock.fleet.jobs import JobSpec
 
 HELP = "Show, pause, resume, restart, move and delete the jobs of a fleet."
 
 _Name = Annotated[str, typer.Argument(metavar="JOB", help="The job, which has its pipeline's name.")]
-_AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def list_(
-    config: ConfigOption = None,
-    coordination: CoordinationOption = None,
+    config: MemberConfig = None,
+    coordination: Coordination = None,
     label: Annotated[str | None, typer.Option(help="Only jobs with this label, name=value.")] = None,
-    as_json: _AsJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the jobs, where they run, and how often they have failed lately."""
+    from penstock.fleet.jobs import job_status
+    from penstock.fleet.records import JOBS, names_below
+
     with opened_store(config, coordination) as store:
         jobs = [job_status(store, name) for name in names_below(store, JOBS)]
     if label is not None:
@@ -43,9 +47,11 @@ def list_(
 
 
 def show(
-    job: _Name, config: ConfigOption = None, coordination: CoordinationOption = None, as_json: _AsJson = False
+    job: _Name, config: MemberConfig = None, coordination: Coordination = None, as_json: AsJson = False
 ) -> None:
     """Show a job's desired state, what it does, and the reasons of its last exits."""
+    from penstock.fleet.jobs import job_status, read_job
+
     with opened_store(config, coordination) as store:
         shown, spec = job_status(store, job), read_job(store, job)
     if as_json:
@@ -61,25 +67,27 @@ def show(
             typer.echo(f"    {line}")
 
 
-def logs(job: _Name, config: ConfigOption = None, coordination: CoordinationOption = None) -> None:
+def logs(job: _Name, config: MemberConfig = None, coordination: Coordination = None) -> None:
     """Print the newest lines of a job's output. The rest is in the worker's file that show names."""
+    from penstock.fleet.jobs import read_job, read_run
+
     with opened_store(config, coordination) as store:
         read_job(store, job)
         for line in read_run(store, job).lines:
             typer.echo(line)
 
 
-def pause(job: _Name, config: ConfigOption = None, coordination: CoordinationOption = None) -> None:
+def pause(job: _Name, config: MemberConfig = None, coordination: Coordination = None) -> None:
     """Stop a job until resume."""
     _change(job, config, coordination, lambda spec: replace(spec, paused=True), "is paused")
 
 
-def resume(job: _Name, config: ConfigOption = None, coordination: CoordinationOption = None) -> None:
+def resume(job: _Name, config: MemberConfig = None, coordination: Coordination = None) -> None:
     """Let a paused job run again."""
     _change(job, config, coordination, lambda spec: replace(spec, paused=False), "is resumed")
 
 
-def restart(job: _Name, config: ConfigOption = None, coordination: CoordinationOption = None) -> None:
+def restart(job: _Name, config: MemberConfig = None, coordination: Coordination = None) -> None:
     """Stop a job's process and start it again, also a job that has ended."""
     _change(job, config, coordination, lambda spec: replace(spec, restarts=spec.restarts + 1), "is restarted")
 
@@ -89,25 +97,35 @@ def move(
     worker: Annotated[
         str | None, typer.Argument(help="The worker, as penstock fleet status names it; none: any worker.")
     ] = None,
-    config: ConfigOption = None,
-    coordination: CoordinationOption = None,
+    config: MemberConfig = None,
+    coordination: Coordination = None,
 ) -> None:
     """Have a worker run a job. While that worker is away or drained, others run it."""
+    from penstock.fleet.jobs import move_job
+
     with opened_store(config, coordination) as store:
         move_job(store, job, worker)
     typer.echo(f"{job} is moved to {worker or 'any worker'}")
 
 
-def delete(job: _Name, config: ConfigOption = None, coordination: CoordinationOption = None) -> None:
+def delete(job: _Name, config: MemberConfig = None, coordination: Coordination = None) -> None:
     """Stop a job and forget it. Its target and its pipeline's state stay: see penstock pipelines."""
+    from penstock.fleet.jobs import delete_job
+
     with opened_store(config, coordination) as store:
         delete_job(store, job)
     typer.echo(f"{job} is deleted; its target and the pipeline's state stay")
 
 
 def _change(
-    name: str, config: Path | None, coordination: str | None, change: Callable[[JobSpec], JobSpec], done: str
+    name: str,
+    config: Path | None,
+    coordination: str | None,
+    change: "Callable[[JobSpec], JobSpec]",
+    done: str,
 ) -> None:
+    from penstock.fleet.jobs import change_job
+
     with opened_store(config, coordination) as store:
         change_job(store, name, change)
     typer.echo(f"{name} {done}")

@@ -5,47 +5,27 @@ import dataclasses
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 from uuid import UUID
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
-from penstock.cli.shared.log_folder import (
-    Config,
-    Json,
-    LogFolder,
-    Named,
-    committed_from,
-    end_of,
-    first_from,
-    head_of,
-    is_gtid,
-    is_time_of_day,
-    moment,
-    outside,
-    parse_time,
-    segments_of,
-    user_name,
-)
+from penstock.cli.shared.options import Json, LogConfig, LogName
 from penstock.cli.shared.progress import ReadingProgress
 from penstock.cli.shared.rendering import Field, LineWriter, bytes_text, cell_text, counted, write_json
 from penstock.errors import OptionInvalid, PositionInvalid
-from penstock.logstore.audit import AuditLine
-from penstock.logstore.disk import LocalDisk
-from penstock.logstore.export import export
-from penstock.logstore.holds import Holds
-from penstock.logstore.layout import Layout
-from penstock.logstore.locate import Located
-from penstock.logstore.reader import LogReader
-from penstock.logstore.records import STATES, BlockRecord, SegmentRecord
-from penstock.logstore.retention import Retention, RetentionPolicy
-from penstock.logstore.trim import TrimPlan, check_holds, plan_trim, trim
-from penstock.logstore.verify import Finding, FindingKind, verify
 from penstock.model import Position
-from penstock.source.bounds import Bound, parse_bound
-from penstock.source.source import Source
+
+if TYPE_CHECKING:
+    from penstock.logstore.locate import Located
+    from penstock.logstore.reader import LogReader
+    from penstock.logstore.records import BlockRecord, SegmentRecord
+    from penstock.logstore.trim import TrimPlan
+    from penstock.logstore.verify import Finding
+    from penstock.source.bounds import Bound
+    from penstock.source.source import Source
 
 HELP = "List, search, verify, export and trim a kept log."
 
@@ -54,22 +34,25 @@ EXIT_FINDINGS = 1
 # The default limit for tables. JSON output has no limit.
 _BLOCKS_DEFAULT = 1000
 
+# What to do, by the value of the `FindingKind`.
 _HINTS = {
-    FindingKind.DATA: "Restore the file from a copy, or read it again: penstock position set --position",
-    FindingKind.BLOCKS: "Run: penstock log verify --heal",
-    FindingKind.SEGMENTS: "Run: penstock log verify --heal",
-    FindingKind.ORDER: "Read what is missing again: penstock position set --position",
-    FindingKind.EPOCHS: "Restore epochs.json from a copy",
-    FindingKind.TIER: "Restore the object from a version that the store kept",
-    FindingKind.TAIL: "Nothing: the next start of the daemon cuts it, and the server sends it again",
+    "data": "Restore the file from a copy, or read it again: penstock position set --position",
+    "blocks": "Run: penstock log verify --heal",
+    "segments": "Run: penstock log verify --heal",
+    "order": "Read what is missing again: penstock position set --position",
+    "epochs": "Restore epochs.json from a copy",
+    "tier": "Restore the object from a version that the store kept",
+    "tail": "Nothing: the next start of the daemon cuts it, and the server sends it again",
 }
 
 
 # --- list -----------------------------------------------------------------------------------
 
 
-def list_segments(log: Named = None, config: Config = None, json: Json = False) -> None:
+def list_segments(log: LogName = None, config: LogConfig = None, json: Json = False) -> None:
     """List the segments of a log, with source file, byte range, counts and state."""
+    from penstock.cli.shared.log_folder import LogFolder, segments_of
+
     reader = LogFolder.find(log, config).open()
     lines = [_segment_line(reader, record) for record in segments_of(reader)]
     if json:
@@ -99,8 +82,11 @@ _SEGMENT_FIELDS = [
 ]
 
 
-def _segment_line(reader: LogReader, record: SegmentRecord) -> dict[str, Any]:
+def _segment_line(reader: "LogReader", record: "SegmentRecord") -> dict[str, Any]:
     """Return a segment as plain values; `last` is the latest commit time up to the segment's end."""
+    from penstock.cli.shared.log_folder import end_of, head_of, moment
+    from penstock.logstore.records import STATES
+
     return {
         "segment": f"{record.version:019d}",
         "state": STATES[record.state],
@@ -122,12 +108,12 @@ def _segment_line(reader: LogReader, record: SegmentRecord) -> dict[str, Any]:
 
 
 def show(
-    log: Named = None,
+    log: LogName = None,
     segment: Annotated[
         str | None,
         typer.Argument(metavar="SEGMENT", help="The segment's number or file. Default: the newest."),
     ] = None,
-    config: Config = None,
+    config: LogConfig = None,
     limit: Annotated[
         int | None,
         typer.Option(
@@ -137,6 +123,9 @@ def show(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object, with the blocks.")] = False,
 ) -> None:
     """Show one segment: header, counts and blocks. LOG may also be the segment's file."""
+    from penstock.cli.shared.log_folder import LogFolder, head_of
+    from penstock.logstore.records import BlockRecord
+
     if log is not None and config is None and Path(log).is_file() and segment is None:
         log, segment = str(Path(log).absolute().parent.parent), Path(log).name
     reader = LogFolder.find(log, config).open()
@@ -184,7 +173,9 @@ _BLOCK_FIELDS = [
 ]
 
 
-def _block_line(segment: SegmentRecord, block: BlockRecord) -> dict[str, Any]:
+def _block_line(segment: "SegmentRecord", block: "BlockRecord") -> dict[str, Any]:
+    from penstock.cli.shared.log_folder import moment
+
     return {
         "from": block.source_start,
         "to": block.source_end,
@@ -201,7 +192,7 @@ def _block_line(segment: SegmentRecord, block: BlockRecord) -> dict[str, Any]:
     }
 
 
-def _gtid(block: BlockRecord) -> str | None:
+def _gtid(block: "BlockRecord") -> str | None:
     """Return the GTID of a block's first transaction, in the form of MySQL or MariaDB."""
     if not block.gtid_number:
         return None
@@ -212,7 +203,9 @@ def _gtid(block: BlockRecord) -> str | None:
     return f"{domain}-{server}-{number}"
 
 
-def _chosen(reader: LogReader, segment: str | None) -> SegmentRecord:
+def _chosen(reader: "LogReader", segment: str | None) -> "SegmentRecord":
+    from penstock.cli.shared.log_folder import segments_of
+
     records = segments_of(reader)
     if not records:
         raise PositionInvalid(
@@ -231,7 +224,7 @@ def _chosen(reader: LogReader, segment: str | None) -> SegmentRecord:
 
 
 def locate(
-    log: Named = None,
+    log: LogName = None,
     at: Annotated[
         str | None, typer.Option("--time", help="A timestamp, or a time of day (UTC) such as 14:05:00.")
     ] = None,
@@ -242,10 +235,20 @@ def locate(
     position: Annotated[
         str | None, typer.Option(help="A position of the source: [epoch/]file:offset.")
     ] = None,
-    config: Config = None,
+    config: LogConfig = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Find a position in a log by time, GTID, GTID set or source position."""
+    from penstock.cli.shared.log_folder import (
+        LogFolder,
+        committed_from,
+        first_from,
+        is_gtid,
+        outside,
+        parse_time,
+    )
+    from penstock.source.bounds import Bound
+
     options = {"--time": at, "--gtid": gtid, "--gtid-set": gtid_set, "--position": position}
     used_options = [name for name, value in options.items() if value is not None]
     if len(used_options) != 1:
@@ -277,7 +280,9 @@ def locate(
         typer.echo(f"  {name:<15}{'-' if value is None else cell_text(value)}")
 
 
-def _located_line(reader: LogReader, located: Located, exact: Position) -> dict[str, Any]:
+def _located_line(reader: "LogReader", located: "Located", exact: Position) -> dict[str, Any]:
+    from penstock.cli.shared.log_folder import moment
+
     segment, block = located.segment, located.record
     return {
         "position": str(exact),
@@ -300,18 +305,23 @@ def _located_line(reader: LogReader, located: Located, exact: Position) -> dict[
 
 
 def run_verify(
-    log: Named = None,
+    log: LogName = None,
     heal: Annotated[
         bool,
         typer.Option("--heal", help="Rebuild indexes that do not match their data. Stop the daemon first."),
     ] = False,
-    config: Config = None,
+    config: LogConfig = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object per finding.")] = False,
 ) -> None:
     """Verify every byte of a log: checksums, headers, both indexes, order and epochs.
 
     Exits with 1 if a check failed and was not healed. Data is never changed.
     """
+    from penstock.cli.shared.log_folder import LogFolder
+    from penstock.logstore.disk import LocalDisk
+    from penstock.logstore.layout import Layout
+    from penstock.logstore.verify import verify
+
     chosen = LogFolder.find(log, config)
     chosen.check()
     disk, layout = LocalDisk(), Layout(chosen.folder)
@@ -347,15 +357,15 @@ def _findings_text(broken: int, healed: int, harmless: int) -> str:
     return ", ".join(parts) or "sound"
 
 
-def _finding_line(finding: Finding) -> dict[str, Any]:
+def _finding_line(finding: "Finding") -> dict[str, Any]:
     return {**dataclasses.asdict(finding), "kind": finding.kind.value, "mend": _hint_of(finding)}
 
 
-def _hint_of(finding: Finding) -> str | None:
+def _hint_of(finding: "Finding") -> str | None:
     return None if finding.healed else _HINTS[finding.kind]
 
 
-def _report(console: Console, finding: Finding) -> None:
+def _report(console: Console, finding: "Finding") -> None:
     mark, style = ("healed", "green") if finding.healed else ("DAMAGED", "bold red")
     if finding.harmless:
         mark, style = "harmless", "yellow"
@@ -370,7 +380,7 @@ def _report(console: Console, finding: Finding) -> None:
 
 
 def run_export(
-    log: Named = None,
+    log: LogName = None,
     start: Annotated[
         str | None,
         typer.Option(
@@ -386,10 +396,14 @@ def run_export(
             "-o", "--output", help="The output file for a single source file, or FOLDER/ for several."
         ),
     ] = None,
-    config: Config = None,
+    config: LogConfig = None,
     json: Json = False,
 ) -> None:
     """Export part of a log as plain binlog files, readable by mysqlbinlog and mariadb-binlog."""
+    from penstock.cli.shared.log_folder import LogFolder
+    from penstock.logstore.disk import LocalDisk
+    from penstock.logstore.export import export
+
     if output is None:
         raise OptionInvalid("no output is named", hint="Add -o FILE, or -o FOLDER/")
     chosen = LogFolder.find(log, config)
@@ -424,8 +438,10 @@ def run_export(
         typer.echo(f"{line['path']}: {line['from']} to {line['to']}, {line['bytes']:,} bytes")
 
 
-def _bound(reader: LogReader, source: Source, text: str | None) -> Position | None:
+def _bound(reader: "LogReader", source: "Source", text: str | None) -> Position | None:
     """Return the position of a bound, exact to the transaction for a time or GTID set."""
+    from penstock.cli.shared.log_folder import committed_from, first_from, outside
+
     if text is None:
         return None
     bound = _parsed(text)
@@ -440,13 +456,16 @@ def _bound(reader: LogReader, source: Source, text: str | None) -> Position | No
     )
 
 
-def _parsed(text: str) -> Bound:
+def _parsed(text: str) -> "Bound":
     """Parse a bound or a time of day."""
+    from penstock.cli.shared.log_folder import is_time_of_day, parse_time
+    from penstock.source.bounds import Bound, parse_bound
+
     return Bound(time_us=parse_time(text)) if is_time_of_day(text) else parse_bound(text)
 
 
 def _check_single(
-    reader: LogReader, start_position: Position | None, end_position: Position | None, output: Path
+    reader: "LogReader", start_position: Position | None, end_position: Position | None, output: Path
 ) -> None:
     if output.exists():
         raise OptionInvalid(f"{output} is there already", hint="Name another file, or remove it")
@@ -467,7 +486,7 @@ def _check_single(
 
 
 def run_trim(
-    log: Named = None,
+    log: LogName = None,
     before: Annotated[
         str | None, typer.Option(help="Delete segments that end before this position or time.")
     ] = None,
@@ -478,10 +497,15 @@ def run_trim(
         bool, typer.Option("--dry-run", help="Show what would be deleted; change nothing.")
     ] = False,
     reason: Annotated[str, typer.Option(help="The reason to record in audit.log.")] = "",
-    config: Config = None,
+    config: LogConfig = None,
     json: Json = False,
 ) -> None:
     """Delete the oldest segments of a log. Stop its daemon first. The newest segment is always kept."""
+    from penstock.cli.shared.log_folder import LogFolder, user_name
+    from penstock.logstore.audit import AuditLine
+    from penstock.logstore.retention import Retention, RetentionPolicy
+    from penstock.logstore.trim import check_holds, trim
+
     if before is None:
         raise OptionInvalid("nothing says what is to go", hint="Add --before TIME or --before file:offset")
     bound = _parsed(before)
@@ -511,13 +535,18 @@ def run_trim(
     _show_trim(line, freed, json)
 
 
-def _plan(reader: LogReader, bound: Bound) -> TrimPlan:
+def _plan(reader: "LogReader", bound: "Bound") -> "TrimPlan":
+    from penstock.logstore.holds import Holds
+    from penstock.logstore.trim import plan_trim
+
     holds = Holds(reader.disk, reader.layout).all()
     return plan_trim(reader.segments, holds, before=bound.position, before_time_us=bound.time_us)
 
 
-def _trim_line(reader: LogReader, plan: TrimPlan) -> dict[str, Any]:
-    def begin(record: SegmentRecord | None) -> str | None:
+def _trim_line(reader: "LogReader", plan: "TrimPlan") -> dict[str, Any]:
+    from penstock.cli.shared.log_folder import head_of
+
+    def begin(record: "SegmentRecord | None") -> str | None:
         if record is None:
             return None
         return str(Position(record.epoch, head_of(reader, record).file, record.base))

@@ -5,20 +5,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from penstock.cli.shared.rendering import Field, LineWriter, write_json
 from penstock.errors import OptionInvalid
-from penstock.migrate.bifrost import migrate_bifrost
-from penstock.migrate.canal import migrate_canal
-from penstock.migrate.debezium import migrate_debezium
-from penstock.migrate.drainer import migrate_drainer
-from penstock.migrate.maxwell import migrate_maxwell
-from penstock.migrate.output import Migration, SecretsIn
-from penstock.migrate.ptubes import migrate_ptubes
-from penstock.migrate.report import Outcome
+
+if TYPE_CHECKING:
+    from penstock.migrate.output import Migration, SecretsIn
 
 HELP = "Write settings from those of Canal, Debezium, Maxwell, Ptubes, Bifrost or Drainer."
 
@@ -53,6 +48,8 @@ def canal(
     json: Json = False,
 ) -> None:
     """Write a daemon for Canal's clients, with their cursors, or pipelines if Canal writes to Kafka."""
+    from penstock.migrate.canal import migrate_canal
+
     with _migrating("canal", output, secrets, dry_run=dry_run, as_json=json) as migration:
         password = None if client_password_file is None else _secret_of(client_password_file)
         migrate_canal(conf_dir, migration, zookeeper=zookeeper, password=password)
@@ -72,6 +69,8 @@ def debezium(
     json: Json = False,
 ) -> None:
     """Write a pipeline that continues a connector for MySQL or MariaDB in the same topics."""
+    from penstock.migrate.debezium import migrate_debezium
+
     with _migrating("debezium", output, secrets, dry_run=dry_run, as_json=json) as migration:
         migrate_debezium(connector, migration, offsets=offsets, kafka=kafka)
 
@@ -90,6 +89,8 @@ def maxwell(
     json: Json = False,
 ) -> None:
     """Write a pipeline that continues Maxwell."""
+    from penstock.migrate.maxwell import migrate_maxwell
+
     with _migrating("maxwell", output, secrets, dry_run=dry_run, as_json=json) as migration:
         migrate_maxwell(config, migration, start=start, from_server=from_server)
 
@@ -103,6 +104,8 @@ def ptubes(
     json: Json = False,
 ) -> None:
     """Write a daemon for Ptubes clients, whose logs begin before their storage points."""
+    from penstock.migrate.ptubes import migrate_ptubes
+
     with _migrating("ptubes", output, secrets, dry_run=dry_run, as_json=json) as migration:
         migrate_ptubes(conf_dir, migration, zookeeper=zookeeper)
 
@@ -115,6 +118,8 @@ def bifrost(
     json: Json = False,
 ) -> None:
     """Write a pipeline for each data source and target."""
+    from penstock.migrate.bifrost import migrate_bifrost
+
     with _migrating("bifrost", output, secrets, dry_run=dry_run, as_json=json) as migration:
         migrate_bifrost(export, migration)
 
@@ -133,6 +138,8 @@ def drainer(
     json: Json = False,
 ) -> None:
     """Write a daemon that takes a Drainer's place, and a pipeline that continues it."""
+    from penstock.migrate.drainer import migrate_drainer
+
     with _migrating("drainer", output, secrets, dry_run=dry_run, as_json=json) as migration:
         migrate_drainer(config, migration, savepoint=savepoint, from_server=from_server)
 
@@ -140,9 +147,11 @@ def drainer(
 @contextmanager
 def _migrating(
     original: str, output: Path, secrets: str, *, dry_run: bool, as_json: bool
-) -> Iterator[Migration]:
+) -> "Iterator[Migration]":
     """Yield a migration. After the block write its folder, print the report, and exit with 1 if something
     needs a decision."""
+    from penstock.migrate.output import Migration
+
     choices: dict[str, SecretsIn] = {"file": "file", "env": "env"}
     if secrets not in choices:
         raise OptionInvalid(f"--secrets {secrets}", hint="Write --secrets file or --secrets env")
@@ -162,8 +171,10 @@ def _secret_of(path: Path) -> str:
 
 
 def _print_report(
-    migration: Migration, files: list[str], output: Path, *, dry_run: bool, as_json: bool
+    migration: "Migration", files: list[str], output: Path, *, dry_run: bool, as_json: bool
 ) -> None:
+    from penstock.migrate.report import Outcome
+
     report = migration.report
     if as_json:
         write_json(

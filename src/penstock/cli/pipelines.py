@@ -6,40 +6,39 @@ import sys
 from collections.abc import Mapping
 from contextlib import closing
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.changes import Target
 from penstock.cli.shared.dead_letters import list_dead_letters, purge_dead_letters, replay_dead_letters
+from penstock.cli.shared.options import AsJson, EachSink, PipelineFile
 from penstock.cli.shared.rendering import Field, LineWriter, write_json
-from penstock.coordinate.store import open_store
 from penstock.errors import OptionInvalid
 from penstock.model import Position, TableName
-from penstock.pipeline.handover import adopt as adopt_progress
-from penstock.pipeline.rewinding import earlier_offset
-from penstock.pipeline.settings import PipelineSettings, load_pipeline, place_of_state
-from penstock.pipeline.skipping import transaction_at
-from penstock.pipeline.state import Checkpoint, PipelineState, table_key
-from penstock.pipeline.summary import summaries_by_part, summarize_pipeline
-from penstock.pipeline.table_states import STATES, TableState, table_states
-from penstock.pipeline.verify.merges import may_have_other_rows
-from penstock.source.bounds import Bound, parse_bound
+
+if TYPE_CHECKING:
+    from penstock.pipeline.table_states import TableState
+
+if TYPE_CHECKING:
+    from penstock.pipeline.settings import PipelineSettings
+    from penstock.pipeline.state import Checkpoint, PipelineState
+    from penstock.source.bounds import Bound
 
 HELP = "Show, pause, resume, reset and repair pipelines."
-
-_File = Annotated[Path, typer.Argument(metavar="pipeline.yaml", help="The pipeline file.")]
-_Sink = Annotated[str | None, typer.Option(help="The sink, if the pipeline has several. Default: all.")]
-_AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def list_(
     state: Annotated[
         str, typer.Argument(metavar="STATE", help="sqlite:///path/penstock-pipelines.db, or a pipeline.yaml.")
     ],
-    as_json: _AsJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the pipelines in a state store."""
+    from penstock.coordinate.store import open_store
+    from penstock.pipeline.settings import place_of_state
+    from penstock.pipeline.state import PipelineState
+    from penstock.pipeline.summary import summaries_by_part, summarize_pipeline
+
     url = place_of_state(Path(state)).state if state.endswith((".yaml", ".yml")) else state
     store = open_store(url)
     try:
@@ -55,8 +54,12 @@ def list_(
             typer.echo(f"{name:<24}{status['state']:<20}{status['runner'] or '-'}")
 
 
-def show(file: _File, as_json: _AsJson = False) -> None:
+def show(file: PipelineFile, as_json: AsJson = False) -> None:
     """Show a pipeline's status: batches, positions, loads, rates and what it is waiting for."""
+    from penstock.pipeline.settings import place_of_state
+    from penstock.pipeline.state import PipelineState
+    from penstock.pipeline.summary import summaries_by_part, summarize_pipeline
+
     location = place_of_state(file)
     state = PipelineState.open(location.state, location.name)
     try:
@@ -73,8 +76,12 @@ def show(file: _File, as_json: _AsJson = False) -> None:
             _print_summary(status)
 
 
-def tables(file: _File, sink: _Sink = None, as_json: _AsJson = False) -> None:
+def tables(file: PipelineFile, sink: EachSink = None, as_json: AsJson = False) -> None:
     """Show the state of each table: loading, streaming, or why the pipeline continues without it."""
+    from penstock.pipeline.settings import place_of_state
+    from penstock.pipeline.state import PipelineState
+    from penstock.pipeline.table_states import STATES, table_states
+
     location = place_of_state(file)
     with closing(PipelineState.open(location.state, location.name)) as state:
         if sink is not None:
@@ -95,7 +102,7 @@ def tables(file: _File, sink: _Sink = None, as_json: _AsJson = False) -> None:
         lines.write([name, row.state, _load_text(row), f"{row.rows:,}" if row.chunks else "", row.why])
 
 
-def _load_text(row: TableState) -> str:
+def _load_text(row: "TableState") -> str:
     if not row.chunks:
         return ""
     return "done" if row.chunks_done >= row.chunks else f"{row.chunks_done} of {row.chunks} chunks"
@@ -112,9 +119,12 @@ def _print_summary(summary: Mapping[str, Any]) -> None:
 
 
 def pause(
-    file: _File, why: Annotated[str, typer.Option(help="The reason to show in the status.")] = ""
+    file: PipelineFile, why: Annotated[str, typer.Option(help="The reason to show in the status.")] = ""
 ) -> None:
     """Stop a pipeline after its current batch, and prevent it from starting."""
+    from penstock.pipeline.settings import place_of_state
+    from penstock.pipeline.state import PipelineState
+
     location = place_of_state(file)
     state = PipelineState.open(location.state, location.name)
     try:
@@ -124,8 +134,11 @@ def pause(
     typer.echo(f"{location.name} is paused; penstock pipelines resume {file}")
 
 
-def resume(file: _File) -> None:
+def resume(file: PipelineFile) -> None:
     """Allow a paused pipeline to start again."""
+    from penstock.pipeline.settings import place_of_state
+    from penstock.pipeline.state import PipelineState
+
     location = place_of_state(file)
     state = PipelineState.open(location.state, location.name)
     try:
@@ -136,7 +149,7 @@ def resume(file: _File) -> None:
 
 
 def reset(
-    file: _File,
+    file: PipelineFile,
     yes: Annotated[bool, typer.Option("--yes", help="Confirm the reset.")] = False,
     position: Annotated[
         str | None, typer.Option(help="Rewind to this position, file:offset, instead of resetting.")
@@ -148,7 +161,7 @@ def reset(
         str | None, typer.Option("--time", help="Rewind to this time (UTC) instead of resetting.")
     ] = None,
     source: Annotated[str | None, typer.Option(help="The source, if the pipeline has several.")] = None,
-    sink: _Sink = None,
+    sink: EachSink = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show the old and the new position; change nothing.")
     ] = False,
@@ -160,6 +173,10 @@ def reset(
     from there on are applied again, and only tables without a key are read again. In both cases a feed
     receives the changes twice.
     """
+    from penstock.pipeline.settings import load_pipeline, place_of_state
+    from penstock.pipeline.state import PipelineState
+    from penstock.source.bounds import parse_bound
+
     bounds = [bound_text for bound_text in (position, gtid_set, time_) if bound_text is not None]
     if len(bounds) > 1:
         raise OptionInvalid("one place at a time", hint="Give one of --position, --gtid-set, --time")
@@ -183,7 +200,7 @@ def reset(
     )
 
 
-def _reset(state: PipelineState, sink: str | None) -> None:
+def _reset(state: "PipelineState", sink: str | None) -> None:
     """Forget the progress of one sink, or of all. Raises OptionInvalid for an unknown sink."""
     if sink is not None:
         _refuse_unknown_sink(state, sink)
@@ -194,7 +211,7 @@ def _reset(state: PipelineState, sink: str | None) -> None:
         state.reset()
 
 
-def _refuse_unknown_sink(state: PipelineState, sink: str) -> None:
+def _refuse_unknown_sink(state: "PipelineState", sink: str) -> None:
     if sink not in (known := state.sinks()):
         raise OptionInvalid(
             f"the pipeline {state.name} has no state of a sink {sink!r}",
@@ -203,8 +220,13 @@ def _refuse_unknown_sink(state: PipelineState, sink: str) -> None:
 
 
 def _rewind(
-    file: Path, settings: PipelineSettings, bound: Bound, source: str | None, *, yes: bool, dry_run: bool
+    file: Path, settings: "PipelineSettings", bound: "Bound", source: str | None, *, yes: bool, dry_run: bool
 ) -> None:
+    from penstock.changes import Target
+    from penstock.pipeline.rewinding import earlier_offset
+    from penstock.pipeline.state import PipelineState, table_key
+    from penstock.pipeline.verify.merges import may_have_other_rows
+
     name = _name_of_source(settings, source)
     with closing(PipelineState.of(settings)) as state:
         progress = _load_progress(state, name, file)
@@ -252,17 +274,21 @@ def _rewind(
 
 
 def skip(
-    file: _File,
+    file: PipelineFile,
     position: Annotated[
         str, typer.Argument(metavar="POSITION", help="A position inside the transaction, file:offset.")
     ],
     source: Annotated[str | None, typer.Option(help="The source, if the pipeline has several.")] = None,
-    sink: _Sink = None,
+    sink: EachSink = None,
 ) -> None:
     """Skip one transaction that the pipeline cannot apply, such as one that was prepared and rolled back.
 
     Stop the pipeline first. The next run applies everything before the transaction and resumes after it.
     """
+    from penstock.pipeline.settings import load_pipeline
+    from penstock.pipeline.skipping import transaction_at
+    from penstock.pipeline.state import PipelineState
+
     pipeline = load_pipeline(file)
     name = _name_of_source(pipeline, source)
     for settings in _each_part(pipeline, sink):
@@ -283,7 +309,7 @@ def skip(
 
 
 def adopt(
-    file: _File,
+    file: PipelineFile,
     sink: Annotated[str, typer.Option(help="The name of the sink, below `sinks` in the file.")],
 ) -> None:
     """Give the progress of a pipeline with `sink` to one of its `sinks`. Stop the pipeline first.
@@ -291,18 +317,22 @@ def adopt(
     Use it after you have moved `sink` below `sinks`. The named sink continues at the position and the batch
     of the former sink; the other sinks begin with a full load.
     """
+    from penstock.pipeline.handover import adopt as adopt_progress
+    from penstock.pipeline.settings import load_pipeline
+    from penstock.pipeline.state import PipelineState
+
     settings = load_pipeline(file).of_sink(sink)
     with closing(PipelineState.open(settings.state, settings.name)) as state:
         adopt_progress(state, sink)
     typer.echo(f"{settings.name}/{sink} continues where {settings.name} stopped; penstock run {file}")
 
 
-def _each_part(settings: PipelineSettings, sink: str | None) -> list[PipelineSettings]:
+def _each_part(settings: "PipelineSettings", sink: str | None) -> "list[PipelineSettings]":
     """Return the settings of each shard of a sink, or of every sink."""
     return [part for each in settings.each_sink(sink) for part in each.each_shard()]
 
 
-def _name_of_source(settings: PipelineSettings, source: str | None) -> str:
+def _name_of_source(settings: "PipelineSettings", source: str | None) -> str:
     """Return the name of the selected source. Raises OptionInvalid if the selection is ambiguous."""
     names = [pipeline_source.name for pipeline_source in settings.sources]
     name = source or names[0]
@@ -314,7 +344,7 @@ def _name_of_source(settings: PipelineSettings, source: str | None) -> str:
     return name
 
 
-def _load_progress(state: PipelineState, source: str, file: Path) -> Checkpoint:
+def _load_progress(state: "PipelineState", source: str, file: Path) -> "Checkpoint":
     """Return the pipeline's progress. Raises OptionInvalid if a source has none."""
     progress = state.checkpoint()
     if progress is None or source not in progress.offsets:

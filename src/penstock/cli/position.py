@@ -3,28 +3,22 @@
 
 import sys
 from datetime import UTC, datetime
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.shared.accepted_server import Acceptance, accept_server, chosen_server, plan_acceptance
-from penstock.cli.shared.log_folder import Config, Json, LogFolder, Named, moment, parse_time, user_name
-from penstock.cli.shared.position_target import AskedServer, Target, asked_server, find_in_log
+from penstock.cli.shared.options import Json, LogConfig, LogName
 from penstock.cli.shared.rendering import cell_text, time_text, write_json
 from penstock.errors import OptionInvalid
-from penstock.logstore.audit import AuditLine, audit_lines
-from penstock.logstore.holds import Holds
-from penstock.logstore.position_file import CapturePosition
-from penstock.logstore.position_set import (
-    PositionChange,
-    Stretch,
-    plan_position,
-    resume_point,
-    set_position,
-)
-from penstock.logstore.reader import LogReader
 from penstock.model import Position
-from penstock.source.bounds import Bound
+
+if TYPE_CHECKING:
+    from penstock.cli.shared.accepted_server import Acceptance
+    from penstock.cli.shared.log_folder import LogFolder
+    from penstock.cli.shared.position_target import AskedServer, Target
+    from penstock.logstore.position_set import PositionChange, Stretch
+    from penstock.logstore.reader import LogReader
+    from penstock.source.bounds import Bound
 
 HELP = "Show and set the position where capture resumes."
 
@@ -35,8 +29,14 @@ _ACCEPT_VERB = "position accept"
 # --- show -----------------------------------------------------------------------------------
 
 
-def show(log: Named = None, config: Config = None, json: Json = False) -> None:
+def show(log: LogName = None, config: LogConfig = None, json: Json = False) -> None:
     """Show where capture will resume, where the log ends, and which holds protect it."""
+    from penstock.cli.shared.log_folder import LogFolder, moment
+    from penstock.logstore.audit import audit_lines
+    from penstock.logstore.holds import Holds
+    from penstock.logstore.position_file import CapturePosition
+    from penstock.logstore.position_set import resume_point
+
     reader = LogFolder.find(log, config).open()
     now = resume_point(reader)
     noted = CapturePosition.load(reader.disk, reader.layout)
@@ -76,7 +76,7 @@ def show(log: Named = None, config: Config = None, json: Json = False) -> None:
 
 
 def set_by_hand(
-    log: Named = None,
+    log: LogName = None,
     at: Annotated[
         str | None,
         typer.Option("--time", help="Resume at the first transaction committed at or after this time (UTC)."),
@@ -92,7 +92,7 @@ def set_by_hand(
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     reason: Annotated[str, typer.Option(help="The reason to record in audit.log.")] = "",
-    config: Config = None,
+    config: LogConfig = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Set where capture resumes at its next start, earlier or later, as a new epoch of the log.
@@ -100,6 +100,11 @@ def set_by_hand(
     With --config, the server verifies the position and reports what would be lost. Without it, the position
     must be in the log. Stop the daemon first.
     """
+    from penstock.cli.shared.log_folder import LogFolder, user_name
+    from penstock.cli.shared.position_target import asked_server
+    from penstock.logstore.audit import AuditLine
+    from penstock.logstore.position_set import set_position
+
     bound = _bound(at, gtid_set, position)
     chosen = LogFolder.find(log, config)
     if dry_run:
@@ -135,7 +140,10 @@ def set_by_hand(
         typer.echo(f"set: capture goes on at {change.new} when it starts")
 
 
-def _bound(at: str | None, gtid_set: str | None, position: str | None) -> Bound:
+def _bound(at: str | None, gtid_set: str | None, position: str | None) -> "Bound":
+    from penstock.cli.shared.log_folder import parse_time
+    from penstock.source.bounds import Bound
+
     options = [option for option in (at, gtid_set, position) if option is not None]
     if len(options) != 1:
         raise OptionInvalid("one place at a time", hint="Give one of --time, --gtid-set, --position")
@@ -148,8 +156,11 @@ def _bound(at: str | None, gtid_set: str | None, position: str | None) -> Bound:
 
 
 def _plan(
-    chosen: LogFolder, reader: LogReader, server: AskedServer | None, bound: Bound
-) -> tuple[PositionChange, Target, Stretch]:
+    chosen: "LogFolder", reader: "LogReader", server: "AskedServer | None", bound: "Bound"
+) -> "tuple[PositionChange, Target, Stretch]":
+    from penstock.cli.shared.position_target import find_in_log
+    from penstock.logstore.position_set import Stretch, plan_position
+
     if server is None:
         target = find_in_log(chosen, reader, bound)
         change = plan_position(reader, target.position, target.gtid_set)
@@ -159,7 +170,9 @@ def _plan(
     return change, target, server.count(change.gaps)
 
 
-def _line(change: PositionChange, target: Target, lost: Stretch, server_was_asked: bool) -> dict[str, Any]:
+def _line(
+    change: "PositionChange", target: "Target", lost: "Stretch", server_was_asked: bool
+) -> dict[str, Any]:
     return {
         "old": str(change.old),
         "new": str(change.new),
@@ -175,7 +188,9 @@ def _line(change: PositionChange, target: Target, lost: Stretch, server_was_aske
     }
 
 
-def _stretch_line(stretch: Stretch) -> dict[str, Any]:
+def _stretch_line(stretch: "Stretch") -> dict[str, Any]:
+    from penstock.cli.shared.log_folder import moment
+
     return {
         "bytes": stretch.bytes,
         "transactions": stretch.transactions,
@@ -186,7 +201,7 @@ def _stretch_line(stretch: Stretch) -> dict[str, Any]:
 
 
 def _show_plan(
-    change: PositionChange, target: Target, lost: Stretch, *, server_was_asked: bool, as_json: bool
+    change: "PositionChange", target: "Target", lost: "Stretch", *, server_was_asked: bool, as_json: bool
 ) -> None:
     if as_json:
         write_json(sys.stdout, [{**_line(change, target, lost, server_was_asked), "dry_run": True}])
@@ -203,7 +218,9 @@ def _show_plan(
         typer.echo("The server was not asked whether it still has this: --config penstock.yaml INSTANCE")
 
 
-def _stretch_text(stretch: Stretch) -> str:
+def _stretch_text(stretch: "Stretch") -> str:
+    from penstock.cli.shared.log_folder import moment
+
     if not stretch:
         return "nothing"
     counts = [
@@ -229,7 +246,7 @@ def _text(position: Position | None) -> str | None:
 
 
 def accept(
-    log: Named = None,
+    log: LogName = None,
     server: Annotated[str | None, typer.Option(help="The server's host:port, if there are several.")] = None,
     dry_run: Annotated[
         bool,
@@ -239,7 +256,7 @@ def accept(
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", help="Do not ask for confirmation.")] = False,
     reason: Annotated[str, typer.Option(help="The reason to record in audit.log.")] = "",
-    config: Config = None,
+    config: LogConfig = None,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Resume capture on a server that has lost transactions which the log still has.
@@ -247,6 +264,10 @@ def accept(
     The log and the targets keep these transactions. The command lists their tables: compare them with
     `penstock verify`. Stop the daemon first.
     """
+    from penstock.cli.shared.accepted_server import accept_server, chosen_server, plan_acceptance
+    from penstock.cli.shared.log_folder import LogFolder, user_name
+    from penstock.logstore.audit import AuditLine
+
     chosen = LogFolder.find(log, config)
     if dry_run:
         with chosen_server(chosen, server) as connection:
@@ -280,7 +301,7 @@ def accept(
         typer.echo(f"accepted: capture goes on at {plan.beginning.position} of {plan.address} when it starts")
 
 
-def _show_acceptance(plan: Acceptance, *, as_json: bool, is_dry_run: bool) -> None:
+def _show_acceptance(plan: "Acceptance", *, as_json: bool, is_dry_run: bool) -> None:
     if as_json:
         write_json(sys.stdout, [_acceptance_line(plan) | {"dry_run": is_dry_run}])
         return
@@ -293,7 +314,7 @@ def _show_acceptance(plan: Acceptance, *, as_json: bool, is_dry_run: bool) -> No
     typer.echo(f"Compare them in every target: penstock verify pipeline.yaml {' '.join(plan.tables)}")
 
 
-def _acceptance_line(plan: Acceptance) -> dict[str, Any]:
+def _acceptance_line(plan: "Acceptance") -> dict[str, Any]:
     return {
         "server": str(plan.address),
         "lost": plan.lost,

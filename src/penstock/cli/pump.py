@@ -6,16 +6,15 @@ import json as json_module
 import ssl
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.shared.log_folder import Json
+from penstock.cli.shared.options import Json
 from penstock.errors import ConnectionLost, OptionInvalid, SourceMissing
-from penstock.logstore.disk import LocalDisk
-from penstock.logstore.layout import is_log_folder
-from penstock.settings.daemon import InstanceSettings, load_settings
-from penstock.settings.listen import split_host_port
+
+if TYPE_CHECKING:
+    from penstock.settings.daemon import InstanceSettings
 
 HELP = "Show the Pumps of a daemon, and decide transactions that they cannot decide."
 
@@ -27,6 +26,8 @@ def status(
     json: Json = False,
 ) -> None:
     """Show each Pump of a daemon: its state, what it stored and refused, and what holds it back."""
+    from penstock.settings.daemon import load_settings
+
     settings = load_settings(file)
     pumps = {name: instance for name, instance in settings.instances.items() if instance.has_role("pump")}
     if not pumps:
@@ -54,6 +55,9 @@ def decide(
     A wrong decision loses the transaction's changes, or adds changes that the cluster does not have. The
     running Pump carries it out within seconds.
     """
+    from penstock.logstore.disk import LocalDisk
+    from penstock.logstore.layout import is_log_folder
+
     # gRPC is an extra, and this verb works without it.
     from penstock.tidb.decisions import Decisions
 
@@ -67,7 +71,9 @@ def decide(
     typer.echo(f"decided: {start_ts} {'was rolled back' if rollback else f'committed at {commit}'} ({path})")
 
 
-def _ask(instance: InstanceSettings) -> dict[str, Any]:
+def _ask(instance: "InstanceSettings") -> dict[str, Any]:
+    from penstock.settings.listen import split_host_port
+
     address = instance.tidb.pump.advertised
     host, port = split_host_port(address)
     tls = instance.tidb.tls

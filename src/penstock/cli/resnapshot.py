@@ -5,27 +5,26 @@ import sys
 import time
 from contextlib import ExitStack, closing
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.changes import Target
+from penstock.cli.shared.options import PipelineFile
 from penstock.cli.shared.rendering import write_json
 from penstock.errors import OptionInvalid, SourceMissing
 from penstock.model import TablePatterns
-from penstock.pipeline.load.session import check_condition, open_session
-from penstock.pipeline.load.targets import targets_of
-from penstock.pipeline.resnapshot import Resnapshot
-from penstock.pipeline.settings import PipelineSettings, PipelineSource, load_pipeline
-from penstock.pipeline.state import PipelineState
-from penstock.pipeline.verify.source_rows import address_of
-from penstock.sinks.sink import keeps_tables
+
+if TYPE_CHECKING:
+    from penstock.changes import Target
+    from penstock.pipeline.resnapshot import Resnapshot
+    from penstock.pipeline.settings import PipelineSettings, PipelineSource
+    from penstock.pipeline.state import PipelineState
 
 _POLL_SECONDS = 0.5
 
 
 def run(
-    file: Annotated[Path, typer.Argument(metavar="pipeline.yaml", help="The pipeline file.")],
+    file: PipelineFile,
     tables: Annotated[
         list[str], typer.Argument(metavar="TABLES", help="Source tables: shop.orders, shop.*.")
     ],
@@ -50,6 +49,8 @@ def run(
     A running pipeline reads the tables chunk by chunk between its batches. A stopped pipeline begins at its
     next start. Rows that the source no longer has are deleted from the target, if the target can be read.
     """
+    from penstock.pipeline.settings import load_pipeline
+
     chosen_by_part = [
         (part, _chosen(part, tables, source))
         for settings in load_pipeline(file).each_sink(sink)
@@ -78,14 +79,19 @@ def run(
 
 
 def _request(
-    settings: PipelineSettings,
-    chosen: list[tuple[PipelineSource, Target]],
+    settings: "PipelineSettings",
+    chosen: "list[tuple[PipelineSource, Target]]",
     where: str | None,
     states: ExitStack,
     *,
     keep: bool,
-) -> tuple[PipelineState, list[str]]:
+) -> "tuple[PipelineState, list[str]]":
     """Request the tables for one sink. Return its state, which `states` closes, and the requests' numbers."""
+    from penstock.pipeline.load.session import check_condition, open_session
+    from penstock.pipeline.state import PipelineState
+    from penstock.pipeline.verify.source_rows import address_of
+    from penstock.sinks.sink import keeps_tables
+
     if where is not None:
         for table_source, target in chosen:
             with open_session(address_of(table_source)) as session:
@@ -101,8 +107,8 @@ def _request(
 
 def _print(
     file: Path,
-    settings: PipelineSettings,
-    state: PipelineState,
+    settings: "PipelineSettings",
+    state: "PipelineState",
     numbers: list[str],
     *,
     wait: bool,
@@ -121,9 +127,12 @@ def _print(
 
 
 def _chosen(
-    settings: PipelineSettings, tables: list[str], source: str | None
-) -> list[tuple[PipelineSource, Target]]:
+    settings: "PipelineSettings", tables: list[str], source: str | None
+) -> "list[tuple[PipelineSource, Target]]":
     """Return the selected tables, each with its source."""
+    from penstock.pipeline.load.targets import targets_of
+    from penstock.pipeline.verify.source_rows import address_of
+
     names = [pipeline_source.name for pipeline_source in settings.sources]
     if source is not None and source not in names:
         raise OptionInvalid(f"the pipeline has no source {source!r}", hint=f"It has {', '.join(names)}")
@@ -137,7 +146,7 @@ def _chosen(
     ]
 
 
-def _wait(state: PipelineState, numbers: list[str]) -> None:
+def _wait(state: "PipelineState", numbers: list[str]) -> None:
     """Wait until the requests are done. Raises OptionInvalid if a request fails."""
     pending = set(numbers)
     while pending:
@@ -154,7 +163,7 @@ def _wait(state: PipelineState, numbers: list[str]) -> None:
             time.sleep(_POLL_SECONDS)
 
 
-def _as_json(request: Resnapshot) -> dict[str, str | None]:
+def _as_json(request: "Resnapshot") -> dict[str, str | None]:
     return {
         "request": request.number,
         "source": request.source,

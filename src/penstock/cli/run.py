@@ -17,15 +17,14 @@ import typer
 from penstock.cli.shared.child import child_command
 from penstock.cli.shared.rendering import counted
 from penstock.cli.shared.signals import stopped_by_signals
-from penstock.engine.beginning import refuse_paused
-from penstock.engine.driver import Driver
-from penstock.engine.run import PipelineRun
-from penstock.engine.sink_runs import SinkRuns, run_of
 from penstock.errors import CoordinationLost, DependencyMissing, OptionInvalid
-from penstock.local.driver import LocalDriver
-from penstock.pipeline.settings import PipelineSettings, json_schema, load_pipeline
-from penstock.pipeline.shards import Shard
-from penstock.pipeline.state import PipelineState
+
+if TYPE_CHECKING:
+    from penstock.engine.driver import Driver
+    from penstock.engine.run import PipelineRun
+    from penstock.engine.sink_runs import SinkRuns
+    from penstock.pipeline.settings import PipelineSettings
+    from penstock.pipeline.shards import Shard
 
 if TYPE_CHECKING:
     from penstock.local.shard_runs import ShardRuns
@@ -81,6 +80,9 @@ def run(
     ] = False,
 ) -> None:
     """Load a pipeline's tables, then apply their changes to its sink until SIGTERM."""
+    from penstock.engine.beginning import refuse_paused
+    from penstock.pipeline.settings import json_schema, load_pipeline
+
     if schema:
         typer.echo(json.dumps(json_schema(), indent=2))
         return
@@ -171,7 +173,7 @@ class _Summary:
         return text
 
 
-def _spark_driver(settings: PipelineSettings, master: str | None) -> Driver:
+def _spark_driver(settings: "PipelineSettings", master: str | None) -> "Driver":
     try:
         from penstock.spark.driver import SparkDriver
         from penstock.spark.session import session_for
@@ -198,9 +200,12 @@ class _RunOptions:
         return self.until is not None
 
     def run_of(
-        self, settings: PipelineSettings, *, local: bool, master: str | None
-    ) -> PipelineRun | SinkRuns:
+        self, settings: "PipelineSettings", *, local: bool, master: str | None
+    ) -> "PipelineRun | SinkRuns":
         """Return the run of the pipeline in this process or on Spark."""
+        from penstock.engine.sink_runs import run_of
+        from penstock.local.driver import LocalDriver
+
         return run_of(
             settings,
             # The process of a shard shares the host with those of the others.
@@ -212,7 +217,7 @@ class _RunOptions:
             standby=self.standby,
         )
 
-    def shard_command(self, shard: Shard, *, to_barrier: bool = False) -> list[str]:
+    def shard_command(self, shard: "Shard", *, to_barrier: bool = False) -> list[str]:
         """Return the command line of the process of a shard."""
         words = [*child_command(), "run", str(self.file), "--local", "--json", "--shard", str(shard)]
         if to_barrier or self.until_caught_up:
@@ -220,7 +225,7 @@ class _RunOptions:
         return [*words, "--standby"] if self.standby else words
 
 
-def _shard_runs(settings: PipelineSettings, options: _RunOptions) -> "ShardRuns | None":
+def _shard_runs(settings: "PipelineSettings", options: _RunOptions) -> "ShardRuns | None":
     """Return what runs the shards of a pipeline; None if it has none, after it took over from its shards."""
     if settings.shards == 1 and not _had_shards(settings):
         return None
@@ -239,8 +244,10 @@ def _shard_runs(settings: PipelineSettings, options: _RunOptions) -> "ShardRuns 
     return None
 
 
-def _had_shards(settings: PipelineSettings) -> bool:
+def _had_shards(settings: "PipelineSettings") -> bool:
     """Return whether the progress of a pipeline is recorded for several shards."""
+    from penstock.pipeline.state import PipelineState
+
     if len(settings.sinks) > 1:
         return False
     try:
@@ -251,8 +258,9 @@ def _had_shards(settings: PipelineSettings) -> bool:
         return False
 
 
-def _take_shard(settings: PipelineSettings, shard: str) -> PipelineSettings:
+def _take_shard(settings: "PipelineSettings", shard: str) -> "PipelineSettings":
     """Return the settings of a shard, whose name every log line has from now on."""
+    from penstock.pipeline.shards import Shard
 
     def add_shard(_logger: Any, _method: str, event: MutableMapping[str, Any]) -> Mapping[str, Any]:
         return {**event, "shard": shard}
@@ -261,8 +269,10 @@ def _take_shard(settings: PipelineSettings, shard: str) -> PipelineSettings:
     return settings.of_shard(Shard.parse(shard))
 
 
-def _pause_reason(settings: PipelineSettings) -> str | None:
+def _pause_reason(settings: "PipelineSettings") -> str | None:
     """Return why a pipeline is paused; None if it is not paused or the state store does not answer."""
+    from penstock.pipeline.state import PipelineState
+
     try:
         with closing(PipelineState.open(settings.state, settings.name)) as state:
             return state.pause_message()
@@ -276,7 +286,7 @@ def _print_line(progress: Mapping[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def _print_plan(settings: PipelineSettings, *, as_json: bool) -> None:
+def _print_plan(settings: "PipelineSettings", *, as_json: bool) -> None:
     from penstock.pipeline.preview import preview
 
     plans = [preview(sink_settings) for sink_settings in settings.each_sink()]

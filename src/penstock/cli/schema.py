@@ -3,18 +3,16 @@
 
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.shared.log_folder import LogFolder
 from penstock.cli.shared.rendering import Field, LineWriter, write_json
 from penstock.errors import OptionInvalid, PositionInvalid, SchemaUnknown
-from penstock.logstore.schemas import SchemaLog, definition_line
 from penstock.model import Position, TableName, TableSchema
-from penstock.schema.history import SchemaHistory
-from penstock.source.daemon import DaemonSource
-from penstock.source.source import Source, SourceOptions, open_source
+
+if TYPE_CHECKING:
+    from penstock.source.source import Source, SourceOptions
 
 HELP = "Show and set the table definitions that a log keeps."
 
@@ -37,6 +35,8 @@ def show(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")] = False,
 ) -> None:
     """Show a table's definition at a position of a log."""
+    from penstock.source.source import open_source
+
     source = open_source(_options(log, url, token_file))
     try:
         position = Position.parse(at) if at is not None else source.head()
@@ -67,6 +67,9 @@ def set_by_hand(
     ] = None,
 ) -> None:
     """Set the definition of a table in doubt. It applies until the next DDL on the table."""
+    from penstock.source.daemon import DaemonSource
+    from penstock.source.source import open_source
+
     name, position = TableName.parse(table), Position.parse(at)
     source = open_source(_options(log, url, token_file))
     try:
@@ -83,6 +86,10 @@ def set_by_hand(
 
 
 def _set_in_folder(folder: Path, name: TableName, position: Position, definition: dict[str, Any]) -> None:
+    from penstock.cli.shared.log_folder import LogFolder
+    from penstock.logstore.schemas import SchemaLog, definition_line
+    from penstock.schema.history import SchemaHistory
+
     with LogFolder(folder).open_for_writing() as log:
         if log.visible is None or position > log.visible:
             raise PositionInvalid(f"the log ends at {log.visible}", position=str(position))
@@ -91,8 +98,10 @@ def _set_in_folder(folder: Path, name: TableName, position: Position, definition
         schema_log.close()
 
 
-def _options(log: str | None, url: str | None, token_file: str | None) -> SourceOptions:
+def _options(log: str | None, url: str | None, token_file: str | None) -> "SourceOptions":
     """Return the options of the selected log. Raises OptionInvalid."""
+    from penstock.source.source import SourceOptions
+
     if (log is None) == (url is None):
         raise OptionInvalid(
             "one log is needed", hint="Give --log /var/lib/penstock/shop, or --url penstock://host/shop"
@@ -105,7 +114,7 @@ def _options(log: str | None, url: str | None, token_file: str | None) -> Source
     return options
 
 
-def _in_force(source: Source, name: TableName, position: Position) -> TableSchema:
+def _in_force(source: "Source", name: TableName, position: Position) -> TableSchema:
     """Return the definition in force at a position. Raises SchemaUnknown."""
     history = source.schema_history(position, name)
     schema = history.schema(name.database, name.table) if history is not None else None

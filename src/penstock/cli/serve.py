@@ -10,9 +10,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli.shared.rendering import counted
-from penstock.coordinate.store import without_password
 from penstock.errors import OptionInvalid
-from penstock.settings.daemon import json_schema, load_settings
 
 
 def run(
@@ -31,6 +29,9 @@ def run(
     ] = False,
 ) -> None:
     """Capture the configured instances, keep their logs and serve them until SIGTERM or SIGINT."""
+    from penstock.coordinate.store import without_password
+    from penstock.settings.daemon import json_schema, load_settings
+
     if schema:
         json.dump(json_schema(), sys.stdout, indent=2)
         sys.stdout.write("\n")

@@ -4,7 +4,6 @@
 import sys
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -13,7 +12,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from penstock.cli.shared.asked_daemon import Ca
+from penstock.cli.shared.options import Ca, DaemonConfig, Url
 from penstock.cli.shared.rendering import bytes_text, write_json
 from penstock.cli.shared.whole_daemon import WholeDaemon
 
@@ -29,10 +28,8 @@ _STYLES = {"running": "green", "stopped": "bold red", "held": "yellow", "waiting
 
 def run(
     instance: Annotated[str | None, typer.Argument(help="The instance. Default: all instances.")] = None,
-    url: Annotated[str | None, typer.Option(help="The daemon's URL. Default: http://127.0.0.1:7070.")] = None,
-    config: Annotated[
-        Path | None, typer.Option(help="The daemon's settings file, which provides its address and token.")
-    ] = None,
+    url: Url = None,
+    config: DaemonConfig = None,
     ca: Ca = None,
     watch: Annotated[bool, typer.Option("--watch", help="Refresh every second.")] = False,
     json: Annotated[

@@ -5,33 +5,22 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.shared.asked_daemon import EARLIEST, LATEST, Ca, Lag, line_of
-from penstock.cli.shared.chosen_subscription import (
-    Backends,
-    Chosen,
-    Config,
-    Coordination,
-    ShownShard,
-    Url,
-    default_store,
-    full_name,
-    position_of,
-    print_outcome,
-)
-from penstock.cli.shared.log_folder import Json, moment, parse_time
+from penstock.cli.shared.options import Ca, Coordination, Json, StoreConfig, SubscriptionName, Url
 from penstock.cli.shared.rendering import Field, LineWriter, bytes_text, time_text, write_json
 from penstock.cli.shared.selecting import pause, resume, select
-from penstock.coordinate.checkpoint import Checkpoint
-from penstock.coordinate.member_statistics import MemberStatistics
-from penstock.coordinate.subscription_record import ShardView, Subscription
 from penstock.errors import AccessDenied, AuthenticationFailed, ConnectionLost, OptionInvalid
-from penstock.logstore.holds import consumer_hold_name
 from penstock.model import Position
-from penstock.source.bounds import Bound
+
+if TYPE_CHECKING:
+    from penstock.cli.shared.chosen_subscription import Backends, ShownShard
+    from penstock.coordinate.checkpoint import Checkpoint
+    from penstock.coordinate.member_statistics import MemberStatistics
+    from penstock.coordinate.subscription_record import ShardView, Subscription
+    from penstock.source.bounds import Bound
 
 HELP = "Show subscriptions and their checkpoints, and change them."
 
@@ -83,12 +72,14 @@ _LIST_COLUMNS = (
 def show_all(
     instance: Annotated[str | None, typer.Option(help="List only this instance's subscriptions.")] = None,
     coordination: Coordination = None,
-    config: Config = None,
+    config: StoreConfig = None,
     url: Url = None,
     ca: Ca = None,
     json: Json = False,
 ) -> None:
     """List subscriptions with their shards, owners and largest lag."""
+    from penstock.cli.shared.chosen_subscription import Backends, default_store
+
     with Backends.of(coordination, url, config, ca) as backends:
         lines = [_list_line(subscription, backends) for subscription in backends.registry.list(instance)]
         if json:
@@ -113,14 +104,16 @@ def show_all(
 
 
 def show(
-    subscription: Chosen,
+    subscription: SubscriptionName,
     coordination: Coordination = None,
-    config: Config = None,
+    config: StoreConfig = None,
     url: Url = None,
     ca: Ca = None,
     json: Json = False,
 ) -> None:
     """Show lag, owner, checkpoint and fencing token of each shard, and what each member has delivered."""
+    from penstock.cli.shared.chosen_subscription import Backends, full_name
+
     with Backends.of(coordination, url, config, ca) as backends:
         chosen = backends.choose(subscription)
         shards = backends.shards(chosen)
@@ -163,7 +156,7 @@ def show(
         _report_unreachable(backends)
 
 
-def _show_members(members: Mapping[str, MemberStatistics]) -> None:
+def _show_members(members: "Mapping[str, MemberStatistics]") -> None:
     if not members:
         return
     typer.echo()
@@ -184,7 +177,7 @@ def _show_members(members: Mapping[str, MemberStatistics]) -> None:
         )
 
 
-def _list_line(subscription: Subscription, backends: Backends) -> dict[str, Any]:
+def _list_line(subscription: "Subscription", backends: "Backends") -> dict[str, Any]:
     shards = backends.shards(subscription)
     lags = [shard.lag for shard in shards if shard.view.state.checkpoint is not None]
     waiting = len(shards) - len(lags)
@@ -217,8 +210,11 @@ def _worst(seconds: Sequence[float | None]) -> float | None:
 
 
 def _shard_line(
-    subscription: Subscription, shown: ShownShard, members: Mapping[str, MemberStatistics]
+    subscription: "Subscription", shown: "ShownShard", members: "Mapping[str, MemberStatistics]"
 ) -> dict[str, Any]:
+    from penstock.cli.shared.asked_daemon import line_of
+    from penstock.cli.shared.log_folder import moment
+
     state, holder = shown.view.state, shown.view.holder
     statistics = members.get(shown.owner or "")
     return {
@@ -241,7 +237,7 @@ def _shard_line(
 
 
 def reset(
-    subscription: Chosen,
+    subscription: SubscriptionName,
     at: Annotated[
         str | None,
         typer.Option("--time", help="Go to the first transaction committed at or after this time (UTC)."),
@@ -257,7 +253,7 @@ def reset(
     dry_run: DryRun = False,
     yes: Yes = False,
     coordination: Coordination = None,
-    config: Config = None,
+    config: StoreConfig = None,
     url: Url = None,
     ca: Ca = None,
     json: Json = False,
@@ -266,6 +262,8 @@ def reset(
 
     The daemon verifies the new checkpoint. If no daemon answers, only --position works, without verification.
     """
+    from penstock.cli.shared.chosen_subscription import Backends, full_name, position_of, print_outcome
+
     target = _parse_target(at, gtid_set, position, earliest=earliest, latest=latest)
     with Backends.of(coordination, url, config, ca) as backends:
         chosen = backends.choose(subscription)
@@ -307,14 +305,16 @@ def reset(
 
 
 def move(
-    subscription: Chosen,
+    subscription: SubscriptionName,
     shard: Annotated[int, typer.Argument(help="The shard, from 0.")],
     member: Annotated[str, typer.Argument(help="The member that gets the shard, as shown by `show`.")],
     coordination: Coordination = None,
-    config: Config = None,
+    config: StoreConfig = None,
     json: Json = False,
 ) -> None:
     """Assign a shard to a member. It stays there while that member runs."""
+    from penstock.cli.shared.chosen_subscription import Backends, print_outcome
+
     with Backends.of(coordination, None, config) as backends:
         chosen = backends.choose(subscription)
         backends.registry.move(chosen.instance, chosen.name, shard, member)
@@ -323,18 +323,20 @@ def move(
 
 
 def resize(
-    subscription: Chosen,
+    subscription: SubscriptionName,
     shards: Annotated[int, typer.Argument(help="The new number of shards.")],
     dry_run: DryRun = False,
     yes: Yes = False,
     coordination: Coordination = None,
-    config: Config = None,
+    config: StoreConfig = None,
     json: Json = False,
 ) -> None:
     """Change the number of shards, even while consumers are active, without loss or duplicates.
 
     Subscribers that set `shards` need the new number when they restart.
     """
+    from penstock.cli.shared.chosen_subscription import Backends, full_name, print_outcome
+
     with Backends.of(coordination, None, config) as backends:
         chosen = backends.choose(subscription)
         line = {
@@ -356,17 +358,26 @@ def resize(
 
 
 def delete(
-    subscription: Chosen,
+    subscription: SubscriptionName,
     force: Annotated[bool, typer.Option("--force", help="Also delete while consumers are active.")] = False,
     dry_run: DryRun = False,
     yes: Yes = False,
     coordination: Coordination = None,
-    config: Config = None,
+    config: StoreConfig = None,
     url: Url = None,
     ca: Ca = None,
     json: Json = False,
 ) -> None:
     """Delete a subscription with its checkpoints, and release the log that it held."""
+    from penstock.cli.shared.asked_daemon import Lag
+    from penstock.cli.shared.chosen_subscription import (
+        Backends,
+        ShownShard,
+        full_name,
+        position_of,
+        print_outcome,
+    )
+
     with Backends.of(coordination, url, config, ca) as backends:
         chosen = backends.choose(subscription)
         shards = [ShownShard(view, Lag()) for view in backends.registry.shards(chosen)]
@@ -390,8 +401,10 @@ def delete(
         print_outcome(json, line, dry_run, "deleted")
 
 
-def _release(backends: Backends, chosen: Subscription) -> bool | None:
+def _release(backends: "Backends", chosen: "Subscription") -> bool | None:
     """Ask the daemon to release the log held for a subscription; None if the daemon could not be asked."""
+    from penstock.logstore.holds import consumer_hold_name
+
     try:
         daemon = backends.daemon(chosen.instance)
         return None if daemon is None else daemon.release_consumer(chosen.name)
@@ -407,7 +420,11 @@ def _release(backends: Backends, chosen: Subscription) -> bool | None:
 
 def _parse_target(
     at: str | None, gtid_set: str | None, position: str | None, *, earliest: bool, latest: bool
-) -> Bound | str:
+) -> "Bound | str":
+    from penstock.cli.shared.asked_daemon import EARLIEST, LATEST
+    from penstock.cli.shared.log_folder import parse_time
+    from penstock.source.bounds import Bound
+
     targets: list[Bound | str] = []
     if at is not None:
         targets.append(Bound(time_us=parse_time(at)))
@@ -424,9 +441,12 @@ def _parse_target(
 
 
 def _verify_checkpoint(
-    backends: Backends, chosen: Subscription, target: Bound | str, shards: Sequence[ShardView]
-) -> tuple[Checkpoint, str | None]:
+    backends: "Backends", chosen: "Subscription", target: "Bound | str", shards: "Sequence[ShardView]"
+) -> "tuple[Checkpoint, str | None]":
     """Return the requested checkpoint and a warning for the user."""
+    from penstock.coordinate.checkpoint import Checkpoint
+    from penstock.source.bounds import Bound
+
     daemon = backends.daemon(chosen.instance)
     try:
         if daemon is not None:
@@ -442,8 +462,12 @@ def _verify_checkpoint(
     return Checkpoint.now(str(position), server_key=key), "no daemon answers: nobody has proved this place"
 
 
-def _refuse_owned(chosen: Subscription, shards: Sequence[ShownShard], verb: str, *, force: bool) -> list[str]:
+def _refuse_owned(
+    chosen: "Subscription", shards: "Sequence[ShownShard]", verb: str, *, force: bool
+) -> list[str]:
     """Return the owners of the shards. Raises OptionInvalid if there are any, unless forced."""
+    from penstock.cli.shared.chosen_subscription import full_name
+
     owners = sorted({shard.owner for shard in shards if shard.owner is not None})
     if owners and not force:
         raise OptionInvalid(
@@ -472,11 +496,13 @@ def _seconds(seconds: float | None) -> str:
 
 
 def _time(time_us: int) -> str:
+    from penstock.cli.shared.log_folder import moment
+
     at = moment(time_us)
     return "-" if at is None else time_text(at.replace(microsecond=0))
 
 
-def _report_unreachable(backends: Backends) -> None:
+def _report_unreachable(backends: "Backends") -> None:
     if backends.unreachable is not None:
         typer.echo(f"lag is not known: {backends.unreachable}", err=True)
 

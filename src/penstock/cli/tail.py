@@ -8,15 +8,12 @@ import time
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import structlog
 import typer
 
-from penstock.cli.shared.asked_daemon import AskedDaemon, Ca
-from penstock.cli.shared.change_lines import ChangeLine, ChangeWriter, lines_of
-from penstock.client.daemons import Daemons, Start
-from penstock.client.fetch import BatchFrame, EndFrame, PositionFrame
+from penstock.cli.shared.options import Ca, DaemonConfig
 from penstock.errors import OptionInvalid, TransientError
 from penstock.limits import (
     RECONNECT_PAUSE_SECONDS_FIRST,
@@ -24,8 +21,12 @@ from penstock.limits import (
 )
 from penstock.model import TablePatterns
 from penstock.retry import Retry
-from penstock.source.daemon_address import DaemonAddress, is_daemon_url
-from penstock.source.reading import SYSTEM_COLUMNS
+
+if TYPE_CHECKING:
+    from penstock.cli.shared.change_lines import ChangeLine, ChangeWriter
+    from penstock.client.daemons import Daemons
+    from penstock.client.fetch import BatchFrame
+    from penstock.source.daemon_address import DaemonAddress
 
 _log = structlog.get_logger(__name__)
 
@@ -82,15 +83,15 @@ def run(
         str | None,
         typer.Option(help="One or more daemons: a:7070,b:7070. Default: 127.0.0.1:7070."),
     ] = None,
-    config: Annotated[
-        Path | None, typer.Option(help="The daemon's settings file, which provides its address and token.")
-    ] = None,
+    config: DaemonConfig = None,
     ca: Ca = None,
 ) -> None:
     """Print the changes of an instance as they are committed, until interrupted.
 
     It resumes where it was when the daemon comes back, or at the next daemon in --url.
     """
+    from penstock.client.daemons import Daemons
+
     address = _address(instance, url, config, ca)
     body = {
         "subscriber": f"tail/{socket.gethostname()}-{os.getpid()}",
@@ -120,7 +121,7 @@ def run(
 class _Following:
     """One run over the changes, across responses, daemons and lost connections."""
 
-    def __init__(self, daemons: Daemons, body: dict[str, Any], first: str, until: str | None) -> None:
+    def __init__(self, daemons: "Daemons", body: dict[str, Any], first: str, until: str | None) -> None:
         self._daemons = daemons
         self._body = {**body, "start": self._part(first)}
         self._body["until"] = None if until is None else self._part(until)
@@ -139,6 +140,8 @@ class _Following:
 
     def _answer(self, shown: "_Shown") -> bool:
         """Read one response; return True if it was the last."""
+        from penstock.client.fetch import BatchFrame, EndFrame, PositionFrame
+
         answer = self._daemons.changes(self._current, self._body, _SILENCE_SECONDS)
         # Print complete transactions only: changes wait for the position after them, so that none is printed
         # twice.
@@ -176,6 +179,8 @@ class _Following:
 
         For `latest`, return the current position: in a later request, `latest` would mean another position.
         """
+        from penstock.client.daemons import Start
+
         start = Start.parse(text)
         if start.end == _LATEST:
             position = self._daemons.locate_start(start)
@@ -193,10 +198,12 @@ class _Shown:
     """Prints changes and counts lines."""
 
     def __init__(self, form: Format, count: int | None) -> None:
+        from penstock.cli.shared.change_lines import ChangeWriter
+
         self._remaining = count
         self._lines = ChangeWriter(sys.stdout) if form is Format.TABLE else None
 
-    def show(self, batches: list[BatchFrame]) -> bool:
+    def show(self, batches: "list[BatchFrame]") -> bool:
         """Print the changes of complete transactions; return False once the limit is reached."""
         if self._lines is not None:
             self._show_lines(batches, self._lines)
@@ -205,7 +212,9 @@ class _Shown:
         sys.stdout.flush()
         return self._remaining is None or self._remaining > 0
 
-    def _show_lines(self, batches: list[BatchFrame], writer: ChangeWriter) -> None:
+    def _show_lines(self, batches: "list[BatchFrame]", writer: "ChangeWriter") -> None:
+        from penstock.cli.shared.change_lines import lines_of
+
         lines: list[ChangeLine] = [
             line for batch in batches for line in lines_of(batch.to_arrow(), batch.key or ())
         ]
@@ -216,7 +225,7 @@ class _Shown:
             self._remaining -= len(lines)
         writer.write(lines)
 
-    def _show_json(self, batches: list[BatchFrame]) -> None:
+    def _show_json(self, batches: "list[BatchFrame]") -> None:
         for batch in batches:
             content = batch.content
             if self._remaining is not None:
@@ -234,7 +243,10 @@ def _lines(content: bytes) -> Iterator[bytes]:
 # --- What was given -------------------------------------------------------------------------
 
 
-def _address(instance: str, url: str | None, config: Path | None, ca: Path | None) -> DaemonAddress:
+def _address(instance: str, url: str | None, config: Path | None, ca: Path | None) -> "DaemonAddress":
+    from penstock.cli.shared.asked_daemon import AskedDaemon
+    from penstock.source.daemon_address import DaemonAddress, is_daemon_url
+
     if not is_daemon_url(instance):
         return AskedDaemon.find(instance, url, config, ca).address
     if url is not None:
@@ -249,6 +261,8 @@ def _listed(text: str | None) -> list[str] | None:
 
 
 def _columns(text: str | None, form: Format) -> list[str] | None:
+    from penstock.source.reading import SYSTEM_COLUMNS
+
     if text is None:
         return None
     if form is not Format.TABLE:

@@ -4,23 +4,26 @@
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from penstock.cli.shared.options import PipelineFile
 from penstock.cli.shared.rendering import write_json
 from penstock.errors import DependencyMissing
-from penstock.pipeline.settings import PipelineSettings, load_pipeline
-from penstock.pipeline.verify.comparison import Spreading, in_this_process
-from penstock.pipeline.verify.report import counts, lines, store
-from penstock.pipeline.verify.verify import SHARE_ROWS, Verification, verify_shards
+from penstock.limits import VERIFY_SHARE_ROWS_DEFAULT
+
+if TYPE_CHECKING:
+    from penstock.pipeline.settings import PipelineSettings
+    from penstock.pipeline.verify.comparison import Spreading
+    from penstock.pipeline.verify.verify import Verification
 
 EXIT_DIFFERENCES = 1
 EXIT_INCOMPLETE = 5
 
 
 def run(
-    file: Annotated[Path, typer.Argument(metavar="pipeline.yaml", help="The pipeline file.")],
+    file: PipelineFile,
     tables: Annotated[
         list[str] | None,
         typer.Argument(
@@ -47,7 +50,9 @@ def run(
         int, typer.Option(min=1, help="Read at most this many differing keys of a table in full.")
     ] = 10_000,
     shown: Annotated[int, typer.Option(min=0, help="Print at most this many differences of a table.")] = 10,
-    share_rows: Annotated[int, typer.Option(min=1, help="Approximate rows compared at once.")] = SHARE_ROWS,
+    share_rows: Annotated[
+        int, typer.Option(min=1, help="Approximate rows compared at once.")
+    ] = VERIFY_SHARE_ROWS_DEFAULT,
     master: Annotated[
         str | None,
         typer.Option(help="Compare large tables on Spark: local[*], spark://host:7077, sc://host:15002."),
@@ -65,6 +70,10 @@ def run(
     is compared while it continues. Exits with 1 if rows differ and were not repaired, and with 5 if no
     difference was found but not everything could be compared.
     """
+    from penstock.pipeline.settings import load_pipeline
+    from penstock.pipeline.verify.report import lines, store
+    from penstock.pipeline.verify.verify import verify_shards
+
     settings = load_pipeline(file).of_sink(sink)
     verification = verify_shards(
         settings.each_shard(),
@@ -90,14 +99,16 @@ def run(
         raise typer.Exit(EXIT_INCOMPLETE)
 
 
-def _json_lines(verification: Verification, *, repair: bool) -> Iterator[dict[str, Any]]:
+def _json_lines(verification: "Verification", *, repair: bool) -> Iterator[dict[str, Any]]:
     """Yield the counts of each table, and then what a repair did."""
+    from penstock.pipeline.verify.report import counts
+
     yield from map(counts, verification.results)
     if repair:
         yield {"repaired": verification.repaired, "requests": verification.requests}
 
 
-def _print_outcome(verification: Verification, *, repair: bool) -> None:
+def _print_outcome(verification: "Verification", *, repair: bool) -> None:
     positions = ", ".join(
         f"{name} {offset['file']}:{offset['offset']}" for name, offset in sorted(verification.offsets.items())
     )
@@ -113,7 +124,9 @@ def _print_outcome(verification: Verification, *, repair: bool) -> None:
         typer.echo("not everything was compared")
 
 
-def _spreading(settings: PipelineSettings, master: str | None) -> Spreading:
+def _spreading(settings: "PipelineSettings", master: str | None) -> "Spreading":
+    from penstock.pipeline.verify.comparison import in_this_process
+
     if master is None:
         return in_this_process
     try:

@@ -12,12 +12,9 @@ import typer
 
 import penstock
 from penstock.cli.shared.child import child_command
-from penstock.cli.shared.fleet_store import ConfigOption, CoordinationOption, store_url_of
+from penstock.cli.shared.fleet_store import store_url_of
+from penstock.cli.shared.options import Coordination, MemberConfig
 from penstock.cli.shared.signals import STOP_SECONDS_MAX, stopped_by_signals
-from penstock.coordinate.store import open_store
-from penstock.fleet.group import JOB_WORKERS
-from penstock.fleet.job_tenure import JobTenure
-from penstock.fleet.member import FleetMember, Membership
 
 # A job that does not stop by itself is killed, which takes a moment longer.
 _LATE_SECONDS = 10.0
@@ -26,8 +23,8 @@ _log = structlog.get_logger(__name__)
 
 
 def run(
-    config: ConfigOption = None,
-    coordination: CoordinationOption = None,
+    config: MemberConfig = None,
+    coordination: Coordination = None,
     name: Annotated[str | None, typer.Option(help="This worker's name. Default: the host's name.")] = None,
     zone: Annotated[str, typer.Option(help="Where this worker runs.")] = "",
     weight: Annotated[float, typer.Option(min=0.001, help="How much it runs relative to the others.")] = 1.0,
@@ -43,6 +40,11 @@ def run(
     A job that fails is started again, after a pause that grows with each failure. Jobs move to other workers
     when this one ends, is lost or is drained.
     """
+    from penstock.coordinate.store import open_store
+    from penstock.fleet.group import JOB_WORKERS
+    from penstock.fleet.job_tenure import JobTenure
+    from penstock.fleet.member import FleetMember, Membership
+
     url = store_url_of(config, coordination)
     membership = Membership(
         name or socket.gethostname(), "", penstock.__version__, zone, weight, session, works=None

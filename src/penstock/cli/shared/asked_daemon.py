@@ -4,15 +4,13 @@
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Self
-from urllib.parse import quote, urlsplit
+from typing import Any, Self
+from urllib.parse import quote
 
-import typer
-
+from penstock.cli.shared.chosen_daemon import daemon_address
 from penstock.cli.shared.log_folder import Condition, committed_from, first_in, outside
 from penstock.coordinate.checkpoint import Checkpoint
 from penstock.errors import (
-    OptionInvalid,
     PositionInvalid,
     PositionPurged,
     ServerBusy,
@@ -20,8 +18,7 @@ from penstock.errors import (
     SourceMissing,
 )
 from penstock.logstore.holds import consumer_hold_name
-from penstock.model import Position, Tls
-from penstock.settings.daemon import LOOPBACK_DEFAULT, PORT_DEFAULT, load_settings
+from penstock.model import Position
 from penstock.source.bounds import Bound
 from penstock.source.daemon import DaemonSource
 from penstock.source.daemon_address import DaemonAddress
@@ -35,15 +32,6 @@ HISTORY_SILENCE_SECONDS_MAX = 120.0
 
 EARLIEST, LATEST = "earliest", "latest"
 
-Ca = Annotated[
-    Path | None,
-    typer.Option(
-        "--ca",
-        metavar="FILE",
-        help="Connect over TLS, and trust the certificate authorities of this PEM file.",
-    ),
-]
-
 
 @dataclass(frozen=True)
 class Lag:
@@ -56,43 +44,6 @@ class Lag:
     bytes: int | None = None
     seconds: float | None = None
     why: str | None = None
-
-
-def daemon_address(
-    instance: str, url: str | None, config: Path | None, ca: Path | None = None
-) -> DaemonAddress:
-    """Return the address of a daemon's instance: from `--url`, the settings file, or the default.
-
-    A URL is `host:port`, or starts with http, https, penstock or penstocks. Its query has the options of
-    every penstock:// URL. With `ca` the daemon is asked over TLS, and its certificate has to name its host
-    unless the URL has another `ssl_mode`. Raises OptionInvalid.
-    """
-    token, tls = None, None
-    host, port = LOOPBACK_DEFAULT, PORT_DEFAULT
-    if config is not None:
-        settings = load_settings(config, with_secrets=False)
-        listen = settings.listen
-        host = LOOPBACK_DEFAULT if listen.host in ("0.0.0.0", "::") else listen.host
-        port, token = listen.port, settings.operator_token()
-        if listen.tls is not None:
-            # The settings file names the certificate itself, so it is trusted under any host name.
-            tls = Tls(mode="verify_ca", ca=str(listen.tls.cert))
-    secure, netloc, query = tls is not None, f"[{host}]:{port}" if ":" in host else f"{host}:{port}", ""
-    if url is not None:
-        parts = urlsplit(url if "://" in url else f"{'penstock' if ca is None else 'penstocks'}://{url}")
-        if parts.scheme not in ("http", "https", "penstock", "penstocks") or not parts.netloc:
-            raise OptionInvalid(f"{url!r} is no daemon", hint=f"Write http://{host}:{PORT_DEFAULT}")
-        secure, netloc, query = parts.scheme in ("https", "penstocks"), parts.netloc, parts.query
-        tls = tls if secure and not query else None
-        if ca is not None and not secure:
-            raise OptionInvalid(
-                f"{parts.scheme}:// has no TLS, and --ca is for TLS", hint=f"Write https://{netloc}"
-            )
-    if ca is not None:
-        secure, tls = True, None
-        query = "&".join(filter(None, (query, f"ssl_ca={quote(str(ca), safe='')}")))
-    text = f"{'penstocks' if secure else 'penstock'}://{netloc}/{quote(instance, safe='')}"
-    return DaemonAddress.parse(f"{text}?{query}" if query else text, token=token, tls=tls)
 
 
 class AskedDaemon:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -18,21 +18,6 @@ from penstock.coordinate.store import CoordinationStore, open_store
 from penstock.coordinate.subscription_record import ShardView, Subscription, Subscriptions
 from penstock.errors import ConnectionLost, OptionInvalid, PenstockError, SourceMissing
 from penstock.settings.daemon import load_settings
-
-Chosen = Annotated[
-    str, typer.Argument(metavar="SUBSCRIPTION", help="The subscription: NAME or INSTANCE/NAME.")
-]
-Coordination = Annotated[
-    str | None,
-    typer.Option(help="The coordination store: sqlite:///path or zookeeper://host:2181/root."),
-]
-Config = Annotated[
-    Path | None,
-    typer.Option(
-        help="The daemon's settings file, which provides the coordination store and the daemon's address."
-    ),
-]
-Url = Annotated[str | None, typer.Option(help="The daemon's URL. Default: http://127.0.0.1:7070.")]
 
 
 @dataclass(frozen=True)

@@ -4,34 +4,31 @@
 import json
 import sys
 from datetime import UTC, datetime
-from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from penstock.changes import Changes
-from penstock.cli.shared.log_folder import user_name
+from penstock.cli.shared.options import AsJson, EachSink, PipelineFile
 from penstock.cli.shared.rendering import counted, json_value, write_json
 from penstock.errors import OptionInvalid
-from penstock.pipeline.dead_letter import dead_letters, purge, purgeable_letters, replay, rows_of_letter
-from penstock.pipeline.settings import load_pipeline
-from penstock.source.bounds import parse_bound
 
-_File = Annotated[Path, typer.Argument(metavar="pipeline.yaml", help="The pipeline file.")]
-_Sink = Annotated[str | None, typer.Option(help="The sink, if the pipeline has several. Default: all.")]
-_AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+if TYPE_CHECKING:
+    from penstock.changes import Changes
 
 
 def list_dead_letters(
-    file: _File,
-    sink: _Sink = None,
+    file: PipelineFile,
+    sink: EachSink = None,
     rows: Annotated[bool, typer.Option("--rows", help="Also print the rows.")] = False,
     replayed: Annotated[
         bool, typer.Option("--replayed", help="List the entries that were replayed, not the others.")
     ] = False,
-    as_json: _AsJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the rows on which a step failed: their position, the step and the error."""
+    from penstock.pipeline.dead_letter import dead_letters, rows_of_letter
+    from penstock.pipeline.settings import load_pipeline
+
     letters = [
         (settings, letter)
         for settings in load_pipeline(file).each_sink(sink)
@@ -50,25 +47,28 @@ def list_dead_letters(
     typer.echo(f"{total} rows in {len(letters)} entries")
 
 
-def _print_rows(changes: Changes) -> None:
+def _print_rows(changes: "Changes") -> None:
     names = [*changes.target.column_names, "_change_type", "_commit_version"]
     for row in changes.rows.select(names).to_pylist():
         typer.echo(f"    {json.dumps(row, default=json_value, ensure_ascii=False)}")
 
 
 def replay_dead_letters(
-    file: _File,
+    file: PipelineFile,
     names: Annotated[
         list[str] | None, typer.Argument(metavar="[NAME]...", help="Entries to replay. Default: all.")
     ] = None,
-    sink: _Sink = None,
-    as_json: _AsJson = False,
+    sink: EachSink = None,
+    as_json: AsJson = False,
 ) -> None:
     """Replay rows from the dead letter through the current steps into the sink.
 
     A sink that keeps state must not receive outdated rows. For such a sink the pipeline reads the keys of
     these rows again from the source, at its next batch.
     """
+    from penstock.pipeline.dead_letter import replay
+    from penstock.pipeline.settings import load_pipeline
+
     pipeline = load_pipeline(file)
     if names and sink is None and len(pipeline.sinks) > 1:
         pipeline.of_sink(None)
@@ -89,7 +89,7 @@ def replay_dead_letters(
 
 
 def purge_dead_letters(
-    file: _File,
+    file: PipelineFile,
     names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Entries to delete.")] = None,
     before: Annotated[
         str | None, typer.Option(help="Delete entries that were written before this time (UTC).")
@@ -97,17 +97,22 @@ def purge_dead_letters(
     replayed: Annotated[
         bool, typer.Option("--replayed", help="Delete entries that were replayed, not the others.")
     ] = False,
-    sink: _Sink = None,
+    sink: EachSink = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be deleted; change nothing.")
     ] = False,
     reason: Annotated[str, typer.Option(help="The reason to record in the folder purged.")] = "",
-    as_json: _AsJson = False,
+    as_json: AsJson = False,
 ) -> None:
     """Delete entries of the dead letter and their rows for good. Rows that were not replayed are lost.
 
     The folder `purged` of the dead letter records who deleted which entries, and when.
     """
+    from penstock.cli.shared.log_folder import user_name
+    from penstock.pipeline.dead_letter import purge, purgeable_letters
+    from penstock.pipeline.settings import load_pipeline
+    from penstock.source.bounds import parse_bound
+
     if not names and before is None and not replayed:
         raise OptionInvalid(
             "nothing says which entries are to go",

@@ -4,24 +4,18 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING
 
-import typer
-
-from penstock.coordinate.store import CoordinationStore, open_store
 from penstock.errors import OptionInvalid
-from penstock.settings.daemon import load_settings
 
-ConfigOption = Annotated[
-    Path | None, typer.Option(help="A member's settings file, which names the coordination store.")
-]
-CoordinationOption = Annotated[
-    str | None, typer.Option(help="The coordination store: sqlite:///path or zookeeper://host:2181/path.")
-]
+if TYPE_CHECKING:
+    from penstock.coordinate.store import CoordinationStore
 
 
 def store_url_of(config: Path | None, coordination: str | None) -> str:
     """Return the URL of the store that the options name. Raises OptionInvalid."""
+    from penstock.settings.daemon import load_settings
+
     if coordination is not None and config is None:
         return coordination
     if config is not None and coordination is None:
@@ -33,8 +27,10 @@ def store_url_of(config: Path | None, coordination: str | None) -> str:
 
 
 @contextmanager
-def opened_store(config: Path | None, coordination: str | None) -> Iterator[CoordinationStore]:
+def opened_store(config: Path | None, coordination: str | None) -> "Iterator[CoordinationStore]":
     """Open the store that the options name inside the block."""
+    from penstock.coordinate.store import open_store
+
     store = open_store(store_url_of(config, coordination))
     try:
         yield store

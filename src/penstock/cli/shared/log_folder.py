@@ -8,12 +8,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow
-import typer
 
 from penstock.errors import LogLocked, OptionInvalid, SourceMissing
 from penstock.gtid_sets import LoggedSet, OutsideSet
@@ -34,16 +32,6 @@ from penstock.source.source import ByteRange, Source, SourceOptions
 from penstock.source.walk import TransactionWalk
 
 _TIME_OF_DAY = re.compile(r"(\d{1,2})(:\d{2}(?::\d{2}(?:\.\d{1,6})?)?)Z?")
-
-# How a command line names a log.
-Named = Annotated[
-    str | None,
-    typer.Argument(metavar="LOG", help="The log's folder, or with --config the name of an instance."),
-]
-Config = Annotated[
-    Path | None, typer.Option(help="The daemon's settings file, which locates the instance's log.")
-]
-Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per line instead of text.")]
 
 # A condition on the transactions of a batch (see `TransactionWalk`): returns an array of booleans.
 Condition = Callable[[pyarrow.RecordBatch], npt.ArrayLike]

@@ -5,25 +5,18 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.shared.chosen_subscription import (
-    Backends,
-    Chosen,
-    Config,
-    Coordination,
-    position_of,
-    print_outcome,
-)
-from penstock.cli.shared.log_folder import Json
+from penstock.cli.shared.options import Coordination, Json, StoreConfig, SubscriptionName
 from penstock.cli.shared.rendering import write_json
-from penstock.client.options import change_types, sent_columns
-from penstock.coordinate.subscription_record import AS_MEMBERS_ASK, Selection, ShardView, Subscription
 from penstock.errors import OptionInvalid
 from penstock.model import TablePatterns
-from penstock.predicate import Predicate
+
+if TYPE_CHECKING:
+    from penstock.cli.shared.chosen_subscription import Backends
+    from penstock.coordinate.subscription_record import Selection, ShardView, Subscription
 
 EXIT_FINDINGS = 1
 
@@ -33,7 +26,7 @@ _POLL_SECONDS = 0.05
 
 
 def select(
-    subscription: Chosen,
+    subscription: SubscriptionName,
     tables: Annotated[
         str | None, typer.Option(help="The tables, as patterns separated by commas: shop.orders,shop.item*.")
     ] = None,
@@ -49,7 +42,7 @@ def select(
         bool, typer.Option("--as-members-ask", help="Drop what was set before: deliver what members ask for.")
     ] = False,
     coordination: Coordination = None,
-    config: Config = None,
+    config: StoreConfig = None,
     json: Json = False,
 ) -> None:
     """Change what a subscription delivers, without restarting its members.
@@ -57,6 +50,9 @@ def select(
     What is not named stays as it is. Each shard delivers the new selection from the printed position on, and
     the old selection before it. Exits with 1 if a member does not follow within a minute.
     """
+    from penstock.cli.shared.chosen_subscription import Backends
+    from penstock.coordinate.subscription_record import AS_MEMBERS_ASK
+
     wanted = _parse_selection(tables, exclude, changes, where, columns)
     if as_members_ask == (wanted != AS_MEMBERS_ASK):
         raise OptionInvalid(
@@ -65,7 +61,7 @@ def select(
     with Backends.of(coordination, None, config) as backends:
         chosen = backends.choose(subscription)
 
-        def selecting(current: Selection) -> Selection:
+        def selecting(current: "Selection") -> "Selection":
             return AS_MEMBERS_ASK if as_members_ask else replace(current, **_named(wanted))
 
         changed = backends.registry.select(chosen.instance, chosen.name, selecting)
@@ -76,15 +72,17 @@ def select(
 
 
 def pause(
-    subscription: Chosen,
+    subscription: SubscriptionName,
     coordination: Coordination = None,
-    config: Config = None,
+    config: StoreConfig = None,
     json: Json = False,
 ) -> None:
     """Stop delivering to a subscription. Its members keep running, and its checkpoints stay.
 
     Returns once no member works on a shard. The log is kept for log.retention.hold_age.
     """
+    from penstock.cli.shared.chosen_subscription import Backends
+
     with Backends.of(coordination, None, config) as backends:
         chosen = backends.choose(subscription)
         paused = backends.registry.pause(chosen.instance, chosen.name, paused=True)
@@ -93,12 +91,14 @@ def pause(
 
 
 def resume(
-    subscription: Chosen,
+    subscription: SubscriptionName,
     coordination: Coordination = None,
-    config: Config = None,
+    config: StoreConfig = None,
     json: Json = False,
 ) -> None:
     """Let a paused subscription go on at its checkpoints."""
+    from penstock.cli.shared.chosen_subscription import Backends, print_outcome
+
     with Backends.of(coordination, None, config) as backends:
         chosen = backends.choose(subscription)
         backends.registry.pause(chosen.instance, chosen.name, paused=False)
@@ -108,8 +108,12 @@ def resume(
 
 def _parse_selection(
     tables: str | None, exclude: str | None, changes: str | None, where: str | None, columns: str | None
-) -> Selection:
+) -> "Selection":
     """Return the named fields of a selection. Raises OptionInvalid."""
+    from penstock.client.options import change_types, sent_columns
+    from penstock.coordinate.subscription_record import Selection
+    from penstock.predicate import Predicate
+
     if exclude is not None and tables is None:
         raise OptionInvalid(
             "--exclude limits --tables", hint="Name both: --tables 'shop.*' --exclude shop.log"
@@ -138,13 +142,13 @@ def _listed(option: str, text: str | None) -> list[str] | None:
     return parts
 
 
-def _named(selection: Selection) -> dict[str, Any]:
+def _named(selection: "Selection") -> dict[str, Any]:
     return {name: value for name, value in vars(selection).items() if value is not None}
 
 
 def _wait_for_shards(
-    backends: Backends, subscription: Subscription, settled: Callable[[ShardView], bool]
-) -> Sequence[tuple[ShardView, bool]]:
+    backends: "Backends", subscription: "Subscription", settled: "Callable[[ShardView], bool]"
+) -> "Sequence[tuple[ShardView, bool]]":
     """Wait until every shard has settled, for a minute; return whether each has."""
     deadline = time.monotonic() + _MEMBERS_SECONDS_MAX
     while True:
@@ -155,9 +159,11 @@ def _wait_for_shards(
 
 
 def _print_shards(
-    chosen: Subscription, views: Sequence[tuple[ShardView, bool]], revision: int | None, *, as_json: bool
+    chosen: "Subscription", views: "Sequence[tuple[ShardView, bool]]", revision: int | None, *, as_json: bool
 ) -> None:
     """Print from where each shard goes on. Exits with 1 if a member did not follow."""
+    from penstock.cli.shared.chosen_subscription import position_of
+
     lines = []
     for view, is_settled in views:
         position = position_of(view)

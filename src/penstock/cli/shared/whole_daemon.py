@@ -9,10 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import penstock.errors
-from penstock.cli.shared.asked_daemon import daemon_address
+from penstock.cli.shared.chosen_daemon import daemon_address
 from penstock.errors import AuthenticationFailed, ConnectionLost, OptionInvalid, PenstockError, SourceMissing
 from penstock.model import Secret
-from penstock.source.daemon_client import lost_hint, tls_context
 
 _ANSWER_SECONDS_MAX = 10.0
 
@@ -29,8 +28,11 @@ class WholeDaemon:
     def find(cls, url: str | None, config: Path | None, ca: Path | None = None) -> "WholeDaemon":
         """Return the daemon selected by the options. Raises OptionInvalid."""
         address = daemon_address("all", url, config, ca)
-        context = None if address.tls is None else tls_context(address.tls)
-        return cls(address.base_urls[0], address.token, context)
+        if address.tls is None:
+            return cls(address.base_urls[0], address.token, None)
+        from penstock.source.daemon_client import tls_context
+
+        return cls(address.base_urls[0], address.token, tls_context(address.tls))
 
     def instances(self, name: str | None) -> list[dict[str, Any]]:
         """Return the status of one instance or of all. Raises ConnectionLost and the daemon's errors."""
@@ -81,6 +83,8 @@ class WholeDaemon:
                     f"{self._url} cannot be trusted: {reason.verify_message}",
                     hint="Give its settings with --config, or its authority with --ca ca.pem",
                 ) from problem
+            from penstock.source.daemon_client import lost_hint
+
             raise ConnectionLost(
                 f"{self._url} does not answer: {reason}",
                 hint=lost_hint(self._url, reason, "Is the daemon running? Name it with --url or --config"),

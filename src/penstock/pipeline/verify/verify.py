@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from penstock.errors import OptionInvalid
+from penstock.limits import VERIFY_SHARE_ROWS_DEFAULT
 from penstock.model import TablePatterns
 from penstock.pipeline.settings import PipelineSettings
 from penstock.pipeline.source_servers import at_answering_servers
@@ -15,9 +16,6 @@ from penstock.pipeline.verify.differences import Kind
 from penstock.pipeline.verify.repair import repair, repairable, rows_condition
 from penstock.pipeline.verify.selection import compared_tables, no_such_table, shares_of
 from penstock.sinks.sink import keeps_tables
-
-# The approximate number of rows per share.
-SHARE_ROWS = 500_000
 
 
 @dataclass
@@ -79,7 +77,7 @@ def verify(
     columns_left_out: Sequence[str] = (),
     spreading: Spreading = in_this_process,
     limit: int = 10_000,
-    share_rows: int = SHARE_ROWS,
+    share_rows: int = VERIFY_SHARE_ROWS_DEFAULT,
 ) -> Verification:
     """Compare a pipeline's target with its sources, and with `mend` repair the differences.
 
