@@ -3,15 +3,19 @@
 
     python -m penstock.cli.shared.child PARENT VERB ...
 
-The kernel sends SIGTERM when the parent's thread that started it ends, for whatever reason (Linux, prctl(2)).
+It receives SIGTERM when its parent ends, for whatever reason. On Linux the kernel sends it when the parent's
+thread that started the child ends (prctl(2)). Elsewhere a thread of the child watches for another parent.
 """
 
 import ctypes
 import os
 import signal
 import sys
+import threading
+import time
 
 _PR_SET_PDEATHSIG = 1
+_POLL_SECONDS = 0.5
 
 
 def child_command() -> list[str]:
@@ -22,13 +26,28 @@ def child_command() -> list[str]:
 def main() -> None:
     """Run the command line after the process id of the parent."""
     parent = int(sys.argv.pop(1))
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:
-        # It ended before the signal was asked for.
-        sys.exit(128 + signal.SIGTERM)
+    _end_with(parent)
     from penstock.cli.app import main as run_command_line
 
     run_command_line()
+
+
+def _end_with(parent: int) -> None:
+    """Have this process receive SIGTERM when its parent ends. Exit if the parent has ended already."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        # It ended before the signal was asked for.
+        sys.exit(128 + signal.SIGTERM)
+    if sys.platform != "linux":
+        threading.Thread(target=_watch, args=(parent,), name="watch-parent", daemon=True).start()
+
+
+def _watch(parent: int) -> None:
+    """Send SIGTERM to this process once it has another parent."""
+    while os.getppid() == parent:
+        time.sleep(_POLL_SECONDS)
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 if __name__ == "__main__":
