@@ -17,6 +17,7 @@ from penstock.tidb.cluster import Cluster
 from penstock.tidb.messages import BinlogHead, BinlogKind
 from tests.support.daemon.process import DaemonProcess
 from tests.support.logstore.kept_log import penstock
+from tests.support.suite.fixture_types import MissingPart
 from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tests.support.tidb.binlogs import commit, prewrite
 from tests.support.tidb.peers import PeerCluster, TidbServer, programs, written
@@ -31,11 +32,11 @@ _TOKEN = re.compile(rb"token-[0-9a-f]{32}")
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[PeerCluster]:
+def cluster(tmp_path: Path, missing_part: MissingPart) -> Iterator[PeerCluster]:
     try:
         programs()
     except PartMissing as problem:
-        pytest.skip(f"TiDB's programs cannot be built: {problem}")
+        missing_part("TiDB's programs", str(problem))
     with PeerCluster(tmp_path / "cluster") as started:
         yield started
 
