@@ -34,6 +34,7 @@ from penstock.errors import (
     ServerBusy,
 )
 from penstock.limits import CAPTURE_CHUNK_BYTES, SILENCE_SECONDS_MAX, TRANSACTION_HELD_BYTES_MAX
+from penstock.logstore.ending import end_log
 from penstock.logstore.log import Log
 from penstock.logstore.prepared import old_prepared
 from penstock.model import Position, ServerAddress
@@ -542,15 +543,8 @@ class Capture:
     def _close_log(self, *, finish: bool = True) -> None:
         """Release the log in any case. Without `finish` its files stay unchanged, for recovery on opening."""
         log, self._log = self._log, None
-        if log is None:
-            return
-        try:
-            if finish:
-                log.close()
-        except PenstockError as problem:
-            _log.error("a log could not be finished", instance=self._name, why=str(problem))
-        finally:
-            log.abandon()
+        if log is not None:
+            end_log(log, self._name, finish=finish)
 
 
 def _text(position: Position | None) -> str | None:

@@ -23,6 +23,7 @@ from penstock.fleet.copied_metadata import CopiedMetadata
 from penstock.fleet.records import CopyRecord
 from penstock.gtid_sets import LoggedSet
 from penstock.limits import MIB
+from penstock.logstore.ending import end_log
 from penstock.logstore.epochs import EpochRecord
 from penstock.logstore.log import Log
 from penstock.logstore.reader import LogExtent
@@ -261,15 +262,8 @@ class LogCopy:
 
     def _close_log(self, *, finish: bool = True) -> None:
         log, self._log = self._log, None
-        if log is None:
-            return
-        try:
-            if finish:
-                log.close()
-        except PenstockError as problem:
-            _log.error("a copy could not be finished", instance=self._instance, why=str(problem))
-        finally:
-            log.abandon()
+        if log is not None:
+            end_log(log, self._instance, finish=finish)
 
 
 class _Stream:
