@@ -107,8 +107,9 @@ class Retry:
         await asyncio.sleep(self._next_pause(problem, 1, 0.0, fields))
 
     def run(self, attempt: Callable[[], _Answer], retried: type[Exception] = TransientError) -> _Answer:
-        """Return the answer of the first try that succeeds. Raises the last error, and it at once if it is
-        not `retried` or `stop` is set."""
+        """Return the answer of the first try that succeeds, otherwise raise the last error.
+
+        An error that is not `retried` is raised at once, and so is any error after `stop` is set."""
         while True:
             try:
                 answer = attempt()

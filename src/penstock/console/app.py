@@ -116,7 +116,7 @@ class Console:
         identity = request.cookies.get(COOKIE, "")
         session = self.sessions.get(identity) if identity else None
         if session is None:
-            # Before any daemon is asked: somebody without a login must not keep threads and daemons busy.
+            # Check the login before asking a daemon: nobody without one may keep threads and daemons busy.
             if not self._settings.is_private:
                 raise AuthenticationFailed("log in with the token of an account")
             accounts = self._entrance.ask()

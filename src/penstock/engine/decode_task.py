@@ -105,7 +105,7 @@ class _Work:
         self._gathered: dict[Target, LastImages] = {}
         self._sources: dict[Target, TableName] = {}
         self._bytes = 0
-        # Versions of transactions that a pipeline itself wrote.
+        # Versions of transactions that a pipeline wrote itself.
         self._marked: frozenset[int] = frozenset()
         self._covered: dict[int, tuple[Target, Target]] = {}
 
@@ -278,7 +278,7 @@ class _Work:
         """Output the changes that the steps returned, in the columns of their prepared targets."""
         conformed = []
         for stepped in changes:
-            # What fails now is of this table, and not of the last one of the wave.
+            # Errors from here on belong to this table, not to the last table of the wave.
             self._table = table_key(self._work.source, stepped.source)
             prepared = self._prepared(stepped.target)
             if prepared is None:

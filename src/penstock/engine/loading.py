@@ -123,8 +123,10 @@ class Loading:
         return split_key(key)[0] in self._sources
 
     def _waits(self, key: str, load: TableLoad, tables: PipelineTables) -> bool:
-        """Return whether a load needs a source that is set aside: its own, or that of other rows in the
-        target, which a load that removes rows must not remove."""
+        """Return whether a load needs a source that is set aside.
+
+        It needs its own source. If it removes rows, it also needs the sources of the target's other rows.
+        """
         if not self._is_active(key):
             return True
         aside = {split_key(other)[0] for other in tables.known_targets()} - self._sources

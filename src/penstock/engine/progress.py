@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a run shows of itself: a line for each batch, and a record for `penstock pipelines show`."""
+"""The progress reports of a run: a line for each batch, and a record for `penstock pipelines show`."""
 
 import threading
 import time

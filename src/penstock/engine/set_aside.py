@@ -73,7 +73,7 @@ class SourcesAside:
         return len(self._sources) > 1
 
     def may_set_aside(self, problem: PenstockError) -> bool:
-        """Return whether an error may be that of one of several active sources."""
+        """Return whether an error may have been caused by a single one of several active sources."""
         is_of_state = isinstance(problem, (CoordinationLost, LeaseLost))
         return len(self._sources) - len(self._aside) > 1 and not is_of_state
 

@@ -131,7 +131,7 @@ class SharedRanges:
         work, _ = key
         with self._lock:
             shared = self._ranges.get(key)
-            # A range whose first parts were dropped is of no use to a reader that begins.
+            # A new reader cannot use a range whose first parts were dropped.
             if shared is None or shared.dropped:
                 ends: list[Ends] = []
                 decoder = range_parts(plan, work, number, ends.append, self._tables[work.source])

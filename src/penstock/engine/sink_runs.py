@@ -193,7 +193,7 @@ class _SinkRun:
         return PipelineState.of(self._settings)
 
     def run(self) -> None:
-        """Run the sink until the end of all runs, again after each failure."""
+        """Run the sink until all runs are stopped. Start it again after each failure."""
         failures = 0
         try:
             while True:

@@ -10,7 +10,7 @@ from penstock.pipeline.state import table_key
 
 
 def asks_again(surprises: Sequence[Surprise], before: Sequence[Surprise]) -> bool:
-    """Tell whether a round of a batch brought nothing but what the round before it did.
+    """Return whether a round of a batch asked only for what the previous round asked for.
 
     Tables that are altered while a chunk of them is read are counted elsewhere.
     """

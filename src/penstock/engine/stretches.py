@@ -37,7 +37,7 @@ class Stretches:
         self._logs, self._loading = logs, loading
         barrier = shards.barrier() if self._to_barrier else None
         if barrier is not None:
-            # Shards get one only after all of their tables are loaded.
+            # Shards get a barrier only after all of their tables are loaded.
             self._targets = {name: Offset.from_json(offset) for name, offset in barrier.items()}
 
     def next(self, checkpoint: Checkpoint, name: str) -> tuple[Offset, Offset, list[RangeWork]] | None:

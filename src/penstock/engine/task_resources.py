@@ -6,7 +6,7 @@ from typing import Any, Protocol, TypeVar
 
 
 class Closable(Protocol):
-    """What a task opens."""
+    """A resource that a task opens, such as a source or a sink."""
 
     def close(self) -> None:
         """Release its connections and memory."""

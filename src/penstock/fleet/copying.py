@@ -315,7 +315,7 @@ class _Stream:
 
     @property
     def server_key(self) -> str:
-        """The key of the server whose bytes they are."""
+        """The key of the server that wrote these bytes."""
         return self._epoch.server_key
 
     @property

@@ -147,7 +147,7 @@ class JobRun:
 
 
 def check_job_name(name: str) -> None:
-    """Raise OptionInvalid for a name that cannot be that of a worker's folder and file."""
+    """Raise OptionInvalid for a name that a worker cannot use as the name of a folder and a file."""
     if not _NAME.fullmatch(name):
         raise OptionInvalid(
             f"{name!r} cannot name a job: use letters, digits, _ - and ., and begin with no . or -",

@@ -62,7 +62,7 @@ class FleetLeadership:
         self._placements: dict[str, tuple[int, PlacementRecord]] | None = None
         self._joins: tuple[int, dict[str, list[int]]] | None = None
         self._works: list[Work] = []
-        # Set by the watch of the work, which may come while the work is being read.
+        # Set when the watch reports a change of the work, possibly while the work is being read.
         self._has_new_work = threading.Event()
 
     @property

@@ -59,7 +59,7 @@ class Definitions(Protocol):
         """Record that the definition of a table in doubt cannot be determined."""
 
     def suspect(self, name: TableName, position: Position, reason: str) -> None:
-        """Put a table in doubt from a position on."""
+        """Mark the definition of a table as unknown from a position on, until it is read again."""
 
     def date_doubts(self, position: Position) -> None:
         """Date doubts from before a position, or of unknown start, to that position."""

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Options of Kafka's Java clients as settings of the kafka sink.
 
-The names are those of Kafka's producer configuration (kafka.apache.org/documentation, "Producer Configs"),
-below a prefix of the original's.
+The names are those of Kafka's producer configuration (kafka.apache.org/documentation, "Producer Configs").
+Each original puts its own prefix before them.
 """
 
 import re

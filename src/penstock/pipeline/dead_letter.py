@@ -298,9 +298,9 @@ def purgeable_letters(
     before_us: int | None = None,
     replayed: bool = False,
 ) -> list[DeadLetter]:
-    """Return the entries to purge: the named ones, or all, of those written before a time, oldest first.
+    """Return the entries to purge, oldest first: with these names, or all, and written before a time.
 
-    With `replayed` they are chosen among the entries that were replayed, otherwise among the others. Raises
+    With `replayed` only replayed entries are returned, otherwise only entries that were not replayed. Raises
     SourceMissing for an unknown name, DiskFailed.
     """
     folder = _folder_of(settings, replayed=replayed)

@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Captures in processes of their own, so that the end of one leaves the daemon and the others alone."""
+"""Capture processes: each runs separately, so that a crash does not affect the daemon or other captures."""

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What one read of a log was asked for, by whatever options: which log, which tables, from where to where."""
+"""The settings of one read of a log: which log, which tables, from where to where."""
 
 from dataclasses import dataclass
 
@@ -14,7 +14,7 @@ ENVELOPE = "envelope"
 
 @dataclass(frozen=True)
 class ReadSettings:
-    """What one read or stream was asked for. Pickles; holds a password only inside a `Secret`.
+    """The settings of one read or stream. Can be pickled; holds a password only inside a `Secret`.
 
     `start` is a bound, EARLIEST, LATEST, an `Offset`, or None where nothing was said; `end` likewise.
     """

@@ -127,7 +127,7 @@ def _password(mail: MailSettings) -> Secret | None:
     try:
         return one_secret(mail.password, mail.password_file, mail.password_env, "password")
     except ValueError as problem:
-        # The file or the variable was there when the settings were read.
+        # The file or variable of the secret existed when the settings were read, but is gone now.
         raise OptionInvalid(f"alerts.mail: {problem}", hint=_HINT_MAIL) from problem
 
 

@@ -83,7 +83,7 @@ class ObjectStorage:
         except FileNotFoundError as problem:
             raise _missing(self._root, problem) from problem
         except Exception as problem:
-            # Each store has errors of its own, and most of them are of the network.
+            # Each store has its own exceptions, and most of them are network errors.
             raise ConnectionLost(f"{self._root}: {problem!r}") from problem
 
 

@@ -311,7 +311,7 @@ class PumpReader:
 
 
 def _translate_refusal(problem: Any, address: str) -> PenstockError:
-    """Return the error of a failed pull: a refusal for good by its code, else that of any failed call."""
+    """Return the error of a failed pull: by its code if the Pump refuses for good, otherwise by the call."""
     refusal = _REFUSALS.get(problem.code())
     if refusal is None:
         return translate_rpc_error(problem, address, PULL_BINLOGS)

@@ -310,7 +310,7 @@ class Pump:
         except TransientError as problem:
             self._note(problem)
         except PenstockError as problem:
-            # A pump that is online goes on storing whatever is wrong with its registration.
+            # An online Pump keeps storing binlogs, even if its registration fails.
             self._note(problem)
 
     def _beat(self, now: float) -> None:
@@ -352,7 +352,7 @@ class Pump:
             self._note(problem)
 
     def _close(self) -> None:
-        """Accept no more prewrites. Ticks go on until Drainers have everything, or the state is revoked."""
+        """Refuse prewrites. Ticks continue until Drainers have everything, or the state is revoked."""
         self._last_ts = None
         self._refuse_prewrites(str(NodeState.CLOSING))
         self._set_state(NodeState.CLOSING)

@@ -31,7 +31,7 @@ _STALLED_SECONDS = 10.0
 
 @dataclass
 class _Unknown:
-    """What is known of a prewrite without an outcome. Times are of a monotonic clock, in seconds."""
+    """A prewrite whose outcome is unknown. Times are seconds of a monotonic clock."""
 
     since: float
     ask_at: float

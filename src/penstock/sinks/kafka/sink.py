@@ -241,7 +241,7 @@ class KafkaSink(Sink):
         return self._registry
 
     def _refuse_names_of_fields(self, target: Target) -> None:
-        """Refuse a table with a column that has the name of a field of flat rows."""
+        """Refuse a table with a column whose name flat rows use for a field of their own."""
         forms = self.settings.debezium
         added = set() if forms is None else {f"__{name.replace('.', '_')}" for name in forms.fields}
         if forms is not None and forms.rewrites_deletes:
