@@ -287,6 +287,16 @@ def test_late_transaction_stops_every_later_run_until_its_record_is_deleted(
     assert pulls == 1
 
 
+def test_pump_that_purged_what_the_log_needs_is_not_asked_again(cluster: FakeCluster, tmp_path: Path) -> None:
+    with StandInPump(cluster, "first") as pump:
+        pump.purged_ts = END
+        pump.register()
+        with running_drainer(cluster, tmp_path / "log") as drainer:
+            drainer.wait_until(lambda: drainer.capture.status()["state"] is State.STOPPED)
+            assert drainer.capture.status()["error"]["kind"] == "PositionPurged"
+        assert len(pump.pulled_after) == 1
+
+
 def test_binlogctl_closes_the_drainer(cluster: FakeCluster, tmp_path: Path) -> None:
     with StandInPump(cluster, "first") as pump:
         pump.release(*PAYLOADS)

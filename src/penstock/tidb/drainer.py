@@ -17,7 +17,7 @@ import structlog
 
 from penstock._native import TidbTranscoder
 from penstock.capture.status import CaptureStatus, State
-from penstock.errors import OptionInvalid, TransactionLate
+from penstock.errors import OptionInvalid, PenstockError, PositionPurged, TransactionLate
 from penstock.limits import CAPTURE_CHUNK_BYTES
 from penstock.logstore.epochs import seal_json, unseal_json
 from penstock.logstore.log import Log
@@ -110,6 +110,11 @@ class TidbCapture(MergedCapture):
         finally:
             jobs.close()
             cluster.close()
+
+    def _is_final(self, problem: PenstockError) -> bool:
+        """Record a failure; return whether there is nothing left to try: a Pump gets nothing purged back."""
+        is_final = super()._is_final(problem)
+        return is_final or (isinstance(problem, PositionPurged) and self._stop_with(problem))
 
     def _refuse_future_start(self, cluster: Cluster) -> None:
         """Raise OptionInvalid if the start is a commit timestamp that the cluster has not reached."""

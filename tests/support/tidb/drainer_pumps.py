@@ -31,6 +31,8 @@ class StandInPump:
         self.pulled_after: list[int] = []
         self._cluster = cluster
         self._binlogs: list[tuple[int, bytes]] = []
+        # Up to this commit timestamp nothing is kept.
+        self.purged_ts = 0
         self._changed = threading.Condition()
         self._closed = False
         self._server: grpc.Server | None = None
@@ -84,6 +86,8 @@ class StandInPump:
         cluster_id, after = read_pull_binlogs_request(request)
         assert cluster_id == self._cluster.cluster_id
         self.pulled_after.append(after)
+        if after < self.purged_ts:
+            context.abort(grpc.StatusCode.OUT_OF_RANGE, f"all up to {self.purged_ts} was purged")
         context.add_callback(self._wake)
         sent = 0
         while True:
