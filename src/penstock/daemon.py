@@ -43,6 +43,7 @@ from penstock.listeners import coordination_probe, make_served, store_opener
 from penstock.logstore.log import Log
 from penstock.model import Position, Secret, TablePatterns, Tls
 from penstock.processes.leased import LeasedCapture
+from penstock.processes.listeners import ListenerProcesses
 from penstock.processes.supervisor import Supervisor
 from penstock.serve.access import Access
 from penstock.serve.canal.cluster import CanalCluster
@@ -52,8 +53,9 @@ from penstock.serve.http import server_check as check_routes
 from penstock.serve.http import settings as settings_routes
 from penstock.serve.listener import Listener
 from penstock.serve.ports import Ports
-from penstock.serve.served import Arrivals, ServedInstance
+from penstock.serve.served import Arrivals, Served, ServedInstance
 from penstock.serve.telemetry import Alerting, Telemetry
+from penstock.serve.usage import SharedUsages
 from penstock.settings.daemon import Settings, split_host_port
 from penstock.settings.shown import shown_settings
 from penstock.settings.tidb import pd_addresses
@@ -145,15 +147,16 @@ class Daemon:
         self._arrivals = Arrivals()
         self._ports = Ports.take(settings.listen)
         captured = [name for name, instance in settings.instances.items() if instance.is_captured]
+        self._listener_processes: ListenerProcesses | None = None
         groups = settings.process_groups() if settings.fleet is None else []
-        self._supervisor = Supervisor(settings, groups, self._arrivals.arrived)
+        self._supervisor = Supervisor(settings, groups, self._arrived)
         self._fleet = (
             None
             if settings.fleet is None
             else _Fleet(settings, self._ports, self._arrivals, self._supervisor)
         )
         self._own_captures = {
-            name: make_capture(name, settings, self._arrivals.arrived)
+            name: make_capture(name, settings, self._arrived)
             for name in captured
             if self._fleet is None and name not in self._supervisor.instances
         }
@@ -175,10 +178,11 @@ class Daemon:
         is_here: Callable[[str], bool] = self._captures_itself if self._fleet is None else self._fleet.is_here
         served = make_served(settings, instances, self._arrivals, is_here)
         self._canal_cluster = _canal_cluster(settings, self._ports, is_here)
+        access = self._make_access(served)
         self._listener = Listener(
             settings.listen,
             served,
-            Access.of_settings(settings.listen, settings.access),
+            access,
             self._ports,
             store_opener(settings),
             Telemetry(
@@ -187,6 +191,7 @@ class Daemon:
                 [
                     self._maintenance.read,
                     self._supervisor.read,
+                    self._read_listeners,
                     *(partial(_read_pump, pump) for pump in self._pumps.values()),
                 ],
                 coordination_probe(settings),
@@ -202,6 +207,7 @@ class Daemon:
                     served, self._supervisor.resume if self._fleet is None else self._fleet.resume
                 ),
             ],
+            self._listener_processes,
         )
 
     @property
@@ -250,6 +256,29 @@ class Daemon:
         """Stop, from any thread or a signal handler."""
         self._listener.stop()
 
+    def _make_access(self, served: Served) -> Access:
+        """Return the accounts, which listener processes use too if there are some."""
+        settings = self._settings
+        if settings.listeners == "single":
+            return Access.of_settings(settings.listen, settings.access)
+        usages = SharedUsages(len(settings.access), settings.listeners + 1)
+        self._listener_processes = ListenerProcesses(
+            settings, settings.listeners, served, self._ports.connections, usages
+        )
+        # The daemon has the last place.
+        usage_of = partial(usages.usage, process=settings.listeners)
+        return Access.of_settings(settings.listen, settings.access, usage_of)
+
+    def _arrived(self, name: str) -> None:
+        """Tell readers, here and in listener processes, that more of an instance is visible."""
+        self._arrivals.arrived(name)
+        if self._listener_processes is not None:
+            self._listener_processes.arrived(name)
+
+    def _read_listeners(self, readings: Readings) -> None:
+        if self._listener_processes is not None:
+            self._listener_processes.read(readings)
+
     def _captures_itself(self, name: str) -> bool:
         return name in self._own_captures or name in self._supervisor.instances
 
@@ -268,7 +297,8 @@ class Daemon:
         return check_servers(instance.addresses(), patterns)
 
     def _alerts(self) -> list[Alert]:
-        return self._maintenance.alerts() + self._supervisor.alerts()
+        alerts = self._maintenance.alerts() + self._supervisor.alerts()
+        return alerts if self._listener_processes is None else alerts + self._listener_processes.alerts()
 
     def _end(self) -> None:
         self._maintenance.stop()

@@ -253,6 +253,8 @@ DRAINER_TRANSACTION_BYTES_MAX = 1024 * MIB
 FOLLOWED_BYTES_MAX = MIB // 4
 # A capture process that reports nothing for this long is killed and started again.
 PROCESS_SILENCE_SECONDS_MAX = 20.0
+# Each has its own event loop and its own cache of decoded pieces.
+LISTENER_PROCESSES_MAX = 64
 # A process that ends this often at one position is set aside.
 PROCESS_EXITS_MAX = 8
 

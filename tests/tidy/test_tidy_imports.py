@@ -72,7 +72,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "listeners": LEAVES | {"settings", "coordinate", "serve"},
     # The captures of one process, and the processes that a daemon has for them.
     "captures": LEAVES | {"settings", "telemetry", "mysql", "logstore", "capture", "source", "tidb", "ticdc"},
-    "processes": LEAVES | {"settings", "telemetry", "logstore", "capture", "captures"},
+    "processes": LEAVES | {"settings", "telemetry", "logstore", "capture", "captures", "listeners", "serve"},
     # The only part that builds all others.
     "daemon": LEAVES
     | {

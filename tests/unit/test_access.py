@@ -202,10 +202,10 @@ def test_requests_in_progress_are_bounded_and_released() -> None:
     with cache.request(), cache.request():
         with pytest.raises(QuotaReached, match="2 requests under way"), cache.request():
             pass
-        assert cache.requests == 2
+        assert cache.usage.requests == 2
     with pytest.raises(RuntimeError), cache.request():
         raise RuntimeError
-    assert cache.requests == 0
+    assert cache.usage.requests == 0
 
 
 def test_bytes_are_spent_at_the_configured_rate() -> None:

@@ -341,7 +341,8 @@ def test_time_may_be_written_without_quotes(tmp_path: Path) -> None:
 def test_editor_schema_names_every_section() -> None:
     schema = json_schema()
     assert set(schema["properties"]) == {
-        *("access", "alerts", "console", "coordination", "fleet", "instances", "listen", "log", "metrics"),
+        *("access", "alerts", "console", "coordination", "fleet", "instances", "listen", "listeners", "log"),
+        "metrics",
         "processes",
         "telemetry",
     }

@@ -18,7 +18,7 @@ from penstock.logstore.holds import share_holds
 from penstock.logstore.index import SegmentIndex
 from penstock.logstore.log import Log
 from penstock.logstore.memory import MemoryMode, MemoryTier
-from penstock.logstore.reader import LogReader
+from penstock.logstore.reader import LogReader, next_files_version
 from penstock.logstore.records import SegmentRecord
 from penstock.logstore.schemas import Settling
 from penstock.logstore.segment import SegmentReader
@@ -29,7 +29,10 @@ from penstock.settings.daemon import LogSettings
 
 @dataclass(frozen=True)
 class LogReport:
-    """What the writer of a log has made visible. `files` changes with its segments and epochs."""
+    """What the writer of a log, or a process that follows it, has made visible.
+
+    `files` changes with its segments and epochs.
+    """
 
     files: int
     visible: Position | None
@@ -38,8 +41,10 @@ class LogReport:
     time_max_us: int
 
     @classmethod
-    def of(cls, log: Log) -> "LogReport":
-        """Return the report of a log. For the process that writes it."""
+    def of(cls, log: "ServedLog") -> "LogReport":
+        """Return the report of a log."""
+        # A process that follows its files would see what is not confirmed yet. The settings refuse this.
+        assert not isinstance(log, ConfirmedLog), "a log that is served when durable has no other process"
         visible = log.visible
         gtid_set = NO_GTIDS if visible is None else log.gtid_set(visible)
         durable, time_max_us = log.durable, log.time_max_us
@@ -67,6 +72,8 @@ class FollowedLog(LogReader):
         if settings.mode == "mixed" and settings.memory_bytes:
             self.memory = MemoryTier(settings.memory_bytes, MemoryMode.MIXED)
         share_holds(self.layout)
+        # For processes that follow this one.
+        self.files_version = next_files_version()
         self._refreshing = threading.RLock()
         self._files: int | None = None
         self._gtids: tuple[Position | None, LoggedSet] = None, NO_GTIDS
@@ -78,8 +85,10 @@ class FollowedLog(LogReader):
         """Make visible what the writer has reported. Raises LogDamaged, SourceMissing, DiskFailed."""
         with self._refreshing:
             if report.files != self._files:
+                # Another writer may have cut the end of the log.
+                self._close_newest()
                 self.refresh()
-                self._files = report.files
+                self._files, self.files_version = report.files, next_files_version()
             before, visible = self._visible, report.visible
             if visible is not None and (before is None or visible > before):
                 self._keep(before, visible)
@@ -88,10 +97,9 @@ class FollowedLog(LogReader):
             self.durable, self.time_max_us = report.durable, report.time_max_us
 
     def forget_writer(self) -> None:
-        """Expect the reports of another writer, which may have cut the end of the log."""
-        self._files = None
+        """Expect the reports of another writer, whose versions of the files mean nothing here."""
         with self._refreshing:
-            self._close_newest()
+            self._files = None
 
     def refresh(self) -> Position | None:
         """Load newly written data and return the end of the whole transactions. Raises LogDamaged."""

@@ -31,7 +31,7 @@ from penstock.logstore.index import SegmentIndex
 from penstock.logstore.log_status import LogStatus
 from penstock.logstore.memory import MemoryMode, MemoryTier
 from penstock.logstore.position_file import CapturePosition
-from penstock.logstore.reader import LogReader
+from penstock.logstore.reader import LogReader, next_files_version
 from penstock.logstore.records import OPEN, SegmentRecord
 from penstock.logstore.recovery import recover
 from penstock.logstore.schemas import Settler
@@ -84,13 +84,14 @@ class Log(LogReader):
         self._gtid_set = NO_GTIDS
         self._durable: Position | None = None
         self._saved: tuple[Position | None, float] = (None, 0.0)
-        # `files_version` increases after each change of segments or epochs, for readers in other processes.
-        self._unsaved_bytes = self._unsynced = self.files_version = 0
+        self._unsaved_bytes = self._unsynced = 0
         self._retried: tuple[int, int] | None = None
         self._failure: PenstockError | None = None
         self.on_durable: Callable[[], None] = lambda: None  # In the thread that syncs; it must not block.
         self._closed, self._sync_due = threading.Event(), threading.Event()
         self._sync_thread: threading.Thread | None = None
+        # Changes with segments and epochs, for readers in other processes.
+        self.files_version = next_files_version()
         try:
             self._recover(accept_loss)
         except BaseException:
@@ -460,7 +461,7 @@ class Log(LogReader):
         epochs.write(self.disk, self.layout)
         with self._changed:
             self._epochs = epochs
-        self.files_version += 1
+        self.files_version = next_files_version()
 
     def _publish_durable(self, position: Position | None) -> None:
         with self._changed:
@@ -528,7 +529,7 @@ class Log(LogReader):
             try:
                 self._index.write(self.disk, self.layout.segments_index)
             finally:
-                self.files_version += 1
+                self.files_version = next_files_version()
 
     def _save_position(
         self, position: Position | None, gtid_set: LoggedSet, *, at_once: bool = False

@@ -4,6 +4,7 @@
 Readers only see bytes up to `visible`, the end of the last whole transaction.
 """
 
+import itertools
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -37,6 +38,8 @@ from penstock.model import Position
 
 if TYPE_CHECKING:
     from penstock.logstore.tier import Tier
+
+_files_versions = itertools.count(1)
 
 
 @dataclass(frozen=True)
@@ -471,6 +474,11 @@ class LogReader:
             position=str(position),
             hint=f"Start at {earliest}, and copy in full what came before",
         )
+
+
+def next_files_version() -> int:
+    """Return a version of a log's files that no log of this process has had before."""
+    return next(_files_versions)
 
 
 class _Access:

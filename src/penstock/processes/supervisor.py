@@ -7,17 +7,14 @@ a process ends ─▶ its reason is noted ─▶ backoff ─▶ started again
 """
 
 import select
-import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import IO, Any
+from typing import Any
 
 import structlog
 
@@ -41,6 +38,7 @@ from penstock.processes.channel import (
 )
 from penstock.processes.instance import ProcessExit, ProcessInstance, now_us
 from penstock.processes.lease import HeldLease
+from penstock.processes.spawned import Kill, SpawnedProcess
 from penstock.retry import Backoff, Retry
 from penstock.settings.daemon import Settings
 from penstock.telemetry.alerts import Alert
@@ -61,9 +59,6 @@ _END_SECONDS_MAX = 12.0
 _CALL_SECONDS = 2.0
 
 _EXITS_KEPT = 10
-_LINES_KEPT = 20
-_LINE_CHARACTERS_MAX = 500
-_LINE_BYTES_MAX = 64 * 1024
 # How long after an exit it is alerted on.
 _ALERT_US = 300_000_000
 # What a shortage of the system raises: of descriptors, processes, threads or space for a log line.
@@ -215,42 +210,26 @@ class SupervisedProcess:
         """Run the process; return how it ended."""
         stream, stream_there = socket.socketpair()
         datagrams, datagrams_there = socket.socketpair(type=DATAGRAMS)
-        lines: deque[str] = deque(maxlen=_LINES_KEPT)
         with stream, datagrams:
             with stream_there, datagrams_there:
-                descriptors = stream_there.fileno(), datagrams_there.fileno()
-                process = subprocess.Popen(
-                    [*self._command, *map(str, descriptors)],
-                    pass_fds=descriptors,
-                    stdin=subprocess.DEVNULL,
-                    stderr=subprocess.PIPE,
-                    # An interrupt at the terminal stops the daemon, which stops its processes.
-                    start_new_session=True,
-                )
+                process = SpawnedProcess(self._command, (stream_there.fileno(), datagrams_there.fileno()))
             try:
-                assert process.stderr is not None
-                reading = threading.Thread(
-                    target=_relay_lines, args=(process.stderr, lines), name="process-output", daemon=True
-                )
-                reading.start()
                 # A process that stops in the middle of a message must not stop this thread.
                 stream.settimeout(self._silence_seconds)
                 for instance in self.instances.values():
                     instance.began(process.pid)
-                killed_for = self._follow(process, stream, datagrams)
+                kill = self._follow(process, stream, datagrams)
             finally:
                 # Two processes must never write one log.
                 process.kill()
-                process.wait()
                 with self._lock:
                     self._channel = None
                 self._calls.end()
-            reading.join(_CALL_SECONDS)
-        return ProcessExit(now_us(), *(killed_for or _reason_of(process.returncode)), tuple(lines))
+        return process.exit(kill)
 
     def _follow(
-        self, process: "subprocess.Popen[bytes]", stream: socket.socket, datagrams: socket.socket
-    ) -> tuple[str, str] | None:
+        self, process: SpawnedProcess, stream: socket.socket, datagrams: socket.socket
+    ) -> Kill | None:
         """Read the messages of a process until it has ended; return the reason if it has to be killed."""
         channel = Channel(stream)
         with self._lock:
@@ -260,7 +239,7 @@ class SupervisedProcess:
         heard_at, limit = time.monotonic(), _START_SECONDS_MAX
         has_reported = False
         ending_since: float | None = None
-        reason = "silence", f"it was killed after {self._silence_seconds:g} s without a report"
+        kill = Kill("silence", f"it was killed after {self._silence_seconds:g} s without a report")
         poll = select.poll()
         for descriptor in (stream, datagrams):
             poll.register(descriptor, select.POLLIN)
@@ -288,14 +267,13 @@ class SupervisedProcess:
                 if now - heard_at > limit:
                     break
         except (EOFError, ConnectionError):
-            with suppress(subprocess.TimeoutExpired):
-                process.wait(_END_SECONDS_MAX)
+            if process.wait(_END_SECONDS_MAX):
                 return None
         except PenstockError as problem:
-            reason = "message", f"it was killed: {problem}"
+            kill = Kill("message", f"it was killed: {problem}")
         except TimeoutError:
             _log.info("a capture process has stopped in the middle of a message", process=process.pid)
-        return reason if process.poll() is None else None
+        return kill if process.is_running else None
 
     def _handle(self, message: Report | Answer | Request, channel: Channel) -> None:
         if isinstance(message, Answer):
@@ -475,26 +453,3 @@ class Supervisor:
         for single_process in single_processes:
             retry = Retry("a capture process is not started", backoff=BACKOFF, stop=single_process.stopping)
             retry.run(single_process.start, retried=RuntimeError)
-
-
-def _reason_of(status: int) -> tuple[str, str]:
-    """Return the reason for an exit status, in a word and as text."""
-    if status >= 0:
-        return str(status), f"exit status {status}"
-    number = -status
-    # Real-time signals have no names.
-    name = signal.Signals(number).name if number in set(signal.Signals) else f"SIG{number}"
-    remark = ", as the kernel sends it when memory runs out" if status == -signal.SIGKILL else ""
-    return name, f"signal {name}{remark}"
-
-
-def _relay_lines(output: IO[bytes], lines: "deque[str]") -> None:
-    """Copy a process's output to standard error, and keep its last lines."""
-    with output:
-        for line in iter(partial(output.readline, _LINE_BYTES_MAX), b""):
-            text = line.decode(errors="replace").rstrip("\n")
-            # Nobody may read it any more. The process must not wait for that.
-            with suppress(OSError):
-                print(text, file=sys.stderr, flush=True)
-            if text.strip():
-                lines.append(text.strip()[:_LINE_CHARACTERS_MAX])

@@ -56,6 +56,12 @@ class Admission:
             self._handshakes[descriptor] = peer
             self._handshakes_by_peer[peer] += 1
 
+    def renumber(self, descriptor: int, number: int) -> None:
+        """Count a connection, which another process serves, by a number that is no descriptor here."""
+        peer = self._handshakes.pop(descriptor, None)
+        if peer is not None:
+            self._handshakes[number] = peer
+
     def greeted(self, descriptor: int) -> None:
         """Record the end of a connection's handshake."""
         peer = self._handshakes.pop(descriptor, None)
@@ -80,6 +86,13 @@ class AcceptedSocket(socket.socket):
         admission, self.admission = self.admission, None
         if admission is not None:
             admission.closed(self.fileno(), self.peer)
+        super().close()
+
+    def leave(self, number: int) -> None:
+        """Close the connection here and go on counting it as `number`: another process has it too."""
+        admission, self.admission = self.admission, None
+        if admission is not None:
+            admission.renumber(self.fileno(), number)
         super().close()
 
 

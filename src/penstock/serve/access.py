@@ -14,7 +14,7 @@ import base64
 import binascii
 import hashlib
 import hmac
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -25,6 +25,7 @@ from penstock.errors import AccessDenied, QuotaReached
 from penstock.model import Secret, TableName, TablePatterns
 from penstock.narrowed_patterns import NarrowedPatterns
 from penstock.serve.masking import Masking
+from penstock.serve.usage import Usage
 from penstock.settings.daemon import AccountSettings, Listening, ListenSettings
 
 # The burst that an idle account may receive at once, in seconds of its rate.
@@ -56,9 +57,7 @@ class Account:
     quota: Quota = field(default_factory=Quota)
     metrics: bool = False
     masking: Masking = field(default_factory=Masking)
-    requests: int = 0
-    _debt_bytes: float = 0.0
-    _debt_at: float = 0.0
+    usage: Usage = field(default_factory=Usage)
 
     # --- Permissions ------------------------------------------------------------------------
 
@@ -199,25 +198,23 @@ class Account:
     @contextmanager
     def request(self) -> Iterator[None]:
         """Count a request as running inside the block. Raises QuotaReached."""
-        if self.quota.requests_max is not None and self.requests >= self.quota.requests_max:
+        allowed = self.quota.requests_max
+        if not self.usage.begin_request(allowed):
             raise QuotaReached(
-                f"account {self.name} has {self.requests} requests under way, which is all it may have",
+                f"account {self.name} has {allowed} requests under way, which is all it may have",
                 hint="Wait for one of them, or raise requests_max: access in penstock.yaml",
             )
-        self.requests += 1
         try:
             yield
         finally:
-            self.requests -= 1
+            self.usage.end_request()
 
     def spend(self, size: int, now: float) -> float:
         """Count `size` sent bytes, and return the seconds to wait before sending more."""
         rate = self.quota.bytes_per_second
         if rate is None:
             return 0.0
-        self._debt_bytes = max(self._debt_bytes - (now - self._debt_at) * rate, 0.0) + size
-        self._debt_at = now
-        return max(self._debt_bytes / rate - _BURST_SECONDS, 0.0)
+        return max(self.usage.spend(size, rate, now) / rate - _BURST_SECONDS, 0.0)
 
     def prove_may_be_sent(self, now: float) -> None:
         """Raise QuotaReached if earlier sends would delay a new request for too long."""
@@ -266,8 +263,16 @@ class Access:
         self._canal_accept_plain = canal_accept_plain
 
     @classmethod
-    def of_settings(cls, listen: ListenSettings, accounts: Sequence[AccountSettings]) -> "Access":
-        """Return the accounts of the settings, reading their secrets. Raises ValueError."""
+    def of_settings(
+        cls,
+        listen: ListenSettings,
+        accounts: Sequence[AccountSettings],
+        usage_of: Callable[[int], Usage] = lambda index: Usage(),
+    ) -> "Access":
+        """Return the accounts of the settings, reading their secrets. Raises ValueError.
+
+        `usage_of` returns the usage of an account by its index, if other processes use the accounts too.
+        """
         known = [
             _Credentials(
                 Account(
@@ -279,12 +284,13 @@ class Access:
                     Quota(settings.bytes_per_second, settings.requests_max),
                     settings.metrics,
                     Masking.of_settings(settings.masked),
+                    usage_of(index),
                 ),
                 settings.token_secret(),
                 settings.user,
                 settings.password_secret(),
             )
-            for settings in accounts
+            for index, settings in enumerate(accounts)
         ]
         token = listen.secret()
         if token is not None:

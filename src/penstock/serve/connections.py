@@ -8,7 +8,8 @@ import asyncio
 import socket
 import time
 from collections import Counter as Tally
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import h11
@@ -80,6 +81,15 @@ class RateLimitedLog:
             self._logged_at[kind] = now
 
 
+@dataclass(frozen=True)
+class TrafficCounts:
+    """What a process has counted since it last reported; see `Traffic`."""
+
+    requests: Mapping[tuple[str, ...], float]
+    rejected: Mapping[tuple[str, ...], float]
+    seconds: Mapping[Listening, tuple[tuple[int, ...], float]]
+
+
 class Traffic:
     """Requests and refusals of every listener, for metrics."""
 
@@ -87,6 +97,18 @@ class Traffic:
         self.requests = Counter()
         self.rejected = Counter()
         self.seconds = {name: Histogram(SECONDS_BOUNDS) for name in LISTENERS}
+
+    def take(self) -> TrafficCounts:
+        """Return all counts and start again from 0."""
+        seconds = {name: histogram.take() for name, histogram in self.seconds.items()}
+        return TrafficCounts(self.requests.take(), self.rejected.take(), seconds)
+
+    def merge(self, counts: TrafficCounts) -> None:
+        """Add what another process has counted."""
+        self.requests.merge(counts.requests)
+        self.rejected.merge(counts.rejected)
+        for name, (buckets, total) in counts.seconds.items():
+            self.seconds[name].merge(buckets, total)
 
 
 class Connections:
@@ -97,6 +119,8 @@ class Connections:
         self._open: set[Connection] = set()
         self._log = RateLimitedLog()
         self.traffic = Traffic()
+        # The connections that other processes of the daemon serve, by listener.
+        self.served_elsewhere: Tally[Listening] = Tally()
 
     def listen(self, listener: Listening, bound: socket.socket, *, over_tls: bool) -> ListeningSocket:
         """Replace a bound socket by one that counts its connections here."""
@@ -106,7 +130,9 @@ class Connections:
 
     def count(self, listener: Listening | None = None) -> int:
         """Return the number of connections, of one listener or in total."""
-        return sum(listener in (None, connection.listener) for connection in self._open)
+        here = sum(listener in (None, connection.listener) for connection in self._open)
+        elsewhere = self.served_elsewhere
+        return here + (elsewhere.total() if listener is None else elsewhere[listener])
 
     def oldest(self, limit: int) -> "list[Connection]":
         """Return up to `limit` open connections, the oldest first."""

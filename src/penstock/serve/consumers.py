@@ -105,6 +105,18 @@ class Consumers:
         ]:
             del self._known[key]
 
+    def note_forwarded(self, note: "ConsumerNote") -> None:
+        """Record what a consumer told another process of the daemon."""
+        account = Account(note.account, admin=note.admin)
+        self.note(
+            note.instance,
+            note.consumer,
+            note.position,
+            account,
+            shard_count=note.shard_count,
+            shards=note.shards,
+        )
+
     async def run(self) -> None:
         """Write holds until cancelled."""
         while True:
@@ -166,3 +178,43 @@ class Consumers:
 
     def _seconds(self, instance: str) -> float | None:
         return self._hold_seconds.get(instance, float(HOLD_AGE_SECONDS_DEFAULT))
+
+
+@dataclass(frozen=True)
+class ConsumerNote:
+    """What a consumer has permanently consumed; see `Consumers.note`."""
+
+    instance: str
+    consumer: str
+    position: Position
+    account: str
+    admin: bool
+    shard_count: int
+    shards: tuple[int, ...]
+
+
+class ForwardedConsumers(Consumers):
+    """The consumers that one of several processes serves: the daemon's own writes their holds.
+
+    The shards of a consumer may be served by different processes, and their lowest position counts.
+    """
+
+    def __init__(self, log_of: Callable[[str], ServedLog], forward: Callable[[ConsumerNote], None]) -> None:
+        super().__init__(log_of)
+        self._forward = forward
+
+    def note(
+        self,
+        instance: str,
+        consumer: str,
+        position: Position,
+        account: Account,
+        *,
+        shard_count: int = 1,
+        shards: Collection[int] = (0,),
+    ) -> None:
+        """Forward what a consumer has permanently consumed."""
+        note = ConsumerNote(
+            instance, consumer, position, account.name, account.admin, shard_count, tuple(shards)
+        )
+        self._forward(note)

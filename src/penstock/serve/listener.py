@@ -12,9 +12,9 @@ They share the accounts (`access`), the certificate, and the limits on connectio
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import structlog
 import uvicorn
@@ -34,10 +34,11 @@ from penstock.limits import (
     REQUEST_HEAD_BYTES_MAX,
 )
 from penstock.retry import Backoff, Retry
+from penstock.serve.accepting import ListeningSocket
 from penstock.serve.access import Access
 from penstock.serve.canal.listener import CanalListener
 from penstock.serve.canal.protocol import CanalServer
-from penstock.serve.connections import Connections, bounded_http
+from penstock.serve.connections import Connections, Traffic, bounded_http
 from penstock.serve.guard import Guard, Measured
 from penstock.serve.http import (
     as_of,
@@ -90,29 +91,29 @@ def make_app(served: Served, listeners: Mapping[str, str], more: Sequence[Route]
     )
 
 
+def make_readers_app(served: Served) -> Starlette:
+    """Return the application of a process that serves followers and readers of raw bytes only."""
+    return Starlette(
+        routes=[*changes.routes(served), *http.routes(served)],
+        exception_handlers={PenstockError: as_problem, HTTPException: as_http_problem},
+    )
+
+
 class HttpListener(uvicorn.Server):
-    """One HTTP port in a shared event loop."""
+    """One HTTP port in a shared event loop; `app` authenticates its clients."""
 
     def __init__(
         self,
         name: Listening,
         app: ASGIApp,
         settings: ListenSettings,
-        access: Access,
         connections: Connections,
         port: socket.socket,
     ) -> None:
         self._port = port
         super().__init__(
             uvicorn.Config(
-                Measured(
-                    # Ptubes clients understand no status but 200, so their application authenticates itself.
-                    app
-                    if name == "ptubes"
-                    else Guard(app, access, name, settings.addresses()[name][0], connections.traffic),
-                    name,
-                    connections.traffic,
-                ),
+                app,
                 log_config=None,
                 access_log=False,
                 lifespan="off",
@@ -143,15 +144,9 @@ class HttpListener(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept connections like uvicorn, but with a limit on the TLS handshake."""
         config, loop = self.config, asyncio.get_running_loop()
-
-        def make_protocol() -> asyncio.Protocol:
-            return config.http_protocol_class(  # type: ignore[call-arg]
-                config=config, server_state=self.server_state, app_state=self.lifespan.state
-            )
-
         self.servers = [
             await loop.create_server(
-                make_protocol,
+                self.make_protocol,
                 sock=listening,
                 ssl=config.ssl,
                 ssl_handshake_timeout=GREETING_SECONDS_MAX if config.ssl else None,
@@ -161,10 +156,59 @@ class HttpListener(uvicorn.Server):
         ]
         self.started = True
 
+    def make_protocol(self) -> asyncio.Protocol:
+        """Return the protocol of a new connection."""
+        config = self.config
+        return config.http_protocol_class(  # type: ignore[call-arg]
+            config=config, server_state=self.server_state, app_state=self.lifespan.state
+        )
+
+    async def serve_accepted(self, accepted: socket.socket, *, over_tls: bool) -> None:
+        """Serve a connection that was accepted elsewhere; return after its handshake. Raises OSError."""
+        tls = self.config.ssl if over_tls else None
+        loop = asyncio.get_running_loop()
+        try:
+            await loop.connect_accepted_socket(
+                self.make_protocol,
+                accepted,
+                ssl=tls,
+                ssl_handshake_timeout=GREETING_SECONDS_MAX if tls else None,
+            )
+        except BaseException:
+            accepted.close()
+            raise
+
     @contextlib.contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         """Leave signals to the daemon."""
         yield
+
+
+def guarded(
+    name: Listening, app: ASGIApp, access: Access, settings: ListenSettings, traffic: Traffic
+) -> ASGIApp:
+    """Return an application whose clients have to authenticate."""
+    # Ptubes clients understand no status but 200, so their application authenticates itself.
+    return app if name == "ptubes" else Guard(app, access, name, settings.addresses()[name][0], traffic)
+
+
+class Handover(Protocol):
+    """Other processes of the daemon that serve the connections of its HTTP port."""
+
+    def begin(
+        self,
+        port: ListeningSocket,
+        serve_here: Callable[[socket.socket], Coroutine[Any, Any, None]],
+        report_accepting: Callable[[bool], None],
+    ) -> None:
+        """Begin to hand connections over. Called in the event loop.
+
+        `serve_here` serves a connection of one of the processes, for requests that it forwards.
+        `report_accepting` is called when connections begin or cease to be accepted.
+        """
+
+    async def end(self) -> None:
+        """Accept no more, and wait until the processes have finished their requests."""
 
 
 class Listener(HttpListener):
@@ -184,11 +228,13 @@ class Listener(HttpListener):
         telemetry: Telemetry | None = None,
         fleet_status: Callable[[], Mapping[str, Any]] | None = None,
         more_routes: Sequence[Route] = (),
+        handover: Handover | None = None,
     ) -> None:
         """`open_store` opens the store of the Canal clients' cursors; only Canal clients wait for it.
 
         `fleet_status` returns the state of the fleet, None without one; it may block. `more_routes` are
-        calls of the HTTP port that need what only the daemon knows.
+        calls of the HTTP port that need what only the daemon knows. With `handover`, other processes serve
+        the HTTP port.
         """
         self._served = served
         self._ports = ports
@@ -202,19 +248,23 @@ class Listener(HttpListener):
         self._holding: asyncio.Task[None] | None = None
         self._telemetry = telemetry or Telemetry(served, ports)
         self._reporting: asyncio.Task[None] | None = None
+        self._handover = handover
+        app = make_app(
+            served,
+            ports.addresses(),
+            [
+                *self._telemetry.routes(),
+                *fleet.routes(fleet_status, served.threads.reporting),
+                *more_routes,
+            ],
+        )
+        traffic = self._connections.traffic
+        guard = guarded("http", app, access, settings, traffic)
         super().__init__(
             "http",
-            make_app(
-                served,
-                ports.addresses(),
-                [
-                    *self._telemetry.routes(),
-                    *fleet.routes(fleet_status, served.threads.reporting),
-                    *more_routes,
-                ],
-            ),
+            # The process that forwards a request measures it.
+            Measured(guard, "http", traffic) if handover is None else guard,
             settings,
-            access,
             self._connections,
             ports.sockets["http"],
         )
@@ -226,7 +276,7 @@ class Listener(HttpListener):
 
     def serve_until_stopped(self) -> None:
         """Serve requests until `stop`."""
-        self.run(sockets=[self._ports.sockets["http"]])
+        self.run(sockets=[self._ports.sockets["http"]] if self._handover is None else [])
 
     def stop(self) -> None:
         """Stop accepting requests, finish those in progress, then end."""
@@ -235,12 +285,16 @@ class Listener(HttpListener):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept connections on every port."""
         await super().startup(sockets)
+        if self._handover is not None:
+            port, serve_here = self._ports.sockets["http"], partial(self.serve_accepted, over_tls=False)
+            self._handover.begin(port, serve_here, self._note_accepting)
         self._other_listeners = [
             self._http(name) for name in self._ports.sockets if name not in ("http", "canal")
         ]
         for listener in self._other_listeners:
             await listener.start()
-        self._telemetry.health.listening.update(name for name in self._ports.sockets if name != "canal")
+        later = {"canal"} if self._handover is None else {"canal", "http"}
+        self._telemetry.health.listening.update(self._ports.sockets.keys() - later)
         self._holding = asyncio.create_task(self._served.consumers.run())
         self._reporting = asyncio.create_task(self._telemetry.run())
         if "canal" in self._ports.sockets:
@@ -249,6 +303,8 @@ class Listener(HttpListener):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Wake waiting requests so that they end, then shut all ports down concurrently."""
         self._served.arrivals.close()
+        if self._handover is not None:
+            await self._handover.end()
         if self._opening is not None:
             self._opening.cancel()
         if self._reporting is not None:
@@ -262,6 +318,12 @@ class Listener(HttpListener):
         if self._store is not None:
             await asyncio.to_thread(self._store.close)
         await asyncio.to_thread(self._telemetry.close)
+
+    def _note_accepting(self, accepting: bool) -> None:
+        if accepting:
+            self._telemetry.health.listening.add("http")
+        else:
+            self._telemetry.health.listening.discard("http")
 
     async def _start_canal(self) -> None:
         """Accept Canal clients once the store of their cursors answers; until then they wait."""
@@ -286,4 +348,6 @@ class Listener(HttpListener):
             if name == "ptubes"
             else monitor_app(self._served)
         )
-        return HttpListener(name, app, self._settings, self._access, self._connections, port)
+        traffic = self._connections.traffic
+        guard = guarded(name, app, self._access, self._settings, traffic)
+        return HttpListener(name, Measured(guard, name, traffic), self._settings, self._connections, port)

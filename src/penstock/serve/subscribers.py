@@ -2,15 +2,15 @@
 """The current followers of the logs, over all protocols, and their progress."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from penstock.limits import SUBSCRIBER_SHOWN_SECONDS, SUBSCRIBERS_IDLE_SHOWN_MAX
 from penstock.model import Position
 
-_Key = tuple[str, str, str, int | None, frozenset[int]]
+SubscriberKey = tuple[str, str, str, int | None, frozenset[int]]
 
 # A longer list of shards is replaced by their number.
 _SHARDS_TEXT_MAX = 200
@@ -46,6 +46,18 @@ class Subscriber:
         if position is not None:
             self.position = position
 
+    def joined(self, other: "Subscriber") -> "Subscriber":
+        """Return one subscriber whose requests two processes have served: its position is the latest one."""
+        latest = max(self, other, key=lambda subscriber: (subscriber.requests > 0, subscriber.seen_us))
+        return replace(
+            latest,
+            since_us=min(self.since_us, other.since_us),
+            rows=self.rows + other.rows,
+            moved=self.moved + other.moved,
+            bytes=self.bytes + other.bytes,
+            requests=self.requests + other.requests,
+        )
+
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
         return {
@@ -68,7 +80,9 @@ class Subscribers:
     """The current and recent followers. Belongs to the event loop."""
 
     def __init__(self) -> None:
-        self._known: dict[_Key, Subscriber] = {}
+        self._known: dict[SubscriberKey, Subscriber] = {}
+        # What each process of the daemon that serves followers has reported last.
+        self._elsewhere: dict[int, Mapping[SubscriberKey, Subscriber]] = {}
 
     @contextmanager
     def following(
@@ -100,8 +114,23 @@ class Subscribers:
 
     def all(self) -> list[Subscriber]:
         """Return all subscribers in no particular order."""
+        known = self.here()
+        for elsewhere in self._elsewhere.values():
+            for key, subscriber in elsewhere.items():
+                before = known.get(key)
+                known[key] = subscriber if before is None else before.joined(subscriber)
+        return list(known.values())
+
+    def here(self) -> dict[SubscriberKey, Subscriber]:
+        """Return the subscribers that this process serves."""
         self._forget(time.time_ns() // 1000)
-        return list(self._known.values())
+        return dict(self._known)
+
+    def report(self, process: int, subscribers: Mapping[SubscriberKey, Subscriber]) -> None:
+        """Note the subscribers that another process serves; none once it has ended."""
+        self._elsewhere[process] = subscribers
+        if not subscribers:
+            del self._elsewhere[process]
 
     def count(self, instance: str) -> int:
         """Return the number of followers of an instance."""

@@ -30,6 +30,7 @@ from penstock.limits import (
     HOLD_AGE_SECONDS_DEFAULT,
     HOLD_BYTES_DEFAULT,
     HOLD_FREE_BYTES_DEFAULT,
+    LISTENER_PROCESSES_MAX,
     MIB,
 )
 from penstock.model import Secret, ServerAddress, is_loopback, is_server_url
@@ -389,6 +390,11 @@ class Settings(Section):
         description="where instances are captured: single: in the daemon's own process; per-instance: each in"
         " a process of its own; a number: shared among that many processes",
     )
+    listeners: Literal["single"] | Annotated[int, Field(ge=1, le=LISTENER_PROCESSES_MAX)] = Field(
+        default="single",
+        description="where followers and readers over HTTP are served: single: in the daemon's own process; a"
+        " number: by that many processes, which share listen.http",
+    )
     fleet: FleetSettings | None = Field(
         default=None,
         description="share the instances among the daemons of one coordination store; null: this daemon"
@@ -436,10 +442,13 @@ class Settings(Section):
                 raise ValueError(
                     f"log.serve: {name} has {what}, so that nothing would become durable in time"
                 )
-            if log.serve == "durable" and self.processes != "single":
-                raise ValueError(f"log.serve: {name} is durable, which needs processes: single")
+            if log.serve == "durable" and (self.processes != "single" or self.listeners != "single"):
+                # Another process sees what is in the log's files, also before it is confirmed.
+                raise ValueError(f"log.serve: {name} is durable, which needs processes and listeners: single")
         if self.fleet is None:
             return self
+        if self.listeners != "single":
+            raise ValueError("fleet: the members of a fleet serve in their own process; leave out listeners")
         if isinstance(self.processes, int):
             raise ValueError("fleet: instances come and go, so each has its own: processes: per-instance")
         if self.coordination is None:

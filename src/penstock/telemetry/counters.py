@@ -5,7 +5,7 @@ Both are added to by one thread at a time and may be read by any thread.
 """
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 
 class Counter:
@@ -21,6 +21,16 @@ class Counter:
     def add(self, *labels: str, by: float = 1) -> None:
         """Count an event, or several."""
         self._counts[labels] = self._counts.get(labels, 0) + by
+
+    def take(self) -> dict[tuple[str, ...], float]:
+        """Return the counts and start again from 0. For a process whose counts are added to another's."""
+        taken, self._counts = self._counts, {}
+        return taken
+
+    def merge(self, counts: Mapping[tuple[str, ...], float]) -> None:
+        """Add the counts of another process."""
+        for labels, count in counts.items():
+            self.add(*labels, by=count)
 
     def counts(self) -> dict[tuple[str, ...], float]:
         """Return a copy of the counts by label values."""
@@ -47,6 +57,17 @@ class Histogram:
         """Count one measurement."""
         self._counts[bisect_left(self.bounds, value)] += 1
         self.sum += value
+
+    def take(self) -> tuple[tuple[int, ...], float]:
+        """Return the counts and the sum, and start again from 0."""
+        taken = self.counts(), self.sum
+        self._counts, self.sum = [0] * len(self._counts), 0.0
+        return taken
+
+    def merge(self, counts: Sequence[int], total: float) -> None:
+        """Add the measurements of another process, which has the same buckets."""
+        self._counts = [own + other for own, other in zip(self._counts, counts, strict=True)]
+        self.sum += total
 
     def counts(self) -> tuple[int, ...]:
         """Return the number of measurements in each bucket; not cumulative."""

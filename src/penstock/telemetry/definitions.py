@@ -129,6 +129,11 @@ _CAPTURE = (
         "penstock_instance",
         "reason",
     ),
+    _counter(
+        "listener_process_exits",
+        "Ends of listener processes, by signal, exit status, or silence",
+        "reason",
+    ),
     _counter("capture_errors", "Failed attempts, by the class of the error", "penstock_instance", "type"),
     _counter(
         "capture_checksum_failures",

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a daemon and its listener processes say to each other, in addition to `channel`.
+
+A listener process has a third socket, over which connections change hands: the daemon passes those that it
+has accepted, each with its number, and the process passes connections for the requests that it forwards.
+"""
+
+import socket
+import struct
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from penstock.errors import PenstockError
+from penstock.logstore.followed_log import LogReport
+from penstock.serve.connections import TrafficCounts
+from penstock.serve.subscribers import Subscriber, SubscriberKey
+from penstock.settings.daemon import Settings
+
+_NUMBER = struct.Struct("<q")
+# The number of a connection for a forwarded request.
+FORWARDED = 0
+
+
+@dataclass(frozen=True)
+class ListenerStart:
+    """The first message to a listener process.
+
+    `usages` is the descriptor of the usages that `processes` share; `number` is this one's place in them.
+    """
+
+    settings: Settings
+    usages: int
+    number: int
+    processes: int
+
+
+@dataclass(frozen=True)
+class Published:
+    """The instances whose logs this daemon has, at least every PUBLISH_SECONDS.
+
+    `statuses` are JSON, `logs` what is visible, `refusals` why a log cannot be read.
+    """
+
+    statuses: Mapping[str, Mapping[str, Any]]
+    logs: Mapping[str, LogReport]
+    refusals: Mapping[str, PenstockError]
+
+
+@dataclass(frozen=True)
+class ListenerReport:
+    """What a listener process serves, and what it has counted since its last report."""
+
+    subscribers: Mapping[SubscriberKey, Subscriber]
+    traffic: TrafficCounts
+
+
+@dataclass(frozen=True)
+class Greeted:
+    """The TLS handshake of a connection has ended."""
+
+    number: int
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A connection has ended."""
+
+    number: int
+
+
+def pass_connection(channel: socket.socket, connection: socket.socket, number: int) -> None:
+    """Pass a connection over a socket that does not block. Raises OSError if the other end takes no more."""
+    socket.send_fds(channel, [_NUMBER.pack(number)], [connection.fileno()])
+
+
+def take_connection(channel: socket.socket) -> tuple[int, socket.socket] | None:
+    """Return a connection that was passed over a socket that does not block; None if there is none now."""
+    try:
+        content, descriptors, _, _ = socket.recv_fds(channel, _NUMBER.size, 1)
+    except (BlockingIOError, ConnectionError):
+        return None
+    if len(content) < _NUMBER.size or not descriptors:
+        return None
+    (number,) = _NUMBER.unpack(content)
+    return number, socket.socket(fileno=descriptors[0])

@@ -1,0 +1,452 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The listener processes of a daemon, which accepts connections, hands each over, and starts them again.
+
+HTTP port ─▶ accepted and counted here ─▶ the process with the fewest connections ─▶ followers, readers
+                                       ◀─ requests that only the daemon can answer
+"""
+
+import asyncio
+import itertools
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from typing import Any
+
+import structlog
+
+from penstock.errors import PenstockError, ServerBusy
+from penstock.limits import DRAIN_SECONDS_MAX, PROCESS_SILENCE_SECONDS_MAX
+from penstock.logstore.followed_log import LogReport
+from penstock.logstore.memory_log import MemoryLog
+from penstock.model import Position, TableName
+from penstock.processes.channel import DATAGRAMS, Answer, Channel, Request, send_report
+from penstock.processes.instance import ProcessExit, now_us
+from penstock.processes.listener_channel import (
+    Ended,
+    Greeted,
+    ListenerReport,
+    ListenerStart,
+    Published,
+    pass_connection,
+    take_connection,
+)
+from penstock.processes.spawned import Kill, SpawnedProcess
+from penstock.retry import Backoff
+from penstock.serve.accepting import AcceptedSocket, ListeningSocket
+from penstock.serve.connections import Connections
+from penstock.serve.consumers import ConsumerNote
+from penstock.serve.served import Served
+from penstock.serve.usage import SharedUsages
+from penstock.settings.daemon import Settings
+from penstock.telemetry.alerts import Alert
+from penstock.telemetry.counters import Counter
+from penstock.telemetry.readings import Readings
+
+COMMAND = (sys.executable, "-m", "penstock.processes.listener_process")
+BACKOFF = Backoff(first=0.2, longest=10.0)
+PUBLISH_SECONDS = 0.5
+
+# The import of all modules on a busy host.
+_START_SECONDS_MAX = 120.0
+_WELL_SECONDS = 60.0
+# Requests in progress are finished first.
+_END_SECONDS_MAX = DRAIN_SECONDS_MAX + 3.0
+# More than wait at a time, since threads start on demand; see `Threads.definitions`.
+_WAITING_THREADS = 64
+_ALERT_US = 300_000_000
+_SHORTAGE_SECONDS = 1.0
+_KNOWN_REASONS = ("SIGABRT", "SIGKILL", "SIGSEGV", "silence")
+
+_log = structlog.get_logger(__name__)
+
+# Serves a connection that a process opened for a request that it forwards.
+ServeHere = Callable[[socket.socket], Coroutine[Any, Any, None]]
+
+
+class ListenerProcess:
+    """One listener process and its successors. Its threads watch it; connections belong to the event loop."""
+
+    def __init__(self, listeners: "ListenerProcesses", number: int) -> None:
+        self.number = number
+        self._listeners = listeners
+        self._thread = threading.Thread(target=self._run, name=f"listener-{number}", daemon=True)
+        self._stopping = threading.Event()
+        self._lock = threading.Lock()
+        self._channel: Channel | None = None
+        self._datagrams: socket.socket | None = None
+        # Set to publish before the time.
+        self._due = threading.Event()
+        self.pid: int | None = None
+        self.exits: tuple[ProcessExit, ...] = ()
+        # In the event loop: the socket for connections while it takes them, and the peers of those it has.
+        self.handed: socket.socket | None = None
+        self.peers: dict[int, str] = {}
+
+    def start(self) -> None:
+        """Start the process. Raises RuntimeError if the system has no thread to give."""
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Let the process finish its requests and end."""
+        self._stopping.set()
+        with self._lock:
+            if self._channel is not None:
+                self._channel.end()
+
+    def join(self, seconds: float) -> bool:
+        """Wait up to `seconds` for the end of the process; return whether it has ended."""
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def report(self, name: str, report: LogReport) -> None:
+        """Tell the process what has become visible. Never waits."""
+        with self._lock:
+            if self._datagrams is not None and not send_report(self._datagrams, name, report):
+                self._due.set()
+
+    def publish(self) -> None:
+        """Tell the process everything soon."""
+        self._due.set()
+
+    # --- The thread -------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        early_exits = 0
+        while not self._stopping.is_set():
+            started_at = time.monotonic()
+            try:
+                process_exit = self._run_once()
+            except (OSError, RuntimeError, ValueError) as problem:
+                # The system has no descriptor, process or thread to give.
+                _log.exception("a listener process is not watched", listener=self.number)
+                why = f"the daemon could not start or watch it: {problem!r}"
+                process_exit = ProcessExit(now_us(), "daemon", why)
+            if self._stopping.is_set():
+                return
+            early_exits = 1 if time.monotonic() - started_at > _WELL_SECONDS else early_exits + 1
+            self.exits = (*self.exits, process_exit)[-1:]
+            self._listeners.exit_counts.add(process_exit.reason)
+            _log.error("a listener process ended", listener=self.number, why=process_exit.text())
+            self._stopping.wait(self._listeners.backoff.pause(early_exits))
+
+    def _run_once(self) -> ProcessExit:
+        """Run the process; return how it ended."""
+        stream, stream_there = socket.socketpair()
+        datagrams, datagrams_there = socket.socketpair(type=DATAGRAMS)
+        handed, handed_there = socket.socketpair(type=DATAGRAMS)
+        handed.setblocking(False)
+        usages = self._listeners.usages
+        # The event loop closes `handed`, which it may be reading.
+        with stream, datagrams:
+            with stream_there, datagrams_there, handed_there:
+                descriptors = [own.fileno() for own in (stream_there, datagrams_there, handed_there)]
+                process = SpawnedProcess(
+                    self._listeners.command, descriptors, inherited=(usages.file.fileno(),)
+                )
+            channel = Channel(stream)
+            try:
+                stream.settimeout(_START_SECONDS_MAX)
+                channel.send(self._listeners.start_of(self.number))
+                with self._lock:
+                    self._channel, self._datagrams, self.pid = channel, datagrams, process.pid
+                    if self._stopping.is_set():
+                        channel.end()
+                publishing = threading.Thread(
+                    target=self._publish, args=(channel,), name="publishing", daemon=True
+                )
+                publishing.start()
+                kill = self._watch(process, channel, stream, handed)
+            finally:
+                process.kill()
+                with self._lock:
+                    self._channel = self._datagrams = self.pid = None
+                self._due.set()
+                self._listeners.in_loop(self._listeners.lost, self, handed)
+        return process.exit(kill)
+
+    def _watch(
+        self, process: SpawnedProcess, channel: Channel, stream: socket.socket, handed: socket.socket
+    ) -> Kill | None:
+        """Read the messages of a process until it has ended; return the reason if it has to be killed."""
+        has_reported = False
+        try:
+            while True:
+                message = channel.receive()
+                if not has_reported:
+                    has_reported = True
+                    stream.settimeout(self._listeners.silence_seconds)
+                    self._listeners.in_loop(self._listeners.ready, self, handed)
+                self._listeners.handle(message, self, channel)
+        except (EOFError, ConnectionError):
+            return None if process.wait(_END_SECONDS_MAX) else Kill("silence", "it did not end")
+        except TimeoutError:
+            return Kill("silence", "it was killed because it reported nothing")
+        except PenstockError as problem:
+            return Kill("message", f"it was killed: {problem}")
+
+    def _publish(self, channel: Channel) -> None:
+        while True:
+            with self._lock:
+                if self._channel is not channel:
+                    return
+            try:
+                channel.send(self._listeners.published())
+            except OSError:
+                # It has ended, which the thread that receives sees too.
+                return
+            self._due.wait(PUBLISH_SECONDS)
+            self._due.clear()
+
+
+class ListenerProcesses:
+    """All listener processes of a daemon; see `penstock.serve.listener.Handover`.
+
+    `command`, `backoff` and `silence_seconds` say how a process is run.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        count: int,
+        served: Served,
+        connections: Connections,
+        usages: SharedUsages,
+        *,
+        command: Sequence[str] = COMMAND,
+        backoff: Backoff = BACKOFF,
+        silence_seconds: float = PROCESS_SILENCE_SECONDS_MAX,
+    ) -> None:
+        self.command = tuple(command)
+        self.backoff = backoff
+        self.silence_seconds = silence_seconds
+        self.usages = usages
+        self.exit_counts = Counter(*_KNOWN_REASONS)
+        self._settings = settings
+        self._served = served
+        self._connections = connections
+        self._processes = [ListenerProcess(self, number) for number in range(count)]
+        self._waiting = ThreadPoolExecutor(_WAITING_THREADS, "waiting-listener")
+        # Connections that processes have; numbers that are no descriptors.
+        self._numbers = itertools.count(-1, -1)
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._port: ListeningSocket | None = None
+        self._serve_here: ServeHere | None = None
+        self._report_accepting: Callable[[bool], None] = lambda accepting: None
+        self._is_accepting = False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    @property
+    def pids(self) -> list[int | None]:
+        """The processes, None for each that is not running."""
+        return [process.pid for process in self._processes]
+
+    def start_of(self, number: int) -> ListenerStart:
+        """Return the first message to a process."""
+        # The daemon has the last place in the usages.
+        return ListenerStart(self._settings, self.usages.file.fileno(), number, len(self._processes) + 1)
+
+    # --- In the event loop ------------------------------------------------------------------
+
+    def begin(
+        self, port: ListeningSocket, serve_here: ServeHere, report_accepting: Callable[[bool], None]
+    ) -> None:
+        """Start the processes, and hand the connections of a port over once they are ready."""
+        self._loop, self._port, self._serve_here = asyncio.get_running_loop(), port, serve_here
+        self._report_accepting = report_accepting
+        port.setblocking(False)
+        for process in self._processes:
+            process.start()
+
+    async def end(self) -> None:
+        """Accept no more, and wait until the processes have finished their requests."""
+        self._pause()
+        self._port = None
+        for process in self._processes:
+            process.stop()
+        await asyncio.to_thread(self._join)
+
+    def ready(self, process: ListenerProcess, handed: socket.socket) -> None:
+        """Hand connections to a process from now on."""
+        process.handed = handed
+        self._running_loop().add_reader(handed, self._take_forwarded, handed)
+        self._accept_again()
+
+    def lost(self, process: ListenerProcess, handed: socket.socket) -> None:
+        """Count the connections and requests of a process that has ended no more."""
+        self._running_loop().remove_reader(handed)
+        handed.close()
+        process.handed = None
+        for number in list(process.peers):
+            self._ended(process, number)
+        self._served.subscribers.report(process.number, {})
+        self.usages.end_process(process.number)
+        if all(other.handed is None for other in self._processes):
+            # Connections wait in the port's queue.
+            self._pause()
+
+    def _accept_again(self) -> None:
+        is_served = any(process.handed is not None for process in self._processes)
+        if self._port is not None and is_served and not self._is_accepting:
+            self._is_accepting = True
+            self._running_loop().add_reader(self._port, self._accept)
+            self._report_accepting(True)
+
+    def _pause(self) -> None:
+        if self._port is not None and self._is_accepting:
+            self._is_accepting = False
+            self._running_loop().remove_reader(self._port)
+            self._report_accepting(False)
+
+    def _accept(self) -> None:
+        assert self._port is not None, "the port is being read"
+        while True:
+            try:
+                accepted, address = self._port.accept()
+            except ConnectionAbortedError:
+                # It was refused, for there are too many.
+                continue
+            except BlockingIOError:
+                return
+            except OSError as problem:
+                # The system has no descriptor or memory to give.
+                _log.error("connections wait", why=str(problem), after_seconds=_SHORTAGE_SECONDS)
+                self._pause()
+                self._running_loop().call_later(_SHORTAGE_SECONDS, self._accept_again)
+                return
+            assert isinstance(accepted, AcceptedSocket), "the port counts them"
+            self._hand_over(accepted, str(address[0]))
+
+    def _hand_over(self, accepted: AcceptedSocket, peer: str) -> None:
+        number = next(self._numbers)
+        ready = [process for process in self._processes if process.handed is not None]
+        for process in sorted(ready, key=lambda process: len(process.peers)):
+            assert process.handed is not None, "it is ready"
+            try:
+                pass_connection(process.handed, accepted, number)
+            except OSError:
+                # It is ending, or too busy to take more.
+                continue
+            process.peers[number] = peer
+            self._connections.served_elsewhere["http"] += 1
+            accepted.leave(number)
+            return
+        self._connections.tell("no listener process takes a connection", "http", peer)
+        accepted.close()
+
+    def _ended(self, process: ListenerProcess, number: int) -> None:
+        peer = process.peers.pop(number, None)
+        if peer is not None:
+            self._connections.served_elsewhere["http"] -= 1
+            self._connections.admission.closed(number, peer)
+
+    def _take_forwarded(self, handed: socket.socket) -> None:
+        assert self._serve_here is not None, "it has begun"
+        while (passed := take_connection(handed)) is not None:
+            passed[1].setblocking(False)
+            task = asyncio.create_task(self._serve_here(passed[1]))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+
+    def _apply(self, message: object, process: ListenerProcess) -> None:
+        match message:
+            case ListenerReport(subscribers, traffic):
+                self._connections.traffic.merge(traffic)
+                self._served.subscribers.report(process.number, subscribers)
+            case ConsumerNote():
+                self._served.consumers.note_forwarded(message)
+            case Greeted(number):
+                self._connections.admission.greeted(number)
+            case Ended(number):
+                self._ended(process, number)
+
+    # --- In other threads -------------------------------------------------------------------
+
+    def in_loop(self, call: Callable[..., None], *arguments: Any) -> None:
+        """Call a function in the event loop, unless that has ended."""
+        with suppress(RuntimeError):
+            self._running_loop().call_soon_threadsafe(call, *arguments)
+
+    def arrived(self, name: str) -> None:
+        """Tell all processes what has become visible of an instance. Never waits for them."""
+        try:
+            log = self._served.instance(name).log()
+            if isinstance(log, MemoryLog):
+                return
+            report = LogReport.of(log)
+        except PenstockError:
+            for process in self._processes:
+                process.publish()
+            return
+        for process in self._processes:
+            process.report(name, report)
+
+    def published(self) -> Published:
+        """Return the instances as the processes serve them."""
+        statuses: dict[str, Any] = {}
+        logs: dict[str, LogReport] = {}
+        refusals: dict[str, PenstockError] = {}
+        for name, instance in self._served.instances.items():
+            try:
+                log = instance.log()
+                if isinstance(log, MemoryLog):
+                    # Its readers are served where it is captured.
+                    continue
+                logs[name] = LogReport.of(log)
+            except PenstockError as problem:
+                refusals[name] = problem
+            statuses[name] = dict(instance.status())
+        return Published(statuses, logs, refusals)
+
+    def handle(self, message: object, process: ListenerProcess, channel: Channel) -> None:
+        """Handle a message of a process."""
+        if isinstance(message, Request):
+            self._waiting.submit(self._answer, message, channel)
+        else:
+            self.in_loop(self._apply, message, process)
+
+    def _answer(self, request: Request, channel: Channel) -> None:
+        """Answer a call of a process, which is to wait for a definition."""
+        try:
+            self._wait_settled(*request.arguments)
+            answer = Answer(request.number)
+        except PenstockError as problem:
+            answer = Answer(request.number, problem=problem)
+        # It may have ended.
+        with suppress(OSError):
+            channel.send(answer)
+
+    def _wait_settled(
+        self, instance: str, name: TableName, since: Position, seconds: float, again: bool
+    ) -> None:
+        settler = self._served.instance(instance).log().settler
+        if settler is not None:
+            settler.wait(name, since, seconds, again=again)
+
+    def read(self, readings: Readings) -> None:
+        """Add the metrics of the processes."""
+        readings.add_counter("penstock_listener_process_exits_total", self.exit_counts)
+
+    def alerts(self) -> list[Alert]:
+        """Return the processes that have ended in the last minutes."""
+        return [
+            Alert("listener ended", f"listener {process.number}", process_exit.why, "See the daemon's log")
+            for process in self._processes
+            for process_exit in process.exits
+            if now_us() - process_exit.time_us < _ALERT_US
+        ]
+
+    def _join(self) -> None:
+        deadline = time.monotonic() + _END_SECONDS_MAX
+        for process in self._processes:
+            if not process.join(max(0.0, deadline - time.monotonic())):
+                _log.error("a listener process does not end", listener=process.number)
+        self._waiting.shutdown(wait=False, cancel_futures=True)
+
+    def _running_loop(self) -> asyncio.AbstractEventLoop:
+        if self._loop is None:
+            raise ServerBusy("the listener processes have not begun")
+        return self._loop

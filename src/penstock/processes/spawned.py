@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A process that the daemon has started, its output, and why it ended."""
+
+import signal
+import subprocess
+import sys
+import threading
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import IO
+
+from penstock.processes.instance import ProcessExit, now_us
+
+_LINES_KEPT = 20
+_LINE_CHARACTERS_MAX = 500
+_LINE_BYTES_MAX = 64 * 1024
+# Its last lines are read after its end.
+_OUTPUT_SECONDS_MAX = 2.0
+
+
+@dataclass(frozen=True)
+class Kill:
+    """Why the daemon kills a process: in a word, for metrics, and as text."""
+
+    reason: str
+    why: str
+
+
+class SpawnedProcess:
+    """A process with some descriptors of the daemon, whose numbers follow its command.
+
+    Its standard error is copied to the daemon's. Raises OSError if it cannot be started.
+    """
+
+    def __init__(
+        self, command: Sequence[str], descriptors: Sequence[int], *, inherited: Sequence[int] = ()
+    ) -> None:
+        """The process inherits `descriptors`, and others that it learns of later."""
+        self._process = subprocess.Popen(
+            [*command, *map(str, descriptors)],
+            pass_fds=(*descriptors, *inherited),
+            stdin=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            # An interrupt at the terminal stops the daemon, which stops its processes.
+            start_new_session=True,
+        )
+        assert self._process.stderr is not None
+        self._lines: deque[str] = deque(maxlen=_LINES_KEPT)
+        self._reading = threading.Thread(
+            target=_relay_lines, args=(self._process.stderr, self._lines), name="process-output", daemon=True
+        )
+        try:
+            self._reading.start()
+        except BaseException:
+            self.kill()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """Its process id."""
+        return self._process.pid
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        return self._process.poll() is None
+
+    def wait(self, seconds: float) -> bool:
+        """Wait up to `seconds` for its end; return whether it has ended."""
+        with suppress(subprocess.TimeoutExpired):
+            self._process.wait(seconds)
+        return not self.is_running
+
+    def kill(self) -> None:
+        """End it, and wait for its end."""
+        self._process.kill()
+        self._process.wait()
+
+    def exit(self, kill: Kill | None) -> ProcessExit:
+        """Return how it ended, with the last lines of its output; `kill` is why the daemon killed it."""
+        self._reading.join(_OUTPUT_SECONDS_MAX)
+        reason = _reason_of(self._process.returncode) if kill is None else (kill.reason, kill.why)
+        return ProcessExit(now_us(), *reason, tuple(self._lines))
+
+
+def _reason_of(status: int) -> tuple[str, str]:
+    """Return the reason for an exit status, in a word and as text."""
+    if status >= 0:
+        return str(status), f"exit status {status}"
+    number = -status
+    # Real-time signals have no names.
+    name = signal.Signals(number).name if number in set(signal.Signals) else f"SIG{number}"
+    remark = ", as the kernel sends it when memory runs out" if status == -signal.SIGKILL else ""
+    return name, f"signal {name}{remark}"
+
+
+def _relay_lines(output: IO[bytes], lines: "deque[str]") -> None:
+    """Copy a process's output to standard error, and keep its last lines."""
+    with output:
+        for line in iter(partial(output.readline, _LINE_BYTES_MAX), b""):
+            text = line.decode(errors="replace").rstrip("\n")
+            # Nobody may read it any more. The process must not wait for that.
+            with suppress(OSError):
+                print(text, file=sys.stderr, flush=True)
+            if text.strip():
+                lines.append(text.strip()[:_LINE_CHARACTERS_MAX])

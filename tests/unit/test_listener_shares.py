@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the listener processes of a daemon have in common: quotas, counts of connections, subscribers."""
+
+import asyncio
+import os
+import socket
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from penstock.errors import QuotaReached
+from penstock.model import Position
+from penstock.processes.listener_channel import pass_connection, take_connection
+from penstock.serve.accepting import Admission
+from penstock.serve.access import Account, Quota
+from penstock.serve.connections import Traffic
+from penstock.serve.forwarding import Forward
+from penstock.serve.subscribers import Subscriber, Subscribers
+from penstock.serve.usage import SharedUsages
+from penstock.settings.daemon import Settings
+
+
+@pytest.fixture
+def usages() -> Iterator[tuple[SharedUsages, SharedUsages]]:
+    """The usages of one account as two processes have them."""
+    first = SharedUsages(1, 2)
+    second = SharedUsages(1, 2, os.fdopen(os.dup(first.file.fileno()), "r+b", 0))
+    yield first, second
+    first.file.close()
+    second.file.close()
+
+
+def test_requests_of_an_account_are_counted_over_all_processes(
+    usages: tuple[SharedUsages, SharedUsages],
+) -> None:
+    first, second = (
+        Account("cache", quota=Quota(requests_max=2), usage=shared.usage(0, number))
+        for number, shared in enumerate(usages)
+    )
+    with first.request(), second.request():
+        with pytest.raises(QuotaReached), first.request():
+            raise AssertionError("a third request began")
+        # The second process dies with its request.
+        usages[0].end_process(1)
+        with first.request():
+            pass
+
+
+def test_bytes_of_an_account_are_limited_over_all_processes(
+    usages: tuple[SharedUsages, SharedUsages],
+) -> None:
+    first, second = (
+        Account("cache", quota=Quota(bytes_per_second=100), usage=shared.usage(0, number))
+        for number, shared in enumerate(usages)
+    )
+    assert first.spend(100, now=50.0) == 0.0
+    assert second.spend(100, now=50.0) == 1.0
+    assert first.spend(0, now=51.0) == 0.0
+
+
+def test_handshake_of_a_connection_that_was_handed_over_is_counted_until_it_ends() -> None:
+    admission = Admission()
+    admission.accepted(7, "10.0.0.1", with_handshake=True)
+    admission.renumber(7, -1)
+    # The descriptor is used again.
+    admission.accepted(7, "10.0.0.2", with_handshake=True)
+    admission.greeted(7)
+    assert (admission.open, admission.in_handshake) == (2, 1)
+    admission.greeted(-1)
+    admission.closed(-1, "10.0.0.1")
+    assert (admission.open, admission.in_handshake) == (1, 0)
+
+
+def test_connection_passed_to_another_process_has_its_number_and_its_bytes() -> None:
+    ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+    near, far = socket.socketpair()
+    with ours, theirs, near, far:
+        ours.setblocking(False)
+        theirs.setblocking(False)
+        assert take_connection(theirs) is None
+        pass_connection(ours, far, -3)
+        far.close()
+        passed = take_connection(theirs)
+        assert passed is not None
+        number, connection = passed
+        with connection:
+            near.sendall(b"GET")
+            assert (number, connection.recv(3)) == (-3, b"GET")
+        ours.close()
+        assert take_connection(theirs) is None
+
+
+def test_subscriber_that_changed_its_process_is_listed_once_at_its_latest_position() -> None:
+    def subscriber(seen_us: int, offset: int, requests: int) -> Subscriber:
+        position = Position(1, "mysql-bin.000001", offset)
+        return Subscriber("changes", "shop", "cache", "", "", 5, position, 0, 2, 0, 100, requests, seen_us)
+
+    key = "changes", "shop", "cache", None, frozenset[int]()
+    subscribers = Subscribers()
+    subscribers.report(0, {key: subscriber(20, 400, 0)})
+    subscribers.report(1, {key: subscriber(30, 900, 1)})
+    (listed,) = subscribers.all()
+    assert (str(listed.position), listed.rows, listed.bytes, listed.requests) == (
+        str(Position(1, "mysql-bin.000001", 900)),
+        4,
+        200,
+        1,
+    )
+    # A process that ends takes its subscribers with it.
+    subscribers.report(1, {})
+    (listed,) = subscribers.all()
+    assert listed.requests == 0
+    assert subscribers.count("shop") == 1
+
+
+def test_counts_of_a_process_are_added_once() -> None:
+    daemon, process = Traffic(), Traffic()
+    process.requests.add("http", "200")
+    process.seconds["http"].observe(0.5)
+    daemon.merge(process.take())
+    process.requests.add("http", "200")
+    daemon.merge(process.take())
+    assert daemon.requests.counts() == {("http", "200"): 2}
+    assert (sum(daemon.seconds["http"].counts()), daemon.seconds["http"].sum) == (1, 0.5)
+
+
+def test_daemon_of_a_fleet_serves_in_its_own_process() -> None:
+    values = {
+        "listeners": 2,
+        "coordination": "zookeeper://zk1/penstock",
+        "fleet": {},
+        "instances": {"a": {"source": "mysql://u@db1"}},
+    }
+    with pytest.raises(ValueError, match="leave out listeners"):
+        Settings.model_validate(values)
+
+
+def forwarded(answer: bytes | None) -> tuple[bytes, list[dict[str, Any]]]:
+    """Return what the daemon receives of a forwarded request, and what is sent of its answer.
+
+    None instead of an answer: there is no daemon.
+    """
+
+    async def forward() -> tuple[bytes, list[dict[str, Any]]]:
+        ours, theirs = socket.socketpair()
+        if answer is None:
+            ours.close()
+        sent: list[dict[str, Any]] = []
+        parts = iter([{"type": "http.request", "body": b"{}", "more_body": False}])
+
+        async def receive() -> Any:
+            part = next(parts, None)
+            return part if part is not None else await asyncio.Event().wait()
+
+        async def send(message: Any) -> None:
+            sent.append(message)
+
+        scope: dict[str, Any] = {
+            "type": "http",
+            "method": "POST",
+            "raw_path": b"/v1/instances/a%2Fb/position",
+            "query_string": b"reader=x",
+            "headers": [(b"host", b"daemon"), (b"content-length", b"2"), (b"connection", b"keep-alive")],
+        }
+        with theirs:
+            forwarding = asyncio.ensure_future(Forward(lambda: ours)(scope, receive, send))
+            received = b""
+            if answer is not None:
+                reader, writer = await asyncio.open_connection(sock=theirs)
+                received = await reader.readuntil(b"{}")
+                writer.write(answer)
+                writer.close()
+            await forwarding
+        return received, sent
+
+    return asyncio.run(forward())
+
+
+def test_forwarded_request_is_answered_as_the_daemon_answers() -> None:
+    received, sent = forwarded(
+        b"HTTP/1.1 409 Conflict\r\ncontent-type: application/json\r\ncontent-length: 4\r\n\r\nnull"
+    )
+    assert received.startswith(b"POST /v1/instances/a%2Fb/position?reader=x HTTP/1.1\r\n")
+    assert b"connection: close" in received.lower()
+    assert sent[0]["status"] == 409
+    assert (b"content-type", b"application/json") in sent[0]["headers"]
+    assert b"".join(message.get("body", b"") for message in sent[1:]) == b"null"
+    assert [message.get("more_body") for message in sent[1:]][-1] is False
+
+
+def test_forwarded_request_without_a_daemon_is_refused_by_name() -> None:
+    for answer in (None, b"", b"HTTP/1.1 200 OK\r\n"):
+        _, sent = forwarded(answer)
+        assert sent[0]["status"] == 503
+        assert b"the daemon does not answer" in sent[1]["body"]
+
+
+def test_part_of_an_answer_is_never_taken_for_all_of_it() -> None:
+    with pytest.raises(ConnectionResetError):
+        forwarded(b"HTTP/1.1 200 OK\r\ncontent-length: 400\r\n\r\npart")
