@@ -196,3 +196,18 @@ def test_backoff_grows_while_two_replicas_replace_each_other(clock: Clock) -> No
     made.progressed()
     made.failed(DumpReplaced("another replica has our id"))
     assert made.pause_seconds() == pauses[0]
+
+
+def test_pauses_of_a_single_server_that_stays_away_grow_to_their_limit(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(random, "uniform", lambda low, high: high)
+    attempts = Attempts(servers=1, fail_over_after=10.0)
+    attempts.chosen = 0
+    pauses = []
+    for _ in range(12):
+        attempts.failed(ConnectionLost("connection refused"))
+        pauses.append(attempts.pause_seconds())
+        clock.seconds += pauses[-1]
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == RECONNECT_PAUSE_SECONDS_MAX

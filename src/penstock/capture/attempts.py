@@ -113,7 +113,7 @@ class Attempts:
             self._choose_next()
         elif isinstance(problem, _FAIL_OVER_AT_ONCE):
             self._choose_next()
-        elif now - self._failing_since > self._patience(now):
+        elif self._servers > 1 and now - self._failing_since > self._patience(now):
             self._choose_next()
             # The next server may be healthy, so its first pause is short.
             self._tries = 0
