@@ -102,6 +102,15 @@ def test_reader_sees_what_the_second_member_has_synced() -> None:
         assert instance.status()["unconfirmed_bytes"] == 0
 
 
+def test_daemon_is_ready_before_a_copy_has_confirmed_anything() -> None:
+    """Its copies may be started only once it is ready."""
+    with open_log(SimulatedDisk()) as log, serving(log, copies=2) as served:
+        Captured(log).run()
+        log.sync()
+        assert head_of(served) is None
+        assert served.ask("GET", "/readyz").status == 200
+
+
 def test_reader_of_a_log_without_copies_sees_what_was_synced() -> None:
     with open_log(SimulatedDisk()) as log:
         seen: list[str] = []

@@ -16,6 +16,7 @@ from collections.abc import Collection
 
 from penstock.errors import PenstockError, ServerBusy, TransientError
 from penstock.serve.coordination import CoordinationProbe
+from penstock.serve.durable import stored_log_of
 from penstock.serve.served import Served
 from penstock.serve.threads import run_in
 
@@ -66,7 +67,8 @@ class Health:
                 # Another member of the fleet has its log open. Asking which one would cost the store a read.
                 continue
             try:
-                instance.log()
+                # Members with copies must be able to start before anything is confirmed.
+                stored_log_of(instance)
             except (ServerBusy, TransientError):
                 unopened.add(name)
             except PenstockError:
