@@ -22,7 +22,7 @@ from penstock.console.log_pages import full_in
 from penstock.console.ruler import Mark, draw_phases, draw_ruler
 from penstock.console.tail import ROWS_MAX, tail_changes
 from penstock.console.visit import Visit
-from penstock.errors import PenstockError
+from penstock.errors import PenstockError, SourceMissing
 from penstock.pipeline.table_states import STATES
 
 # The overview shows the pipelines that need an operator most, and links to the others.
@@ -159,11 +159,12 @@ def pipelines(visit: Visit) -> Response:
 def pause(visit: Visit) -> Response:
     """What happens if this pipeline is paused or resumed?"""
     visit.prove_sees_pipelines()
-    rows, _ = visit.states.rows()
-    chosen = [
-        row for row in rows if (str(row.store), row.name) == (visit.query("store"), visit.query("name"))
-    ]
-    return visit.render("pause.html", rows=chosen, name=visit.query("name"), store=visit.query("store"))
+    store, name, _ = visit.pipeline_query()
+    try:
+        rows = visit.states.rows_of(store, name)
+    except SourceMissing:
+        rows = []
+    return visit.render("pause.html", rows=rows, name=name, store=store)
 
 
 def tables(visit: Visit) -> Response:

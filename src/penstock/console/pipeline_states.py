@@ -52,6 +52,11 @@ class PipelineStates:
                 problems[without_password(url)] = problem
         return rows, problems
 
+    def rows_of(self, number: int, name: str) -> list[PipelineRow]:
+        """Return the sinks of one pipeline. Raises SourceMissing, CoordinationLost."""
+        with self._state(number, name) as state:
+            return _rows_of(number, name, state.store)
+
     def tables(self, number: int, name: str, sink: str) -> list[TableState]:
         """Return the tables of a pipeline's sink, by name. Raises SourceMissing, CoordinationLost."""
         with self._state(number, name, sink) as state:
