@@ -45,14 +45,14 @@ def prepare() -> list[str]:
 
 
 @contextmanager
-def canal_server(server: Server, table_filter: str) -> Iterator[CanalServer]:
-    """Run Canal's server inside the block on a server of a corpus, as its destination `bench`."""
+def canal_server(server: Server, table_filter: str, file: str = FILE_NAME) -> Iterator[CanalServer]:
+    """Run Canal's server inside the block, from a file of a server on, as its destination `bench`."""
     with server.connect() as connection, connection.cursor() as cursor:
         cursor.execute("SET SESSION sql_log_bin = 0")
         cursor.execute(f"CREATE USER IF NOT EXISTS {_USER}@'%' IDENTIFIED BY '{_USER}'")
         cursor.execute(f"GRANT ALL ON *.* TO {_USER}@'%'")
     port = free_port()
-    words = [*prepare(), str(port), str(server.port), FILE_NAME, table_filter]
+    words = [*prepare(), str(port), str(server.port), file, table_filter]
     # It leaves files in its working directory.
     with tempfile.TemporaryDirectory(dir=cache_directory()) as folder:
         process = subprocess.Popen(

@@ -1,16 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock compare` between the two ports of a real daemon: that for Canal's clients, and its own."""
+"""`penstock compare` between a real daemon and its own port for Canal's clients, and Canal's own server."""
 
 import json
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from bench.canal_server import canal_server
+from bench.compiled import ToolMissing
 from tests.support.canal.following import arrived, settings_of
+from tests.support.capture.captured_log import head_of
 from tests.support.daemon.process import DaemonProcess
-from tests.support.suite.fixture_types import FreshDatabase
+from tests.support.suite.fixture_types import FreshDatabase, MissingPart, StartServer
 from tools.servers import Server
+
+
+def compare(daemon: DaemonProcess, canal: str, tables: str, *words: str) -> tuple[int, list[dict[str, Any]]]:
+    """Return the exit status and the lines of a comparison of a few seconds."""
+    command = ["penstock", "compare", canal, f"penstock://127.0.0.1:{daemon.port}/shop"]
+    command += ["--json", "--tables", tables, "--seconds", "5", *words]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100)
+    assert done.stdout, done.stderr
+    return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
 
 
 @pytest.mark.deep(guard="tests/unit/test_compare_canal.py::test_entries_of_the_same_log_have_no_difference")
@@ -28,24 +41,43 @@ def test_comparison_reports_equal_logs_differences_and_nothing_by_its_status(
             )
         arrived(mysql_server, daemon)
 
-        ours = f"penstock://127.0.0.1:{daemon.port}/shop"
-        shared = ["--json", "--seconds", "3", "--tables", f"{database}.*"]
-
-        def compare(client: int, *words: str) -> tuple[int, list[dict[str, object]]]:
-            canal = f"canal://127.0.0.1:{daemon.ports['canal']}/shop"
-            done = subprocess.run(
-                ["penstock", "compare", canal, ours, "--client-id", str(client), *shared, *words],
-                capture_output=True,
-                text=True,
-                timeout=100,
-            )
-            return done.returncode, [json.loads(line) for line in done.stdout.splitlines()]
-
-        status, [counts] = compare(1)
+        canal = f"canal://127.0.0.1:{daemon.ports['canal']}/shop"
+        tables = f"{database}.*"
+        status, [counts] = compare(daemon, canal, tables, "--client-id", "1")
         assert (status, counts["entries"], counts["rows"], counts["different"]) == (0, 7, 7, 0)
-        status, lines = compare(2, "--zone", "+08:00", "--shown", "2")
+        status, lines = compare(daemon, canal, tables, "--zone", "+08:00", "--shown", "2")
         assert (status, len(lines), lines[0]["path"]) == (1, 3, "row 0 before.at")
         assert lines[0]["canal"] == "'2026-03-01 01:02:03'"
         # Its entries are acknowledged.
-        status, [counts] = compare(1)
+        status, [counts] = compare(daemon, canal, tables, "--client-id", "1")
         assert (status, counts["entries"], counts["start"]) == (5, 0, None)
+
+
+@pytest.mark.deep(guard="tests/unit/test_compare_canal.py::test_entries_of_the_same_log_have_no_difference")
+def test_comparison_with_canals_own_server_finds_the_known_differences_alone(
+    start_server: StartServer, missing_part: MissingPart, tmp_path: Path
+) -> None:
+    server = start_server(default_time_zone="+00:00")
+    server.sql(
+        "CREATE DATABASE shop; CREATE TABLE shop.t (id INT PRIMARY KEY, at TIMESTAMP, price DECIMAL(9,2))"
+    )
+    settings = settings_of(server)
+    settings["instances"]["shop"]["start"] = "earliest"
+    with DaemonProcess(tmp_path, settings) as daemon:
+        try:
+            with canal_server(server, r"shop\..*", head_of(server).file) as canal:
+                address = f"canal://127.0.0.1:{canal.port}/bench"
+                for number in range(4):
+                    server.sql(f"INSERT INTO shop.t VALUES ({number}, '2026-03-01 01:02:03', 1.25)")
+                status, [counts] = compare(daemon, address, "shop.*", "--seconds", "20")
+                assert (status, counts["different"], counts["behind"]) == (0, 0, None)
+                assert counts["rows"] >= 4
+                server.sql("INSERT INTO shop.t VALUES (9, NULL, 0)")
+                server.sql("INSERT INTO shop.t VALUES (10, NULL, 3)")
+                status, [difference, counts] = compare(daemon, address, "shop.*", "--seconds", "20")
+        except ToolMissing as problem:
+            missing_part("Canal's server", str(problem))
+    # The comparison begins after the first transaction. Canal shows a decimal without the zeros at its end;
+    # see docs/formats/messages.md.
+    assert (status, difference["path"]) == (1, "row 0 after.price")
+    assert (difference["canal"], difference["penstock"]) == ("'3.0'", "'3.00'")

@@ -1,21 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """The comparison of Canal's entries with those of the same log, and the client that receives them."""
 
+import socket
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from penstock.cli.compare import run
 from penstock.errors import AccessDenied, AuthenticationFailed, ConnectionLost, OptionInvalid, PositionInvalid
 from penstock.migrate.compare.canal_client import CanalAddress, CanalClient
 from penstock.migrate.compare.comparing import Comparison
 from penstock.model import Position, Secret, TablePatterns
 from penstock.protobuf import Message
+from penstock.serve.canal.frames import ack, handshake
 from penstock.source.reading import Selection, read_range
 from penstock.source.source import Source, SourceOptions, open_source
 from tests.support.canal.client import ROWDATA, TRANSACTIONEND, entry_of, row_change_of
 from tests.support.daemon.served_log import INSTANCE, captured_log, serving
+from tests.support.suite.patience import WAIT_SECONDS_MAX
 
 SAMPLE = Path(__file__).parents[2] / "src/penstock/sample/mysql-bin.000001"
 TABLES = TablePatterns("shop.orders")
@@ -211,6 +216,27 @@ def test_refusals_are_raised_by_name(port: int) -> None:
 def test_closed_connection_is_lost(port: int) -> None:
     with pytest.raises(ConnectionLost):
         CanalClient(address(1))
+
+
+def test_connection_lost_while_comparing_is_raised_after_what_was_compared(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    def serve(listening: socket.socket) -> None:
+        connection, _ = listening.accept()
+        with connection:
+            connection.sendall(handshake(b"12345678") + ack() + ack())
+            # The authentication, the subscription and the first request, each with its length.
+            for _ in range(3):
+                length = int.from_bytes(connection.recv(4, socket.MSG_WAITALL), "big")
+                connection.recv(length, socket.MSG_WAITALL)
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        thread = threading.Thread(target=serve, args=(listening,))
+        thread.start()
+        with pytest.raises(ConnectionLost):
+            run(f"canal://127.0.0.1:{listening.getsockname()[1]}/shop", "penstock://127.0.0.1:1/shop")
+        thread.join(WAIT_SECONDS_MAX)
+    assert "nothing was compared" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.shared.rendering import write_json
-from penstock.errors import OptionInvalid
+from penstock.errors import OptionInvalid, TransientError
 from penstock.model import PASSWORD_VARIABLE, Secret, TablePatterns
 from penstock.source.daemon_address import is_daemon_url
 
@@ -82,6 +82,9 @@ def run(
         except KeyboardInterrupt:
             # What was compared until now is reported.
             pass
+        except TransientError:
+            _print(comparison.outcome, as_json=json)
+            raise
     _print(comparison.outcome, as_json=json)
     if comparison.outcome.different:
         raise typer.Exit(EXIT_DIFFERENCES)
