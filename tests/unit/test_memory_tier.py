@@ -66,6 +66,14 @@ def test_large_chunk_is_kept_without_a_copy() -> None:
     assert view.obj is large
 
 
+def test_small_chunk_that_is_a_whole_buffer_is_kept_without_a_copy() -> None:
+    small = bytearray(content(0, 100))
+    tier = MemoryTier(1 << 20)
+    tier.put(small, epoch=0, file=FILE, start=4, end=104, boundary=104)
+    (view,) = tier.read(0, FILE, 4, 104) or []
+    assert view.obj is small
+
+
 def test_small_chunk_does_not_keep_its_parent_buffer_alive() -> None:
     large = bytearray(1 << 20)
     tier = MemoryTier(1 << 20)

@@ -19,7 +19,7 @@ from typing import Self
 from penstock.errors import LimitExceeded, OptionInvalid, PositionInvalid, PositionPurged
 from penstock.model import Position
 
-# Smaller chunks are copied: a view would keep the whole receive buffer alive.
+# Smaller parts of a buffer are copied: a view would keep the whole buffer alive.
 _COPY_BYTES_MAX = 64 * 1024
 # The overhead of a chunk, so that a million tiny chunks are bounded too.
 CHUNK_OVERHEAD_BYTES = 512
@@ -162,7 +162,7 @@ class MemoryTier:
         Raises LimitExceeded in `memory` mode for a chunk or a transaction that exceeds the bound.
         """
         view = memoryview(data).cast("B")
-        if view.nbytes < _COPY_BYTES_MAX:
+        if view.nbytes < _COPY_BYTES_MAX and view.nbytes < memoryview(view.obj).nbytes:
             view = memoryview(bytes(view))
         number = Position(epoch, file, start).file_number
         chunk = MemoryChunk(epoch, file, number, start, end, boundary if boundary > start else 0, view)

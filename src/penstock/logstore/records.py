@@ -33,6 +33,8 @@ STATES = ("open", "closed", "cold", "tiered")
 
 _CRC_AT = 124
 _CRC = struct.Struct("<I")
+# The source end and the file number of a block.
+_BLOCK_END = struct.Struct("<8xQI")
 # Magic, size of a record, epoch, base, file number.
 _HEADER = struct.Struct("<8sIIQI")
 
@@ -113,6 +115,12 @@ def sound_records(content: bytes | memoryview) -> int:
 def block_records(content: bytes | memoryview) -> Records:
     """Return L2 records, without the header, as an array of BLOCK_DTYPE that shares the bytes."""
     return np.frombuffer(content, BLOCK_DTYPE, len(content) // RECORD_BYTES)
+
+
+def block_end(records: bytes, start: int) -> tuple[int, int]:
+    """Return the source end and the file number of the L2 record at an offset: cheaper than an array."""
+    source_end, file_number = _BLOCK_END.unpack_from(records, start)
+    return source_end, file_number
 
 
 def segment_records(content: bytes | memoryview) -> Records:

@@ -25,6 +25,7 @@ from penstock.logstore.records import (
     OPEN,
     RECORD_BYTES,
     IndexHeader,
+    Records,
     SegmentRecord,
     block_records,
 )
@@ -188,8 +189,7 @@ class _Totals:
     changes: int = 0
     server_id: int = 0
 
-    def add(self, records: bytes) -> None:
-        blocks = block_records(records)
+    def add(self, blocks: Records) -> None:
         if len(blocks):
             times = blocks["time_us"]
             self.time_first_us = self.time_first_us or int(times[times > 0][0] if (times > 0).any() else 0)
@@ -279,7 +279,8 @@ class SegmentWriter:
         """
         before = self._data.size
         self._data.write([piece])
-        if not self._follows(records):
+        blocks = block_records(records)
+        if not self._follows(blocks):
             # The data is authoritative: the index is rebuilt from it when the segment is closed.
             self.index_whole = False
             return
@@ -290,8 +291,8 @@ class SegmentWriter:
         except BaseException:
             self._data.truncate(before)
             raise
-        self.indexed_end = int(block_records(records)["source_end"][-1])
-        self._totals.add(records)
+        self.indexed_end = int(blocks["source_end"][-1])
+        self._totals.add(blocks)
 
     def cut(self, end: int) -> None:
         """Truncate the data to a source offset. The caller then supplies the remaining index."""
@@ -307,9 +308,10 @@ class SegmentWriter:
         if self._index.size != len(content) or self._disk.read(self.segment.index_path) != content:
             self._index.truncate(0)
             self._index.write([content])
+        blocks = block_records(records)
         self._totals = _Totals(time_max_us=self.time_before_us)
-        self._totals.add(records)
-        self.indexed_end = int(block_records(records)["source_end"][-1]) if records else self.head.base
+        self._totals.add(blocks)
+        self.indexed_end = int(blocks["source_end"][-1]) if records else self.head.base
         self.index_whole = True
 
     def rewrite(self, start: int) -> None:
@@ -344,12 +346,11 @@ class SegmentWriter:
         source_end = 0 if state == OPEN else self.end
         return _record(self.segment, self.head, source_end, state, self._totals, self._data.size)
 
-    def _follows(self, records: bytes) -> bool:
+    def _follows(self, blocks: Records) -> bool:
         if not self.index_whole:
             return False
-        if not records:
+        if not len(blocks):
             return True
-        blocks = block_records(records)
         starts, ends = blocks["source_start"], blocks["source_end"]
         return bool(
             starts[0] == self.indexed_end and (starts[1:] == ends[:-1]).all() and ends[-1] <= self.end
@@ -371,7 +372,7 @@ def closed_record(
 ) -> SegmentRecord:
     """Return the L1 record of a closed segment, computed from its block records without the header."""
     totals = _Totals(time_max_us=time_max_us)
-    totals.add(records)
+    totals.add(block_records(records))
     return _record(segment, head, end, COLD if segment.cold else CLOSED, totals, stored_bytes)
 
 

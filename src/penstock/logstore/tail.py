@@ -15,7 +15,7 @@ from penstock.errors import LogFull, PositionInvalid, SequenceGap
 from penstock.logstore.disk import Disk
 from penstock.logstore.index import Scan, scan
 from penstock.logstore.layout import Layout, StoredSegment, hour_of
-from penstock.logstore.records import CLOSED, RECORD_BYTES, SegmentRecord, block_records
+from penstock.logstore.records import CLOSED, RECORD_BYTES, SegmentRecord, block_end, block_records
 from penstock.logstore.recovery import sound_blocks
 from penstock.logstore.segment import SegmentHead, SegmentReader, SegmentWriter
 from penstock.model import Position
@@ -171,7 +171,7 @@ class Tail:
         open_file, writer = self.file, self.writer
         assert open_file is not None, "a file was begun"
         assert writer is not None, "a segment is open"
-        records = _unindexed(records, writer)
+        records = unindexed(records, writer.position.file_number, writer.indexed_end)
         if records and int(block_records(records)["source_start"][0]) < writer.indexed_end:
             self._write_over_cut(writer, piece, records)
         else:
@@ -251,9 +251,12 @@ def until(records: bytes, stop: int) -> bytes:
     return records[: int((ends <= stop).sum()) * RECORD_BYTES]
 
 
-def _unindexed(records: bytes, writer: SegmentWriter) -> bytes:
-    """Return the records of blocks past the indexed end. The others are already in the index."""
-    blocks = block_records(records)
-    number = writer.position.file_number
-    late = (blocks["source_end"] <= writer.indexed_end) | (blocks["file_number"] != number)
-    return records[int(late.sum()) * RECORD_BYTES :]
+def unindexed(records: bytes, file_number: int, indexed_end: int) -> bytes:
+    """Return the records of a file's blocks past the indexed end. Earlier records are indexed."""
+    start = 0
+    while start < len(records):
+        source_end, number = block_end(records, start)
+        if number == file_number and source_end > indexed_end:
+            break
+        start += RECORD_BYTES
+    return records[start:]
