@@ -10,7 +10,14 @@ import pytest
 from pydantic import ValidationError
 
 from penstock.capture.status import State
-from penstock.errors import EventMalformed, EventUnsupported, LimitExceeded, PenstockError, SequenceGap
+from penstock.errors import (
+    EventMalformed,
+    EventUnsupported,
+    LimitExceeded,
+    PenstockError,
+    SequenceGap,
+    ValueMalformed,
+)
 from penstock.logstore.epochs import unseal_json
 from penstock.mysql.start import StartAt
 from penstock.settings.daemon import InstanceSettings
@@ -174,6 +181,15 @@ def test_precheck_names_what_stops_the_instance(topics: Topics, topic: str) -> N
 def test_message_of_another_form_is_refused(content: str, error: type[PenstockError], text: str) -> None:
     with pytest.raises(error, match=text):
         KafkaMessages(None).read(content.encode())
+
+
+def test_fraction_that_does_not_fit_its_type_is_refused() -> None:
+    text = "2026-11-23 10:00:00.120"
+    for declared in ("datetime(2)", "datetime(3)"):
+        KafkaMessages(None).read(row(1, "INSERT", 1, text, mysqlType=TYPES | {"name": declared}).encode())
+    cut = row(1, "INSERT", 1, text, mysqlType=TYPES | {"name": "datetime"})
+    with pytest.raises(ValueMalformed, match=r"more digits than datetime"):
+        KafkaMessages(None).read(cut.encode())
 
 
 def test_deleted_row_with_its_key_only_is_refused() -> None:

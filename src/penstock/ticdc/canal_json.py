@@ -131,10 +131,16 @@ def commit_ts_of(message: Message) -> int:
 def _reader(column: SinkColumn, zone: ZoneInfo | None) -> Callable[[Any], bytes]:
     """Return what turns a value of a column into the text that is written."""
     encoding = "latin-1" if column.is_binary else "utf-8"
+    digits_max = column.fraction_digits
 
     def read(value: Any) -> bytes:
         if not isinstance(value, str):
             raise ValueMalformed(f"the column `{column.name}` has {value!r}, which is not text")
+        if digits_max is not None and len(value.partition(".")[2].rstrip("0")) > digits_max:
+            raise ValueMalformed(
+                f"the column `{column.name}` has {value[:40]!r}, with more digits than {column.type_text}",
+                hint="Set content-compatible=true in the sink URI of a changefeed to Kafka",
+            )
         text = utc_text(value, zone, column) if column.kind == "TIMESTAMP" else value
         try:
             return text.encode(encoding)

@@ -65,6 +65,13 @@ class SinkColumn:
         return self.kind in _BLOBS or self.kind in ("BINARY", "VARBINARY")
 
     @property
+    def fraction_digits(self) -> int | None:
+        """The digits of a second's fraction; None for a type without a time of day."""
+        if self.kind not in _TIMES:
+            return None
+        return int(self.type_text.partition("(")[2].rstrip(")") or 0)
+
+    @property
     def charset(self) -> str | None:
         """The character set, None for a type without text. TiDB sends all text as UTF-8."""
         is_text = self.kind in _TEXTS or self.kind in ("CHAR", "VARCHAR", "VAR_STRING", "ENUM", "SET")
