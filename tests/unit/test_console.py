@@ -201,19 +201,6 @@ def test_pipelines_are_shown_paused_and_resumed(daemon: ServedLog, tmp_path: Pat
     assert audit == [("pause pipeline", "notes"), ("resume pipeline", "notes")]
 
 
-def test_pipeline_is_paused_beside_one_with_an_unreadable_state(daemon: ServedLog, tmp_path: Path) -> None:
-    url = f"sqlite:///{tmp_path}/states.db"
-    for name in ("another", "notes"):
-        with closing(PipelineState.open(url, name)) as state:
-            state.write(state.take())
-            if name == "another":
-                state.store.put("/pipelines/another/standing", b"no state")
-    with console_of(daemon, stores=(url,)) as browser:
-        form = browser.get("/pipelines/pause", store="0", name="notes")
-        assert form.field("name") == "notes"
-        assert "no such pipeline any longer" in browser.get("/pipelines/pause", store="0", name="x").words
-
-
 def test_overview_shows_the_most_urgent_pipelines_and_links_to_the_others(
     daemon: ServedLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pausing subscriptions over HTTP and in the console: shown first, for administrators, and recorded."""
+"""Pausing subscriptions and pipelines: shown first, for administrators, and recorded."""
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +15,7 @@ from penstock.coordinate.checkpoint import Checkpoint
 from penstock.coordinate.lease import Lease
 from penstock.coordinate.subscription_record import Subscription, Subscriptions
 from penstock.logstore.log import Log
+from penstock.pipeline.state import PipelineState
 from penstock.serve.coordination import CoordinationProbe
 from tests.support.daemon.console import console_of
 from tests.support.daemon.served_log import INSTANCE, Answered, ServedLog, captured_log, serving
@@ -128,3 +131,16 @@ def test_reader_may_not_pause_in_the_console(coordinated: Coordinated) -> None:
         fields = {**address, "csrf": shown.field("csrf"), "daemon": url}
         assert browser.post("/subscriptions/pause/confirm", fields).status == 403
     assert not coordinated.is_paused()
+
+
+def test_pipeline_is_paused_beside_one_with_an_unreadable_state(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/states.db"
+    for name in ("another", "notes"):
+        with closing(PipelineState.open(url, name)) as state:
+            state.write(state.take())
+            if name == "another":
+                state.store.put("/pipelines/another/standing", b"no state")
+    with console_of(stores=(url,)) as browser:
+        form = browser.get("/pipelines/pause", store="0", name="notes")
+        assert form.field("name") == "notes"
+        assert "no such pipeline any longer" in browser.get("/pipelines/pause", store="0", name="x").words
