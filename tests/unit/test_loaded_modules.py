@@ -26,7 +26,7 @@ from typer.testing import CliRunner
 from penstock.cli.app import make_app
 for verb in pkgutil.iter_modules(penstock.cli.__path__):
     if not verb.ispkg and verb.name != "app":
-        answer = CliRunner().invoke(make_app(), [verb.name, "--help"])
+        answer = CliRunner().invoke(make_app(), [verb.name.replace("_", "-"), "--help"])
         assert answer.exit_code == 0, (verb.name, answer.output)
 """
 

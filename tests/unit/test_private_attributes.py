@@ -32,7 +32,7 @@ PYMYSQL = {
 }
 REDIS = {"_sock"}
 # Underscore names that libraries document: error codes of librdkafka, and the end of a process.
-DOCUMENTED = {"_PARTITION_EOF", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION", "_exit"}
+DOCUMENTED = {"_PARTITION_EOF", "_AUTO_OFFSET_RESET", "_UNKNOWN_TOPIC", "_UNKNOWN_PARTITION", "_exit"}
 UVICORN_PROTOCOL = {
     "connection_made",
     "connection_lost",

@@ -25,7 +25,7 @@ _LINK = re.compile(r"\]\(([^)#\s:]+)")
 ERROR_MESSAGES = "docs/error_messages.md"
 # The sections of the navigation, with the pages or folders of each.
 SECTIONS = {
-    "Start": ("README.md", "docs/start.md", "docs/comparison.md"),
+    "Start": ("README.md", "docs/start.md", "docs/glossary.md", "docs/comparison.md"),
     "Guides": ("docs/guides",),
     "Targets": ("docs/guides/sinks",),
     "Reference": ("docs/reference", ERROR_MESSAGES),

@@ -23,11 +23,9 @@ if TYPE_CHECKING:
     from penstock.engine.driver import Driver
     from penstock.engine.run import PipelineRun
     from penstock.engine.sink_runs import SinkRuns
+    from penstock.local.shard_runs import ShardRuns
     from penstock.pipeline.settings import PipelineSettings
     from penstock.pipeline.shards import Shard
-
-if TYPE_CHECKING:
-    from penstock.local.shard_runs import ShardRuns
 
 CAUGHT_UP = "caught-up"
 # The process of a shard gets it: the end is where the number of shards changes.
@@ -36,6 +34,14 @@ _BARRIER = "barrier"
 Report = Callable[[Mapping[str, Any]], None]
 
 # The process of a shard gets it.
+_Until = Annotated[
+    str | None,
+    typer.Option(
+        "--until",
+        metavar=CAUGHT_UP,
+        help="Stop once every change logged before the full load finished has been written.",
+    ),
+]
 _ShardOption = Annotated[str | None, typer.Option(hidden=True, help="Run this shard alone, such as 1-of-4.")]
 
 
@@ -44,14 +50,7 @@ def run(
         Path | None,
         typer.Argument(metavar="pipeline.yaml", help="The pipeline file; see docs/guides/pipelines.md."),
     ] = None,
-    until: Annotated[
-        str | None,
-        typer.Option(
-            "--until",
-            metavar=CAUGHT_UP,
-            help="Stop once every change logged before the full load finished has been written.",
-        ),
-    ] = None,
+    until: _Until = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what would be loaded, prepared and written, then exit.")
     ] = False,

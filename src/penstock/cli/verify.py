@@ -21,15 +21,23 @@ if TYPE_CHECKING:
 EXIT_DIFFERENCES = 1
 EXIT_INCOMPLETE = 5
 
+_Tables = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[TABLES]", help="Only these tables of the target or the source: shop.orders, shop.*."
+    ),
+]
+_Output = Annotated[
+    Path | None,
+    typer.Option(
+        help="Write every difference to this file: JSON lines for .json or .jsonl, otherwise Arrow."
+    ),
+]
+
 
 def run(
     file: PipelineFile,
-    tables: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[TABLES]", help="Only these tables of the target or the source: shop.orders, shop.*."
-        ),
-    ] = None,
+    tables: _Tables = None,
     sink: Annotated[
         str | None, typer.Option(help="The sink to compare, if the pipeline has several.")
     ] = None,
@@ -39,12 +47,7 @@ def run(
             "--repair", help="Write missing and differing rows to the target, and delete extra rows."
         ),
     ] = False,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            help="Write every difference to this file: JSON lines for .json or .jsonl, otherwise Arrow."
-        ),
-    ] = None,
+    output: _Output = None,
     leave_out: Annotated[str | None, typer.Option(help="Columns to ignore, separated by commas.")] = None,
     limit: Annotated[
         int, typer.Option(min=1, help="Read at most this many differing keys of a table in full.")
