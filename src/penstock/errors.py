@@ -16,6 +16,7 @@
     │   ├── SchemaInvalid            a schema file, or a declared schema, cannot be used
     │   ├── ProcessFailed            a capture process ended too often at one position
     │   ├── LogLocked                another process writes this log
+    │   ├── StateOutdated            the target has later batches than the pipeline's state
     │   ├── AccessDenied             the account is not allowed to do this
     │   └── DiskFailed               the operating system refused a read, a write or a sync
     ├── TransientError           retried automatically, within limits
@@ -147,6 +148,10 @@ class ProcessFailed(OperatorError):
 
 class LogLocked(OperatorError):
     """Another process writes this log."""
+
+
+class StateOutdated(OperatorError):
+    """The target has later batches than the pipeline's state, as after the restore of a backup."""
 
 
 class AccessDenied(OperatorError):

@@ -3,6 +3,7 @@
 
 import pytest
 
+from penstock.errors import StateOutdated
 from penstock.sinks.sink import BatchMark, Evolution, Sink, Spread
 from tests.conformance.batches import MakeTarget, Pipe, runs_on
 from tests.support.pipeline.changes_made import changes_of, delete, insert, update
@@ -54,6 +55,19 @@ def test_repeated_batch_of_several_parts_is_stored_once(
     assert backend.feed_rows(feed, target) == [*ROWS, FeedRow(2, "c", "insert", 4, 0)]
 
 
+@runs_on(lambda backend: keeps_feeds(backend) and backend.STORES_NUMBERS)
+def test_batch_before_the_last_one_is_refused(backend: SinkBackend, feed: Sink, table: MakeTarget) -> None:
+    target, pipe = table(), Pipe(feed)
+    for change in CHANGES:
+        pipe.changes(target, change)
+    outdated = Pipe(feed)
+    with pytest.raises(StateOutdated, match="the target has batch 3"):
+        outdated.changes(target, insert(4, id=2, name="c"))
+    with pytest.raises(StateOutdated, match="the target has batch 3"):
+        feed.settle_load(BatchMark("conformance", "1", 2), [target])
+    assert backend.feed_rows(feed, target) == ROWS
+
+
 @runs_on(keeps_feeds)
 def test_repeated_batch_may_be_split_differently(backend: SinkBackend, feed: Sink, table: MakeTarget) -> None:
     target, pipe = table(), Pipe(feed)
@@ -75,7 +89,7 @@ def test_rows_of_a_feed_carry_their_position_in_the_log(
     assert sorted(row["_metadata"]["offset"] for row in backend.stored_feed(feed, target)) == wanted
 
 
-@runs_on(lambda backend: keeps_feeds(backend) and backend.NAME != "clickhouse")
+@runs_on(lambda backend: keeps_feeds(backend) and backend.STORES_NUMBERS)
 def test_interrupted_load_is_settled_by_the_batch_number(
     backend: SinkBackend, feed: Sink, table: MakeTarget
 ) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.changes import Origin
-from penstock.errors import ConnectionLost, OptionInvalid, SchemaChanged, StreamError
+from penstock.errors import ConnectionLost, OptionInvalid, SchemaChanged, StateOutdated, StreamError
 from penstock.model import Column, TableName
 from penstock.sinks.sink import BatchMark, Delivery, Evolution, Sink, Spread
 from tests.conformance.batches import MakeTarget, Pipe, row, runs_on
@@ -94,6 +94,30 @@ def test_repeated_batch_changes_nothing(backend: SinkBackend, sink: Sink, table:
     for again in (False, True, True):
         pipe.changes(target, *batch, again=again)
         assert backend.rows(sink, target) == [row(5, "a"), row(6, "f")]
+
+
+@runs_on(lambda backend: backend.MIRRORS and backend.STORES_NUMBERS)
+@pytest.mark.parametrize("origin", list(Origin))
+def test_batch_before_the_last_one_is_refused(
+    backend: SinkBackend, sink: Sink, table: MakeTarget, origin: Origin
+) -> None:
+    target = table()
+    sink.prepare(target, Evolution.EVOLVE)
+
+    def write(number: int, name: str) -> None:
+        mark = BatchMark(f"refused/{origin}", "1", number, loads=origin is Origin.LOAD)
+        writer = sink.open(mark, 0)
+        writer.write(changes_of(target, insert(number, id=number, name=name), origin=origin))
+        sink.commit(mark, [writer.finish()])
+
+    for number in (1, 2, 3):
+        write(number, "a")
+    for number in (1, 2):
+        with pytest.raises(StateOutdated, match=f"the target has batch 3 .* only at batch {number}"):
+            write(number, "another")
+    write(3, "another")
+    write(4, "b")
+    assert backend.rows(sink, target) == [row(1, "a"), row(2, "a"), row(3, "a"), row(4, "b")]
 
 
 def test_aborted_writer_leaves_no_trace(backend: SinkBackend, sink: Sink, table: MakeTarget) -> None:

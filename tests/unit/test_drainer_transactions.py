@@ -12,7 +12,7 @@ from pydantic import ValidationError
 import penstock
 from penstock._native import crc32c
 from penstock.changes import Changes, DefiningStatement, Origin, Target
-from penstock.errors import EventUnsupported, LimitExceeded, OptionInvalid
+from penstock.errors import EventUnsupported, LimitExceeded, OptionInvalid, StateOutdated
 from penstock.model import TableName
 from penstock.pipeline.settings import pipeline_of_values
 from penstock.protobuf import Message, encode
@@ -274,6 +274,16 @@ def test_replayed_batch_is_stored_once(files: DrainerSink) -> None:
     write_file(files, mark, changes)
     assert [len(transactions) for _, transactions in read_folder(files.settings.path)] == [1]
     assert not list(files.settings.path.glob(".penstock-staged-*"))
+
+
+def test_batch_before_the_last_one_is_refused(files: DrainerSink) -> None:
+    for number in (1, 2, 3):
+        write_file(
+            files, BatchMark("p", "1", number), changes_of(ORDERS, insert(number, id=number, name="a"))
+        )
+    with pytest.raises(StateOutdated, match="the target has batch 3"):
+        write_file(files, BatchMark("p", "1", 2), changes_of(ORDERS, insert(4, id=4, name="a")))
+    assert versions_of(files.settings.path) == [1, 2, 3]
 
 
 def test_aborted_batch_leaves_nothing(files: DrainerSink) -> None:

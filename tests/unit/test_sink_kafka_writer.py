@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from penstock.errors import StateOutdated
 from penstock.sinks.kafka.outbox import Outbox
 from penstock.sinks.kafka.sink import KafkaSink, Settings
 from penstock.sinks.kafka.writer import KafkaWriter
@@ -20,9 +21,8 @@ LARGE = "x" * 4000
 class KeptProducer:
     """A producer that keeps what it is to send."""
 
-    last_committed = None
-
-    def __init__(self) -> None:
+    def __init__(self, last_committed: int | None = None) -> None:
+        self.last_committed = last_committed
         self.sent: list[tuple[str, Mapping[str, Any]]] = []
 
     def send(self, topic: str, partition: int, messages: list[dict[str, Any]], size: int) -> None:
@@ -55,6 +55,18 @@ def test_headers_of_rows_in_many_topics_are_computed_once(monkeypatch: pytest.Mo
     assert computed == [10]
     headers = [(topic, dict(message["headers"])["id"]) for topic, message in producer.sent]
     assert sorted(headers) == sorted((tenants[n % 5], str(n).encode()) for n in range(10))
+
+
+def test_batch_before_the_last_committed_one_is_refused() -> None:
+    sink = KafkaSink(Settings.model_validate({"servers": "127.0.0.1:1"}))
+    producer: Any = KeptProducer(last_committed=3)
+    outdated, repeated = (BatchMark("events", "1", number) for number in (2, 3))
+    sink.keep(f"{outdated.application}/0", producer)
+    with pytest.raises(StateOutdated, match="the target has batch 3"):
+        sink.open(outdated, 0)
+    sink.keep(f"{repeated.application}/0", producer)
+    sink.open(repeated, 0).write(changes_of(EVENTS, insert(1, id=1)))
+    assert producer.sent == []
 
 
 @pytest.mark.parametrize("deletes", ["tombstone", "drop"])

@@ -27,7 +27,7 @@ import pyarrow
 
 from penstock import sinks
 from penstock.changes import Changes, DefiningStatement, Target
-from penstock.errors import DependencyMissing, OptionInvalid, ValueMalformed
+from penstock.errors import DependencyMissing, OptionInvalid, StateOutdated, ValueMalformed
 from penstock.model import TableName
 from penstock.settings.values import Section
 
@@ -96,6 +96,23 @@ class BatchMark:
 def applications_of(pipeline: str) -> str:
     """Return the prefix of the names for a pipeline's numbers, over all generations."""
     return f"penstock/{pipeline}/"
+
+
+def is_repeated(mark: BatchMark, stored: int | None) -> bool:
+    """Return whether a target has a batch already, by the number that it stores, None if it stores none.
+
+    A pipeline writes its batches one after the other, so only the last one is ever repeated. Raises
+    StateOutdated for a later number: the state was restored from a backup, and under numbers that the target
+    has it plans other changes, which must not be taken for a repetition.
+    """
+    if stored is not None and stored > mark.number:
+        raise StateOutdated(
+            f"the target has batch {stored} of the pipeline {mark.pipeline}, whose state is only at batch"
+            f" {mark.number}: the state is older than the target",
+            hint="Begin another count of batches: penstock pipelines reset FILE --yes. After the run:"
+            " penstock verify FILE",
+        )
+    return stored == mark.number
 
 
 @dataclass(frozen=True)

@@ -78,6 +78,8 @@ class SinkBackend(ABC):
     KEEPS_UNREPRESENTABLE: ClassVar[bool] = False
     # : Whether its tables have columns that follow the source's.
     HAS_COLUMNS: ClassVar[bool] = True
+    # : Whether it stores the numbers of batches.
+    STORES_NUMBERS: ClassVar[bool] = True
     #: Whether it refuses tables without a primary key.
     NEEDS_KEY: ClassVar[bool] = True
     # : An address with a password at which no server listens; None for folders.
@@ -158,6 +160,7 @@ class ClickHouseBackend(_ServerBackend):
     """ClickHouse's own engine."""
 
     NAME = "clickhouse"
+    STORES_NUMBERS = False
     DEEP = True
     SERVER = ClickHouse
     FEED: ClassVar[Mapping[str, Any]] = {"write": "append"}
@@ -179,6 +182,7 @@ class MongoBackend(_ServerBackend):
     """A server of MongoDB's protocol."""
 
     NAME = "mongodb"
+    STORES_NUMBERS = False
     DEEP = True
     SERVER = Mongo
     HAS_COLUMNS = False
@@ -193,6 +197,7 @@ class ElasticsearchBackend(_ServerBackend):
     """A real Elasticsearch node."""
 
     NAME = "elasticsearch"
+    STORES_NUMBERS = False
     DEEP = True
     SERVER = Elasticsearch
     SETTINGS: ClassVar[Mapping[str, Any]] = {"refresh": "now"}
@@ -207,6 +212,7 @@ class RedisBackend(_ServerBackend):
     """A real Redis server whose values are rows as JSON."""
 
     NAME = "redis"
+    STORES_NUMBERS = False
     SERVER = Redis
     LOSES = frozenset({"geometry"})
     KEEPS_UNREPRESENTABLE = True

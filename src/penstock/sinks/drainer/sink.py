@@ -38,6 +38,7 @@ from penstock.sinks.sink import (
     Spread,
     Writer,
     applications_of,
+    is_repeated,
 )
 
 EXTRA = ""
@@ -133,7 +134,7 @@ class DrainerSink(Sink):
         staged = folder / name
         with translate_file_errors(str(folder)), self._locked():
             record = self._record_of(mark)
-            if record.number > mark.number or self._files_of(record):
+            if self._files_of(record):
                 # An earlier attempt at this commit renamed the file.
                 staged.unlink(missing_ok=True)
             else:
@@ -153,12 +154,12 @@ class DrainerSink(Sink):
     def _record_of(self, mark: BatchMark) -> _BatchRecord:
         """Return the record of a batch, durable, with an index above all others if the batch is new.
 
-        Raises OptionInvalid if another pipeline writes here. Call it with the lock held.
+        Raises OptionInvalid if another pipeline writes here, StateOutdated. Call it with the lock held.
         """
         records = self._records()
         _refuse_others(records, mark)
         for record in records:
-            if record.application == mark.application and record.number >= mark.number:
+            if record.application == mark.application and is_repeated(mark, record.number):
                 return record
         names = (_NAME.match(path.name) for path in self.settings.path.iterdir())
         # A recorded index may have no file yet.

@@ -8,6 +8,7 @@ which a replayed batch reuses, and writes the batch's manifest last. A batch wit
 import hashlib
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -38,6 +39,7 @@ from penstock.sinks.sink import (
     Spread,
     Writer,
     applications_of,
+    is_repeated,
 )
 
 EXTRA = ""
@@ -45,6 +47,7 @@ EXTRA = ""
 _FILE_BYTES_DEFAULT = 128 << 20
 # Readers of Parquet folders ignore names that start with an underscore.
 _STAGED, _MANIFESTS, _SCHEMA = "_staged", "_penstock", "_schema.parquet"
+_MANIFEST = re.compile(r"\d{12,}\.json")
 
 
 class Settings(Section):
@@ -126,7 +129,6 @@ class FilesSink(Sink):
 
     def commit(self, mark: BatchMark, receipts: Sequence[Receipt]) -> None:
         manifests = self._folder(f"{_MANIFESTS}/{mark.application}")
-        manifest = f"{mark.number:012}.json"
         published: list[dict[str, Any]] = []
         staged: list[str] = []
         numbers: Counter[str] = Counter()
@@ -138,7 +140,7 @@ class FilesSink(Sink):
                 staged.append(f"{table}/{_STAGED}/{name}")
         with _TranslateErrors(self.settings.path):
             manifests.filesystem.create_dir(manifests.path, recursive=True)
-            if not _is_there(manifests, manifest):
+            if not _is_published(manifests, mark):
                 for table in numbers:
                     self._remove(table, prefix_of(mark), {file["path"] for file in published})
                 for file, name in zip(published, staged, strict=True):
@@ -146,7 +148,7 @@ class FilesSink(Sink):
                 for table in numbers:
                     _sync(self._folder(table))
                 text = json.dumps({"batch": mark.number, "files": published}).encode()
-                _write_atomically(manifests, manifest, lambda stream: stream.write(text))
+                _write_atomically(manifests, _manifest_of(mark), lambda stream: stream.write(text))
             # Remaining files were staged by failed or repeated tasks.
             for table in numbers:
                 self._remove(f"{table}/{_STAGED}", prefix_of(mark), set())
@@ -154,7 +156,7 @@ class FilesSink(Sink):
     def settle_load(self, mark: BatchMark, targets: Sequence[Target]) -> int | None:
         manifests = self._folder(f"{_MANIFESTS}/{mark.application}")
         with _TranslateErrors(self.settings.path):
-            if not _is_there(manifests, f"{mark.number:012}.json"):
+            if not _is_published(manifests, mark):
                 # The commit publishes its files before the manifest, so readers may see some of them.
                 for target in targets:
                     self._remove(path_of(target), prefix_of(mark), set())
@@ -321,6 +323,24 @@ def prefix_of(mark: BatchMark) -> str:
     """Return the prefix of a batch's file names. They sort by batch until the pipeline is reset."""
     application = hashlib.sha256(mark.application.encode()).hexdigest()[:8]
     return f"{application}-{mark.number:012}"
+
+
+def _manifest_of(mark: BatchMark) -> str:
+    return f"{mark.number:012}.json"
+
+
+def _is_published(manifests: Folder, mark: BatchMark) -> bool:
+    """Return whether a batch has its manifest. Raises StateOutdated if a later batch has one too."""
+    # The folder grows with every batch, and is listed only for a batch that seems to be repeated.
+    return _is_there(manifests, _manifest_of(mark)) and is_repeated(mark, _last_number(manifests))
+
+
+def _last_number(manifests: Folder) -> int | None:
+    """Return the number of the last batch with a manifest, None if there is none."""
+    selector = pyarrow.fs.FileSelector(manifests.path, allow_not_found=True)
+    names = [file.base_name for file in manifests.filesystem.get_file_info(selector)]
+    numbers = [int(name.removesuffix(".json")) for name in names if _MANIFEST.fullmatch(name)]
+    return max(numbers, default=None)
 
 
 def _staged_entry(target: Target, file: DataFile) -> list[Any]:

@@ -25,7 +25,7 @@ from penstock.sinks.kafka.writer import (
     topic_of,
 )
 from penstock.sinks.messages import DebeziumForms, Format, key_of
-from penstock.sinks.sink import BatchMark, Delivery, Evolution, Finding, Sink, Spread, Writer
+from penstock.sinks.sink import BatchMark, Delivery, Evolution, Finding, Sink, Spread, Writer, is_repeated
 
 EXTRA = "kafka"
 
@@ -295,7 +295,7 @@ class KafkaSink(Sink):
         parts = range(connection.partitions_of(connection.admin(self.client()), topic) or 0)
         keys = {part: position_key(mark, part) for part in parts}
         for stored in connection.stored_records(self.client(), topic, keys).values():
-            if stored["number"] >= mark.number:
+            if is_repeated(mark, stored["number"]):
                 is_committed = True
                 versions |= stored.get("loads", {})
         missing = [target.name for target in targets if str(target.name) not in versions]

@@ -25,7 +25,7 @@ from penstock.sinks.drainer_transactions import DrainerTransactions
 from penstock.sinks.images import refuse_partial, split_moved_updates
 from penstock.sinks.kafka import connection
 from penstock.sinks.messages import DELETE, Messages, messages_of
-from penstock.sinks.sink import BatchMark, Receipt, Writer
+from penstock.sinks.sink import BatchMark, Receipt, Writer, is_repeated
 from penstock.sinks.template import Template, column_texts
 
 if TYPE_CHECKING:
@@ -159,7 +159,7 @@ class KafkaWriter(Writer):
         self._producer = sink.take_producer(self._identity) or TransactionalProducer(sink, self._identity)
         if self._identity is not None and self._producer.last_committed is None:
             self._producer.last_committed = self._read_stored_number()
-        if self._identity is not None and (self._producer.last_committed or -1) >= mark.number:
+        if self._identity is not None and is_repeated(mark, self._producer.last_committed):
             # The batch is already committed; only its confirmation was lost.
             self._is_committed = True
 

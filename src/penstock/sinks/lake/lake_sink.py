@@ -35,6 +35,7 @@ from penstock.sinks.sink import (
     Spread,
     Writer,
     applications_of,
+    is_repeated,
 )
 
 # The suffix under which a table stores its last batch that only added rows of a full load.
@@ -125,14 +126,11 @@ class LakeSink(Sink):
         """Raises OptionInvalid if the batch is in some of several tables: each table has its own commit."""
         if self.mode is not Mode.FEED:
             return None
-        numbers = [
-            -1 if (table := self.open_table(target)) is None else table.number(mark.application)
-            for target in targets
-        ]
         committed = [
             target
-            for target, number in zip(targets, numbers, strict=True)
-            if number is not None and number >= mark.number
+            for target in targets
+            if (table := self.open_table(target)) is not None
+            and is_repeated(mark, table.number(mark.application))
         ]
         if committed and len(committed) < len(targets):
             raise OptionInvalid(
@@ -255,7 +253,7 @@ class LakeSink(Sink):
         """Commit staged files: add them if no row can exist already, otherwise merge them."""
         table = self.open_prepared(target)
         last_number = table.number(mark.application)
-        if last_number is not None and last_number >= mark.number:
+        if is_repeated(mark, last_number):
             return
         numbers = numbers_of(mark)
         if self.mode is Mode.FEED:
@@ -381,8 +379,7 @@ class LakeWriter(Writer):
         name = target.name
         if name not in self._whole:
             table = self._sink.open_prepared(target)
-            last_number = table.number(self._mark.application)
-            if last_number is not None and last_number >= self._mark.number:
+            if is_repeated(self._mark, table.number(self._mark.application)):
                 self._whole[name] = None
             elif self._sink.mode is Mode.HISTORY:
                 self._whole[name] = HistoryTable(

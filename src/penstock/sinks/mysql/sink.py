@@ -19,9 +19,9 @@ from penstock.sinks.mysql.drainer_marks import create_drainer_marks
 from penstock.sinks.mysql.log import create_commit_log
 from penstock.sinks.mysql.read import rows_of
 from penstock.sinks.mysql.tables import comment_sql, create_database, layout_of, statements
-from penstock.sinks.mysql.transaction import create_position_table, has_number, has_numbers, stored_number
+from penstock.sinks.mysql.transaction import create_position_table, has_numbers, last_number, stored_number
 from penstock.sinks.mysql.writer import MysqlWriter, WriterOptions
-from penstock.sinks.sink import BatchMark, Delivery, Evolution, Finding, Sink, Spread, Writer
+from penstock.sinks.sink import BatchMark, Delivery, Evolution, Finding, Sink, Spread, Writer, is_repeated
 from penstock.sinks.sql.rows import SkippingWriter, feed_target
 from penstock.sinks.sql.table_owner import is_taken_over, refuse_foreign
 
@@ -179,7 +179,7 @@ class MysqlSink(Sink):
 
     def settle_load(self, mark: BatchMark, targets: Sequence[Target]) -> int | None:
         with self._session() as session:
-            if not self._feed or not has_number(session, self.positions, mark):
+            if not self._feed or not is_repeated(mark, last_number(session, self.positions, mark)):
                 return None
             versions = [
                 session.run(f"SELECT MAX(_commit_version) FROM {target.name.sql}")[0][0]
@@ -191,7 +191,7 @@ class MysqlSink(Sink):
     def open(self, mark: BatchMark, part: int) -> Writer:
         with self._session() as session:
             stored = stored_number(session, self.positions, mark, part)
-        if stored is not None and stored >= mark.number:
+        if is_repeated(mark, stored):
             return SkippingWriter()
         options = WriterOptions(
             self.positions,

@@ -178,15 +178,16 @@ def has_numbers(session: Session, positions: TableName, pipeline: str) -> bool:
         raise
 
 
-def has_number(session: Session, positions: TableName, mark: BatchMark) -> bool:
-    """Return whether the target has a part of a batch, or of a later one."""
+def last_number(session: Session, positions: TableName, mark: BatchMark) -> int | None:
+    """Return the number of the last batch of which the target has a part, None if there is none."""
     try:
-        query = f"SELECT 1 FROM {positions.sql} WHERE application = %s AND part >= 0 AND number >= %s LIMIT 1"
-        return bool(session.run(query, (mark.application, mark.number)))
+        query = f"SELECT MAX(number) FROM {positions.sql} WHERE application = %s AND part >= 0"
+        ((number,),) = session.run(query, (mark.application,))
     except PenstockError as error:
         if number_of(error) in (NO_SUCH_TABLE, NO_SUCH_DATABASE):
-            return False
+            return None
         raise
+    return None if number is None else int(number)
 
 
 def stored_number(session: Session, positions: TableName, mark: BatchMark, part: int) -> int | None:

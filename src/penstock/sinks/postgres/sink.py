@@ -18,7 +18,17 @@ from penstock.sinks.postgres.privileges import prove_may_write
 from penstock.sinks.postgres.read import rows_of, without_zero_bytes
 from penstock.sinks.postgres.tables import comment_sql, create_schema, layout_of, statements, table_sql
 from penstock.sinks.postgres.writer import PostgresWriter, WriterOptions
-from penstock.sinks.sink import BatchMark, Delivery, Evolution, Finding, Sink, Spread, Writer, applications_of
+from penstock.sinks.sink import (
+    BatchMark,
+    Delivery,
+    Evolution,
+    Finding,
+    Sink,
+    Spread,
+    Writer,
+    applications_of,
+    is_repeated,
+)
 from penstock.sinks.sql.rows import SkippingWriter, feed_target
 from penstock.sinks.sql.table_owner import is_taken_over, refuse_foreign
 
@@ -168,10 +178,8 @@ class PostgresSink(Sink):
         with self._session() as session:
             if not self._feed or layout_of(session, self.positions) is None:
                 return None
-            query = (
-                f"SELECT 1 FROM {table_sql(self.positions)} WHERE application = %s AND number >= %s LIMIT 1"
-            )
-            if not session.run(query, (mark.application, mark.number)):
+            query = f"SELECT max(number) FROM {table_sql(self.positions)} WHERE application = %s"
+            if not is_repeated(mark, session.run(query, (mark.application,))[0][0]):
                 return None
             versions = [
                 session.run(f"SELECT max(_commit_version) FROM {table_sql(target.name)}")[0][0]
@@ -188,7 +196,7 @@ class PostgresSink(Sink):
                     f"SELECT number FROM {table_sql(self.positions)} WHERE application = %s AND part = %s",
                     (mark.application, part),
                 )
-        if stored and stored[0][0] >= mark.number:
+        if is_repeated(mark, stored[0][0] if stored else None):
             return SkippingWriter()
         settings = self.settings
         options = WriterOptions(self.positions, settings.held_bytes, self._feed, settings.truncate)

@@ -28,6 +28,7 @@ from penstock.sinks.sink import (
     Sink,
     Spread,
     Writer,
+    is_repeated,
 )
 from penstock.sinks.spark import statements
 from penstock.sinks.spark.catalog import (
@@ -115,9 +116,11 @@ class SparkSink(Sink):
         if self._stores_number:
             self.delivery = Delivery.EXACTLY_ONCE
         self._own_session: Any = None
+        # The tables whose last number was compared with the first batch of this process, by application.
+        self._compared: set[tuple[str, str]] = set()
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_own_session": None}
+        return self.__dict__ | {"_own_session": None, "_compared": set()}
 
     def close(self) -> None:
         self._own_session = None
@@ -190,11 +193,10 @@ class SparkSink(Sink):
             return None
         tables = list(map(self._table, targets))
         with translate_errors("read the tables' commits"):
-            numbers = [table.number(mark.application) if table.exists() else None for table in tables]
             committed = [
                 table
-                for table, number in zip(tables, numbers, strict=True)
-                if number is not None and number >= mark.number
+                for table in tables
+                if table.exists() and is_repeated(mark, table.number(mark.application))
             ]
             if committed and len(committed) < len(tables):
                 raise OptionInvalid(
@@ -275,8 +277,7 @@ class SparkSink(Sink):
             else:
                 rows = session.createDataFrame([], columns)
             if self.settings.using == "iceberg" and not self.keeps_state:
-                number = table.number(mark.application)
-                if number is None or number < mark.number:
+                if not is_repeated(mark, table.number(mark.application)):
                     option = f"snapshot-property.{BATCH_PROPERTY}"
                     named = rows.select(*map(statements.quoted, stored.names))
                     named.writeTo(table.name).option(
@@ -288,6 +289,10 @@ class SparkSink(Sink):
             if self.keeps_state:
                 key = target.primary_key
                 statement = statements.merge(table.name, stored, key, _STAGED, emptied=emptied)
+            if self.settings.using == "delta" and (mark.application, table.name) not in self._compared:
+                # Delta skips every number up to its last one. The caller repeats the batch of that number.
+                is_repeated(mark, table.number(mark.application))
+                self._compared.add((mark.application, table.name))
             with numbered(session, mark.application, mark.number):
                 session.sql(statement).collect()
 
