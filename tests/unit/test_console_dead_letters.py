@@ -79,6 +79,27 @@ def test_rejected_rows_are_grouped_by_cause_and_shown_as_text(tmp_path: Path) ->
         assert "11111103" not in shown.words
 
 
+def test_entry_page_and_actions_refuse_names_outside_the_dead_letter(tmp_path: Path) -> None:
+    file, settings = pipeline(tmp_path, {"files": {"path": str(tmp_path / "feed")}})
+    other = replace(settings, dead_letter=str(Path(settings.dead_letter).with_name("other")))
+    put_aside(other, changes_of(ORDERS, insert(9, id=9, status="x", email="secret@example.com")))
+    (outside,) = Path(other.dead_letter).iterdir()
+    kept = dead_letters(settings)
+    with console(settings, file) as browser:
+        fields = replay_fields(browser.get("/dead-letters/purge", **ADDRESS, entry=kept[0].name))
+        for entry in (f"../other/{outside.name}", str(outside), f"./{kept[0].name}"):
+            page = browser.get("/dead-letters/entry", **ADDRESS, entry=entry)
+            assert (page.status, "secret@example.com" in page.text) == (404, False), entry
+            assert browser.get("/dead-letters/purge", **ADDRESS, entry=entry).status == 404
+            assert (
+                "secret@example.com" not in browser.get("/dead-letters/replay", **ADDRESS, entry=entry).text
+            )
+            for action in ("replay", "purge"):
+                answer = browser.post(f"/dead-letters/{action}/confirm", fields | {"entry": entry})
+                assert answer.status == 400, (action, entry)
+    assert (dead_letters(settings), outside.exists()) == (kept, True)
+
+
 def test_replay_is_announced_and_then_done_for_a_feed(tmp_path: Path) -> None:
     file, settings = pipeline(tmp_path, {"files": {"path": str(tmp_path / "feed")}})
     file.write_text(file.read_text().replace("cast:\n      status: int", "rename:\n      status: code"))

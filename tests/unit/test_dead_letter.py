@@ -268,3 +268,38 @@ def test_no_entry_goes_before_its_purge_is_recorded(tmp_path: Path) -> None:
     with pytest.raises(DiskFailed):
         purge_letters(told, letters, user="me")
     assert dead_letters(told) == letters
+
+
+OUTSIDE_NAMES = (
+    "../other/{name}",
+    "{folder}/../other/{name}",
+    "./{name}",
+    "replayed/../{name}",
+    "replayed/{name}",
+    "{name}/",
+    "{name}\0",
+    "*",
+    "..",
+    "",
+)
+
+
+@pytest.mark.parametrize("template", OUTSIDE_NAMES)
+def test_only_names_of_own_entries_are_read_replayed_and_purged(tmp_path: Path, template: str) -> None:
+    shop = settings(tmp_path, status="int")
+    other = replace(shop, dead_letter=str(Path(shop.dead_letter).with_name("other")))
+    for owner in (shop, other):
+        put_aside(owner, changes_of(ORDERS, *POISONED))
+    own = dead_letters(shop)
+    assert dead_letters(other)
+    name = template.format(name=own[0].name, folder=Path(shop.dead_letter).resolve())
+    forged = [replace(own[0], name=name)]
+    for attempt in (
+        lambda: rows_of_letter(shop, name),
+        lambda: list(replay(shop, [name])),
+        lambda: purgeable_letters(shop, [name]),
+        lambda: purge_letters(shop, forged, user="ann"),
+    ):
+        with pytest.raises(SourceMissing, match="no entry"):
+            attempt()
+    assert (dead_letters(shop), len(dead_letters(other))) == (own, len(own))

@@ -172,8 +172,13 @@ def dead_letters(settings: PipelineSettings, *, replayed: bool = False) -> list[
 
 
 def rows_of_letter(settings: PipelineSettings, name: str, *, replayed: bool = False) -> Changes:
-    """Return the rows of an entry, as the source sent them. Raises SourceMissing, DiskFailed."""
-    return _folder_of(settings, replayed=replayed).changes(name)
+    """Return the rows of an entry, as the source sent them. Raises SourceMissing, DiskFailed.
+
+    Only names of listed entries are known: no other file can be read with a path in place of a name.
+    """
+    folder = _folder_of(settings, replayed=replayed)
+    folder.select([name])
+    return folder.changes(name)
 
 
 def _folder_of(settings: PipelineSettings, *, replayed: bool) -> "_Folder":
@@ -319,10 +324,13 @@ def purge(
     """Delete entries and their rows for good.
 
     Before the first entry is deleted, a record of who purged what is written to the folder `purged` inside
-    the dead letter. It has no value of a row, and no message, which may quote one. Raises DiskFailed.
+    the dead letter. It has no value of a row, and no message, which may quote one. Raises SourceMissing if an
+    entry is not there any more, and DiskFailed.
     """
     if not letters:
         return
+    folder = _folder_of(settings, replayed=replayed)
+    names = folder.select([letter.name for letter in letters])
     now_us = time.time_ns() // 1000
     shown = ("name", "table", "step", "error", "position", "rows", "noted_us")
     record = {
@@ -335,7 +343,7 @@ def purge(
     }
     records = _Folder(settings.dead_letter).below(_PURGED)
     records.write_record(f"{now_us}-{uuid.uuid4().hex[:6]}.json", record)
-    _folder_of(settings, replayed=replayed).delete([letter.name for letter in letters])
+    folder.delete(names)
 
 
 # --- Files ----------------------------------------------------------------------------------
