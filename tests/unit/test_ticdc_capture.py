@@ -140,6 +140,41 @@ def test_crash_between_statements_of_one_timestamp_loses_none(
     ]
 
 
+def test_crash_between_a_statement_and_rows_of_its_timestamp_loses_and_repeats_nothing(
+    sink: Sink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink.table("a", 140, [KEY], "CREATE TABLE a (...)", 3)
+    sink.table("b", 140, [KEY], "CREATE TABLE b (...)", 3)
+    sink.rows("t/100/2026-11-23/CDC000002.json", inserted(140, 3))
+    folder = tmp_path / "log"
+    append = SinkLog.append
+    crashed = threading.Event()
+
+    def append_statements(self: SinkLog, transaction: Any, statements_logged: int = 0) -> None:
+        if transaction.commit_ts == 140 and transaction.rows:
+            crashed.set()
+            raise RuntimeError("killed")
+        append(self, transaction, statements_logged)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(SinkLog, "append", append_statements)
+        patched.setattr(threading, "excepthook", lambda arguments: None)
+        with running_capture(sink, folder):
+            assert crashed.wait(30.0)
+    # The log ends with the statements, and then with the rows of their timestamp.
+    with running_capture(sink, folder) as capture:
+        wait_until(lambda: changes(folder)[-1][0] == 140)
+    with running_capture(sink, folder) as capture:
+        sink.rows("t/100/2026-11-23/CDC000003.json", inserted(160, 4))
+        sink.checkpoint(170)
+        wait_for_ts(capture, 160)
+    assert changes(folder)[len(EXPECTED) :] == [
+        (140, "insert", "shop.t", 3, "n"),
+        (160, "insert", "shop.t", 4, "n"),
+    ]
+    assert statements(folder)[2:] == ["CREATE TABLE a (...)", "CREATE TABLE b (...)"]
+
+
 def test_values_of_every_type_reach_a_reader(sink: Sink, tmp_path: Path) -> None:
     columns = [
         KEY,

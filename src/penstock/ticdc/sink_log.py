@@ -34,8 +34,9 @@ class SinkLog:
         for index, schema in enumerate(transaction.statements):
             if index >= statements_logged:
                 offset = self._merged.begin_transaction(commit_ts)
-                # TiCDC does not tell the start timestamp: it numbers the statements of a commit timestamp.
-                write = partial(self._writer.statement, start_ts=commit_ts + index)
+                # TiCDC does not tell the start timestamp: it numbers the statements of a commit timestamp
+                # from 1. Rows have the commit timestamp itself.
+                write = partial(self._writer.statement, start_ts=commit_ts + 1 + index)
                 self._merged.append(write(commit_ts, offset, schema.database, schema.query))
         if transaction.rows:
             self._writer.begin(commit_ts, self._merged.begin_transaction(commit_ts))
@@ -44,12 +45,16 @@ class SinkLog:
             self._merged.append(self._writer.commit())
 
     def append_new(self, transaction: SinkTransaction, end: MergedEnd) -> None:
-        """Append what a log that ended there does not have of a transaction. Raises as `append`."""
+        """Append what a log that ended there does not have of a transaction. Raises as `append`.
+
+        Rows may have the commit timestamp of a statement: those that TiDB computes, for async commit and
+        one-phase commit, are not unique. They are logged after the statements, so a log that ends with rows
+        has all of their commit timestamp.
+        """
         if transaction.commit_ts != end.commit_ts:
             self.append(transaction)
-        elif transaction.statements:
-            # The start timestamp numbers the statements.
-            self.append(transaction, end.start_ts - end.commit_ts + 1)
+        elif statements_logged := end.start_ts - end.commit_ts:
+            self.append(transaction, statements_logged)
 
     def _add(self, schema: TableSchema, rows: Sequence[RowChange]) -> None:
         try:
