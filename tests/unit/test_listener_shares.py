@@ -164,7 +164,7 @@ def forwarded(answer: bytes | None) -> tuple[bytes, list[dict[str, Any]]]:
             "headers": [(b"host", b"daemon"), (b"content-length", b"2"), (b"connection", b"keep-alive")],
         }
         with theirs:
-            forwarding = asyncio.ensure_future(Forward(lambda: ours)(scope, receive, send))
+            forwarding = asyncio.ensure_future(Forward(lambda scope: ours)(scope, receive, send))
             received = b""
             if answer is not None:
                 reader, writer = await asyncio.open_connection(sock=theirs)

@@ -8,7 +8,6 @@ whatever reason. A defect or a panic in a capture ends it at once, and the daemo
 """
 
 import faulthandler
-import os
 import signal
 import socket
 import sys
@@ -38,6 +37,7 @@ from penstock.processes.channel import (
     Start,
     send_report,
 )
+from penstock.processes.defects import end_after_defect
 from penstock.processes.lease import PermittedLease
 from penstock.settings.daemon import Settings
 from penstock.telemetry.alerts import Alert
@@ -45,8 +45,6 @@ from penstock.telemetry.log_lines import log_to_stderr
 from penstock.telemetry.readings import Readings
 
 REPORT_SECONDS = 0.5
-# The exit status after a defect; its traceback is on standard error.
-EXIT_DEFECT = 70
 
 _JOIN_SECONDS_MAX = 10.0
 # The daemon waits for its coordination store.
@@ -242,13 +240,6 @@ def _without_memory(settings: Settings) -> Settings:
     return settings.model_copy(update={"instances": instances})
 
 
-def _end_after_defect(problem: threading.ExceptHookArgs) -> None:
-    """End the process: its captures may be in any state, and a new one begins with what is on disk."""
-    threading.__excepthook__(problem)
-    sys.stderr.flush()
-    os._exit(EXIT_DEFECT)
-
-
 def main() -> None:
     """Run the process."""
     stream, datagrams = (socket.socket(fileno=int(descriptor)) for descriptor in sys.argv[1:3])
@@ -258,7 +249,8 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     # A crash in native code prints where Python was.
     faulthandler.enable()
-    threading.excepthook = _end_after_defect
+    # A new process begins with what is on disk.
+    threading.excepthook = lambda problem: end_after_defect(problem.exc_value)
     channel = Channel(stream)
     try:
         start = channel.receive()

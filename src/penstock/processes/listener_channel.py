@@ -2,7 +2,8 @@
 """What a daemon and its listener processes say to each other, in addition to `channel`.
 
 A listener process has a third socket, over which connections change hands: the daemon passes those that it
-has accepted, each with its number, and the process passes connections for the requests that it forwards.
+has accepted, each with its number, and the process passes connections for the requests that it forwards, each
+with the number of the connection that the request came over.
 """
 
 import socket
@@ -18,8 +19,6 @@ from penstock.serve.subscribers import Subscriber, SubscriberKey
 from penstock.settings.daemon import Settings
 
 _NUMBER = struct.Struct("<q")
-# The number of a connection for a forwarded request.
-FORWARDED = 0
 
 
 @dataclass(frozen=True)

@@ -22,13 +22,14 @@ from collections.abc import Callable
 from typing import Any
 
 import structlog
+from starlette.types import Scope
 
 from penstock.errors import ServerBusy
 from penstock.listeners import make_served
 from penstock.processes.channel import Answer, Calls, Channel, receive_reports
+from penstock.processes.defects import end_after_defect
 from penstock.processes.instance import ProcessInstance
 from penstock.processes.listener_channel import (
-    FORWARDED,
     Ended,
     Greeted,
     ListenerReport,
@@ -65,6 +66,10 @@ class _ReportingAdmission(Admission):
     def taken(self, descriptor: int, number: int) -> None:
         """Note the number of a connection."""
         self._numbers[descriptor] = number
+
+    def number_of(self, descriptor: int) -> int:
+        """Return the daemon's number of a connection, 0 for none of its connections."""
+        return self._numbers.get(descriptor, 0)
 
     def greeted(self, descriptor: int) -> None:
         """Report the end of a connection's handshake."""
@@ -116,14 +121,20 @@ class ListenerProcess(HttpListener):
             "http", Measured(divided, "http", traffic), settings.listen, self._connections, self._handed
         )
         self._tasks: set[asyncio.Task[None]] = set()
+        self._defect: BaseException | None = None
 
     def serve_until_stopped(self) -> None:
-        """Serve until the daemon ends, or lets this process end."""
+        """Serve until the daemon ends, or lets this process end.
+
+        Raises what stopped the reports to the daemon, without waiting for requests in progress.
+        """
         threading.Thread(target=self._send_messages, name="sending", daemon=True).start()
         # As in the daemon: what is loaded by now lives until the end.
         gc.collect()
         gc.freeze()
         self.run(sockets=[])
+        if self._defect is not None:
+            raise self._defect
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Take connections from the daemon."""
@@ -133,6 +144,7 @@ class ListenerProcess(HttpListener):
         loop.add_reader(self._handed, self._take_connections)
         reporting = asyncio.create_task(self._report_until_cancelled())
         self._tasks.add(reporting)
+        reporting.add_done_callback(self._end_without_reports)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Finish the requests in progress."""
@@ -163,12 +175,12 @@ class ListenerProcess(HttpListener):
             # Most are handshakes that failed, as at a listener that accepts its connections itself.
             _log.debug("a connection ended in its handshake", why=str(problem))
 
-    def _connect_daemon(self) -> socket.socket:
-        """Return a connection to the daemon's own application. Raises OSError."""
+    def _connect_daemon(self, scope: Scope) -> socket.socket:
+        """Return a connection to the daemon's own application, for a request. Raises OSError."""
         ours, theirs = socket.socketpair()
         with theirs:
             try:
-                pass_connection(self._handed, theirs, FORWARDED)
+                pass_connection(self._handed, theirs, scope["state"]["connection"].number)
             except OSError:
                 ours.close()
                 raise
@@ -217,6 +229,14 @@ class ListenerProcess(HttpListener):
             self._arrivals.arrived(name)
         self._published = frozenset(message.statuses)
 
+    def _end_without_reports(self, reporting: asyncio.Task[None]) -> None:
+        """End the process: the daemon would count and show what is not true any more."""
+        if reporting.cancelled() or (problem := reporting.exception()) is None:
+            return
+        _log.error("the reports to the daemon failed", error=type(problem).__name__, why=str(problem))
+        self._defect = problem
+        self.should_exit = self.force_exit = True
+
     async def _report_until_cancelled(self) -> None:
         while True:
             subscribers = self._served.subscribers.here()
@@ -240,6 +260,8 @@ def main() -> None:
         signal.signal(number, signal.SIG_IGN)
     # A crash in native code prints where Python was.
     faulthandler.enable()
+    threading.excepthook = lambda problem: end_after_defect(problem.exc_value)
+    sys.excepthook = lambda kind, problem, trace: end_after_defect(problem)
     try:
         start = Channel(stream).receive()
     except EOFError:

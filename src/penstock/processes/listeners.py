@@ -36,7 +36,7 @@ from penstock.processes.listener_channel import (
 )
 from penstock.processes.spawned import Kill, SpawnedProcess
 from penstock.retry import Backoff
-from penstock.serve.accepting import AcceptedSocket, ListeningSocket
+from penstock.serve.accepting import AcceptedSocket, Address, ListeningSocket
 from penstock.serve.connections import Connections
 from penstock.serve.consumers import ConsumerNote
 from penstock.serve.served import Served
@@ -63,8 +63,8 @@ _KNOWN_REASONS = ("SIGABRT", "SIGKILL", "SIGSEGV", "silence")
 
 _log = structlog.get_logger(__name__)
 
-# Serves a connection that a process opened for a request that it forwards.
-ServeHere = Callable[[socket.socket], Coroutine[Any, Any, None]]
+# Serves a connection that a process opened for a request that it forwards, of the client with an address.
+ServeHere = Callable[[socket.socket, Address], Coroutine[Any, Any, None]]
 
 
 class ListenerProcess:
@@ -84,7 +84,7 @@ class ListenerProcess:
         self.exits: tuple[ProcessExit, ...] = ()
         # In the event loop: the socket for connections while it takes them, and the peers of those it has.
         self.handed: socket.socket | None = None
-        self.peers: dict[int, str] = {}
+        self.peers: dict[int, Address] = {}
 
     def start(self) -> None:
         """Start the process. Raises RuntimeError if the system has no thread to give."""
@@ -272,7 +272,7 @@ class ListenerProcesses:
     def ready(self, process: ListenerProcess, handed: socket.socket) -> None:
         """Hand connections to a process from now on."""
         process.handed = handed
-        self._running_loop().add_reader(handed, self._take_forwarded, handed)
+        self._running_loop().add_reader(handed, self._take_forwarded, process, handed)
         self._accept_again()
 
     def lost(self, process: ListenerProcess, handed: socket.socket) -> None:
@@ -318,9 +318,9 @@ class ListenerProcesses:
                 self._running_loop().call_later(_SHORTAGE_SECONDS, self._accept_again)
                 return
             assert isinstance(accepted, AcceptedSocket), "the port counts them"
-            self._hand_over(accepted, str(address[0]))
+            self._hand_over(accepted, (str(address[0]), int(address[1])))
 
-    def _hand_over(self, accepted: AcceptedSocket, peer: str) -> None:
+    def _hand_over(self, accepted: AcceptedSocket, address: Address) -> None:
         number = next(self._numbers)
         ready = [process for process in self._processes if process.handed is not None]
         for process in sorted(ready, key=lambda process: len(process.peers)):
@@ -330,24 +330,30 @@ class ListenerProcesses:
             except OSError:
                 # It is ending, or too busy to take more.
                 continue
-            process.peers[number] = peer
+            process.peers[number] = address
             self._connections.served_elsewhere["http"] += 1
             accepted.leave(number)
             return
-        self._connections.tell("no listener process takes a connection", "http", peer)
+        self._connections.tell("no listener process takes a connection", "http", address[0])
         accepted.close()
 
     def _ended(self, process: ListenerProcess, number: int) -> None:
-        peer = process.peers.pop(number, None)
-        if peer is not None:
+        address = process.peers.pop(number, None)
+        if address is not None:
             self._connections.served_elsewhere["http"] -= 1
-            self._connections.admission.closed(number, peer)
+            self._connections.admission.closed(number, address[0])
 
-    def _take_forwarded(self, handed: socket.socket) -> None:
+    def _take_forwarded(self, process: ListenerProcess, handed: socket.socket) -> None:
         assert self._serve_here is not None, "it has begun"
         while (passed := take_connection(handed)) is not None:
-            passed[1].setblocking(False)
-            task = asyncio.create_task(self._serve_here(passed[1]))
+            number, connection = passed
+            # The address as it was accepted here. Nobody waits for the answer if the client has left.
+            address = process.peers.get(number)
+            if address is None:
+                connection.close()
+                continue
+            connection.setblocking(False)
+            task = asyncio.create_task(self._serve_here(connection, address))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 

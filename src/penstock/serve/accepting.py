@@ -20,7 +20,7 @@ from penstock.limits import (
 _ACCEPTED_AT_ONCE = 64
 
 # A peer: its address and its port.
-_Address = tuple[str, int]
+Address = tuple[str, int]
 
 
 class Admission:
@@ -61,6 +61,10 @@ class Admission:
         peer = self._handshakes.pop(descriptor, None)
         if peer is not None:
             self._handshakes[number] = peer
+
+    def number_of(self, descriptor: int) -> int:
+        """Return the number under which a connection is counted: here its descriptor."""
+        return descriptor
 
     def greeted(self, descriptor: int) -> None:
         """Record the end of a connection's handshake."""
@@ -109,7 +113,7 @@ class ListeningSocket(socket.socket):
         self._accepted = 0
         self.refused: Callable[[str, str], None] = lambda why, peer: None
 
-    def accept(self) -> tuple[socket.socket, _Address]:
+    def accept(self) -> tuple[socket.socket, Address]:
         """Accept the next connection.
 
         Raises ConnectionAbortedError for a rejected one, and BlockingIOError after a batch of connections, so

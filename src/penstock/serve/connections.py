@@ -17,7 +17,7 @@ import structlog
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from penstock.limits import REQUEST_SECONDS_MAX, SEND_SECONDS_MAX
-from penstock.serve.accepting import Admission, ListeningSocket
+from penstock.serve.accepting import Address, Admission, ListeningSocket
 from penstock.settings.daemon import LISTENERS, Listening
 from penstock.telemetry.counters import Counter, Histogram
 from penstock.telemetry.definitions import SECONDS_BOUNDS
@@ -31,10 +31,13 @@ _LOG_INTERVAL_SECONDS = 1.0
 class Connection:
     """One connection to a listener. HTTP routes get it as `request.state.connection`."""
 
-    def __init__(self, listener: Listening, peer: str, port: int, close: Callable[[], None]) -> None:
+    def __init__(
+        self, listener: Listening, address: Address, close: Callable[[], None], number: int = 0
+    ) -> None:
         self.listener = listener
-        self.peer = peer
-        self.port = port
+        self.peer, self.port = address
+        # See `Admission.number_of`.
+        self.number = number
         self.since_us = time.time_ns() // 1000
         self._close = close
         self._when_lost: list[Callable[[], None]] = []
@@ -138,13 +141,20 @@ class Connections:
         """Return up to `limit` open connections, the oldest first."""
         return sorted(self._open, key=lambda connection: connection.since_us)[:limit]
 
-    def admit(self, listener: Listening, transport: asyncio.BaseTransport) -> Connection:
-        """Register a connection after its handshake, and return it."""
-        address = transport.get_extra_info("peername") or ("?", 0)
+    def admit(
+        self, listener: Listening, transport: asyncio.BaseTransport, client: Address | None = None
+    ) -> Connection:
+        """Register a connection after its handshake, and return it.
+
+        `client` is who sent the requests, if that is not the transport's peer.
+        """
+        address = client or transport.get_extra_info("peername") or ("?", 0)
         raw = transport.get_extra_info("socket")
+        number = 0
         if raw is not None:
+            number = self.admission.number_of(raw.fileno())
             self.admission.greeted(raw.fileno())
-        connection = Connection(listener, str(address[0]), int(address[1]), transport.close)
+        connection = Connection(listener, (str(address[0]), int(address[1])), transport.close, number)
         self._open.add(connection)
         return connection
 
@@ -173,6 +183,8 @@ class BoundedHttp(H11Protocol):
     _listener: Listening
     _make_heads: Callable[[], Heads] | None = None
 
+    # The client whose request another process of the daemon forwards over this connection.
+    forwarded_for: Address | None = None
     _connection: Connection | None = None
     _late: asyncio.TimerHandle | None = None
     _unread: asyncio.TimerHandle | None = None
@@ -180,7 +192,8 @@ class BoundedHttp(H11Protocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._connection = self._connections.admit(self._listener, transport)
+        self.client = self.forwarded_for or self.client
+        self._connection = self._connections.admit(self._listener, transport, self.client)
         # Each request's request.state is copied from this dictionary.
         self.app_state: dict[str, Any] = {**self.app_state, "connection": self._connection}
         self._heads = None if self._make_heads is None else self._make_heads()

@@ -41,9 +41,12 @@ class Divided:
 
 
 class Forward:
-    """Forwards requests to the daemon. `connect` returns a new connection to it; it raises OSError."""
+    """Forwards requests to the daemon.
 
-    def __init__(self, connect: Callable[[], socket.socket]) -> None:
+    `connect` returns a new connection to it for a request; it raises OSError.
+    """
+
+    def __init__(self, connect: Callable[[Scope], socket.socket]) -> None:
         self._connect = connect
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -65,7 +68,7 @@ class Forward:
             await problem_response(lost, 1)(scope, receive, send)
 
     async def _exchange(self, scope: Scope, receive: Receive, send: Send) -> None:
-        reader, writer = await asyncio.open_connection(sock=self._connect())
+        reader, writer = await asyncio.open_connection(sock=self._connect(scope))
         connection = h11.Connection(h11.CLIENT)
         asking = asyncio.ensure_future(_send_request(connection, scope, receive, writer))
         try:

@@ -34,11 +34,11 @@ from penstock.limits import (
     REQUEST_HEAD_BYTES_MAX,
 )
 from penstock.retry import Backoff, Retry
-from penstock.serve.accepting import ListeningSocket
+from penstock.serve.accepting import Address, ListeningSocket
 from penstock.serve.access import Access
 from penstock.serve.canal.listener import CanalListener
 from penstock.serve.canal.protocol import CanalServer
-from penstock.serve.connections import Connections, Traffic, bounded_http
+from penstock.serve.connections import BoundedHttp, Connections, Traffic, bounded_http
 from penstock.serve.guard import Guard, Measured
 from penstock.serve.http import (
     as_of,
@@ -156,20 +156,24 @@ class HttpListener(uvicorn.Server):
         ]
         self.started = True
 
-    def make_protocol(self) -> asyncio.Protocol:
-        """Return the protocol of a new connection."""
+    def make_protocol(self, forwarded_for: Address | None = None) -> asyncio.Protocol:
+        """Return the protocol of a new connection, which may be for the request of a client elsewhere."""
         config = self.config
-        return config.http_protocol_class(  # type: ignore[call-arg]
+        protocol: BoundedHttp = config.http_protocol_class(  # type: ignore[call-arg, assignment]
             config=config, server_state=self.server_state, app_state=self.lifespan.state
         )
+        protocol.forwarded_for = forwarded_for
+        return protocol
 
-    async def serve_accepted(self, accepted: socket.socket, *, over_tls: bool) -> None:
+    async def serve_accepted(
+        self, accepted: socket.socket, forwarded_for: Address | None = None, *, over_tls: bool
+    ) -> None:
         """Serve a connection that was accepted elsewhere; return after its handshake. Raises OSError."""
         tls = self.config.ssl if over_tls else None
         loop = asyncio.get_running_loop()
         try:
             await loop.connect_accepted_socket(
-                self.make_protocol,
+                partial(self.make_protocol, forwarded_for),
                 accepted,
                 ssl=tls,
                 ssl_handshake_timeout=GREETING_SECONDS_MAX if tls else None,
@@ -198,12 +202,13 @@ class Handover(Protocol):
     def begin(
         self,
         port: ListeningSocket,
-        serve_here: Callable[[socket.socket], Coroutine[Any, Any, None]],
+        serve_here: Callable[[socket.socket, Address], Coroutine[Any, Any, None]],
         report_accepting: Callable[[bool], None],
     ) -> None:
         """Begin to hand connections over. Called in the event loop.
 
-        `serve_here` serves a connection of one of the processes, for requests that it forwards.
+        `serve_here` serves a connection of one of the processes, for a request that it forwards for the
+        client with this address.
         `report_accepting` is called when connections begin or cease to be accepted.
         """
 
