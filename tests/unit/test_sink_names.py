@@ -11,7 +11,7 @@ from penstock.changes import Target
 from penstock.errors import OptionInvalid
 from penstock.model import Column, ServerAddress, TableName
 from penstock.sinks.mysql.check import encryption_findings
-from penstock.sinks.sink import Sink, make_sink, settings_of
+from penstock.sinks.sink import BatchMark, Sink, make_sink, settings_of
 
 
 def table(name: str, database: str = "shop") -> Target:
@@ -20,6 +20,10 @@ def table(name: str, database: str = "shop") -> Target:
 
 def redis(**options: Any) -> Sink:
     return make_sink("redis", settings_of("redis").model_validate(options))
+
+
+def spark(folder: Path, **options: Any) -> Sink:
+    return make_sink("spark", settings_of("spark").model_validate({"staging": str(folder)} | options))
 
 
 def test_keys_that_two_tables_could_share_are_refused() -> None:
@@ -64,3 +68,23 @@ def test_remote_server_without_verification_is_reported() -> None:
     for proved in ("mysql://repl@127.0.0.1", "mysql://repl@db1?ssl_mode=verify_identity"):
         assert encryption_findings(ServerAddress.parse(proved)) == []
     assert encryption_findings(replace(address, unix_socket="/run/mysqld.sock")) == []
+
+
+@pytest.mark.parametrize("name", ["Orders", "orders"])
+def test_targets_that_are_one_table_of_a_spark_catalog_are_refused(name: str, tmp_path: Path) -> None:
+    sink = spark(tmp_path, table="main.{table}")
+    both = [table("orders"), table(name, "archive")]
+    with pytest.raises(OptionInvalid, match=rf"shop\.orders and archive\.{name} are both `main`\.`{name}`"):
+        sink.check_together(both)
+    sink.check_together(both[:1] * 2)
+    spark(tmp_path, table="{database}.{table}").check_together(both)
+
+
+def test_spark_commits_no_batch_of_two_targets_in_one_table(tmp_path: Path) -> None:
+    sink, receipts = spark(tmp_path, table="main.{table}"), []
+    for part, database in enumerate(("shop", "archive")):
+        writer = sink.open(BatchMark("shop", "1", 1), part)
+        writer.empty(table("orders", database), 1)
+        receipts.append(writer.finish())
+    with pytest.raises(OptionInvalid, match="are both"):
+        sink.commit(BatchMark("shop", "1", 1), receipts)

@@ -136,6 +136,23 @@ class SparkSink(Sink):
     def plan(self, target: Target, evolution: Evolution) -> Sequence[str]:
         return self._statements(target, evolution)
 
+    def check_together(self, targets: Sequence[Target]) -> None:
+        """Raise OptionInvalid if two targets are one table.
+
+        Delta and Iceberg would skip the second one's commit, which has the number of the first. Names that
+        differ only in case are refused in every catalog, because Spark's own and Hive's fold them.
+        """
+        owners: dict[str, Target] = {}
+        for target in targets:
+            name = statements.table_name(self._parts(target))
+            owner = owners.setdefault(name.casefold(), target)
+            if owner.name != target.name:
+                raise OptionInvalid(
+                    f"{owner.name} and {target.name} are both {name} in Spark, where case may not count",
+                    hint="Name {database} and {table} in the setting table of the sink, or rename one of them"
+                    " with a route step",
+                )
+
     def prepare(self, target: Target, evolution: Evolution) -> None:
         table = self._table(target)
         for statement in self._statements(target, evolution):
@@ -182,6 +199,8 @@ class SparkSink(Sink):
             files.setdefault(name, []).extend(staged["files"])
             if staged["emptied"]:
                 emptied.add(name)
+        # Targets that rows name may be new since the last comparison.
+        self.check_together(list(targets.values()))
         for name, target in targets.items():
             if files[name] or name in emptied:
                 self._commit_table(mark, target, files[name], emptied=name in emptied)
@@ -230,10 +249,13 @@ class SparkSink(Sink):
             self._own_session = session_of_process()
         return self._own_session
 
-    def _table(self, target: Target) -> CatalogTable:
+    def _parts(self, target: Target) -> tuple[str, ...]:
+        """Return the parts of the name of a target's table."""
         names = {"database": target.name.database, "table": target.name.table}
-        parts = tuple(part.format(**names) for part in self.settings.table.split("."))
-        return CatalogTable(self._session, parts, self.settings.using)
+        return tuple(part.format(**names) for part in self.settings.table.split("."))
+
+    def _table(self, target: Target) -> CatalogTable:
+        return CatalogTable(self._session, self._parts(target), self.settings.using)
 
     def _statements(self, target: Target, evolution: Evolution) -> list[str]:
         """Return the statements that create the target's table, or alter it. Raises SchemaChanged."""
