@@ -223,7 +223,7 @@ def _reset_subscription(browser: Chromium, console: str, shop: Shop) -> None:
 
     before = resets()
     browser.open(f"{console}/subscriptions")
-    browser.click("h2 a.button")
+    browser.click("h2 a.button[href*=reset]")
     browser.run("document.querySelector('select[name=kind]').value = 'earliest'")
     browser.click("form.search button")
     assert "begin again there" in browser.text
