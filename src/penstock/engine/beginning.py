@@ -19,7 +19,7 @@ from penstock.pipeline.settings import PipelineSettings
 from penstock.pipeline.state import Checkpoint, PipelineState, table_key
 from penstock.pipeline.step import named_by_rows, target_through
 from penstock.pipeline.step_section import StepSection
-from penstock.sinks.sink import Sink, Spread, keeps_tables
+from penstock.sinks.sink import BatchMark, Sink, Spread, is_repeated, keeps_tables
 from penstock.source.offsets import Offset
 
 _log = structlog.get_logger(__name__)
@@ -109,6 +109,21 @@ def refuse_lost_state(settings: PipelineSettings, sink: Sink, checkpoint: Checkp
     )
 
 
+def refuse_outdated_state(
+    settings: PipelineSettings, sink: Sink, state: PipelineState, checkpoint: Checkpoint
+) -> None:
+    """Raise StateOutdated if the target has a batch that the state does not know.
+
+    Every batch is recorded before it is written. The batch after the last recorded one is therefore not a
+    repetition either, although the sink could not tell once it is planned.
+    """
+    begun = state.begun(checkpoint)
+    number = checkpoint.number if begun is None else begun.number
+    mark = BatchMark(settings.name, checkpoint.generation, number)
+    tables = state.get_large("tables") or {"targets": []}
+    is_repeated(mark, sink.last_number(mark, [Target.from_json(target) for target in tables["targets"]]))
+
+
 def _first_targets(settings: PipelineSettings) -> list[Target]:
     """Return the targets of the tables that servers have now, by name."""
     steps, targets = settings.make_steps(), dict[TableName, Target]()
@@ -130,9 +145,11 @@ def first_offsets(
 ) -> dict[str, dict[str, Any]]:
     """Return where a run begins to read each source that has no offset yet.
 
-    Raises OptionInvalid if the state of a pipeline with a target was lost, and what asking the logs raises.
+    Raises OptionInvalid if the state of a pipeline with a target was lost, StateOutdated if it is older than
+    the target, and what asking the logs raises.
     """
     relayed: Mapping[str, Offset] = {}
+    refuse_outdated_state(settings, sink, state, checkpoint)
     if not checkpoint.offsets:
         if checkpoint.earlier is None:
             relayed = relay_offsets(settings, state.store)

@@ -500,8 +500,7 @@ class PipelineRun:
         self, state: PipelineState, checkpoint: Checkpoint, record: BatchRecord, learned: Learned
     ) -> Outcome:
         """Run the job of a batch, and again after each round of surprises. Raises the errors of its tasks."""
-        rounds = 0
-        asked: list[Surprise] = []
+        rounds, asked = 0, list[Surprise]()
         refused: dict[str, PenstockError] = {}
         while rounds < _ROUNDS_MAX:
             plan = task_plan(
@@ -529,6 +528,8 @@ class PipelineRun:
                 # Each iteration stops at least one more table, so the loop ends.
                 if self._settings.errors.table == "skip_table" and self._tables.stop(outcome.failures):
                     continue
+                # A run that was taken over raises LeaseLost instead: the target may have later batches.
+                state.confirm()
                 raise self._raised(outcome)
             if not outcome.surprises:
                 if len(refused) > 1 and not any(receipt.rows for receipt in outcome.receipts):
@@ -537,8 +538,7 @@ class PipelineRun:
                 return outcome
             if asks_again(outcome.surprises, asked):
                 break
-            rounds += 1
-            asked = outcome.surprises
+            rounds, asked = rounds + 1, outcome.surprises
             self._tables.learn(asked, learned, floors_of(checkpoint))
             for surprise in asked:
                 if surprise.what == OF_STATEMENT and "references" in surprise.value.text.lower():

@@ -306,6 +306,13 @@ class Sink(ABC):
         """
         return False
 
+    def last_number(self, mark: BatchMark, targets: Sequence[Target]) -> int | None:
+        """Return the number of the last batch of the mark's application that any of the targets has.
+
+        Called at the start of a run. None if there is none, or if it cannot be determined.
+        """
+        return None
+
     def close(self) -> None:
         """Close open connections. The sink can be used again."""
 

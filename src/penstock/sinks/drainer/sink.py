@@ -119,6 +119,12 @@ class DrainerSink(Sink):
                         path.unlink()
         return None
 
+    def last_number(self, mark: BatchMark, targets: Sequence[Target]) -> int | None:
+        with translate_file_errors(str(self.settings.path)):
+            records = self._records()
+        numbers = [record.number for record in records if record.application == mark.application]
+        return max(numbers, default=None)
+
     def open(self, mark: BatchMark, part: int) -> Writer:
         with translate_file_errors(str(self.settings.path)):
             _refuse_others(self._records(), mark)

@@ -124,6 +124,11 @@ class FilesSink(Sink):
             folder_info = manifests.filesystem.get_file_info(manifests.path)
             return bool(folder_info.type == pyarrow.fs.FileType.Directory)
 
+    def last_number(self, mark: BatchMark, targets: Sequence[Target]) -> int | None:
+        manifests = self._folder(f"{_MANIFESTS}/{mark.application}")
+        with _TranslateErrors(self.settings.path):
+            return _last_number(manifests)
+
     def open(self, mark: BatchMark, part: int) -> Writer:
         return _FeedWriter(self, mark, part)
 

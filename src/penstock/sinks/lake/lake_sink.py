@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 from penstock import _native
 from penstock.changes import Changes, Origin, Target
-from penstock.errors import OptionInvalid, SchemaChanged
+from penstock.errors import OperatorError, OptionInvalid, SchemaChanged, StreamError
 from penstock.model import TableName
 from penstock.sinks.images import refuse_partial, unrepresentable_counts
 from penstock.sinks.lake.history import HistoryTable, history_fields
@@ -144,6 +144,18 @@ class LakeSink(Sink):
             for batch in self.open_prepared(target).batches(["_commit_version"])
         ]
         return max((version for version in versions if version is not None), default=None)
+
+    def last_number(self, mark: BatchMark, targets: Sequence[Target]) -> int | None:
+        numbers = []
+        for target in targets:
+            try:
+                table = self.open_table(target)
+            except (OperatorError, StreamError):
+                # Its rows meet the same error, where `errors.table` decides what follows.
+                continue
+            if table is not None and (number := table.number(mark.application)) is not None:
+                numbers.append(number)
+        return max(numbers, default=None)
 
     def open(self, mark: BatchMark, part: int) -> Writer:
         return LakeWriter(self, mark)

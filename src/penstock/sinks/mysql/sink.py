@@ -188,6 +188,10 @@ class MysqlSink(Sink):
             ]
         return max((int(version) for version in versions if version is not None), default=None)
 
+    def last_number(self, mark: BatchMark, targets: Sequence[Target]) -> int | None:
+        with self._session() as session:
+            return last_number(session, self.positions, mark)
+
     def open(self, mark: BatchMark, part: int) -> Writer:
         with self._session() as session:
             stored = stored_number(session, self.positions, mark, part)

@@ -178,8 +178,7 @@ class PostgresSink(Sink):
         with self._session() as session:
             if not self._feed or layout_of(session, self.positions) is None:
                 return None
-            query = f"SELECT max(number) FROM {table_sql(self.positions)} WHERE application = %s"
-            if not is_repeated(mark, session.run(query, (mark.application,))[0][0]):
+            if not is_repeated(mark, self._last_number(session, mark)):
                 return None
             versions = [
                 session.run(f"SELECT max(_commit_version) FROM {table_sql(target.name)}")[0][0]
@@ -187,6 +186,17 @@ class PostgresSink(Sink):
                 if layout_of(session, target.name) is not None
             ]
         return max((int(version) for version in versions if version is not None), default=None)
+
+    def last_number(self, mark: BatchMark, targets: Sequence[Target]) -> int | None:
+        with self._session() as session:
+            if layout_of(session, self.positions) is None:
+                return None
+            return self._last_number(session, mark)
+
+    def _last_number(self, session: Session, mark: BatchMark) -> int | None:
+        query = f"SELECT max(number) FROM {table_sql(self.positions)} WHERE application = %s"
+        number: int | None = session.run(query, (mark.application,))[0][0]
+        return number
 
     def open(self, mark: BatchMark, part: int) -> Writer:
         with self._session() as session:
