@@ -146,6 +146,7 @@ def test_confirmations_of_a_log_that_was_reopened_are_forgotten() -> None:
         assert instance.log().visible == first, "the copy that had more may be gone"
 
 
+@pytest.mark.deep(keep=("DROP",))
 @pytest.mark.parametrize("loss", [Loss.DROP, Loss.GARBLE])
 def test_capturer_killed_with_its_folder_takes_no_byte_that_a_reader_saw(loss: Loss) -> None:
     disk = SimulatedDisk()

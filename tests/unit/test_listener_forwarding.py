@@ -9,6 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 from structlog.testing import capture_logs
@@ -132,7 +133,7 @@ def test_forwarded_request_is_logged_and_listed_with_the_address_of_its_client()
         for head in (b"", f"Authorization: Bearer {token}\r\n".encode()):
             near, far = socket.socketpair()
             far.setblocking(False)
-            served.in_loop(lambda far=far: served.listener.serve_accepted(far, CLIENT, over_tls=False))
+            served.in_loop(partial(served.listener.serve_accepted, far, CLIENT, over_tls=False))
             with near, near.makefile("rb") as answer:
                 near.settimeout(WAIT_SECONDS_MAX)
                 near.sendall(REQUEST.replace(b"instances", b"connections").replace(b"Host", head + b"Host"))

@@ -2,6 +2,7 @@
 """Topics as TiCDC writes them, in a broker that the client library runs in this process."""
 
 import json
+from collections.abc import Sequence
 from typing import Any, Self
 
 import confluent_kafka
@@ -28,15 +29,17 @@ class Topics:
 
     def send(self, topic: str, partition: int, *messages: str) -> Self:
         """Send messages to a partition, and wait until they can be read."""
-        for text in messages:
-            self._producer.produce(topic, text.encode(), partition=partition)
-        assert self._producer.flush(WAIT_SECONDS_MAX) == 0
-        return self
+        return self._send(topic, [(partition, text) for text in messages])
 
     def watermark(self, topic: str, commit_ts: int, *partitions: int) -> Self:
         """Send a watermark to partitions, by default to all."""
-        for partition in partitions or range(PARTITIONS):
-            self.send(topic, partition, watermark(commit_ts))
+        text = watermark(commit_ts)
+        return self._send(topic, [(partition, text) for partition in partitions or range(PARTITIONS)])
+
+    def _send(self, topic: str, messages: Sequence[tuple[int, str]]) -> Self:
+        for partition, text in messages:
+            self._producer.produce(topic, text.encode(), partition=partition)
+        assert self._producer.flush(WAIT_SECONDS_MAX) == 0
         return self
 
 
