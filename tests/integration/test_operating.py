@@ -88,8 +88,8 @@ def test_live_daemon_reports_every_metric_of_the_registry(
         for group in GROUPS
         if group.origin not in ("pipeline", "subscriber")
         for definition in group.definitions
-        # The daemon has no Pump.
-        if not definition.name.startswith("penstock_pump_")
+        # The daemon has no Pump and no listener processes.
+        if not definition.name.startswith(("penstock_pump_", "penstock_listener_process_"))
     ]
     reported = {name for name, *_ in values}
     # No reader has followed.
