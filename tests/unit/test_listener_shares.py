@@ -4,14 +4,20 @@
 import asyncio
 import os
 import socket
+import struct
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from penstock.errors import QuotaReached
 from penstock.model import Position
-from penstock.processes.listener_channel import pass_connection, take_connection
+from penstock.processes.channel import DATAGRAMS, Channel
+from penstock.processes.listener_channel import ListenerStart, pass_connection, take_connection
+from penstock.processes.listeners import COMMAND
+from penstock.processes.program import EXIT_DEFECT
+from penstock.processes.spawned import SpawnedProcess
 from penstock.serve.accepting import Admission
 from penstock.serve.access import Account, Quota
 from penstock.serve.connections import Traffic
@@ -19,6 +25,7 @@ from penstock.serve.forwarding import Forward
 from penstock.serve.subscribers import Subscriber, Subscribers
 from penstock.serve.usage import SharedUsages
 from penstock.settings.daemon import Settings
+from tests.support.suite.patience import WAIT_SECONDS_MAX
 
 
 @pytest.fixture
@@ -89,6 +96,44 @@ def test_connection_passed_to_another_process_has_its_number_and_its_bytes() -> 
             assert (number, connection.recv(3)) == (-3, b"GET")
         ours.close()
         assert take_connection(theirs) is None
+
+
+def test_message_that_is_taken_in_part_ends_the_channel_for_both_sides() -> None:
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        ours.settimeout(0.01)
+        theirs.settimeout(WAIT_SECONDS_MAX)
+        channel = Channel(ours)
+        with pytest.raises(TimeoutError):
+            channel.send(bytes(1 << 22))
+        with pytest.raises(BrokenPipeError):
+            channel.send("would be read as a part of the first")
+        with pytest.raises(EOFError):
+            channel.receive()
+        with pytest.raises(EOFError):
+            Channel(theirs).receive()
+
+
+def test_listener_process_that_cannot_read_a_message_ends(tmp_path: Path) -> None:
+    settings = Settings.model_validate(
+        {"log": {"folder": str(tmp_path)}, "instances": {"shop": {"source": "mysql://u@127.0.0.1:1"}}}
+    )
+    usages = SharedUsages(0, 2)
+    stream, stream_there = socket.socketpair()
+    datagrams, datagrams_there = socket.socketpair(type=DATAGRAMS)
+    handed, handed_there = socket.socketpair(type=DATAGRAMS)
+    with usages.file, stream, stream_there, datagrams, datagrams_there, handed, handed_there:
+        descriptors = [own.fileno() for own in (stream_there, datagrams_there, handed_there)]
+        process = SpawnedProcess(COMMAND, descriptors, inherited=(usages.file.fileno(),))
+        try:
+            Channel(stream).send(ListenerStart(settings, usages.file.fileno(), 0, 2))
+            stream.sendall(struct.pack("<Q", 3) + b"abc")
+            assert process.wait(WAIT_SECONDS_MAX)
+        finally:
+            process.kill()
+    process_exit = process.exit(None)
+    assert process_exit.reason == str(EXIT_DEFECT)
+    assert any("cannot be read" in line for line in process_exit.lines)
 
 
 def test_subscriber_that_changed_its_process_is_listed_once_at_its_latest_position() -> None:

@@ -7,10 +7,7 @@ Both arguments are descriptors of sockets; see `channel`. The process ends in or
 whatever reason. A defect or a panic in a capture ends it at once, and the daemon starts it again.
 """
 
-import faulthandler
-import signal
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -37,15 +34,13 @@ from penstock.processes.channel import (
     Start,
     send_report,
 )
-from penstock.processes.defects import end_after_defect
 from penstock.processes.lease import PermittedLease
+from penstock.processes.program import begin
 from penstock.settings.daemon import Settings
 from penstock.telemetry.alerts import Alert
-from penstock.telemetry.log_lines import log_to_stderr
 from penstock.telemetry.readings import Readings
 
 REPORT_SECONDS = 0.5
-
 _JOIN_SECONDS_MAX = 10.0
 # The daemon waits for its coordination store.
 _DAEMON_ANSWER_SECONDS_MAX = 60.0
@@ -242,15 +237,7 @@ def _without_memory(settings: Settings) -> Settings:
 
 def main() -> None:
     """Run the process."""
-    stream, datagrams = (socket.socket(fileno=int(descriptor)) for descriptor in sys.argv[1:3])
-    log_to_stderr()
-    # A service manager sends signals to all processes at once. The daemon decides when captures end.
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    # A crash in native code prints where Python was.
-    faulthandler.enable()
-    # A new process begins with what is on disk.
-    threading.excepthook = lambda problem: end_after_defect(problem.exc_value)
+    stream, datagrams = begin()
     channel = Channel(stream)
     try:
         start = channel.receive()

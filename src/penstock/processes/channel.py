@@ -12,6 +12,7 @@ import struct
 import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,10 +87,18 @@ class Channel:
         self._sending = threading.Lock()
 
     def send(self, message: object) -> None:
-        """Send a message; wait while the receiver is busy. Raises OSError if it has ended."""
+        """Send a message; wait while the receiver is busy.
+
+        Raises OSError if it has ended, TimeoutError if it took too long, which ends the channel both ways.
+        """
         content = pickle.dumps(message)
         with self._sending:
-            self._stream.sendall(_LENGTH.pack(len(content)) + content)
+            try:
+                self._stream.sendall(_LENGTH.pack(len(content)) + content)
+            except TimeoutError:
+                # A part of it may be sent, after which no other message could be read.
+                self._shut_down(socket.SHUT_RDWR)
+                raise
 
     def receive(self) -> Any:
         """Return the next message.
@@ -102,11 +111,12 @@ class Channel:
 
     def end(self) -> None:
         """Let the other side see the end of the messages."""
-        try:
-            self._stream.shutdown(socket.SHUT_WR)
-        except OSError:
-            # The other side has ended.
-            return
+        self._shut_down(socket.SHUT_WR)
+
+    def _shut_down(self, how: int) -> None:
+        # The other side may have ended.
+        with suppress(OSError):
+            self._stream.shutdown(how)
 
     def _read(self, length: int) -> bytes:
         content = bytearray()

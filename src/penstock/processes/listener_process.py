@@ -5,18 +5,16 @@
 
 All arguments are descriptors of sockets; see `listener_channel`. The daemon accepts the connections and
 counts them, writes the holds of consumers, and answers everything else that clients ask. The end of the
-process ends its connections only: clients go on at their positions, and the daemon starts another process.
+process, also after a defect, ends its connections only: clients go on at their positions, and the daemon
+starts another process.
 """
 
 import asyncio
-import faulthandler
 import gc
 import os
 import queue
 import select
-import signal
 import socket
-import sys
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -27,7 +25,6 @@ from starlette.types import Scope
 from penstock.errors import ServerBusy
 from penstock.listeners import make_served
 from penstock.processes.channel import Answer, Calls, Channel, receive_reports
-from penstock.processes.defects import end_after_defect
 from penstock.processes.instance import ProcessInstance
 from penstock.processes.listener_channel import (
     Ended,
@@ -38,6 +35,7 @@ from penstock.processes.listener_channel import (
     pass_connection,
     take_connection,
 )
+from penstock.processes.program import begin
 from penstock.serve.accepting import AcceptedSocket, Admission
 from penstock.serve.access import Access
 from penstock.serve.arrivals import Arrivals
@@ -47,7 +45,6 @@ from penstock.serve.forwarding import Divided, Forward
 from penstock.serve.guard import Measured
 from penstock.serve.listener import HttpListener, guarded, make_readers_app
 from penstock.serve.usage import SharedUsages
-from penstock.telemetry.log_lines import log_to_stderr
 
 REPORT_SECONDS = 0.5
 _CALL_SECONDS = 2.0
@@ -253,15 +250,7 @@ class ListenerProcess(HttpListener):
 
 def main() -> None:
     """Run the process."""
-    stream, datagrams, handed = (socket.socket(fileno=int(descriptor)) for descriptor in sys.argv[1:4])
-    log_to_stderr()
-    # A service manager sends signals to all processes at once. The daemon decides when connections end.
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
-    # A crash in native code prints where Python was.
-    faulthandler.enable()
-    threading.excepthook = lambda problem: end_after_defect(problem.exc_value)
-    sys.excepthook = lambda kind, problem, trace: end_after_defect(problem)
+    stream, datagrams, handed = begin()
     try:
         start = Channel(stream).receive()
     except EOFError:

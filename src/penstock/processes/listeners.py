@@ -195,6 +195,10 @@ class ListenerProcess:
                     return
             try:
                 channel.send(self._listeners.published())
+            except TimeoutError:
+                # That has ended the channel, so the thread that receives ends the process.
+                _log.error("a listener process takes no messages", listener=self.number)
+                return
             except OSError:
                 # It has ended, which the thread that receives sees too.
                 return
