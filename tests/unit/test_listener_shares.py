@@ -3,6 +3,7 @@
 
 import asyncio
 import os
+import resource
 import socket
 import struct
 from collections.abc import Iterator
@@ -16,7 +17,7 @@ from penstock.model import Position
 from penstock.processes.channel import DATAGRAMS, Channel
 from penstock.processes.listener_channel import ListenerStart, pass_connection, take_connection
 from penstock.processes.listeners import COMMAND
-from penstock.processes.program import EXIT_DEFECT
+from penstock.processes.defects import EXIT_DEFECT
 from penstock.processes.spawned import SpawnedProcess
 from penstock.serve.accepting import Admission
 from penstock.serve.access import Account, Quota
@@ -91,11 +92,37 @@ def test_connection_passed_to_another_process_has_its_number_and_its_bytes() -> 
         passed = take_connection(theirs)
         assert passed is not None
         number, connection = passed
+        assert connection is not None
         with connection:
             near.sendall(b"GET")
             assert (number, connection.recv(3)) == (-3, b"GET")
         ours.close()
-        assert take_connection(theirs) is None
+        with pytest.raises(EOFError):
+            take_connection(theirs)
+
+
+def test_connection_without_a_descriptor_for_it_keeps_its_number() -> None:
+    ours, theirs = socket.socketpair(type=socket.SOCK_SEQPACKET)
+    near, far = socket.socketpair()
+    with ours, theirs, near, far:
+        ours.setblocking(False)
+        theirs.setblocking(False)
+        pass_connection(ours, far, -3)
+        pass_connection(ours, far, -4)
+        limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+        lowest_free = os.dup(theirs.fileno())
+        os.close(lowest_free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, limits[1]))
+        try:
+            assert take_connection(theirs) == (-3, None)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+        passed = take_connection(theirs)
+        assert passed is not None
+        number, connection = passed
+        assert connection is not None
+        with connection:
+            assert number == -4
 
 
 def test_message_that_is_taken_in_part_ends_the_channel_for_both_sides() -> None:

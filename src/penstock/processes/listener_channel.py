@@ -73,13 +73,19 @@ def pass_connection(channel: socket.socket, connection: socket.socket, number: i
     socket.send_fds(channel, [_NUMBER.pack(number)], [connection.fileno()])
 
 
-def take_connection(channel: socket.socket) -> tuple[int, socket.socket] | None:
-    """Return a connection that was passed over a socket that does not block; None if there is none now."""
+def take_connection(channel: socket.socket) -> tuple[int, socket.socket | None] | None:
+    """Return a connection that was passed over a socket that does not block; None if there is none now.
+
+    The connection is None, and closed, if this process has no free descriptor for it. Raises EOFError once
+    the other end passes no more.
+    """
     try:
         content, descriptors, _, _ = socket.recv_fds(channel, _NUMBER.size, 1)
-    except (BlockingIOError, ConnectionError):
+    except BlockingIOError:
         return None
-    if len(content) < _NUMBER.size or not descriptors:
-        return None
+    except ConnectionError:
+        content, descriptors = b"", []
+    if not content:
+        raise EOFError("the process has ended")
     (number,) = _NUMBER.unpack(content)
-    return number, socket.socket(fileno=descriptors[0])
+    return number, socket.socket(fileno=descriptors[0]) if descriptors else None

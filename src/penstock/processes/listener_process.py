@@ -155,15 +155,25 @@ class ListenerProcess(HttpListener):
     # --- Connections ------------------------------------------------------------------------
 
     def _take_connections(self) -> None:
-        while (passed := take_connection(self._handed)) is not None:
-            number, raw = passed
-            accepted = AcceptedSocket(fileno=raw.detach())
-            accepted.setblocking(False)
-            accepted.admission = self._admission
-            self._admission.taken(accepted.fileno(), number)
-            task = asyncio.create_task(self._serve_connection(accepted))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        try:
+            while (passed := take_connection(self._handed)) is not None:
+                self._take(*passed)
+        except EOFError:
+            # The daemon has ended, which the receiving thread sees too.
+            asyncio.get_running_loop().remove_reader(self._handed)
+
+    def _take(self, number: int, raw: socket.socket | None) -> None:
+        if raw is None:
+            self._connections.tell("no descriptor for a connection", "http", "?")
+            self._outgoing.put(Ended(number))
+            return
+        accepted = AcceptedSocket(fileno=raw.detach())
+        accepted.setblocking(False)
+        accepted.admission = self._admission
+        self._admission.taken(accepted.fileno(), number)
+        task = asyncio.create_task(self._serve_connection(accepted))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     async def _serve_connection(self, accepted: socket.socket) -> None:
         try:

@@ -348,18 +348,30 @@ class ListenerProcesses:
             self._connections.admission.closed(number, address[0])
 
     def _take_forwarded(self, process: ListenerProcess, handed: socket.socket) -> None:
+        try:
+            while (passed := take_connection(handed)) is not None:
+                self._serve_forwarded(process, *passed)
+        except EOFError:
+            # Its thread waits for the end of the process.
+            self._running_loop().remove_reader(handed)
+
+    def _serve_forwarded(
+        self, process: ListenerProcess, number: int, forwarded: socket.socket | None
+    ) -> None:
         assert self._serve_here is not None, "it has begun"
-        while (passed := take_connection(handed)) is not None:
-            number, connection = passed
-            # The address as it was accepted here. Nobody waits for the answer if the client has left.
-            address = process.peers.get(number)
-            if address is None:
-                connection.close()
-                continue
-            connection.setblocking(False)
-            task = asyncio.create_task(self._serve_here(connection, address))
-            self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+        if forwarded is None:
+            # The process finds it closed, and refuses the request.
+            _log.error("a forwarded request is not served", why="the daemon has no free descriptor")
+            return
+        # The address as it was accepted here. Nobody waits for the answer if the client has left.
+        address = process.peers.get(number)
+        if address is None:
+            forwarded.close()
+            return
+        forwarded.setblocking(False)
+        task = asyncio.create_task(self._serve_here(forwarded, address))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
 
     def _apply(self, message: object, process: ListenerProcess) -> None:
         match message:
