@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,24 @@ FOREIGN = (
 
 # A process that ends once the daemon has no more messages for it.
 SILENT = ("sh", "-c", "exec cat <&$0 >/dev/null")
+
+# A process that reports once, and twice more while it ends.
+ENDING = (
+    sys.executable,
+    "-c",
+    """
+import pickle, socket, struct, sys
+stream = socket.socket(fileno=int(sys.argv[1]))
+def report(content):
+    message = pickle.dumps(content)
+    stream.sendall(struct.pack("<Q", len(message)) + message)
+report("running")
+while stream.recv(65536):
+    pass
+report("ending")
+report("ended")
+""",
+)
 
 AT_ONCE = Backoff(first=0.0, longest=0.0)
 
@@ -215,6 +234,31 @@ def test_silent_process_is_killed_and_instances_of_a_failing_process_are_separat
     # The process that did not fail goes on.
     assert processes()[2] == other
     assert not supervisor.instances["other"].exits
+
+
+def test_process_is_heard_to_its_end_while_its_lease_is_renewed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings.model_validate(
+        {"log": {"folder": str(tmp_path)}, "instances": {"shop": {"source": "mysql://u@127.0.0.1:1"}}}
+    )
+    renewals = count(1.0)
+
+    class RenewedLease:
+        permitted_until = property(lambda self: next(renewals))
+
+    messages: list[object] = []
+    monkeypatch.setattr(SupervisedProcess, "_handle", lambda self, message, channel: messages.append(message))
+    lease: Any = RenewedLease()
+    instance = ProcessInstance("shop", settings.instances["shop"], settings.log_of("shop"))
+    process = SupervisedProcess(
+        settings, [instance], lambda name: None, split=lambda process: None, command=ENDING, lease=lease
+    )
+    process.start()
+    wait_until(lambda: messages)
+    process.stop()
+    assert process.join(WAIT_SECONDS_MAX)
+    assert messages == ["running", "ending", "ended"]
 
 
 @contextmanager

@@ -247,9 +247,11 @@ class SupervisedProcess:
         try:
             channel.send(Start(self._settings, tuple(self.instances), permitted_until))
             while True:
-                if self._lease is not None and permitted_until != self._lease.permitted_until:
-                    permitted_until = self._lease.permitted_until
-                    channel.send(Permit(permitted_until))
+                # A process that ends gets no more messages, and its own have to be read to the last.
+                if self._lease is not None and not self.stopping.is_set():
+                    before, permitted_until = permitted_until, self._lease.permitted_until
+                    if permitted_until != before:
+                        channel.send(Permit(permitted_until))
                 ready = [descriptor for descriptor, _ in poll.poll(_POLL_SECONDS * 1000)]
                 if datagrams.fileno() in ready:
                     for name, report in receive_reports(datagrams).items():
