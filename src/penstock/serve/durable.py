@@ -4,8 +4,9 @@
     append ─▶ sync here ─────────────────────────┐
          └──▶ a copy receives, syncs, confirms ──┴─▶ the end that `log.copies` members have ─▶ readers
 
-A member that takes over the log continues at its own end. What readers saw is in its log, so no reader ever
-has a change that another server might never repeat.
+A member that takes over the log continues at its own end. What readers saw is in its log, so no reader has a
+change that another server might never repeat. One case is left out: a copy that replaces another may be
+behind what the other has confirmed, until it has caught up.
 """
 
 import threading
