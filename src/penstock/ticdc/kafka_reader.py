@@ -26,6 +26,7 @@ from penstock.ticdc.row_changes import Change, RowChange
 from penstock.ticdc.schema_files import TableSchema
 from penstock.ticdc.transactions import SinkTransaction, rows_by_key
 from penstock.ticdc.watermarks import WatermarkMerge
+from penstock.tidb.messages import LOGICAL_BITS
 
 # A topic and the number of a partition.
 Partition = tuple[str, int]
@@ -33,6 +34,8 @@ Partition = tuple[str, int]
 _ANSWER_SECONDS = 30.0
 # TiCDC sends a watermark to every partition about each second.
 _WATERMARK_SECONDS = 60.0
+# TiDB's timestamps, the times of messages, and the order in which several TiCDC servers send differ by less.
+_CLOCKS_DIFFER_MS = 10_000
 _PARTITIONS_CHECKED_SECONDS = 10.0
 _MESSAGES_AT_ONCE = 1000
 _BATCHES_CHECKED_MAX = 10
@@ -101,9 +104,10 @@ class KafkaReader:
     def find_start(self, commit_ts: int | None, *, is_latest: bool) -> KafkaStart:
         """Return where a new log starts: after a commit timestamp, at the end, or with what the topics have.
 
-        Transactions before the first watermark of a partition that has lost its first messages are not whole.
-        Raises SequenceGap if some after the commit timestamp are lost, and SourceMissing if a partition gets
-        no watermark.
+        A partition that has lost its first messages, or whose first messages are passed over, may have had
+        rows far ahead of its watermarks. All of them were committed before the next message was sent, so
+        transactions that are later than that, by more than clocks differ, are whole. Raises SequenceGap if
+        some after the commit timestamp are lost, and SourceMissing if a partition gets no watermark.
         """
         offsets, incomplete = {}, []
         for partition in self.partitions():
@@ -111,8 +115,8 @@ class KafkaReader:
             offsets[partition] = high if is_latest else low
             if offsets[partition]:
                 incomplete.append(partition)
-        first = self._first_watermarks({partition: offsets[partition] for partition in incomplete})
-        complete_ts = max((watermark for _, watermark in first.values()), default=0)
+        times = self._times_sent({partition: offsets[partition] for partition in incomplete})
+        complete_ts = max(times.values()) + _CLOCKS_DIFFER_MS << LOGICAL_BITS if times else 0
         if commit_ts is not None and complete_ts - 1 > commit_ts:
             raise SequenceGap(
                 f"messages after the commit timestamp {commit_ts} have expired: all are there from"
@@ -120,7 +124,7 @@ class KafkaReader:
                 hint="Start from a later commit timestamp, such as that of a new dump, or at latest",
             )
         start_ts = max(complete_ts - 1, 0) if commit_ts is None else commit_ts
-        return KafkaStart(start_ts, offsets | {partition: offset for partition, (offset, _) in first.items()})
+        return KafkaStart(start_ts, offsets)
 
     def resume(self, start: KafkaStart, position: int) -> None:
         """Read on after a position of the log, from recorded offsets.
@@ -220,26 +224,34 @@ class KafkaReader:
             raise ServerBusy("the partitions of the topic have changed: the next try reads the new ones")
         self._checked_at = time.monotonic()
 
-    def _first_watermarks(self, offsets: Mapping[Partition, int]) -> dict[Partition, tuple[int, int]]:
-        """Return the offset after the first watermark of each partition from an offset on, and its value."""
-        first: dict[Partition, tuple[int, int]] = {}
-        if not offsets:
-            return first
+    def _times_sent(self, offsets: Mapping[Partition, int]) -> dict[Partition, int]:
+        """Return when the messages of each partition were sent, from an offset to the next watermark.
+
+        In milliseconds since 1970, the latest of the messages' times and of the watermark's own.
+        """
+        times: dict[Partition, int] = {}
+        waiting = set(offsets)
         self._assign(offsets)
         deadline = time.monotonic() + _WATERMARK_SECONDS
-        while len(first) < len(offsets):
+        while waiting:
             for message in self._consume():
                 partition = message.topic(), message.partition()
+                if partition not in waiting:
+                    continue
+                kind, time_ms = message.timestamp()
+                if kind == library().TIMESTAMP_NOT_AVAILABLE:
+                    time_ms = time.time_ns() // 1_000_000
                 parsed = self._messages.read(message.value() or b"")
                 if isinstance(parsed, Watermark):
-                    first.setdefault(partition, (message.offset() + 1, parsed.commit_ts))
-            if time.monotonic() > deadline:
-                missing = min(offsets.keys() - first.keys())
+                    time_ms = max(time_ms, parsed.commit_ts >> LOGICAL_BITS)
+                    waiting.discard(partition)
+                times[partition] = max(time_ms, times.get(partition, 0))
+            if waiting and time.monotonic() > deadline:
                 raise SourceMissing(
-                    f"{_text(missing)} got no watermark for {_WATERMARK_SECONDS:.0f} seconds",
+                    f"{_text(min(waiting))} got no watermark for {_WATERMARK_SECONDS:.0f} seconds",
                     hint=HINT_WATERMARKS,
                 )
-        return first
+        return times
 
     def _consume(self) -> list[Any]:
         """Return the next messages. Raises SequenceGap for expired ones, and the errors of Kafka."""
