@@ -13,7 +13,7 @@ import pytest
 
 from penstock.errors import SequenceGap
 from penstock.ticdc.kafka_messages import KafkaMessages
-from penstock.ticdc.kafka_reader import KafkaReader
+from penstock.ticdc.kafka_reader import KafkaReader, KafkaStart
 from penstock.ticdc.row_changes import RowChange
 from penstock.tidb.messages import LOGICAL_BITS
 from tests.support.ticdc.topics import row, watermark
@@ -162,7 +162,7 @@ def test_log_that_begins_in_the_middle_has_every_later_transaction_whole(
             assert reader.find_start(start.commit_ts, is_latest=False) == start
             with pytest.raises(SequenceGap, match="have expired"):
                 reader.find_start(start.commit_ts - 1, is_latest=False)
-        reader.resume(start, start.commit_ts)
+        reader.resume(start, 0)
         read: dict[int, set[int]] = {}
         reader.has_read = True
         while reader.has_read:
@@ -174,3 +174,34 @@ def test_log_that_begins_in_the_middle_has_every_later_transaction_whole(
         assert list(read) == sorted(read), seed
         transactions += len(read)
     assert transactions > 5 * RUNS
+
+
+def sent(number: int, *texts: str) -> list[SentMessage]:
+    """Return messages of a partition."""
+    return [SentMessage(number, at, BEGIN_MS, text) for at, text in enumerate(texts)]
+
+
+def test_offsets_of_an_added_partition_are_recorded_after_its_first_watermark(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    added = sent(1, row(120, "INSERT", 1), watermark(121))
+    consumer = TopicConsumer([[], added], [(0, 0), (0, 2)], Random(0))
+    monkeypatch.setattr(consumer, "consume", lambda count, *, timeout: [])
+    reader = topic_reader(consumer, monkeypatch)
+    reader.resume(KafkaStart(0, {(TOPIC, 0): 0}), 110)
+    assert reader.offsets() == {(TOPIC, 0): 0}
+    list(reader.read())
+    assert reader.offsets() == {(TOPIC, 0): 0}, "rows may follow that are missing in the log"
+    list(reader.read())
+    assert reader.offsets() == {(TOPIC, 0): 0, (TOPIC, 1): 0}
+
+
+@pytest.mark.parametrize("commit_ts", [105, 110])
+def test_added_partition_with_rows_up_to_the_end_of_the_log_is_a_gap(
+    commit_ts: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    added = sent(1, row(commit_ts, "INSERT", 1))
+    reader = topic_reader(TopicConsumer([[], added], [(0, 0), (0, 1)], Random(0)), monkeypatch)
+    reader.resume(KafkaStart(0, {(TOPIC, 0): 0}), 110)
+    with pytest.raises(SequenceGap, match="partition 1 of shop was added"):
+        list(reader.read())

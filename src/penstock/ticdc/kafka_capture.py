@@ -49,11 +49,7 @@ class TicdcKafkaCapture(MergedCapture):
                 lambda: _record(log, self._found_start(reader)),
             )
             start, end = _recorded_start(log), end_of_merged_log(log)
-            position = max(end.commit_ts, start.commit_ts)
-            if end.commit_ts and position == end.commit_ts:
-                # The log may not have all statements of its last timestamp.
-                position -= 1
-            reader.resume(start, position)
+            reader.resume(start, end.commit_ts)
             self._read(log, reader, start, end)
         finally:
             reader.close()
@@ -103,7 +99,7 @@ def _waiting_for(reader: KafkaReader) -> str | None:
 
 def _advanced(log: Log, reader: KafkaReader, start: KafkaStart) -> KafkaStart:
     """Record the offsets if they have moved, and return what is recorded."""
-    offsets = reader.merge.offsets()
+    offsets = reader.offsets()
     if offsets == start.offsets:
         return start
     start = replace(start, offsets=offsets)

@@ -67,8 +67,10 @@ class KafkaReader:
         self._held_max = held_max or _HELD_BYTES_MAX
         self._merge = WatermarkMerge[Partition, SinkStatement | SinkRow]((), 0)
         self._paused: set[Partition] = set()
-        # Partitions that were added while the topic was read.
+        # Partitions that were added while the topic was read, until their first watermark.
         self._added: set[Partition] = set()
+        # The commit timestamps that the log had before: it may not get further rows of them.
+        self._recorded_ts = range(0)
         self._checked_at = 0.0
         # Whether the last reading found messages.
         self.has_read = False
@@ -126,10 +128,11 @@ class KafkaReader:
         start_ts = max(complete_ts - 1, 0) if commit_ts is None else commit_ts
         return KafkaStart(start_ts, offsets)
 
-    def resume(self, start: KafkaStart, position: int) -> None:
-        """Read on after a position of the log, from recorded offsets.
+    def resume(self, start: KafkaStart, end_ts: int) -> None:
+        """Read on from recorded offsets; the log's last commit timestamp is `end_ts`, 0 if it has none.
 
-        Raises SequenceGap if messages have expired since, or a topic was made anew.
+        The transaction of `end_ts` is read again, because the log may not have all of its statements. Raises
+        SequenceGap if the messages at the offsets have expired since.
         """
         offsets = dict(start.offsets)
         partitions = self.partitions()
@@ -144,7 +147,8 @@ class KafkaReader:
                     f"{_text(partition)} has the offsets {low} to {high}, and not {offset}, the next to read",
                     hint=_HINT_GAP,
                 )
-        self._merge = WatermarkMerge(offsets.items(), position)
+        self._recorded_ts = range(start.commit_ts + 1, end_ts + 1)
+        self._merge = WatermarkMerge(offsets.items(), max(end_ts - 1, start.commit_ts))
         self._assign(offsets)
         self._checked_at = time.monotonic()
 
@@ -164,6 +168,13 @@ class KafkaReader:
         self._pause()
         if time.monotonic() - self._checked_at >= _PARTITIONS_CHECKED_SECONDS:
             self._refuse_other_partitions()
+
+    def offsets(self) -> dict[Partition, int]:
+        """Return where to resume. Added partitions are not among them before it is known that all their
+        changes are later than the log's end.
+        """
+        offsets = self._merge.offsets()
+        return {partition: offset for partition, offset in offsets.items() if partition not in self._added}
 
     def first_contents(self) -> Iterator[bytes]:
         """Yield the first messages of every partition, some thousands in all. Raises the errors of Kafka."""
@@ -197,7 +208,7 @@ class KafkaReader:
     def _add(
         self, partition: Partition, offset: int, commit_ts: int, entry: SinkStatement | SinkRow, size: int
     ) -> None:
-        if partition in self._added and commit_ts <= self._merge.position:
+        if partition in self._added and commit_ts in self._recorded_ts:
             raise SequenceGap(
                 f"{_text(partition)} was added to the topic, and has changes before the log's end",
                 hint=_HINT_GAP,
