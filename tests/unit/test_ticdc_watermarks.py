@@ -115,3 +115,14 @@ def test_lower_watermark_of_a_restarted_changefeed_means_nothing() -> None:
     list(merge.release())
     merge.add(0, 3, 8, "repeated", 1)
     assert (merge.position, merge.repeated) == (8, 1)
+
+
+def test_entries_of_a_transaction_are_in_the_order_of_their_partitions_whichever_arrived_first() -> None:
+    for arrived in ((0, 1), (1, 0)):
+        merge = WatermarkMerge[int, str]([(0, 0), (1, 0)], 0)
+        for partition in arrived:
+            merge.add(partition, 0, 5, f"first of {partition}", 1)
+            merge.add(partition, 1, 5, f"second of {partition}", 1)
+            merge.advance(partition, 2, 6)
+        entries = ["first of 0", "second of 0", "first of 1", "second of 1"]
+        assert list(merge.release()) == [(5, entries)]

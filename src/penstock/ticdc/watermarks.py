@@ -11,7 +11,6 @@ repeats it. Pure: it reads nothing and has no clock.
 
 import heapq
 from collections.abc import Hashable, Iterable, Iterator
-from itertools import count
 from typing import Generic, TypeVar
 
 PartitionT = TypeVar("PartitionT", bound=Hashable)
@@ -31,8 +30,8 @@ class WatermarkMerge(Generic[PartitionT, EntryT]):
         self.repeated = 0
         self._next_offsets = dict(offsets)
         self._watermarks = dict.fromkeys(self._next_offsets, 0)
-        self._held: list[tuple[int, int, int, EntryT]] = []
-        self._order = count()
+        # By commit timestamp, partition and offset, then the bytes of the entry.
+        self._held: list[tuple[int, PartitionT, int, int, EntryT]] = []
         # The entries of each partition that may not be released yet, by offset.
         self._unreleased: dict[PartitionT, list[tuple[int, int]]] = {
             partition: [] for partition in self._next_offsets
@@ -62,7 +61,7 @@ class WatermarkMerge(Generic[PartitionT, EntryT]):
             self.repeated += 1
             return
         self.bytes += size
-        heapq.heappush(self._held, (commit_ts, next(self._order), size, entry))
+        heapq.heappush(self._held, (commit_ts, partition, offset, size, entry))
         heapq.heappush(self._unreleased[partition], (offset, commit_ts))
 
     def advance(self, partition: PartitionT, offset: int, watermark: int) -> None:
@@ -71,12 +70,15 @@ class WatermarkMerge(Generic[PartitionT, EntryT]):
         self._watermarks[partition] = max(watermark, self._watermarks[partition])
 
     def release(self) -> Iterator[tuple[int, list[EntryT]]]:
-        """Yield the entries of each transaction below the lowest watermark, and move the position."""
+        """Yield the entries of each transaction below the lowest watermark, and move the position.
+
+        They are in the order of partitions and offsets, so another run yields them in the same order.
+        """
         lowest = self.lowest
         while self._held and (commit_ts := self._held[0][0]) < lowest:
             entries = []
             while self._held and self._held[0][0] == commit_ts:
-                _, _, size, entry = heapq.heappop(self._held)
+                _, _, _, size, entry = heapq.heappop(self._held)
                 self.bytes -= size
                 entries.append(entry)
             yield commit_ts, entries
