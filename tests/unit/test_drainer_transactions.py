@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 
 import penstock
-from penstock._native import crc32c
+from penstock._native import RowEventWriter, crc32c
 from penstock.changes import Changes, DefiningStatement, Origin, Target
 from penstock.errors import EventUnsupported, LimitExceeded, OptionInvalid, StateOutdated
 from penstock.model import TableName
@@ -23,7 +23,7 @@ from penstock.sinks.kafka.sink import KafkaSink, Settings
 from penstock.sinks.sink import BatchMark, Evolution, Spread
 from tests.support.pipeline.changes_made import changes_of, delete, insert, target_of, update
 from tests.support.pipeline.local_runs import run_here
-from tests.support.tidb.sample_log import SAMPLES, write_log
+from tests.support.tidb.sample_log import SAMPLES, SERVER_ID, commit_timestamps, write_log
 
 RECORD_HEAD = struct.Struct("<IQ")
 ORDERS = target_of({"id": "bigint unsigned", "name": "varchar(20)"}, unique=(("name",),))
@@ -81,13 +81,19 @@ def test_records_of_files_are_those_of_the_original(tmp_path: Path) -> None:
     assert written("file", *sample_changes(tmp_path)) == originals
 
 
-def pipeline_records(folder: Path, *, statements: bool = True, **more: Any) -> list[bytes]:
-    """Return the records of a pipeline of the sample's log into Drainer's files."""
+def pipeline_records(folder: Path, *, statements: bool = True, last: str = "", **more: Any) -> list[bytes]:
+    """Return the records of a pipeline of the sample's log, with a `last` statement, into Drainer's files."""
     log, files = folder / "log", folder / "files"
     log.mkdir(exist_ok=True)
+    path = write_log(log)
+    if last:
+        writer = RowEventWriter(cluster_id=0, server_id=SERVER_ID)
+        commit_ts = max(commit_timestamps()) + 1
+        event = writer.statement(commit_ts, path.stat().st_size, "shop", last, start_ts=commit_ts)
+        path.write_bytes(path.read_bytes() + event)
     values = {
         "name": "files",
-        "source": {"path": str(write_log(log)), "name": "tidb", "tables": "shop.*"},
+        "source": {"path": str(path), "name": "tidb", "tables": "shop.*"},
         "load": "none",
         "sink": {"drainer": {"path": str(files), "statements": statements}},
     }
@@ -109,6 +115,20 @@ def test_file_of_a_pipeline_has_the_statements_of_the_original(tmp_path: Path) -
 def test_statements_that_do_not_fit_the_target_are_not_written(tmp_path: Path, more: dict[str, Any]) -> None:
     kinds = {Message(record).unsigned(1) for record in pipeline_records(tmp_path, **more)}
     assert kinds == {0}
+
+
+@pytest.mark.parametrize(
+    "statement",
+    ["TRUNCATE TABLE test", "DROP TABLE test", "DROP DATABASE shop", "ALTER TABLE part DROP PARTITION p0"],
+)
+@pytest.mark.parametrize("kinds", [["insert"], ["insert", "delete"]], ids=str)
+def test_statement_that_removes_rows_is_written_if_deletes_are(
+    statement: str, kinds: list[str], tmp_path: Path
+) -> None:
+    written = pipeline_records(tmp_path, last=statement, steps=[{"only": kinds}])
+    texts = [Message(record).text(4) for record in written if Message(record).unsigned(1)]
+    assert any("CREATE TABLE `test`" in text for text in texts)
+    assert any(statement in text for text in texts) == ("delete" in kinds)
 
 
 def test_statement_of_kafka_is_that_of_the_original() -> None:

@@ -52,6 +52,7 @@ from penstock.pipeline.record import ChunkWork, RangeWork
 from penstock.pipeline.row_metadata import refuse_partial
 from penstock.pipeline.state import table_key
 from penstock.pipeline.step import Rejected, run_steps, target_through
+from penstock.pipeline.verify.merges import Emptied, emptied_through
 from penstock.sinks.images import LastImages, with_metadata
 from penstock.sinks.sink import Evolution, Receipt, Spread
 from penstock.source.reading import Batch, LoggedStatement
@@ -250,15 +251,29 @@ class _Work:
             yield self._row(0, STATEMENT, pickle.dumps(defining))
 
     def _is_written(self, work: RangeWork, statement: LoggedStatement) -> bool:
-        """Return whether the sink gets a statement: not if a step changed the tables that it defines, and not
-        if the loads of all of them read its result."""
+        """Return whether the sink gets a statement: not if a step changed the tables that it defines or keeps
+        the rows that it removes, and not if the loads of all of them read its result."""
         if self._surprised or not self._plan.takes_statements:
             return False
-        if not all(step.keeps_definitions for step in self._steps):
+        if not all(step.keeps_definitions for step in self._steps) or self._keeps_rows_of(work, statement):
             return False
         known = [self._plan.tables.get(table_key(work.source, name)) for name in statement.tables]
         floors = [table.floor for table in known if table is not None]
         return not floors or min(floors) <= statement.version
+
+    def _keeps_rows_of(self, work: RangeWork, statement: LoggedStatement) -> bool:
+        """Return whether a target keeps the rows that a statement removes from its source table."""
+        removed = statement.emptied | statement.unlogged
+        for key, table in self._plan.tables.items():
+            name = table.current.name
+            is_removed = name in removed or name.database in statement.databases
+            if (
+                is_removed
+                and key == table_key(work.source, name)
+                and emptied_through(self._steps, table.current) is Emptied.STAYS
+            ):
+                return True
+        return False
 
     # --- Output ---------------------------------------------------------------------------
 
