@@ -64,7 +64,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "migrate": LEAVES | {"settings", "mysql", "serve", "source", "binlog", "coordinate", "sinks", "pipeline"},
     "engine": LEAVES | {"changes", "mysql", "schema", "source", "coordinate", "sinks", "pipeline"},
     "local": LEAVES | {"pipeline", "engine"},
-    "spark": LEAVES | {"changes", "mysql", "schema", "source", "sinks", "pipeline", "engine"},
+    # The local driver runs what reads a target through the session of this process.
+    "spark": LEAVES | {"changes", "mysql", "schema", "source", "sinks", "pipeline", "engine", "local"},
     # A client of the daemons' control API, and of the pipelines' state stores.
     "console": LEAVES
     | {"changes", "settings", "telemetry", "coordinate", "source", "serve", "client", "pipeline"},

@@ -109,6 +109,12 @@ class TaskPlan:
         """Whether tasks write what they decode."""
         return self.spread is Spread.RANGES
 
+    @property
+    def reads_in_driver(self) -> bool:
+        """Whether tasks compare keys with a target that only the pipeline's own process can read."""
+        removes = self.keeps_state and any(chunk.remove for chunk in self.record.chunks)
+        return removes and self.sink.make().reads_in_driver
+
 
 @dataclass(frozen=True)
 class Surprise:

@@ -23,6 +23,7 @@ from penstock.engine.shared_ranges import SharedRanges
 from penstock.engine.task_plan import BETWEEN_SQL, TaskPlan
 from penstock.engine.write_task import write_parts
 from penstock.errors import ConnectionLost, OptionInvalid
+from penstock.local.driver import LocalDriver
 from penstock.spark.shipping import pickle_for_executors
 from penstock.spark.verifying import SparkSpreading
 
@@ -55,8 +56,11 @@ class SparkDriver:
     def run(self, plan: TaskPlan) -> Iterable[pyarrow.RecordBatch]:
         """Run a plan's tasks to their end; see `Driver.run`.
 
-        Raises ConnectionLost if Spark lost a task, OptionInvalid if a task could not start.
+        Tasks that read the target through this process's session run in this process. Raises ConnectionLost
+        if Spark lost a task, OptionInvalid if a task could not start.
         """
+        if plan.reads_in_driver:
+            return LocalDriver().run(plan)
         try:
             with self._few_rows_at_once():
                 return self._run(plan)

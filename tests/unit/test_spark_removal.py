@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Where loads that remove rows run, if only the process of the pipeline can read their target."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow
+import pytest
+
+from penstock.engine.task_plan import BETWEEN, COUNTS, TaskPlan
+from penstock.pipeline.settings import PipelineSettings
+from penstock.spark.driver import SparkDriver
+from tests.support.pipeline.local_runs import notes_pipeline
+
+
+class Executors(Exception):
+    """Raised where a job for executors would begin."""
+
+
+class Session:
+    """Stands for a session of two cores, of which only the settings can be used."""
+
+    sparkContext = SimpleNamespace(defaultParallelism=2)
+    conf = SimpleNamespace(get=lambda _name: "", set=lambda _name, _value: None)
+
+    def range(self, *_numbers: int) -> Any:
+        raise Executors
+
+
+@pytest.mark.parametrize(
+    ("remove", "settings", "in_driver"),
+    [(True, {}, True), (False, {}, False), (True, {"mode": "feed"}, False)],
+    ids=["removing", "first", "feed"],
+)
+def test_only_a_load_that_removes_rows_of_a_mirror_runs_in_the_process_with_the_session(
+    remove: bool, settings: dict[str, str], in_driver: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    word = {"part": 0, "work": 0, "seq": 1, "kind": COUNTS, "body": b"counts"}
+
+    def decode(*_arguments: object) -> Iterator[pyarrow.RecordBatch]:
+        yield pyarrow.RecordBatch.from_pylist([word], schema=BETWEEN)
+
+    monkeypatch.setattr("penstock.local.driver.decode_works", decode)
+    pipeline = notes_pipeline(tmp_path, {"spark": {"staging": str(tmp_path)} | settings})
+    driver = SparkDriver(Session())  # type: ignore[arg-type]
+    plan = plan_of(pipeline, remove=remove)
+    if in_driver:
+        [words] = driver.run(plan)
+        assert words.to_pylist() == [word]
+    else:
+        with pytest.raises(Executors):
+            driver.run(plan)
+
+
+def plan_of(pipeline: PipelineSettings, *, remove: bool) -> TaskPlan:
+    """Return the plan of a batch of one chunk."""
+    chunk: Any = SimpleNamespace(remove=remove)
+    record: Any = SimpleNamespace(works=(chunk,), chunks=(chunk,), parts=1)
+    sink = pipeline.sink.make()
+    settings: dict[str, Any] = dict.fromkeys(TaskPlan.__dataclass_fields__) | {"steps": ()}
+    return TaskPlan(
+        **settings
+        | {
+            "record": record,
+            "sink": pipeline.sink,
+            "spread": sink.spread,
+            "keeps_state": sink.keeps_state,
+            "in_driver": False,
+        }
+    )
