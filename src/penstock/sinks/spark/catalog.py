@@ -21,6 +21,14 @@ _SESSION = {
     # A value that its column cannot hold is an error, not another value.
     "spark.sql.storeAssignmentPolicy": "ANSI",
     "spark.sql.parser.escapedStringLiterals": "false",
+    # Staged rows that Spark cannot read are an error, not passed over.
+    "spark.sql.files.ignoreMissingFiles": "false",
+    "spark.sql.files.ignoreCorruptFiles": "false",
+    # Days before 1582 are those of the proleptic calendar, as they were staged.
+    "spark.sql.parquet.datetimeRebaseModeInRead": "CORRECTED",
+    "spark.sql.parquet.datetimeRebaseModeInWrite": "CORRECTED",
+    # TIMESTAMP in a statement is a point in time.
+    "spark.sql.timestampType": "TIMESTAMP_LTZ",
 }
 
 _DELTA_APPLICATION = "spark.databricks.delta.write.txnAppId"
