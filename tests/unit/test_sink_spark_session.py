@@ -1,13 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The session of the spark sink."""
+"""The session of the spark sink, and what it refuses of staged rows."""
 
+from pathlib import Path
+from types import SimpleNamespace
+
+import pyarrow
 import pyspark.sql
 import pytest
 
-from penstock.sinks.spark.catalog import session_of_process
+from penstock.errors import ValueMalformed
+from penstock.sinks.sink import BatchMark
+from penstock.sinks.spark.catalog import CatalogTable, session_of_process
+from penstock.sinks.spark.sink import Settings, SparkSink
+from tests.support.pipeline.changes_made import target_of
 
 
-class Settings(dict[str, str]):
+class SessionSettings(dict[str, str]):
     """The settings of a session."""
 
     @property
@@ -22,10 +30,10 @@ class Session:
     """A session with settings, and without Spark."""
 
     sparkContext = None
-    inherited: Settings
+    inherited: SessionSettings
 
     def __init__(self) -> None:
-        self.conf = Settings()
+        self.conf = SessionSettings()
 
     @classmethod
     def active(cls) -> "Session":
@@ -51,6 +59,37 @@ class Session:
 def test_settings_that_would_change_rows_are_not_inherited(
     name: str, inherited: str, own: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    Session.inherited = Settings({name: inherited})
+    Session.inherited = SessionSettings({name: inherited})
     monkeypatch.setattr(pyspark.sql, "SparkSession", Session)
     assert session_of_process().conf[name] == own
+
+
+class Rows:
+    """Staged rows that stop at the first condition that is asked of them."""
+
+    def __init__(self) -> None:
+        self.conditions: list[str] = []
+
+    def where(self, condition: str) -> "Rows":
+        self.conditions.append(condition)
+        return self
+
+    def isEmpty(self) -> bool:
+        return False
+
+
+def test_value_that_a_narrower_column_would_round_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    types = {"id": pyarrow.int32(), "price": pyarrow.decimal128(10, 2), "n": pyarrow.int64()}
+    monkeypatch.setattr(CatalogTable, "exists", lambda _table: True)
+    monkeypatch.setattr(CatalogTable, "column_types", lambda _table: types)
+    sink, rows = SparkSink(Settings(staging=str(tmp_path))), Rows()
+    sink._own_session = SimpleNamespace(createDataFrame=lambda _rows, _columns: rows)
+    mark = BatchMark("shop", "1", 1)
+    writer = sink.open(mark, 0)
+    target = target_of({"id": "int", "price": "decimal(10,4)", "n": "int"})
+    writer.empty(target, 1)
+    with pytest.raises(ValueMalformed, match="price"):
+        sink.commit(mark, [writer.finish()])
+    assert rows.conditions == ["NOT (CAST(try_cast(`price` AS DECIMAL(10,2)) AS DECIMAL(10,4)) <=> `price`)"]

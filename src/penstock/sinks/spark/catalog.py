@@ -18,7 +18,7 @@ BATCH_PROPERTY = "penstock-batch"
 _SESSION = {
     # Texts of timestamps must not depend on the host.
     "spark.sql.session.timeZone": "UTC",
-    # A value that its column cannot hold is an error, not another value.
+    # A value beyond the range of its column is an error, not another value.
     "spark.sql.storeAssignmentPolicy": "ANSI",
     "spark.sql.parser.escapedStringLiterals": "false",
     # Staged rows that Spark cannot read are an error, not passed over.

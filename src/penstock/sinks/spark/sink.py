@@ -14,7 +14,7 @@ from pydantic import Field, model_validator
 
 from penstock import _native
 from penstock.changes import Target
-from penstock.errors import OptionInvalid, SchemaChanged
+from penstock.errors import OptionInvalid, SchemaChanged, ValueMalformed
 from penstock.settings.values import Section
 from penstock.sinks.lake.rows import feed_fields, read_rows, stored_schema
 from penstock.sinks.lake.types import is_widened
@@ -298,6 +298,7 @@ class SparkSink(Sink):
                 rows = session.read.schema(columns).parquet(*paths)
             else:
                 rows = session.createDataFrame([], columns)
+            _refuse_inexact(rows, table.name, stored, existing)
             if self.settings.using == "iceberg" and not self.keeps_state:
                 if not is_repeated(mark, table.number(mark.application)):
                     option = f"snapshot-property.{BATCH_PROPERTY}"
@@ -319,6 +320,30 @@ class SparkSink(Sink):
                 session.sql(statement).collect()
 
 
+def _refuse_inexact(
+    rows: Any, table: str, schema: pyarrow.Schema, existing: Mapping[str, pyarrow.DataType]
+) -> None:
+    """Raise ValueMalformed if Spark would round or cut a value of the rows to fit a narrower column."""
+    for field in _outgrown(schema, existing):
+        inexact = statements.is_inexact(field, existing[field.name])
+        if not rows.where(inexact).isEmpty():
+            raise ValueMalformed(
+                f"{table}: the column {field.name} of the target would round or cut a value",
+                hint="Let the target's columns evolve: set schema_changes, or load the table again",
+            )
+
+
+def _outgrown(schema: pyarrow.Schema, existing: Mapping[str, pyarrow.DataType]) -> list[pyarrow.Field]:
+    """Return the fields whose existing columns have another type, and not a wider one."""
+    return [
+        field
+        for field in schema
+        if field.name in existing
+        and statements.type_text(existing[field.name]) != statements.type_text(field.type)
+        and not is_widened(field.type, existing[field.name])
+    ]
+
+
 def _changes(
     table: str,
     target: Target,
@@ -328,13 +353,7 @@ def _changes(
 ) -> list[str]:
     """Return the statements that alter a table to a schema. Raises SchemaChanged if that is not allowed."""
     added = [field for field in schema if field.name not in existing]
-    changed = [
-        field
-        for field in schema
-        if field.name in existing
-        and statements.type_text(existing[field.name]) != statements.type_text(field.type)
-        and not is_widened(field.type, existing[field.name])
-    ]
+    changed = _outgrown(schema, existing)
     if evolution is Evolution.IGNORE or not (added or changed):
         return []
     narrow = [field for field in changed if not is_widened(existing[field.name], field.type)]

@@ -120,6 +120,13 @@ def merge(table: str, schema: pyarrow.Schema, key: Sequence[str], staged: str, *
     return " ".join(clauses)
 
 
+def is_inexact(field: pyarrow.Field, existing: pyarrow.DataType) -> str:
+    """Return the condition for values of a field that differ once a column of another type has held them."""
+    name = quoted(field.name)
+    held = f"try_cast({name} AS {type_text(existing)})"
+    return f"NOT (CAST({held} AS {type_text(field.type)}) <=> {name})"
+
+
 def key_range(
     key: Sequence[pyarrow.Field], low: Mapping[str, Any] | None, high: Mapping[str, Any] | None
 ) -> str:
