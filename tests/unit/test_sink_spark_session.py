@@ -7,10 +7,11 @@ from types import SimpleNamespace
 import pyarrow
 import pyspark.sql
 import pytest
+from pyspark.errors import PySparkException
 
-from penstock.errors import ValueMalformed
+from penstock.errors import PenstockError, ServerBusy, ValueMalformed
 from penstock.sinks.sink import BatchMark
-from penstock.sinks.spark.catalog import CatalogTable, session_of_process
+from penstock.sinks.spark.catalog import CatalogTable, session_of_process, translate_errors
 from penstock.sinks.spark.sink import Settings, SparkSink
 from tests.support.pipeline.changes_made import target_of
 
@@ -93,3 +94,21 @@ def test_value_that_a_narrower_column_would_round_is_refused(
     with pytest.raises(ValueMalformed, match="price"):
         sink.commit(mark, [writer.finish()])
     assert rows.conditions == ["NOT (CAST(try_cast(`price` AS DECIMAL(10,2)) AS DECIMAL(10,4)) <=> `price`)"]
+
+
+@pytest.mark.parametrize(
+    ("name", "error"),
+    [
+        ("org.apache.spark.sql.delta.schema.DeltaInvariantViolationException", ValueMalformed),
+        ("org.apache.spark.sql.delta.schema.InvariantViolationException", ValueMalformed),
+        ("org.apache.spark.sql.delta.DeltaUnsupportedOperationException", ValueMalformed),
+        ("io.delta.exceptions.ConcurrentAppendException", ServerBusy),
+        ("java.lang.UnsupportedOperationException", ServerBusy),
+    ],
+)
+def test_only_errors_that_pass_by_themselves_are_retried(name: str, error: type[PenstockError]) -> None:
+    java_class = SimpleNamespace(getName=lambda: name, getSuperclass=lambda: None)
+    refused = PySparkException("refused")
+    refused._origin = SimpleNamespace(getClass=lambda: java_class, getCause=lambda: None)  # type: ignore[attr-defined]
+    with pytest.raises(error), translate_errors("commit"):
+        raise refused

@@ -31,6 +31,10 @@ _SESSION = {
     "spark.sql.timestampType": "TIMESTAMP_LTZ",
 }
 
+# Java classes of Delta's errors that a retry meets again: a constraint of the table, and a MERGE in which
+# several rows match one. Delta has moved them between packages.
+_OF_ROWS = ("InvariantViolationException", ".DeltaUnsupportedOperationException")
+
 _DELTA_APPLICATION = "spark.databricks.delta.write.txnAppId"
 _DELTA_NUMBER = "spark.databricks.delta.write.txnVersion"
 _DELTA_METADATA = "spark.databricks.delta.commitInfo.userMetadata"
@@ -79,7 +83,13 @@ def translate_errors(what: str) -> Iterator[None]:
             f"{what}: Spark refuses it: {_first_lines(problem)}", hint="Check the settings of the spark sink"
         ) from problem
     except (PySparkException, Py4JError) as problem:
-        if "java.lang.ArithmeticException" in _java_classes(problem):
+        thrown = _java_classes(problem)
+        if any(name.endswith(_OF_ROWS) for name in thrown):
+            raise ValueMalformed(
+                f"{what}: the target refuses the rows: {_first_lines(problem)}",
+                hint="Drop the constraint of the target, or correct the rows",
+            ) from problem
+        if "java.lang.ArithmeticException" in thrown:
             raise ValueMalformed(
                 f"{what}: a column of the target cannot hold a value: {_first_lines(problem)}",
                 hint="Let the target's columns evolve: set schema_changes, or load the table again",
