@@ -28,6 +28,7 @@ HOSTILE = "<script>alert(1)</script>\"'&{{1234567*9}}"
 ACCOUNTS: list[dict[str, Any]] = [
     {"name": "boss", "token": "boss-token", "admin": True},
     {"name": "guest", "token": "guest-token", "tables": ["fuzzed.u"]},
+    {"name": "support", "token": "support-token", "masked": {"fuzzed.u": ["note"]}},
 ]
 
 
@@ -234,6 +235,8 @@ def test_account_sees_the_definitions_of_its_tables_alone(altered: ServedLog) ->
     assert ask(altered, "definitions", token="guest-token").json["tables"] == ["fuzzed.u"]
     shown = ask(altered, "definitions", token="guest-token", table="fuzzed.u").json["versions"]
     assert {version["statement"] for version in shown} == {None}, "a statement may name other tables"
+    shown = ask(altered, "definitions", token="support-token", table="fuzzed.u").json["versions"]
+    assert {version["statement"] for version in shown} == {None}, "a statement may quote a masked value"
     assert ask(altered, "definitions", token="guest-token", table="fuzzed.t").status == 403
 
 

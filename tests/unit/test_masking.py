@@ -4,6 +4,7 @@
 import json
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pyarrow
@@ -16,8 +17,11 @@ from penstock.source.logged_tables import LoggedTables
 from penstock.source.reading import Batch, read_range
 from penstock.source.row_history import plain_value
 from penstock.source.source import ByteRange
+from tests.support.binlog.events import QUERY, Event, assemble, events, query_body
+from tests.support.binlog.forged_log import NAME, NOTES, forged_log, insert, keep_forged_log
 from tests.support.daemon.console import console_of
 from tests.support.daemon.served_log import INSTANCE, Answered, ServedLog, captured_log, serving
+from tests.support.logstore.folders import open_log
 from tests.support.suite.nonempty import each
 
 WIDE = "fuzzed.wide"
@@ -136,6 +140,38 @@ def test_nothing_can_be_asked_about_a_masked_value(whole: ServedLog) -> None:
         assert answer.status == 403 or b'"AccessDenied"' in answer.body, (case, answer.body[:300])
         assert b'"kind":"change"' not in answer.body
         assert b'"kind":"batch"' not in answer.body
+
+
+def test_shards_of_a_masked_key_are_refused_whichever_rows_they_have(whole: ServedLog) -> None:
+    """A response that depends on the shard would confirm a guess of the value."""
+    body = {"tables": ["fuzzed.u"], "start": "earliest", "until": "latest", "wait_seconds": 0}
+    bodies = set()
+    for shard in range(8):
+        shards = {"count": 8, "of": [shard]}
+        answer = whole.ask(
+            "POST", f"/v1/instances/{INSTANCE}/changes", {**body, "shards": shards}, token="support-token"
+        )
+        bodies.add(answer.body)
+    (refused,) = bodies
+    assert b'"AccessDenied"' in refused
+
+
+def test_text_of_the_first_error_is_hidden(tmp_path: Path) -> None:
+    description, previous, *_ = events(forged_log(0))
+    transaction = insert(1, NOTES, 1, b"")
+    change = Event(0, QUERY, 1, 0, 0, query_body("UPDATE shop.notes SET note = 'alice@x'"))
+    content = assemble([description, previous, *transaction[:2], change, transaction[-1]])
+    keep_forged_log(tmp_path / "log", content)
+    body = {"tables": [NOTES], "start": {"position": f"{NAME}:{len(assemble([description, previous]))}"}}
+    accounts = [account({NOTES: ["note"]})]
+    with open_log(tmp_path / "log") as log, serving(log, {"token": "a-token"}, accounts) as daemon:
+        path = f"/v1/instances/{INSTANCE}/changes"
+        shown, hidden = (
+            daemon.ask("POST", path, body, token=token) for token in ("a-token", "support-token")
+        )
+    assert shown.json["type"] == hidden.json["type"] == "StatementLogged"
+    assert "alice@x" in shown.json["detail"] + str(shown.json["hint"])
+    assert (hidden.json["detail"], hidden.json["hint"]) == ("(masked)", None)
 
 
 def test_condition_on_a_column_that_is_masked_elsewhere_is_accepted(whole: ServedLog) -> None:

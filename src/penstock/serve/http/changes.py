@@ -36,7 +36,7 @@ from penstock.serve.http.change_frames import (
 )
 from penstock.serve.http.changes_request import ChangesRequest, start_of
 from penstock.serve.http.openapi import description
-from penstock.serve.masking import Masking, mask_part, without_masked
+from penstock.serve.masking import Masking, hiding_texts, mask_part, without_masked
 from penstock.serve.pieces import Piece, View
 from penstock.serve.problems import problem_body
 from penstock.serve.served import Served, ServedInstance
@@ -117,10 +117,12 @@ async def _changes(served: Served, request: Request) -> Response:
     )
     if (consumed := request.headers.get(CONSUMED_HEADER)) is not None:
         _note_consumed(served, name, changes_request, account, Position.parse(consumed))
-    started = await resolve_start(pieces, start_of(changes_request.start))
-    until = None if changes_request.until is None else start_of(changes_request.until)
-    cursor = Cursor(pieces, sieve.view, started, until, in_parts=sieve.takes_parts)
-    first = await cursor.next(0.0)
+    # The errors of the first piece are reported as problem documents, before anything is streamed.
+    with hiding_texts(account.masking.all_columns):
+        started = await resolve_start(pieces, start_of(changes_request.start))
+        until = None if changes_request.until is None else start_of(changes_request.until)
+        cursor = Cursor(pieces, sieve.view, started, until, in_parts=sieve.takes_parts)
+        first = await cursor.next(0.0)
     following = functools.partial(
         served.subscribers.following,
         "changes",
@@ -324,6 +326,7 @@ class ChangesAnswer(StreamedAnswer):
         return frames
 
     def _encoded(self, piece: Piece, passing: Any) -> list[_Frame]:
+        self._prove_shards_unmasked(piece)
         sifted = self._sieve.sift(piece, passing)
         self._moved = sum(sifted_rows.moved for sifted_rows in sifted)
         if not self._sieve.view.is_typed:
@@ -334,16 +337,24 @@ class ChangesAnswer(StreamedAnswer):
             for part in row_parts(self._masked(sifted_rows), self._request.batch_rows)
         ]
 
+    def _prove_shards_unmasked(self, piece: Piece) -> None:
+        """Raise AccessDenied if a masked column divides the rows of a piece, in whichever shard they are.
+
+        The shard of a row tells a part of the value, and so does a response without the row.
+        """
+        if not self._masking or self._request.shards is None:
+            return
+        for batch in piece.batches:
+            masked = self._masking.columns(TableName.parse(batch.table))
+            if any(name.casefold() in masked for name in batch.key):
+                raise AccessDenied(
+                    f"the shards of {batch.table} are made of a column that is masked for this account",
+                    hint="Name other columns for the shards: shard_columns",
+                )
+
     def _masked(self, sifted_rows: Sifted) -> pyarrow.RecordBatch:
-        """Return the rows without masked columns. Raises AccessDenied if they make the shards."""
-        batch = sifted_rows.batch
-        masked = self._masking.columns(TableName.parse(batch.table))
-        if self._request.shards is not None and any(name.casefold() in masked for name in batch.key):
-            # The shard of a row tells a part of the value.
-            raise AccessDenied(
-                f"the shards of {batch.table} are made of a column that is masked for this account",
-                hint="Name other columns for the shards: shard_columns",
-            )
+        """Return the rows without masked columns."""
+        masked = self._masking.columns(TableName.parse(sifted_rows.batch.table))
         return without_masked(sifted_rows.arrow, masked)
 
     def _encoded_messages(self, sifted_rows: Sifted) -> Iterator[_Frame]:

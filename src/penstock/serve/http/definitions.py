@@ -35,8 +35,8 @@ async def _definitions(served: Served, request: Request) -> Response:
     name = TableName.parse(query.text("table"))
     account.prove_reads_table(instance, name)
     versions = await run_in(served.threads.definitions, definition_versions, log, name)
-    # A statement may name further tables.
-    sees_statements = account.readable(instance).selects_all
+    # A statement may name further tables, and quote a masked value.
+    sees_statements = account.readable(instance).selects_all and not account.masking
     return JSONResponse(
         {
             "table": str(name),
