@@ -210,7 +210,8 @@ def test_page_shows_the_rows_and_exports_them(daemon: ServedLog) -> None:
         file = browser.get("/as-of/export", table="fuzzed.t", at=at, format="csv")
         refused = browser.get("/as-of/export", table="fuzzed.t", at=HOSTILE, format="csv")
     assert "as they stood" in form.words
-    assert "These are all rows of the table: it was emptied at" in page.words
+    assert "These are all rows that the log shows since the table was emptied at" in page.words
+    assert "such as those of foreign keys' actions, are not among them" in page.words
     assert (wrong.status, "<script>alert" in wrong.text, "notice bad" in wrong.text) == (200, False, True)
     assert file.headers["content-disposition"] == 'attachment; filename="fuzzed.t.csv"'
     assert file.text == ask(daemon, at=at, format="csv").body.decode()
@@ -226,7 +227,8 @@ def test_command_writes_what_the_daemon_shows(
     as_of_verb.run("fuzzed.t", at, url=url)
     lines, note = capfdbinary.readouterr()
     assert lines == ask(daemon, at=at, format="jsonl").body
-    assert note.decode().startswith(f"fuzzed.t at {at}: all rows of the table")
+    assert note.decode().startswith(f"fuzzed.t at {at}: all rows of the table that the log shows since")
+    assert b"foreign keys' actions, are not in it" in note
     as_of_verb.run("fuzzed.t", at, url=url, file_format="parquet", output=tmp_path / "t.parquet")
     assert pyarrow.parquet.read_table(tmp_path / "t.parquet").num_rows > 1
     for options in ({"file_format": "parquet"}, {"file_format": "xlsx"}):

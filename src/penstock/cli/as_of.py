@@ -56,7 +56,8 @@ def run(
         sys.stdout.buffer.write(content)
         sys.stdout.buffer.flush()
     note = (
-        f"all rows of the table: it was emptied at {complete_since}"
+        f"all rows of the table that the log shows since it was emptied at {complete_since}; changes that the"
+        " server does not log, such as those of foreign keys' actions, are not in it"
         if complete_since
         else "only rows that the kept log has changed, before this moment or after it"
     )

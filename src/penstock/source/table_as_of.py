@@ -5,8 +5,9 @@
     after the position     the first change of each other key: its image before, if the row was there
 
 Rows that the kept log never changed are not in it and are not shown, unless a statement emptied the table
-before the position: from there on, the log has them all. A statement that may move rows without logging them
-forgets what was known.
+before the position: from there on, the log has them all. Changes that the server does not log, such as those
+of foreign keys' actions, stay unknown. A statement that may move rows without logging them forgets what was
+known.
 """
 
 import threading
@@ -107,7 +108,8 @@ class _Known:
 class TableAsOf:
     """Reads a log for one table at one moment. Call `read` once, then the other members.
 
-    `is_complete` says whether the log has every row of the table, since the statement at `complete_since`.
+    `is_complete` says whether the log has every logged row of the table, since it was emptied at
+    `complete_since`.
     `columns` are those of the newest logged row at the moment, and `key` is the primary key.
     """
 
@@ -126,6 +128,7 @@ class TableAsOf:
         self.position: Position | None = None
         self.complete_since: Position | None = None
         self.key: tuple[str, ...] = ()
+        self._key_types: tuple[pyarrow.DataType, ...] = ()
         self.schema: pyarrow.Schema | None = None
 
     @property
@@ -277,9 +280,44 @@ class TableAsOf:
         masked = [name for name in batch.primary_key if name.casefold() in self._masked]
         if masked:
             raise AccessDenied(f"the key of {self._table} has the column {masked[0]}, which is masked")
-        self.key = batch.primary_key
         rows = batch.to_arrow()
-        return rows, list(zip(*(rows.column(name).to_pylist() for name in self.key), strict=True))
+        self._follow_key(batch.primary_key, rows.schema)
+        columns = [rows.column(name).to_pylist() for name in self.key]
+        unrepresentable = rows.column("_metadata").field("unrepresentable")
+        if unrepresentable.null_count < len(unrepresentable):
+            # Arrow has null for such values, so the server's text tells their rows apart.
+            for row, texts in enumerate(unrepresentable.to_pylist()):
+                for name, text in texts or ():
+                    if name in self.key:
+                        columns[self.key.index(name)][row] = text
+        return rows, list(zip(*columns, strict=True))
+
+    def _follow_key(self, key: tuple[str, ...], schema: pyarrow.Schema) -> None:
+        """Take the primary key of the next rows. Once it was changed, known rows go by the new one.
+
+        If one of them lacks a column of the new key, or has it with another type, all are forgotten.
+        """
+        types = tuple(schema.field(name).type for name in key)
+        was_changed = self.key and (self.key, self._key_types) != (key, types)
+        self.key, self._key_types = key, types
+        if was_changed and not self._rekey():
+            self._known.forget()
+            self.complete_since = None
+
+    def _rekey(self) -> bool:
+        """Give the known rows the keys of the current primary key; return whether all have one."""
+        rekeyed: dict[_Key, _Reference | None] = {}
+        for reference in self._known.rows.values():
+            if reference is None:
+                continue
+            schema = self._known.batches[reference.batch][0].schema
+            values = self._values(self._known, reference)
+            for name, kind in zip(self.key, self._key_types, strict=True):
+                if values.get(name) is None or not _has_same_values(schema.field(name).type, kind):
+                    return False
+            rekeyed[tuple(values[name] for name in self.key)] = reference
+        self._known.rows = rekeyed
+        return True
 
     def _shown_schema(self, rows: pyarrow.RecordBatch) -> pyarrow.Schema:
         shown = [
@@ -302,3 +340,8 @@ class TableAsOf:
             int(image["_commit_timestamp"].timestamp() * 1_000_000),
             is_later,
         )
+
+
+def _has_same_values(kind: pyarrow.DataType, other: pyarrow.DataType) -> bool:
+    """Return whether a value of one type equals the same value of the other."""
+    return bool(kind == other or (pyarrow.types.is_integer(kind) and pyarrow.types.is_integer(other)))

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A table as of a moment, where its primary key is changed or Arrow cannot represent it."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from penstock.model import TableName
+from penstock.serve.own_log import OwnSource
+from penstock.source.table_as_of import TableAsOf
+from tests.support.binlog.events import DELETE_ROWS, QUERY, WRITE_ROWS, Event, assemble, events, query_body
+from tests.support.binlog.forged_log import NOTES, forged_log, insert, keep_forged_log
+from tests.support.logstore.folders import open_log
+
+# The server's codes of column types, and the bytes of a value.
+INT, BIGINT, DATE = 3, 8, 10
+BYTES = {INT: 4, BIGINT: 8, DATE: 3}
+TWO_INTS = (INT, INT)
+
+
+def change(gno: int, code: int, kinds: Sequence[int], key: Sequence[int], *values: int) -> list[Event]:
+    """Return a transaction that inserts or deletes one row of a table with the columns a and b."""
+    gtid, begin, table_map, rows, commit = insert(gno, NOTES, 1, b"")
+    named = b"".join(len(name).to_bytes(1, "little") + name + b"\0" for name in (b"shop", b"notes"))
+    fields = ((1, b"\0"), (4, b"\x01a\x01b"), (8, bytes(key)))
+    metadata = b"".join(bytes((kind, len(value))) + value for kind, value in fields)
+    table = (70).to_bytes(6, "little") + b"\x01\0" + named + bytes((2, *kinds, 0, 0)) + metadata
+    image = b"\0" + b"".join(
+        value.to_bytes(BYTES[kind], "little") for kind, value in zip(kinds, values, strict=True)
+    )
+    body = (70).to_bytes(6, "little") + b"\x01\0\x02\0\x02\x03" + image
+    return [gtid, begin, replace(table_map, body=table), replace(rows, code=code, body=body), commit]
+
+
+def statement(gno: int, text: str) -> list[Event]:
+    """Return a statement that commits itself."""
+    gtid, begin, *_ = insert(gno, NOTES, 1, b"")
+    return [gtid, replace(begin, code=QUERY, body=query_body(text, "shop"))]
+
+
+def rows_after(
+    folder: Path, transactions: Sequence[list[Event]], count: int | None = None
+) -> tuple[list[tuple[object, object]], bool]:
+    """Return the rows as of the end of some of the transactions, and whether they are all."""
+    description, previous, *_ = events(forged_log(0))
+    parts = [event for transaction in transactions for event in transaction]
+    keep_forged_log(folder, assemble([description, previous, *parts]))
+    shown = [event for transaction in transactions[:count] for event in transaction]
+    end = len(assemble([description, previous, *shown]))
+    with open_log(folder) as log:
+        as_of = TableAsOf(log, OwnSource("shop", log), TableName.parse(NOTES))
+        as_of.read(f"binlog.000001:{end}")
+        return [(row.values["a"], row.values["b"]) for row in as_of.rows()], as_of.is_complete
+
+
+TRUNCATED = statement(1, "TRUNCATE TABLE notes")
+
+
+def test_rows_go_by_the_primary_key_that_replaced_theirs(tmp_path: Path) -> None:
+    transactions = [
+        TRUNCATED,
+        change(2, WRITE_ROWS, TWO_INTS, [0], 1, 10),
+        change(3, WRITE_ROWS, TWO_INTS, [0], 2, 20),
+        statement(4, "ALTER TABLE notes DROP PRIMARY KEY, ADD PRIMARY KEY (b)"),
+        change(5, DELETE_ROWS, TWO_INTS, [1], 1, 10),
+    ]
+    assert rows_after(tmp_path / "deleted", transactions) == ([(2, 20)], True)
+    assert rows_after(tmp_path / "untouched", transactions, count=4) == ([(1, 10), (2, 20)], True)
+
+
+def test_later_change_by_another_key_does_not_repeat_a_row(tmp_path: Path) -> None:
+    transactions = [
+        change(1, WRITE_ROWS, TWO_INTS, [0], 1, 10),
+        statement(2, "ALTER TABLE notes DROP PRIMARY KEY, ADD PRIMARY KEY (b)"),
+        change(3, DELETE_ROWS, TWO_INTS, [1], 1, 10),
+    ]
+    assert rows_after(tmp_path, transactions, count=2) == ([(1, 10)], False)
+
+
+def test_rows_with_another_type_of_the_key_are_forgotten(tmp_path: Path) -> None:
+    def transactions(kind: int) -> list[list[Event]]:
+        return [
+            TRUNCATED,
+            change(2, WRITE_ROWS, TWO_INTS, [0], 1, 10),
+            statement(3, "ALTER TABLE notes MODIFY a BIGINT"),
+            change(4, WRITE_ROWS, (kind, INT), [0], 2, 20),
+        ]
+
+    rows, is_complete = rows_after(tmp_path / "integers", transactions(BIGINT))
+    assert (rows, is_complete) == ([(1, 10), (2, 20)], True)
+    rows, is_complete = rows_after(tmp_path / "others", transactions(DATE))
+    assert (len(rows), is_complete) == (1, False)
+
+
+def test_keys_that_arrow_cannot_represent_are_told_apart(tmp_path: Path) -> None:
+    january, february = (2026 << 9 | month << 5 for month in (1, 2))
+    transactions = [
+        change(gno, WRITE_ROWS, (INT, DATE), [0, 1], 7, date)
+        for gno, date in ((1, january), (2, february), (3, 0))
+    ]
+    rows, _ = rows_after(tmp_path, transactions)
+    assert rows == [(7, "2026-01-00"), (7, "2026-02-00"), (7, "0000-00-00")]
