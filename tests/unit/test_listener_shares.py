@@ -15,9 +15,9 @@ import pytest
 from penstock.errors import QuotaReached
 from penstock.model import Position
 from penstock.processes.channel import DATAGRAMS, Channel
+from penstock.processes.defects import EXIT_DEFECT
 from penstock.processes.listener_channel import ListenerStart, pass_connection, take_connection
 from penstock.processes.listeners import COMMAND
-from penstock.processes.defects import EXIT_DEFECT
 from penstock.processes.spawned import SpawnedProcess
 from penstock.serve.accepting import Admission
 from penstock.serve.access import Account, Quota
