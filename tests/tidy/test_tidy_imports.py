@@ -159,7 +159,11 @@ HOMES = {
         "src/penstock/pipeline/",
         "src/penstock/sinks/",
     ),
-    "starlette": ("src/penstock/serve/", "src/penstock/console/"),
+    "starlette": (
+        "src/penstock/serve/",
+        "src/penstock/console/",
+        "src/penstock/processes/listener_process.py",
+    ),
     "jinja2": ("src/penstock/console/rendering.py",),
     "uvicorn": (
         "src/penstock/serve/listener.py",
