@@ -161,6 +161,24 @@ def test_primary_key_of_a_column_with_a_condition_is_followed(
     assert (schema.primary_key if schema is not None else None) == key
 
 
+@pytest.mark.parametrize(
+    ("statement", "spellings"),
+    [
+        ("ALTER TABLE t DROP KEY `primary`", (MYSQL, MARIADB)),
+        ("ALTER TABLE t DROP CONSTRAINT `primary`", (MYSQL, MARIADB)),
+        ("DROP INDEX `primary` ON t", (MYSQL, MARIADB)),
+        ("ALTER TABLE t DROP KEY IF EXISTS `primary`", (MARIADB,)),
+        ("ALTER TABLE t DROP CONSTRAINT IF EXISTS `PRIMARY`", (MARIADB,)),
+        ("DROP INDEX IF EXISTS `primary` ON t", (MARIADB,)),
+    ],
+)
+def test_primary_key_is_dropped_by_its_name(statement: str, spellings: tuple[ServerSpelling, ...]) -> None:
+    for spelling in spellings:
+        schema = schema_after(f"CREATE TABLE t (a INT NOT NULL, PRIMARY KEY (a)); {statement}", spelling)
+        assert schema is not None
+        assert schema.primary_key == ()
+
+
 def test_column_whose_key_is_not_added_stays_nullable() -> None:
     schema = schema_after(
         "CREATE TABLE t (a INT KEY, b INT); ALTER TABLE t MODIFY IF EXISTS b INT KEY NULL", MARIADB

@@ -294,7 +294,8 @@ def _rename(statement: Statement, kind: str) -> list[Effect]:
 def _index(statement: Statement, *, drops: bool = False, unique: bool = False) -> list[Effect]:
     """Parse CREATE INDEX and DROP INDEX, which can change only MariaDB's hidden columns."""
     cursor = statement.cursor
-    cursor.accept("IF", "NOT", "EXISTS")
+    if not cursor.accept("IF", "NOT", "EXISTS"):
+        cursor.accept("IF", "EXISTS")
     index = cursor.take()
     while not cursor.ended and not cursor.accept("ON"):
         cursor.take()

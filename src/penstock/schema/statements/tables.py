@@ -256,9 +256,11 @@ def _drop(part: TokenCursor, statement: Statement) -> list[Step]:
         return [SetKey(())]
     if part.next.upper in ("FOREIGN", "CHECK", "PARTITION") or _is_period(part):
         return []
-    if part.next.upper in ("INDEX", "KEY") and part.ahead(1).text.upper() == "PRIMARY":
-        return [SetKey(())]
-    if part.next.upper in ("INDEX", "KEY", "CONSTRAINT"):
+    if part.accept_any("INDEX", "KEY", "CONSTRAINT"):
+        part.accept("IF", "EXISTS")
+        # The primary key has this name, in any case, also as a constraint.
+        if part.next.text.upper() == "PRIMARY":
+            return [SetKey(())]
         return [DropUnique()] if statement.spelling.mariadb else []
     if part.next.upper == "SYSTEM" and part.ahead(1).upper == "VERSIONING":
         return [SetVersioning(False)]
