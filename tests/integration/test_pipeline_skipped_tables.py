@@ -23,6 +23,7 @@ from penstock.pipeline.preview import preview
 from penstock.pipeline.settings import PipelineSettings, load_pipeline
 from penstock.pipeline.state import PipelineState
 from penstock.spark.driver import SparkDriver
+from tests.support.pipeline.engines import engine  # noqa: F401
 from tests.support.pipeline.oracle import assert_same, delta_rows, mysql_rows, source_rows
 from tests.support.pipeline.running import pipeline_of, run_to_end
 from tests.support.spark.session import spark  # noqa: F401
@@ -52,19 +53,17 @@ def read_again(settings: PipelineSettings, *tables: TableName) -> list[str]:
         return [state.request_resnapshot("shop", table) for table in tables]
 
 
-@pytest.mark.deep(keep=("local",))
-@pytest.mark.parametrize(("driver", "mode"), [("local", "mirror"), ("spark", "mirror"), ("spark", "feed")])
+@pytest.mark.deep(keep=("local-mirror",))
+@pytest.mark.parametrize("mode", ["mirror", "feed"])
 def test_target_table_that_refuses_rows_stops_no_other(
-    request: pytest.FixtureRequest,
+    engine: "SparkSession | LocalDriver",  # noqa: F811
     mysql_server: Server,
     mariadb_server: Server,
     fresh_database: FreshDatabase,
     tmp_path: Path,
-    driver: str,
     mode: str,
 ) -> None:
     """A mirror is written in the second stage, a feed where rows are decoded."""
-    engine = LocalDriver() if driver == "local" else request.getfixturevalue("spark")
     database = fresh_database(mysql_server)
     good, refused, dropped = (TableName(database, name) for name in ("good", "refused", "dropped"))
     for table in (good, refused, dropped):
@@ -131,8 +130,9 @@ def rows_of(server: Server, table: TableName, mode: str) -> list[dict[str, objec
     return sorted(({"id": row["id"], "a": row["a"]} for row in rows), key=lambda row: int(row["id"]))
 
 
+@pytest.mark.deep(keep=("local",))
 def test_key_that_a_lake_cannot_hold_stops_only_its_table(
-    spark: SparkSession,  # noqa: F811
+    engine: "SparkSession | LocalDriver",  # noqa: F811
     mysql_server: Server,
     fresh_database: FreshDatabase,
     tmp_path: Path,
@@ -160,14 +160,14 @@ def test_key_that_a_lake_cannot_hold_stops_only_its_table(
         if origin == "log":
             mysql_server.sql(odd, database=database)
         mysql_server.sql("UPDATE good SET a = a + 1", database=database)
-        run_to_end(spark, settings)
+        run_to_end(engine, settings)
         assert_followed("good")
         tables = stopped(settings)
         assert list(tables) == [f"{database}.bad"], origin
         assert "2026-02-30" in tables[f"{database}.bad"]
         mysql_server.sql("DELETE FROM bad WHERE a = 1 AND day > '2026-02-01'", database=database)
         read_again(settings, TableName(database, "bad"))
-        run_to_end(spark, settings)
+        run_to_end(engine, settings)
         assert stopped(settings) == {}
         assert_followed("bad")
 

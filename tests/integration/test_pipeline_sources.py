@@ -9,8 +9,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock.errors import PrivilegeMissing, SchemaChanged
+from penstock.local.driver import LocalDriver
 from penstock.pipeline.settings import PipelineSettings, pipeline_of_values
 from penstock.sinks.mysql.sink import MysqlSink
+from tests.support.pipeline.engines import engine  # noqa: F401
 from tests.support.pipeline.oracle import assert_same, mysql_rows, source_rows
 from tests.support.pipeline.running import pipeline_of, run_to_end
 from tests.support.pipeline.workload import Workload
@@ -24,8 +26,9 @@ def sink_of(server: Server) -> dict[str, Any]:
     return {"mysql": {"url": server.url("root")}}
 
 
+@pytest.mark.deep(keep=("local",))
 def test_shards_on_two_servers_become_one_table(
-    spark: SparkSession,  # noqa: F811
+    engine: "SparkSession | LocalDriver",  # noqa: F811
     mysql_server: Server,
     mariadb_server: Server,
     mariadb11_server: Server,
@@ -57,7 +60,7 @@ def test_shards_on_two_servers_become_one_table(
         },
         tmp_path,
     )
-    run_to_end(spark, settings)
+    run_to_end(engine, settings)
     (first, first_database), (second, two) = shards.values()
     # The shards are altered one after the other, with writes before, between and after.
     first.sql(
@@ -66,11 +69,11 @@ def test_shards_on_two_servers_become_one_table(
         database=first_database,
     )
     second.sql("INSERT INTO orders_1 VALUES (3, 1); DELETE FROM orders_1 WHERE id = 1", database=two)
-    run_to_end(spark, settings)
+    run_to_end(engine, settings)
     second.sql("ALTER TABLE orders_1 ADD COLUMN x INT; INSERT INTO orders_1 VALUES (4, 1, 5)", database=two)
     # Truncating one shard leaves the rows of the other.
     first.sql("TRUNCATE TABLE orders_0; INSERT INTO orders_0 VALUES (9, 0, 9)", database=first_database)
-    run_to_end(spark, settings)
+    run_to_end(engine, settings)
     actual_rows = mariadb11_server.sql("SELECT shard, id, n, x FROM fleet_all.orders ORDER BY shard, id")
     of_two = [row[1:] for row in actual_rows if row[0] == "two"]
     assert of_two == [(2, 1, None), (3, 1, None), (4, 1, 5)]
@@ -133,8 +136,9 @@ def files_pipeline(source: Server, target: Server, database: str, folder: Path) 
     )
 
 
+@pytest.mark.deep(keep=("local",))
 def test_files_alone_provide_the_tables_or_are_refused_by_name(
-    spark: SparkSession,  # noqa: F811
+    engine: "SparkSession | LocalDriver",  # noqa: F811
     mysql_server: Server,
     mariadb_server: Server,
     fresh_database: FreshDatabase,
@@ -145,13 +149,13 @@ def test_files_alone_provide_the_tables_or_are_refused_by_name(
     workload.create()
     workload.run(60)
     settings = files_pipeline(mysql_server, mariadb_server, database, tmp_path)
-    run_to_end(spark, settings)
+    run_to_end(engine, settings)
     for table in workload.tables:
         wanted = source_rows(mysql_server, database, table)
         assert_same(wanted, mysql_rows(mariadb_server, database, table), key=workload.keys(table))
     mysql_server.sql("ALTER TABLE accounts ADD COLUMN kind INT NOT NULL DEFAULT 4", database=database)
     with pytest.raises(SchemaChanged, match="values which the log does not show"):
-        run_to_end(spark, settings)
+        run_to_end(engine, settings)
     mariadb_server.sql(f"DROP DATABASE {database}")
 
 

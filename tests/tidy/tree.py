@@ -11,7 +11,7 @@ from typing import NamedTuple, TypeVar, cast
 ROOT = Path(__file__).resolve().parents[2]
 
 # Generated or downloaded files, to which no rule applies.
-_NOT_OURS = {"target", "build", "dist", "spark-warehouse", "metastore_db", "__pycache__"}
+_NOT_OURS = {"target", "build", "dist", "spark-warehouse", "metastore_db", "derby.log", "__pycache__"}
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 _Node = TypeVar("_Node", bound=ast.AST)

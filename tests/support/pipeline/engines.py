@@ -1,0 +1,20 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What runs a pipeline in a test: one process, or Spark."""
+
+from typing import TYPE_CHECKING
+
+import pytest
+
+from penstock.local.driver import LocalDriver
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture(params=["local", "spark"])
+def engine(request: pytest.FixtureRequest) -> "SparkSession | LocalDriver":
+    """One process, and the Spark session of the module's fixture `spark`.
+
+    Mark a test of rules that both have `deep(keep=("local",))`: Spark runs it in the deep tier.
+    """
+    return LocalDriver() if request.param == "local" else request.getfixturevalue("spark")
