@@ -65,7 +65,8 @@ class PipelineProcess:
             if not line.startswith("{"):
                 continue
             report = json.loads(line)
-            if report["state"] == "failed":
+            # Other lines report a failure, or a batch that takes long.
+            if "rows" not in report or report["state"] not in ("loading", "running"):
                 continue
             lag = float(report.get("lag_seconds") or 0.0)
             self.batches.append(

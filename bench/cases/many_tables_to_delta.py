@@ -21,12 +21,14 @@ TITLE = "A live server with many tables into Delta mirrors, local[2] (from one b
 
 _TABLES = {"tiny": 30, "small": 100}
 _TABLES_DEFAULT = 300
-_TRANSACTIONS_PER_SECOND = 2_000
+#: The writers of the small forms leave processor time for the pipeline.
+_TRANSACTIONS_PER_SECOND = {"tiny": 200, "small": 1_000}
+_TRANSACTIONS_PER_SECOND_DEFAULT = 2_000
 _NAME = f"{DATABASE}.many"
 _P99_SECONDS = 10.0
 #: Measure for this many times the time of a slow peer.
 _SECONDS_FACTOR = 6
-_SECONDS_MAX = 120.0
+_SECONDS_MAX = 300.0
 #: The first batches include the start of Spark and the load of the existing rows.
 _BATCHES_BEFORE = 3
 
@@ -50,7 +52,8 @@ def run(options: Options) -> CaseResult:
                     " at DATETIME(6) DEFAULT CURRENT_TIMESTAMP(6))"
                 )
             with running(settings, folder) as followed:
-                with writing(server.port, _NAME, _TRANSACTIONS_PER_SECOND, tables):
+                rate = _TRANSACTIONS_PER_SECOND.get(options.size, _TRANSACTIONS_PER_SECOND_DEFAULT)
+                with writing(server.port, _NAME, rate, tables):
                     _wait_for(followed, _BATCHES_BEFORE)
                     first, before = time.perf_counter(), len(followed.batches)
                     time.sleep(options.seconds_max * _SECONDS_FACTOR)
@@ -81,6 +84,7 @@ def _wait_for(followed: PipelineProcess, count: int) -> None:
     """Wait until this many batches are done."""
     deadline = time.monotonic() + _SECONDS_MAX
     while len(followed.batches) < count:
+        assert followed.process.poll() is None, f"the pipeline has ended: {followed.process.returncode}"
         assert time.monotonic() < deadline, "the pipeline does not go on"
         time.sleep(0.1)
 
