@@ -3,9 +3,10 @@
 
     python -m tools.suite.run [--tier everyday|deep|all] [--area WORD[,WORD]] [--workers N]
 
-The steps are the kernel's own tests, the installation of missing database servers, and pytest with N
-workers. A failed step ends the run with its exit status. pytest prints the times before its last line, those
-of the earlier steps as it gets them in `PENSTOCK_STEPS`: JSON from step to seconds.
+The steps are the kernel's own tests, the installation of missing database servers, for the deep tier the
+build of TiDB's programs, and pytest with N workers. A failed step ends the run with its exit status. pytest
+prints the times before its last line, those of the earlier steps as it gets them in `PENSTOCK_STEPS`: JSON
+from step to seconds.
 
 All steps write below one temporary folder, which is removed at the end. The folders of failed tests stay
 where pytest keeps them. A run does not start if the disk has less space than the tests need.
@@ -119,10 +120,11 @@ def steps_of(tier: str, area: str | None, workers: int) -> dict[str, list[str]]:
         # The words of an area also select Rust tests, by their path.
         steps = {"kernel tests": [*kernel, "--", *area.split(",")]}
         pytest += ["--area", area]
-    return steps | {
-        "database servers": [sys.executable, "-m", "tools.servers", "install"],
-        "pytest": pytest,
-    }
+    steps["database servers"] = [sys.executable, "-m", "tools.servers", "install"]
+    if tier != "everyday" and (area is None or in_area("tidb_peers", area_words(area))):
+        # The first build takes longer than one test may take.
+        steps["TiDB's programs"] = [sys.executable, "-m", "tests.support.tidb.peers"]
+    return steps | {"pytest": pytest}
 
 
 def _parser() -> argparse.ArgumentParser:

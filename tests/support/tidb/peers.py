@@ -3,6 +3,10 @@
 
 The first build takes several minutes of processor time, and its result is kept in the cache that the database
 servers share. A module that the module proxy does not serve raises PartMissing, which says so.
+
+    python -m tests.support.tidb.peers
+
+builds them before the tests, each of which has a time limit.
 """
 
 import hashlib
@@ -22,6 +26,7 @@ import pymysql
 
 from tests.support.suite.patience import WAIT_SECONDS_MAX
 from tools.maven import cached, program, run
+from tools.servers.errors import PartMissing
 from tools.servers.ports import free_port
 
 SOURCES = Path(__file__).resolve().parents[2] / "tidb_peers"
@@ -146,3 +151,11 @@ def written(output: str) -> tuple[list[tuple[int, int]], dict[str, float]]:
     objects = [json.loads(line) for line in output.splitlines() if line.startswith("{")]
     transactions = [(each["start_ts"], each["commit_ts"]) for each in objects if "start_ts" in each]
     return transactions, objects[-1]
+
+
+if __name__ == "__main__":
+    try:
+        print(f"TiDB's programs: {programs()}")
+    except PartMissing as missing:
+        # Each test that needs them says so, and decides whether this is a failure.
+        print(f"TiDB's programs are missing: {missing}")
