@@ -6,6 +6,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterator
 from itertools import count
+from pathlib import Path
 from threading import Thread
 from typing import Any
 
@@ -14,18 +15,27 @@ import pytest
 from pydantic import ValidationError
 
 from penstock.changes import Changes, Origin
-from penstock.errors import ConnectionLost, LeaseLost, OptionInvalid, ServerBusy, TransientError
+from penstock.errors import (
+    ConnectionLost,
+    LeaseLost,
+    OptionInvalid,
+    ServerBusy,
+    StateOutdated,
+    TransientError,
+)
 from penstock.model import Column
 from penstock.protobuf import Message
 from penstock.sinks.kafka import connection as kafka_connection
 from penstock.sinks.sink import BatchMark, Delivery, Evolution, Sink, Spread, make_sink, settings_of
 from tests.support.pipeline.changes_made import Made, changes_of, delete, insert, target_of, update
+from tests.support.pipeline.local_runs import notes_pipeline, run_here
 from tests.support.pipeline.logged_changes import logged_corpus, write_batch
 from tests.support.pipeline.oracle import assert_same
 from tests.support.sinks.kafka_reading import records, rows_held
 from tests.support.suite.fixture_types import MissingPart
 from tests.support.suite.nonempty import each
 from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
+from tests.unit.test_restored_state import restore_before_last_batch
 from tools.kafka import Kafka
 from tools.servers import PartMissing, Server
 
@@ -370,6 +380,9 @@ def test_parts_know_their_own_numbers(broker: Kafka, table: str) -> None:
     write(again, mark(1, table), changes_of(target, insert(1, id=17)), part=17)
     write(again, mark(1, table), changes_of(target, insert(1, id=3)), part=3)
     assert sorted(record.message["after"]["id"] for record in records(broker, table)) == [0, 3, 17]
+    write(again, mark(2, table), changes_of(target, insert(2, id=4)), part=3)
+    assert again.last_number(mark(1, table), []) == 2
+    assert again.last_number(BatchMark(table, "2", 1), []) is None, "the pipeline was reset"
 
 
 @pytest.mark.deep(guard="tests/integration/test_sink_redis.py::test_list_has_every_change_in_order")
@@ -407,6 +420,7 @@ def test_transaction_before_a_reset_hides_no_number(
     monkeypatch.setattr(kafka_connection, "OPEN_SECONDS_MAX", 1.0)
     with pytest.raises(ServerBusy, match="stays open"):
         again.open(mark(2, table), 0)
+    assert again.last_number(mark(2, table), []) == 1, "the start of a run does not wait for a killed writer"
     stale.abort_transaction(WAIT_SECONDS_MAX)
     monkeypatch.undo()
     write(again, mark(2, table), some(table))
@@ -426,6 +440,20 @@ def test_load_that_was_interrupted_after_its_commit_is_settled(broker: Kafka, ta
     other = target_of({"page": "int"}, (), name="shop.others")
     with pytest.raises(OptionInvalid, match=r"shop\.others does not have it"):
         again.settle_load(mark(1, table), [visits, other])
+
+
+@pytest.mark.deep(guard="tests/unit/test_restored_state.py::test_state_older_than_its_target_is_refused")
+def test_state_older_than_its_topics_is_refused(broker: Kafka, tmp_path: Path) -> None:
+    settings = notes_pipeline(tmp_path, {"kafka": {"servers": broker.servers, "format": "json"}})
+    run_here(settings)
+    before = len(records(broker, "shop.notes"))
+    assert before == 79
+    restore_before_last_batch(settings, is_begun=True)
+    assert run_here(settings).number == 2, "a commit that was not recorded is repeated"
+    restore_before_last_batch(settings, is_begun=False)
+    with pytest.raises(StateOutdated, match="the target has batch 2 of the pipeline notes"):
+        run_here(settings)
+    assert len(records(broker, "shop.notes")) == before
 
 
 # --- What goes wrong --------------------------------------------------------------------------

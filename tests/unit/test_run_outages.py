@@ -17,7 +17,7 @@ import pytest
 from penstock.coordinate.backends import sqlite
 from penstock.engine import beginning, servers, source_log
 from penstock.engine import run as run_module
-from penstock.engine.beginning import at_their_servers, refuse_lost_state
+from penstock.engine.beginning import at_their_servers, refuse_lost_state, refuse_outdated_state
 from penstock.engine.progress import Progress
 from penstock.engine.run import PipelineRun
 from penstock.engine.servers import SourceServers
@@ -32,6 +32,7 @@ from penstock.errors import (
     PenstockError,
     PositionPurged,
     ServerBehind,
+    StateOutdated,
 )
 from penstock.model import Position, TableName
 from penstock.pipeline import state as state_module
@@ -339,6 +340,29 @@ def test_mirror_with_missing_state_is_left_unchanged(tmp_path: Path, monkeypatch
     refuse_lost_state(settings, sink, Checkpoint.new(earlier={}))
     other = pipeline_of_values(values | {"name": "other"}, tmp_path)
     refuse_lost_state(other, sink, Checkpoint.new())
+
+
+def test_state_from_before_a_table_was_created_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = target_of({"id": "int"}, name="shop.orders")
+    monkeypatch.setattr(beginning, "targets_of", lambda *_: [table])
+    source = {"url": "mysql://root@127.0.0.1:1", "name": "shop"}
+    sink_settings = {"delta": {"path": str(tmp_path / "lake")}}
+    settings = pipeline_of_values({"name": "test", "source": source, "sink": sink_settings}, tmp_path)
+    sink = settings.make_sink()
+    with closing(PipelineState.open(settings.state, settings.name)) as state:
+        checkpoint = state.write(replace(state.take(), number=5))
+        refuse_outdated_state(settings, sink, state, checkpoint)
+        sink.prepare(table, Evolution.EVOLVE)
+        for number in (5, 6):
+            writer = sink.open(mark := BatchMark("test", checkpoint.generation, number), 0)
+            writer.write(changes_of(table, insert(number, id=number)))
+            sink.commit(mark, [writer.finish()])
+            if number == 5:
+                refuse_outdated_state(settings, sink, state, checkpoint)
+        with pytest.raises(StateOutdated, match="the target has batch 6"):
+            refuse_outdated_state(settings, sink, state, checkpoint)
 
 
 @pytest.mark.parametrize("on_lost", ["resnapshot", "repair"])

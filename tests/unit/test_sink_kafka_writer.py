@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from penstock.errors import StateOutdated
+from penstock.sinks.kafka import connection
 from penstock.sinks.kafka.outbox import Outbox
 from penstock.sinks.kafka.sink import KafkaSink, Settings
 from penstock.sinks.kafka.writer import KafkaWriter
@@ -67,6 +68,25 @@ def test_batch_before_the_last_committed_one_is_refused() -> None:
     sink.keep(f"{repeated.application}/0", producer)
     sink.open(repeated, 0).write(changes_of(EVENTS, insert(1, id=1)))
     assert producer.sent == []
+
+
+@pytest.mark.parametrize(
+    ("stored", "exactly_once", "last"),
+    [({0: 4, 2: 6}, True, 6), ({}, True, None), (None, True, None), ({0: 4}, False, None)],
+)
+def test_last_number_is_the_highest_of_all_parts(
+    stored: dict[int, int] | None, exactly_once: bool, last: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def records(_client: Any, topic: str, keys: Mapping[int, bytes], **waits: bool) -> dict[int, Any]:
+        assert stored is not None, "there is no topic to read"
+        assert (topic, keys) == ("penstock.positions.events", {0: b"1/0", 1: b"1/1", 2: b"1/2"})
+        assert waits == {"waits_for_open": False}, "the transaction of a killed writer stays open for minutes"
+        return {part: {"number": number} for part, number in stored.items()}
+
+    monkeypatch.setattr(connection, "partitions_of", lambda _client, _topic: 0 if stored is None else 3)
+    monkeypatch.setattr(connection, "stored_records", records)
+    sink = KafkaSink(Settings.model_validate({"servers": "127.0.0.1:1", "exactly_once": exactly_once}))
+    assert sink.last_number(BatchMark("events", "1", 3), []) == last
 
 
 @pytest.mark.parametrize("deletes", ["tombstone", "drop"])

@@ -3,13 +3,14 @@
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Literal
 
 import pyarrow
 import pyspark.sql
 import pytest
 from pyspark.errors import PySparkException
 
-from penstock.errors import PenstockError, ServerBusy, ValueMalformed
+from penstock.errors import OptionInvalid, PenstockError, ServerBusy, ValueMalformed
 from penstock.sinks.sink import BatchMark
 from penstock.sinks.spark.catalog import CatalogTable, session_of_process, translate_errors
 from penstock.sinks.spark.sink import Settings, SparkSink
@@ -94,6 +95,33 @@ def test_value_that_a_narrower_column_would_round_is_refused(
     with pytest.raises(ValueMalformed, match="price"):
         sink.commit(mark, [writer.finish()])
     assert rows.conditions == ["NOT (CAST(try_cast(`price` AS DECIMAL(10,2)) AS DECIMAL(10,4)) <=> `price`)"]
+
+
+@pytest.mark.parametrize(
+    ("using", "mode", "last"),
+    [("delta", "mirror", 6), ("delta", "feed", 6), ("iceberg", "feed", 6), ("iceberg", "mirror", None)],
+)
+def test_last_number_is_the_highest_of_the_tables_that_can_be_read(
+    using: str,
+    mode: Literal["mirror", "feed"],
+    last: int | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    numbers = {"`shop`.`a`": 4, "`shop`.`b`": 6, "`shop`.`new`": None}
+
+    def exists(table: CatalogTable) -> bool:
+        if table.name == "`shop`.`other`":
+            raise OptionInvalid("it has another format")
+        return table.name in numbers
+
+    monkeypatch.setattr(CatalogTable, "exists", exists)
+    monkeypatch.setattr(CatalogTable, "number", lambda table, _application: numbers[table.name])
+    sink = SparkSink(Settings(staging=str(tmp_path), using=using, mode=mode))
+    sink._own_session = SimpleNamespace()
+    names = ("a", "b", "new", "missing", "other")
+    targets = [target_of({"id": "int"}, name=f"shop.{name}") for name in names]
+    assert sink.last_number(BatchMark("shop", "1", 3), targets) == last
 
 
 @pytest.mark.parametrize(

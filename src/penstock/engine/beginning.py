@@ -121,7 +121,11 @@ def refuse_outdated_state(
     number = checkpoint.number if begun is None else begun.number
     mark = BatchMark(settings.name, checkpoint.generation, number)
     tables = state.get_large("tables") or {"targets": []}
-    is_repeated(mark, sink.last_number(mark, [Target.from_json(target) for target in tables["targets"]]))
+    targets = {target.name: target for target in map(Target.from_json, tables["targets"])}
+    if sink.remembers_alone and number:
+        # Each table stores its number, and the target may have tables that the state does not know.
+        targets = {target.name: target for target in _first_targets(settings)} | targets
+    is_repeated(mark, sink.last_number(mark, list(targets.values())))
 
 
 def _first_targets(settings: PipelineSettings) -> list[Target]:

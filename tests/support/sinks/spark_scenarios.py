@@ -91,6 +91,9 @@ class Scenarios:
         assert self.rows(sink, target) == [row(1, "b'\\"), row(2, "a")]
         if self.using == "delta":
             assert self.commits(target) == commits, "Delta skips a number that it has"
+        mark = BatchMark("conformance", "1", pipe.number)
+        last = pipe.number if self.using == "delta" else None
+        assert self.sink().last_number(mark, [target, self.target("missing")]) == last
         assert sink.remembers("conformance", [target])
         assert not sink.remembers("another", [target])
 
@@ -166,6 +169,7 @@ class Scenarios:
         assert counted == 5, counted
         mark = BatchMark("conformance", "1", pipe.number)
         assert sink.settle_load(mark, [target]) == 7
+        assert self.sink(mode="feed").last_number(mark, [target]) == pipe.number
         assert sink.settle_load(replace(mark, number=pipe.number + 1), [target]) is None
 
     def keys_are_read_by_range(self) -> None:

@@ -121,13 +121,13 @@ def stored_record(client: Mapping[str, Any], topic: str, partition: int, key: by
 
 
 def stored_records(
-    client: Mapping[str, Any], topic: str, keys: Mapping[int, bytes]
+    client: Mapping[str, Any], topic: str, keys: Mapping[int, bytes], *, waits_for_open: bool = True
 ) -> dict[int, dict[str, Any]]:
     """Return what a position topic stores under a key of each partition, without those that have nothing.
 
     Reads only committed records, so an open transaction has to end first. The transaction of this part's last
     writer has ended, but a writer from before a reset may have died just now. Raises Penstock errors,
-    ServerBusy if a transaction stays open.
+    ServerBusy if a transaction stays open. Without `waits_for_open`, returns what was committed before it.
     """
     kafka = library()
     options = dict(client) | {
@@ -140,7 +140,9 @@ def stored_records(
     records = {}
     with translate_errors(f"position topic {topic}"):
         consumer = kafka.Consumer(options | {"isolation.level": "read_committed"})
-        everything = kafka.Consumer(options | {"isolation.level": "read_uncommitted"})
+        everything = (
+            kafka.Consumer(options | {"isolation.level": "read_uncommitted"}) if waits_for_open else None
+        )
         try:
             for partition, key in keys.items():
                 record = _stored_record(consumer, everything, topic, partition, key)
@@ -148,18 +150,21 @@ def stored_records(
                     records[partition] = record
         finally:
             consumer.close()
-            everything.close()
+            if everything is not None:
+                everything.close()
     return records
 
 
 def _stored_record(
     consumer: Any, everything: Any, topic: str, partition: int, key: bytes
 ) -> dict[str, Any] | None:
+    """Return the last record under a key. Waits for open transactions if `everything`, which sees them, is
+    not None."""
     kafka = library()
     topic_partition = kafka.TopicPartition(topic, partition)
     low, high = _ends(consumer, topic_partition)
     deadline = time.monotonic() + OPEN_SECONDS_MAX
-    while high < _ends(everything, topic_partition)[1]:
+    while everything is not None and high < _ends(everything, topic_partition)[1]:
         if time.monotonic() > deadline:
             raise ServerBusy(
                 f"Kafka: a transaction stays open in partition {partition} of {topic}",

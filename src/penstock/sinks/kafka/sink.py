@@ -289,12 +289,9 @@ class KafkaSink(Sink):
         """Raises OptionInvalid if some of several targets have the batch: each part has a transaction."""
         if not self.settings.exactly_once:
             return None
-        topic = position_topic(self.settings, mark.pipeline)
         versions: dict[str, int] = {}
         is_committed = False
-        parts = range(connection.partitions_of(connection.admin(self.client()), topic) or 0)
-        keys = {part: position_key(mark, part) for part in parts}
-        for stored in connection.stored_records(self.client(), topic, keys).values():
+        for stored in self._stored_records(mark):
             if is_repeated(mark, stored["number"]):
                 is_committed = True
                 versions |= stored.get("loads", {})
@@ -305,6 +302,13 @@ class KafkaSink(Sink):
                 hint="Empty the topics, then start over: penstock pipelines reset FILE --yes",
             )
         return max((versions[str(target.name)] for target in targets), default=None) if is_committed else None
+
+    def last_number(self, mark: BatchMark, targets: Sequence[Target]) -> int | None:
+        if not self.settings.exactly_once:
+            return None
+        # The transaction of a writer that was killed stays open until the next writer of its part ends it.
+        records = self._stored_records(mark, waits_for_open=False)
+        return max((int(stored["number"]) for stored in records), default=None)
 
     def open(self, mark: BatchMark, part: int) -> Writer:
         return KafkaWriter(self, mark, part)
@@ -321,6 +325,16 @@ class KafkaSink(Sink):
         self._idle.clear()
         self._topics = self._registry = None
         self._schema_ids.clear()
+
+    def _stored_records(self, mark: BatchMark, *, waits_for_open: bool = True) -> list[dict[str, Any]]:
+        """Return the records of all parts in the position topic; see `connection.stored_records`."""
+        topic = position_topic(self.settings, mark.pipeline)
+        parts = range(connection.partitions_of(self._topics_client(), topic))
+        keys = {part: position_key(mark, part) for part in parts}
+        if not keys:
+            return []
+        stored = connection.stored_records(self.client(), topic, keys, waits_for_open=waits_for_open)
+        return list(stored.values())
 
     def _topics_client(self) -> Any:
         if self._topics is None:

@@ -226,6 +226,21 @@ class SparkSink(Sink):
             versions = [table.last_version() for table in committed]
         return max((version for version in versions if version is not None), default=None)
 
+    def last_number(self, mark: BatchMark, targets: Sequence[Target]) -> int | None:
+        if not self._stores_number:
+            return None
+        numbers = []
+        for table in map(self._table, targets):
+            try:
+                with translate_errors(f"read the commits of {table.name}"):
+                    number = table.number(mark.application) if table.exists() else None
+            except OptionInvalid:
+                # Its rows meet the same error, where `errors.table` decides what follows.
+                continue
+            if number is not None:
+                numbers.append(number)
+        return max(numbers, default=None)
+
     def read(
         self, target: Target, low: Mapping[str, Any] | None = None, high: Mapping[str, Any] | None = None
     ) -> Iterator[pyarrow.RecordBatch]:
