@@ -166,6 +166,33 @@ def test_completed_requests_do_not_accumulate(url: str, monkeypatch: pytest.Monk
     state.close()
 
 
+def test_request_that_has_not_begun_answers_repeated_ones(url: str) -> None:
+    state = PipelineState.open(url, "lake")
+    state.take()
+    orders, items = TableName("d", "orders"), TableName("d", "items")
+    first = state.request_resnapshot("shop", orders, "id < 9")
+    assert state.request_resnapshot("shop", orders, "id < 9") == first
+    assert state.request_resnapshot("shop", orders, "id < 9", remove=False) == first
+    others = {
+        state.request_resnapshot("shop", orders, "id < 10"),
+        state.request_resnapshot("shop", items, "id < 9"),
+        state.request_resnapshot("shop", orders, "id < 9", by_pipeline=True),
+        state.request_resnapshot("shop", orders, remove=False),
+        state.request_resnapshot("shop", orders, number="0a1b2c"),
+    }
+    whole = state.request_resnapshot("shop", orders)
+    assert len({first, whole} | others) == 7
+    assert state.request_resnapshot("shop", orders, "id = 1") == whole, "the whole table has that row"
+    for number in (first, whole):
+        request = state.request(number)
+        assert request is not None
+        # Rows that changed after it had begun may be read already.
+        state.note_request(request, "running")
+    assert state.request_resnapshot("shop", orders) not in {first, whole} | others
+    assert state.request_resnapshot("shop", orders, number="0a1b2c") == "0a1b2c"
+    state.close()
+
+
 def test_unreferenced_pages_are_deleted(url: str) -> None:
     state = PipelineState.open(url, "lake")
     state.take()

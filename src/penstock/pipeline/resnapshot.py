@@ -31,6 +31,20 @@ class Resnapshot:
     ended_us: int = 0
     by_pipeline: bool = False
 
+    @property
+    def is_of_statement(self) -> bool:
+        """Whether its reason determines its number, so that a repeated statement repeats no request."""
+        return "-" not in self.number
+
+    def covers(self, other: Self) -> bool:
+        """Return whether this request has not begun and will do all that another request asks for."""
+        return (
+            self.state == "asked"
+            and (self.source, self.table, self.by_pipeline) == (other.source, other.table, other.by_pipeline)
+            and self.where in (None, other.where)
+            and self.remove >= other.remove
+        )
+
     def encode(self) -> bytes:
         """Return the record's value."""
         return json.dumps(asdict(self) | {"table": [self.table.database, self.table.table]}).encode()

@@ -449,8 +449,7 @@ class PipelineState(ResnapshotRequests):
     def _forget_requests(self, source: str) -> None:
         """Delete a source's requests. A request of a statement that is not done gets a number of its own."""
         for request in self.requests():
-            from_statement = "-" not in request.number
-            if request.source == source and (request.ended_us or from_statement):
+            if request.source == source and (request.ended_us or request.is_of_statement):
                 if not request.ended_us:
                     self.request_resnapshot(
                         source,
@@ -477,8 +476,8 @@ class PipelineState(ResnapshotRequests):
 
         The rows are read as they are at that time. With `remove`, rows that only the target has are deleted.
         `where`, a condition on the source's columns in the server's SQL, restricts both. Only the pipeline's
-        own requests have a `number`, or are made `by_pipeline` without one. Raises OptionInvalid if the
-        pipeline never ran.
+        own requests have a `number`, or are made `by_pipeline` without one. Without a `number`, returns that
+        of a request that has not begun and does the same. Raises OptionInvalid if the pipeline never ran.
         """
         if self.checkpoint() is None:
             raise OptionInvalid(
@@ -494,6 +493,11 @@ class PipelineState(ResnapshotRequests):
             asked_us=time.time_ns() // 1000,
             by_pipeline=by_pipeline or number is not None,
         )
+        if number is None:
+            # Repeated commands, such as those of a timer, would otherwise read a table many times.
+            for waiting in self.requests():
+                if not waiting.is_of_statement and waiting.covers(request):
+                    return waiting.number
         try:
             self.store.put(self._at("requests", request_number), request.encode(), ABSENT)
         except VersionConflict:
