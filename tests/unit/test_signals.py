@@ -7,6 +7,8 @@ import subprocess
 import sys
 import threading
 
+import pytest
+
 from penstock.cli.shared.signals import stopped_by_signals
 from tests.support.suite.patience import WAIT_SECONDS_MAX
 
@@ -18,6 +20,23 @@ signals.STOP_SECONDS_MAX = 0.1
 with signals.stopped_by_signals(lambda: None):
     os.kill(os.getpid(), signal.SIGTERM)
     threading.Event().wait()
+"""
+
+# The fleet's thread waits for a store that does not answer.
+WAITING_WORKER = """
+import os, signal, threading
+from pathlib import Path
+
+from penstock.cli import worker
+from penstock.cli.shared import signals
+from penstock.fleet.member import FleetMember
+
+signals.STOP_SECONDS_MAX = 0.1
+FleetMember.start = lambda self, failed: os.kill(os.getpid(), signal.SIGTERM)
+FleetMember.stop = lambda self: threading.Event().wait()
+worker.run(
+    coordination="sqlite:///nowhere/jobs.db", name="w", zone="", weight=1.0, folder=Path("jobs"), session=10.0
+)
 """
 
 
@@ -35,9 +54,10 @@ def test_signal_stops_the_block_even_if_the_interrupted_thread_holds_a_lock() ->
         assert stopped.wait(WAIT_SECONDS_MAX)
 
 
-def test_endless_block_is_ended_by_its_deadline() -> None:
+@pytest.mark.parametrize("program", [STUBBORN, WAITING_WORKER], ids=["a block", "penstock worker"])
+def test_endless_block_is_ended_by_its_deadline(program: str) -> None:
     ended = subprocess.run(
-        [sys.executable, "-c", STUBBORN], timeout=WAIT_SECONDS_MAX, capture_output=True, check=False
+        [sys.executable, "-c", program], timeout=WAIT_SECONDS_MAX, capture_output=True, check=False
     )
     assert ended.returncode == 128 + signal.SIGTERM
     assert b"ended without an answer" in ended.stderr + ended.stdout

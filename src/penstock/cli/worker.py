@@ -16,8 +16,8 @@ from penstock.cli.shared.fleet_store import store_url_of
 from penstock.cli.shared.options import Coordination, MemberConfig
 from penstock.cli.shared.signals import STOP_SECONDS_MAX, stopped_by_signals
 
-# A job that does not stop by itself is killed, which takes a moment longer.
-_LATE_SECONDS = 10.0
+# For its jobs to stop. The rest is for giving their leases back.
+_JOBS_STOP_SECONDS_MAX = STOP_SECONDS_MAX - 2.0
 
 _log = structlog.get_logger(__name__)
 
@@ -54,13 +54,14 @@ def run(
         JOB_WORKERS,
         membership,
         lambda store, job, lease: JobTenure(store, job, lease, folder.absolute(), child_command()),
-        end_seconds=STOP_SECONDS_MAX + _LATE_SECONDS,
+        end_seconds=_JOBS_STOP_SECONDS_MAX,
     )
     stopping = threading.Event()
     with stopped_by_signals(stopping.set):
         worker.start(failed=stopping.set)
         _log.info("working", worker=worker.name, folder=str(folder))
         stopping.wait()
-    worker.stop()
+        # A job that is still running then ends with this process.
+        worker.stop()
     if worker.failure is not None:
         raise worker.failure
