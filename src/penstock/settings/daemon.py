@@ -154,8 +154,9 @@ class LogSettings(Section):
     )
     serve: Literal["written", "durable"] = Field(
         default="written",
-        description="when readers get a change: once it is written, or once as many members as copies have"
-        " synced it, so that no reader has a change that a take-over could lose",
+        description="when readers get a change: written: once it is written; durable: once as many members as"
+        " copies have synced it, so that a take-over keeps what readers have seen. While a copy moves to"
+        " another member, the new copy may still have to fetch a part of that from the server",
     )
     retention: RetentionSettings = Field(default_factory=RetentionSettings)
     cold_after: Seconds | None = Field(default=None, description="compress segments older than this")
