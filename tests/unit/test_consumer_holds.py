@@ -20,6 +20,7 @@ from penstock.logstore.log import Log
 from penstock.logstore.memory_log import MemoryLog
 from penstock.model import Position
 from penstock.pipeline.settings import load_pipeline
+from penstock.serve import consumers as consumers_module
 from penstock.settings.daemon import LogSettings
 from penstock.source.offsets import Offset
 from tests.support.canal.client import CanalClient
@@ -139,6 +140,26 @@ def test_consumer_does_not_move_the_hold_of_another_account(log: Log) -> None:
         assert holds(daemon) == {"cache": first}
         consume(daemon, "cache", second, token="orders")
         assert holds(daemon) == {"cache": second}
+
+
+def test_account_with_many_consumers_takes_no_memory_for_all_of_them(
+    log: Log, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumers_module, "HOLDS_PER_ACCOUNT_MAX", 3)
+    first, *_ = places(log)
+    access = [{"name": name, "token": name} for name in ("orders", "search")]
+    with serving(log, access=access) as daemon:
+        for number in range(5):
+            consume(daemon, f"cache-{number}", first, token="orders")
+        consume(daemon, "other", first, token="search")
+        assert set(holds(daemon)) == {"cache-0", "cache-1", "cache-2", "other"}
+        assert len(daemon.served.consumers._known) == 4
+        consume(daemon, "cache-3", first, token="orders")
+        path = f"/v1/instances/{INSTANCE}/holds/{consumer_hold_name('cache-1')}"
+        assert daemon.ask("DELETE", path, token="orders").status == 200
+        assert "cache-1" not in holds(daemon)
+        consume(daemon, "cache-4", first, token="orders")
+        assert set(holds(daemon)) == {"cache-0", "cache-2", "cache-4", "other"}
 
 
 def test_real_subscriber_holds_the_log_at_its_stored_checkpoint(

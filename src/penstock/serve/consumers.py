@@ -12,13 +12,14 @@ every hold. A log in memory gets no holds: its readers register themselves if th
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 import structlog
 
 from penstock.errors import PenstockError
-from penstock.limits import CONSUMER_HOLD_PAUSE_SECONDS, HOLD_AGE_SECONDS_DEFAULT
+from penstock.limits import CONSUMER_HOLD_PAUSE_SECONDS, HOLD_AGE_SECONDS_DEFAULT, HOLDS_PER_ACCOUNT_MAX
 from penstock.logstore.followed_log import ServedLog
 from penstock.logstore.holds import Hold, Holds, consumer_hold_name
 from penstock.logstore.memory_log import MemoryLog
@@ -71,6 +72,8 @@ class Consumers:
         self._log_of = log_of
         self._hold_seconds = dict(hold_seconds or {})
         self._known: dict[tuple[str, str], _Consumer] = {}
+        # The consumers of each instance and account at the last `write`, and those that were new since.
+        self._counts: Counter[tuple[str, str]] = Counter()
         self._forgotten: set[tuple[str, str]] = set()
 
     def note(
@@ -84,12 +87,19 @@ class Consumers:
         shards: Collection[int] = (0,),
     ) -> None:
         """Record that a consumer has permanently consumed everything before a position, in some of its
-        shards."""
+        shards. Consumers beyond the number of holds that their account may have are ignored."""
         if self._seconds(instance) is None:
             return
         key = instance, consumer
         self._forgotten.discard(key)
         if key not in self._known:
+            owner = instance, account.name
+            self._counts[owner] += 1
+            if self._counts[owner] > HOLDS_PER_ACCOUNT_MAX:
+                if self._counts[owner] == HOLDS_PER_ACCOUNT_MAX + 1:
+                    what = "an account has too many consumers, and not all of them hold the log"
+                    _log.warning(what, instance=instance, account=account.name, consumer=consumer)
+                return
             self._known[key] = _Consumer(account, shard_count)
         self._known[key].note(account, shard_count, shards, position)
 
@@ -135,6 +145,8 @@ class Consumers:
                 await asyncio.to_thread(self._write, instance, consumer, state, lowest, state.is_complete)
             elif time.monotonic() - state.updated_at > (self._seconds(instance) or 0.0):
                 self._known.pop((instance, consumer), None)
+        owners = ((instance, state.account.name) for (instance, _), state in self._known.items())
+        self._counts = Counter(owners)
 
     def _write(
         self, instance: str, consumer: str, state: _Consumer, lowest: Position, is_complete: bool
