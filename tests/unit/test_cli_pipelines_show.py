@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from penstock.changes import Target
 from penstock.errors import PenstockError
 from penstock.model import TableName
 from penstock.pipeline.settings import load_pipeline
@@ -83,3 +84,28 @@ def test_tables_show_their_state_and_what_it_is_due_to(file: Path) -> None:
     assert text[1] == ["shop/shop.bad", "stopped", "SchemaChanged:", "it", "lost", "its", "key"]
     assert ["shop/shop.big", "loading", "3", "of", "7", "chunks", "12,000"] in text
     assert table_lines(file)["east/shop.far"]["state"] == "loading", "no run is there to set a source aside"
+
+
+def test_dry_run_of_a_rewind_names_its_effects_and_refuses_what_the_rewind_would(file: Path) -> None:
+    run_here(load_pipeline(file))
+    before = shown(file)["positions"]
+    rewind = ("pipelines", "reset", file, "--time", "2001-01-01")
+    assert "files receives their changes twice" in penstock(*rewind, "--dry-run").out
+    assert "receives their changes twice" in penstock(*rewind).err, "it needs --yes"
+    mirror = json.loads(file.read_text()) | {"sink": {"mysql": {"url": "mysql://root@127.0.0.1:1"}}}
+    file.write_text(json.dumps(mirror))
+    for key in (("id",), ()):
+        with closing(PipelineState.of(load_pipeline(file))) as state:
+            known = state.get_large("tables")
+            table = Target.from_json(known["tables"]["shop/shop.notes"]["current"])
+            known["tables"]["shop/shop.notes"]["current"] = replace(
+                table, primary_key=key, unique_keys=()
+            ).to_json()
+            state.put_large("tables", known)
+        if key:
+            out = penstock(*rewind, "--dry-run").out
+            assert "bytes of its log are read again" in out
+            assert "without a key" not in out
+        else:
+            assert "shop.notes has no key" in penstock(*rewind, "--dry-run").err
+    assert shown(file)["positions"] == before

@@ -224,7 +224,7 @@ def _rewind(
 ) -> None:
     from penstock.changes import Target
     from penstock.pipeline.rewinding import earlier_offset
-    from penstock.pipeline.state import PipelineState, table_key
+    from penstock.pipeline.state import PipelineState, split_key, table_key
     from penstock.pipeline.verify.merges import may_have_other_rows
 
     name = _name_of_source(settings, source)
@@ -237,17 +237,6 @@ def _rewind(
             f"{into}{name}: from {old_offset['file']}:{old_offset['offset']} back to {target.position},"
             f" {target.bytes} bytes of its log are read again"
         )
-        is_mirror = settings.sink.make().keeps_state
-        if not is_mirror:
-            message += f"; {settings.sink.kind} receives their changes twice"
-        else:
-            message += "; tables without a key are read anew"
-        if dry_run:
-            typer.echo(message)
-            return
-        if not yes:
-            raise OptionInvalid(message, hint="Give --yes to do it")
-
         table_states = (state.get_large("tables") or {"tables": {}})["tables"]
         tables = {
             key: Target.from_json(table_state["current"])
@@ -268,6 +257,25 @@ def _rewind(
                     " from which it could be read again",
                     hint="Name the server the log is of (source.server)",
                 )
+
+        is_mirror = settings.sink.make().keeps_state
+        read_again = [
+            table.name
+            for key, table in sorted(tables.items())
+            if split_key(key)[0] == name and not table.row_key
+        ]
+        if not is_mirror:
+            message += f"; {settings.sink.kind} receives their changes twice"
+        elif read_again:
+            for table in read_again:
+                keyless(table)
+            names = ", ".join(map(str, read_again))
+            message += f"; tables without a key are read again into emptied targets: {names}"
+        if dry_run:
+            typer.echo(message)
+            return
+        if not yes:
+            raise OptionInvalid(message, hint="Give --yes to do it")
 
         state.rewind(name, target.offset, progress, keyless if is_mirror else None)
     typer.echo(message)
