@@ -11,13 +11,11 @@ end.
 import fnmatch
 import gc
 import resource
-import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import closing
 from functools import partial
-from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 import structlog
@@ -70,7 +68,7 @@ if TYPE_CHECKING:
 _log = structlog.get_logger(__name__)
 
 # The time for all captures to end: each may have a buffer to write and a sync to wait for, or an unresponsive
-# server. Together with DRAIN_SECONDS_MAX this is half of Kubernetes' grace period.
+# server. Together with DRAIN_SECONDS_MAX this is the time that a signal leaves to the command line.
 _JOIN_SECONDS_MAX = 10.0
 # Capture processes end by themselves within the same time, and are killed soon after it.
 _PROCESS_JOIN_SECONDS_MAX = 15.0
@@ -216,44 +214,44 @@ class Daemon:
         return self._listener.address
 
     def run(self) -> None:
-        """Capture and serve until a signal or `stop`; then shut down in order."""
+        """Capture and serve until `stop`; then shut down in order."""
         _allow_descriptors()
         # Objects loaded by now live until the end. Freezing them spares every reader the pauses of scanning
         # them.
         gc.collect()
         gc.freeze()
-        with self._ending_on_signals():
-            for capture in self._own_captures.values():
-                capture.start()
-            self._supervisor.start()
-            if self._fleet is not None:
-                self._fleet.start(failed=self.stop)
-            if self._canal_cluster is not None:
-                self._canal_cluster.start()
-            for pump in self._pumps.values():
-                pump.start()
-            self._maintenance.start()
-            listen = self._settings.listen
-            addresses = self._ports.addresses()
-            if not listen.loopback and listen.tls is None:
-                _log.warning("ports are open to the network without TLS", **addresses)
-            further = {name: address for name, address in addresses.items() if name != "http"}
-            _log.info(
-                "serving",
-                address=self.address,
-                **further,
-                tls=listen.tls is not None,
-                instances=sorted(self._settings.instances),
-            )
-            try:
-                self._listener.serve_until_stopped()
-            finally:
-                self._end()
+        for capture in self._own_captures.values():
+            capture.start()
+        self._supervisor.start()
+        if self._fleet is not None:
+            self._fleet.start(failed=self.stop)
+        if self._canal_cluster is not None:
+            self._canal_cluster.start()
+        for pump in self._pumps.values():
+            pump.start()
+        self._maintenance.start()
+        listen = self._settings.listen
+        addresses = self._ports.addresses()
+        if not listen.loopback and listen.tls is None:
+            _log.warning("ports are open to the network without TLS", **addresses)
+        further = {name: address for name, address in addresses.items() if name != "http"}
+        _log.info(
+            "serving",
+            address=self.address,
+            **further,
+            tls=listen.tls is not None,
+            instances=sorted(self._settings.instances),
+        )
+        try:
+            self._listener.serve_until_stopped()
+        finally:
+            self._end()
         if self._fleet is not None and self._fleet.member.failure is not None:
             raise self._fleet.member.failure
 
     def stop(self) -> None:
-        """Stop, from any thread or a signal handler."""
+        """Stop, from any thread."""
+        _log.info("ending")
         self._listener.stop()
 
     def _make_access(self, served: Served) -> Access:
@@ -323,19 +321,6 @@ class Daemon:
         if not self._supervisor.join(_PROCESS_JOIN_SECONDS_MAX):
             _log.error("a capture process does not end")
         _log.info("ended")
-
-    @contextmanager
-    def _ending_on_signals(self) -> Iterator[None]:
-        def end(number: int, frame: FrameType | None) -> None:
-            _log.info("ending", signal=signal.Signals(number).name)
-            self.stop()
-
-        before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGINT)}
-        try:
-            yield
-        finally:
-            for number, kept in before.items():
-                signal.signal(number, kept)
 
 
 class _Fleet:

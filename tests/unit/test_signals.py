@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 
@@ -39,6 +40,31 @@ worker.run(
 )
 """
 
+# The daemon waits for a store that does not answer.
+WAITING_DAEMON = """
+import os, signal, sys, threading
+from pathlib import Path
+
+from penstock import daemon
+from penstock.cli import serve
+from penstock.cli.shared import signals
+
+class WaitingDaemon:
+    def __init__(self, settings):
+        pass
+
+    def run(self):
+        os.kill(os.getpid(), signal.SIGTERM)
+        threading.Event().wait()
+
+    def stop(self):
+        pass
+
+signals.STOP_SECONDS_MAX = 0.1
+daemon.Daemon = WaitingDaemon
+serve.run(Path(sys.argv[1]))
+"""
+
 
 def test_signal_stops_the_block_even_if_the_interrupted_thread_holds_a_lock() -> None:
     lock, stopped = threading.Lock(), threading.Event()
@@ -54,10 +80,19 @@ def test_signal_stops_the_block_even_if_the_interrupted_thread_holds_a_lock() ->
         assert stopped.wait(WAIT_SECONDS_MAX)
 
 
-@pytest.mark.parametrize("program", [STUBBORN, WAITING_WORKER], ids=["a block", "penstock worker"])
-def test_endless_block_is_ended_by_its_deadline(program: str) -> None:
+@pytest.mark.parametrize(
+    "program",
+    [STUBBORN, WAITING_WORKER, WAITING_DAEMON],
+    ids=["a block", "penstock worker", "penstock serve"],
+)
+def test_endless_block_is_ended_by_its_deadline(program: str, tmp_path: Path) -> None:
+    file = tmp_path / "penstock.yaml"
+    file.write_text("instances: {shop: {source: mysql://repl@db1}}")
     ended = subprocess.run(
-        [sys.executable, "-c", program], timeout=WAIT_SECONDS_MAX, capture_output=True, check=False
+        [sys.executable, "-c", program, str(file)],
+        timeout=WAIT_SECONDS_MAX,
+        capture_output=True,
+        check=False,
     )
-    assert ended.returncode == 128 + signal.SIGTERM
+    assert ended.returncode == 128 + signal.SIGTERM, ended.stderr
     assert b"ended without an answer" in ended.stderr + ended.stdout

@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli.shared.rendering import counted
+from penstock.cli.shared.signals import stopped_by_signals
 from penstock.errors import OptionInvalid
 
 
@@ -62,5 +63,5 @@ def run(
         return
     daemon = Daemon(settings)
     beside = nullcontext() if settings.console is None else running_beside(console_command(file))
-    with beside:
+    with stopped_by_signals(daemon.stop), beside:
         daemon.run()
