@@ -380,6 +380,25 @@ def test_feed_is_never_written_again_after_a_loss(
         pipeline_of_values(files, tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("kind", "remedy"), [("files", "fail_on_data_loss: false"), ("delta", "on_lost: repair")]
+)
+def test_run_whose_log_was_purged_names_what_helps_this_pipeline(
+    kind: str, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = {"url": "mysql://nobody@127.0.0.1:1", "name": "shop"}
+    sink = {kind: {"path": str(tmp_path / "out")}}
+    settings = pipeline_of_values({"name": "test", "source": source, "sink": sink}, tmp_path)
+    run = PipelineRun(settings, NoTasks())
+    lost = PositionPurged("the server has purged bin.000001", position="bin.000001:4", hint="a new snapshot")
+    with closing(PipelineState.of(settings)) as state, pytest.raises(PositionPurged) as caught:
+        run._after_loss(state, state.take(), lost)
+    assert (caught.value.message, caught.value.position) == (lost.message, lost.position)
+    hint = str(caught.value.hint)
+    assert remedy in hint
+    assert "penstock pipelines reset test --yes" in hint
+
+
 # --- Servers --------------------------------------------------------------------------------
 
 

@@ -189,6 +189,18 @@ def refuse_keyless(
         ) from problem
 
 
+def purged(settings: PipelineSettings, sink: Sink, problem: PositionPurged) -> PositionPurged:
+    """Return the error of a log that was purged, with what helps this pipeline."""
+    again = f"penstock pipelines reset {settings.path or settings.name} --yes"
+    hint = f"Set on_lost: repair for the source, which compares every table; or begin again: {again}"
+    if not (sink.keeps_state and keeps_tables(sink)):
+        hint = (
+            f"Begin again, which writes every row once more: {again}."
+            " Or set fail_on_data_loss: false for the source, which goes on without the purged changes"
+        )
+    return PositionPurged(problem.message, position=problem.position, hint=hint)
+
+
 def refuse_paused(settings: PipelineSettings, paused: str, *, until_caught_up: bool) -> None:
     """Report that a pipeline is paused. Raises OptionInvalid if the caller waits for it to catch up, because
     the end of the run would look like that."""

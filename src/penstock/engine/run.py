@@ -16,6 +16,7 @@ from penstock.engine.beginning import (
     at_their_servers,
     check_sink,
     first_offsets,
+    purged,
     refuse_keyless,
     refuse_mixed,
     refuse_paused,
@@ -350,16 +351,13 @@ class PipelineRun:
                 offsets[name] = self._retried(partial(log.after_loss, begin), state).to_json()
                 tables = self._tables.jump(log.source)
                 refuse_keyless(self._tables.known_targets(), name, tables, lost)
-                _log.error(
-                    "changes were purged before they were read: every table is read again",
-                    source=name,
-                    tables=len(tables),
-                    why=str(lost),
-                )
+                verb = "compared" if log.source.on_lost == "repair" else "read again"
+                what = f"changes were purged before they were read: every table is {verb}"
+                _log.error(what, source=name, tables=len(tables), why=str(lost))
                 for table in tables:
                     self._loading.reread(name, table, f"purged at {time.time_ns()}", remove=True)
         if offsets == checkpoint.offsets:
-            raise error
+            raise purged(self._settings, self._sink, error) from error
         checkpoint = state.write(replace(checkpoint, offsets=offsets))
         narrow_rereads(self._settings, state, self._driver.spreading)
         return checkpoint
