@@ -59,7 +59,7 @@ class RowChange:
     end: Position
     table: TableName
     images: tuple[Image, ...]
-    is_versioned: bool
+    facts: TableFacts
     statement: str
 
 
@@ -137,8 +137,8 @@ class Run:
             for facts in self._named(changed):
                 rows = self._select(session, facts)
                 images = tuple(("insert", row) for row in rows)
-                self._note(recording, RowChange(start, end, TableName(facts.database, facts.name), images,
-                                                facts.is_versioned, text))  # fmt: skip
+                name = TableName(facts.database, facts.name)
+                self._note(recording, RowChange(start, end, name, images, facts, text))
         chosen = self._named(changed)
         if self.grammar.tables:
             chosen.append(self.chance.choice(self.grammar.tables))
@@ -197,7 +197,7 @@ class Run:
             [kind] = kinds[text[:6]]
             images = [(kind, row) for row in (after if kind == "insert" else before)]
         name = TableName(facts.database, facts.name)
-        self._note(recording, RowChange(start, end, name, tuple(images), facts.is_versioned, text))
+        self._note(recording, RowChange(start, end, name, tuple(images), facts, text))
 
     def _select(self, session: Any, facts: TableFacts) -> list[dict[str, Any]]:
         compared = [column for column in facts.columns if column.is_comparable]

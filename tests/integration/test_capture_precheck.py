@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+import penstock
 from penstock.check.facts import Finding
 from penstock.check.precheck import SERVER_CHECKS, precheck
 from penstock.check.tables import TABLE_CHECKS
@@ -167,6 +168,19 @@ def test_keyless_tables_are_reported_with_their_fix(server: Server, fresh_databa
     for finding in findings:
         apply_fix(server, finding)
     assert severe(checked(server, f"{database}.*"), "keys") == []
+
+
+def test_generated_columns_that_the_log_lacks_are_a_warning(
+    server: Server, fresh_database: FreshDatabase
+) -> None:
+    database = fresh_database(server)
+    server.sql(f"CREATE TABLE {database}.t (id INT PRIMARY KEY, a INT, b INT AS (a + 1) STORED)")
+    server.sql(f"INSERT INTO {database}.t (id, a) VALUES (1, 1); UPDATE {database}.t SET a = 2")
+    batches = penstock.read_binlog([str(path) for path in server.binlog_files()], tables=f"{database}.t")
+    absent = [row["_metadata"]["absent"] for batch in batches for row in batch.to_arrow().to_pylist()]
+    findings = severe(checked(server, f"{database}.*"), "generated_columns")
+    assert absent == [None, *([["b"], ["b"]] if findings else [None, None])]
+    assert all(f"{database}.t: " in finding.what and ": b" in finding.what for finding in findings)
 
 
 def test_nontransactional_engines_are_reported_with_their_fix(

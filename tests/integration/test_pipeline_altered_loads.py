@@ -2,10 +2,13 @@
 """Tables that are altered, or dropped, while a pipeline loads them, and tables that it goes on without."""
 
 from pathlib import Path
+from typing import Any
 
+import pyarrow
 import pytest
 from deltalake import DeltaTable
 
+from penstock.errors import ServerUnsupported
 from penstock.local.driver import LocalDriver
 from penstock.model import TableName
 from penstock.pipeline.state import PipelineState
@@ -88,6 +91,35 @@ def test_pipeline_continues_without_a_table_until_it_is_reloaded(
     mysql_server.sql("UPDATE bad SET a = 9", database=database)
     run_to_end(LocalDriver(2), settings)
     assert_equal(mysql_server, mariadb_server, database, "bad")
+
+
+@pytest.mark.parametrize("is_read", [False, True], ids=["removed", "read-by-python"])
+def test_columns_that_the_log_lacks_may_be_removed_unless_a_function_reads_them(
+    mysql_server: Server, mariadb_server: Server, fresh_database: FreshDatabase, tmp_path: Path, is_read: bool
+) -> None:
+    database = fresh_database(mysql_server)
+    mysql_server.sql("CREATE TABLE t (id INT PRIMARY KEY, a INT, body BLOB)", database=database)
+    mysql_server.sql("INSERT INTO t VALUES (1, 1, 'x'), (2, 2, 'y')", database=database)
+    steps: list[dict[str, Any]] = [{"python": {"function": unchanged}}] if is_read else []
+    steps.append({"map": {"drop": ["body"]}})
+    sink = {"mysql": {"url": mariadb_server.url("root")}}
+    settings = pipeline_of(mysql_server, database, sink, tmp_path, steps=steps)
+    run_to_end(LocalDriver(2), settings)
+    # The image after this update lacks the BLOB, as it lacks generated columns on some versions of MariaDB.
+    mysql_server.sql(
+        "SET SESSION binlog_row_image = NOBLOB; UPDATE t SET a = 7 WHERE id = 1", database=database
+    )
+    if is_read:
+        with pytest.raises(ServerUnsupported, match="logged without body"):
+            run_to_end(LocalDriver(2), settings)
+    else:
+        run_to_end(LocalDriver(2), settings)
+        assert mariadb_server.sql(f"SELECT * FROM {database}.t ORDER BY id") == [(1, 7), (2, 2)]
+
+
+def unchanged(rows: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
+    """Return rows as a step gets them."""
+    return rows
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Checks of tables: missing keys, engines that lose changes, foreign key actions that are not logged."""
+"""Checks of tables: missing keys, engines that lose changes, changes and columns that are not logged."""
 
 from collections import defaultdict
 from collections.abc import Iterator
@@ -30,6 +30,16 @@ SELECT TABLE_SCHEMA AS `database`, TABLE_NAME AS `table`, COLUMN_NAME AS name
 FROM information_schema.COLUMNS
 WHERE COLUMN_TYPE LIKE '%%mariadb-5.3%%' AND TABLE_SCHEMA NOT IN ({_MARKS})
 ORDER BY TABLE_SCHEMA, TABLE_NAME, ORDINAL_POSITION"""
+
+# The columns of a system-versioned table's period have no expression of this kind.
+_GENERATED = f"""
+SELECT TABLE_SCHEMA AS `database`, TABLE_NAME AS `table`, COLUMN_NAME AS name
+FROM information_schema.COLUMNS
+WHERE IS_GENERATED = 'ALWAYS' AND GENERATION_EXPRESSION NOT IN ('ROW START', 'ROW END')
+    AND TABLE_SCHEMA NOT IN ({_MARKS})
+ORDER BY TABLE_SCHEMA, TABLE_NAME, ORDINAL_POSITION"""
+# Observed on this version; 10.11.19 logs them.
+_GENERATED_UNLOGGED_SINCE = (11, 8, 9)
 
 _ENGINES = {
     "MEMORY": "is emptied when the server restarts, which the log shows as a statement without rows",
@@ -114,9 +124,26 @@ def _temporal_format(facts: Facts) -> Iterator[Finding]:
         )
 
 
+def _generated_columns(facts: Facts) -> Iterator[Finding]:
+    """Report generated columns that the images of updates and deletes lack, whatever binlog_row_image is."""
+    if not facts.mariadb or facts.identity.version < _GENERATED_UNLOGGED_SINCE:
+        return
+    tables = defaultdict(list)
+    for name, row in _selected(facts, _GENERATED):
+        tables[name].append(str(row["name"]))
+    for name, columns in tables.items():
+        yield Finding(
+            "generated_columns",
+            "warning",
+            f"{name}: this server logs generated columns of inserted rows only, and a mirror refuses rows"
+            f" that lack them. Remove them with a map step (drop): {', '.join(columns)}",
+        )
+
+
 TABLE_CHECKS: dict[str, Check] = {
     "foreign_keys": _foreign_keys,
     "keys": _keys,
     "storage_engines": _engines,
     "temporal_format": _temporal_format,
+    "generated_columns": _generated_columns,
 }

@@ -98,6 +98,8 @@ class _Work:
         self._counts = Counts()
         self._resources = resources
         self._steps = [resources.take(step, step.make) for step in plan.steps]
+        # Other steps refuse the columns that they read, and the target only those that are left.
+        self._refuses_partial_input = plan.keeps_state and any(step.reads_any_column for step in self._steps)
         self._aside = open_dead_letter(plan.steps, plan.dead_letter, plan.mark, number)
         self._table = ""
         # The source that is read, "" once all of it was read.
@@ -225,7 +227,7 @@ class _Work:
         rows = drop_own_changes(rows, self._plan.loops, self._marked)
         if known.floor:
             rows = rows.filter(pc.greater_equal(rows.column("_commit_version"), known.floor))
-        if self._plan.keeps_state:
+        if self._refuses_partial_input:
             refuse_partial(name, rows)
         referred = self._plan.parents.get(key)
         if referred is not None and may_cascade(rows, referred):
@@ -285,6 +287,8 @@ class _Work:
                 if isinstance(stepped, Rejected):
                     self._reject(stepped, changes)
                     continue
+                if self._plan.keeps_state:
+                    refuse_partial(stepped.source, stepped.rows)
                 passed.append(stepped)
         if passed:
             yield from self._output(passed)

@@ -14,6 +14,10 @@ from penstock.errors import ServerUnsupported
 from penstock.model import TableName
 
 _METADATA = "_metadata"
+_HINT = (
+    "SET GLOBAL binlog_row_image = FULL on the server, then penstock resnapshot the table. MariaDB 11.8.9"
+    " logs no generated columns of changed rows even so: remove them with a map step (drop)"
+)
 
 
 def refuse_absent(rows: pyarrow.RecordBatch, read: Collection[str], step: str) -> None:
@@ -27,7 +31,7 @@ def refuse_absent(rows: pyarrow.RecordBatch, read: Collection[str], step: str) -
         raise ServerUnsupported(
             f"{step}: row images lack {', '.join(sorted(missing))}",
             position=f"{metadata['file']}:{metadata['offset']}",
-            hint="SET GLOBAL binlog_row_image = FULL on the server",
+            hint=_HINT,
         )
 
 
@@ -97,5 +101,5 @@ def refuse_partial(name: TableName, rows: pyarrow.RecordBatch) -> None:
         raise ServerUnsupported(
             f"a row of {name} was logged without {', '.join(first['absent'])}, so what it is cannot be told",
             position=f"{first['file']}:{first['offset']}",
-            hint="SET GLOBAL binlog_row_image = FULL on the server, then penstock resnapshot the table",
+            hint=_HINT,
         )

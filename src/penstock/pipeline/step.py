@@ -65,6 +65,8 @@ class Step(ABC):
     verb: str
     # Whether tables keep their names and columns, so that the source's statements also fit the target.
     keeps_definitions: bool = False
+    # Whether only the step itself knows which columns it reads.
+    reads_any_column: bool = False
 
     @abstractmethod
     def target(self, target: Target) -> Target | None:

@@ -87,6 +87,7 @@ class PythonStep(Step):
     """
 
     verb = VERB
+    reads_any_column = True
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
