@@ -199,7 +199,9 @@ def test_capture_process_killed_at_any_moment_loses_and_repeats_nothing(
         for kill in range(1, KILLS + 1):
             time.sleep(dice.uniform(0, LIFE_SECONDS_MAX))
             ended = kill_capture(daemon)
-            assert (ended["process"]["starts"], ended["process"]["exits"][-1]["reason"]) == (kill, "SIGKILL")
+            assert ended["process"]["exits"][-1]["reason"] == "SIGKILL"
+            # The supervisor also replaces a process that a busy machine has kept silent for long.
+            assert ended["process"]["starts"] >= kill
             # Readers keep what they have seen.
             assert Position.parse(ended["position"]) >= reached
             reached = Position.parse(ended["position"])
