@@ -136,6 +136,20 @@ def test_outage_of_server_or_store_anywhere_is_retried_and_reported_at_once(
     assert [(one["state"], one["what"]) for one in shown] == [("retrying", "the server is away")]
 
 
+@pytest.mark.parametrize("kind", ["mysql", "postgres"])
+def test_unavailable_target_at_the_start_is_retried(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source = {"url": "mysql://nobody@127.0.0.1:1", "name": "shop"}
+    values = {"name": "test", "source": source, "sink": {kind: {"url": f"{kind}://nobody@127.0.0.1:1"}}}
+    run, told = run_of(pipeline_of_values(values, tmp_path), monkeypatch, ends)
+    sink, checks = run._sink, itertools.count()
+    check = type(sink).check
+    monkeypatch.setattr(sink, "check", lambda: check(sink) if next(checks) == 0 else ())
+    assert run.run().token
+    assert [(one["state"], one["error"]) for one in told] == [("retrying", "ConnectionLost")]
+
+
 def test_unavailable_store_at_the_start_is_retried(
     settings: PipelineSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -228,7 +228,10 @@ class Sink(ABC):
 
     @abstractmethod
     def check(self) -> Sequence[Finding]:
-        """Connect, and return problems with privileges, versions or settings. Changes nothing."""
+        """Connect, and return problems with privileges, versions or settings. Changes nothing.
+
+        Raises TransientErrors, which the caller retries.
+        """
 
     @abstractmethod
     def plan(self, target: Target, evolution: Evolution) -> Sequence[str]:

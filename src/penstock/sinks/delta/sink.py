@@ -12,7 +12,7 @@ import pyarrow
 from pydantic import Field
 
 from penstock.changes import Target
-from penstock.errors import PenstockError
+from penstock.errors import OperatorError
 from penstock.settings.values import Bytes, Section
 from penstock.sinks.lake.lake_sink import LakeSink, Mode
 from penstock.sinks.lake.table import LakeTable
@@ -89,7 +89,7 @@ class DeltaSink(LakeSink):
 
         try:
             can_write(self.settings.path, self.settings.storage_options)
-        except PenstockError as problem:
+        except OperatorError as problem:
             return [Finding(self.settings.path, str(problem))]
         return []
 

@@ -23,7 +23,14 @@ from pydantic import Field
 
 from penstock import _native
 from penstock.changes import Changes, Target
-from penstock.errors import ConnectionLost, DiskFailed, OptionInvalid, PenstockError, SchemaChanged
+from penstock.errors import (
+    ConnectionLost,
+    DiskFailed,
+    OperatorError,
+    OptionInvalid,
+    PenstockError,
+    SchemaChanged,
+)
 from penstock.settings.values import Bytes, Section
 from penstock.sinks.images import unrepresentable_counts
 from penstock.sinks.lake.parquet_files import DataFile, Folder, PartFiles
@@ -89,7 +96,7 @@ class FilesSink(Sink):
             folder = self._folder("")
             with _TranslateErrors(self.settings.path):
                 folder.filesystem.get_file_info(folder.path)
-        except PenstockError as problem:
+        except OperatorError as problem:
             return [Finding(self.settings.path, str(problem))]
         above = Path(folder.path)
         while folder.local and not above.exists():

@@ -11,7 +11,7 @@ import pyarrow
 from pydantic import Field
 
 from penstock.changes import Target
-from penstock.errors import OptionInvalid, PenstockError
+from penstock.errors import OperatorError, OptionInvalid
 from penstock.settings.values import Bytes, Section
 from penstock.sinks.lake.lake_sink import LakeSink, Mode
 from penstock.sinks.lake.table import LakeTable
@@ -93,7 +93,7 @@ class IcebergSink(LakeSink):
             return []
         try:
             reach(self._catalog())
-        except PenstockError as problem:
+        except OperatorError as problem:
             # The catalog's address may contain a password, so do not report it.
             return [Finding(self.settings.path or "catalog", str(problem))]
         return []

@@ -9,7 +9,7 @@ import pyarrow
 from pydantic import Field, field_validator, model_validator
 
 from penstock.changes import Target
-from penstock.errors import OptionInvalid, PenstockError, SchemaChanged
+from penstock.errors import OperatorError, OptionInvalid, SchemaChanged
 from penstock.model import ServerAddress, TableName
 from penstock.settings.values import Bytes, validate_option
 from penstock.sinks.endpoint import Endpoint
@@ -139,7 +139,7 @@ class MysqlSink(Sink):
             with self._session() as session:
                 problems = findings(session, self.settings.statement_bytes)
                 return [*encryption_findings(self.settings.address()), *problems]
-        except PenstockError as error:
+        except OperatorError as error:
             return [Finding(str(self.settings.address()), error.message, mend=error.hint or "")]
 
     def plan(self, target: Target, evolution: Evolution) -> Sequence[str]:

@@ -9,7 +9,7 @@ import pyarrow
 from pydantic import Field, field_validator
 
 from penstock.changes import Target
-from penstock.errors import OptionInvalid, PenstockError, SchemaChanged
+from penstock.errors import OperatorError, OptionInvalid, SchemaChanged
 from penstock.model import TableName
 from penstock.settings.values import Bytes, validate_option
 from penstock.sinks.endpoint import Endpoint
@@ -110,7 +110,7 @@ class PostgresSink(Sink):
                 ((may_create, standby),) = session.run(
                     "SELECT has_database_privilege(current_database(), 'CREATE'), pg_is_in_recovery()"
                 )
-        except PenstockError as error:
+        except OperatorError as error:
             return [Finding(self.settings.url, error.message, mend=error.hint or "")]
         problems = []
         if standby:
