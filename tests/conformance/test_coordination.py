@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from penstock.coordinate import zookeeper_nodes
 from penstock.coordinate.checkpoint import Checkpoint, Checkpoints
 from penstock.coordinate.lease import Lease
 from penstock.coordinate.store import (
@@ -144,6 +145,30 @@ def test_names_are_listed_one_level_deep(store: CoordinationStore, other: Coordi
         assert record.value == name.encode()
         other.delete(path_of("shop", name, "record"))
     assert list(store.list("/")) == ["shopping"]
+
+
+def test_records_below_a_path_are_read_at_once(
+    store: CoordinationStore, other: CoordinationStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(zookeeper_nodes, "READS_MAX", 3)
+    values = {
+        path_of("shop", "ü ñ/50%"): b"\0" * 40,
+        "/shop/orders": b"",
+        "/shop/orders/1": b"above",
+        **{f"/shop/orders/1/{n}": bytes([n]) for n in range(7)},
+        "/shop/orders/unread": b"unread",
+    }
+    for path, value in {**values, "/shopping": b"", "/shop": b"itself"}.items():
+        other.put(path, value)
+    session = other.session(SESSION_SECONDS)
+    session.put_ephemeral("/shop/customers/lease", b"mine")
+    expected = {path: other.get(path) for path in (*values, "/shop/customers/lease")}
+    assert store.read_below("/shop", lambda path: not path.endswith("unread")) == {
+        **expected,
+        "/shop/orders/unread": None,
+    }
+    assert store.read_below("/nothing", lambda path: True) == {}
+    assert store.read_below("/", lambda path: path == "/shopping")["/shopping"] == other.get("/shopping")
 
 
 def test_record_may_have_child_records(store: CoordinationStore) -> None:

@@ -9,6 +9,8 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import structlog
 
@@ -21,6 +23,19 @@ _log = structlog.get_logger(__name__)
 # Sets the one-time watches of a path, and returns the names below it. Where nothing is at the path it returns
 # None, and then has set a watch only if told to. Whatever fires calls `fired` with the path.
 SetOnce = Callable[[str, bool, Callable[[str], None]], Sequence[str] | None]
+
+
+@dataclass(frozen=True)
+class WatchCallback:
+    """A callback for ZooKeeper's watches. Equal for the same subscription, so that it is registered once."""
+
+    root: str
+    fired: Callable[[str], None]
+
+    def __call__(self, event: Any) -> None:
+        # Events about the end of a connection have no path; they are handled elsewhere.
+        if event.path is not None:
+            self.fired(event.path.removeprefix(self.root).rstrip("/"))
 
 
 class PersistentWatch:

@@ -248,6 +248,14 @@ class SimulatedStore:
         self.operate("list")
         return self.space.children(path)
 
+    def read_below(self, path: str, wanted: Callable[[str], bool]) -> dict[str, Record | None]:
+        self.operate("read_below")
+        return {
+            known: record if wanted(known) else None
+            for known, (record, _) in self.space.records.items()
+            if known.startswith(path + "/")
+        }
+
     def watch(self, path: str, changed: Callable[[], None]) -> SimulatedWatch:
         watch = SimulatedWatch(self.space, path, changed)
         self.space.add_watch(watch)

@@ -9,7 +9,7 @@ network faults.
 import itertools
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from urllib.parse import urlsplit
 
@@ -123,6 +123,17 @@ class MemoryStore:
                 if record_path.startswith(beginning)
             ]
             return tuple(sorted({name.partition("/")[0] for name in below}))
+
+    def read_below(self, path: str, wanted: Callable[[str], bool]) -> Mapping[str, Record | None]:
+        """Return the records below a path."""
+        beginning = below_of(path)
+        with self._space.lock:
+            self._check()
+            return {
+                record_path: entry[0] if wanted(record_path) else None
+                for record_path, entry in self._space.records.items()
+                if record_path.startswith(beginning)
+            }
 
     def watch(self, path: str, changed: Callable[[], None]) -> "_MemoryWatch":
         """Call `changed` after every change at a path or below it."""

@@ -12,7 +12,7 @@ shared safely.
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -65,6 +65,8 @@ CREATE TABLE changes (number INTEGER PRIMARY KEY AUTOINCREMENT, path TEXT NOT NU
 
 # The parameter is the current time, in seconds since 1970.
 _EXPIRED = "SELECT id FROM sessions WHERE NOT (expires > :now AND expires <= :now + 2 * seconds)"
+# The records of living sessions, and of none, between two paths. `_below` returns the parameters.
+_BELOW = f"records WHERE path > :first AND path < :last AND (session IS NULL OR session NOT IN ({_EXPIRED}))"
 
 _log = structlog.get_logger(__name__)
 
@@ -141,14 +143,23 @@ class SqliteStore:
     def list(self, path: str) -> Sequence[str]:
         """Return the names below a path."""
         below = below_of(path)
-        # `0` is the character after `/`, so the paths below lie between the two.
         with self._reading() as connection:
-            rows = connection.execute(
-                "SELECT path FROM records WHERE path > :first AND path < :last "
-                f"AND (session IS NULL OR session NOT IN ({_EXPIRED}))",
-                {"first": below, "last": below[:-1] + "0", "now": time.time()},
-            ).fetchall()
+            rows = connection.execute(f"SELECT path FROM {_BELOW}", _below(below)).fetchall()
         return tuple(sorted({record_path.removeprefix(below).partition("/")[0] for (record_path,) in rows}))
+
+    def read_below(self, path: str, wanted: Callable[[str], bool]) -> Mapping[str, Record | None]:
+        """Return the records below a path, all of one moment."""
+        with self._reading() as connection:
+            connection.create_function("wanted", 1, wanted)
+            rows = connection.execute(
+                "SELECT path, CASE WHEN wanted(path) THEN value END, version, created, session IS NOT NULL"
+                f" FROM {_BELOW}",
+                _below(below_of(path)),
+            ).fetchall()
+        return {
+            record_path: None if value is None else Record(value, version, created, bool(of_session))
+            for record_path, value, version, created, of_session in rows
+        }
 
     def watch(self, path: str, changed: Callable[[], None]) -> "_SqliteWatch":
         """Call `changed` after every change at or below a path, within about 100 ms."""
@@ -389,6 +400,11 @@ class SqliteStore:
                 hint="Name another file, or restore this one",
             )
         raise AssertionError(f"SQLite refuses a statement of ours: {problem}") from problem
+
+
+def _below(beginning: str) -> dict[str, str | float]:
+    # `0` is the character after `/`, so the paths below lie between the two.
+    return {"first": beginning, "last": beginning[:-1] + "0", "now": time.time()}
 
 
 def _present_version(connection: sqlite3.Connection, path: str, version: int | None) -> int:

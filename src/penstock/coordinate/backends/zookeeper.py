@@ -8,18 +8,16 @@ lost once the ensemble reports it or could not be reached for the session time, 
 """
 
 import logging
-import os
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import structlog
 
 from penstock.coordinate.ensemble_address import EnsembleAddress
-from penstock.coordinate.one_time_watches import OneTimeWatches, PersistentWatch
+from penstock.coordinate.one_time_watches import OneTimeWatches, PersistentWatch, WatchCallback
 from penstock.coordinate.session_end import SessionEnd
 from penstock.coordinate.store import (
     ABSENT,
@@ -30,6 +28,7 @@ from penstock.coordinate.store import (
     below_of,
     checked_path,
 )
+from penstock.coordinate.zookeeper_nodes import ReadMany, read_below, record_of, sealed
 from penstock.errors import (
     AuthenticationFailed,
     CoordinationLost,
@@ -65,9 +64,6 @@ _PAUSE_SECONDS = 0.05
 
 # The number of heartbeats per session time.
 _SIGNS_OF_LIFE = 4
-
-_NONCE_BYTES = 8
-_TRAILER_BYTES = 1 + 2 * _NONCE_BYTES
 
 # The ensemble may or may not have executed the request.
 _ANSWER_LOST = (
@@ -117,6 +113,12 @@ class _Client(KazooClient):  # type: ignore[misc]
         answer = self._invoke(timeout, request, xid)
         if isinstance(request, Connect) and answer[0].time_out > 0:
             self.session_seconds = answer[0].time_out / 1000
+        return answer
+
+    def ask(self, request: Any, _: str) -> Any:
+        """Send a request that kazoo does not know."""
+        answer = self.handler.async_result()
+        self._call(request, answer)
         return answer
 
 
@@ -266,32 +268,6 @@ class _Connection:
             _log.warning("a connection does not end", store=self._address.url, error=str(problem))
 
 
-def _sealed(value: bytes) -> tuple[bytes, bytes]:
-    """Return the content of a node for a value, and a nonce that identifies this write."""
-    nonce = os.urandom(_NONCE_BYTES).hex().encode()
-    return bytes(value) + b"\n" + nonce, nonce
-
-
-def _record(content: bytes, stat: Any) -> Record | None:
-    """Return the record in a node; None for a node that only leads to others."""
-    if len(content) < _TRAILER_BYTES:
-        return None
-    return Record(content[:-_TRAILER_BYTES], stat.version, stat.czxid, of_session=stat.ephemeralOwner != 0)
-
-
-@dataclass(frozen=True)
-class _WatchCallback:
-    """A callback for ZooKeeper's watches. Equal for the same subscription, so that it is registered once."""
-
-    root: str
-    fired: Callable[[str], None]
-
-    def __call__(self, event: Any) -> None:
-        # Events about the end of a connection have no path; they are handled elsewhere.
-        if event.path is not None:
-            self.fired(event.path.removeprefix(self.root).rstrip("/"))
-
-
 class ZooKeeperStore:
     """A store below one node of an ensemble."""
 
@@ -317,14 +293,14 @@ class ZooKeeperStore:
             # A follower that is cut off from its leader answers stale reads, but not this request.
             self._connection.read(path, self._connection.client.sync_async, deadline)
         node = self._connection.fetch(path, deadline)
-        return None if node is None else _record(*node)
+        return None if node is None else record_of(*node)
 
     def put(self, path: str, value: bytes, version: int | None = None) -> int:
         """Write a record and return its version."""
         if len(value) > COORDINATION_RECORD_BYTES_MAX:
             raise LimitExceeded(f"a record of {len(value)} bytes is too large", position=path)
         deadline = self._deadline(checked_path(path))
-        content, nonce = _sealed(value)
+        content, nonce = sealed(value)
         asked = False
         while True:
             expected = version
@@ -351,7 +327,7 @@ class ZooKeeperStore:
         asked = False
         while True:
             node = self._connection.fetch(path, deadline)
-            record = None if node is None else _record(*node)
+            record = None if node is None else record_of(*node)
             if record is None or node is None:
                 if version is not None and not asked:
                     raise VersionConflict("there is no record", position=path)
@@ -379,6 +355,23 @@ class ZooKeeperStore:
             return ()
         # The top of an ensemble has a node of its own.
         return tuple(sorted(name for name in names if top or self._address.root or name != "zookeeper"))
+
+    def read_below(self, path: str, wanted: Callable[[str], bool]) -> Mapping[str, Record | None]:
+        """Return the records below a path; a request reads many of them."""
+        deadline = self._deadline(below_of(path))
+        client, root = self._connection.client, self._address.root
+
+        def ask(paths: Sequence[str], *, children: bool) -> list[Any]:
+            request = ReadMany([root + path for path in paths], children=children)
+            try:
+                answers: list[Any] = self._connection.read(paths[0], partial(client.ask, request), deadline)
+            except refusals.UnimplementedError:
+                # ZooKeeper before 3.6 has no such request.
+                answers = [None] * len(paths)
+            return answers
+
+        first = [f"{path.rstrip('/')}/{name}" for name in self.list(path)]
+        return read_below(first, wanted, ask, partial(self._connection.fetch, deadline=deadline), self.list)
 
     def watch(self, path: str, changed: Callable[[], None]) -> PersistentWatch:
         """Call `changed` after every change at a path or below it."""
@@ -415,7 +408,7 @@ class ZooKeeperStore:
         """Set ZooKeeper's watches of a node and return the names below it; see OneTimeWatches."""
         client = self._connection.client
         deadline = time.monotonic() + self._seconds
-        callback = _WatchCallback(self._address.root, fired)
+        callback = WatchCallback(self._address.root, fired)
         look = client.exists_async if absent else client.get_async
         try:
             if self._connection.read(path, partial(look, watch=callback), deadline) is None:
@@ -434,7 +427,7 @@ class ZooKeeperStore:
 
     def _expected(self, path: str, node: tuple[bytes, Any] | None, version: int | None) -> int:
         """Return the version that a node must have for a write, or ABSENT. Raises VersionConflict."""
-        record = None if node is None else _record(*node)
+        record = None if node is None else record_of(*node)
         present = ABSENT if record is None else record.version
         if version is not None and version != present:
             raise VersionConflict(f"the record has version {present}, not {version}", position=path)
@@ -523,7 +516,7 @@ class ZooKeeperSession(Session):
         """Create an ephemeral record."""
         deadline = time.monotonic() + self._operation_seconds
         client = self._connection.client
-        content = value if plain else _sealed(value)[0]
+        content = value if plain else sealed(value)[0]
         checked_path(path)
         while True:
             self._refuse_ended(path)
