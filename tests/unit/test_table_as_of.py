@@ -4,7 +4,9 @@
 import csv
 import io
 import json
+import threading
 from collections.abc import Iterator
+from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from penstock.logstore.log import Log
 from penstock.model import Position, TableName, TablePatterns
 from penstock.serve.own_log import OwnSource
 from penstock.source import table_as_of
+from penstock.source.daemon_client import DaemonClient
 from penstock.source.logged_tables import LoggedTables
 from penstock.source.reading import LoggedStatement, Selection, read_in_order
 from penstock.source.row_history import RowChange, changes_of_rows
@@ -26,12 +29,17 @@ from penstock.source.walk import TransactionWalk
 from tests.support.daemon.console import console_of
 from tests.support.daemon.served_log import INSTANCE, Answered, ServedLog, captured_log, serving
 from tests.support.suite.nonempty import each
+from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 
 HOSTILE = "<script>alert(1)</script>\"'&{{1234567*9}}"
 T = TableName("fuzzed", "t")
 ACCOUNTS: list[dict[str, Any]] = [
     {"name": "guest", "token": "guest-token", "tables": ["fuzzed.u"]},
     {"name": "support", "token": "support-token", "masked": {"fuzzed.t": ["text"], "fuzzed.u": ["id"]}},
+    {"name": "cases", "token": "cases-token", "masked": {"FUZZED.T": ["TEXT"]}},
+    {"name": "regex", "token": "regex-token", "masked": {"/Fuzzed\\.[A-Z]/": ["tExt"]}},
+    {"name": "idle", "token": "idle-token", "masked": {"fuzzed.t": ["txet"], "*.*": ["secret"]}},
+    {"name": "others", "token": "others-token", "masked": {"*.*": ["secret"], "fuzzed.u": ["secret"]}},
 ]
 
 
@@ -200,6 +208,45 @@ def test_rights_on_tables_and_columns_hold(daemon: ServedLog) -> None:
         assert b"one" not in ask(daemon, "support-token", at=at, format=file_format).body
 
 
+def test_mask_in_another_case_hides_and_a_mask_of_no_column_refuses(daemon: ServedLog) -> None:
+    at = boundary_with_rows(daemon.log)
+    for token in ("cases-token", "regex-token"):
+        assert ask(daemon, token, at=at).json["columns"] == ["id"], token
+        assert b"one" not in ask(daemon, token, at=at, format="csv").body
+    for file_format in ("json", "jsonl"):
+        refused = ask(daemon, "idle-token", at=at, format=file_format)
+        assert (refused.status, b"one" in refused.body) == (403, False)
+        assert "txet of fuzzed.t is masked" in refused.json["detail"]
+    assert ask(daemon, "others-token", at=at).json["columns"] == ["id", "text"]
+
+
+def test_second_table_waits_until_the_first_is_sent_or_its_client_has_left(
+    daemon: ServedLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun, goes_on = threading.Event(), threading.Event()
+    read = TableAsOf.read
+
+    def read_late(self: TableAsOf, moment: str) -> None:
+        begun.set()
+        assert goes_on.wait(WAIT_SECONDS_MAX)
+        read(self, moment)
+
+    at = boundary_with_rows(daemon.log)
+    monkeypatch.setattr(TableAsOf, "read", read_late)
+    body = json.dumps({"table": "fuzzed.t", "at": at})
+    client = HTTPConnection("127.0.0.1", daemon.port(), timeout=WAIT_SECONDS_MAX)
+    client.request("POST", f"/v1/instances/{INSTANCE}/as-of", body, {"Authorization": "Bearer a-token"})
+    assert begun.wait(WAIT_SECONDS_MAX)
+    assert ask(daemon, at=at).status == 429
+    client.close()
+    monkeypatch.undo()
+    assert ask(daemon, at=at).status == 429, "the thread of the client that left has its rows in memory"
+    goes_on.set()
+    wait_until(lambda: ask(daemon, at=at).status == 200)
+    for moment, status in (("yesterday", 400), (at, 200)):
+        assert ask(daemon, at=moment).status == status, "an error frees it too"
+
+
 def test_page_shows_the_rows_and_exports_them(daemon: ServedLog) -> None:
     at = boundary_with_rows(daemon.log)
     with console_of(daemon) as browser:
@@ -219,12 +266,21 @@ def test_page_shows_the_rows_and_exports_them(daemon: ServedLog) -> None:
 
 
 def test_command_writes_what_the_daemon_shows(
-    daemon: ServedLog, tmp_path: Path, capfdbinary: pytest.CaptureFixture[bytes]
+    daemon: ServedLog,
+    tmp_path: Path,
+    capfdbinary: pytest.CaptureFixture[bytes],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     at = boundary_with_rows(daemon.log)
     (tmp_path / "token").write_text("a-token")
     url = f"http://127.0.0.1:{daemon.port()}?token_file={tmp_path}/token"
+    asked: list[str] = []
+    post = DaemonClient.post
+    monkeypatch.setattr(
+        DaemonClient, "post", lambda self, call, *more: asked.append(call) or post(self, call, *more)
+    )
     as_of_verb.run("fuzzed.t", at, url=url)
+    assert asked == ["as-of"], "the log is read once"
     lines, note = capfdbinary.readouterr()
     assert lines == ask(daemon, at=at, format="jsonl").body
     assert note.decode().startswith(f"fuzzed.t at {at}: all rows of the table that the log shows since")

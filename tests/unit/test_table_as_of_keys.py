@@ -5,8 +5,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
+from penstock.errors import LimitExceeded
 from penstock.model import TableName
 from penstock.serve.own_log import OwnSource
+from penstock.source import table_as_of
 from penstock.source.table_as_of import TableAsOf
 from tests.support.binlog.events import DELETE_ROWS, QUERY, WRITE_ROWS, Event, assemble, events, query_body
 from tests.support.binlog.forged_log import NOTES, forged_log, insert, keep_forged_log
@@ -100,3 +104,41 @@ def test_keys_that_arrow_cannot_represent_are_told_apart(tmp_path: Path) -> None
     ]
     rows, _ = rows_after(tmp_path, transactions)
     assert rows == [(7, "2026-01-00"), (7, "2026-02-00"), (7, "0000-00-00")]
+
+
+# --- Memory -----------------------------------------------------------------------------------
+
+COMMENT = "ALTER TABLE notes COMMENT 'ends a batch'"
+
+
+def in_batches(changes: Sequence[tuple[int, int]]) -> list[list[Event]]:
+    """Return transactions that insert or delete the row of a key, each read as a batch of its own."""
+    return [TRUNCATED] + [
+        transaction
+        for gno, (code, key) in enumerate(changes, 2)
+        for transaction in (change(2 * gno, code, TWO_INTS, [0], key, key), statement(2 * gno + 1, COMMENT))
+    ]
+
+
+def test_rows_that_are_gone_need_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(table_as_of, "AS_OF_BYTES_MAX", 6000)
+    gone = [(code, key) for key in range(40) for code in (WRITE_ROWS, DELETE_ROWS)]
+    assert rows_after(tmp_path / "gone", in_batches([*gone, (WRITE_ROWS, 99)])) == ([(99, 99)], True)
+    alive = [(WRITE_ROWS, key) for key in range(40)]
+    with pytest.raises(LimitExceeded):
+        rows_after(tmp_path / "alive", in_batches(alive))
+
+
+def test_rows_inserted_after_the_moment_are_not_shown_however_often_they_come_back(tmp_path: Path) -> None:
+    transactions = [
+        change(1, WRITE_ROWS, TWO_INTS, [0], 1, 10),
+        change(2, WRITE_ROWS, TWO_INTS, [0], 2, 20),
+        change(3, DELETE_ROWS, TWO_INTS, [0], 2, 20),
+        change(4, WRITE_ROWS, TWO_INTS, [0], 2, 21),
+        change(5, DELETE_ROWS, TWO_INTS, [0], 2, 21),
+        change(6, DELETE_ROWS, TWO_INTS, [0], 1, 10),
+        change(7, DELETE_ROWS, TWO_INTS, [0], 3, 30),
+        change(8, WRITE_ROWS, TWO_INTS, [0], 3, 31),
+        change(9, DELETE_ROWS, TWO_INTS, [0], 3, 31),
+    ]
+    assert rows_after(tmp_path, transactions, count=1) == ([(1, 10), (3, 30)], False)

@@ -2,15 +2,22 @@
 """`penstock as-of`: export the rows of a table as they stood at a moment, from a kept log."""
 
 import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import unquote
 
 import typer
 
 from penstock.cli.shared.options import Ca, DaemonConfig, Url
 from penstock.cli.shared.whole_daemon import WholeDaemon
+from penstock.cli.shared.whole_file import write_whole
 from penstock.errors import OptionInvalid
 from penstock.model import TableName
+
+# The pieces of a file, the position of its rows, and since when they are all that were logged.
+_File = tuple[Iterator[bytes], str, str | None]
 
 
 def run(
@@ -47,14 +54,15 @@ def run(
         raise OptionInvalid("Parquet is no text", hint="Name a file: --output orders.parquet")
     name = TableName.parse(table)
     if log is not None:
-        content, position, complete_since = _of_folder(log, name, moment, file_format)
+        reading = _of_folder(log, name, moment, file_format)
     else:
-        content, position, complete_since = _of_daemon(instance, (url, config, ca), name, moment, file_format)
-    if output is not None:
-        output.write_bytes(content)
-    else:
-        sys.stdout.buffer.write(content)
-        sys.stdout.buffer.flush()
+        reading = _of_daemon(instance, (url, config, ca), name, moment, file_format)
+    with reading as (pieces, position, complete_since):
+        if output is not None:
+            write_whole(output, pieces)
+        else:
+            sys.stdout.buffer.writelines(pieces)
+            sys.stdout.buffer.flush()
     note = (
         f"all rows of the table that the log shows since it was emptied at {complete_since}; changes that the"
         " server does not log, such as those of foreign keys' actions, are not in it"
@@ -64,9 +72,8 @@ def run(
     typer.echo(f"{name} at {position}: {note}", err=True)
 
 
-def _of_folder(
-    folder: Path, table: TableName, moment: str, file_format: str
-) -> tuple[bytes, str, str | None]:
+@contextmanager
+def _of_folder(folder: Path, table: TableName, moment: str, file_format: str) -> Iterator[_File]:
     from penstock.logstore.reader import LogReader
     from penstock.source.log import LogSource
     from penstock.source.source import SourceOptions
@@ -77,28 +84,25 @@ def _of_folder(
     try:
         as_of = TableAsOf(LogReader.open(folder), source, table)
         as_of.read(moment)
-        content = export_rows(as_of.rows(), as_of.schema, file_format)
     finally:
         source.close()
     complete_since = None if as_of.complete_since is None else str(as_of.complete_since)
-    return content, str(as_of.position), complete_since
+    yield export_rows(as_of.rows, as_of.schema, file_format), str(as_of.position), complete_since
 
 
+@contextmanager
 def _of_daemon(
     instance: str | None,
     address: tuple[str | None, Path | None, Path | None],
     table: TableName,
     moment: str,
     file_format: str,
-) -> tuple[bytes, str, str | None]:
+) -> Iterator[_File]:
     from penstock.cli.shared.asked_daemon import AskedDaemon
+    from penstock.source.daemon_client import COMPLETE_SINCE_HEADER, POSITION_HEADER
 
     instance = instance or WholeDaemon.find(*address).only_instance()
-    daemon = AskedDaemon.find(instance, *address)
-    try:
-        # The position is found first, so that the file and the note are of the same moment.
-        shown = daemon.as_of({"table": table.sql, "at": moment, "limit": 0})
-        content = daemon.as_of_file({"table": table.sql, "at": shown["position"], "format": file_format})
-    finally:
-        daemon.close()
-    return content, shown["position"], shown["complete_since"]
+    with closing(AskedDaemon.find(instance, *address)) as daemon:
+        headers, pieces = daemon.as_of_file({"table": table.sql, "at": moment, "format": file_format})
+        position = unquote(headers[POSITION_HEADER])
+        yield pieces, position, unquote(headers.get(COMPLETE_SINCE_HEADER, "")) or None

@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 
 from penstock.console.visit import Visit
 from penstock.errors import OptionInvalid, PenstockError
@@ -50,9 +50,8 @@ def export_rows(visit: Visit) -> Response:
     table, moment, file_format = visit.query("table"), visit.query("at"), visit.query("format")
     if file_format not in FORMATS:
         raise OptionInvalid(f"there is no format {file_format[:64]!r}", hint=f"Use {', '.join(FORMATS)}")
-    content = visit.fleet.as_of_file(url, name, table, moment, file_format)
-    return Response(
-        content,
+    return StreamingResponse(
+        visit.fleet.as_of_file(url, name, table, moment, file_format),
         media_type=FORMATS[file_format],
         headers={"Content-Disposition": f'attachment; filename="{_file_name(table)}.{file_format}"'},
     )

@@ -96,12 +96,13 @@ class Fleet:
             url, instance, lambda client: client.send("as-of", body, _HISTORY_SILENCE_SECONDS_MAX)
         )
 
-    def as_of_file(self, url: str, instance: str, table: str, moment: str, file_format: str) -> bytes:
-        """Return a file of all rows of a table as of a moment. Raises the daemon's errors."""
+    def as_of_file(
+        self, url: str, instance: str, table: str, moment: str, file_format: str
+    ) -> Iterator[bytes]:
+        """Return the pieces of a file of all rows of a table as of a moment. Raises the daemon's errors."""
         body = {"table": table, "at": moment, "format": file_format}
-        return self._with_client(
-            url, instance, lambda client: client.read("as-of", body, _HISTORY_SILENCE_SECONDS_MAX)
-        )
+        client = DaemonClient(replace(self._address(url), instance=instance), url)
+        return client.pieces(client.post("as-of", body, _HISTORY_SILENCE_SECONDS_MAX))
 
     def history(self, url: str, instance: str, row: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Yield the history of a row as the daemon finds it. Raises the daemon's errors."""

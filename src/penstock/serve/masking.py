@@ -7,13 +7,13 @@ without a value says more than one with a wrong value. Calls that cannot leave i
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow
 
 from penstock import errors
-from penstock.errors import PenstockError, StreamError
+from penstock.errors import AccessDenied, OptionInvalid, PenstockError, StreamError
 from penstock.model import TableName, TablePatterns
 
 # Stands in JSON for a text that may quote a masked value.
@@ -24,26 +24,53 @@ _METADATA, _UNREPRESENTABLE = "_metadata", "unrepresentable"
 
 @dataclass(frozen=True)
 class Masking:
-    """The masked columns by table pattern, with their names in lower case; of a table, all that match."""
+    """The masked columns by table pattern, with their names in lower case; of a table, all that match.
+
+    Names match in any case, those of tables too: a server may fold them, and too much is better hidden than
+    too little.
+    """
 
     rules: tuple[tuple[TablePatterns, frozenset[str]], ...] = ()
+    settings: Mapping[str, Sequence[str]] = field(default_factory=dict, compare=False)
 
     @classmethod
     def of_settings(cls, masked: Mapping[str, Sequence[str]]) -> "Masking":
-        """Return the masking of the setting `masked`: table pattern to column names."""
+        """Return the masking of the setting `masked`: table pattern to column names. Raises OptionInvalid."""
         rules = (
-            (TablePatterns([pattern]), frozenset(name.casefold() for name in names))
+            (_in_any_case(pattern), frozenset(name.casefold() for name in names))
             for pattern, names in masked.items()
         )
-        return cls(tuple(rules))
+        return cls(tuple(rules), masked)
 
     def __bool__(self) -> bool:
         return bool(self.rules)
 
     def columns(self, table: TableName) -> frozenset[str]:
         """Return the masked columns of a table, in lower case."""
-        matching = [names for tables, names in self.rules if tables.matches(table.database, table.table)]
-        return frozenset().union(*matching)
+        return frozenset().union(*(names for tables, names in self.rules if _matches(tables, table)))
+
+    def prove_applies(self, table: TableName, columns: Iterable[str]) -> None:
+        """Raise AccessDenied if a rule about this table alone names none of its columns.
+
+        Its column may have another name at that moment, which nothing hides.
+        """
+        known = {name.casefold() for name in columns}
+        for tables, names in self.rules:
+            if tables.single() is not None and _matches(tables, table) and not names & known:
+                raise AccessDenied(
+                    f"{', '.join(sorted(names))} of {table} is masked for this account, and the table had no"
+                    " such column then",
+                    hint="Mask the name that the column has there too: access in penstock.yaml",
+                )
+
+    def hidden_among(self, table: TableName, columns: Sequence[str]) -> frozenset[str]:
+        """Return the columns of a table to hide: all if a rule about this table alone names none of them."""
+        try:
+            self.prove_applies(table, columns)
+        except AccessDenied:
+            return frozenset(columns)
+        masked = self.columns(table)
+        return frozenset(name for name in columns if name.casefold() in masked)
 
     @property
     def all_columns(self) -> frozenset[str]:
@@ -56,11 +83,25 @@ class Masking:
         masked: set[str] = set()
         for patterns, hidden in self.rules:
             # A wildcard may select any table.
-            if not names or any(
-                name is None or patterns.matches(name.database, name.table) for name in names
-            ):
+            if not names or any(name is None or _matches(patterns, name) for name in names):
                 masked |= hidden
         return sorted(name for name in columns if name.casefold() in masked)
+
+
+def _in_any_case(pattern: str) -> TablePatterns:
+    if not (pattern.startswith("/") and pattern.endswith("/")):
+        return TablePatterns([pattern.casefold()])
+    try:
+        return TablePatterns([f"/(?i:{pattern[1:-1]})/"])
+    except OptionInvalid:
+        # It has flags of its own, which stand at the beginning only.
+        return TablePatterns([pattern])
+
+
+def _matches(tables: TablePatterns, table: TableName) -> bool:
+    return tables.matches(table.database, table.table) or tables.matches(
+        table.database.casefold(), table.table.casefold()
+    )
 
 
 def without_masked(rows: pyarrow.RecordBatch, masked: frozenset[str]) -> pyarrow.RecordBatch:

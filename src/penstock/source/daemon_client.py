@@ -40,6 +40,8 @@ _STOP_HEADER = "Penstock-Stop"
 _SERVER_HEADER = "Penstock-Server"
 # The member of the fleet that copies the log.
 MEMBER_HEADER = "Penstock-Member"
+# The moment of a table's rows, and since when they are all that were logged.
+POSITION_HEADER, COMPLETE_SINCE_HEADER = "Penstock-Position", "Penstock-Complete-Since"
 _PROBLEM_TYPE = "application/problem+json"
 _PROBLEM_BYTES_MAX = 64 * 1024
 
@@ -176,9 +178,13 @@ class DaemonClient:
 
     def read(self, call: str, body: Mapping[str, Any], silence_seconds: float) -> bytes:
         """Send a JSON body and return the response. Raises ConnectionLost if it breaks off."""
-        response = self.post(call, body, silence_seconds)
+        return b"".join(self.pieces(self.post(call, body, silence_seconds)))
+
+    def pieces(self, response: urllib3.BaseHTTPResponse) -> Iterator[bytes]:
+        """Yield the body of a response of `post`, and close it. Raises ConnectionLost if it breaks off."""
         try:
-            return response.read()
+            while piece := response.read1(READ_BYTES):
+                yield piece
         except (HTTPError, OSError) as problem:
             raise self._lost(problem) from problem
         finally:

@@ -10,9 +10,11 @@ of foreign keys' actions, stay unknown. A statement that may move rows without l
 known.
 """
 
+import functools
+import sys
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy
@@ -36,6 +38,14 @@ _BEFORE = frozenset({"delete", "update_preimage"})
 
 _Key = tuple[Any, ...]
 
+# A place in the kept batches: the number of the batch, then the row.
+_ROW_BITS, _ROW_MASK = 32, (1 << 32) - 1
+_ABSENT = -1
+# An entry of a dictionary that grows, a tuple, and an integer.
+_ROW_BYTES = 200
+# Images are made into Python's values for some rows at a time.
+_IMAGES_AT_ONCE = 1024
+
 
 @dataclass(frozen=True)
 class RowAsOf:
@@ -52,57 +62,137 @@ class RowAsOf:
     is_later: bool
 
 
-@dataclass(frozen=True)
-class _Reference:
-    """A row of a batch that is kept, and values of earlier images that this one lacks."""
-
-    batch: int
-    row: int
-    earlier: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass
 class _Known:
-    """What is known of the rows: those that are there, and the keys of those that are gone."""
+    """What is known of the rows: where the image of each is, by its key.
 
-    batches: list[tuple[pyarrow.RecordBatch, int]] = field(default_factory=list)
-    rows: dict[_Key, _Reference | None] = field(default_factory=dict)
-    bytes: int = 0
+    A place is the number of a kept batch and a row in it, as one integer: see `place_of`. A row that was
+    inserted after the moment has the place `_ABSENT`.
+    """
 
-    def forget(self) -> None:
-        """Forget every row."""
-        self.batches.clear()
-        self.rows.clear()
-        self.bytes = 0
+    def __init__(self) -> None:
+        self._batches: dict[int, tuple[pyarrow.RecordBatch, int]] = {}
+        self._batch_count = 0
+        self._places: dict[_Key, int] = {}
+        # The values of earlier images that the kept one lacks.
+        self._earlier: dict[_Key, dict[str, Any]] = {}
+        self._batch_bytes = 0
+        self._row_bytes = 0
 
-    def keep(self, rows: pyarrow.RecordBatch, epoch: int, table: TableName) -> int:
-        """Keep a batch, and return its number. Raises LimitExceeded."""
-        if self.bytes + rows.nbytes > AS_OF_BYTES_MAX:
+    @property
+    def bytes(self) -> int:
+        """The memory of the batches, the keys and the values, about."""
+        return self._batch_bytes + self._row_bytes
+
+    @property
+    def count(self) -> int:
+        """The number of rows."""
+        return sum(place != _ABSENT for place in self._places.values())
+
+    def __contains__(self, key: _Key) -> bool:
+        return key in self._places
+
+    def keep(self, rows: pyarrow.RecordBatch, epoch: int, bytes_max: int) -> int:
+        """Keep a batch, and return its number. Batches are compacted beyond `bytes_max`."""
+        if self.bytes + rows.nbytes > bytes_max:
             self._compact()
-        self.bytes += rows.nbytes
-        if self.bytes > AS_OF_BYTES_MAX:
-            raise LimitExceeded(
-                f"the rows of {table} that the log has changed need more than {AS_OF_BYTES_MAX} bytes",
-                hint="Read the changes up to the position instead: a pipeline with a sink, or read_binlog",
-            )
-        self.batches.append((rows, epoch))
-        return len(self.batches) - 1
+        return self._add(rows, epoch)
+
+    def put(self, key: _Key, place: int, earlier: dict[str, Any] | None = None) -> None:
+        """Set the place of a row, and the values of earlier images."""
+        self.take(key)
+        self._places[key] = place
+        if earlier:
+            self._earlier[key] = earlier
+        self._row_bytes += _size_of(key, earlier)
+
+    def take(self, key: _Key) -> tuple[int, dict[str, Any]] | None:
+        """Forget a row; return its place, and the values of earlier images."""
+        place = self._places.pop(key, None)
+        if place is None:
+            return None
+        earlier = self._earlier.pop(key, {})
+        self._row_bytes -= _size_of(key, earlier)
+        return place, earlier
+
+    def is_absent(self, key: _Key) -> bool:
+        """Return whether a row is known to be inserted after the moment."""
+        return self._places.get(key) == _ABSENT
+
+    def values(self, place: int, earlier: dict[str, Any]) -> dict[str, Any]:
+        """Return the known values of a row."""
+        rows, _ = self._batches[place >> _ROW_BITS]
+        (image,) = rows.slice(place & _ROW_MASK, 1).to_pylist()
+        return {**earlier, **logged_values(image)}
+
+    def items(self) -> Iterator[tuple[_Key, dict[str, Any], pyarrow.Schema]]:
+        """Yield the key and the values of each row, and the schema of its image."""
+        for key, place in self._places.items():
+            values = self.values(place, self._earlier.get(key, {}))
+            yield key, values, self._batches[place >> _ROW_BITS][0].schema
+
+    def rekey(self, keys: dict[_Key, _Key]) -> None:
+        """Give each row a new key, by its old one."""
+        taken = {new: self.take(old) for old, new in keys.items()}
+        for new, row in taken.items():
+            assert row is not None, "every row has a place"
+            self.put(new, *row)
+
+    def images(self) -> Iterator[tuple[dict[str, Any], dict[str, Any], int]]:
+        """Yield, in the order of the log, the image of each row, values of earlier images, and the epoch."""
+        places = self._sorted_places()
+        earlier = {self._places[key]: values for key, values in self._earlier.items()}
+        for begin in range(0, len(places), _IMAGES_AT_ONCE):
+            some = places[begin : begin + _IMAGES_AT_ONCE]
+            for number in numpy.unique(some >> _ROW_BITS).tolist():
+                rows, epoch = self._batches[number]
+                of_batch = some[some >> _ROW_BITS == number]
+                taken = rows.take(pyarrow.array(of_batch & _ROW_MASK))
+                for place, image in zip(of_batch.tolist(), taken.to_pylist(), strict=True):
+                    yield image, earlier.get(place, {}), epoch
+
+    def _add(self, rows: pyarrow.RecordBatch, epoch: int) -> int:
+        self._batch_count += 1
+        self._batches[self._batch_count] = rows, epoch
+        self._batch_bytes += rows.nbytes
+        return self._batch_count
+
+    def _sorted_places(self) -> Any:
+        places = numpy.fromiter(self._places.values(), numpy.int64, len(self._places))
+        return numpy.sort(places[places != _ABSENT])
 
     def _compact(self) -> None:
-        """Keep only the rows that are still referred to."""
-        wanted: dict[int, list[tuple[_Key, _Reference]]] = {}
-        for key, reference in self.rows.items():
-            if reference is not None:
-                wanted.setdefault(reference.batch, []).append((key, reference))
-        kept: list[tuple[pyarrow.RecordBatch, int]] = []
-        for number, references in wanted.items():
-            batch, epoch = self.batches[number]
-            indices = pyarrow.array([reference.row for _, reference in references], pyarrow.int64())
-            for row, (key, reference) in enumerate(references):
-                self.rows[key] = replace(reference, batch=len(kept), row=row)
-            kept.append((batch.take(indices), epoch))
-        self.batches = kept
-        self.bytes = sum(batch.nbytes for batch, _ in kept)
+        """Keep only the rows that are still wanted.
+
+        One batch at a time is in memory twice: it is replaced by its rows before the next one.
+        """
+        before = self._sorted_places()
+        after = numpy.empty_like(before)
+        numbers = before >> _ROW_BITS
+        wanted = set(numpy.unique(numbers).tolist())
+        for number in list(self._batches):
+            rows, epoch = self._batches.pop(number)
+            self._batch_bytes -= rows.nbytes
+            if number in wanted:
+                chosen = numbers == number
+                kept = rows.take(pyarrow.array(before[chosen] & _ROW_MASK))
+                after[chosen] = place_of(self._add(kept, epoch), 0) + numpy.arange(kept.num_rows)
+        places = numpy.fromiter(self._places.values(), numpy.int64, len(self._places))
+        is_row = places != _ABSENT
+        places[is_row] = after[numpy.searchsorted(before, places[is_row])]
+        for key, place in zip(self._places, places.tolist(), strict=True):
+            # The keys stay the same, so this does not disturb the iteration.
+            self._places[key] = place
+
+
+def place_of(batch: int, row: int) -> int:
+    """Return the place of a row of a kept batch."""
+    return batch << _ROW_BITS | row
+
+
+def _size_of(key: _Key, earlier: dict[str, Any] | None) -> int:
+    """Return the memory that a known row needs besides its image, about."""
+    values = sys.getsizeof(earlier) + sum(map(sys.getsizeof, earlier.values())) if earlier else 0
+    return _ROW_BYTES + sum(map(sys.getsizeof, key)) + values
 
 
 class TableAsOf:
@@ -111,6 +201,7 @@ class TableAsOf:
     `is_complete` says whether the log has every logged row of the table, since it was emptied at
     `complete_since`.
     `columns` are those of the newest logged row at the moment, and `key` is the primary key.
+    `logged_columns` has the masked ones too.
     """
 
     def __init__(
@@ -130,6 +221,7 @@ class TableAsOf:
         self.key: tuple[str, ...] = ()
         self._key_types: tuple[pyarrow.DataType, ...] = ()
         self.schema: pyarrow.Schema | None = None
+        self.logged_columns: tuple[str, ...] = ()
 
     @property
     def is_complete(self) -> bool:
@@ -165,19 +257,16 @@ class TableAsOf:
                 break
             self._apply_later(part)
 
+    @property
+    def count(self) -> int:
+        """The number of rows."""
+        return self._known.count + self._later.count
+
     def rows(self) -> Iterator[RowAsOf]:
         """Yield the rows, in the order of the changes that show them; those of later changes come last."""
         for known, is_later in ((self._known, False), (self._later, True)):
-            wanted: dict[int, list[_Reference]] = {}
-            for reference in known.rows.values():
-                if reference is not None:
-                    wanted.setdefault(reference.batch, []).append(reference)
-            for number, references in sorted(wanted.items()):
-                rows, epoch = known.batches[number]
-                indices = pyarrow.array([reference.row for reference in references], pyarrow.int64())
-                images = rows.take(indices).to_pylist()
-                for reference, image in zip(references, images, strict=True):
-                    yield self._row(image, epoch, reference.earlier, is_later=is_later)
+            for image, earlier, epoch in known.images():
+                yield self._row(image, epoch, earlier, is_later=is_later)
 
     # --- Where ------------------------------------------------------------------------------------
 
@@ -213,14 +302,14 @@ class TableAsOf:
             return
         if end is not None and end == self._source.earliest():
             return
-        candidates = self._candidates()
         for byte_range in self._source.split(start, end):
             assert byte_range.stop is not None, "a range of a kept log has an end"
-            for first, last in candidates.get((byte_range.epoch, byte_range.file), ()):
+            for first, last in self._candidates.get((byte_range.epoch, byte_range.file), ()):
                 begin, stop = max(first, byte_range.start), min(last, byte_range.stop)
                 if begin < stop:
                     yield replace(byte_range, start=begin, stop=stop, aligned=True)
 
+    @functools.cached_property
     def _candidates(self) -> dict[tuple[int, str], list[tuple[int, int]]]:
         ranges_by_file: dict[tuple[int, str], list[tuple[int, int]]] = {}
         for segment in self._log.segments:
@@ -234,41 +323,69 @@ class TableAsOf:
 
     def _apply_statement(self, statement: LoggedStatement) -> None:
         if self._table in statement.emptied and self._table not in statement.unlogged:
-            self._known.forget()
+            self._known = _Known()
             self.complete_since = statement.end
         elif self._table in statement.unlogged or statement.tables - {self._table} or statement.databases:
             # It may have moved or renamed rows from or to another table.
-            self._known.forget()
+            self._known = _Known()
             self.complete_since = None
 
     def _apply(self, batch: Batch) -> None:
         rows, keys = self._keyed(batch)
-        number = self._known.keep(rows, batch.position.epoch, self._table)
-        absent = rows.column("_metadata").field("absent")
-        is_partial = absent.null_count < len(absent)
-        replaced: _Reference | None = None
+        number = self._keep(self._known, rows, batch)
+        is_partial = _is_partial(rows)
+        replaced: tuple[int, dict[str, Any]] | None = None
         for row, (kind, key) in enumerate(zip(rows.column("_change_type").to_pylist(), keys, strict=True)):
             if kind in _BEFORE:
-                replaced, self._known.rows[key] = self._known.rows.get(key), None
+                # A row that is gone needs no memory: its next change is an insert.
+                replaced = self._known.take(key)
                 continue
             earlier: dict[str, Any] = {}
             if is_partial and kind == "update_postimage":
                 # The image after may lack columns, those of the key too; the image before is one row above.
-                earlier = self._values(self._known, replaced) if replaced is not None else {}
-                earlier |= self._values(self._known, _Reference(number, row - 1))
-                logged = self._values(self._known, _Reference(number, row, earlier))
+                earlier = self._known.values(*replaced) if replaced is not None else {}
+                earlier |= self._known.values(place_of(number, row - 1), {})
+                logged = self._known.values(place_of(number, row), earlier)
                 key = tuple(logged[name] for name in self.key)
-            self._known.rows[key] = _Reference(number, row, earlier)
-        self.schema = self._shown_schema(rows)
+            self._known.put(key, place_of(number, row), earlier)
+        self._show(rows.schema)
+        self._prove_fits()
 
     def _apply_later(self, batch: Batch) -> None:
         rows, keys = self._keyed(batch)
-        number = self._later.keep(rows, batch.position.epoch, self._table)
+        number = self._keep(self._later, rows, batch)
+        before: _Key = ()
         for row, (kind, key) in enumerate(zip(rows.column("_change_type").to_pylist(), keys, strict=True)):
-            if key not in self._known.rows and key not in self._later.rows:
-                self._later.rows[key] = _Reference(number, row) if kind in _BEFORE else None
+            if kind in _BEFORE:
+                before = key
+                if self._later.is_absent(key):
+                    # It was inserted after the moment. Once it is gone, its next change is an insert again.
+                    self._later.take(key)
+                elif key not in self._known and key not in self._later:
+                    self._later.put(key, place_of(number, row))
+                continue
+            if kind == "update_postimage":
+                # A column of the key that is not logged has the value before.
+                key = tuple(old if new is None else new for old, new in zip(before, key, strict=True))
+            if key not in self._known and key not in self._later:
+                self._later.put(key, _ABSENT)
         if self.schema is None:
-            self.schema = self._shown_schema(rows)
+            self._show(rows.schema)
+        self._prove_fits()
+
+    def _keep(self, known: _Known, rows: pyarrow.RecordBatch, batch: Batch) -> int:
+        other = self._later if known is self._known else self._known
+        number = known.keep(rows, batch.position.epoch, AS_OF_BYTES_MAX - other.bytes)
+        self._prove_fits()
+        return number
+
+    def _prove_fits(self) -> None:
+        """Raise LimitExceeded if the rows need more memory than one request may have."""
+        if self._known.bytes + self._later.bytes > AS_OF_BYTES_MAX:
+            raise LimitExceeded(
+                f"the rows of {self._table} that the log has changed need more than {AS_OF_BYTES_MAX} bytes",
+                hint="Read the changes up to the position instead: a pipeline with a sink, or read_binlog",
+            )
 
     def _keyed(self, batch: Batch) -> tuple[pyarrow.RecordBatch, list[_Key]]:
         """Return the rows of a batch, and the key of each."""
@@ -281,6 +398,12 @@ class TableAsOf:
         if masked:
             raise AccessDenied(f"the key of {self._table} has the column {masked[0]}, which is masked")
         rows = batch.to_arrow()
+        reserved = [column.name for column in batch.columns if column.name in _SYSTEM]
+        if reserved:
+            raise OptionInvalid(
+                f"{self._table} has a column {reserved[0]}, and so have its changes",
+                hint="Rename the column: no name of a system column can be read as one of the table",
+            )
         self._follow_key(batch.primary_key, rows.schema)
         columns = [rows.column(name).to_pylist() for name in self.key]
         unrepresentable = rows.column("_metadata").field("unrepresentable")
@@ -301,35 +424,27 @@ class TableAsOf:
         was_changed = self.key and (self.key, self._key_types) != (key, types)
         self.key, self._key_types = key, types
         if was_changed and not self._rekey():
-            self._known.forget()
+            self._known = _Known()
             self.complete_since = None
 
     def _rekey(self) -> bool:
         """Give the known rows the keys of the current primary key; return whether all have one."""
-        rekeyed: dict[_Key, _Reference | None] = {}
-        for reference in self._known.rows.values():
-            if reference is None:
-                continue
-            schema = self._known.batches[reference.batch][0].schema
-            values = self._values(self._known, reference)
+        keys: dict[_Key, _Key] = {}
+        for old, values, schema in self._known.items():
             for name, kind in zip(self.key, self._key_types, strict=True):
                 if values.get(name) is None or not _has_same_values(schema.field(name).type, kind):
                     return False
-            rekeyed[tuple(values[name] for name in self.key)] = reference
-        self._known.rows = rekeyed
+            keys[old] = tuple(values[name] for name in self.key)
+        self._known.rekey(keys)
         return True
 
-    def _shown_schema(self, rows: pyarrow.RecordBatch) -> pyarrow.Schema:
-        shown = [
-            column
-            for column in rows.schema
-            if column.name not in _SYSTEM and column.name.casefold() not in self._masked
-        ]
-        return pyarrow.schema([column.remove_metadata() for column in shown])
-
-    def _values(self, known: _Known, reference: _Reference) -> dict[str, Any]:
-        (image,) = known.batches[reference.batch][0].slice(reference.row, 1).to_pylist()
-        return {**reference.earlier, **logged_values(image)}
+    def _show(self, schema: pyarrow.Schema) -> None:
+        """Take the columns of the rows from those of a batch."""
+        logged = [column for column in schema if column.name not in _SYSTEM]
+        self.logged_columns = tuple(column.name for column in logged)
+        self.schema = pyarrow.schema(
+            [column.remove_metadata() for column in logged if column.name.casefold() not in self._masked]
+        )
 
     def _row(self, image: dict[str, Any], epoch: int, earlier: dict[str, Any], *, is_later: bool) -> RowAsOf:
         values = {**earlier, **logged_values(image)}
@@ -340,6 +455,12 @@ class TableAsOf:
             int(image["_commit_timestamp"].timestamp() * 1_000_000),
             is_later,
         )
+
+
+def _is_partial(rows: pyarrow.RecordBatch) -> bool:
+    """Return whether columns of some images were not logged."""
+    absent = rows.column("_metadata").field("absent")
+    return bool(absent.null_count < len(absent))
 
 
 def _has_same_values(kind: pyarrow.DataType, other: pyarrow.DataType) -> bool:

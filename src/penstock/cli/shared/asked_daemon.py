@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """An instance's log as seen through its daemon: the lag of checkpoints, and positions for new ones."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -179,13 +179,13 @@ class AskedDaemon:
         """Yield the history of a row as the daemon finds it. Raises the daemon's errors."""
         yield from self._client.lines("history", row, HISTORY_SILENCE_SECONDS_MAX)
 
-    def as_of(self, wanted: dict[str, Any]) -> dict[str, Any]:
-        """Return the rows of a table as of a moment. Raises the daemon's errors."""
-        return self._client.send("as-of", wanted, HISTORY_SILENCE_SECONDS_MAX)
+    def as_of_file(self, wanted: dict[str, Any]) -> tuple[Mapping[str, str], Iterator[bytes]]:
+        """Return the headers and the pieces of a file of the rows of a table as of a moment.
 
-    def as_of_file(self, wanted: dict[str, Any]) -> bytes:
-        """Return a file of the rows of a table as of a moment. Raises the daemon's errors."""
-        return self._client.read("as-of", wanted, HISTORY_SILENCE_SECONDS_MAX)
+        Raises the daemon's errors, and with the pieces ConnectionLost if the file breaks off.
+        """
+        response = self._client.post("as-of", wanted, HISTORY_SILENCE_SECONDS_MAX)
+        return response.headers, self._client.pieces(response)
 
     def remove_hold(self, reader: str) -> None:
         """Remove a hold. Raises SourceMissing, AccessDenied."""

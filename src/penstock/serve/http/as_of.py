@@ -4,28 +4,35 @@
 import asyncio
 import functools
 import itertools
-from typing import Any, Literal
+import json
+from collections.abc import Callable, Iterator
+from typing import Any, Literal, TypeVar
+from urllib.parse import quote
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 from starlette.routing import Route
+from starlette.types import Send
 
 from penstock.errors import OptionInvalid, QuotaReached
 from penstock.logstore.followed_log import ServedLog
 from penstock.model import TableName
 from penstock.serve.access import account_of
-from penstock.serve.http.answers import ending_on_disconnect
+from penstock.serve.http.answers import StreamedAnswer, ending_on_disconnect
 from penstock.serve.http.query import log_of
-from penstock.serve.masking import hiding_texts
+from penstock.serve.masking import Masking, hiding_texts
 from penstock.serve.own_log import OwnSource
 from penstock.serve.served import Served
-from penstock.serve.threads import run_in
+from penstock.serve.threads import Threads, run_in
+from penstock.source.daemon_client import COMPLETE_SINCE_HEADER, POSITION_HEADER
 from penstock.source.row_history import plain_value
 from penstock.source.table_as_of import RowAsOf, TableAsOf
 from penstock.source.table_export import FORMATS, export_rows
 
 _ROWS_MAX = 5000
+
+_Answer = TypeVar("_Answer")
 
 
 class AsOfRequest(BaseModel):
@@ -63,57 +70,106 @@ async def _as_of(served: Served, running: asyncio.Semaphore, request: Request) -
         account_of(request),
     )
     account.prove_reads_table(instance, table)
-    log = log_of(served, request)
-    if running.locked():
-        raise QuotaReached(
-            "a table is being read as of a moment, and this daemon reads one at a time",
-            hint="Try again in a moment; or read the log's folder: penstock as-of --log",
-        )
-    async with running:
-        reading = _Reading(log, instance, table, account.masking.columns(table))
+    begin = functools.partial(_Reading, log_of(served, request), instance, table, account.masking, wanted)
+    return _AsOfAnswer(begin, FORMATS.get(wanted.format, "application/json"), served.threads, running)
+
+
+class _AsOfAnswer(StreamedAnswer):
+    """The rows, read and made at the client's pace. One is read at a time, because its rows are in memory."""
+
+    def __init__(
+        self,
+        begin: "Callable[[], _Reading]",
+        media_type: str,
+        threads: Threads,
+        running: asyncio.Semaphore,
+    ) -> None:
+        super().__init__(media_type=media_type)
+        # The length is not known before the last row.
+        del self.headers["content-length"]
+        self._begin = begin
+        self._threads = threads
+        self._running = running
+
+    async def stream(self, send: Send) -> None:
+        """Send the rows. Raises QuotaReached, and the errors of the reading, before the start."""
+        if self._running.locked():
+            raise QuotaReached(
+                "a table is being read as of a moment, and this daemon reads one at a time",
+                hint="Try again in a moment; or read the log's folder: penstock as-of --log",
+            )
+        async with self._running:
+            reading = self._begin()
+            pieces = await self._run(reading, reading.read)
+            self.headers.update(reading.headers())
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            while (piece := await self._run(reading, next, pieces, None)) is not None:
+                await send({"type": "http.response.body", "body": piece, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _run(self, reading: "_Reading", work: Callable[..., _Answer], *arguments: Any) -> _Answer:
+        """Run work in a thread. If the client leaves, wait for its end: until then it has its memory."""
+        running = asyncio.ensure_future(run_in(self._threads.searching, work, *arguments))
         try:
-            return await run_in(served.threads.searching, reading.respond, wanted)
-        finally:
-            # If the client has left, the thread ends soon.
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
             reading.stop()
+            await asyncio.gather(running, return_exceptions=True)
+            raise
 
 
 class _Reading:
-    """One request, in a thread."""
+    """What one request reads, in threads, one at a time."""
 
-    def __init__(self, log: ServedLog, instance: str, table: TableName, masked: frozenset[str]) -> None:
+    def __init__(
+        self, log: ServedLog, instance: str, table: TableName, masking: Masking, wanted: AsOfRequest
+    ) -> None:
         self._table = table
-        self._masked = masked
+        self._masking = masking
+        self._masked = masking.columns(table)
+        self._wanted = wanted
         self._source = OwnSource(instance, log)
-        self._as_of = TableAsOf(log, self._source, table, masked)
+        self._as_of = TableAsOf(log, self._source, table, self._masked)
 
     def stop(self) -> None:
+        """End the reading soon."""
         self._as_of.stop()
 
-    def respond(self, wanted: AsOfRequest) -> Response:
-        """Read the log, and return the response."""
+    def read(self) -> Iterator[bytes]:
+        """Read the log, and return the pieces of the response. Raises AccessDenied for an idle mask."""
         as_of = self._as_of
         try:
             with hiding_texts(self._masked):
-                as_of.read(wanted.at)
+                as_of.read(self._wanted.at)
         finally:
             self._source.close()
-        if wanted.format in FORMATS:
-            content = export_rows(as_of.rows(), as_of.schema, wanted.format)
-            return Response(content, media_type=FORMATS[wanted.format])
-        rows = as_of.rows()
-        first = [_row_to_json(row) for row in itertools.islice(rows, wanted.limit)]
-        return JSONResponse(
-            {
-                "table": str(self._table),
-                "position": str(as_of.position),
-                "complete_since": None if as_of.complete_since is None else str(as_of.complete_since),
-                "key": list(as_of.key),
-                "columns": list(as_of.columns),
-                "rows": first,
-                "count": len(first) + sum(1 for _ in rows),
-            }
-        )
+        if as_of.schema is not None:
+            self._masking.prove_applies(self._table, as_of.logged_columns)
+        if self._wanted.format in FORMATS:
+            return export_rows(as_of.rows, as_of.schema, self._wanted.format)
+        return self._object()
+
+    def headers(self) -> dict[str, str]:
+        """Return what a file does not say about its rows."""
+        since = self._as_of.complete_since
+        return {
+            POSITION_HEADER: quote(str(self._as_of.position)),
+            **({} if since is None else {COMPLETE_SINCE_HEADER: quote(str(since))}),
+        }
+
+    def _object(self) -> Iterator[bytes]:
+        as_of = self._as_of
+        since = as_of.complete_since
+        shown = {
+            "table": str(self._table),
+            "position": str(as_of.position),
+            "complete_since": None if since is None else str(since),
+            "key": list(as_of.key),
+            "columns": list(as_of.columns),
+            "rows": [_row_to_json(row) for row in itertools.islice(as_of.rows(), self._wanted.limit)],
+            "count": as_of.count,
+        }
+        yield json.dumps(shown, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
 def _row_to_json(row: RowAsOf) -> dict[str, Any]:
