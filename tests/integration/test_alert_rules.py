@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Each alert rule fires in a scenario that makes it true, and resolves after it."""
 
+import re
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
+from penstock.telemetry.definitions import DEFINITIONS
 from tests.support.suite.fixture_types import MissingPart
+from tests.support.suite.nonempty import each
 from tests.support.suite.patience import WAIT_SECONDS_MAX
 from tools.servers import PartMissing
 from tools.servers.packages import program_on_host
@@ -17,10 +20,12 @@ from tools.servers.packages import program_on_host
 RULES = Path(__file__).resolve().parents[2] / "ops/penstock.rules.yml"
 
 SHOP = 'penstock_instance="shop"'
-SINK = 'pipeline="shop", sink=""'
+SINK = 'pipeline="shop", sink="", shard=""'
+# A pipeline in two processes.
+SHARDS = [f'pipeline="shop", sink="", shard="{number}-of-2"' for number in range(2)]
 MEMBER = 'subscription="cache", member="h1"'
 REPORTED = "penstock_pipeline_last_report_timestamp_seconds"
-READER = f'{SHOP}, protocol="changes", subscription="cache"'
+READER = f'{SHOP}, protocol="changes", subscription="cache", shard="3"'
 # Long enough for the longest wait of a rule, and for the range of its expression to pass.
 FIRING, RESOLVED = 150, 480
 
@@ -117,8 +122,11 @@ SCENARIOS: dict[str, list[Series]] = {
     "PenstockPipelineTablesStopped": [Series(f'penstock_pipeline_tables{{{SINK}, state="stopped"}}', 0, 2)],
     "PenstockDeadLetters": [Series(f"penstock_pipeline_dead_letters_total{{{SINK}}}", 0, step=1)],
     "PenstockLoadStalled": [
-        Series(f'penstock_load_chunks{{{SINK}, state="done"}}', 0, step=0, usual_step=1),
-        Series(f'penstock_load_chunks{{{SINK}, state="remaining"}}', 900, 900),
+        # One shard has loaded its tables, so that it makes no progress any more.
+        Series(f'penstock_load_chunks{{{SHARDS[0]}, state="done"}}', 50, 50),
+        Series(f'penstock_load_chunks{{{SHARDS[0]}, state="remaining"}}', 0, 0),
+        Series(f'penstock_load_chunks{{{SHARDS[1]}, state="done"}}', 0, step=0, usual_step=1),
+        Series(f'penstock_load_chunks{{{SHARDS[1]}, state="remaining"}}', 900, 900),
     ],
     "PenstockSubscriberLagHigh": [Series(f"penstock_subscriber_lag_seconds{{{MEMBER}}}", 0, 700)],
     "PenstockSubscriberSkips": [Series(f"penstock_subscriber_skipped_batches_total{{{MEMBER}}}", 0, step=1)],
@@ -150,6 +158,15 @@ def groups() -> list[dict[str, Any]]:
 
 def test_every_rule_has_a_scenario() -> None:
     assert {rule["alert"] for group in groups() for rule in group["rules"]} == {*SCENARIOS, *GONE}
+
+
+def test_series_of_the_scenarios_have_the_labels_of_their_metrics() -> None:
+    """Expressions join metrics by their labels, so a scenario without one of them proves nothing."""
+    texts = [series.text for every in SCENARIOS.values() for series in every] + [*GONE.values()]
+    for text in each(texts):
+        name, _, selector = text.partition("{")
+        definition = DEFINITIONS.get(name) or DEFINITIONS[name.removesuffix("_bucket")]
+        assert set(re.findall(r'(\w+)="', selector)) - {"le"} == set(definition.labels), text
 
 
 @pytest.mark.deep(guard="tests/unit/test_metric_names.py::test_every_named_metric_is_in_the_registry")
