@@ -16,7 +16,7 @@ from penstock.console.comparisons import REPAIRED_KEYS_MAX, Comparison, Comparis
 from penstock.errors import OptionInvalid, QuotaReached
 from penstock.pipeline.verify.verify import Verification
 from penstock.settings.console import ConsoleSection
-from tests.support.daemon.console import console_of
+from tests.support.daemon.console import ANYWHERE, console_of, masked_for_visitors
 from tests.support.logstore.kept_log import penstock
 from tests.support.pipeline.local_runs import notes_pipeline, run_here
 from tests.support.suite.patience import wait_until
@@ -181,6 +181,34 @@ def test_pages_compare_side_by_side_and_repair_after_a_preview(tmp_path: Path) -
     assert "--repair" in words_of(tmp_path)[1]
     audit = [entry["action"] for entry in logs if entry["event"] == "audit"]
     assert audit == ["compare target", "repair target"]
+
+
+@pytest.mark.parametrize(
+    ("steps", "hidden", "shown"),
+    [
+        ("[]", ["old", "alert(1)"], ['{"id": 7}', "(masked)"]),
+        ("[{map: {rename: {a: b}}}]", ["old", '"id": 7'], []),
+    ],
+    ids=["by-name", "after-a-renaming-step"],
+)
+def test_values_that_are_masked_for_the_account_are_hidden(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: str, hidden: list[str], shown: list[str]
+) -> None:
+    settings = notes_pipeline(tmp_path, {"files": {"path": str(tmp_path / "feed")}})
+    run_here(settings)
+    file = tmp_path / "notes.yaml"
+    source = f"{{path: {tmp_path}/log, name: shop}}"
+    file.write_text(f"name: notes\nstate: {settings.state}\nsource: {source}\nsteps: {steps}\nsink: stdout\n")
+    masked_for_visitors(monkeypatch, {"any.*": ["NOTE"]})
+    command = command_in(tmp_path, COUNTS | {"open": "the value 'old' of note"})
+    (tmp_path / "go").touch()
+    with console_of(ANYWHERE, stores=(settings.state,), pipeline_files=(file,), command=command) as browser:
+        fields = {**ADDRESS, "csrf": browser.get("/compare", **ADDRESS).field("csrf")}
+        browser.post("/compare/start", fields)
+        wait_until(lambda: "The last comparison" in browser.get("/compare", **ADDRESS).words)
+        page = browser.get("/compare", **ADDRESS).words
+    assert [value for value in hidden if value in page] == []
+    assert [value for value in shown if value not in page] == []
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The console's pages of rejected rows: what they show, what they hide, and what a replay does."""
 
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ from penstock.pipeline.dead_letter import dead_letters
 from penstock.pipeline.settings import PipelineSettings, load_pipeline
 from penstock.pipeline.state import PipelineState
 from penstock.sinks.sink import BatchMark
-from tests.support.daemon.console import Browser, Page, console_of
+from tests.support.daemon.console import ANYWHERE, Browser, Page, console_of, masked_for_visitors
 from tests.support.pipeline.changes_made import changes_of, insert, target_of
 from tests.support.pipeline.rejected_rows import put_aside
 
@@ -210,6 +210,49 @@ def test_values_that_the_pipeline_masks_are_hidden(
     assert all(value not in page.words for value in hidden for page in pages)
     assert all(value in pages[1].words for value in shown)
     assert all(letter.message not in page.words for page in pages), "it may quote a hidden value"
+
+
+@pytest.mark.parametrize(
+    ("masked", "columns"),
+    [
+        ({"Shop.Orders": ["EMAIL"]}, {"email"}),
+        ({"*.*": ["email", "other"]}, {"email"}),
+        ({"shop.orders": ["mail"]}, {"id", "status", "email"}),
+    ],
+    ids=["in-another-case", "of-any-table", "of-no-column"],
+)
+def test_values_that_are_masked_for_the_account_are_hidden(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, masked: dict[str, list[str]], columns: set[str]
+) -> None:
+    file, settings = pipeline(tmp_path, {"files": {"path": str(tmp_path / "feed")}})
+    letter, _ = dead_letters(settings)
+    with closing(PipelineState.open(settings.state, settings.name)) as state:
+        state.show({"error": "StepFailed", "what": "ann@example.com is no number"})
+    masked_for_visitors(monkeypatch, masked)
+    with console_of(ANYWHERE, stores=(settings.state,), pipeline_files=(file,)) as browser:
+        pages = [
+            browser.get("/"),
+            browser.get("/pipelines"),
+            browser.get("/tables", **ADDRESS),
+            browser.get("/pipelines/pause", **ADDRESS),
+            browser.get("/dead-letters", **ADDRESS),
+            browser.get("/dead-letters/entry", **ADDRESS, entry=letter.name),
+        ]
+    for page in pages:
+        assert page.status == 200, page.words
+        assert "ann@example.com" not in page.text
+        assert letter.message not in page.words, "it may quote a hidden value"
+    assert pages[-1].text.count('class="hidden"') == len(columns)
+    assert (HOSTILE in pages[-1].words) == ("status" not in columns)
+
+
+def test_masks_that_a_daemon_does_not_name_keep_pipelines_closed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file, settings = pipeline(tmp_path, {"files": {"path": str(tmp_path / "feed")}})
+    masked_for_visitors(monkeypatch, True)
+    with console_of(ANYWHERE, stores=(settings.state,), pipeline_files=(file,)) as browser:
+        assert browser.get("/dead-letters", **ADDRESS).status == 403
 
 
 def test_pipeline_whose_file_is_unknown_says_how_to_name_it(tmp_path: Path) -> None:

@@ -10,8 +10,8 @@ import structlog
 from penstock.serve.access import Account
 from penstock.serve.http import audit
 from penstock.telemetry import recent_events
-from penstock.telemetry.recent_events import RECENT_EVENTS, RecentEvents
-from tests.support.daemon.console import console_of
+from penstock.telemetry.recent_events import RecentEvents
+from tests.support.daemon.console import console_of, recorded_events
 from tests.support.daemon.served_log import INSTANCE, ServedLog, captured_log, serving
 
 HOSTILE = "<script>alert(1)</script>\"'&{{1234567*9}}"
@@ -30,15 +30,9 @@ def daemon() -> Iterator[ServedLog]:
 
 @pytest.fixture
 def recorded() -> Iterator[None]:
-    """Record the log lines of this test, as the command line does."""
-    before = structlog.get_config()
-    structlog.configure(processors=[structlog.processors.add_log_level, RECENT_EVENTS.record, _drop])
-    yield
-    structlog.configure(**before)
-
-
-def _drop(logger: Any, method: str, line: Any) -> Any:
-    raise structlog.DropEvent
+    """Record the log lines of this test."""
+    with recorded_events():
+        yield
 
 
 def test_flood_of_lines_keeps_the_audit_and_bounds_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,13 +36,12 @@ def list_(
     """List the pipelines in a state store."""
     from penstock.coordinate.store import open_store
     from penstock.pipeline.settings import place_of_state
-    from penstock.pipeline.state import PipelineState
-    from penstock.pipeline.summary import summaries_by_part, summarize_pipeline
+    from penstock.pipeline.summary import summaries_by_part, summarize_pipelines
 
     url = place_of_state(Path(state)).state if state.endswith((".yaml", ".yml")) else state
     store = open_store(url)
     try:
-        summaries = [summarize_pipeline(PipelineState(store, name)) for name in PipelineState.names(store)]
+        summaries = summarize_pipelines(store)
     finally:
         store.close()
     if as_json:

@@ -2,7 +2,7 @@
 """The console's HTTP application: sessions, forged requests, security headers, and its routes."""
 
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ from penstock.console.visit import LANGUAGE_COOKIE, Visit, client_of
 from penstock.errors import AccessDenied, AuthenticationFailed, LimitExceeded, PenstockError
 from penstock.model import Secret, is_loopback
 from penstock.serve.guard import names_this_machine
+from penstock.serve.masking import Masking
 from penstock.serve.problems import status_of
 from penstock.source.daemon_address import DaemonAddress
 
@@ -129,8 +130,10 @@ class Console:
             accounts = fleet.ask_all("account")
             if any(isinstance(problem, AuthenticationFailed) for problem in accounts.problems.values()):
                 raise AuthenticationFailed("log in with the token of an account")
-            answered = list(accounts.values.values())
-            is_admin = bool(answered) and all(account["admin"] for account in answered)
+            # A daemon that is down keeps its limits and masks.
+            session.accounts |= accounts.values
+            answered = list(session.accounts.values())
+            is_admin = bool(accounts.values) and all(account["admin"] for account in answered)
         identity = identity or self.sessions.new_id()
         return Visit(
             request=request,
@@ -145,6 +148,7 @@ class Console:
             account="" if session is None else session.account,
             is_admin=is_admin,
             sees_pipelines=is_admin and all(_is_unlimited(account) for account in answered),
+            masking=_masking_of(answered),
             unknown_daemons=unknown,
             base_path=self._settings.base_path,
         )
@@ -180,7 +184,8 @@ class Console:
         try:
             response = await run_in_threadpool(page, visit)
         except PenstockError as problem:
-            response = visit.render("problem.html", code=status_of(problem), problem=problem)
+            shown = visit.without_values(problem)
+            response = visit.render("problem.html", code=status_of(problem), problem=shown)
         if COOKIE not in request.cookies:
             _set_cookie(response, request, COOKIE, visit.identity, self._settings.base_path)
         if visit.chosen_language:
@@ -329,14 +334,24 @@ def _refused_login(refusals: Mapping[str, PenstockError], accepting: Mapping[str
     )
 
 
+def _masking_of(accounts: Sequence[Mapping[str, Any]]) -> Masking:
+    """Return the masks of an account at all daemons."""
+    masks = [account.get("masked") for account in accounts]
+    rules = [
+        rule for masked in masks if isinstance(masked, dict) for rule in Masking.of_settings(masked).rules
+    ]
+    return Masking(tuple(rules))
+
+
 def _is_unlimited(account: Mapping[str, Any]) -> bool:
-    """Return whether a daemon's account may read everything there, as every subscription."""
+    """Return whether a daemon's account may read every table there, as every subscription."""
     return (
         "*" in account["instances"]
         and "*" in account["subscriptions"]
         and not account["tables"]
         and not account["exclude_tables"]
-        and not account.get("masked", False)
+        # A daemon of an earlier version does not say which columns are masked.
+        and account.get("masked") is not True
     )
 
 

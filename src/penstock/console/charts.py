@@ -47,8 +47,8 @@ def draw_chart(
 ) -> Chart:
     """Return a chart of values over the last `seconds`, from 0 to a round number above the highest value.
 
-    A missing value breaks the line. The values of a small chart fill its picture. A number of bytes is round
-    in its unit, such as MiB.
+    A missing value breaks the line. The values of a small chart fill its picture; it has no `points`. A
+    number of bytes is round in its unit, such as MiB.
     """
     left, right = (0.0, float(SPARK_WIDTH)) if is_small else (float(_LEFT), float(WIDTH - _RIGHT))
     upper, lower = (1.0, SPARK_HEIGHT - 1.0) if is_small else (float(_TOP), float(HEIGHT - _BOTTOM))
@@ -64,7 +64,7 @@ def draw_chart(
             begin_us + round((index + 0.5) * seconds / len(values) * 1_000_000),
         )
         for index, value in enumerate(values)
-        if value is not None
+        if value is not None and not is_small
     ]
     lines: list[str] = []
     part: list[str] = []

@@ -3,14 +3,18 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from starlette.responses import Response
 
 from penstock.console.changed_cells import changed_cells
-from penstock.console.comparisons import REPAIRED_KEYS_MAX
+from penstock.console.comparisons import REPAIRED_KEYS_MAX, Comparison
+from penstock.console.pipeline_files import RENAMING_STEPS
 from penstock.console.visit import Visit
 from penstock.pipeline.verify.differences import Kind
+from penstock.pipeline.verify.kept_values import TEXTS
+from penstock.serve.masking import HIDDEN_TEXT
 
 # The kinds of differing rows, and the further keys that were not read in full.
 _COUNTS = (*(str(kind) for kind in Kind), "beyond")
@@ -23,13 +27,21 @@ def compare(visit: Visit) -> Response:
     visit.files.path(store, name)
     comparison = visit.comparisons.newest(key)
     differences = [] if comparison is None else comparison.differences
+    if visit.masking:
+        # Steps may have given the table another name, so the masks of all tables count.
+        renames = any(step.verb in RENAMING_STEPS for step in visit.files.settings(store, name, sink).steps)
+        masked = visit.masking.all_columns
+        differences = [
+            _without_masked(difference, lambda column: renames or column.casefold() in masked)
+            for difference in differences
+        ]
     tables = () if comparison is None else comparison.tables
     return visit.render(
         "compare.html",
         store=store,
         name=name,
         sink=sink,
-        comparison=comparison,
+        comparison=None if comparison is None else _without_texts(visit, comparison),
         kinds=_COUNTS,
         beyond=_sum_of(tables, ("beyond",)),
         differences=[_side_by_side(difference) for difference in differences],
@@ -59,6 +71,35 @@ def preview_repair(visit: Visit) -> Response:
 def _sum_of(tables: Sequence[Mapping[str, Any]], counts: Sequence[str]) -> int:
     """Return the number of rows of all tables that have one of these counts."""
     return sum(table.get(count, 0) for table in tables for count in counts)
+
+
+def _without_texts(visit: Visit, comparison: Comparison) -> Comparison:
+    """Return a comparison without texts that may quote a value that is masked for the account."""
+    if not visit.masking:
+        return comparison
+    tables = [
+        {
+            **table,
+            "open": HIDDEN_TEXT if table["open"] else None,
+            "not_compared": [{**left_out, "why": HIDDEN_TEXT} for left_out in table["not_compared"]],
+        }
+        for table in comparison.tables
+    ]
+    return replace(comparison, tables=tables, error=HIDDEN_TEXT if comparison.error else "")
+
+
+def _without_masked(difference: Mapping[str, Any], is_masked: Callable[[str], bool]) -> Mapping[str, Any]:
+    """Return a differing row without the values of masked columns, which it names."""
+    masked: set[str] = set()
+    parts = {}
+    for part in ("key", "source", "target"):
+        row = json.loads(difference[part]) if difference[part] else {}
+        hidden = {column for column in row if is_masked(column)}
+        masked |= hidden
+        # The texts of values without a column of their own may be those of masked columns.
+        shown = {column: row[column] for column in row if column not in hidden and column != TEXTS}
+        parts[part] = json.dumps(shown) if difference[part] else None
+    return {**difference, **parts, "masked": sorted(masked)}
 
 
 def _side_by_side(difference: Mapping[str, Any]) -> dict[str, Any]:

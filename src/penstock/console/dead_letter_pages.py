@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The pages of rejected rows: which rows did a step refuse, why, and what would a replay or a purge do?
 
-Values that the pipeline's `mask` steps keep from the target are hidden here too.
+Values that the pipeline's `mask` steps keep from the target are hidden here too, and those that are masked
+for the account.
 """
 
 from collections.abc import Callable
@@ -10,9 +11,10 @@ from typing import Any
 
 from starlette.responses import Response
 
-from penstock.changes import Changes
+from penstock.changes import Changes, Target
 from penstock.console.pipeline_files import hidden_columns
 from penstock.console.visit import Visit
+from penstock.model import TableName
 from penstock.pipeline.dead_letter import (
     DeadLetter,
     dead_letters,
@@ -63,7 +65,7 @@ def list_letters(visit: Visit) -> Response:
         **_address(store, name, sink),
         groups=_groups(letters),
         wanted=wanted if any(wanted) else None,
-        letters=[_shown(settings, letter) for letter in shown[:_ENTRIES_MAX]],
+        letters=[_shown(visit, settings, letter) for letter in shown[:_ENTRIES_MAX]],
         count=len(shown),
         replayed=replayed if all(rows.isdecimal() for rows in replayed.values()) else None,
         purged=visit.query("purged") if visit.query("purged").isdecimal() else None,
@@ -81,9 +83,9 @@ def show_letter(visit: Visit) -> Response:
     return visit.render(
         "dead_letter.html",
         **_address(store, name, sink),
-        shown=None if letter is None else _shown(settings, letter),
+        shown=None if letter is None else _shown(visit, settings, letter),
         columns=list(changes.target.column_names),
-        hidden=hidden_columns(settings, changes.target),
+        hidden=_hidden(visit, settings, changes.source, changes.target),
         rows=_rows(changes),
         count=len(changes),
     )
@@ -151,9 +153,16 @@ def _groups(letters: list[DeadLetter]) -> list[LetterGroup]:
     return sorted(groups, key=lambda group: (-group.rows, group.table))
 
 
-def _shown(settings: PipelineSettings, letter: DeadLetter) -> ShownLetter:
+def _shown(visit: Visit, settings: PipelineSettings, letter: DeadLetter) -> ShownLetter:
     """Return an entry without a message that may quote a hidden value."""
-    return ShownLetter(letter, None if hidden_columns(settings, letter.target) else letter.message)
+    hidden = _hidden(visit, settings, letter.table, letter.target)
+    return ShownLetter(letter, None if hidden else letter.message)
+
+
+def _hidden(visit: Visit, settings: PipelineSettings, source: TableName, target: Target) -> frozenset[str]:
+    """Return the columns of a source table whose values the pipeline or the account hides."""
+    masked = visit.masking.hidden_among(source, target.column_names)
+    return masked | hidden_columns(settings, target)
 
 
 def _rows(changes: Changes) -> list[dict[str, str | None]]:

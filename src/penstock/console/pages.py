@@ -2,6 +2,7 @@
 """The pages. Each answers one question of an operator, from the daemons' and the stores' own answers."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,14 +20,18 @@ from penstock.console import (
 from penstock.console.changed_cells import changed_cells
 from penstock.console.charts import Chart, draw_chart
 from penstock.console.log_pages import full_in
+from penstock.console.pipeline_states import PipelineRow
 from penstock.console.ruler import Mark, draw_phases, draw_ruler
 from penstock.console.tail import ROWS_MAX, tail_changes
 from penstock.console.visit import Visit
 from penstock.errors import PenstockError, SourceMissing
 from penstock.pipeline.table_states import STATES
+from penstock.serve.masking import HIDDEN_TEXT
 
 # The overview shows the pipelines that need an operator most, and links to the others.
 _PIPELINES_SHOWN_MAX = 50
+# A page of more rows takes long to make, to send and to draw, every 5 seconds.
+_PIPELINES_PAGE_MAX = 500
 # Changes of a row on one page. The newest come first.
 _CHANGES_DEFAULT = 100
 # The series of an instance that have a chart, each with its title and the unit of its values.
@@ -53,8 +58,7 @@ def overview(visit: Visit) -> Response:
         for status in answer["instances"]
     ]
     instances.sort(key=lambda instance: (_urgency(instance["state"]), instance["instance"]))
-    rows, store_problems = visit.states.rows() if visit.sees_pipelines else ([], {})
-    rows.sort(key=lambda row: (_urgency(str(row.summary["state"])), row.name, row.sink))
+    rows, store_problems = _pipeline_rows(visit) if visit.sees_pipelines else ([], {})
     return visit.render(
         "overview.html",
         instances=instances,
@@ -151,9 +155,24 @@ def hold(visit: Visit) -> Response:
 def pipelines(visit: Visit) -> Response:
     """Which pipelines run, how far is each target behind, and what was rejected?"""
     visit.prove_sees_pipelines()
-    rows, problems = visit.states.rows()
-    rows.sort(key=lambda row: (_urgency(str(row.summary["state"])), row.name, row.sink))
-    return visit.render("pipelines.html", pipelines=rows, problems=problems, stores=visit.states.names)
+    rows, problems = _pipeline_rows(visit)
+    find = visit.query("find")
+    found = [row for row in rows if any(find in text for text in (row.name, row.sink, row.state))]
+    return visit.render(
+        "pipelines.html",
+        pipelines=found[:_PIPELINES_PAGE_MAX],
+        count=len(found),
+        find=find,
+        problems=problems,
+        stores=visit.states.names,
+    )
+
+
+def _pipeline_rows(visit: Visit) -> tuple[list[PipelineRow], dict[str, PenstockError]]:
+    """Return the pipelines, the most urgent first, and why stores do not answer."""
+    rows, problems = visit.states.rows(hides_texts=bool(visit.masking))
+    rows.sort(key=lambda row: (_urgency(row.state), row.name, row.sink))
+    return rows, problems
 
 
 def pause(visit: Visit) -> Response:
@@ -161,7 +180,7 @@ def pause(visit: Visit) -> Response:
     visit.prove_sees_pipelines()
     store, name, _ = visit.pipeline_query()
     try:
-        rows = visit.states.rows_of(store, name)
+        rows = visit.states.rows_of(store, name, hides_texts=bool(visit.masking))
     except SourceMissing:
         rows = []
     return visit.render("pause.html", rows=rows, name=name, store=store)
@@ -173,6 +192,8 @@ def tables(visit: Visit) -> Response:
     store, name, sink = visit.pipeline_query()
     rows = visit.states.tables(store, name, sink)
     rows.sort(key=lambda row: (STATES.index(row.state), row.source, row.table))
+    if visit.masking:
+        rows = [replace(row, why=HIDDEN_TEXT if row.why else "") for row in rows]
     batch = visit.states.last_batch(store, name, sink)
     phases = draw_phases(batch.get("phases", {}))
     return visit.render(

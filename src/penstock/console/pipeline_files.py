@@ -14,6 +14,9 @@ from penstock.errors import PenstockError, SourceMissing
 from penstock.pipeline.dead_letter import DeadLetter, Replayed, purge, replay
 from penstock.pipeline.settings import PipelineSettings, load_pipeline, place_of_state
 
+# Steps that may give columns other names.
+RENAMING_STEPS = ("map", "python")
+
 
 class PipelineFiles:
     """The pipeline files of the console. Thread-safe; every method reads files."""
@@ -74,7 +77,7 @@ def hidden_columns(settings: PipelineSettings, target: Target) -> frozenset[str]
     for number, step in enumerate(settings.steps):
         if step.verb != "mask":
             continue
-        if any(earlier.verb in ("map", "python") for earlier in settings.steps[:number]):
+        if any(earlier.verb in RENAMING_STEPS for earlier in settings.steps[:number]):
             return frozenset(target.column_names)
         masked = {name.casefold() for name in step.settings.columns}  # type: ignore[attr-defined]
         hidden |= {name for name in target.column_names if name.casefold() in masked}

@@ -4,24 +4,57 @@
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
-from penstock.coordinate.store import CoordinationStore, open_store, without_password
-from penstock.errors import PenstockError, SourceMissing
+from penstock.coordinate.store import open_store, without_password
+from penstock.errors import PenstockError, SchemaInvalid, SourceMissing
 from penstock.model import TableName
 from penstock.pipeline.state import PipelineState
-from penstock.pipeline.summary import summaries_by_part, summarize_pipeline
+from penstock.pipeline.summary import copied_states, name_state, summarize_part
 from penstock.pipeline.table_states import TableState, table_states
+from penstock.serve.masking import HIDDEN_TEXT
 
 
 @dataclass(frozen=True)
 class PipelineRow:
-    """One sink of a pipeline: `store` is the number of its state store, `summary` as in `pipelines show`."""
+    """One sink or shard of a pipeline. `store` is the number of its state store.
+
+    A page about thousands of pipelines sorts them by their `state`, and shows the `summary` of some. With
+    `hides_texts`, the summary has no texts that may quote a value of the tables: of errors and conditions.
+    """
 
     store: int
-    name: str
-    sink: str
-    summary: dict[str, Any]
+    part: PipelineState
+    hides_texts: bool = False
+
+    @property
+    def name(self) -> str:
+        """The name of the pipeline."""
+        return self.part.name
+
+    @property
+    def sink(self) -> str:
+        """The names of the sink and the shard, "" if the pipeline has one of each."""
+        return self.part.part
+
+    @cached_property
+    def state(self) -> str:
+        """The name of its state. A pipeline whose records cannot be read has failed."""
+        try:
+            return name_state(self.part)
+        except SchemaInvalid:
+            return "failed"
+
+    @cached_property
+    def summary(self) -> dict[str, Any]:
+        """Its status, as in `pipelines show`."""
+        try:
+            summary = summarize_part(self.part)
+        except SchemaInvalid as problem:
+            error = {"error": type(problem).__name__, "what": problem.message}
+            return {"state": self.state, "runner": None, "progress": error}
+        return _without_texts(summary) if self.hides_texts else summary
 
 
 class PipelineStates:
@@ -39,23 +72,30 @@ class PipelineStates:
         """Return the URL of a state store, None if there is no such store."""
         return self._urls[number] if 0 <= number < len(self._urls) else None
 
-    def rows(self) -> tuple[list[PipelineRow], dict[str, PenstockError]]:
+    def rows(self, *, hides_texts: bool = False) -> tuple[list[PipelineRow], dict[str, PenstockError]]:
         """Return every pipeline and sink, and why stores do not answer."""
         rows: list[PipelineRow] = []
         problems: dict[str, PenstockError] = {}
         for number, url in enumerate(self._urls):
             try:
                 with closing(open_store(url)) as store:
-                    for name in PipelineState.names(store):
-                        rows += _rows_of(number, name, store)
+                    rows += [
+                        PipelineRow(number, part, hides_texts)
+                        for state in copied_states(store)
+                        for part in state.parts()
+                    ]
             except PenstockError as problem:
                 problems[without_password(url)] = problem
         return rows, problems
 
-    def rows_of(self, number: int, name: str) -> list[PipelineRow]:
-        """Return the sinks of one pipeline. Raises SourceMissing, CoordinationLost."""
+    def rows_of(self, number: int, name: str, *, hides_texts: bool = False) -> list[PipelineRow]:
+        """Return the sinks and shards of one pipeline. Raises SourceMissing, CoordinationLost."""
         with self._state(number, name) as state:
-            return _rows_of(number, name, state.store)
+            rows = [PipelineRow(number, part, hides_texts) for part in state.parts()]
+            for row in rows:
+                # It is read while the store is open.
+                _ = row.state, row.summary
+            return rows
 
     def tables(self, number: int, name: str, sink: str) -> list[TableState]:
         """Return the tables of a pipeline's sink, by name. Raises SourceMissing, CoordinationLost."""
@@ -101,6 +141,10 @@ class PipelineStates:
             yield parts[sink]
 
 
-def _rows_of(number: int, name: str, store: CoordinationStore) -> list[PipelineRow]:
-    summary = summarize_pipeline(PipelineState(store, name))
-    return [PipelineRow(number, name, part, status) for part, status in summaries_by_part(summary).items()]
+def _without_texts(summary: dict[str, Any]) -> dict[str, Any]:
+    shown = {**summary, "why": HIDDEN_TEXT if summary["why"] else None}
+    if "what" in (progress := summary.get("progress", {})):
+        shown["progress"] = {**progress, "what": HIDDEN_TEXT}
+    for texts in ("stopped", "resnapshots"):
+        shown[texts] = dict.fromkeys(summary.get(texts, ()), HIDDEN_TEXT)
+    return shown

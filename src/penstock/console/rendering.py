@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlencode
+from urllib.parse import quote_plus
 
 from starlette.responses import HTMLResponse, Response, StreamingResponse
 
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import jinja2
 
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+# A page has thousands of links with few different values.
+_quoted = functools.lru_cache(8192)(quote_plus)
 _MINUTE, _HOUR, _DAY = 60, 3600, 86_400
 
 
@@ -51,7 +53,8 @@ class Renderer:
 
     def _url(self, path: str, **query: object) -> str:
         """Return the address of a page of the console."""
-        return f"{self._base_path}{path}{'?' if query else ''}{urlencode(query)}"
+        fields = "&".join([f"{name}={_quoted(str(value))}" for name, value in query.items()])
+        return f"{self._base_path}{path}{'?' if query else ''}{fields}"
 
 
 def import_templates() -> None:

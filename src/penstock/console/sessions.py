@@ -9,8 +9,9 @@ import hmac
 import secrets
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
 
 from penstock.errors import QuotaReached
 from penstock.model import Secret
@@ -33,6 +34,8 @@ class Session:
     token: Secret
     began: float
     used: float
+    # What each daemon has said last about the account.
+    accounts: dict[str, Mapping[str, Any]] = field(default_factory=dict)
 
 
 class Sessions:

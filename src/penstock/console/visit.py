@@ -15,7 +15,8 @@ from penstock.console.pipeline_states import PipelineStates
 from penstock.console.rendering import Renderer
 from penstock.console.streams import Streams
 from penstock.console.words import LANGUAGES
-from penstock.errors import AccessDenied, PenstockError
+from penstock.errors import AccessDenied, PenstockError, StreamError
+from penstock.serve.masking import HIDDEN_TEXT, Masking
 
 LANGUAGE_COOKIE = "penstock_language"
 
@@ -29,7 +30,8 @@ def client_of(request: Request) -> str:
 class Visit:
     """A request with the rights of its user. `account` is "" without a login.
 
-    Pipelines are for admins without limits only, because their state stores know no accounts.
+    Pipelines are for admins without limits only, because their state stores know no accounts. Their pages
+    hide the columns of `masking`, and texts that may quote a value.
     `unknown_daemons` have not said yet whether they ask for credentials.
     """
 
@@ -45,6 +47,7 @@ class Visit:
     account: str
     is_admin: bool
     sees_pipelines: bool
+    masking: Masking
     unknown_daemons: tuple[str, ...]
     base_path: str
 
@@ -114,6 +117,12 @@ class Visit:
                 hint="Log in with an admin account without instances, subscriptions and tables: access in"
                 " penstock.yaml",
             )
+
+    def without_values(self, problem: PenstockError) -> PenstockError:
+        """Return an error about the data without its text if a masked value may be in it."""
+        if not self.masking or not isinstance(problem, StreamError):
+            return problem
+        return type(problem)(HIDDEN_TEXT, position=problem.position)
 
     def render(self, template: str, *, code: int = 200, **values: Any) -> Response:
         """Return a page with an HTTP status."""

@@ -2,10 +2,35 @@
 """The status of a pipeline as its state store has it, as plain values."""
 
 import time
+from collections.abc import Callable
 from typing import Any
 
+from penstock.coordinate.snapshot import snapshot_of
+from penstock.coordinate.store import CoordinationStore, path_of
 from penstock.pipeline.sink_positions import smallest_offsets
 from penstock.pipeline.state import Checkpoint, PipelineState
+
+
+def summarize_pipelines(store: CoordinationStore) -> list[dict[str, Any]]:
+    """Return the status of every pipeline that a store knows, by name; see `summarize_pipeline`."""
+    return [summarize_pipeline(state) for state in copied_states(store)]
+
+
+def copied_states(store: CoordinationStore) -> list[PipelineState]:
+    """Return the state of every pipeline that a store knows, by name, as far as a status is made from it.
+
+    The store is asked once, not once for each pipeline. The states are copies in memory.
+    """
+    snapshot = snapshot_of(store, path_of("pipelines"), _is_summarized)
+    return [PipelineState(snapshot, name) for name in PipelineState.names(snapshot)]
+
+
+def _is_summarized(path: str) -> bool:
+    """Return whether a status is made from a record: not from those of any size, which a batch needs."""
+    _, _, _, *names = path.split("/")
+    while names[:1] in (["sinks"], ["shards"]):
+        names = names[2:]
+    return names[:1] not in (["batch"], ["tables"], ["loads"], ["reset"])
 
 
 def summarize_pipeline(state: PipelineState) -> dict[str, Any]:
@@ -17,7 +42,7 @@ def summarize_pipeline(state: PipelineState) -> dict[str, Any]:
     """
     states = state.parts()
     if not states[0].part:
-        return _summarize(state)
+        return summarize_part(state)
     checkpoints = [checkpoint for each in states if (checkpoint := each.checkpoint()) is not None]
     return {
         "pipeline": state.name,
@@ -25,8 +50,15 @@ def summarize_pipeline(state: PipelineState) -> dict[str, Any]:
             name: f"{offset['file']}:{offset['offset']}"
             for name, offset in smallest_offsets(checkpoints).items()
         },
-        ("sinks" if states[0].shard is None else "shards"): {each.part: _summarize(each) for each in states},
+        ("sinks" if states[0].shard is None else "shards"): {
+            each.part: summarize_part(each) for each in states
+        },
     }
+
+
+def name_state(state: PipelineState) -> str:
+    """Return the name of the state of a sink or shard, which its status has too."""
+    return _name_state(state, state.runner() is not None, state.shown(), state.checkpoint)
 
 
 def summaries_by_part(summary: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -35,9 +67,10 @@ def summaries_by_part(summary: dict[str, Any]) -> dict[str, dict[str, Any]]:
     return parts
 
 
-def _summarize(state: PipelineState) -> dict[str, Any]:
+def summarize_part(state: PipelineState) -> dict[str, Any]:
+    """Return the status of a sink or shard."""
     progress, runner, shown = state.checkpoint(), state.runner(), state.shown()
-    state_name = _state(state, progress, runner is not None, shown)
+    state_name = _name_state(state, runner is not None, shown, lambda: progress)
     summary: dict[str, Any] = {
         "pipeline": state.name,
         **({"sink": state.sink} if state.sink else {}),
@@ -89,11 +122,13 @@ def _error_of(state_name: str, shown: dict[str, Any]) -> str | None:
     return f"{shown['error']}: {shown['what']}" if is_error else None
 
 
-def _state(state: PipelineState, progress: Checkpoint | None, is_run: bool, shown: dict[str, Any]) -> str:
+def _name_state(
+    state: PipelineState, is_run: bool, shown: dict[str, Any], progress: Callable[[], Checkpoint | None]
+) -> str:
     if state.paused:
         return "pausing" if is_run else "paused"
     if is_run:
         return str(shown.get("state", "starting"))
-    if progress is None:
+    if progress() is None:
         return "never ran"
     return "failed" if shown.get("state") == "failed" else "stopped"

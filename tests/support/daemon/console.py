@@ -9,13 +9,22 @@ from dataclasses import dataclass, field
 from html.parser import HTMLParser
 from http.client import HTTPConnection
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlencode, urlsplit
 
+import pytest
+import structlog
+
 from penstock.console.app import ConsoleSettings
+from penstock.console.fleet import Answers, Fleet
 from penstock.console.serving import ConsoleServer
 from penstock.source.daemon_address import DaemonAddress
+from penstock.telemetry.recent_events import RECENT_EVENTS
 from tests.support.daemon.served_log import ServedLog
 from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
+
+# The address of a daemon that no test starts.
+ANYWHERE = DaemonAddress.parse("penstock://127.0.0.1:1/all")
 
 
 @dataclass(frozen=True)
@@ -90,6 +99,38 @@ class Browser:
             )
         finally:
             connection.close()
+
+
+def masked_for_visitors(monkeypatch: pytest.MonkeyPatch, masked: Any) -> None:
+    """Let every daemon answer that visitors are administrators with these masks."""
+    everything: dict[str, Any] = {
+        "instances": ["*"],
+        "subscriptions": ["*"],
+        "tables": [],
+        "exclude_tables": [],
+    }
+    account = {"account": "support", "admin": True, **everything, "masked": masked}
+
+    def ask_all(fleet: Fleet, call: str) -> Answers:
+        answer = account if call == "account" else {"instances": [], "alerts": []}
+        return Answers(dict.fromkeys(fleet.urls, answer), {})
+
+    monkeypatch.setattr(Fleet, "ask_all", ask_all)
+
+
+@contextmanager
+def recorded_events() -> Iterator[None]:
+    """Record the log lines of this process inside the block, as the command line does."""
+    before = structlog.get_config()
+    structlog.configure(processors=[structlog.processors.add_log_level, RECENT_EVENTS.record, _drop])
+    try:
+        yield
+    finally:
+        structlog.configure(**before)
+
+
+def _drop(logger: Any, method: str, line: Any) -> Any:
+    raise structlog.DropEvent
 
 
 @contextmanager

@@ -24,6 +24,6 @@ async def _account(request: Request) -> Response:
             "subscriptions": list(account.subscriptions),
             "tables": list(account.tables.include),
             "exclude_tables": list(account.tables.exclude),
-            "masked": bool(account.masking),
+            "masked": {pattern: list(names) for pattern, names in account.masking.settings.items()},
         }
     )
