@@ -237,6 +237,9 @@ PUMP_WAITING_BYTES_MAX = 512 * MIB
 TIDB_MESSAGE_BYTES_MAX = (1 << 31) - 1
 # Calls that run at once over one connection to a Pump or Drainer. Clients hold back more by themselves.
 TIDB_CALLS_PER_CONNECTION_MAX = 512
+# Bytes of calls to a Pump or Drainer that have not arrived whole, over all connections: gRPC keeps them in
+# memory. Above this, the connection with most of them is closed, and its senders repeat their calls.
+TIDB_UNFINISHED_BYTES_MAX = 3072 * MIB
 # What a Pump reads from its log at a time for a Drainer, and how many Drainers it reads for at once.
 PUMP_PULL_COUNT = 256
 PUMP_PULL_BYTES = 4 * MIB
@@ -266,3 +269,4 @@ assert CONNECTIONS_PER_PEER_MAX < CONNECTIONS_MAX
 assert HANDSHAKES_PER_PEER_MAX < HANDSHAKES_MAX < CONNECTIONS_MAX
 assert GREETING_SECONDS_MAX <= REQUEST_SECONDS_MAX < HTTP_IDLE_SECONDS_MAX
 assert SUBSCRIPTION_SHARDS_MAX <= SHARDS_MAX
+assert TIDB_MESSAGE_BYTES_MAX < TIDB_UNFINISHED_BYTES_MAX, "one message of any size fits"

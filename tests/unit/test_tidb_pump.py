@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A Pump over gRPC and HTTP, in a cluster that a stand-in plays in this process."""
 
+import contextlib
 import json
 import socket
 import threading
@@ -8,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from penstock.errors import OptionInvalid
@@ -15,8 +17,8 @@ from penstock.logstore.disk import LocalDisk
 from penstock.settings.daemon import LogSettings
 from penstock.settings.tidb_pump import PumpSettings
 from penstock.telemetry.readings import Readings
+from penstock.tidb import node_port, pump_service
 from penstock.tidb import pump as pump_module
-from penstock.tidb import pump_service
 from penstock.tidb import resolver as resolver_module
 from penstock.tidb.decisions import Decisions
 from penstock.tidb.pump import Pump
@@ -132,6 +134,28 @@ def test_writers_of_a_pump_whose_disk_hangs_are_sent_to_another(
     hanging.set()
     assert waiting.result() == b""
     begun.client.write(prewrite(3))
+
+
+def test_calls_that_have_not_arrived_whole_take_bounded_memory(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begun = start()
+    port = begun.pump._port
+    begun.client.write(prewrite(1, bytes(4 << 20)))
+    monkeypatch.setattr(node_port, "TIDB_UNFINISHED_BYTES_MAX", 1 << 20)
+    code, _ = refusal(lambda: begun.client.write(prewrite(3, bytes(4 << 20))))
+    assert code == "UNAVAILABLE"
+    wait_until(lambda: port._unfinished_bytes == 0)
+
+    def is_accepted() -> bool:
+        # The client connects again.
+        with contextlib.suppress(grpc.RpcError):
+            begun.client.write(commit(1, 7))
+            return True
+        return False
+
+    wait_until(is_accepted)
+    assert begun.client.pull_some(1) == [matched(1, 7, bytes(4 << 20))]
 
 
 def test_write_whose_sender_gave_up_counts_until_it_is_stored(

@@ -28,12 +28,12 @@ from penstock.limits import (
     REQUEST_HEAD_BYTES_MAX,
     REQUEST_SECONDS_MAX,
     TIDB_CALLS_PER_CONNECTION_MAX,
+    TIDB_UNFINISHED_BYTES_MAX,
 )
 from penstock.tidb.channels import MESSAGE_OPTIONS, ClusterTls
+from penstock.tidb.unfinished_calls import PREFACE, UnfinishedCalls
 
 _log = structlog.get_logger(__name__)
-
-_PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 
 # TiDB often runs as another user, of the same group.
 _UNIX_MODE = 0o660
@@ -122,6 +122,8 @@ class NodePort:
         self._failure: OSError | RuntimeError | None = None
         self._stopping = asyncio.Event()
         self._connections: set[_Connection] = set()
+        # Of all connections; see `UnfinishedCalls`.
+        self._unfinished_bytes = 0
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name=f"port-{name}", daemon=True)
 
@@ -198,6 +200,13 @@ class NodePort:
         """Forget a closed connection."""
         self._connections.discard(connection)
 
+    def count_unfinished(self, more_bytes: int) -> None:
+        """Count bytes of calls that have not arrived whole. Above the limit, the largest connection is
+        closed."""
+        self._unfinished_bytes += more_bytes
+        if more_bytes > 0 and self._unfinished_bytes > TIDB_UNFINISHED_BYTES_MAX:
+            max(self._connections, key=lambda connection: connection.unfinished_bytes).refuse_calls()
+
     async def answer(self, method: str, path: str) -> tuple[int, Any]:
         """Return the status and the JSON object for an HTTP request."""
         try:
@@ -241,6 +250,7 @@ class _Connection(asyncio.Protocol):
         self._pending = b""
         self._is_http2 = False
         self._inner: asyncio.Transport | None = None
+        self._calls = UnfinishedCalls()
         self._parser = h11.Connection(h11.SERVER, max_incomplete_event_size=REQUEST_HEAD_BYTES_MAX)
         self._request = "", ""
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -255,22 +265,23 @@ class _Connection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         if self._inner is not None:
-            self._inner.write(data)
+            self._pass_on(data, self._inner)
             return
         self._pending += data
         if self._is_http2:
             return
-        if self._pending.startswith(_PREFACE):
+        if self._pending.startswith(PREFACE):
             self._is_http2 = True
             self._deadline.cancel()
             # Until the gRPC server is connected, nothing more is read.
             self.transport.pause_reading()
             self._start(self._join())
-        elif not _PREFACE.startswith(self._pending):
+        elif not PREFACE.startswith(self._pending):
             self._receive_http()
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._port.release(self)
+        self._port.count_unfinished(-self._calls.bytes)
         if hasattr(self, "_deadline"):
             self._deadline.cancel()
         if self._inner is not None:
@@ -315,9 +326,36 @@ class _Connection(asyncio.Protocol):
     def joined(self, inner: asyncio.Transport) -> None:
         """Pass on what was received, and everything after it."""
         self._inner = inner
-        inner.write(self._pending)
+        self._pass_on(self._pending, inner)
         self._pending = b""
         self.transport.resume_reading()
+
+    def _pass_on(self, data: bytes, inner: asyncio.Transport) -> None:
+        """Pass data on to the gRPC server, unless too many calls are not whole."""
+        before = self._calls.bytes
+        self._calls.follow(data)
+        self._port.count_unfinished(self._calls.bytes - before)
+        if not self.transport.is_closing():
+            inner.write(data)
+
+    @property
+    def unfinished_bytes(self) -> int:
+        """The bytes of its calls that have not arrived whole."""
+        return self._calls.bytes
+
+    def refuse_calls(self) -> None:
+        """Close the connection. Its calls fail as those to a Pump that ends, so their senders repeat them."""
+        freed, self._calls = self._calls.bytes, UnfinishedCalls()
+        self._port.count_unfinished(-freed)
+        _log.warning(
+            "a connection is closed: calls that have not arrived whole are too large together",
+            peer=str(self.transport.get_extra_info("peername")),
+            unfinished_bytes=freed,
+            bytes_max=TIDB_UNFINISHED_BYTES_MAX,
+        )
+        self.transport.abort()
+        if self._inner is not None:
+            self._inner.abort()
 
     # --- HTTP -------------------------------------------------------------------------------
 
