@@ -12,7 +12,16 @@ from penstock.model import TableName
 from penstock.serve.own_log import OwnSource
 from penstock.source import table_as_of
 from penstock.source.table_as_of import TableAsOf
-from tests.support.binlog.events import DELETE_ROWS, QUERY, WRITE_ROWS, Event, assemble, events, query_body
+from tests.support.binlog.events import (
+    DELETE_ROWS,
+    QUERY,
+    UPDATE_ROWS,
+    WRITE_ROWS,
+    Event,
+    assemble,
+    events,
+    query_body,
+)
 from tests.support.binlog.forged_log import NOTES, forged_log, insert, keep_forged_log
 from tests.support.logstore.folders import open_log
 
@@ -54,7 +63,18 @@ def rows_after(
     with open_log(folder) as log:
         as_of = TableAsOf(log, OwnSource("shop", log), TableName.parse(NOTES))
         as_of.read(f"binlog.000001:{end}")
-        return [(row.values["a"], row.values["b"]) for row in as_of.rows()], as_of.is_complete
+        return [(row.values.get("a"), row.values.get("b")) for row in as_of.rows()], as_of.is_complete
+
+
+def partial_update(gno: int, before: dict[int, int], after: dict[int, int]) -> list[Event]:
+    """Return a transaction that updates one row: the values of the columns that each image has, by number."""
+    gtid, begin, table_map, rows, commit = change(gno, WRITE_ROWS, TWO_INTS, [0], 0, 0)
+    bitmaps = bytes(sum(1 << column for column in image) for image in (before, after))
+    images = b"".join(
+        b"\0" + b"".join(value.to_bytes(4, "little") for value in image.values()) for image in (before, after)
+    )
+    body = (70).to_bytes(6, "little") + b"\x01\0\x02\0\x02" + bitmaps + images
+    return [gtid, begin, table_map, replace(rows, code=UPDATE_ROWS, body=body), commit]
 
 
 TRUNCATED = statement(1, "TRUNCATE TABLE notes")
@@ -142,3 +162,12 @@ def test_rows_inserted_after_the_moment_are_not_shown_however_often_they_come_ba
         change(9, DELETE_ROWS, TWO_INTS, [0], 3, 31),
     ]
     assert rows_after(tmp_path, transactions, count=1) == ([(1, 10), (3, 30)], False)
+
+
+def test_column_that_no_image_of_an_update_has_is_missing(tmp_path: Path) -> None:
+    inserted = [TRUNCATED, change(2, WRITE_ROWS, TWO_INTS, [0], 1, 10)]
+    # MariaDB 11.8.9 logs no generated columns of an update; binlog_row_image=MINIMAL what has changed.
+    unlogged = partial_update(3, {0: 1}, {0: 1})
+    minimal = partial_update(4, {0: 1}, {1: 30})
+    assert rows_after(tmp_path / "unlogged", [*inserted, unlogged]) == ([(1, None)], True)
+    assert rows_after(tmp_path / "minimal", [*inserted, unlogged, minimal]) == ([(1, 30)], True)

@@ -333,7 +333,7 @@ class TableAsOf:
     def _apply(self, batch: Batch) -> None:
         rows, keys = self._keyed(batch)
         number = self._keep(self._known, rows, batch)
-        is_partial = _is_partial(rows)
+        absent = rows.column("_metadata").field("absent").to_pylist() if _is_partial(rows) else None
         replaced: tuple[int, dict[str, Any]] | None = None
         for row, (kind, key) in enumerate(zip(rows.column("_change_type").to_pylist(), keys, strict=True)):
             if kind in _BEFORE:
@@ -341,10 +341,14 @@ class TableAsOf:
                 replaced = self._known.take(key)
                 continue
             earlier: dict[str, Any] = {}
-            if is_partial and kind == "update_postimage":
+            if absent is not None and kind == "update_postimage":
                 # The image after may lack columns, those of the key too; the image before is one row above.
                 earlier = self._known.values(*replaced) if replaced is not None else {}
                 earlier |= self._known.values(place_of(number, row - 1), {})
+                if absent[row] == absent[row - 1]:
+                    # The server logs none of these columns (generated ones, on MariaDB 11.8.9).
+                    unlogged = set(absent[row] or ())
+                    earlier = {name: value for name, value in earlier.items() if name not in unlogged}
                 logged = self._known.values(place_of(number, row), earlier)
                 key = tuple(logged[name] for name in self.key)
             self._known.put(key, place_of(number, row), earlier)
