@@ -251,8 +251,8 @@ class Daemon:
 
     def stop(self) -> None:
         """Stop, from any thread."""
-        _log.info("ending")
         self._listener.stop()
+        _log.info("ending")
 
     def _make_access(self, served: Served) -> Access:
         """Return the accounts, which listener processes use too if there are some."""

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """SIGTERM ends a command in order."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -96,3 +97,19 @@ def test_endless_block_is_ended_by_its_deadline(program: str, tmp_path: Path) ->
     )
     assert ended.returncode == 128 + signal.SIGTERM, ended.stderr
     assert b"ended without an answer" in ended.stderr + ended.stdout
+
+
+def test_process_ends_even_if_nobody_reads_what_it_logs() -> None:
+    reading, writing = os.pipe()
+    os.set_blocking(writing, False)
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            os.write(writing, b"x" * 65536)
+    os.set_blocking(writing, True)
+    try:
+        words = [sys.executable, "-c", STUBBORN]
+        ended = subprocess.run(words, timeout=WAIT_SECONDS_MAX, stdout=writing, stderr=writing, check=False)
+    finally:
+        os.close(reading)
+        os.close(writing)
+    assert ended.returncode == 128 + signal.SIGTERM

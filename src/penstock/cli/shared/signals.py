@@ -13,6 +13,8 @@ import structlog
 
 # Half of the time that Kubernetes waits before it kills.
 STOP_SECONDS_MAX = 15.0
+# The reader of standard error may be what hangs.
+_LOG_SECONDS_MAX = 0.5
 
 _log = structlog.get_logger(__name__)
 
@@ -29,8 +31,13 @@ def stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
 
     def end_late(number: int) -> None:
         if not ended.wait(STOP_SECONDS_MAX):
-            _log.error("ended without an answer: the next run goes on", waited_seconds=STOP_SECONDS_MAX)
+            logging = threading.Thread(target=log_end, name="log-end", daemon=True)
+            logging.start()
+            logging.join(_LOG_SECONDS_MAX)
             os._exit(128 + number)
+
+    def log_end() -> None:
+        _log.error("ended without an answer: the next run goes on", waited_seconds=STOP_SECONDS_MAX)
 
     def start_stopping(number: int, _frame: FrameType | None) -> None:
         signal.signal(number, old_handlers[number])
