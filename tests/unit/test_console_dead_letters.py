@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import structlog
 import yaml
 from structlog.testing import capture_logs
 
@@ -14,7 +15,14 @@ from penstock.pipeline.dead_letter import dead_letters
 from penstock.pipeline.settings import PipelineSettings, load_pipeline
 from penstock.pipeline.state import PipelineState
 from penstock.sinks.sink import BatchMark
-from tests.support.daemon.console import ANYWHERE, Browser, Page, console_of, masked_for_visitors
+from tests.support.daemon.console import (
+    ANYWHERE,
+    Browser,
+    Page,
+    console_of,
+    masked_for_visitors,
+    recorded_events,
+)
 from tests.support.pipeline.changes_made import changes_of, insert, target_of
 from tests.support.pipeline.rejected_rows import put_aside
 
@@ -229,9 +237,14 @@ def test_values_that_are_masked_for_the_account_are_hidden(
     with closing(PipelineState.open(settings.state, settings.name)) as state:
         state.show({"error": "StepFailed", "what": "ann@example.com is no number"})
     masked_for_visitors(monkeypatch, masked)
-    with console_of(ANYWHERE, stores=(settings.state,), pipeline_files=(file,)) as browser:
+    with (
+        console_of(ANYWHERE, stores=(settings.state,), pipeline_files=(file,)) as browser,
+        recorded_events(),
+    ):
+        structlog.get_logger("test").warning("a row is refused", why="ann@example.com is no number")
         pages = [
             browser.get("/"),
+            browser.get("/events"),
             browser.get("/pipelines"),
             browser.get("/tables", **ADDRESS),
             browser.get("/pipelines/pause", **ADDRESS),

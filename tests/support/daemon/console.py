@@ -112,7 +112,7 @@ def masked_for_visitors(monkeypatch: pytest.MonkeyPatch, masked: Any) -> None:
     account = {"account": "support", "admin": True, **everything, "masked": masked}
 
     def ask_all(fleet: Fleet, call: str) -> Answers:
-        answer = account if call == "account" else {"instances": [], "alerts": []}
+        answer = account if call == "account" else {"instances": [], "alerts": [], "events": []}
         return Answers(dict.fromkeys(fleet.urls, answer), {})
 
     monkeypatch.setattr(Fleet, "ask_all", ask_all)
