@@ -105,6 +105,21 @@ def test_row_that_does_not_fit_its_table_is_refused(row: list[bytes | None]) -> 
     assert written(writer).values("shop.t") == [("insert", 1)]
 
 
+@pytest.mark.parametrize(
+    ("type_text", "text"),
+    [
+        ("datetime", b"2026-11-22 11:15:00.5"),
+        ("datetime(3)", b"2026-11-22 11:15:00.1234"),
+        ("timestamp(2)", b"2026-11-22 11:15:00.123"),
+        ("time(1)", b"-838:59:58.12"),
+    ],
+)
+def test_fraction_that_a_column_would_cut_is_refused(type_text: str, text: bytes) -> None:
+    writer, table = opened([("at", type_text, None, False)], [])
+    with pytest.raises(ValueMalformed, match=r"microseconds in a column of"):
+        writer.insert(table, [[text]])
+
+
 def test_use_out_of_turn_is_refused_by_name() -> None:
     writer = RowEventWriter(cluster_id=7, server_id=1)
     with pytest.raises(EventMalformed, match="outside a transaction"):

@@ -101,3 +101,14 @@ def test_separators_and_encodings_are_those_of_the_settings() -> None:
 def test_line_of_another_form_is_refused(content: bytes, error: type[StreamError], why: str) -> None:
     with pytest.raises(error, match=why):
         rows().read(content)
+
+
+@pytest.mark.parametrize("type_text", ["datetime(2)", "time(2)", "timestamp(2)"])
+def test_fraction_that_its_column_would_cut_is_refused(type_text: str) -> None:
+    column = SinkColumn("at", type_text.partition("(")[0].upper(), type_text, True, False)
+    reader = CsvRows("shop", "t", [column], ZoneInfo("UTC"), CsvSettings())
+    day = "" if type_text.startswith("time(") else "2026-11-23 "
+    (row,), _ = reader.read(line("I", f'"{day}10:00:00.120"'))
+    assert row.after == (f"{day}10:00:00.120".encode(),)
+    with pytest.raises(ValueMalformed, match="more digits than"):
+        reader.read(line("I", f'"{day}10:00:00.123"'))

@@ -12,7 +12,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from penstock.errors import EventMalformed, EventUnsupported, ValueMalformed
-from penstock.ticdc.row_changes import Cells, Change, RowChange, utc_text
+from penstock.ticdc.row_changes import Cells, Change, RowChange, check_fraction, utc_text
 from penstock.ticdc.schema_files import SinkColumn
 
 _FIELDS = {
@@ -22,6 +22,7 @@ _FIELDS = {
 _EXTENSION_FIELDS = {"commitTs", "onlyHandleKey", "claimCheckLocation", "tableId", "partitionId", "checksum"}
 _CHANGES = {"INSERT": Change.INSERT, "UPDATE": Change.UPDATE, "DELETE": Change.DELETE}
 _COLUMNS_SHOWN_MAX = 5
+_HINT_TYPES = "Set content-compatible=true in the sink URI of a changefeed to Kafka"
 
 Message = dict[str, Any]
 
@@ -131,16 +132,13 @@ def commit_ts_of(message: Message) -> int:
 def _reader(column: SinkColumn, zone: ZoneInfo | None) -> Callable[[Any], bytes]:
     """Return what turns a value of a column into the text that is written."""
     encoding = "latin-1" if column.is_binary else "utf-8"
-    digits_max = column.fraction_digits
+    has_fraction = column.fraction_digits is not None
 
     def read(value: Any) -> bytes:
         if not isinstance(value, str):
             raise ValueMalformed(f"the column `{column.name}` has {value!r}, which is not text")
-        if digits_max is not None and len(value.partition(".")[2].rstrip("0")) > digits_max:
-            raise ValueMalformed(
-                f"the column `{column.name}` has {value[:40]!r}, with more digits than {column.type_text}",
-                hint="Set content-compatible=true in the sink URI of a changefeed to Kafka",
-            )
+        if has_fraction:
+            check_fraction(value, column, _HINT_TYPES)
         text = utc_text(value, zone, column) if column.kind == "TIMESTAMP" else value
         try:
             return text.encode(encoding)

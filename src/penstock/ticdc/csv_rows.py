@@ -16,12 +16,14 @@ from zoneinfo import ZoneInfo
 
 from penstock.errors import EventMalformed, EventUnsupported, ValueMalformed
 from penstock.settings.ticdc import CsvSettings
-from penstock.ticdc.row_changes import Change, RowChange, utc_text
+from penstock.ticdc.row_changes import Change, RowChange, check_fraction, utc_text
 from penstock.ticdc.schema_files import SinkColumn
 
 _FLAGS = {b"true": True, b"false": False}
 _TIMESTAMP = re.compile(rb"\d{1,19}")
 _HINT = "Set include-commit-ts, output-old-value and the separators in the changefeed as ticdc.csv expects"
+
+_HINT_TYPES = "Compare the table's definition in TiDB with its schema file"
 
 # The text of a field, and whether it was quoted.
 _Field = tuple[bytes, bool]
@@ -132,6 +134,8 @@ class CsvRows:
                     f"the column `{column.name}` has a value that is no {self._settings.binary}",
                     hint="Set ticdc.csv.binary to binary-encoding-method of the changefeed",
                 ) from problem
-        if column.kind == "TIMESTAMP":
-            return utc_text(text.decode(errors="replace"), self._zone, column).encode()
-        return text
+        if column.fraction_digits is None:
+            return text
+        moment = text.decode(errors="replace")
+        check_fraction(moment, column, _HINT_TYPES)
+        return utc_text(moment, self._zone, column).encode() if column.kind == "TIMESTAMP" else text

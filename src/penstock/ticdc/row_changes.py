@@ -64,6 +64,16 @@ def utc_text(text: str, zone: ZoneInfo | None, column: SinkColumn) -> str:
     return first.strftime("%Y-%m-%d %H:%M:%S") + (f".{fraction}" if fraction else "")
 
 
+def check_fraction(text: str, column: SinkColumn, hint: str) -> None:
+    """Raise ValueMalformed for a time of day with more digits than its column has."""
+    digits_max = column.fraction_digits
+    if digits_max is not None and len(text.partition(".")[2].rstrip("0")) > digits_max:
+        raise ValueMalformed(
+            f"the column `{column.name}` has {text[:40]!r}, with more digits than {column.type_text}",
+            hint=hint,
+        )
+
+
 def key_of(columns: Sequence[SinkColumn]) -> list[str]:
     """Return the names of the columns of the primary key."""
     return [column.name for column in columns if column.is_key]

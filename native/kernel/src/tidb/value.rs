@@ -39,7 +39,7 @@ fn rare<'a>(kind: &Kind, datum: Datum<'a>) -> Result<Value<'a>> {
     Ok(match (kind, datum) {
         (Kind::Float, Datum::Float(value)) => Value::Float(value as f32),
         (Kind::Double, Datum::Float(value)) => Value::Double(value),
-        (Kind::Date, Datum::Uint(packed)) => Value::Date(unpacked(packed)?.date),
+        (Kind::Date, Datum::Uint(packed)) => Value::Date(date(packed)?),
         (Kind::Time { .. }, Datum::Int(nanos) | Datum::Duration(nanos)) => Value::Time(time(nanos)?),
         (Kind::Year, Datum::Int(year)) => Value::Year(u16::try_from(year).map_err(|_| mismatch(kind, &datum))?),
         (Kind::Year, Datum::Uint(year)) => Value::Year(u16::try_from(year).map_err(|_| mismatch(kind, &datum))?),
@@ -88,6 +88,14 @@ fn unpacked(packed: u64) -> Result<DateTime> {
     Ok(moment)
 }
 
+fn date(packed: u64) -> Result<Date> {
+    let moment = unpacked(packed)?;
+    match (moment.hour, moment.minute, moment.second, moment.micros) {
+        (0, 0, 0, 0) => Ok(moment.date),
+        _ => Err(value_malformed(format!("the DATE {packed:#x} has a time"))),
+    }
+}
+
 /// Converts a packed date and time in UTC. TiDB's TIMESTAMP has MySQL's range: 1970 to January 2038.
 fn timestamp(packed: u64) -> Result<Timestamp> {
     if packed == 0 {
@@ -102,6 +110,9 @@ fn timestamp(packed: u64) -> Result<Timestamp> {
 }
 
 fn time(nanos: i64) -> Result<Time> {
+    if nanos % 1_000 != 0 {
+        return Err(value_malformed(format!("a TIME of {nanos} nanoseconds, which is no microsecond")));
+    }
     let micros = nanos.unsigned_abs() / 1_000;
     let (seconds, micros) = (micros / 1_000_000, (micros % 1_000_000) as u32);
     let hours = u16::try_from(seconds / 3_600).ok().filter(|hours| *hours <= 838);
@@ -166,6 +177,13 @@ mod tests {
             ("timestamp", b"\x09\x01"),
             ("time", b"\x08\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01"),
             ("enum('x')", b"\x09\x02"),
+            // Each has more digits than the column: .123456, .123456, .123 and a nanosecond, and a clock.
+            ("datetime", b"\x09\xc0\xc4\x87\x80\xbc\x96\xdb\xdd\x19"),
+            ("timestamp(3)", b"\x09\xc0\xc4\x87\x80\xbc\x96\xdb\xdd\x19"),
+            ("timestamp(2)", b"\x09\xf8\xc0\x87\x80\xbc\x96\xdb\xdd\x19"),
+            ("time(2)", b"\x08\xff\xbc\xa4\xb0\xcf\xcc\x14"),
+            ("time(6)", b"\x08\x02"),
+            ("date", b"\x09\xc0\xc4\x87\x80\xbc\x96\xdb\xdd\x19"),
         ] {
             assert!(shown(type_text, bytes).is_err(), "{type_text}");
         }

@@ -15,10 +15,12 @@ pub fn pack(kind: &Kind, value: &Value<'_>, out: &mut Vec<u8>) -> Result<()> {
         (Kind::Binary { prefix, form }, Value::Bytes(bytes)) => string(*prefix, *form, bytes, kind, out),
         (Kind::Decimal { precision, scale }, Value::Decimal(value)) => value.repack(*precision, *scale, out),
         (Kind::DateTime { fsp, layout: Layout::Packed }, Value::DateTime(value)) => {
+            check_fraction(kind, value.micros, *fsp)?;
             datetime(*value, *fsp, out);
             Ok(())
         }
         (Kind::Timestamp { fsp, layout: Layout::Packed }, Value::Timestamp(Timestamp { seconds, micros })) => {
+            check_fraction(kind, *micros, *fsp)?;
             out.extend_from_slice(&seconds.to_be_bytes());
             fraction(*micros, *fsp, out);
             Ok(())
@@ -48,7 +50,10 @@ fn rare(kind: &Kind, value: &Value<'_>, out: &mut Vec<u8>) -> Result<()> {
             let packed = u32::from(value.year) << 9 | u32::from(value.month) << 5 | u32::from(value.day);
             out.extend_from_slice(packed.to_le_bytes().get(..3).unwrap_or_default());
         }
-        (Kind::Time { fsp, layout: Layout::Packed }, Value::Time(value)) => time(*value, *fsp, out),
+        (Kind::Time { fsp, layout: Layout::Packed }, Value::Time(value)) => {
+            check_fraction(kind, value.micros, *fsp)?;
+            time(*value, *fsp, out);
+        }
         (Kind::Enumeration { bytes, values }, Value::Enumeration(index)) => {
             if usize::from(*index) > values.len() {
                 return Err(outside(kind, index));
@@ -130,6 +135,15 @@ fn datetime(value: DateTime, fsp: u8, out: &mut Vec<u8>) {
     fraction(value.micros, fsp, out);
 }
 
+/// Fails for a fraction with more digits than the column has: stored, it would be cut.
+#[inline]
+fn check_fraction(kind: &Kind, micros: u32, fsp: u8) -> Result<()> {
+    if micros % 10u32.pow(6 - u32::from(fsp.min(6))) == 0 {
+        return Ok(());
+    }
+    Err(value_malformed(format!("a second and {micros} microseconds in a column of {}", kind.type_text())))
+}
+
 /// The fraction: two digits per byte, big-endian.
 #[inline]
 fn fraction(micros: u32, fsp: u8, out: &mut Vec<u8>) {
@@ -199,8 +213,8 @@ mod tests {
             ("year", Value::Year(2155), "2155"),
             ("year", Value::Year(0), "0000"),
             ("date", Value::Date(date), "2024-02-29"),
-            ("datetime", Value::DateTime(moment), "2024-02-29 23:59:58"),
-            ("datetime(3)", Value::DateTime(moment), "2024-02-29 23:59:58.123"),
+            ("datetime", Value::DateTime(DateTime { micros: 0, ..moment }), "2024-02-29 23:59:58"),
+            ("datetime(3)", Value::DateTime(DateTime { micros: 123_000, ..moment }), "2024-02-29 23:59:58.123"),
             ("datetime(6)", Value::DateTime(moment), "2024-02-29 23:59:58.123456"),
             (
                 "datetime(6)",
@@ -226,7 +240,14 @@ mod tests {
 
     #[test]
     fn values_that_a_column_cannot_hold_are_refused() {
+        let date = Date { year: 2024, month: 2, day: 29 };
+        let moment = DateTime { date, hour: 23, minute: 59, second: 58, micros: 120_000 };
+        let span = Time { negative: true, hours: 838, minutes: 59, seconds: 58, micros: 123_450 };
         for (type_text, value) in [
+            ("datetime", Value::DateTime(moment)),
+            ("datetime(1)", Value::DateTime(moment)),
+            ("timestamp(5)", Value::Timestamp(Timestamp { seconds: 1, micros: 1 })),
+            ("time(4)", Value::Time(span)),
             ("tinyint", Value::Int(128)),
             ("int", Value::Int(-2_147_483_649)),
             ("tinyint unsigned", Value::UInt(256)),
