@@ -37,7 +37,6 @@ def test_well_configured_server_passes_the_check(start_server: StartServer) -> N
         findings = checked(server)
         assert severe(findings) == []
         assert {finding.name for finding in findings} == set(SERVER_CHECKS) | set(TABLE_CHECKS)
-        server.close()
 
 
 WRONG_SETTINGS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -70,6 +70,27 @@ def test_server_used_in_every_way_is_lent_again_like_new(
             client.ping(reconnect=False)
 
 
+def test_server_is_lent_with_runtime_options_of_each_test(
+    require_flavor: Callable[[str], None], pool: ServerPool
+) -> None:
+    require_flavor("mariadb")
+
+    def shown(server: Server) -> tuple[object, ...]:
+        return server.sql("SELECT @@binlog_row_metadata, @@sync_binlog")[0]
+
+    for options, values in (
+        ({"binlog_row_metadata": "MINIMAL", "sync_binlog": 1}, ("MINIMAL", 1)),
+        ({"sync_binlog": 1}, ("FULL", 1)),
+        ({}, ("FULL", 0)),
+    ):
+        with pool.lend("mariadb", options) as server:
+            assert shown(server) == values
+            if "binlog_row_metadata" in options:
+                server.restart()
+                assert shown(server) == values
+    assert (pool.counts.started, pool.counts.reused, pool.counts.replaced) == (1, 2, [])
+
+
 def prepare_transaction(server: Server) -> None:
     server.sql("CREATE DATABASE d; CREATE TABLE d.t (id INT PRIMARY KEY)")
     server.sql("XA START 'x'; INSERT INTO d.t VALUES (1); XA END 'x'; XA PREPARE 'x'")

@@ -39,6 +39,8 @@ _BINLOG_STATE = frozenset(
     {"gtid_binlog_pos", "gtid_binlog_state", "gtid_current_pos", "gtid_slave_pos"}
     | {"gtid_executed", "gtid_owned", "gtid_purged"}
 )
+# Options that a running server accepts, with the effect that they have at its start.
+_RUNTIME_OPTIONS = frozenset({"binlog-row-metadata", "sync-binlog"})
 _NUMBER = re.compile(r"-?\d+(\.\d+)?")
 _SYSTEM_DATABASES = frozenset({"information_schema", "mysql", "performance_schema", "sys"})
 _SERVER_THREADS = frozenset({"system user", "event_scheduler"})
@@ -46,7 +48,7 @@ _SERVER_THREADS = frozenset({"system user", "event_scheduler"})
 
 @dataclass(frozen=True)
 class Settings:
-    """What decides whether a server can be lent to a test."""
+    """What decides whether a server can be lent to a test: its options without the runtime options."""
 
     flavor: str
     tls: bool
@@ -103,6 +105,13 @@ class _Lent:
     options: Mapping[str, Any]
     initial: ServerState
 
+    def set_options(self, runtime: Mapping[str, Any]) -> None:
+        """Set runtime options, which a restart keeps, in place of those of the previous test."""
+        self.options = {**dict(self.settings.options), **runtime}
+        self.server.options = dict(self.options)
+        for name, value in runtime.items():
+            self.server.sql(f"SET GLOBAL {name.replace('-', '_')} = %s", value)
+
 
 @dataclass
 class PoolCounts:
@@ -145,10 +154,12 @@ class ServerPool:
         Raises `PartMissing` and `ServerFailed` as `Server` does.
         """
         words = {name.replace("_", "-"): value for name, value in options.items()}
+        runtime = {name: words.pop(name) for name in _RUNTIME_OPTIONS & words.keys()}
         settings = Settings(flavor, tls, tuple(sorted(words.items())))
         self._requests[settings] += 1
         lent = self._take(settings) or self._start(settings)
         try:
+            lent.set_options(runtime)
             yield lent.server
         finally:
             self._give_back(lent)
