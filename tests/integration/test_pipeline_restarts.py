@@ -13,6 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock.engine import run as run_module
+from penstock.engine.driver import Driver as JobDriver
 from penstock.engine.job import run_job
 from penstock.engine.loading import Loading
 from penstock.engine.run import PipelineRun
@@ -20,13 +21,14 @@ from penstock.engine.tables import PipelineTables
 from penstock.engine.task_plan import OF_STATEMENT, Surprise, TaskPlan, place_key
 from penstock.engine.tracked_table import Learned
 from penstock.errors import LeaseLost, OptionInvalid, PositionInvalid, PrivilegeMissing
+from penstock.local.driver import LocalDriver
 from penstock.model import Position, TableName
 from penstock.pipeline.record import BatchRecord
 from penstock.pipeline.settings import PipelineSettings
 from penstock.pipeline.state import PipelineState, split_key, table_key
 from penstock.sinks.mysql.sink import MysqlSink
 from penstock.source.reading import LoggedStatement
-from penstock.spark.driver import SparkDriver
+from tests.support.pipeline.engines import engine  # noqa: F401
 from tests.support.pipeline.oracle import parquet_rows
 from tests.support.pipeline.running import pipeline_of, run_to_end
 from tests.support.spark.session import spark  # noqa: F401
@@ -224,8 +226,9 @@ def test_restarted_load_duplicates_no_rows_of_other_tables(
     mariadb_server.sql(f"DROP DATABASE {database}")
 
 
+@pytest.mark.deep(keep=("local",))
 def test_superseded_runner_commits_nothing(
-    spark: SparkSession,  # noqa: F811
+    engine: "SparkSession | LocalDriver",  # noqa: F811
     mysql_server: Server,
     fresh_database: FreshDatabase,
     tmp_path: Path,
@@ -250,19 +253,20 @@ def test_superseded_runner_commits_nothing(
     def ids() -> list[int]:
         return sorted(row["id"] for row in parquet_rows(f"{tmp_path}/feed/{database}/t/[!_]*.parquet"))
 
-    run_to_end(spark, settings)
+    run_to_end(engine, settings)
     mysql_server.sql("INSERT INTO t VALUES (2)", database=database)
     now.touch()
     with pytest.raises(LeaseLost, match="taken"):
-        run_to_end(spark, settings)
+        run_to_end(engine, settings)
     assert taken.exists()
     assert ids() == [1]
-    run_to_end(spark, settings)
+    run_to_end(engine, settings)
     assert ids() == [1, 2]
 
 
+@pytest.mark.deep(keep=("local",))
 def test_feed_loses_nothing_if_another_server_cuts_the_log_differently(
-    spark: SparkSession,  # noqa: F811
+    engine: "SparkSession | LocalDriver",  # noqa: F811
     mysql_server: Server,
     mariadb_server: Server,
     fresh_database: FreshDatabase,
@@ -272,13 +276,13 @@ def test_feed_loses_nothing_if_another_server_cuts_the_log_differently(
     mysql_server.sql("CREATE TABLE t (id INT PRIMARY KEY)", database=database)
     sink = {"mysql": {"url": mariadb_server.url("root"), "mode": "feed"}}
     settings = pipeline_of(mysql_server, database, sink, tmp_path, load="none")
-    run_to_end(spark, settings)
+    run_to_end(engine, settings)
     for number in range(3):
         mysql_server.sql(f"INSERT INTO t VALUES ({number}); FLUSH BINARY LOGS", database=database)
     failed = False
     planned_again = PipelineRun._planned_again
 
-    def first_part_alone(driver: SparkDriver, plan: TaskPlan) -> Any:
+    def first_part_alone(driver: JobDriver, plan: TaskPlan) -> Any:
         """Write only the first range, and then switch to another server."""
         nonlocal failed
         if failed:
@@ -297,7 +301,7 @@ def test_feed_loses_nothing_if_another_server_cuts_the_log_differently(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(run_module, "run_job", first_part_alone)
         patch.setattr(PipelineRun, "_planned_again", in_other_parts)
-        run_to_end(spark, settings)
+        run_to_end(engine, settings)
     assert failed
     actual_rows = mariadb_server.sql(f"SELECT DISTINCT id FROM {database}.t ORDER BY id")
     assert actual_rows == [(number,) for number in range(3)]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Steps in whole pipelines on Spark, from a program, between real servers."""
+"""Steps in whole pipelines, in one process and on Spark, between real servers."""
 
 import hashlib
 from pathlib import Path
@@ -11,9 +11,12 @@ from pyspark.sql import SparkSession
 
 import penstock
 from penstock.errors import StepFailed
+from penstock.local.driver import LocalDriver
 from penstock.pipeline.dead_letter import dead_letters, replay, rows_of_letter
 from penstock.pipeline.verify.differences import Kind
 from penstock.pipeline.verify.verify import verify
+from tests.support.pipeline.engines import engine  # noqa: F401
+from tests.support.pipeline.running import run_to_end
 from tests.support.spark.session import spark  # noqa: F401
 from tests.support.suite.fixture_types import FreshDatabase
 from tools.servers import Server
@@ -109,13 +112,13 @@ def fleet(
     return Fleet(mysql_server, mariadb_server, fresh_database(mysql_server), tmp_path)
 
 
+@pytest.mark.deep(keep=("local",))
 def test_merged_filtered_masked_table_equals_its_shards(
-    spark: SparkSession,  # noqa: F811
+    engine: "SparkSession | LocalDriver",  # noqa: F811
     fleet: Fleet,
 ) -> None:
-    reports: list[Any] = []
-    pipeline = fleet.pipeline()
-    pipeline.run(spark, until="caught-up", report=reports.append)
+    settings = fleet.pipeline().settings
+    run_to_end(engine, settings)
     assert fleet.merged() == fleet.expected()
     assert len(fleet.merged()) == 4 * 32
     for statement in (
@@ -128,7 +131,7 @@ def test_merged_filtered_masked_table_equals_its_shards(
         "INSERT INTO {t}0 VALUES (500, 'e', 'paid', 1.00, 1, '', 7)",
     ):
         fleet.source.sql(statement.format(t=f"{fleet.database}.orders_"))
-    pipeline.run(spark, until="caught-up")
+    run_to_end(engine, settings)
     assert fleet.merged() == fleet.expected()
 
 

@@ -8,6 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from penstock.engine.run import PipelineRun
+from penstock.local.driver import LocalDriver
 from penstock.model import TableName
 from penstock.pipeline.settings import PipelineSettings, load_pipeline
 from penstock.pipeline.verify.differences import Kind
@@ -15,6 +16,7 @@ from penstock.pipeline.verify.verify import verify
 from penstock.spark.driver import SparkDriver
 from penstock.spark.verifying import SparkSpreading
 from tests.support.logstore.kept_log import penstock
+from tests.support.pipeline.engines import engine  # noqa: F401
 from tests.support.pipeline.oracle import assert_same, mysql_rows, source_rows
 from tests.support.pipeline.running import BATCH_SECONDS_MAX, opened, pipeline_of, run_to_end, running
 from tests.support.pipeline.workload import Workload
@@ -132,8 +134,9 @@ def test_many_shares_are_compared_by_tasks(
     assert verify(settings).equal
 
 
+@pytest.mark.deep(keep=("local",))
 def test_some_rows_are_reread_from_the_command_line(
-    spark: SparkSession,  # noqa: F811
+    engine: "SparkSession | LocalDriver",  # noqa: F811
     mysql_server: Server,
     mariadb_server: Server,
     fresh_database: FreshDatabase,
@@ -154,7 +157,7 @@ def test_some_rows_are_reread_from_the_command_line(
         )
     )
     settings = load_pipeline(file)
-    run_to_end(spark, settings)
+    run_to_end(engine, settings)
     mariadb_server.sql(
         "UPDATE notes SET n = -1 WHERE n IN (3, 40); DELETE FROM notes WHERE n = 50;"
         " INSERT INTO notes VALUES ('besides', 99)",
@@ -177,7 +180,7 @@ def test_some_rows_are_reread_from_the_command_line(
         ("extra", "besides"),
     }
     asked = penstock("resnapshot", file, f"{database}.notes", "--where", "n >= 30", "--json").one
-    run_to_end(spark, settings)
+    run_to_end(engine, settings)
     wait_for_requests(settings, [asked["request"]])
     output = penstock("verify", file)
     assert "1 changed; 60 rows in the source, 60 in the target" in output.out
