@@ -11,17 +11,16 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from penstock.capture.run import CaptureParts
 from penstock.capture.status import State
-from penstock.logstore.log import Log
 from penstock.logstore.reader import LogReader
 from penstock.mysql.start import StartAt
-from penstock.settings.daemon import InstanceSettings, LogSettings
+from penstock.settings.daemon import InstanceSettings
 from penstock.ticdc.capture import TicdcCapture
 from penstock.ticdc.sink_log import SinkLog
+from penstock.tidb.merged_capture import MergedCapture
 from penstock.tidb.merged_log import end_of_merged_log
 from tests.support.suite.patience import wait_until
-from tests.support.ticdc.reading import changes, statements, wait_for_ts
+from tests.support.ticdc.reading import changes, running_capture, statements, wait_for_ts
 from tests.support.ticdc.sink import KEY, NAME, Sink, column, deleted, inserted, message, updated
 
 CREATE, RENAME = "CREATE TABLE t (...)", "RENAME TABLE t TO u"
@@ -40,26 +39,11 @@ def sink(tmp_path: Path) -> Sink:
 
 
 @contextmanager
-def running_capture(sink: Sink, folder: Path, start: StartAt | None = None) -> Iterator[TicdcCapture]:
+def running_sink_capture(sink: Sink, folder: Path, start: StartAt | None = None) -> Iterator[MergedCapture]:
     """Run the capture of a sink with its log in a folder until the end of the block."""
-    settings = InstanceSettings.model_validate({"source": sink.source, "ticdc": {"poll": 0.01}})
-    log_settings = LogSettings(folder=folder)
-
-    def no_lookup(*_: object) -> Any:
-        raise AssertionError("a sink has no server's log")
-
-    parts = CaptureParts(
-        open_log=lambda: Log.open(folder, log_settings, instance="shop"),
-        open_lookup=no_lookup,
-        arrived=lambda name: None,
-    )
-    capture = TicdcCapture("shop", settings, log_settings, start or StartAt(earliest=True), parts)
-    capture.start()
-    try:
+    settings = {"source": sink.source, "ticdc": {"poll": 0.01}}
+    with running_capture(TicdcCapture, settings, folder, start) as capture:
         yield capture
-    finally:
-        capture.stop()
-        assert capture.join(30.0), capture.status()
 
 
 EXPECTED = [
@@ -73,7 +57,7 @@ EXPECTED = [
 
 def test_files_become_a_log_that_grows_with_the_checkpoint(sink: Sink, tmp_path: Path) -> None:
     folder = tmp_path / "log"
-    with running_capture(sink, folder) as capture:
+    with running_sink_capture(sink, folder) as capture:
         wait_for_ts(capture, 130)
         sink.rows("t/100/2026-11-24/CDC000001.json", inserted(160, 3))
         sink.checkpoint(170)
@@ -87,7 +71,7 @@ def test_restarted_capture_continues_after_its_last_transaction(sink: Sink, tmp_
     folder = tmp_path / "log"
     for checkpoint, last_ts in ((115, 110), (125, 120), (150, 130)):
         sink.checkpoint(checkpoint)
-        with running_capture(sink, folder) as capture:
+        with running_sink_capture(sink, folder) as capture:
             wait_for_ts(capture, last_ts)
     assert changes(folder) == EXPECTED
 
@@ -95,11 +79,11 @@ def test_restarted_capture_continues_after_its_last_transaction(sink: Sink, tmp_
 def test_capture_that_starts_latest_reads_what_follows_the_checkpoint(sink: Sink, tmp_path: Path) -> None:
     folder = tmp_path / "log"
     for _ in range(2):
-        with running_capture(sink, folder, StartAt()) as capture:
+        with running_sink_capture(sink, folder, StartAt()) as capture:
             wait_until(lambda capture=capture: capture.progress.caught_up)
     sink.rows("t/100/2026-11-23/CDC000002.json", inserted(150, 3))
     sink.checkpoint(170)
-    with running_capture(sink, folder, StartAt()) as capture:
+    with running_sink_capture(sink, folder, StartAt()) as capture:
         wait_for_ts(capture, 150)
     assert changes(folder) == [(150, "insert", "shop.t", 3, "n")]
 
@@ -124,10 +108,10 @@ def test_crash_between_statements_of_one_timestamp_loses_none(
 
     monkeypatch.setattr(SinkLog, "append", append_two)
     monkeypatch.setattr(threading, "excepthook", lambda arguments: None)
-    with running_capture(sink, folder):
+    with running_sink_capture(sink, folder):
         assert crashed.wait(30.0)
     sink.table("t", 145, [KEY], RENAME, 14)
-    with running_capture(sink, folder) as capture:
+    with running_sink_capture(sink, folder) as capture:
         wait_for_ts(capture, 145)
     texts = statements(folder)
     assert texts == [
@@ -159,12 +143,12 @@ def test_crash_between_a_statement_and_rows_of_its_timestamp_loses_and_repeats_n
     with monkeypatch.context() as patched:
         patched.setattr(SinkLog, "append", append_statements)
         patched.setattr(threading, "excepthook", lambda arguments: None)
-        with running_capture(sink, folder):
+        with running_sink_capture(sink, folder):
             assert crashed.wait(30.0)
     # The log ends with the statements, and then with the rows of their timestamp.
-    with running_capture(sink, folder) as capture:
+    with running_sink_capture(sink, folder) as capture:
         wait_until(lambda: changes(folder)[-1][0] == 140)
-    with running_capture(sink, folder) as capture:
+    with running_sink_capture(sink, folder) as capture:
         sink.rows("t/100/2026-11-23/CDC000003.json", inserted(160, 4))
         sink.checkpoint(170)
         wait_for_ts(capture, 160)
@@ -210,7 +194,7 @@ def test_values_of_every_type_reach_a_reader(sink: Sink, tmp_path: Path) -> None
     }
     sink.table("types", 131, columns)
     sink.rows("types/131/CDC000001.json", message(140, "INSERT", texts, table="types"))
-    with running_capture(sink, tmp_path / "log") as capture:
+    with running_sink_capture(sink, tmp_path / "log") as capture:
         wait_for_ts(capture, 140)
     values = dict(zip(texts, changes(tmp_path / "log")[-1][3:], strict=True))
     assert values["vb"] == b"\xff\x00"
@@ -222,7 +206,7 @@ def test_values_of_every_type_reach_a_reader(sink: Sink, tmp_path: Path) -> None
 
 
 def test_changefeed_that_repeats_from_an_earlier_checkpoint_is_named(sink: Sink, tmp_path: Path) -> None:
-    with running_capture(sink, tmp_path / "log") as capture:
+    with running_sink_capture(sink, tmp_path / "log") as capture:
         wait_for_ts(capture, 130)
         sink.checkpoint(120)
         wait_until(lambda: "checkpoint 120" in (capture.snapshot().why or ""))
@@ -236,7 +220,7 @@ def test_changefeed_that_repeats_from_an_earlier_checkpoint_is_named(sink: Sink,
 
 def test_log_starts_after_a_commit_timestamp(sink: Sink, tmp_path: Path) -> None:
     later = [change for change in EXPECTED if change[0] > EXPECTED[0][0]]
-    with running_capture(sink, tmp_path / "log", StartAt(commit_ts=EXPECTED[0][0])) as capture:
+    with running_sink_capture(sink, tmp_path / "log", StartAt(commit_ts=EXPECTED[0][0])) as capture:
         wait_for_ts(capture, EXPECTED[-1][0])
     assert changes(tmp_path / "log") == later
 
@@ -247,7 +231,7 @@ def test_log_starts_after_a_commit_timestamp(sink: Sink, tmp_path: Path) -> None
     ids=["commit timestamp", "time"],
 )
 def test_start_in_the_future_is_refused(sink: Sink, tmp_path: Path, start: StartAt) -> None:
-    with running_capture(sink, tmp_path / "log", start) as capture:
+    with running_sink_capture(sink, tmp_path / "log", start) as capture:
         wait_until(lambda: capture.snapshot().state in (State.STOPPED, State.RUNNING))
         failure = capture.snapshot().error
         assert failure is not None
@@ -257,7 +241,7 @@ def test_start_in_the_future_is_refused(sink: Sink, tmp_path: Path, start: Start
 def test_start_between_the_checkpoint_and_the_present_is_accepted(sink: Sink, tmp_path: Path) -> None:
     start = StartAt(commit_ts=140)
     sink.checkpoint(135)
-    with running_capture(sink, tmp_path / "log", start) as capture:
+    with running_sink_capture(sink, tmp_path / "log", start) as capture:
         wait_until(lambda: capture.snapshot().state is State.RUNNING)
         sink.rows("t/100/2026-11-23/CDC000002.json", inserted(160, 3))
         sink.checkpoint(170)
@@ -280,14 +264,14 @@ def test_days_that_expired_before_they_were_read_are_refused(
     if has_statement:
         sink.table("t", 140, [KEY, NAME], RENAME, 14)
     folder = tmp_path / "log"
-    with running_capture(sink, folder, start) as capture:
+    with running_sink_capture(sink, folder, start) as capture:
         wait_until(lambda: capture.progress.caught_up)
     for commit_ts in (200, 300):
         sink.rows(f"{day_of(commit_ts)}/CDC000001.json", inserted(commit_ts, commit_ts))
     sink.checkpoint(400)
     shutil.rmtree(sink.folder / "shop/t/100/2026-11-23")
     shutil.rmtree(sink.folder / "shop" / day_of(200))
-    with running_capture(sink, folder, start) as capture:
+    with running_sink_capture(sink, folder, start) as capture:
         wait_until(lambda: capture.snapshot().error is not None or capture.progress.caught_up)
         failure = capture.snapshot().error
         assert failure is not None
@@ -297,7 +281,7 @@ def test_days_that_expired_before_they_were_read_are_refused(
 
 def test_days_that_expired_after_they_were_read_do_not_stop_the_instance(sink: Sink, tmp_path: Path) -> None:
     folder = tmp_path / "log"
-    with running_capture(sink, folder) as capture:
+    with running_sink_capture(sink, folder) as capture:
         wait_for_ts(capture, 130)
         sink.checkpoint(160)
         wait_until(lambda: capture.snapshot().lag_seconds is not None and capture.progress.caught_up)
@@ -307,7 +291,7 @@ def test_days_that_expired_after_they_were_read_do_not_stop_the_instance(sink: S
     shutil.rmtree(sink.folder / "shop/t/100/2026-11-23")
     sink.rows(f"{day_of(300)}/CDC000001.json", inserted(300, 4))
     sink.checkpoint(400)
-    with running_capture(sink, folder) as capture:
+    with running_sink_capture(sink, folder) as capture:
         wait_for_ts(capture, 300)
     later = [(200, "insert", "shop.t", 3, "n"), (300, "insert", "shop.t", 4, "n")]
     assert changes(folder) == [*EXPECTED, *later]
@@ -315,7 +299,7 @@ def test_days_that_expired_after_they_were_read_do_not_stop_the_instance(sink: S
 
 def test_refused_file_stops_the_instance_by_name(sink: Sink, tmp_path: Path) -> None:
     sink.write("notes.txt", "")
-    with running_capture(sink, tmp_path / "log") as capture:
+    with running_sink_capture(sink, tmp_path / "log") as capture:
         wait_until(lambda: capture.snapshot().state is State.STOPPED)
         error = capture.snapshot().error
         assert error is not None
@@ -324,11 +308,11 @@ def test_refused_file_stops_the_instance_by_name(sink: Sink, tmp_path: Path) -> 
 
 def test_log_of_another_sink_is_refused(sink: Sink, tmp_path: Path) -> None:
     folder = tmp_path / "log"
-    with running_capture(sink, folder) as capture:
+    with running_sink_capture(sink, folder) as capture:
         wait_for_ts(capture, 130)
     other = Sink(tmp_path / "other")
     other.checkpoint(100)
-    with running_capture(other, folder) as capture:
+    with running_sink_capture(other, folder) as capture:
         wait_until(lambda: capture.snapshot().error is not None)
         assert "is the log of" in str(capture.snapshot().error)
 

@@ -10,8 +10,9 @@ import time
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from typing import Any
 
-from penstock.capture.status import CaptureStatus, State
+from penstock.capture.status import State
 from penstock.errors import LogDamaged, OptionInvalid
 from penstock.logstore.epochs import seal_json, unseal_json
 from penstock.logstore.log import Log
@@ -25,7 +26,7 @@ from penstock.tidb.messages import LOGICAL_BITS
 START_FILE = "ticdc-start.json"
 
 _DURABLE_SECONDS = 1.0
-# The cluster's clock may be ahead of this host's by so much.
+# The cluster's clock may be ahead of this host's by this many seconds.
 _CLOCK_SECONDS = 600.0
 
 
@@ -41,16 +42,9 @@ class _Start:
 class TicdcCapture(MergedCapture):
     """Captures the output of TiCDC into the log of an instance, with the interface of every capture."""
 
-    def snapshot(self) -> CaptureStatus:
-        """Return the state of the capture. Never waits."""
-        return replace(super().snapshot(), server=self._settings.source)
-
-    # --- The thread -------------------------------------------------------------------------
-
     def _attempt(self) -> None:
         """Open the log if necessary, find where to resume, and read until something fails."""
-        log = self._opened_log()
-        self._set_state(State.CONNECTING, f"reading {self._settings.source}")
+        log = self._connecting_log()
         storage = open_storage(self._settings.source)
 
         def record_start() -> None:
@@ -108,6 +102,18 @@ def refuse_future_start(start_ts: int) -> None:
         )
 
 
+def read_start(log: Log, file_name: str, content: str) -> dict[str, Any]:
+    """Return what a file beside a log records. Raises LogDamaged."""
+    path = log.folder / file_name
+    values = unseal_json(log.disk.read(path)) if log.disk.exists(path) else {}
+    if not values:
+        raise LogDamaged(
+            f"{path} is missing or damaged, which has {content}",
+            hint="Begin a new log: move its folder away, and read the tables again",
+        )
+    return values
+
+
 def _sync(log: Log, reader: SinkReader, start: _Start) -> _Start:
     """Make the log durable, then record what it has of the sink's files, and return what is recorded."""
     log.sync()
@@ -124,12 +130,6 @@ def _record(log: Log, start: _Start) -> None:
 
 def _recorded_start(log: Log) -> _Start:
     """Return what is recorded beside a log. Raises LogDamaged."""
-    path = log.folder / START_FILE
-    values = unseal_json(log.disk.read(path)) if log.disk.exists(path) else {}
-    if not values:
-        raise LogDamaged(
-            f"{path} is missing or damaged, which has the start of the log",
-            hint="Begin a new log: move its folder away, and read the tables again",
-        )
+    values = read_start(log, START_FILE, "the start of the log")
     finished = {sequence: (number, size) for sequence, (number, size) in values.get("finished", {}).items()}
     return _Start(values["commit_ts"], values.get("last_file"), finished)

@@ -8,13 +8,13 @@ is told by its commit timestamp.
 """
 
 import time
+from contextlib import closing
 from dataclasses import replace
 
-from penstock.capture.status import CaptureStatus, State
-from penstock.errors import LogDamaged
-from penstock.logstore.epochs import seal_json, unseal_json
+from penstock.capture.status import State
+from penstock.logstore.epochs import seal_json
 from penstock.logstore.log import Log
-from penstock.ticdc.capture import refuse_future_start
+from penstock.ticdc.capture import read_start, refuse_future_start
 from penstock.ticdc.kafka_reader import KafkaReader, KafkaStart, open_reader
 from penstock.ticdc.sink_log import SinkLog
 from penstock.tidb.merged_capture import MergedCapture
@@ -31,18 +31,10 @@ _STALE_SECONDS = 30.0
 class TicdcKafkaCapture(MergedCapture):
     """Captures TiCDC's messages into the log of an instance, with the interface of every capture."""
 
-    def snapshot(self) -> CaptureStatus:
-        """Return the state of the capture. Never waits."""
-        return replace(super().snapshot(), server=self._settings.source)
-
-    # --- The thread -------------------------------------------------------------------------
-
     def _attempt(self) -> None:
         """Open the log if necessary, find where to resume, and read until something fails."""
-        log = self._opened_log()
-        self._set_state(State.CONNECTING, f"reading {self._settings.source}")
-        reader = open_reader(self._settings.source, self._settings.ticdc)
-        try:
+        log = self._connecting_log()
+        with closing(open_reader(self._settings.source, self._settings.ticdc)) as reader:
             self._begin_log(
                 log,
                 server_key_of(self._settings.source),
@@ -51,8 +43,6 @@ class TicdcKafkaCapture(MergedCapture):
             start, end = _recorded_start(log), end_of_merged_log(log)
             reader.resume(start, end.commit_ts)
             self._read(log, reader, start, end)
-        finally:
-            reader.close()
 
     def _found_start(self, reader: KafkaReader) -> KafkaStart:
         """Return where a new log starts."""
@@ -115,12 +105,6 @@ def _record(log: Log, start: KafkaStart) -> None:
 
 def _recorded_start(log: Log) -> KafkaStart:
     """Return what is recorded beside a log. Raises LogDamaged."""
-    path = log.folder / START_FILE
-    values = unseal_json(log.disk.read(path)) if log.disk.exists(path) else {}
-    if not values:
-        raise LogDamaged(
-            f"{path} is missing or damaged, which has the offsets of the topic",
-            hint="Begin a new log: move its folder away, and read the tables again",
-        )
+    values = read_start(log, START_FILE, "the offsets of the topic")
     offsets = {(topic, number): offset for topic, number, offset in values["offsets"]}
     return KafkaStart(values["commit_ts"], offsets)

@@ -84,7 +84,6 @@ class TidbCapture(MergedCapture):
         drainer = self._drainer
         return replace(
             super().snapshot(),
-            server=self._settings.source,
             server_version=version,
             commit_ts=None if drainer is None else drainer.durable_ts(),
         )

@@ -2,9 +2,11 @@
 """What the captures of a TiDB cluster and of TiCDC's output have in common: both generate the log's bytes."""
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from penstock.capture.receive import Receiver
 from penstock.capture.run import Capture
+from penstock.capture.status import CaptureStatus, State
 from penstock.errors import OptionInvalid, ServerChanged
 from penstock.limits import CAPTURE_CHUNK_BYTES
 from penstock.logstore.log import Log
@@ -14,6 +16,18 @@ from penstock.tidb.messages import LOGICAL_BITS
 
 class MergedCapture(Capture):
     """A capture whose log is merged by commit timestamp."""
+
+    def snapshot(self) -> CaptureStatus:
+        """Return the state of the capture. Never waits."""
+        return replace(super().snapshot(), server=self._settings.source)
+
+    # --- The thread -------------------------------------------------------------------------
+
+    def _connecting_log(self) -> Log:
+        """Return the opened log, and show that its source is read."""
+        log = self._opened_log()
+        self._set_state(State.CONNECTING, f"reading {self._settings.source}")
+        return log
 
     def _begin_log(self, log: Log, key: str, record_start: Callable[[], None]) -> None:
         """Begin a new log, after `record_start` recorded where. Raises ServerChanged for another source."""

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Running a capture of TiCDC's topics, and what readers of its log get."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -40,22 +40,29 @@ def statements(folder: Path) -> list[str]:
 
 
 @contextmanager
-def running_topic_capture(
-    source: str, folder: Path, start: StartAt | None = None
-) -> Iterator[TicdcKafkaCapture]:
+def running_topic_capture(source: str, folder: Path, start: StartAt | None = None) -> Iterator[MergedCapture]:
     """Run the capture of a topic with its log in a folder until the end of the block."""
-    settings = InstanceSettings.model_validate({"source": source})
+    with running_capture(TicdcKafkaCapture, {"source": source}, folder, start) as capture:
+        yield capture
+
+
+@contextmanager
+def running_capture(
+    kind: type[MergedCapture], settings: Mapping[str, Any], folder: Path, start: StartAt | None = None
+) -> Iterator[MergedCapture]:
+    """Run the capture of an instance with its log in a folder until the end of the block."""
     log_settings = LogSettings(folder=folder)
 
     def no_lookup(*_: object) -> Any:
-        raise AssertionError("a topic has no server's log")
+        raise AssertionError("TiCDC's output has no server's log")
 
     parts = CaptureParts(
         open_log=lambda: Log.open(folder, log_settings, instance="shop"),
         open_lookup=no_lookup,
         arrived=lambda name: None,
     )
-    capture = TicdcKafkaCapture("shop", settings, log_settings, start or StartAt(earliest=True), parts)
+    instance = InstanceSettings.model_validate(settings)
+    capture = kind("shop", instance, log_settings, start or StartAt(earliest=True), parts)
     capture.start()
     try:
         yield capture
