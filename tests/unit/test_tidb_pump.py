@@ -5,7 +5,6 @@ import contextlib
 import json
 import socket
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -28,34 +27,17 @@ from tests.support.suite.patience import wait_until
 from tests.support.tidb.binlogs import commit, matched, prewrite, rollback
 from tests.support.tidb.cluster import FakeCluster, RecordedTransaction
 from tests.support.tidb.pump_client import PumpClient
-from tests.support.tidb.running_pump import (
+from tests.support.tidb.running_pump import (  # noqa: F401
     Start,
     ask,
-    hasten,
+    pump_cluster,
+    pump_start,
     refusal,
     running_pump,
-    starting_pumps,
 )
 
 PUMPS = "/tidb-binlog/v1/pumps/"
 DRAINERS = "/tidb-binlog/v1/drainers/"
-
-
-@pytest.fixture(autouse=True)
-def _in_haste(monkeypatch: pytest.MonkeyPatch) -> None:
-    hasten(monkeypatch)
-
-
-@pytest.fixture
-def cluster() -> Iterator[FakeCluster]:
-    with FakeCluster() as fake:
-        yield fake
-
-
-@pytest.fixture
-def start(tmp_path: Path, cluster: FakeCluster) -> Iterator[Start]:
-    with starting_pumps(tmp_path, cluster) as start:
-        yield start
 
 
 # --- Writing and pulling --------------------------------------------------------------------

@@ -4,7 +4,6 @@
 import dataclasses
 import json
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,35 +18,18 @@ from penstock.tidb.registry import Listing, NodeKind, NodeState
 from tests.support.suite.patience import wait_until
 from tests.support.tidb.binlogs import commit, matched, prewrite
 from tests.support.tidb.cluster import FakeCluster
-from tests.support.tidb.running_pump import (
+from tests.support.tidb.running_pump import (  # noqa: F401
     Start,
     ask,
-    hasten,
+    pump_cluster,
+    pump_start,
     refusal,
     register_drainer,
     running_pump,
-    starting_pumps,
 )
 
 PUMPS = "/tidb-binlog/v1/pumps/"
 DRAINERS = "/tidb-binlog/v1/drainers/"
-
-
-@pytest.fixture(autouse=True)
-def _in_haste(monkeypatch: pytest.MonkeyPatch) -> None:
-    hasten(monkeypatch)
-
-
-@pytest.fixture
-def cluster() -> Iterator[FakeCluster]:
-    with FakeCluster() as fake:
-        yield fake
-
-
-@pytest.fixture
-def start(tmp_path: Path, cluster: FakeCluster) -> Iterator[Start]:
-    with starting_pumps(tmp_path, cluster) as start:
-        yield start
 
 
 def test_closing_pump_waits_for_drainers_and_goes_on_sending_fakes(start: Start) -> None:

@@ -24,14 +24,17 @@ from tests.support.tidb.cluster import FakeCluster
 from tests.support.tidb.pump_client import PumpClient
 
 
-def hasten(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Shorten the intervals: the tests wait for events."""
+@pytest.fixture(name="cluster")
+def pump_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
+    """A cluster for Pumps with short intervals: the tests wait for events."""
     for name in ("_TICK_SECONDS", "_HEARTBEAT_SECONDS", "_HOLD_SECONDS"):
         monkeypatch.setattr(pump_module, name, 0.02)
     monkeypatch.setattr(deciding, "_RESOLVE_SECONDS", 0.02)
     monkeypatch.setattr(resolver_module, "_ASK_AFTER_SECONDS", 0.0)
     monkeypatch.setattr(resolver_module, "_ASK_AGAIN", Backoff(0.02, 0.02))
     monkeypatch.setattr(resolver_module, "_STALLED_SECONDS", 0.0)
+    with FakeCluster() as fake:
+        yield fake
 
 
 class RunningPump:
@@ -71,13 +74,13 @@ def running_pump(folder: Path, cluster: FakeCluster, **settings: Any) -> Iterato
         assert pump.join(30)
 
 
-@contextmanager
-def starting_pumps(folder: Path, cluster: FakeCluster) -> Iterator[Start]:
+@pytest.fixture(name="start")
+def pump_start(tmp_path: Path, cluster: FakeCluster) -> Iterator[Start]:
     """Give a function that starts a Pump and waits until it is online."""
     with ExitStack() as stack:
 
         def begin(**settings: Any) -> RunningPump:
-            begun = stack.enter_context(running_pump(folder, cluster, **settings))
+            begun = stack.enter_context(running_pump(tmp_path, cluster, **settings))
             begun.wait_for(NodeState.ONLINE)
             return begun
 
