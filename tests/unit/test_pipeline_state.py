@@ -6,6 +6,7 @@ import sqlite3
 import uuid
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -170,26 +171,27 @@ def test_request_that_has_not_begun_answers_repeated_ones(url: str) -> None:
     state = PipelineState.open(url, "lake")
     state.take()
     orders, items = TableName("d", "orders"), TableName("d", "items")
-    first = state.request_resnapshot("shop", orders, "id < 9")
-    assert state.request_resnapshot("shop", orders, "id < 9") == first
-    assert state.request_resnapshot("shop", orders, "id < 9", remove=False) == first
+    ask = partial(state.request_resnapshot, "shop", reuse=True)
+    first = ask(orders, "id < 9")
+    assert ask(orders, "id < 9") == first
+    assert ask(orders, "id < 9", remove=False) == first
     others = {
-        state.request_resnapshot("shop", orders, "id < 10"),
-        state.request_resnapshot("shop", items, "id < 9"),
-        state.request_resnapshot("shop", orders, "id < 9", by_pipeline=True),
-        state.request_resnapshot("shop", orders, remove=False),
+        ask(orders, "id < 10"),
+        ask(items, "id < 9"),
+        ask(orders, "id < 9", by_pipeline=True),
+        ask(orders, remove=False),
+        state.request_resnapshot("shop", orders, "id < 9"),
         state.request_resnapshot("shop", orders, number="0a1b2c"),
     }
-    whole = state.request_resnapshot("shop", orders)
-    assert len({first, whole} | others) == 7
-    assert state.request_resnapshot("shop", orders, "id = 1") == whole, "the whole table has that row"
+    whole = ask(orders)
+    assert len({first, whole} | others) == 8
+    assert ask(orders, "id = 1") == whole, "the whole table has that row"
     for number in (first, whole):
         request = state.request(number)
         assert request is not None
         # Rows that changed after it had begun may be read already.
         state.note_request(request, "running")
-    assert state.request_resnapshot("shop", orders) not in {first, whole} | others
-    assert state.request_resnapshot("shop", orders, number="0a1b2c") == "0a1b2c"
+    assert ask(orders) not in {first, whole} | others
     state.close()
 
 

@@ -100,7 +100,7 @@ def _request(
     remove = not keep and keeps_tables(settings.make_sink())
     state = states.enter_context(closing(PipelineState.of(settings)))
     return state, [
-        state.request_resnapshot(table_source.name, target.name, where, remove=remove)
+        state.request_resnapshot(table_source.name, target.name, where, remove=remove, reuse=True)
         for table_source, target in chosen
     ]
 

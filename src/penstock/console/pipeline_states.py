@@ -115,7 +115,7 @@ class PipelineStates:
         if (source, table) not in {(row.source, row.table) for row in self.tables(number, name, sink)}:
             raise SourceMissing(f"the pipeline {name} has no table {table} of {source}")
         with self._state(number, name, sink) as state:
-            return state.request_resnapshot(source, TableName.parse(table))
+            return state.request_resnapshot(source, TableName.parse(table), reuse=True)
 
     def pause(self, number: int, name: str, why: str) -> None:
         """Stop a pipeline after its current batch. Raises SourceMissing, CoordinationLost."""

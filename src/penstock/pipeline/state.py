@@ -471,13 +471,14 @@ class PipelineState(ResnapshotRequests):
         remove: bool = True,
         number: str | None = None,
         by_pipeline: bool = False,
+        reuse: bool = False,
     ) -> str:
         """Ask the pipeline to read a table of a source again; return the request's number.
 
         The rows are read as they are at that time. With `remove`, rows that only the target has are deleted.
         `where`, a condition on the source's columns in the server's SQL, restricts both. Only the pipeline's
-        own requests have a `number`, or are made `by_pipeline` without one. Without a `number`, returns that
-        of a request that has not begun and does the same. Raises OptionInvalid if the pipeline never ran.
+        own requests have a `number`, or are made `by_pipeline` without one. With `reuse`, a request that has
+        not begun and reads the same rows is returned instead. Raises OptionInvalid if the pipeline never ran.
         """
         if self.checkpoint() is None:
             raise OptionInvalid(
@@ -493,7 +494,7 @@ class PipelineState(ResnapshotRequests):
             asked_us=time.time_ns() // 1000,
             by_pipeline=by_pipeline or number is not None,
         )
-        if number is None:
+        if reuse:
             # Repeated commands, such as those of a timer, would otherwise read a table many times.
             for waiting in self.requests():
                 if not waiting.is_of_statement and waiting.covers(request):

@@ -119,7 +119,11 @@ def _request_rereads(results: Sequence[TableResult], state: PipelineState) -> li
     """Ask the runner to read the differing rows again, and return the numbers of the requests."""
     return [
         state.request_resnapshot(
-            source_table.source.name, source_table.table.name, rows_condition(result), remove=has_extra
+            source_table.source.name,
+            source_table.table.name,
+            rows_condition(result),
+            remove=has_extra,
+            reuse=True,
         )
         for result in results
         if repairable(result)
