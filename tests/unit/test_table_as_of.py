@@ -153,17 +153,16 @@ def test_rows_beyond_the_memory_are_refused(log: Log, monkeypatch: pytest.Monkey
 
 
 def test_changes_of_the_same_rows_need_the_memory_of_one(log: Log, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A batch that is replaced row by row is dropped, and the others keep their values."""
+    """A batch that is replaced row by row is dropped, the others are merged, and rows keep their values."""
     boundary = boundaries_of(log)[-2][0]
     expected = [row.values for row in as_of(log, str(boundary)).rows()]
     known = table_as_of._Known
-    kept = known.keep
-
-    def compacting(self: Any, *values: Any) -> int:
-        self._compact()
-        return kept(self, *values)
-
-    monkeypatch.setattr(known, "keep", compacting)
+    add = known.add
+    monkeypatch.setattr(
+        TableAsOf,
+        "_keep",
+        lambda self, known, rows, batch: (known.compact(), add(known, rows, batch.position.epoch))[1],
+    )
     assert [row.values for row in as_of(log, str(boundary)).rows()] == expected
 
 

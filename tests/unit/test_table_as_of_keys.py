@@ -141,12 +141,19 @@ def in_batches(changes: Sequence[tuple[int, int]]) -> list[list[Event]]:
 
 
 def test_rows_that_are_gone_need_no_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(table_as_of, "AS_OF_BYTES_MAX", 6000)
+    monkeypatch.setattr(table_as_of, "AS_OF_BYTES_MAX", 12_000)
     gone = [(code, key) for key in range(40) for code in (WRITE_ROWS, DELETE_ROWS)]
     assert rows_after(tmp_path / "gone", in_batches([*gone, (WRITE_ROWS, 99)])) == ([(99, 99)], True)
     alive = [(WRITE_ROWS, key) for key in range(40)]
     with pytest.raises(LimitExceeded):
         rows_after(tmp_path / "alive", in_batches(alive))
+
+
+def test_small_batches_are_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A table that changes rarely has a batch for each of its changes, which needs more than its row."""
+    monkeypatch.setattr(table_as_of, "AS_OF_BYTES_MAX", 60_000)
+    rows, _ = rows_after(tmp_path, in_batches([(WRITE_ROWS, key) for key in range(100)]))
+    assert rows == [(key, key) for key in range(100)]
 
 
 def test_rows_inserted_after_the_moment_are_not_shown_however_often_they_come_back(tmp_path: Path) -> None:

@@ -43,6 +43,10 @@ _ROW_BITS, _ROW_MASK = 32, (1 << 32) - 1
 _ABSENT = -1
 # An entry of a dictionary that grows, a tuple, and an integer.
 _ROW_BYTES = 200
+# The objects of a batch, and of each of its columns.
+_BATCH_BYTES, _COLUMN_BYTES = 1024, 512
+# Batches of a few rows are merged up to this many.
+_MERGED_ROWS_MAX = 65_536
 # Images are made into Python's values for some rows at a time.
 _IMAGES_AT_ONCE = 1024
 
@@ -91,11 +95,12 @@ class _Known:
     def __contains__(self, key: _Key) -> bool:
         return key in self._places
 
-    def keep(self, rows: pyarrow.RecordBatch, epoch: int, bytes_max: int) -> int:
-        """Keep a batch, and return its number. Batches are compacted beyond `bytes_max`."""
-        if self.bytes + rows.nbytes > bytes_max:
-            self._compact()
-        return self._add(rows, epoch)
+    def add(self, rows: pyarrow.RecordBatch, epoch: int) -> int:
+        """Keep a batch, and return its number."""
+        self._batch_count += 1
+        self._batches[self._batch_count] = rows, epoch
+        self._batch_bytes += batch_bytes(rows)
+        return self._batch_count
 
     def put(self, key: _Key, place: int, earlier: dict[str, Any] | None = None) -> None:
         """Set the place of a row, and the values of earlier images."""
@@ -150,38 +155,54 @@ class _Known:
                 for place, image in zip(of_batch.tolist(), taken.to_pylist(), strict=True):
                     yield image, earlier.get(place, {}), epoch
 
-    def _add(self, rows: pyarrow.RecordBatch, epoch: int) -> int:
-        self._batch_count += 1
-        self._batches[self._batch_count] = rows, epoch
-        self._batch_bytes += rows.nbytes
-        return self._batch_count
-
     def _sorted_places(self) -> Any:
         places = numpy.fromiter(self._places.values(), numpy.int64, len(self._places))
         return numpy.sort(places[places != _ABSENT])
 
-    def _compact(self) -> None:
-        """Keep only the rows that are still wanted.
+    def compact(self) -> None:
+        """Keep only the rows that are still wanted, in fewer batches.
 
-        One batch at a time is in memory twice: it is replaced by its rows before the next one.
+        Few batches at a time are in memory twice: they are replaced by their rows before the next ones.
         """
         before = self._sorted_places()
         after = numpy.empty_like(before)
         numbers = before >> _ROW_BITS
-        wanted = set(numpy.unique(numbers).tolist())
+        pieces: list[tuple[pyarrow.RecordBatch, int]] = []
+        done = 0
         for number in list(self._batches):
             rows, epoch = self._batches.pop(number)
-            self._batch_bytes -= rows.nbytes
-            if number in wanted:
-                chosen = numbers == number
-                kept = rows.take(pyarrow.array(before[chosen] & _ROW_MASK))
-                after[chosen] = place_of(self._add(kept, epoch), 0) + numpy.arange(kept.num_rows)
+            self._batch_bytes -= batch_bytes(rows)
+            first, end = numpy.searchsorted(numbers, (number, number + 1)).tolist()
+            if first == end:
+                continue
+            if pieces and not (_join(pieces[0], (rows, epoch)) and first - done < _MERGED_ROWS_MAX):
+                after[done:first] = self._merge(pieces)
+                pieces, done = [], first
+            pieces.append((rows.take(pyarrow.array(before[first:end] & _ROW_MASK)), epoch))
+        if pieces:
+            after[done:] = self._merge(pieces)
         places = numpy.fromiter(self._places.values(), numpy.int64, len(self._places))
         is_row = places != _ABSENT
         places[is_row] = after[numpy.searchsorted(before, places[is_row])]
         for key, place in zip(self._places, places.tolist(), strict=True):
             # The keys stay the same, so this does not disturb the iteration.
             self._places[key] = place
+
+    def _merge(self, pieces: list[tuple[pyarrow.RecordBatch, int]]) -> Any:
+        """Keep batches as one, and return the places of its rows."""
+        table = pyarrow.Table.from_batches([rows for rows, _ in pieces]).combine_chunks()
+        (merged,) = table.to_batches()
+        return place_of(self.add(merged, pieces[0][1]), 0) + numpy.arange(merged.num_rows)
+
+
+def _join(piece: tuple[pyarrow.RecordBatch, int], other: tuple[pyarrow.RecordBatch, int]) -> bool:
+    """Return whether two batches can be one."""
+    return bool(piece[1] == other[1] and piece[0].schema.equals(other[0].schema, check_metadata=True))
+
+
+def batch_bytes(rows: pyarrow.RecordBatch) -> int:
+    """Return the memory of a batch, about."""
+    return int(rows.nbytes) + _BATCH_BYTES + rows.num_columns * _COLUMN_BYTES
 
 
 def place_of(batch: int, row: int) -> int:
@@ -378,14 +399,19 @@ class TableAsOf:
         self._prove_fits()
 
     def _keep(self, known: _Known, rows: pyarrow.RecordBatch, batch: Batch) -> int:
-        other = self._later if known is self._known else self._known
-        number = known.keep(rows, batch.position.epoch, AS_OF_BYTES_MAX - other.bytes)
+        """Keep a batch, and return its number. Raises LimitExceeded."""
+        if self._known.bytes + self._later.bytes + batch_bytes(rows) > AS_OF_BYTES_MAX:
+            self._known.compact()
+            self._later.compact()
+            # Else every further batch would need that again.
+            self._prove_fits(AS_OF_BYTES_MAX - AS_OF_BYTES_MAX // 8)
+        number = known.add(rows, batch.position.epoch)
         self._prove_fits()
         return number
 
-    def _prove_fits(self) -> None:
+    def _prove_fits(self, bytes_max: int | None = None) -> None:
         """Raise LimitExceeded if the rows need more memory than one request may have."""
-        if self._known.bytes + self._later.bytes > AS_OF_BYTES_MAX:
+        if self._known.bytes + self._later.bytes > (bytes_max or AS_OF_BYTES_MAX):
             raise LimitExceeded(
                 f"the rows of {self._table} that the log has changed need more than {AS_OF_BYTES_MAX} bytes",
                 hint="Read the changes up to the position instead: a pipeline with a sink, or read_binlog",
