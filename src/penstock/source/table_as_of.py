@@ -202,7 +202,7 @@ def _join(piece: tuple[pyarrow.RecordBatch, int], other: tuple[pyarrow.RecordBat
 
 def batch_bytes(rows: pyarrow.RecordBatch) -> int:
     """Return the memory of a batch, about."""
-    return int(rows.nbytes) + _BATCH_BYTES + rows.num_columns * _COLUMN_BYTES
+    return _BATCH_BYTES + int(rows.nbytes + rows.num_columns * _COLUMN_BYTES)
 
 
 def place_of(batch: int, row: int) -> int:
