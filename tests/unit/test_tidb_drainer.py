@@ -150,7 +150,7 @@ def test_start_after_the_present_of_the_cluster_is_refused(cluster: FakeCluster,
 def test_files_rotate_between_transactions_and_across_restarts(
     cluster: FakeCluster, tmp_path: Path, expected: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("penstock.tidb.merged_log.FILE_BYTES_MAX", 900)
+    monkeypatch.setattr("penstock.capture.generated_log.FILE_BYTES_MAX", 900)
     folder = tmp_path / "log"
     with StandInPump(cluster, "first") as pump:
         pump.register()

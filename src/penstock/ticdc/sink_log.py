@@ -7,11 +7,12 @@ from itertools import groupby
 from operator import attrgetter
 
 from penstock._native import RowEventWriter
+from penstock.capture.generated_log import SERVER_ID
 from penstock.errors import PenstockError
 from penstock.ticdc.row_changes import Change, RowChange, key_of
 from penstock.ticdc.schema_files import TableSchema
 from penstock.ticdc.transactions import SinkTransaction
-from penstock.tidb.merged_log import SERVER_ID, MergedEnd, MergedLog
+from penstock.tidb.merged_log import MergedEnd, MergedLog
 
 # TiCDC does not tell the cluster's id.
 _CLUSTER_ID = 0

@@ -16,6 +16,7 @@ from typing import Any
 import structlog
 
 from penstock._native import TidbTranscoder
+from penstock.capture.generated_log import SERVER_ID
 from penstock.capture.status import CaptureStatus, State
 from penstock.errors import OptionInvalid, PenstockError, PositionPurged, TransactionLate
 from penstock.limits import CAPTURE_CHUNK_BYTES
@@ -33,11 +34,7 @@ from penstock.tidb.job_sources import JobSource, SqlJobs, StatusJobs, TikvJobs
 from penstock.tidb.known_pumps import KnownPumps
 from penstock.tidb.membership import DrainerProgress, PumpMembers, Registration
 from penstock.tidb.merged_capture import MergedCapture
-from penstock.tidb.merged_log import (
-    SERVER_ID,
-    end_of_merged_log,
-    server_key_of,
-)
+from penstock.tidb.merged_log import end_of_merged_log, server_key_of
 from penstock.tidb.messages import physical_us
 from penstock.tidb.node_port import NodePort, PortTls, bind_port
 from penstock.tidb.pulling import MergeQueue, PumpReader

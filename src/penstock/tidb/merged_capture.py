@@ -4,13 +4,14 @@
 from collections.abc import Callable
 from dataclasses import replace
 
+from penstock.capture.generated_log import EPOCH, SERVER_ID
 from penstock.capture.receive import Receiver
 from penstock.capture.run import Capture
 from penstock.capture.status import CaptureStatus, State
 from penstock.errors import OptionInvalid, ServerChanged
 from penstock.limits import CAPTURE_CHUNK_BYTES
 from penstock.logstore.log import Log
-from penstock.tidb.merged_log import EPOCH, FLAVOR, SERVER_ID, MergedLog, begin_merged_log
+from penstock.tidb.merged_log import FLAVOR, MergedLog, begin_merged_log
 from penstock.tidb.messages import LOGICAL_BITS
 
 

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A log whose files Penstock generates: events appended to an instance's log like those of a server.
+
+The files are `stem.000001`, `stem.000002` and so on. Each ends with a rotation at the first transaction after
+1 GiB.
+"""
+
+import struct
+from collections.abc import Iterator
+
+from penstock._native import BlockCutter, tidb_rotation
+from penstock.capture.receive import Receiver
+from penstock.gtid_sets import NO_GTIDS, LoggedSet
+from penstock.logstore.disk import Buffer
+from penstock.logstore.log import Log
+from penstock.logstore.reader import LogExtent, LogReader
+from penstock.model import Position
+
+# A generated log has one epoch.
+EPOCH = 0
+# The server that rotations and format descriptions name.
+SERVER_ID = 1
+ROTATE_CODE = 4
+
+# A file ends at the first transaction after this size, as a server's own do.
+FILE_BYTES_MAX = 1 << 30
+
+# Type and size in an event's header.
+EVENT_HEADER = struct.Struct("<4xB4xI6x")
+
+
+def generated_file(stem: str, number: int) -> str:
+    """Return the name of the log's file of a number."""
+    return f"{stem}.{number:06d}"
+
+
+class GeneratedLog:
+    """Appends generated events to a log through a receiver. One thread uses it."""
+
+    def __init__(self, log: Log, receiver: Receiver, stem: str, flavor: str, *, is_rotated: bool) -> None:
+        """Continue at the end of the log, or begin its first file. The log's epoch has begun.
+
+        `is_rotated` says that the log ends with the rotation to a next file.
+        """
+        self._log = log
+        self._receiver = receiver
+        self._stem = stem
+        self._flavor = flavor
+        visible, epoch = log.visible, log.epoch
+        if visible is None:
+            gtid_set = NO_GTIDS if epoch is None else epoch.gtid_set
+            self._number, self._cutter = 1, self._new_cutter(generated_file(stem, 1), 0, None, gtid_set)
+            return
+        head = log.head_bytes(EPOCH, visible.file)
+        self._number = visible.file_number
+        self._cutter = self._new_cutter(visible.file, visible.offset, head, log.gtid_set(visible))
+        if is_rotated:
+            self._next_file()
+        else:
+            receiver.resume_file(self._cutter)
+
+    @property
+    def offset(self) -> int:
+        """Where the next event starts in the file."""
+        return self._cutter.offset
+
+    @property
+    def position(self) -> Position:
+        """Where the next event starts."""
+        return Position(EPOCH, generated_file(self._stem, self._number), self._cutter.offset)
+
+    def begin_transaction_at(self, time_s: int) -> int:
+        """Prepare for the events of a transaction, in a new file if the last is full; return its offset.
+
+        Raises the errors of the log.
+        """
+        if self._cutter.offset >= FILE_BYTES_MAX:
+            name = generated_file(self._stem, self._number + 1)
+            self.append(tidb_rotation(name, self._cutter.offset, server_id=SERVER_ID, time_s=time_s))
+            self._next_file()
+        if self._cutter.offset == 0:
+            self.append(self._file_head(time_s))
+        return self._cutter.offset
+
+    def append(self, events: Buffer) -> None:
+        """Append whole events. Raises the errors of the log."""
+        self._receiver.feed(events, self._cutter)
+
+    def _file_head(self, time_s: int) -> bytes:
+        """Return the first bytes of a file: the magic, and a format description at least."""
+        raise NotImplementedError
+
+    def _next_file(self) -> None:
+        self._number += 1
+        gtid_set = LoggedSet(self._cutter.gtid_set)
+        self._cutter = self._new_cutter(generated_file(self._stem, self._number), 0, None, gtid_set)
+
+    def _new_cutter(self, file: str, offset: int, head: bytes | None, gtid_set: LoggedSet) -> BlockCutter:
+        return BlockCutter(
+            epoch=EPOCH,
+            file=file,
+            offset=offset,
+            flavor=self._flavor,
+            live=False,
+            gtid_set=gtid_set,
+            block_bytes=self._log.settings.block_bytes,
+            time_max_us=self._log.time_max_us,
+            head=head,
+            statements=False,
+        )
+
+
+def scan_events(
+    log: LogReader, extent: LogExtent, start: int, stop: int, bytes_max: int
+) -> Iterator[tuple[int, bytes]]:
+    """Yield the type of each event in a range, with its first bytes, at most `bytes_max`."""
+    pending, skip = bytearray(), 0
+    for view in log.read(extent.epoch, extent.file, start, stop):
+        position = 0
+        while position < len(view):
+            if skip:
+                passed = min(skip, len(view) - position)
+                skip -= passed
+                position += passed
+                continue
+            needed = EVENT_HEADER.size
+            if len(pending) >= needed:
+                code, size = EVENT_HEADER.unpack_from(pending)
+                needed = min(size, bytes_max)
+            taken = view[position : position + needed - len(pending)]
+            pending += taken
+            position += len(taken)
+            if len(pending) < EVENT_HEADER.size:
+                continue
+            code, size = EVENT_HEADER.unpack_from(pending)
+            if len(pending) == min(size, bytes_max):
+                yield code, bytes(pending)
+                skip = size - len(pending)
+                pending.clear()
