@@ -19,6 +19,7 @@ __all__ = [
     "Chunk",
     "CutCounts",
     "Decoder",
+    "EventMover",
     "Framer",
     "GtidSet",
     "Numbers",
@@ -323,6 +324,15 @@ class Statement:
     def commit_ts(self) -> int | None: ...
     @property
     def gtid(self) -> str: ...
+
+@final
+class EventMover:
+    def __new__(cls, head: Buffer) -> EventMover: ...
+    @property
+    def head(self) -> bytes: ...
+    @property
+    def is_mariadb(self) -> bool: ...
+    def move_events(self, events: Buffer, offset: int) -> bytes: ...
 
 @final
 class Framer:

@@ -3,9 +3,10 @@
 
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from types import MappingProxyType
 
 import structlog
 
@@ -52,12 +53,30 @@ def start_of(instance: InstanceSettings) -> StartAt:
     return StartAt(position=bound.position, gtid_set=bound.gtid_set, time_us=bound.time_us)
 
 
+def make_captures(
+    names: Iterable[str],
+    settings: Settings,
+    arrived: Callable[[str], None],
+    lease: CaptureLease | None = None,
+) -> dict[str, Capture]:
+    """Return the captures of instances by name, as `make_capture` does. Those of a merge find each other."""
+    captures: dict[str, Capture] = {}
+    # A merge needs the captures of its members.
+    for name in sorted(names, key=lambda name: bool(settings.instances[name].merge)):
+        captures[name] = make_capture(name, settings, arrived, lease, captures)
+    return captures
+
+
 def make_capture(
-    name: str, settings: Settings, arrived: Callable[[str], None], lease: CaptureLease | None = None
+    name: str,
+    settings: Settings,
+    arrived: Callable[[str], None],
+    lease: CaptureLease | None = None,
+    captures: Mapping[str, Capture] = MappingProxyType({}),
 ) -> Capture:
     """Return the capture of an instance, not started; `arrived` is called with its name when more is visible.
 
-    In a fleet, `lease` permits this daemon to capture.
+    In a fleet, `lease` permits this daemon to capture. `captures` has those of the members of a merge.
     """
     instance, log = settings.instances[name], settings.log_of(name)
     parts = CaptureParts(
@@ -68,6 +87,11 @@ def make_capture(
         metrics_tables=settings.metrics.tables,
         lease=lease,
     )
+    if instance.merge:
+        from penstock.merge.capture import MergeCapture
+
+        members = {member: captures[member] for member in instance.merge}
+        return MergeCapture(name, instance, log, start_of(instance), parts, members)
     if instance.is_tidb:
         # Only a TiDB cluster needs gRPC.
         from penstock.tidb.drainer import TidbCapture

@@ -22,7 +22,7 @@ import structlog
 
 import penstock
 from penstock.capture.run import Capture
-from penstock.captures import Maintenance, make_capture, open_log, start_of
+from penstock.captures import Maintenance, make_capture, make_captures, open_log, start_of
 from penstock.check.servers import check_servers
 from penstock.coordinate.lease import Lease
 from penstock.coordinate.store import SESSION_SECONDS, CoordinationStore, open_store
@@ -153,11 +153,8 @@ class Daemon:
             if settings.fleet is None
             else _Fleet(settings, self._ports, self._arrivals, self._supervisor)
         )
-        self._own_captures = {
-            name: make_capture(name, settings, self._arrived)
-            for name in captured
-            if self._fleet is None and name not in self._supervisor.instances
-        }
+        own = [name for name in captured if self._fleet is None and name not in self._supervisor.instances]
+        self._own_captures = make_captures(own, settings, self._arrived)
         pumps = [name for name, instance in settings.instances.items() if instance.has_role("pump")]
         self._pumps = {name: _make_pump(name, settings) for name in pumps}
         # Created before anything starts, so that a tier with a missing package is reported at once.
@@ -287,7 +284,7 @@ class Daemon:
     def _check_servers(self, name: str) -> list[dict[str, Any]]:
         """Return what `penstock check` finds on each server of an instance. Raises OptionInvalid."""
         instance = self._settings.instances[name]
-        if instance.is_tidb or instance.is_ticdc:
+        if instance.is_tidb or instance.is_ticdc or instance.merge:
             raise OptionInvalid(
                 f"{name} is no MySQL or MariaDB server", hint="Run: penstock check URL --config penstock.yaml"
             )

@@ -52,6 +52,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "ticdc": LEAVES | {"settings", "mysql", "check", "logstore", "capture", "tidb"},
     "source": LEAVES | {"changes", "settings", "mysql", "schema", "logstore"},
     "serve": LEAVES | {"settings", "telemetry", "logstore", "capture", "source", "coordinate"},
+    # Instances that join the logs of others.
+    "merge": LEAVES | {"settings", "mysql", "logstore", "capture", "source", "serve"},
     "client": LEAVES | {"source", "coordinate", "telemetry"},
     # Daemons that share the capture of instances.
     "fleet": LEAVES | {"logstore", "capture", "source", "coordinate"},
@@ -72,7 +74,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     # The listeners of one process.
     "listeners": LEAVES | {"settings", "coordinate", "serve"},
     # The captures of one process, and the processes that a daemon has for them.
-    "captures": LEAVES | {"settings", "telemetry", "mysql", "logstore", "capture", "source", "tidb", "ticdc"},
+    "captures": LEAVES
+    | {"settings", "telemetry", "mysql", "logstore", "capture", "source", "tidb", "ticdc", "merge"},
     "processes": LEAVES | {"settings", "telemetry", "logstore", "capture", "captures", "listeners", "serve"},
     # The only part that builds all others.
     "daemon": LEAVES

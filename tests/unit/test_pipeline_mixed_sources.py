@@ -24,3 +24,9 @@ def test_sources_of_one_kind_are_accepted(sources: tuple[dict[str, object], ...]
 def test_tidb_and_other_sources_are_refused_by_name(other: dict[str, object]) -> None:
     with pytest.raises(OptionInvalid, match=r"TiDB clusters \(orders\)"):
         refuse_mixed({"orders": _TIDB, "stock": other})
+
+
+def test_merge_is_refused_and_its_members_are_named_instead() -> None:
+    with pytest.raises(OptionInvalid, match="the source shop is a merge of instances") as refused:
+        refuse_mixed({"shop": {"server_key": "merge:5bd6a5a1", "epoch": 0}})
+    assert "Name the instances" in str(refused.value.hint)

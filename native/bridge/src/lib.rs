@@ -8,6 +8,7 @@ mod decoder;
 mod envelope;
 mod framer;
 mod gtid_set;
+mod moved;
 mod objects;
 mod raise;
 mod resultset;
@@ -30,6 +31,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<framer::Framer>()?;
     module.add_function(wrap_pyfunction!(framer::follow_events, module)?)?;
     module.add_class::<gtid_set::GtidSet>()?;
+    module.add_class::<moved::EventMover>()?;
     module.add_class::<blocks::BlockCutter>()?;
     module.add_class::<blocks::CutCounts>()?;
     module.add_class::<blocks::Chunk>()?;

@@ -148,6 +148,11 @@ class Capture:
         return log
 
     @property
+    def server(self) -> tuple[ServerAddress, ServerIdentity] | None:
+        """The server of the current or the last connection, None before the first."""
+        return self._server
+
+    @property
     def progress(self) -> Progress:
         """What has been received."""
         return self._progress

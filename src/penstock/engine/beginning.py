@@ -211,11 +211,18 @@ def refuse_paused(settings: PipelineSettings, paused: str, *, until_caught_up: b
 
 
 def refuse_mixed(offsets: Mapping[str, Mapping[str, Any]]) -> None:
-    """Raise OptionInvalid if some sources are TiDB clusters and others are not.
+    """Raise OptionInvalid if some sources are TiDB clusters and others are not, or if one is a merge.
 
-    The commit version of a TiDB cluster is its timestamp, which cannot be compared with a place in a log.
+    The commit version of a TiDB cluster is its timestamp, which cannot be compared with a place in a log. A
+    merge has positions of its own, which say nothing of the rows that a load reads from a server.
     """
-    clusters = [name for name, offset in offsets.items() if _is_tidb(offset)]
+    merges = [name for name, offset in offsets.items() if _is_of("merge", offset)]
+    if merges:
+        raise OptionInvalid(
+            f"the source {', '.join(merges)} is a merge of instances, which a pipeline does not read",
+            hint="Name the instances of the merge as sources of the pipeline, which merges them too",
+        )
+    clusters = [name for name, offset in offsets.items() if _is_of("tidb", offset)]
     if clusters and len(clusters) < len(offsets):
         raise OptionInvalid(
             f"a pipeline has TiDB clusters ({', '.join(clusters)}) and other sources, whose commit versions"
@@ -224,8 +231,8 @@ def refuse_mixed(offsets: Mapping[str, Mapping[str, Any]]) -> None:
         )
 
 
-def _is_tidb(offset: Mapping[str, Any]) -> bool:
-    return str(offset.get("server_key") or "").startswith("tidb:")
+def _is_of(kind: str, offset: Mapping[str, Any]) -> bool:
+    return str(offset.get("server_key") or "").startswith(f"{kind}:")
 
 
 def at_their_servers(

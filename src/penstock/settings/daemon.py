@@ -47,6 +47,7 @@ from penstock.settings.listen import (
     ListenSettings,
     split_host_port,
 )
+from penstock.settings.merges import check_merges, merged_instances
 from penstock.settings.telemetry import MetricsSettings, TelemetrySettings
 from penstock.settings.ticdc import TicdcSettings, check_ticdc_url, is_ticdc_url
 from penstock.settings.tidb import TidbSettings, is_tidb_url, parse_commit_ts, pd_addresses
@@ -205,10 +206,15 @@ class InstanceSettings(Section):
 
     # A URL may contain a password, so no representation shows it.
     source: str = Field(
+        default="",
         description="mysql://user@host:port: the first server to connect to; tidb://pd1:2379,pd2:2379: the"
         " PD members of a TiDB cluster; ticdc+file:///folder, ticdc+s3://bucket/prefix or ticdc+kafka://broker:9092/topic:"
         " what TiCDC wrote",
         repr=False,
+    )
+    merge: tuple[str, ...] = Field(
+        default=(),
+        description="instead of source: other instances, whose changes this one has in commit order",
     )
     servers: tuple[str, ...] = Field(
         default=(), description="more servers of the cluster, host:port, tried in turn", repr=False
@@ -307,13 +313,28 @@ class InstanceSettings(Section):
     def _one_table_pattern_each(cls, columns: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
         return columns_by_table(columns)
 
+    @field_validator("merge")
+    @classmethod
+    def _several(cls, members: tuple[str, ...]) -> tuple[str, ...]:
+        if len(members) < 2 or len(set(members)) < len(members):
+            raise ValueError("name at least two instances, each once")
+        return members
+
     @model_validator(mode="after")
     def _has_valid_addresses(self) -> Self:
+        if bool(self.source) == bool(self.merge):
+            raise ValueError(
+                "source: name a server, mysql://user@host:3306, or in its place merge: [db1, db2]"
+            )
         self.addresses()
         of_servers = "a MySQL or MariaDB server"
         kinds = dict.fromkeys(("servers", "server_id", "semi_sync", "fail_over_after"), of_servers)
         kinds |= {"tidb": "a tidb:// source", "ticdc": "a ticdc+ source"}
-        own = kinds["tidb" if self.is_tidb else "ticdc" if self.is_ticdc else "servers"]
+        own = (
+            "a merge"
+            if self.merge
+            else kinds["tidb" if self.is_tidb else "ticdc" if self.is_ticdc else "servers"]
+        )
         for field in sorted(kinds.keys() & self.model_fields_set):
             if kinds[field] != own:
                 raise ValueError(f"{field}: only for {kinds[field]}")
@@ -344,10 +365,10 @@ class InstanceSettings(Section):
         """Return every server of the cluster in the order to try them. Raises ValueError.
 
         A further server that is written as host and port only has everything else from `source`. A TiDB
-        cluster has the server of `tidb.sql`, or none, and the output of TiCDC has none.
+        cluster has the server of `tidb.sql`, or none, and the output of TiCDC and a merge have none.
         """
         password = one_secret(self.password, self.password_file, self.password_env, "password")
-        if self.is_ticdc:
+        if self.is_ticdc or self.merge:
             return []
         if self.is_tidb:
             sql = self.tidb.sql
@@ -446,6 +467,7 @@ class Settings(Section):
             if log.serve == "durable" and (self.processes != "single" or self.listeners != "single"):
                 # Another process sees what is in the log's files, also before it is confirmed.
                 raise ValueError(f"log.serve: {name} is durable, which needs processes and listeners: single")
+        check_merges(self)
         if self.fleet is None:
             return self
         if self.listeners != "single":
@@ -494,7 +516,8 @@ class Settings(Section):
     def has_process(self, instance: str) -> bool:
         """Return whether an instance is captured in another process than the daemon's."""
         is_captured = self.instances[instance].is_captured
-        return self.processes != "single" and is_captured and self.log_of(instance).mode != "memory"
+        is_alone = is_captured and instance not in merged_instances(self.instances)
+        return self.processes != "single" and is_alone and self.log_of(instance).mode != "memory"
 
     def process_groups(self) -> list[list[str]]:
         """Return the instances of each capture process, [] if the daemon captures all of them itself.

@@ -33,6 +33,11 @@ class TransactionWalk:
         """The GTIDs seen so far: those listed in the file's header, and those of the transactions."""
         return self._decoding.gtid_set
 
+    @property
+    def end(self) -> tuple[str, int]:
+        """File and offset after the last transaction so far, also of those that the range skips."""
+        return self._decoding.decoder.position
+
     def __iter__(self) -> Iterator[pyarrow.RecordBatch]:
         for state in self._decoding.states(drop_open=True):
             if state == "batch":

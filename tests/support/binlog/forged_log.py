@@ -50,6 +50,12 @@ def forged_log(blob_bytes: int, spacing: int = 0) -> bytes:
     return assemble([description, previous, *before, *insert(_NOTES, NOTES, _NOTES, note), *after])
 
 
+def log_head() -> bytes:
+    """Return the first bytes of a real server's file: the magic and the format description."""
+    description, *_ = events(_TEMPLATE.read_bytes())
+    return assemble([description])
+
+
 def forgeries(start: int, blob_bytes: int, spacing: int = 0) -> bytes:
     """Return copies of one transaction that are valid at their offsets; the first one is at `start`."""
     content = bytearray()

@@ -10,6 +10,7 @@ mod decoder;
 mod dispatch;
 mod frame;
 mod message_tables;
+mod moved;
 mod open;
 mod open_tables;
 mod options;
@@ -25,6 +26,7 @@ mod transaction;
 mod xa;
 
 pub use decoder::{Counters, Decoder, State};
+pub use moved::EventMover;
 pub use open_tables::{Answer, TableRequest};
 pub use options::{Emit, Options, Resume};
 pub use prepared::PreparedLocation;

@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A member of a merge: the transactions of another instance's log, and how far its server is."""
+
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+import pyarrow
+
+from penstock._native import EventMover
+from penstock.capture.run import Capture
+from penstock.errors import OptionInvalid, PenstockError, ServerBusy
+from penstock.limits import CAPTURE_CHUNK_BYTES
+from penstock.logstore.disk import Buffer
+from penstock.logstore.holds import CONSUMER_PREFIX, Hold, Holds
+from penstock.logstore.log import Log
+from penstock.model import Position
+from penstock.mysql.connection import Connection, connect
+from penstock.mysql.start import StartAt
+from penstock.serve.own_log import OwnSource
+from penstock.source.source import ByteRange
+from penstock.source.walk import TransactionWalk
+
+# A server that does not answer for so long holds the merge back until the next try.
+_ANSWER_SECONDS = 2.0
+# A server is not asked more often than this.
+_ASK_SECONDS = 0.1
+# Start and end in the file, GTID, and commit time.
+_Row = tuple[int, int, str | None, int]
+
+# A transaction has its commit time before it is in the log. One that is there later than this comes too late
+# for its time, and is merged when it comes.
+_COMMIT_US = 200_000
+
+
+@dataclass(frozen=True)
+class MemberTransaction:
+    """A transaction in [start, end) of a file of a member's log.
+
+    `source` is the server's UUID and tag, or MariaDB's domain, of its GTID; "" without one. `events` are its
+    bytes, None if they are too many to be kept.
+    """
+
+    epoch: int
+    file: str
+    start: int
+    end: int
+    time_us: int
+    source: str
+    events: Buffer | None = field(repr=False)
+
+    @property
+    def end_position(self) -> Position:
+        """The position after it in the member's log."""
+        return Position(self.epoch, self.file, self.end)
+
+
+class Member:
+    """Reads an instance that this process captures. One thread uses it."""
+
+    def __init__(self, capture: Capture, position: Position) -> None:
+        """`position` is a boundary of transactions in the instance's log."""
+        self.name = capture.name
+        # Every transaction before it was returned by `read`.
+        self.position = position
+        # Why its server could not be asked how far it is.
+        self.problem: str | None = None
+        self._capture = capture
+        self._source: OwnSource | None = None
+        self._mover: tuple[tuple[int, str], EventMover] | None = None
+        self._connection: Connection | None = None
+        self._asked_at = float("-inf")
+
+    def read(self) -> list[MemberTransaction]:
+        """Return the next transactions of the log, [] if there are none now.
+
+        Raises ServerBusy while the log is being opened, PositionPurged, PositionInvalid and SequenceGap for a
+        log that does not have what follows, and the errors of damaged bytes.
+        """
+        log = self._capture.log()
+        visible = log.visible
+        if visible is None or visible <= self.position:
+            # A server sends again what its log lost in a power failure.
+            return []
+        source = self._source
+        if source is None or source.log is not log:
+            source = self._source = OwnSource(self.name, log)
+        following = source.range_from(self.position)
+        if following is None:
+            return []
+        byte_range, end = following
+        stop = min(end, byte_range.start + CAPTURE_CHUNK_BYTES)
+        walk = TransactionWalk(source, replace(byte_range, stop=stop))
+        rows = [row for batch in walk for row in _rows(batch)]
+        # Where a file ends, an event of no transaction may follow, or a transaction that its server lost.
+        reached = end if stop == end else walk.end[1]
+        self.position = Position(byte_range.epoch, byte_range.file, reached)
+        return self._transactions(log, byte_range, rows)
+
+    @staticmethod
+    def _transactions(log: Log, byte_range: ByteRange, rows: list[_Row]) -> list[MemberTransaction]:
+        if not rows:
+            return []
+        first, last = rows[0][0], rows[-1][1]
+        kept = None
+        # A long transaction at the end is read again when it is due.
+        if last - first <= 2 * CAPTURE_CHUNK_BYTES:
+            kept = memoryview(b"".join(log.read(byte_range.epoch, byte_range.file, first, last)))
+        return [
+            MemberTransaction(
+                byte_range.epoch,
+                byte_range.file,
+                start,
+                end,
+                time_us,
+                _source_of(gtid),
+                None if kept is None else kept[start - first : end - first],
+            )
+            for start, end, gtid, time_us in rows
+        ]
+
+    def events(self, transaction: MemberTransaction) -> Iterator[Buffer]:
+        """Yield the bytes of a transaction, in pieces of any size. Raises the errors of the log."""
+        if transaction.events is not None:
+            yield transaction.events
+            return
+        log = self._capture.log()
+        yield from log.read(transaction.epoch, transaction.file, transaction.start, transaction.end)
+
+    def mover(self, transaction: MemberTransaction) -> EventMover:
+        """Return what moves the events of a transaction. Raises EventUnsupported."""
+        file = transaction.epoch, transaction.file
+        if self._mover is None or self._mover[0] != file:
+            self._mover = file, EventMover(self._capture.log().head_bytes(*file))
+        return self._mover[1]
+
+    # --- How far the server is --------------------------------------------------------------
+
+    def watermark_us(self) -> int | None:
+        """Return a time before which the server has committed nothing that was not read; None if unknown.
+
+        It is this host's time, whatever the server's clock says. The server is asked for the end of its log,
+        so an idle server moves on.
+        """
+        clock = time.monotonic()
+        if clock - self._asked_at < _ASK_SECONDS:
+            return None
+        self._asked_at = clock
+        now_us = time.time_ns() // 1000
+        try:
+            is_passed = self._has_read_all()
+            self.problem = None
+        except PenstockError as problem:
+            self.close()
+            self.problem = problem.message
+            return None
+        return now_us - _COMMIT_US if is_passed else None
+
+    def _has_read_all(self) -> bool:
+        """Return whether everything that the server's log has now was read."""
+        server, epoch = self._capture.server, self._capture.log().epoch
+        if server is None or epoch is None:
+            return False
+        address, identity = server
+        if self._connection is None or self._connection.address != address:
+            self.close()
+            self._connection = connect(address, _ANSWER_SECONDS)
+        head = self._connection.head()
+        if epoch.server_key != identity.key or self._connection.identity().key != identity.key:
+            return False
+        here = self.position
+        return here.epoch == epoch.epoch and here >= Position(epoch.epoch, head.file, head.offset)
+
+    def why(self) -> str:
+        """Return what the member does while the merge waits for it."""
+        status = self._capture.snapshot()
+        why = self.problem or status.why
+        return f"{self.name} is {status.state}" + (f" ({why})" if why else "")
+
+    def is_caught_up(self) -> bool:
+        """Return whether everything that the server has sent is stored and read."""
+        with suppress(ServerBusy):
+            return self._capture.progress.caught_up and self._capture.log().visible == self.position
+        return False
+
+    def hold(self, merge: str, position: Position, seconds: float) -> None:
+        """Keep what follows a position in the log, for `seconds` without another call.
+
+        What is gone by then is noticed by `read`. Raises QuotaReached, LogFull, DiskFailed.
+        """
+        log = self._capture.log()
+        earliest = log.earliest()
+        if earliest is None or log.visible is None or position > log.visible:
+            # Nothing was received yet, or the log lost the end in a power failure.
+            return
+        expires_us = int((time.time() + seconds) * 1e6)
+        hold = Hold(f"{CONSUMER_PREFIX}merge.{merge}", max(position, earliest), expires_us)
+        Holds(log.disk, log.layout).put(hold, log=log)
+
+    def close(self) -> None:
+        """Close the connection, if there is one."""
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
+
+def flavor_of(capture: Capture) -> str:
+    """Return the flavor of an instance's servers. Raises ServerBusy before its first session."""
+    epoch = capture.log().epoch
+    if epoch is None:
+        raise ServerBusy(
+            f"{capture.name} has nothing in its log yet", hint=f"Run: penstock status {capture.name}"
+        )
+    return epoch.flavor
+
+
+def start_of_member(capture: Capture, start: StartAt) -> Position:
+    """Return where a merge begins in an instance's log.
+
+    Raises ServerBusy before the log has begun, OptionInvalid for a start that means nothing in several logs,
+    PositionPurged for a time before the log.
+    """
+    flavor_of(capture)
+    log = capture.log()
+    visible, epoch = log.visible, log.epoch
+    assert epoch is not None, "the flavor is that of an epoch"
+    if start.earliest:
+        return log.earliest() or epoch.position
+    if start.time_us is not None:
+        return epoch.position if visible is None else log.locate_time(start.time_us).position
+    if start.position is not None or start.gtid_set is not None:
+        raise OptionInvalid(
+            "start: a position or a GTID set names no place in several logs",
+            hint="start: earliest, latest or a time",
+        )
+    return visible or epoch.position
+
+
+def _rows(batch: pyarrow.RecordBatch) -> Iterator[_Row]:
+    offsets, ends, gtids = (batch[name].to_pylist() for name in ("offset", "end_offset", "gtid"))
+    times = batch["commit_timestamp"].cast(pyarrow.int64()).to_pylist()
+    return zip(offsets, ends, gtids, times, strict=True)
+
+
+def _source_of(gtid: str | None) -> str:
+    """Return what distinguishes the server of a GTID from others: UUID and tag, or MariaDB's domain."""
+    if not gtid:
+        return ""
+    return gtid.rpartition(":")[0] if ":" in gtid else gtid.partition("-")[0]

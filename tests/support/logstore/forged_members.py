@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The logs of several MySQL servers that exist nowhere, for merging them: transactions of any time."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, cast
+
+from penstock._native import BlockCutter
+from penstock.capture.run import Capture
+from penstock.logstore.disk import Disk
+from penstock.logstore.log import Log
+from penstock.merge.member import Member
+from penstock.model import Position
+from tests.support.binlog.events import MAGIC, Event, assemble
+from tests.support.binlog.forged_log import insert, log_head
+from tests.support.logstore.source import FOLDER, SETTINGS
+
+_FILE = "binlog.000001"
+_UUID, _TIME = slice(1, 17), slice(42, 49)
+# A clock that no forged transaction reaches.
+_now_us = itertools.count(1 << 60)
+
+
+class ForgedServer:
+    """A server whose log is captured as it is written."""
+
+    def __init__(self, name: str, number: int, disk: Disk) -> None:
+        self.name = name
+        self.table = f"{name}.notes"
+        self.log = Log.open(FOLDER / name, SETTINGS, disk)
+        self._uuid = bytes([number]) * 16
+        self._gno = 0
+        head = log_head()
+        self._offset = len(head)
+        self._cutter = BlockCutter(
+            epoch=0, file=_FILE, offset=len(head), flavor="mysql", live=False, block_bytes=400, head=head
+        )
+        common = {"epoch": 0, "server_id": number, "flavor": "mysql"}
+        self.log.begin_epoch(
+            **cast(Any, common),
+            server_key=f"mysql:{number}",
+            version="9.7.4",
+            file=_FILE,
+            offset=len(head),
+            gtid_set="",
+        )
+        self.log.begin_file(_FILE, len(head), head[len(MAGIC) :], cast(Any, ""), **cast(Any, common))
+
+    def commit(self, time_us: int, number: int, note: bytes = b"note") -> None:
+        """Log the insert of one row."""
+        self._gno += 1
+        gtid, *rest = insert(self._gno, self.table, number, note)
+        body = bytearray(gtid.body)
+        body[_UUID] = self._uuid
+        body[_TIME] = time_us.to_bytes(7, "little")
+        self.append([replace(gtid, body=bytes(body)), *rest])
+
+    def append(self, transaction: Sequence[Event]) -> None:
+        """Log a transaction."""
+        content = assemble(transaction, offset=self._offset)
+        assert self._cutter.feed(content) == len(content)
+        self._offset += len(content)
+        self.log.append(
+            self._cutter.take_data(),
+            self._offset - len(content),
+            self._offset,
+            self._cutter.boundary,
+            self._cutter.take_records(),
+            time_max_us=self._cutter.time_max_us,
+        )
+
+
+class IdleMember(Member):
+    """A member whose server has nothing that is not in its log, unless it is away."""
+
+    def __init__(self, server: ForgedServer, position: Position) -> None:
+        super().__init__(cast(Capture, _Captured(server)), position)
+        self.is_away = False
+        self._server = server
+
+    def watermark_us(self) -> int | None:
+        """Return a time after all others, once everything was read."""
+        if self.is_away or self.position != (self._server.log.visible or self.position):
+            return None
+        return next(_now_us)
+
+
+class _Captured:
+    """What a member needs of the capture."""
+
+    server = None
+
+    def __init__(self, server: ForgedServer) -> None:
+        self.name = server.name
+        self._log = server.log
+
+    def log(self) -> Log:
+        """Return the log."""
+        return self._log
