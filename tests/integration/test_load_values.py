@@ -1,18 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """Loaded values equal logged values bit by bit: every type and charset, on every server."""
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow
+import pymysql
 import pytest
 
 import penstock
 from penstock.changes import SYSTEM_COLUMNS, Changes, Origin, Target
 from penstock.errors import SchemaChanged
 from penstock.model import Column, ServerAddress, TablePatterns, TableSchema
-from penstock.pipeline.load.chunks import plan_chunks
+from penstock.pipeline.load.chunks import Chunk, hold_order, is_reordered, plan_chunks
 from penstock.pipeline.load.reader import read_chunk
+from penstock.pipeline.load.session import open_session
 from penstock.pipeline.load.targets import targets_of
 from tests.support.binlog.type_corpus import CASES, DOCUMENTS, NUMBERS, Case, CorpusOf, TypeTable, on_each
 from tests.support.suite.fixture_types import FreshDatabase
@@ -187,6 +190,55 @@ def test_altered_table_stops_the_read(server: Server, fresh_database: FreshDatab
     server.sql(f"ALTER TABLE {database}.t {altered}")
     with pytest.raises(SchemaChanged):
         list(read_chunk(address, target, chunk, instance="test"))
+
+
+@pytest.mark.parametrize(
+    ("altered", "is_other"),
+    [
+        ("MODIFY id VARCHAR(20) CHARACTER SET latin1 COLLATE latin1_bin NOT NULL", True),
+        ("MODIFY id VARCHAR(20) CHARACTER SET utf8mb4 COLLATE utf8mb4_bin NOT NULL", True),
+        ("MODIFY id VARBINARY(20) NOT NULL", True),
+        ("DROP PRIMARY KEY, ADD PRIMARY KEY (v, id)", True),
+        ("DROP PRIMARY KEY", True),
+        ("RENAME TO gone", True),
+        ("MODIFY id VARCHAR(30) CHARACTER SET latin1 NOT NULL", False),
+        ("ADD UNIQUE KEY (v)", False),
+    ],
+)
+def test_rows_in_another_order_stop_the_read(
+    server: Server, fresh_database: FreshDatabase, altered: str, is_other: bool
+) -> None:
+    database = fresh_database(server)
+    server.sql(f"CREATE TABLE {database}.t (id VARCHAR(20) PRIMARY KEY, v INT NOT NULL) CHARSET latin1")
+    server.sql(f"INSERT INTO {database}.t VALUES ('a', 1), ('B', 2), ('c', 3)")
+    address = ServerAddress.parse(server.url())
+    (target,) = targets_of(address, TablePatterns(f"{database}.t"))
+    chunk, *_ = plan_chunks(address, target, rows=1)
+    chunk = Chunk.from_json(json.loads(json.dumps(chunk.to_json())))
+    server.sql(f"ALTER TABLE {database}.t {altered}", database=database)
+    assert is_reordered(address, chunk) == is_other
+    if not is_other:
+        assert sum(map(len, read_chunk(address, target, chunk, instance="test")))
+        return
+    with pytest.raises(SchemaChanged, match="ordered by"):
+        list(read_chunk(address, target, chunk, instance="test"))
+
+
+@pytest.mark.deep(guard="tests/integration/test_load_values.py::test_rows_in_another_order_stop_the_read")
+def test_table_keeps_its_definition_while_a_chunk_is_read(
+    server: Server, fresh_database: FreshDatabase
+) -> None:
+    database = fresh_database(server)
+    server.sql(f"CREATE TABLE {database}.t (id VARCHAR(20) PRIMARY KEY) CHARSET latin1")
+    address = ServerAddress.parse(server.url())
+    (target,) = targets_of(address, TablePatterns(f"{database}.t"))
+    (chunk,) = plan_chunks(address, target)
+    alter = f"ALTER TABLE {database}.t CONVERT TO CHARACTER SET utf8mb4"
+    with open_session(address) as session:
+        hold_order(session, chunk)
+        with pytest.raises(pymysql.err.OperationalError, match="Lock wait timeout"):
+            server.sql(f"SET SESSION lock_wait_timeout = 1; {alter}")
+    server.sql(alter)
 
 
 def test_columns_can_be_excluded(mysql_server: Server, fresh_database: FreshDatabase) -> None:

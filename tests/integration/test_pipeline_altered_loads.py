@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables that are altered, or dropped, while a pipeline loads them, and tables that it goes on without."""
 
+from collections.abc import Iterable
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any
 
 import pyarrow
 import pytest
 from deltalake import DeltaTable
 
+from penstock.engine.task_plan import TaskPlan
 from penstock.errors import ServerUnsupported
 from penstock.local.driver import LocalDriver
 from penstock.model import TableName
@@ -51,6 +54,86 @@ def test_table_may_be_altered_during_its_load(
     wanted = source_rows(mysql_server, database, "altered")
     assert list(wanted.types) == ["e", "id", "d", "c"]
     assert_same(wanted, mysql_rows(mariadb_server, database, "altered"), key=["id"])
+
+
+class AlteringDriver(LocalDriver):
+    """Runs statements on the source before some of its jobs, by their number."""
+
+    def __init__(self, server: Server, database: str, statements: dict[int, str]) -> None:
+        super().__init__(2)
+        self._server, self._database, self._statements = server, database, statements
+        self.jobs = 0
+
+    def run(self, plan: TaskPlan) -> Iterable[pyarrow.RecordBatch]:
+        self.jobs += 1
+        if (statement := self._statements.get(self.jobs)) is not None:
+            self._server.sql(statement, database=self._database)
+        return super().run(plan)
+
+
+def create_letters(server: Server, database: str) -> None:
+    """Create a table whose key has small and capital letters, which collations order differently."""
+    server.sql("CREATE TABLE t (id VARCHAR(20) PRIMARY KEY, v INT) CHARSET latin1", database=database)
+    rows = ", ".join(
+        f"('{letter if number % 2 else letter.upper()}{digit}', {digit})"
+        for number, letter in enumerate(ascii_lowercase)
+        for digit in range(2)
+    )
+    server.sql(f"INSERT INTO t VALUES {rows}; ANALYZE TABLE t", database=database)
+
+
+BINARY = "ALTER TABLE t MODIFY id VARCHAR(20) CHARACTER SET latin1 COLLATE latin1_bin"
+LOADED_SLOWLY = {"chunk_rows": 4, "parallel": 1}
+
+
+def test_load_begins_again_when_its_key_is_ordered_differently(
+    mysql_server: Server, fresh_database: FreshDatabase, tmp_path: Path
+) -> None:
+    database = fresh_database(mysql_server)
+    create_letters(mysql_server, database)
+    sink = {"delta": {"path": str(tmp_path / "lake")}}
+    settings = pipeline_of(mysql_server, database, sink, tmp_path, load=LOADED_SLOWLY)
+    altered = f"{BINARY}; DELETE FROM t WHERE id = 'A0'; UPDATE t SET v = 5 WHERE id = 'b0'"
+    run_to_end(AlteringDriver(mysql_server, database, {2: altered}), settings)
+    rows = DeltaTable(str(tmp_path / "lake" / database / "t")).to_pyarrow_table()
+    assert sorted(zip(*rows.select(["id", "v"]).to_pydict().values(), strict=True)) == sorted(
+        mysql_server.sql("SELECT id, v FROM t", database=database)
+    )
+
+
+@pytest.mark.deep(
+    guard="tests/integration/test_pipeline_altered_loads.py::test_load_begins_again_when_its_key_is_ordered_differently"
+)
+@pytest.mark.parametrize("remove", [False, True])
+def test_resnapshot_begins_again_each_time_its_key_is_ordered_differently(
+    server: Server, mariadb_server: Server, fresh_database: FreshDatabase, tmp_path: Path, remove: bool
+) -> None:
+    database = fresh_database(server)
+    target_database = fresh_database(mariadb_server)
+    create_letters(server, database)
+    sink = {"mysql": {"url": mariadb_server.url("root")}}
+    steps = [{"route": {"to": f"{target_database}.t"}}]
+    settings = pipeline_of(server, database, sink, tmp_path, load=LOADED_SLOWLY, steps=steps)
+    run_to_end(LocalDriver(2), settings)
+    mariadb_server.sql("UPDATE t SET v = 100; INSERT INTO t VALUES ('zz', 1)", database=target_database)
+    utf8 = "ALTER TABLE t CONVERT TO CHARACTER SET utf8mb4"
+    driver = AlteringDriver(
+        server,
+        database,
+        {
+            2: f"{BINARY}; DELETE FROM t WHERE id = 'A0'; INSERT INTO t VALUES ('Y9', 9), ('y8', 8)",
+            6: f"{utf8}; UPDATE t SET v = 7 WHERE id = 'b1'",
+        },
+    )
+    with opened(settings) as state:
+        number = state.request_resnapshot("shop", TableName(database, "t"), remove=remove)
+        run_to_end(driver, settings)
+        request = state.request(number)
+        assert request is not None
+        assert request.state == "done", request
+    rows = mariadb_server.sql("SELECT id, v FROM t", database=target_database)
+    wanted = [*server.sql("SELECT id, v FROM t", database=database), *([] if remove else [("zz", 1)])]
+    assert sorted(rows) == sorted(wanted)
 
 
 def test_pipeline_continues_without_a_table_until_it_is_reloaded(

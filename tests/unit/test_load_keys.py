@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Key columns as literals: the values between two keys, and the value of a literal."""
 
+from dataclasses import replace
 from datetime import date, datetime, timedelta
 from decimal import Decimal
 from typing import Any
@@ -11,7 +12,7 @@ from penstock.changes import Target
 from penstock.errors import SchemaInvalid
 from penstock.model import Column, TableName
 from penstock.pipeline.load.chunks import Chunk, after, bound_values, within
-from penstock.pipeline.load.keys import KeyColumn
+from penstock.pipeline.load.keys import KeyColumn, order_of
 
 VALUES: list[tuple[str, str | None, str, Any]] = [
     ("bigint unsigned", None, "18446744073709551615", 18446744073709551615),
@@ -95,9 +96,34 @@ def test_bounds_with_a_common_prefix_compare_it_by_equality() -> None:
     assert after(names, ("1", "2")) == "`a` > 1 OR (`a` = 1 AND (`b` > 2))"
 
 
+@pytest.mark.parametrize(
+    ("before", "after", "is_same"),
+    [
+        (("int", None), ("bigint(20) unsigned", None), True),
+        (("varchar(20)", "latin1_swedish_ci"), ("char(40)", "latin1_swedish_ci"), True),
+        (("varchar(20)", "utf8_general_ci"), ("varchar(20)", "utf8mb3_general_ci"), True),
+        (("varchar(20)", "latin1_swedish_ci"), ("varchar(20)", "latin1_bin"), False),
+        (("varchar(20)", "utf8mb3_bin"), ("varchar(20)", "utf8mb4_bin"), False),
+        (("varchar(20)", "latin1_bin"), ("varbinary(20)", None), False),
+        (("varbinary(20)", None), ("mediumblob", None), True),
+        (("varbinary(20)", None), ("binary(20)", None), False),
+        (("int", None), ("varchar(20)", "latin1_bin"), False),
+        (("int", None), ("decimal(10,0)", None), False),
+        (("enum('a','b')", "latin1_bin"), ("enum('b','a')", "latin1_bin"), False),
+    ],
+)
+def test_order_of_a_key_column_depends_on_its_collation_and_kind(
+    before: tuple[str, str | None], after: tuple[str, str | None], is_same: bool
+) -> None:
+    assert (order_of(*before) == order_of(*after)) == is_same
+
+
 def test_chunk_round_trips_through_json() -> None:
-    chunk = Chunk(TableName("d", "t"), ("a", "b"), ("1", "x'00'"), None, "PRIMARY", 7, 3)
+    order = "`a` integer, `b` binary(1)"
+    chunk = Chunk(TableName("d", "t"), ("a", "b"), ("1", "x'00'"), None, "PRIMARY", 7, 3, order=order)
     assert Chunk.from_json(chunk.to_json()) == chunk
+    earlier = {name: value for name, value in chunk.to_json().items() if name != "order"}
+    assert Chunk.from_json(earlier) == replace(chunk, order="")
     target = Target(TableName("d", "t"), (Column("a", "int"), Column("b", "binary(1)")))
     assert bound_values(target, chunk) == ({"a": 1, "b": b"\0"}, None)
     with pytest.raises(SchemaInvalid):

@@ -197,7 +197,7 @@ class _Work:
             if self._writing.refused:
                 raise
             # The table was altered or dropped after its definition was read.
-            yield from self._surprise(OF_CHUNK, key, work.source, (work.table, problem, work.remove))
+            yield from self._surprise(OF_CHUNK, key, work.source, (work.table, problem, work.chunk))
 
     def _typed(self, work: RangeWork, batch: Batch) -> Any:
         """Return a batch as changes of its table, None if none of its rows is needed."""

@@ -7,17 +7,18 @@ nothing is locked.
 """
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
 import structlog
 
+from penstock.changes import Target
 from penstock.engine.tables import PipelineTables
-from penstock.errors import OptionInvalid, PenstockError, TransientError
+from penstock.errors import OptionInvalid, PenstockError, SchemaChanged, SchemaPending, TransientError
 from penstock.model import Position, TableName
 from penstock.pipeline.hidden_changes import Follows, follows
-from penstock.pipeline.load.chunks import plan_over
+from penstock.pipeline.load.chunks import Chunk, plan_over
 from penstock.pipeline.load.session import LoadSession, check_condition, open_session
 from penstock.pipeline.load.watermark import Watermark, watermark_of
 from penstock.pipeline.record import BatchRecord, ChunkWork
@@ -34,6 +35,8 @@ _log = structlog.get_logger(__name__)
 # little.
 _CHUNKS_PER_CORE = 4
 _CHUNKS_MAX = 256
+# The request of a full load that began again. Unlike rows of the first attempt, its rows are in the target.
+_AGAIN = "again"
 
 
 class Loading:
@@ -98,6 +101,9 @@ class Loading:
             for wish in asked:
                 if wish.source in self._sources:
                     self._take_up(wish, tables, loads)
+            for key, load in loads.items():
+                if load.begins_again and self._is_active(key) and key not in tables.stopped:
+                    loads[key] = self._plan_again(key, tables, load)
         finally:
             for session, _ in self._sessions.values():
                 session.close()
@@ -197,7 +203,7 @@ class Loading:
                 wish = self._state.request(load.request)
                 if wish is not None:
                     self._state.note_request(wish, "failed", f"the pipeline goes on without it: {why}")
-                loads[key] = replace(load, done=load.chunks)
+                loads[key] = replace(load, done=load.chunks, begins_again=False)
 
     def _plan(
         self,
@@ -218,25 +224,17 @@ class Loading:
         source, target = self._settings.source(name), tables.source_target(key)
         if source.server is None or target is None or tables.shared.target_of(key) is None:
             return None
-        # Chunks by a key that the target does not have would repeat the rows that changed since.
-        is_keyless = tables.is_keyless(key) and self._sink.keeps_state
-        if is_keyless:
-            self._refuse_others(key, tables, first=wish is None and not remove)
-        settings = self._settings.load
-        session, watermark = self._session(source)
-        chunks = [
-            replace(chunk, commit_ts=watermark.commit_ts)
-            for chunk in plan_over(session, target, rows=settings.chunk_rows, is_keyless=is_keyless)
-        ]
         pages = (
             f"loads-{hashlib.blake2b(f'{key} {wish and wish.number}'.encode(), digest_size=8).hexdigest()}"
         )
-        self._state.put_large(pages, [chunk.to_json() for chunk in chunks])
+        chunks = self._cut(key, target, tables, pages, first=wish is None and not remove)
+        _, watermark = self._session(source)
+        settings = self._settings.load
         where = settings.where_of(table.database, table.table)
         if wish is not None and wish.where is not None:
             where = wish.where if where is None else f"({where}) AND ({wish.where})"
         if where is not None:
-            check_condition(session, target, where)
+            check_condition(self._session(source)[0], target, where)
         before = loads.get(key)
         misses_deletes = afresh and bool(target.row_key) and keeps_tables(self._sink)
         reopens = afresh and follows(self._sink) is Follows.REOPENS and ends_all(key, tables)
@@ -246,7 +244,6 @@ class Loading:
         keyless = wish is not None and not wish.remove and not target.primary_key
         anew = wish is None or (wish.where is None and (afresh or keyless))
         floor = watermark.version + 1 if anew else before.floor if before is not None else 0
-        _log.info("a load begins", table=key, chunks=len(chunks), rows=sum(chunk.rows for chunk in chunks))
         return TableLoad(
             chunks=len(chunks),
             rows=sum(chunk.rows for chunk in chunks),
@@ -258,6 +255,43 @@ class Loading:
             read_to=before.read_to if before is not None else 0,
             ends_before=watermark.version if reopens else 0,
         )
+
+    def _plan_again(self, key: str, tables: PipelineTables, load: TableLoad) -> TableLoad:
+        """Plan a load again from its beginning. The log has every change since its first plan."""
+        target = tables.source_target(key)
+        if target is None or tables.shared.target_of(key) is None:
+            return replace(load, done=load.chunks, begins_again=False)
+        chunks = self._cut(key, target, tables, load.pages, first=False)
+        return replace(
+            load,
+            chunks=len(chunks),
+            done=0,
+            rows=sum(chunk.rows for chunk in chunks),
+            request=load.request or _AGAIN,
+            begins_again=False,
+        )
+
+    def _cut(
+        self, key: str, target: Target, tables: PipelineTables, pages: str, *, first: bool
+    ) -> list[Chunk]:
+        """Cut a table into chunks and store them under `pages`.
+
+        Raises SchemaPending if the table was altered after its definition was read.
+        """
+        # Chunks by a key that the target does not have would repeat the rows that changed since.
+        is_keyless = tables.is_keyless(key) and self._sink.keeps_state
+        if is_keyless:
+            self._refuse_others(key, tables, first=first)
+        session, watermark = self._session(self._settings.source(split_key(key)[0]))
+        try:
+            chunks = plan_over(session, target, rows=self._settings.load.chunk_rows, is_keyless=is_keyless)
+        except SchemaChanged as problem:
+            raise SchemaPending(problem.message) from problem
+        chunks = [replace(chunk, commit_ts=watermark.commit_ts) for chunk in chunks]
+        self._state.put_large(pages, [chunk.to_json() for chunk in chunks])
+        self._chunks.pop(pages, None)
+        _log.info("a load begins", table=key, chunks=len(chunks), rows=sum(chunk.rows for chunk in chunks))
+        return chunks
 
     def _refuse_others(self, key: str, tables: PipelineTables, *, first: bool) -> None:
         """Raise OptionInvalid where emptying a keyless table's target, before it is read, would delete rows
@@ -365,10 +399,19 @@ class Loading:
                 break
         return works, done, finished
 
+    def begin_again(self, checkpoint: Checkpoint, keys: Collection[str]) -> Checkpoint:
+        """Record before a batch is committed that the loads of these tables begin again after it."""
+        if not keys:
+            return checkpoint
+        again = {key: replace(checkpoint.loads[key], begins_again=True) for key in keys}
+        return self._state.write(replace(checkpoint, loads={**checkpoint.loads, **again}))
+
     def done(self, checkpoint: Checkpoint, record: BatchRecord) -> None:
         """Record the requests and loads that a batch finished."""
+        running = {load.request for load in checkpoint.loads.values() if not load.finished}
         for number in record.finished:
-            self._note_ended(number, checkpoint)
+            if number not in running:
+                self._note_ended(number, checkpoint)
         for key in record.loads:
             load = checkpoint.loads[key]
             if load.finished:

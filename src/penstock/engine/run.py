@@ -403,6 +403,7 @@ class PipelineRun:
                     raise
                 return self._given_up(state, checkpoint, record, problem)
         self._reread_children(record, outcome)
+        checkpoint = self._retried(partial(self._loading.begin_again, checkpoint, learned.again), state)
         mark = mark_of(self._settings, self._tables, checkpoint, record)
         # Ask the source before committing, so that it cannot fail between the commit and its record.
         read = self._read_to(checkpoint, record, state)
@@ -416,9 +417,8 @@ class PipelineRun:
         committed = time.monotonic()
         floors = {key: floor for counts in outcome.counts for key, floor in counts.floors.items()}
         checkpoint = self._record(state, checkpoint, record, floors, read)
-        for name, offset in checkpoint.offsets.items():
-            if name in self._logs:
-                self._logs[name].hold(Offset.from_json(offset))
+        for name in self._logs.keys() & checkpoint.offsets.keys():
+            self._logs[name].hold(Offset.from_json(checkpoint.offsets[name]))
         self._loading.done(checkpoint, record)
         self._aside.worked(record.sources)
         self._note_progress()

@@ -5,7 +5,6 @@ It is stored in the pipeline's state. Tasks report unknown tables as surprises. 
 order, prepares targets, and returns what the batch has to know before it is replayed.
 """
 
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -48,6 +47,7 @@ from penstock.model import Column, TableName, TablePatterns
 from penstock.pipeline import hidden_changes
 from penstock.pipeline.evolution import evolve_target, joined_targets
 from penstock.pipeline.ghosts import PipelinePatterns
+from penstock.pipeline.load.chunks import Chunk, is_reordered
 from penstock.pipeline.load.targets import targets_of
 from penstock.pipeline.pattern_check import pattern_findings, refuse_fatal, tables_on_servers
 from penstock.pipeline.settings import PipelineSettings, PipelineSource
@@ -293,9 +293,9 @@ class PipelineTables:
     def _learn_altered(self, surprise: Surprise, learned: Learned) -> None:
         """Read the definition of a table that was altered while its chunk was read.
 
-        If that happens too often, skip the chunk and request that the whole table is read again later.
+        If its key orders rows otherwise now, or that happens too often, its load begins again.
         """
-        name, problem, remove = surprise.value
+        name, problem, chunk = surprise.value
         source, key = self._settings.source(surprise.source), table_key(surprise.source, name)
         assert source.server is not None, "only tables of a server are cut into chunks"
         self._read_server(source, name)
@@ -304,10 +304,10 @@ class PipelineTables:
         if not is_there:
             _log.warning("a table is gone before it was read to its end", table=key, why=str(problem))
             learned.unread.add(key)
-        elif learned.altered[key] > _LOOKS_MAX:
-            _log.warning("a table is altered again and again, it is read later", table=key, why=str(problem))
+        elif learned.altered[key] > _LOOKS_MAX or is_reordered(source.server, Chunk.from_json(chunk)):
+            _log.warning("a table was altered, its load begins again", table=key, why=str(problem))
             learned.unread.add(key)
-            self._reread(source.name, name, str(time.time_ns()), remove=remove)
+            learned.again.add(key)
 
     def _is_mariadb(self, source: PipelineSource) -> bool:
         return any(

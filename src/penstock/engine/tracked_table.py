@@ -96,11 +96,12 @@ class Learned:
     """The results of the surprises of one batch.
 
     `statements` are the handled statements, as in `TaskPlan`. All rows of the tables in `together` go to one
-    part. The chunks of the tables in `unread` are skipped. `altered` counts how often each table was altered
-    while it was read.
+    part. The chunks of the tables in `unread` are skipped. `again` are those of them whose loads begin
+    again. `altered` counts how often each table was altered while it was read.
     """
 
     statements: dict[str, dict[str, TableName]] = field(default_factory=dict)
     together: set[TableName] = field(default_factory=set)
     unread: set[str] = field(default_factory=set)
+    again: set[str] = field(default_factory=set)
     altered: dict[str, int] = field(default_factory=dict)

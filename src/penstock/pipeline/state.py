@@ -83,7 +83,7 @@ class TableLoad:
     `pages` names the record of its chunks. `where`, `remove` and `request` belong to the request; `request`
     is "" for a full load. Changes with a commit version before `floor` are already in the load. No row that
     was read comes from a change at or after version `read_to`. The first chunk ends rows of a history that
-    began before `ends_before`.
+    began before `ends_before`. A load that `begins_again` has chunks of an order that its key had before.
     """
 
     chunks: int
@@ -96,11 +96,12 @@ class TableLoad:
     floor: int = 0
     read_to: int = 0
     ends_before: int = 0
+    begins_again: bool = False
 
     @property
     def finished(self) -> bool:
         """Whether every chunk is done."""
-        return self.done >= self.chunks
+        return self.done >= self.chunks and not self.begins_again
 
 
 def _log_position(offset: Mapping[str, Any]) -> tuple[Any, ...]:
@@ -159,8 +160,7 @@ class Checkpoint:
 
     def with_read_version(self, key: str, version: int) -> Self:
         """Return the progress with `version` noted as the end of the source's log after a read."""
-        load = self.loads[key]
-        updated = replace(load, read_to=max(load.read_to, version))
+        updated = replace(self.loads[key], read_to=max(self.loads[key].read_to, version))
         return replace(self, loads={**self.loads, key: updated})
 
     def encode(self) -> bytes:

@@ -8,14 +8,15 @@ which rows they hold: ranges are contiguous, and the outer ones are unbounded.
 """
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
 from penstock.changes import Target
-from penstock.errors import SchemaChanged, SchemaInvalid
+from penstock.errors import SchemaChanged, SchemaInvalid, ServerUnsupported
 from penstock.limits import CHUNK_ROWS
 from penstock.model import ServerAddress, TableName, quote_name
-from penstock.pipeline.load.keys import KeyColumn
+from penstock.pipeline.load.keys import KeyColumn, order_of
 from penstock.pipeline.load.session import LoadSession, open_session
 
 # A range is not divided if it exceeds the wanted size by at most this factor; estimates are no finer.
@@ -37,6 +38,8 @@ class Chunk:
     key, which is one chunk. `low` (inclusive) and `high` (exclusive) are values of those columns as SQL
     literals, None if unbounded. `rows` is the server's estimate, `number` counts a table's chunks from 0.
     `commit_ts` is when the load was planned on a TiDB cluster: all of its chunks are read as of that time.
+    `order` describes how the key orders rows; in another order, rows belong to other chunks. It is "" without
+    a key, and in the plan of an earlier version of Penstock.
     """
 
     table: TableName
@@ -47,6 +50,7 @@ class Chunk:
     rows: int = 0
     number: int = 0
     commit_ts: int | None = None
+    order: str = ""
 
     @property
     def condition(self) -> str:
@@ -63,6 +67,7 @@ class Chunk:
             "index": self.index,
             "rows": self.rows,
             "number": self.number,
+            "order": self.order,
             **({} if self.commit_ts is None else {"commit_ts": self.commit_ts}),
         }
 
@@ -81,7 +86,8 @@ class Chunk:
             }:
                 bounds = [None if bound is None else tuple(map(str, bound)) for bound in (low, high)]
                 name, columns = TableName(database, table), tuple(map(str, key))
-                return cls(name, columns, bounds[0], bounds[1], index, rows, number, value.get("commit_ts"))
+                timed_and_ordered = value.get("commit_ts"), value.get("order", "")
+                return cls(name, columns, bounds[0], bounds[1], index, rows, number, *timed_and_ordered)
         raise SchemaInvalid("a chunk has table, key, low, high, index, rows and number")
 
 
@@ -155,36 +161,85 @@ def plan_over(
 ) -> list[Chunk]:
     """Cut a table into chunks like `plan_chunks`, over an open session. Rows of a keyless one are one
     chunk."""
-    index, key = ("", ()) if is_keyless else _chunk_key(session, target)
-    columns = [KeyColumn(target.column(name)) for name in key]
-    if not key or not all(column.is_ordered for column in columns):
+    index, parts = ("", []) if is_keyless else _chunk_key(session, target)
+    columns = [KeyColumn(target.column(str(part["COLUMN_NAME"]))) for part in parts]
+    if not columns or not all(column.is_ordered for column in columns):
         return [Chunk(target.name, rows=_table_rows(session, target.name))]
     planner = _Planner(session, target.name, index, columns, rows)
-    return [replace(chunk, number=number) for number, chunk in enumerate(planner.chunks())]
+    order = _order(parts)
+    return [replace(chunk, number=number, order=order) for number, chunk in enumerate(planner.chunks())]
+
+
+def hold_order(session: LoadSession, chunk: Chunk) -> None:
+    """Keep a table's definition unchanged until the session ends, which must have no transaction.
+
+    Raises SchemaChanged if the table's key orders rows otherwise than when the chunk was planned.
+    """
+    if not chunk.order:
+        return
+    if not session.tidb:
+        session.query("START TRANSACTION")
+        # Any statement on the table takes a metadata lock. The read reports what is wrong with the table.
+        with suppress(ServerUnsupported):
+            session.query(f"SELECT 1 FROM {chunk.table.sql} LIMIT 0")
+    order = _current_order(session, chunk)
+    if order != chunk.order:
+        raise SchemaChanged(
+            f"{chunk.table} was altered while it was read: its rows were divided by {chunk.order}, and are"
+            f" ordered by {order or 'no key'}",
+            hint="Run the command again",
+        )
+
+
+def is_reordered(address: ServerAddress, chunk: Chunk) -> bool:
+    """Return whether a table's key orders rows otherwise than when a chunk was planned."""
+    with open_session(address) as session:
+        return chunk.order not in ("", _current_order(session, chunk))
+
+
+def _current_order(session: LoadSession, chunk: Chunk) -> str:
+    """Return the order of a chunk's index as it is now, "" if the index is gone or cannot be used."""
+    parts = _indexes(session, chunk.table).get(chunk.index, [])
+    return _order(parts) if all(map(_is_whole, parts)) else ""
+
+
+def _order(parts: Sequence[dict[str, Any]]) -> str:
+    """Return how an index orders rows: its columns, and what determines the order of each one's values."""
+    return ", ".join(
+        f"{quote_name(str(part['COLUMN_NAME']))} {order_of(str(part['COLUMN_TYPE']), part['COLLATION_NAME'])}"
+        for part in parts
+    )
 
 
 _INDEXES = """
-SELECT s.* FROM information_schema.STATISTICS s
+SELECT s.*, c.COLUMN_TYPE, c.COLLATION_NAME FROM information_schema.STATISTICS s
+LEFT JOIN information_schema.COLUMNS c
+ON c.TABLE_SCHEMA = %s AND c.TABLE_NAME = %s AND c.COLUMN_NAME = s.COLUMN_NAME
 WHERE s.TABLE_SCHEMA = %s AND s.TABLE_NAME = %s AND s.NON_UNIQUE = 0 AND s.INDEX_TYPE = 'BTREE'
 ORDER BY s.INDEX_NAME <> 'PRIMARY', s.INDEX_NAME, s.SEQ_IN_INDEX"""
 
 
-def _chunk_key(session: LoadSession, target: Target) -> tuple[str, tuple[str, ...]]:
-    """Return the name and the columns of the index to cut by; "" and () if there is none."""
+def _indexes(session: LoadSession, table: TableName) -> dict[str, list[dict[str, Any]]]:
+    """Return the parts of a table's unique indexes by name, the primary key first."""
     indexes: dict[str, list[dict[str, Any]]] = {}
-    for row in session.query(_INDEXES, target.name.database, target.name.table):
+    for row in session.query(_INDEXES, *(table.database, table.table) * 2):
         indexes.setdefault(str(row["INDEX_NAME"]), []).append(row)
-    for name, parts in indexes.items():
-        if not all(_is_whole(part) for part in parts):
+    return indexes
+
+
+def _chunk_key(session: LoadSession, target: Target) -> tuple[str, list[dict[str, Any]]]:
+    """Return the name and the parts of the index to cut by; "" and [] if there is none."""
+    for name, parts in _indexes(session, target.name).items():
+        if not all(map(_is_whole, parts)):
             continue
-        columns = tuple(str(part["COLUMN_NAME"]) for part in parts)
+        columns = [str(part["COLUMN_NAME"]) for part in parts]
         if not set(columns) <= set(target.column_names):
             raise SchemaChanged(
                 f"the key {name} of {target.name} has other columns than before: {', '.join(columns)}",
                 hint="The table was altered since its load was planned. Run: penstock resnapshot",
             )
-        return name, columns
-    return "", ()
+        return name, parts
+    return "", []
 
 
 def _is_whole(part: dict[str, Any]) -> bool:

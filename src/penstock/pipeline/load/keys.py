@@ -27,6 +27,8 @@ _NUMBERED = frozenset(("enum", "set", "bit"))
 _ADDRESSES = frozenset(("uuid", "inet4", "inet6"))
 _TEXTS = frozenset(("char", "varchar", "tinytext", "text", "mediumtext", "longtext"))
 _BYTES = frozenset(("binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"))
+# BINARY pads its values, so it orders them otherwise.
+_PLAIN_BYTES = _BYTES - {"binary"}
 
 _EPOCH = datetime(1970, 1, 1)
 _MICROSECOND = timedelta(microseconds=1)
@@ -199,6 +201,18 @@ class KeyColumn:
             return None
         middle = _text_between(first, last, share)
         return None if middle is None else f"_utf8mb4 x'{middle.encode().hex().upper()}'"
+
+
+def order_of(type_text: str, collation: str | None) -> str:
+    """Return what determines the order of a column's values. Longer types of a kind have the same order."""
+    match = _WORD.match(type_text.lower())
+    word = match[1] if match else ""
+    if word in _TEXTS and collation is not None:
+        # Before MySQL 8.0.30 and MariaDB 10.6, collations of utf8mb3 were named after its alias.
+        return re.sub(r"^utf8_", "utf8mb3_", collation)
+    if word in _WHOLE or word in _PLAIN_BYTES:
+        return "integer" if word in _WHOLE else "bytes"
+    return type_text.lower()
 
 
 def _scale(literal: str) -> int:

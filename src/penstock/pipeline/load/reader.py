@@ -19,7 +19,7 @@ from penstock.limits import (
     RECONNECT_TRIES_MAX,
 )
 from penstock.model import Column, ServerAddress, quote_name
-from penstock.pipeline.load.chunks import Chunk, after
+from penstock.pipeline.load.chunks import Chunk, after, hold_order
 from penstock.pipeline.load.exact import open_exact
 from penstock.pipeline.load.keys import KeyColumn
 from penstock.pipeline.load.session import LoadSession, open_session
@@ -59,7 +59,8 @@ def read_chunk(
 
     A lost connection is reopened, up to `tries_max` times without progress, and the read resumes after the
     last row yielded, or raises ConnectionLost if the key does not identify that row. Raises ServerChanged for
-    a server other than the watermark's, SchemaChanged for changed columns, PrivilegeMissing.
+    a server other than the watermark's, SchemaChanged for changed columns and for a key that orders rows
+    otherwise than when the chunk was planned, PrivilegeMissing.
     """
     reading = _Reading(target, chunk, instance, columns, where)
     throttle = _throttle(rate)
@@ -79,6 +80,7 @@ def read_chunk(
                     watermark = watermark_of(session, epoch, planned_ts)
                 _check_server(session, watermark)
                 read_as_of(session, watermark)
+                hold_order(session, chunk)
                 if on_watermark is not None and not reading.rows:
                     on_watermark(watermark)
                 yield from _throttled(reading.changes(session, watermark), throttle)
