@@ -4,7 +4,7 @@
 Sources, steps and sinks depend on this module and not on each other.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any, Self
 
@@ -112,16 +112,34 @@ class Target:
 
 
 @dataclass(frozen=True)
+class StatementOrigin:
+    """Where and when a statement was logged. Without GTIDs, `gtid` is "". Can be pickled."""
+
+    file: str = ""
+    offset: int = 0
+    gtid: str = ""
+    server_id: int = 0
+    # Commit time of its transaction, in microseconds since 1970.
+    commit_us: int = 0
+
+
+@dataclass(frozen=True)
 class DefiningStatement:
     """A statement that defines, renames, drops or empties tables, with its commit version.
 
-    The session was in `database`, "" for none. `tables` are all tables that it names. Can be pickled.
+    The session was in `database`, "" for none. `tables` are all tables that it names. `definitions` says what
+    it does to each of them: the kind, database, table ("" for none), and a statement about this table alone.
+    `emptied` are the targets of tables that it empties, of those that have had rows. Can be pickled.
     """
 
     text: str
     database: str
     tables: tuple[TableName, ...]
     version: int
+    instance: str = ""
+    origin: StatementOrigin = field(default_factory=StatementOrigin)
+    definitions: tuple[tuple[str, str, str, str], ...] = ()
+    emptied: tuple[Target, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Debezium's messages in Avro, through a real broker and a real registry, read by Java's own libraries."""
+"""Debezium's messages in Avro and protobuf, through a real broker and registry, read by other libraries."""
 
 import base64
 import json
@@ -17,6 +17,7 @@ from penstock.sinks.messages import DebeziumForms, messages_of
 from tests.integration.test_sink_kafka import broker, mark, sink_of, write  # noqa: F401
 from tests.support.messages.avro_types import every_type
 from tests.support.pipeline.changes_made import changes_of, insert, target_of
+from tests.support.sinks import protobuf_reading
 from tests.support.sinks.kafka_reading import records
 from tests.support.suite.fixture_types import MissingPart
 from tests.unit.test_sink_avro import FORMS
@@ -83,7 +84,8 @@ def test_consumer_in_java_reads_what_connects_converter_would_write(
     topic = f"avro_{request.node.callspec.id}"
     changes = every_type()
     target = changes.target
-    settings = {"format": "debezium_avro", "registry": {"url": registry.url}, "debezium": forms}
+    debezium = None if forms is None else forms.model_dump()
+    settings = {"format": "debezium_avro", "registry": {"url": registry.url}, "debezium": debezium}
     write(sink_of(broker, topic=topic, partitions=1, tombstones=None, **settings), mark(1, topic), changes)
     connect = _native.debezium_schemas(
         target.declared,
@@ -151,3 +153,26 @@ def test_schema_that_is_not_registered_stops_the_writer(
             changes,
         )
     assert records(broker, "unknown") == []
+
+
+@pytest.mark.deep(guard="tests/unit/test_sink_protobuf.py::test_messages_have_the_values_of_those_in_json")
+def test_messages_in_protobuf_are_read_by_their_registered_schemas(
+    broker: Kafka,  # noqa: F811
+    registry: Apicurio,
+) -> None:
+    topic = "protobuf"
+    changes = every_type()
+    settings = {"format": "debezium_protobuf", "registry": {"url": registry.url}, "topic": topic}
+    sink = sink_of(broker, partitions=1, **settings)
+    assert list(sink.check()) == []
+    write(sink, mark(1, topic), changes)
+    expected = messages_of(changes, "debezium", ("id",)).value.to_pylist()
+    received = [record.value for record in records(broker, topic) if record.value is not None]
+    assert len(received) == len(expected)
+    for value, text in zip(received, expected, strict=True):
+        registered = asked(registry, "GET", f"/schemas/ids/{int.from_bytes(value[1:5])}")
+        assert registered["schemaType"] == "PROTOBUF"
+        _, message = protobuf_reading.record_of(value, registered["schema"])
+        assert message["op"] == json.loads(text)["op"]
+        assert message["source"]["table"] == "every-type"
+    assert {f"{topic}-key", f"{topic}-value"} <= set(asked(registry, "GET", "/subjects"))

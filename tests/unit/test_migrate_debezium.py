@@ -223,6 +223,37 @@ def test_handling_modes_and_flat_rows_are_carried(tmp_path: Path) -> None:
     assert sink.tombstones is None
 
 
+def test_topics_beside_those_of_tables_are_carried(tmp_path: Path) -> None:
+    path = connector(
+        tmp_path,
+        include__schema__changes="true",
+        provide__transaction__metadata="true",
+        skipped__operations="none",
+        **{"heartbeat.interval.ms": "5000", "topic.transaction": "tx"},
+    )
+    migration = migrated(path, tmp_path / "new")
+    assert migration.report.attention == []
+    forms: Any = load_pipeline(tmp_path / "new/pipeline.yaml").sink.settings.debezium  # type: ignore[attr-defined]
+    assert (forms.truncates, forms.schema_topic, forms.transaction_topic) == (True, "shop", "shop.tx")
+    heartbeat = forms.heartbeat
+    assert (heartbeat.topic, heartbeat.server, heartbeat.interval) == (
+        "__debezium-heartbeat.shop",
+        "shop",
+        5.0,
+    )
+
+
+def test_topics_that_a_connector_switches_off_are_not_written(tmp_path: Path) -> None:
+    path = connector(tmp_path, **{"heartbeat.interval.ms": "0", "provide.transaction.metadata": "false"})
+    assert migrated(path, tmp_path / "new").report.attention == []
+    assert load_pipeline(tmp_path / "new/pipeline.yaml").sink.settings.debezium is None  # type: ignore[attr-defined]
+
+
+def test_topic_of_statements_by_default_is_left_to_the_user(tmp_path: Path) -> None:
+    steps = migrated(connector(tmp_path, include__schema__changes=None), tmp_path / "new").report.steps
+    assert [step for step in steps if "schema_topic: shop" in step]
+
+
 AVRO = {
     f"{part}.converter{name}": value
     for part in ("key", "value")
@@ -255,6 +286,17 @@ def test_avro_converter_becomes_a_registry(tmp_path: Path) -> None:
     assert (registry.subjects, registry.auto_register) == ("record", False)
     written = (tmp_path / "new/pipeline.yaml").read_text() + (tmp_path / "new/migration.md").read_text()
     assert "registry-secret" not in written
+
+
+@pytest.mark.parametrize(("optional", "nullables"), [(None, "plain"), ("true", "optional")])
+def test_protobuf_converter_becomes_a_registry(tmp_path: Path, optional: str | None, nullables: str) -> None:
+    converter = "io.confluent.connect.protobuf.ProtobufConverter"
+    protobuf = {f"{part}.converter": converter for part in ("key", "value")}
+    protobuf |= {f"{part}.converter.optional.for.nullables": optional for part in ("key", "value")}
+    migration = migrated(connector(tmp_path, **(AVRO | protobuf)), tmp_path / "new")
+    assert migration.report.attention == []
+    sink: Any = load_pipeline(tmp_path / "new/pipeline.yaml").sink.settings
+    assert (sink.format, sink.registry.nullables) == ("debezium_protobuf", nullables)
 
 
 def test_registry_that_differs_for_keys_needs_attention(tmp_path: Path) -> None:

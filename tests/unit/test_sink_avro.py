@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from penstock.changes import Changes
+from penstock.changes import Changes, Target
 from penstock.errors import (
     AccessDenied,
     AuthenticationFailed,
@@ -22,7 +22,8 @@ from penstock.errors import (
     ServerBusy,
 )
 from penstock.model import TableName
-from penstock.sinks.kafka.avro_schemas import avro_schemas, record_name
+from penstock.sinks.kafka.avro_schemas import avro_schema
+from penstock.sinks.kafka.connect_schemas import row_schemas
 from penstock.sinks.kafka.registry import Registry, RegistryClient
 from penstock.sinks.kafka.sink import KafkaSink, Settings
 from penstock.sinks.messages import DebeziumForms, messages_of
@@ -43,6 +44,12 @@ FLAT = DebeziumForms(
     deletes="rewrite",
 )
 FORMS = pytest.mark.parametrize("forms", [None, PRECISE, FLAT], ids=["envelope", "modes", "flat"])
+
+
+def avro_schemas(target: Target, instance: str, forms: DebeziumForms | None = None) -> tuple[Any, Any]:
+    """Return the schemas of a target's messages and keys."""
+    value, key = row_schemas(target, instance, ("id",), forms)
+    return avro_schema(value), avro_schema(key or {})
 
 
 def plain(value: Any) -> Any:
@@ -70,7 +77,7 @@ def in_json(changes: Changes, forms: DebeziumForms | None) -> list[tuple[Any, An
 @FORMS
 def test_records_have_the_values_of_the_messages_in_json(forms: DebeziumForms | None) -> None:
     changes = every_type()
-    value_schema, key_schema = avro_schemas(changes.target, "test", ("id",), forms)
+    value_schema, key_schema = avro_schemas(changes.target, "test", forms)
     messages = messages_of(changes, "debezium_avro", ("id",), debezium=forms, schema_ids=(7, 70_000))
     records = []
     for key, value in zip(messages.key.to_pylist(), messages.value.to_pylist(), strict=True):
@@ -87,17 +94,17 @@ def test_records_have_the_values_of_the_messages_in_json(forms: DebeziumForms | 
     ids=lambda value: str(value)[:8],
 )
 def test_schemas_equal_those_of_connects_converter(forms: DebeziumForms | None, name: str) -> None:
-    value, key = avro_schemas(every_type().target, "test", ("id",), forms)
+    value, key = avro_schemas(every_type().target, "test", forms)
     golden = json.loads((GOLDEN / f"{name}.json").read_text())
     assert json.dumps({"value": value, "key": key}) == json.dumps(golden)
 
 
 def test_letters_that_avro_lacks_become_underscores() -> None:
     target = replace(target_of({"1st": "int", "ü-b": "int"}, key=("1st",)), name=TableName("2-shop", "t$"))
-    value, key = avro_schemas(target, "db 1:3306", ("1st",), None)
-    assert record_name(value) == "db_1_3306._2_shop.t_.Envelope"
-    assert record_name(key) == "db_1_3306._2_shop.t_.Key"
-    assert value["connect.name"] == record_name(value)
+    value, key = map(avro_schema, filter(None, row_schemas(target, "db 1:3306", ("1st",), None)))
+    assert (value["namespace"], value["name"]) == ("db_1_3306._2_shop.t_", "Envelope")
+    assert (key["namespace"], key["name"]) == ("db_1_3306._2_shop.t_", "Key")
+    assert value["connect.name"] == "db_1_3306._2_shop.t_.Envelope"
     row = value["fields"][0]["type"][1]
     assert [field["name"] for field in row["fields"]] == ["_1st", "__b"]
 
@@ -105,7 +112,7 @@ def test_letters_that_avro_lacks_become_underscores() -> None:
 def test_columns_that_get_the_same_name_are_refused() -> None:
     target = target_of({"id": "int", "a-b": "int", "a_b": "int"})
     with pytest.raises(OptionInvalid, match="'a_b'"):
-        avro_schemas(target, "test", ("id",), None)
+        avro_schemas(target, "test")
 
 
 def test_record_of_a_partial_image_is_refused() -> None:
@@ -165,7 +172,7 @@ def test_registry_is_asked_once_for_the_columns_of_a_table(
         assert [kafka.schema_ids(changes), kafka.schema_ids(changes)] == [(3, 4), (3, 4)]
     assert [request.path for request in endpoint.received] == paths
     bodies = [json.loads(json.loads(request.body)["schema"]) for request in endpoint.received]
-    assert bodies == list(avro_schemas(ORDERS, "test", ("id",), None))
+    assert bodies == list(avro_schemas(ORDERS, "test"))
 
 
 def test_added_column_gets_another_schema() -> None:
@@ -233,8 +240,8 @@ def test_account_of_the_registry_is_sent_and_never_shown() -> None:
 def test_check_refuses_a_registry_without_avro() -> None:
     with HttpEndpoint() as endpoint:
         endpoint.bodies.append(b'["JSON"]')
-        with pytest.raises(OptionInvalid, match="no Avro"):
-            RegistryClient(Registry(url=endpoint.url), None).check()
+        with pytest.raises(OptionInvalid, match="no AVRO"):
+            RegistryClient(Registry(url=endpoint.url), None).check("AVRO")
 
 
 @pytest.mark.parametrize(
@@ -250,6 +257,14 @@ def test_check_refuses_a_registry_without_avro() -> None:
                 "claim_check": {"above": 4096, "path": "claims"},
             },
             "claim_check",
+        ),
+        (
+            {
+                "format": "debezium_protobuf",
+                "registry": {"url": "http://r:8081"},
+                "debezium": {"time": "connect"},
+            },
+            "no form in protobuf",
         ),
     ],
     ids=str,

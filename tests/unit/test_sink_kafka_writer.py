@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a writer of the Kafka sink passes to its producer, without a broker."""
 
+import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,19 @@ class KeptProducer:
     def __init__(self, last_committed: int | None = None) -> None:
         self.last_committed = last_committed
         self.sent: list[tuple[str, Mapping[str, Any]]] = []
+        self.partitions: list[int] = []
 
     def send(self, topic: str, partition: int, messages: list[dict[str, Any]], size: int) -> None:
         """Keep messages."""
         self.sent += [(topic, message) for message in messages]
+        self.partitions += [partition] * len(messages)
+
+    def flush(self) -> None:
+        """Do nothing: messages are kept at once."""
+
+    def of_topic(self, topic: str) -> list[Any]:
+        """Return the values in JSON of the messages of a topic, without tombstones."""
+        return [json.loads(message["value"]) for to, message in self.sent if to == topic and message["value"]]
 
 
 def writer_of(topics: Mapping[str, int], **settings: Any) -> tuple[KafkaWriter, KeptProducer]:

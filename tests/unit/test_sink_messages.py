@@ -16,6 +16,7 @@ from penstock import _native
 from penstock.changes import Changes, Origin
 from penstock.errors import EventUnsupported, OptionInvalid
 from penstock.model import Column, TableName
+from penstock.sinks.kafka.debezium_settings import DebeziumSettings
 from penstock.sinks.kafka.sink import KafkaSink
 from penstock.sinks.kafka.sink import Settings as KafkaSettings
 from penstock.sinks.kafka.writer import topic_of
@@ -248,18 +249,18 @@ def test_forms_that_contradict_each_other_are_refused(settings: dict[str, Any], 
 
 def test_table_without_a_key_has_no_tombstones_for_flat_deletes() -> None:
     keyless = replace(ORDERS, primary_key=())
-    settings = KafkaSettings(servers="b:9092", debezium=DebeziumForms(flat=True))
+    settings = KafkaSettings(servers="b:9092", debezium=DebeziumSettings(flat=True))
     with pytest.raises(OptionInvalid, match="no tombstone"):
         KafkaSink(settings).key(keyless)
     for deletes in ("rewrite", "drop"):
-        forms = DebeziumForms(flat=True, deletes=deletes)  # type: ignore[arg-type]
+        forms = DebeziumSettings(flat=True, deletes=deletes)  # type: ignore[arg-type]
         assert KafkaSink(KafkaSettings(servers="b:9092", debezium=forms)).key(keyless) == ()
 
 
 def test_column_with_the_name_of_a_flat_field_is_refused() -> None:
     target = target_of({"id": "int", "__op": "varchar(9)"})
     for fields, is_refused in (("op",), True), (("ts_ms",), False):
-        sink = KafkaSink(KafkaSettings(servers="b:9092", debezium=DebeziumForms(flat=True, fields=fields)))  # type: ignore[arg-type]
+        sink = KafkaSink(KafkaSettings(servers="b:9092", debezium=DebeziumSettings(flat=True, fields=fields)))  # type: ignore[arg-type]
         if is_refused:
             with pytest.raises(OptionInvalid, match="__op"):
                 sink.key(target)

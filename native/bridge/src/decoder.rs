@@ -558,6 +558,29 @@ impl Statement {
         self.inner.timestamp_us
     }
 
+    /// What a DDL statement does to each of its tables, in order: the kind, such as TRUNCATE, database, table (its new
+    /// name if it is renamed) and a statement about this table alone. The table is "" if the statement names none.
+    #[getter]
+    fn definitions(&self) -> Vec<(&'static str, String, String, String)> {
+        let statement = &self.inner;
+        ddl::table_statements(&statement.text, &statement.database, statement.session.backslash())
+            .map(|(of, text)| (of.kind.name(), of.database.into_owned(), of.table.into_owned(), text.into_owned()))
+            .collect()
+    }
+
+    /// When its transaction was committed, in microseconds since 1970; the start of the statement if the log does not
+    /// say.
+    #[getter]
+    fn commit_us(&self) -> i64 {
+        self.inner.commit_us
+    }
+
+    /// The id of the server that ran it.
+    #[getter]
+    fn server_id(&self) -> u32 {
+        self.inner.server_id
+    }
+
     /// The GTID of its transaction; may be empty.
     #[getter]
     fn gtid(&self) -> &str {

@@ -248,9 +248,25 @@ class _Work:
                 yield from self._empty(table, self._plan.targets[name], statement.emptied_to)
         self._table = ""
         if self._is_written(work, statement):
-            database, tables = statement.database, tuple(sorted(statement.tables))
-            defining = DefiningStatement(statement.text, database, tables, statement.version)
+            defining = DefiningStatement(
+                statement.text,
+                statement.database,
+                tuple(sorted(statement.tables)),
+                statement.version,
+                work.source,
+                statement.origin,
+                statement.definitions,
+                tuple(self._targets_emptied(work, statement)),
+            )
             yield self._row(0, STATEMENT, pickle.dumps(defining))
+
+    def _targets_emptied(self, work: RangeWork, statement: LoggedStatement) -> Iterator[Target]:
+        """Yield the targets of tables that a statement empties, of those that the pipeline knows."""
+        for name in sorted(statement.emptied):
+            known = self._plan.tables.get(table_key(work.source, name))
+            target = None if known is None else target_through(self._steps, known.current)
+            if target is not None:
+                yield self._plan.targets.get(target.name, target)
 
     def _is_written(self, work: RangeWork, statement: LoggedStatement) -> bool:
         """Return whether the sink gets a statement: not if a step changed the tables that it defines or keeps

@@ -35,6 +35,7 @@ class Pacing:
 
     def __init__(self, settings: PipelineSettings, sink: Sink, driver: Driver, stop: threading.Event) -> None:
         self._stop = stop
+        self._sink = sink
         self._arrived = threading.Event()
         # The sources that a thread waits for.
         self._waiting: set[str] = set()
@@ -50,6 +51,7 @@ class Pacing:
 
     def wait_after_batch(self, started: float, rows: int) -> None:
         """Wait until the next batch may begin. `started` is when the last one did, as `time.monotonic`."""
+        self._sink.keep_alive()
         pause = self._interval - (time.monotonic() - started)
         self._empty_batches = 0 if rows else self._empty_batches + 1
         if self._is_continuous and self._empty_batches:
@@ -59,6 +61,7 @@ class Pacing:
 
     def wait_for_changes(self, logs: Collection[SourceLog]) -> None:
         """Wait until a log has grown, or until it is time to look. Only daemons report growth."""
+        self._sink.keep_alive()
         reporting = [log for log in logs if log.reports_arrivals]
         if len(reporting) == len(logs) == 1:
             self._wait_for(reporting[0])

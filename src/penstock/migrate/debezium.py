@@ -16,6 +16,7 @@ from penstock.migrate.debezium_converters import format_of
 from penstock.migrate.debezium_forms import flat_transforms, forms_of, transforms_of
 from penstock.migrate.debezium_outbox import outbox_of
 from penstock.migrate.debezium_reference import REFERENCE
+from penstock.migrate.debezium_topics import leave_out_topics, topics_of
 from penstock.migrate.kafka_client import kafka_settings
 from penstock.migrate.output import Migration
 from penstock.migrate.property_files import number_of, parse_properties, read_text
@@ -231,8 +232,6 @@ def _start(properties: OriginalProperties, offset: Mapping[str, Any] | None) -> 
 def _steps(properties: OriginalProperties) -> list[dict[str, Any]]:
     skipped = [name.strip() for name in properties.get("skipped.operations", "t").split(",")]
     properties.carried("skipped.operations")
-    if "t" not in skipped:
-        properties.remind("skipped.operations leaves TRUNCATE in the topics. Here it produces no message.")
     kinds = [kind for letter, kind in _OPERATIONS.items() if letter not in skipped]
     if len(kinds) == len(_OPERATIONS) or "none" in skipped:
         return []
@@ -261,10 +260,13 @@ def _sink(
         ]
         remark = "the outbox says what its messages are"
         properties.not_carried(*formats, "tombstones.on.delete", remark=remark, attention=False)
+        leave_out_topics(properties)
         return sink | outbox
     sink["topic"] = _topic(properties, prefix)
     sink |= format_of(migration, properties)
-    if forms := forms_of(properties):
+    forms = forms_of(properties)
+    forms |= topics_of(properties, prefix, flat=bool(forms.get("flat")))
+    if forms:
         sink["debezium"] = forms
     if forms.get("flat"):
         properties.not_carried(

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The converters of a connector's keys and messages: JSON, or Avro with a schema registry.
+"""The converters of a connector's keys and messages: JSON, or Avro or protobuf with a schema registry.
 
-The names are those of Kafka Connect's JsonConverter, and of Confluent's AvroConverter (docs.confluent.io,
-"Configure Key and Value Converters" and "Schema Registry Client Configuration").
+The names are those of Kafka Connect's JsonConverter, and of Confluent's AvroConverter and ProtobufConverter
+(docs.confluent.io, "Configure Key and Value Converters" and "Schema Registry Client Configuration").
 """
 
 from typing import Any
@@ -11,7 +11,9 @@ from penstock.migrate.output import Migration
 from penstock.migrate.report import OriginalProperties, Rule, carried, missing, needless
 
 _JSON = "org.apache.kafka.connect.json.JsonConverter"
-_AVRO = "io.confluent.connect.avro.AvroConverter"
+_PROTOBUF = "io.confluent.connect.protobuf.ProtobufConverter"
+# The converters with a registry, with the formats that they write.
+_FORMATS = {"io.confluent.connect.avro.AvroConverter": "debezium_avro", _PROTOBUF: "debezium_protobuf"}
 _STRATEGIES = {
     "io.confluent.kafka.serializers.subject.TopicNameStrategy": "topic",
     "io.confluent.kafka.serializers.subject.RecordNameStrategy": "record",
@@ -21,6 +23,7 @@ _PARTS = ("key", "value")
 _ADJUSTMENTS = ("schema.name.adjustment.mode", "field.name.adjustment.mode")
 _URL, _ACCOUNT = "schema.registry.url", "basic.auth.user.info"
 _STRATEGY, _REGISTER = "subject.name.strategy", "auto.register.schemas"
+_OPTIONAL = "optional.for.nullables"
 
 
 def _rules_of(part: str) -> dict[str, Rule]:
@@ -33,6 +36,9 @@ def _rules_of(part: str) -> dict[str, Rule]:
         f".{part}.{_STRATEGY}": carried("sink.kafka.registry.subjects"),
         f".{_REGISTER}": carried("sink.kafka.registry.auto_register"),
         ".enhanced.avro.schema.support": missing("schemas are those without it", "false"),
+        ".enhanced.protobuf.schema.support": missing("schemas are those without it", "false"),
+        f".{_OPTIONAL}": carried("sink.kafka.registry.nullables"),
+        ".wrapper.for.nullables": missing("fields that may be null have no wrappers", "false"),
         ".schema.registry.ssl.*": missing("write the authorities to a PEM file, and set registry.ca"),
         ".schemas.cache.config": needless("a writer keeps the ids of all its schemas"),
         ".schemas.cache.size": needless("a writer keeps the ids of all its schemas"),
@@ -47,17 +53,19 @@ CONVERTERS: dict[str, Rule] = _rules_of("key") | _rules_of("value")
 def format_of(migration: Migration, properties: OriginalProperties) -> dict[str, Any]:
     """Return the format of the kafka sink, with the registry that it needs."""
     converters = {part: properties.get(f"{part}.converter") or _JSON for part in _PARTS}
-    if set(converters.values()) == {_AVRO} and properties.get(f"value.converter.{_URL}"):
+    form = _FORMATS.get(converters["value"])
+    if form and converters["key"] == converters["value"] and properties.get(f"value.converter.{_URL}"):
         properties.carried("key.converter", "value.converter")
         adjusted = [name for name in _ADJUSTMENTS if properties.get(name) == "avro"]
-        properties.carried(*adjusted, remark="names in Avro are always adjusted in this way")
-        return {"format": "debezium_avro", "registry": _registry(migration, properties)}
+        properties.carried(*adjusted, remark="names in these formats are always adjusted in this way")
+        return {"format": form, "registry": _registry(migration, properties)}
     for part, converter in converters.items():
         if converter == _JSON:
             properties.carried(f"{part}.converter")
         else:
             remark = (
-                "keys and messages are JSON; in Avro both need Confluent's AvroConverter and its registry"
+                "keys and messages are JSON; in Avro or protobuf both need Confluent's converter and its"
+                " registry"
             )
             properties.not_carried(f"{part}.converter", remark=remark)
     return {"format": _json_format(properties, set(converters.values()) == {_JSON})}
@@ -99,6 +107,9 @@ def _registry(migration: Migration, properties: OriginalProperties) -> dict[str,
     if not properties.flag(f"value.converter.{_REGISTER}", default=True):
         registry["auto_register"] = False
     names = [_URL, _ACCOUNT, "basic.auth.credentials.source", _REGISTER]
+    if properties.get("value.converter") == _PROTOBUF:
+        registry["nullables"] = "optional" if properties.flag(f"value.converter.{_OPTIONAL}") else "plain"
+        names.append(_OPTIONAL)
     properties.carried(*(f"value.converter.{name}" for name in names))
     if strategy in _STRATEGIES or not strategy:
         properties.carried(f"value.converter.value.{_STRATEGY}")

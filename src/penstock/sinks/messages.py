@@ -12,7 +12,16 @@ from penstock import _native
 from penstock.changes import Changes, Origin, Target
 from penstock.settings.values import Section
 
-Format = Literal["debezium", "debezium_schema", "debezium_avro", "maxwell", "canal_flat", "canal", "json"]
+Format = Literal[
+    "debezium",
+    "debezium_schema",
+    "debezium_avro",
+    "debezium_protobuf",
+    "maxwell",
+    "canal_flat",
+    "canal",
+    "json",
+]
 FlatField = Literal[
     "op",
     "db",
@@ -123,18 +132,23 @@ def messages_of(
     lines: bool = False,
     debezium: DebeziumForms | None = None,
     schema_ids: tuple[int, int] | None = None,
+    counts: tuple[int, int, int] | None = None,
 ) -> Messages:
     """Return the messages of changes, with the values of the columns `key` as their keys.
 
     With `lines` each message ends with a newline, except for Canal's packets. `schema_ids` are the ids of the
-    schemas of messages and of keys, which `debezium_avro` needs. Raises the kernel's errors:
-    OptionInvalid for an unknown column, SchemaInvalid for rows that do not have the target's columns.
+    schemas of messages and of keys, which the formats with a registry need. With `counts`, messages of
+    Debezium have a transaction block. They are the commit version of the transaction that is open before, and
+    how many messages it has, in total and of this table. Raises the kernel's errors: OptionInvalid for an
+    unknown column, SchemaInvalid for rows that do not have the target's columns.
     """
     target = changes.target
     primary_key = key_of(target, form)
     options = [] if debezium is None else debezium.options()
     if schema_ids is not None:
-        options += zip(("avro_value", "avro_key"), map(str, schema_ids), strict=True)
+        options.append((form.removeprefix("debezium_"), ",".join(map(str, schema_ids))))
+    if counts is not None:
+        options.append(("transactions", ",".join(map(str, counts))))
     encoded = pyarrow.record_batch(
         _native.encode_changes(
             changes.rows,

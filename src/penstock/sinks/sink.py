@@ -316,6 +316,13 @@ class Sink(ABC):
         """
         return None
 
+    def keep_alive(self) -> None:
+        """Do what the sink does at intervals. Never raises Penstock errors.
+
+        Called after every batch, and several times a second while there are no changes, in the process that
+        drives the pipeline.
+        """
+
     def close(self) -> None:
         """Close open connections. The sink can be used again."""
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """A logged statement, as readers of rows get it."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+from penstock.changes import StatementOrigin
 from penstock.model import Position, TableName
 
 
@@ -14,7 +15,8 @@ class LoggedStatement:
     `emptied` the tables that it empties, `unlogged` those whose rows it adds or removes without logging them.
     `transaction` is the start of the transaction that contains it, None if it stands alone. `sql_mode` has
     the session's SQL modes that change how the text is read. `commit_ts` is the commit timestamp of a
-    statement of a TiDB cluster. Can be pickled.
+    statement of a TiDB cluster. `definitions` says what it does to each of its tables, as in
+    `DefiningStatement`. Can be pickled.
     """
 
     text: str
@@ -28,6 +30,8 @@ class LoggedStatement:
     unlogged: frozenset[TableName] = frozenset()
     sql_mode: frozenset[str] = frozenset()
     commit_ts: int | None = None
+    definitions: tuple[tuple[str, str, str, str], ...] = ()
+    origin: StatementOrigin = field(default_factory=StatementOrigin)
 
     @property
     def version(self) -> int:

@@ -14,6 +14,7 @@ import pyarrow
 import structlog
 
 from penstock.changes import SYSTEM_COLUMNS as SYSTEM_COLUMNS
+from penstock.changes import StatementOrigin
 from penstock.errors import (
     ChecksumMismatch,
     EventMalformed,
@@ -463,10 +464,11 @@ class _RangeReader:
             or any(selected.may_match_in(database) for database in statement_tables.databases)
         ):
             return None
+        position = self._position(statement.position)
         return LoggedStatement(
             statement.text,
             statement.database,
-            self._position(statement.position),
+            position,
             self._position(statement.end_position),
             statement_tables.named,
             statement_tables.databases,
@@ -475,6 +477,10 @@ class _RangeReader:
             statement_tables.unlogged,
             StatementSession.of_event(*statement.session).sql_mode,
             statement.commit_ts,
+            tuple(statement.definitions),
+            StatementOrigin(
+                position.file, position.offset, statement.gtid, statement.server_id, statement.commit_us
+            ),
         )
 
     def _transaction(self, statement: Any) -> Position | None:

@@ -12,9 +12,9 @@ import java.util.Map;
 import java.util.Properties;
 
 /**
- * Debezium's embedded engine over one MySQL server: DebeziumEvents MYSQL_PORT FILE FOLDER DATABASES writes three lines
- * for each event from the beginning of the binlog file on: topic, key and value, where "null" stands for none. It ends
- * when its standard input does.
+ * Debezium's embedded engine over one MySQL server: DebeziumEvents MYSQL_PORT FILE FOLDER DATABASES [PROPERTY=VALUE...]
+ * writes three lines for each event from the beginning of the binlog file on: topic, key and value, where "null" stands
+ * for none. It ends when its standard input does.
  */
 public class DebeziumEvents {
     private static final String NAME = "shop";
@@ -24,7 +24,7 @@ public class DebeziumEvents {
         beginAt(folder + "/offsets", words[1]);
         PrintStream out = new PrintStream(new FileOutputStream(folder + "/events"), true, StandardCharsets.UTF_8);
         DebeziumEngine<ChangeEvent<String, String>> engine = DebeziumEngine.create(Json.class)
-            .using(settings(words[0], words[3], folder))
+            .using(settings(words, folder))
             .notifying(record -> out.print(
                 record.destination() + "\n" + record.key() + "\n" + record.value() + "\n"))
             .using((success, message, problem) -> {
@@ -37,18 +37,18 @@ public class DebeziumEvents {
         Runtime.getRuntime().halt(0);
     }
 
-    /** Settings as they ship; it only waits for less time before it looks for news. */
-    private static Properties settings(String port, String databases, String folder) {
+    /** Settings as they ship, with those of the command; it only waits for less time before it looks for news. */
+    private static Properties settings(String[] words, String folder) {
         Properties settings = new Properties();
         settings.setProperty("name", NAME);
         settings.setProperty("connector.class", "io.debezium.connector.mysql.MySqlConnector");
         settings.setProperty("database.hostname", "127.0.0.1");
-        settings.setProperty("database.port", port);
+        settings.setProperty("database.port", words[0]);
         settings.setProperty("database.user", "original");
         settings.setProperty("database.password", "original");
         settings.setProperty("database.server.id", "4296");
         settings.setProperty("database.ssl.mode", "disabled");
-        settings.setProperty("database.include.list", databases);
+        settings.setProperty("database.include.list", words[3]);
         settings.setProperty("driver.allowPublicKeyRetrieval", "true");
         settings.setProperty("topic.prefix", NAME);
         settings.setProperty("snapshot.mode", "recovery");
@@ -59,6 +59,10 @@ public class DebeziumEvents {
         settings.setProperty("offset.flush.interval.ms", "600000");
         settings.setProperty("schema.history.internal", "io.debezium.storage.file.history.FileSchemaHistory");
         settings.setProperty("schema.history.internal.file.filename", folder + "/history");
+        for (int i = 4; i < words.length; i++) {
+            String[] property = words[i].split("=", 2);
+            settings.setProperty(property[0], property[1]);
+        }
         return settings;
     }
 

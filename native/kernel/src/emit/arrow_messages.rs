@@ -89,6 +89,7 @@ pub fn encode_changes(
     let pairs = system.pairs()?;
     let mut out = EncodedMessages::new(Frame::of(arrow_dialect), pairs.len());
     let mut messages = Messages::new();
+    messages.counts = arrow_dialect.debezium.transactions;
     for run in system.runs(&pairs) {
         let Some((first, change)) = run.first().map(|pair| (pair.main(), pair.change())) else { continue };
         let transaction = system.transaction(first);
@@ -315,7 +316,7 @@ impl Frame {
     fn of(arrow_dialect: &ArrowDialect<'_>) -> Frame {
         match arrow_dialect.name {
             "canal" => Frame::Packet,
-            _ if arrow_dialect.debezium.avro.is_some() => Frame::Bytes,
+            _ if arrow_dialect.debezium.registered.is_some() => Frame::Bytes,
             _ if arrow_dialect.lines => Frame::Line,
             _ => Frame::Text,
         }

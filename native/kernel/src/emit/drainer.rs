@@ -102,7 +102,7 @@ fn mutation(rows: &ArrowRows<'_>, pair: &Pair, out: &mut Vec<u8>) -> Result<()> 
     Ok(())
 }
 
-fn kafka_row(rows: &ArrowRows<'_>, field: u8, row: (usize, Option<usize>), out: &mut Vec<u8>) -> Result<()> {
+fn kafka_row(rows: &ArrowRows<'_>, field: u32, row: (usize, Option<usize>), out: &mut Vec<u8>) -> Result<()> {
     let start = pb::open(field, out);
     for at in 0..rows.columns().len() {
         let column = pb::open(1, out);
@@ -144,7 +144,7 @@ fn kafka_value(value: Typed<'_>, out: &mut Vec<u8>) -> Result<()> {
     Ok(())
 }
 
-fn text_field(field: u8, value: Typed<'_>, out: &mut Vec<u8>) -> Result<()> {
+fn text_field(field: u32, value: Typed<'_>, out: &mut Vec<u8>) -> Result<()> {
     let start = pb::open(field, out);
     value.write_text(out)?;
     pb::close(start, out);
@@ -183,7 +183,7 @@ fn event(
 
 fn datum_field(
     rows: &ArrowRows<'_>,
-    field: u8,
+    field: u32,
     at: usize,
     row: (usize, Option<usize>),
     out: &mut Vec<u8>,

@@ -47,6 +47,15 @@ impl From<Change> for MessageKind {
     }
 }
 
+/// A transaction, and how many messages it has so far: of all tables, and of the table that is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[allow(missing_docs)]
+pub struct TransactionCounts {
+    pub commit_version: i64,
+    pub total: u64,
+    pub of_table: u64,
+}
+
 /// The messages of the current batch.
 pub struct Messages {
     /// The buffer in which the current message is written.
@@ -55,6 +64,8 @@ pub struct Messages {
     pub scratch: Vec<u8>,
     /// Another such buffer, for the rows of a message.
     pub data: Vec<u8>,
+    /// Counts messages by transaction, for dialects that number them; None to write none.
+    pub counts: Option<TransactionCounts>,
     pub(super) ends: Vec<i64>,
     pub(super) table: Vec<i32>,
     pub(super) kind: Vec<i8>,
@@ -78,6 +89,7 @@ impl Messages {
             value: Vec::new(),
             scratch: Vec::new(),
             data: Vec::new(),
+            counts: None,
             ends: Vec::new(),
             table: Vec::new(),
             kind: Vec::new(),
@@ -141,6 +153,17 @@ impl Messages {
             self.changes = self.changes.saturating_add(rows);
         }
         Ok(())
+    }
+
+    /// Counts the next message of a transaction, and returns the counts with it; None if messages are not counted.
+    pub fn count(&mut self, commit_version: i64) -> Option<TransactionCounts> {
+        let counts = self.counts.as_mut()?;
+        if counts.commit_version != commit_version {
+            *counts = TransactionCounts { commit_version, ..TransactionCounts::default() };
+        }
+        counts.total += 1;
+        counts.of_table += 1;
+        Some(*counts)
     }
 
     /// Sets the table of the messages that follow, `database.table`; "" for none.

@@ -336,6 +336,8 @@ impl Decoder {
             end_offset: span.end,
             transaction_end: self.open.as_ref().and_then(|open| open.end),
             timestamp_us: i64::from(header.timestamp) * 1_000_000,
+            commit_us: self.open.as_ref().map_or(i64::from(header.timestamp) * 1_000_000, |open| open.view.commit_us),
+            server_id: header.server_id,
             gtid: self.open_gtid(),
             commit_ts: self.open.as_ref().and_then(|open| open.commit_ts),
         })

@@ -27,6 +27,10 @@ pub struct Statement {
     pub transaction_end: Option<u64>,
     /// Start time of the statement, in microseconds since 1970.
     pub timestamp_us: i64,
+    /// Commit time of its transaction, in microseconds since 1970; the start of the statement if the log has none.
+    pub commit_us: i64,
+    /// The server that ran it.
+    pub server_id: u32,
     /// The GTID of its transaction; may be empty.
     pub gtid: String,
     /// The commit timestamp, if the statement is of a TiDB cluster.

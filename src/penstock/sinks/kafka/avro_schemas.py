@@ -6,16 +6,12 @@ those of the connector's `schema.name.adjustment.mode` and `field.name.adjustmen
 A reader's schema generated from the connector's messages therefore fits these messages too.
 """
 
-import json
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from penstock import _native
-from penstock.changes import Target
 from penstock.errors import OptionInvalid
-from penstock.sinks.messages import DebeziumForms
 
 _PRIMITIVES = {
     "boolean": "boolean",
@@ -37,37 +33,12 @@ _LOGICAL_TYPES = {
 _NAME_LETTERS = re.compile(r"[^A-Za-z0-9_]")
 
 
-def avro_schemas(
-    target: Target, instance: str, key: Sequence[str], forms: DebeziumForms | None
-) -> tuple[Any, Any]:
-    """Return the schemas of a target's messages and of their keys; None for messages without keys.
-
-    `instance` is the name of the cluster, with which the names of records begin. Raises OptionInvalid.
-    """
-    connect = _native.debezium_schemas(
-        target.declared,
-        instance=instance,
-        database=target.name.database,
-        table=target.name.table,
-        key=key,
-        mariadb=target.mariadb,
-        debezium=[] if forms is None else forms.options(),
-    )
-    value, key_schema = (None if text is None else avro_schema(json.loads(text)) for text in connect)
-    return value, key_schema
-
-
 def avro_schema(connect: Mapping[str, Any]) -> Any:
     """Return the Avro schema of a Kafka Connect schema. Both are the values of their JSON.
 
     Raises OptionInvalid if two columns of a table get the same name.
     """
     return _Conversion().type_of(connect, namespace="")
-
-
-def record_name(schema: Mapping[str, Any]) -> str:
-    """Return the full name of a record."""
-    return f"{schema['namespace']}.{schema['name']}"
 
 
 class _Conversion:
@@ -92,7 +63,7 @@ class _Conversion:
         return [own, "null"] if "default" in connect else ["null", own]
 
     def _record(self, connect: Mapping[str, Any], enclosing: str) -> Any:
-        full_name = ".".join(_valid_name(part) for part in connect["name"].split("."))
+        full_name = ".".join(valid_name(part) for part in connect["name"].split("."))
         namespace, _, name = full_name.rpartition(".")
         if full_name in self._defined:
             return name if namespace == enclosing else full_name
@@ -105,7 +76,7 @@ class _Conversion:
         return record | {"fields": fields} | _properties({**connect, "name": full_name})
 
     def _field(self, connect: Mapping[str, Any], namespace: str) -> dict[str, Any]:
-        field = {"name": _valid_name(connect["field"]), "type": self.type_of(connect, namespace)}
+        field = {"name": valid_name(connect["field"]), "type": self.type_of(connect, namespace)}
         return field | ({"default": connect.get("default")} if connect["optional"] else {})
 
 
@@ -132,7 +103,7 @@ def _properties(connect: Mapping[str, Any]) -> dict[str, Any]:
     return {f"connect.{name}": connect[name] for name in names if name in connect}
 
 
-def _valid_name(name: str) -> str:
+def valid_name(name: str) -> str:
     """Return a name with underscores for letters that Avro lacks, and before a digit at the start."""
     valid = _NAME_LETTERS.sub("_", name)
     return f"_{valid}" if not valid or valid[0].isdigit() else valid

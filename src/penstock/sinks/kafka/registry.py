@@ -26,6 +26,10 @@ from penstock.errors import (
 from penstock.model import Secret
 from penstock.settings.values import Seconds
 from penstock.sinks.endpoint import Endpoint, connection_error
+from penstock.sinks.kafka.protobuf_schemas import Nullables
+
+# The kinds of schemas, by the names of the protocol.
+SchemaKind = Literal["AVRO", "PROTOBUF"]
 
 _CONTENT_TYPE = "application/vnd.schemaregistry.v1+json"
 _SHOWN_LETTERS_MAX = 500
@@ -43,6 +47,11 @@ class Registry(Endpoint):
     )
     auto_register: bool = Field(
         default=True, description="whether new schemas are registered; false: they must be there already"
+    )
+    nullables: Nullables = Field(
+        default="optional",
+        description="fields of protobuf that may be null: optional; plain: a null is read as 0 or an empty"
+        " text, as with Confluent's converter without optional.for.nullables",
     )
     timeout: Seconds = Field(default=30.0, gt=0, description="timeout for one response")
 
@@ -83,17 +92,17 @@ class RegistryClient:
             cert_reqs="CERT_REQUIRED",
         )
 
-    def check(self) -> None:
-        """Raise Penstock errors if the registry does not answer, or has no Avro."""
+    def check(self, kind: SchemaKind) -> None:
+        """Raise Penstock errors if the registry does not answer, or has no schemas of a kind."""
         types = self._request("GET", "/schemas/types")
-        if "AVRO" not in types:
+        if kind not in types:
             raise OptionInvalid(
-                f"the schema registry {self._settings.url} has no Avro schemas, only {types}",
+                f"the schema registry {self._settings.url} has no {kind} schemas, only {types}",
                 hint="Check registry.url of the kafka sink",
             )
 
-    def schema_id(self, subject: str, schema: Any) -> int:
-        """Return the id of a schema under a subject. Registers the schema if that is allowed.
+    def schema_id(self, subject: str, schema: str, kind: SchemaKind = "AVRO") -> int:
+        """Return the id of a schema, as text, under a subject. Registers the schema if that is allowed.
 
         The request may be repeated: a schema that is registered already keeps its id. Raises SchemaInvalid
         if the registry refuses it or does not have it, and the errors of a failed request.
@@ -101,7 +110,9 @@ class RegistryClient:
         path = f"/subjects/{quote(subject, safe='')}"
         if self._settings.auto_register:
             path += "/versions"
-        answer = self._request("POST", path, {"schema": json.dumps(schema, separators=(",", ":"))})
+        # Registries take a schema without a type for Avro.
+        body = {"schema": schema} | ({} if kind == "AVRO" else {"schemaType": kind})
+        answer = self._request("POST", path, body)
         match answer:
             case {"id": int(schema_id)} if 0 <= schema_id < 1 << 32:
                 return schema_id

@@ -1,22 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
 """Changes as messages in Kafka topics: exactly once, and in order for each key."""
 
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal, Self
 
 import pyarrow.compute as pc
+import structlog
 from pydantic import Field, field_validator, model_validator
 
 from penstock.changes import Changes, Target
-from penstock.errors import OptionInvalid
+from penstock.errors import OptionInvalid, PenstockError
 from penstock.model import Secret
 from penstock.settings.values import Seconds
 from penstock.sinks.kafka import connection
-from penstock.sinks.kafka.avro_schemas import avro_schemas, record_name
 from penstock.sinks.kafka.claim_check import ClaimCheck
+from penstock.sinks.kafka.connect_values import in_avro, in_json, in_protobuf
 from penstock.sinks.kafka.connection import Cluster
+from penstock.sinks.kafka.debezium_records import ConnectRecord, heartbeat_record
+from penstock.sinks.kafka.debezium_settings import DebeziumSettings
 from penstock.sinks.kafka.outbox import Outbox
-from penstock.sinks.kafka.registry import Registry, RegistryClient
+from penstock.sinks.kafka.registered_schemas import RegisteredSchemas
+from penstock.sinks.kafka.registry import Registry, SchemaKind
 from penstock.sinks.kafka.writer import (
     KafkaWriter,
     TransactionalProducer,
@@ -24,10 +29,12 @@ from penstock.sinks.kafka.writer import (
     position_topic,
     topic_of,
 )
-from penstock.sinks.messages import DebeziumForms, Format, key_of
+from penstock.sinks.messages import Format, key_of
 from penstock.sinks.sink import BatchMark, Delivery, Evolution, Finding, Sink, Spread, Writer, is_repeated
 
 EXTRA = "kafka"
+
+_log = structlog.get_logger(__name__)
 
 
 class Settings(Cluster):
@@ -38,12 +45,17 @@ class Settings(Cluster):
     )
     format: Format | Literal["drainer"] = Field(
         default="debezium",
-        description="the message format; debezium_avro needs a registry; json is Penstock's own; drainer: a"
-        " transaction for each message, as TiDB-Binlog's Drainer writes them, all in partition 0",
+        description="the message format; debezium_avro and debezium_protobuf need a registry; json is"
+        " Penstock's own; drainer: a transaction for each message, as TiDB-Binlog's Drainer writes them, all"
+        " in partition 0",
     )
-    registry: Registry | None = Field(default=None, description="the schema registry, for debezium_avro")
-    debezium: DebeziumForms | None = Field(
-        default=None, description="the forms of Debezium's messages: handling modes, and flat rows"
+    registry: Registry | None = Field(
+        default=None, description="the schema registry, for debezium_avro and debezium_protobuf"
+    )
+    debezium: DebeziumSettings | None = Field(
+        default=None,
+        description="the forms of Debezium's messages, and its topics of statements, transactions and"
+        " heartbeats",
     )
     key: Literal["primary_key", "none"] | tuple[str, ...] = Field(
         default="primary_key", description="the message key: primary_key, none, or a list of columns"
@@ -106,11 +118,16 @@ class Settings(Cluster):
         return self
 
     @model_validator(mode="after")
-    def _registry_of_avro(self) -> Self:
-        if (self.format == "debezium_avro") != (self.registry is not None):
-            raise ValueError("the format debezium_avro and the section registry need each other")
+    def _registry_of_binary_formats(self) -> Self:
+        if (self.format in ("debezium_avro", "debezium_protobuf")) != (self.registry is not None):
+            raise ValueError(
+                "the formats debezium_avro and debezium_protobuf, and the section registry, need each other"
+            )
         if self.registry is not None and self.claim_check is not None:
-            raise ValueError("claim_check: consumers of debezium_avro cannot read a reference in JSON")
+            raise ValueError(f"claim_check: consumers of {self.format} cannot read a reference in JSON")
+        is_connect = self.debezium is not None and self.debezium.time == "connect"
+        if self.format == "debezium_protobuf" and is_connect:
+            raise ValueError("debezium.time: connect has no form in protobuf")
         return self
 
     @model_validator(mode="after")
@@ -157,20 +174,24 @@ class KafkaSink(Sink):
         self.settings = settings
         self._password: Secret | None = settings.secret()
         self.delivery = Delivery.EXACTLY_ONCE if settings.exactly_once else Delivery.AT_LEAST_ONCE
-        self.spread = _spread(settings)
+        self.spread, self.load_spread = _spread(settings), None
         self.takes_statements = settings.format == "drainer" and settings.statements
+        if settings.debezium is not None and settings.debezium.needs_one_writer:
+            # A full load has neither transactions nor statements.
+            self.spread, self.load_spread = Spread.WHOLE, self.spread
+            self.takes_statements = settings.debezium.writes_statements
         # Producers without a current batch, by transactional id.
         self._idle: dict[str | None, TransactionalProducer] = {}
         # The admin client that `begin` uses for each batch.
         self._topics: Any = None
         registry = settings.registry
         self._registry_password = None if registry is None else registry.secret()
-        self._registry: RegistryClient | None = None
-        # The ids of the schemas of messages and keys, by target and instance.
-        self._schema_ids: dict[tuple[Target, str], tuple[int, int]] = {}
+        self._schemas: RegisteredSchemas | None = None
+        # When the next heartbeat is due, as `time.monotonic`.
+        self._next_heartbeat = 0.0
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_idle": {}, "_topics": None, "_registry": None, "_schema_ids": {}}
+        return self.__dict__ | {"_idle": {}, "_topics": None, "_schemas": None, "_next_heartbeat": 0.0}
 
     @property
     def tombstones(self) -> bool:
@@ -204,6 +225,7 @@ class KafkaSink(Sink):
                 hint="Set key of the kafka sink, or debezium.deletes to rewrite or drop",
             )
         self._refuse_names_of_fields(target)
+        self._refuse_truncates_by_rows(target)
         if self.settings.key == "none" and self.settings.outbox is None:
             return ()
         for name in (*columns, *self.settings.partition_by):
@@ -219,26 +241,56 @@ class KafkaSink(Sink):
 
         Asks the registry once per process for the columns of a table. Raises the errors of `RegistryClient`.
         """
-        registry, target = self.settings.registry, changes.target
-        if registry is None:
+        if self.settings.registry is None:
             return None
+        target = changes.target
         instance = pc.struct_field(changes.rows.column("_metadata"), "instance")[0].as_py()
-        if (target, instance) not in self._schema_ids:
-            topic = topic_of(self.settings.topic, target)
-            value, key = avro_schemas(target, instance, self.key(target), self.settings.debezium)
-            client = self._registry_client(registry)
-            value_id = client.schema_id(registry.subject(topic, record_name(value), "value"), value)
-            # Messages without a key use no schema of keys.
-            key_id = (
-                0 if key is None else client.schema_id(registry.subject(topic, record_name(key), "key"), key)
-            )
-            self._schema_ids[target, instance] = value_id, key_id
-        return self._schema_ids[target, instance]
+        topic = topic_of(self.settings.topic, target)
+        return self._registered(self.settings.registry).of_rows(target, instance, self.key(target), topic)
 
-    def _registry_client(self, registry: Registry) -> RegistryClient:
-        if self._registry is None:
-            self._registry = RegistryClient(registry, self._registry_password)
-        return self._registry
+    def encode(self, record: ConnectRecord) -> tuple[bytes | None, bytes]:
+        """Return the key and the value of a message that is not a row, in the format of rows.
+
+        Raises the errors of `RegistryClient`.
+        """
+        key = None
+        if record.key is not None and record.key_schema is not None:
+            key = self._encoded(record.topic, "key", record.key, record.key_schema)
+        return key, self._encoded(record.topic, "value", record.value, record.value_schema)
+
+    def _encoded(
+        self, topic: str, part: Literal["key", "value"], value: Any, schema: Mapping[str, Any]
+    ) -> bytes:
+        if self.settings.registry is not None:
+            schema_id = self._registered(self.settings.registry).of_record(topic, part, schema)
+            in_binary = in_protobuf if self.settings.format == "debezium_protobuf" else in_avro
+            return in_binary(value, schema, schema_id)
+        return in_json(value, schema if self.settings.format == "debezium_schema" else None)
+
+    def _registered(self, registry: Registry) -> RegisteredSchemas:
+        if self._schemas is None:
+            kind: SchemaKind = "PROTOBUF" if self.settings.format == "debezium_protobuf" else "AVRO"
+            forms = self.settings.debezium
+            self._schemas = RegisteredSchemas(registry, self._registry_password, forms, kind)
+        return self._schemas
+
+    def keep_alive(self) -> None:
+        heartbeat = None if self.settings.debezium is None else self.settings.debezium.heartbeat
+        now = time.monotonic()
+        if heartbeat is None or now < self._next_heartbeat:
+            return
+        self._next_heartbeat = now + heartbeat.interval
+        milliseconds = time.time_ns() // 1_000_000
+        try:
+            key, value = self.encode(heartbeat_record(heartbeat.topic, heartbeat.server, milliseconds))
+            if (producer := self.take_producer(None)) is None:
+                self.make(heartbeat.topic)
+                producer = TransactionalProducer(self, None)
+            producer.send(heartbeat.topic, 0, [{"key": key, "value": value}], len(value))
+            self.keep(None, producer)
+        except PenstockError as problem:
+            # A batch that cannot be written stops the pipeline, but a heartbeat does not.
+            _log.warning("a heartbeat was not sent", topic=heartbeat.topic, why=str(problem))
 
     def _refuse_names_of_fields(self, target: Target) -> None:
         """Refuse a table with a column whose name flat rows use for a field of their own."""
@@ -252,11 +304,20 @@ class KafkaSink(Sink):
                 hint="Leave it out of debezium.fields, or rename the column with a `map` step",
             )
 
+    def _refuse_truncates_by_rows(self, target: Target) -> None:
+        """Refuse messages of truncated tables if the topic depends on rows, of which a TRUNCATE has none."""
+        forms = self.settings.debezium
+        if forms is not None and forms.truncates and topic_of(self.settings.topic, target) is None:
+            raise OptionInvalid(
+                f"the topic {self.settings.topic!r} depends on rows, and a TRUNCATE has none",
+                hint="Set debezium.truncates of the kafka sink to false, or name the topic after the table",
+            )
+
     def check(self) -> Sequence[Finding]:
         if self.settings.claim_check is not None:
             self.settings.claim_check.check()
         if self.settings.registry is not None:
-            self._registry_client(self.settings.registry).check()
+            self._registered(self.settings.registry).check()
         with connection.translate_errors("list topics"):
             connection.admin(self.client()).list_topics(timeout=connection.ANSWER_SECONDS_MAX)
         return ()
@@ -323,8 +384,7 @@ class KafkaSink(Sink):
 
     def close(self) -> None:
         self._idle.clear()
-        self._topics = self._registry = None
-        self._schema_ids.clear()
+        self._topics = self._schemas = None
 
     def _stored_records(self, mark: BatchMark, *, waits_for_open: bool = True) -> list[dict[str, Any]]:
         """Return the records of all parts in the position topic; see `connection.stored_records`."""

@@ -10,8 +10,10 @@ written is skipped.
 import json
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from itertools import groupby
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy
@@ -24,6 +26,15 @@ from penstock.errors import ConnectionLost, OptionInvalid, PenstockError
 from penstock.sinks.drainer_transactions import DrainerTransactions
 from penstock.sinks.images import refuse_partial, split_moved_updates
 from penstock.sinks.kafka import connection
+from penstock.sinks.kafka.connect_schemas import row_schemas
+from penstock.sinks.kafka.debezium_records import (
+    ConnectRecord,
+    Transactions,
+    empties_tables,
+    statement_records,
+    truncate_record,
+)
+from penstock.sinks.kafka.debezium_settings import DebeziumSettings
 from penstock.sinks.messages import DELETE, Messages, messages_of
 from penstock.sinks.sink import BatchMark, Receipt, Writer, is_repeated
 from penstock.sinks.template import Template, column_texts
@@ -155,6 +166,9 @@ class KafkaWriter(Writer):
         self._bytes = 0
         self._sent = False
         self._transactions = DrainerTransactions("kafka") if sink.settings.format == "drainer" else None
+        self._debezium = sink.settings.debezium or DebeziumSettings()
+        topic = self._debezium.transaction_topic
+        self._counted = None if topic is None else Transactions(topic)
         self._is_committed = False
         self._producer = sink.take_producer(self._identity) or TransactionalProducer(sink, self._identity)
         if self._identity is not None and self._producer.last_committed is None:
@@ -186,6 +200,8 @@ class KafkaWriter(Writer):
         if not by_topic:
             return
         self._begin()
+        if self._counted is not None:
+            self._send_records(self._counted.add(changes, messages))
         headers = self._headers(changes, messages)
         # Brokers report rejections later, among messages of other tables.
         for topic, indexes in by_topic:
@@ -194,13 +210,18 @@ class KafkaWriter(Writer):
             self._send(topic, messages, indexes, partitions, headers)
 
     def statement(self, statement: DefiningStatement) -> None:
-        assert self._transactions is not None, "only the format drainer takes statements"
-        if not self._is_committed:
+        if self._is_committed:
+            return
+        if self._transactions is not None:
             self._send_transactions(list(self._transactions.statement(statement)))
+        else:
+            self._send_records(self._records_of(statement))
 
     def finish(self) -> Receipt:
         if self._transactions is not None:
             self._send_transactions(list(self._transactions.finish()))
+        if self._counted is not None:
+            self._send_records(self._counted.finish())
         if self._sent:
             if self._identity is not None:
                 self._commit()
@@ -237,6 +258,39 @@ class KafkaWriter(Writer):
         size = sum(map(len, transactions))
         self._bytes += size
         self._producer.send(topic, 0, [{"value": transaction} for transaction in transactions], size)
+
+    def _records_of(self, statement: DefiningStatement) -> Iterator[ConnectRecord]:
+        """Yield the messages about a statement."""
+        if self._counted is not None:
+            yield from self._counted.finish()
+        if self._debezium.schema_topic is not None:
+            yield from statement_records(self._debezium.schema_topic, statement)
+        if not self._debezium.truncates or not empties_tables(statement):
+            return
+        for target in statement.emptied:
+            topic = topic_of(self._settings.topic, target)
+            assert topic is not None, "refused by `KafkaSink.key`"
+            value, _ = row_schemas(target, statement.instance, self._sink.key(target), self._debezium)
+            # The partition of the table's rows without a key.
+            [partition] = self._partitions_of(target, pyarrow.array([None]), self._partition_count(topic))
+            yield truncate_record(topic, statement, target.name, value, int(partition))
+
+    def _send_records(self, records: Iterable[ConnectRecord]) -> None:
+        """Send messages that are not rows, in their order."""
+        for topic, of_topic in groupby(records, attrgetter("topic")):
+            self._begin()
+            listed = list(of_topic)
+            encoded = [self._sink.encode(record) for record in listed]
+            keys = pyarrow.array([key for key, _ in encoded], pyarrow.large_binary())
+            by_key = _partitions_of(keys, b"", self._partition_count(topic)).tolist()
+            by_partition: dict[int, list[dict[str, Any]]] = {}
+            for record, (key, value), partition in zip(listed, encoded, by_key, strict=True):
+                chosen = partition if record.partition is None else record.partition
+                by_partition.setdefault(chosen, []).append({"value": value, "key": key})
+            for partition, messages in by_partition.items():
+                size = sum(len(message["value"]) for message in messages)
+                self._bytes += size
+                self._producer.send(topic, partition, messages, size)
 
     def _commit(self) -> None:
         kafka = connection.library()
@@ -289,7 +343,7 @@ class KafkaWriter(Writer):
         if template.constant is not None:
             count = self._partition_count(_valid_topic(template.constant))
             return split_moved_updates(
-                changes, self._partitions_of(changes, self._partition_keys(changes), count)
+                changes, self._partitions_of(changes.target, self._partition_keys(changes), count)
             )
         texts = [pc.fill_null(template.texts(_as_postimages(changes)), "\0"), self._partition_keys(changes)]
         joined = pc.binary_join_element_wise(*(text for text in texts if text is not None), "\0")
@@ -323,15 +377,12 @@ class KafkaWriter(Writer):
         """Return the partition of each selected message."""
         by_row = self._partition_keys(changes)
         keys = messages.key if by_row is None else by_row.take(messages.row)
-        return self._partitions_of(changes, keys.take(pyarrow.array(indexes)), count)
+        return self._partitions_of(changes.target, keys.take(pyarrow.array(indexes)), count)
 
     @staticmethod
-    def _partitions_of(changes: Changes, keys: Any, count: int) -> Any:
-        no_key = Template(_NO_KEY, changes.target).constant or ""
-        keys = keys.cast(pyarrow.large_binary())
-        keys = pc.fill_null(keys, pyarrow.scalar(no_key.encode(), pyarrow.large_binary()))
-        batch = pyarrow.record_batch([keys], ["key"])
-        return pyarrow.array(_native.partitions(batch, count)).to_numpy(zero_copy_only=False)
+    def _partitions_of(target: Target, keys: Any, count: int) -> Any:
+        no_key = Template(_NO_KEY, target).constant or ""
+        return _partitions_of(keys.cast(pyarrow.large_binary()), no_key.encode(), count)
 
     def _messages(self, changes: Changes) -> tuple[Changes, Messages]:
         """Return messages, and the changes that they were made from."""
@@ -347,6 +398,7 @@ class KafkaWriter(Writer):
             key,
             debezium=self._settings.debezium,
             schema_ids=self._sink.schema_ids(changes),
+            counts=None if self._counted is None else self._counted.counts_before(changes),
         )
 
     def _headers(self, changes: Changes, messages: Messages) -> Headers | None:
@@ -425,6 +477,13 @@ def _as_postimages(changes: Changes) -> Changes:
     kinds = rows.column(index)
     kinds = pc.if_else(pc.equal(kinds, "update_preimage"), "update_postimage", kinds)
     return changes.with_rows(rows.set_column(index, rows.schema.field(index), kinds))
+
+
+def _partitions_of(keys: Any, no_key: bytes, count: int) -> Any:
+    """Return the partition of each key, that of `no_key` for null."""
+    keys = pc.fill_null(keys, pyarrow.scalar(no_key, pyarrow.large_binary()))
+    batch = pyarrow.record_batch([keys], ["key"])
+    return pyarrow.array(_native.partitions(batch, count)).to_numpy(zero_copy_only=False)
 
 
 def position_topic(settings: "Settings", pipeline: str) -> str:

@@ -218,6 +218,24 @@ pub fn definitions<'a>(text: &'a str, database: &'a str, backslash: Backslash) -
     std::iter::once(first).chain(std::iter::from_fn(move || reader.next_listed()))
 }
 
+/// Returns what a DDL statement does to each of its tables, with a statement about this table alone.
+///
+/// A DROP TABLE always has the same spelling, whatever the client wrote. Other statements about one table are as
+/// logged.
+pub fn table_statements<'a>(
+    text: &'a str,
+    database: &'a str,
+    backslash: Backslash,
+) -> impl Iterator<Item = (Definition<'a>, Cow<'a, str>)> {
+    let mut tables = definitions(text, database, backslash).peekable();
+    let first = tables.next();
+    let is_whole = tables.peek().is_none() && first.as_ref().is_some_and(|first| first.kind != DefinitionKind::Erase);
+    first.into_iter().chain(tables).map(move |definition| {
+        let own_text: Cow<'a, str> = if is_whole { text.into() } else { definition.own_text().into() };
+        (definition, own_text)
+    })
+}
+
 /// Returns the statement with the same outcome as a logged statement that failed; None if it had no effect.
 ///
 /// MariaDB's CREATE OR REPLACE TABLE drops the table first, and is logged unchanged if it fails after that

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use super::debezium::column_traits::{column_traits, ColumnTraits};
+use super::debezium::handling::BinaryFormat;
 use super::view::{DialectOptions, MessageColumn, TableView};
 use super::{debezium, json_object, maxwell};
 use crate::column::{quoted, Kind, Value};
@@ -13,8 +14,8 @@ use crate::error::{Error, ErrorKind, Result};
 enum Style {
     /// An object of the columns, with values in Debezium's format.
     Debezium,
-    /// A record of the columns in Avro.
-    DebeziumAvro,
+    /// A record of the columns in a binary format.
+    DebeziumBinary(BinaryFormat),
     /// Database and table, then the columns with `pk.` before their names.
     Maxwell,
     /// An object of the columns, with values as the server's client shows them.
@@ -42,10 +43,10 @@ impl Keys {
     /// that the table does not have.
     pub fn new(table: &TableView, columns: &[String], options: &DialectOptions, instance: &str) -> Result<Keys> {
         let (dialect, handling) = (options.name.as_str(), options.debezium.handling);
-        let style = match dialect {
-            "debezium" if options.debezium.avro.is_some() => Style::DebeziumAvro,
-            "debezium" | "debezium_schema" => Style::Debezium,
-            "maxwell" => Style::Maxwell,
+        let style = match (dialect, options.debezium.registered) {
+            ("debezium", Some(schemas)) => Style::DebeziumBinary(schemas.format),
+            ("debezium" | "debezium_schema", _) => Style::Debezium,
+            ("maxwell", _) => Style::Maxwell,
             _ => Style::Shown,
         };
         let mut parts = Vec::with_capacity(columns.len());
@@ -68,8 +69,8 @@ impl Keys {
                 head.extend_from_slice(&json_object::key(name));
                 quoted::write(value.as_bytes(), &mut head);
             }
-        } else if let Some(schemas) = options.debezium.avro.filter(|_| style == Style::DebeziumAvro) {
-            debezium::avro::write_frame(schemas.key, &mut head);
+        } else if let (Style::DebeziumBinary(format), Some(schemas)) = (style, options.debezium.registered) {
+            debezium::binary::write_frame(format, schemas.key, &mut head);
         } else if dialect == "debezium_schema" {
             let columns: Vec<_> = parts.iter().filter_map(|part| table.columns.get(part.at)).collect();
             head = debezium::schema::head(&debezium::schema::key(instance, table, &columns, handling));
@@ -90,20 +91,23 @@ impl Keys {
         out.extend_from_slice(&self.head);
         // Maxwell's object begins with its head; a schema precedes the object.
         let start = if self.style == Style::Maxwell { before } else { out.len() };
-        for part in &self.parts {
+        let is_binary = matches!(self.style, Style::DebeziumBinary(_));
+        for (index, part) in (0..).zip(&self.parts) {
             let value = cell(part.at)?.ok_or_else(|| lacks_key(&part.name))?;
-            if self.style != Style::DebeziumAvro {
+            if !is_binary {
                 out.extend_from_slice(&part.key);
             }
             let written = match self.style {
-                Style::DebeziumAvro => debezium::avro::write(&value, &part.kind, part.traits, out),
+                Style::DebeziumBinary(format) => {
+                    debezium::binary::write_key_column(format, index, &value, &part.kind, part.traits, out)
+                }
                 Style::Debezium => debezium::values::write(&value, &part.kind, part.traits, out),
                 Style::Maxwell => maxwell::values::write(&value, &part.kind, out),
                 Style::Shown => value.write_shown(&part.kind, out),
             };
             written.map_err(|error| error.within(&format!("column `{}`", part.name)))?;
         }
-        if self.style != Style::DebeziumAvro {
+        if !is_binary {
             json_object::close(start, out);
             out.extend_from_slice(self.tail);
         }

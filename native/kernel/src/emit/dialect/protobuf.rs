@@ -7,6 +7,7 @@
 const VARINT: u8 = 0;
 const FIXED64: u8 = 1;
 const BYTES: u8 = 2;
+const FIXED32: u8 = 5;
 
 /// Writes a number in groups of seven bits.
 #[inline]
@@ -25,41 +26,48 @@ pub fn varint_len(value: u64) -> usize {
 }
 
 #[inline]
-fn tag(field: u8, wire: u8, out: &mut Vec<u8>) {
+fn tag(field: u32, wire: u8, out: &mut Vec<u8>) {
     varint(u64::from(field) << 3 | u64::from(wire), out);
 }
 
 /// Writes a number field, even if it is zero.
 #[inline]
-pub fn number(field: u8, value: u64, out: &mut Vec<u8>) {
+pub fn number(field: u32, value: u64, out: &mut Vec<u8>) {
     tag(field, VARINT, out);
     varint(value, out);
 }
 
 /// Writes a signed number field, even if it is zero; negative numbers take ten bytes.
 #[inline]
-pub fn signed(field: u8, value: i64, out: &mut Vec<u8>) {
+pub fn signed(field: u32, value: i64, out: &mut Vec<u8>) {
     number(field, u64::from_ne_bytes(value.to_ne_bytes()), out);
 }
 
 /// Writes a signed number field unless it is zero, as in proto3.
 #[inline]
-pub fn signed_unless_zero(field: u8, value: i64, out: &mut Vec<u8>) {
+pub fn signed_unless_zero(field: u32, value: i64, out: &mut Vec<u8>) {
     if value != 0 {
         signed(field, value, out);
     }
 }
 
+/// Writes a field of a float, even if it is zero.
+#[inline]
+pub fn float(field: u32, value: f32, out: &mut Vec<u8>) {
+    tag(field, FIXED32, out);
+    out.extend_from_slice(&value.to_le_bytes());
+}
+
 /// Writes a field of a double, even if it is zero.
 #[inline]
-pub fn double(field: u8, value: f64, out: &mut Vec<u8>) {
+pub fn double(field: u32, value: f64, out: &mut Vec<u8>) {
     tag(field, FIXED64, out);
     out.extend_from_slice(&value.to_le_bytes());
 }
 
 /// Writes a field of bytes or text, even if it is empty.
 #[inline]
-pub fn bytes(field: u8, value: &[u8], out: &mut Vec<u8>) {
+pub fn bytes(field: u32, value: &[u8], out: &mut Vec<u8>) {
     tag(field, BYTES, out);
     varint(value.len() as u64, out);
     out.extend_from_slice(value);
@@ -67,7 +75,7 @@ pub fn bytes(field: u8, value: &[u8], out: &mut Vec<u8>) {
 
 /// Writes a text field unless it is empty, as in proto3.
 #[inline]
-pub fn text(field: u8, value: &str, out: &mut Vec<u8>) {
+pub fn text(field: u32, value: &str, out: &mut Vec<u8>) {
     if !value.is_empty() {
         bytes(field, value.as_bytes(), out);
     }
@@ -75,7 +83,7 @@ pub fn text(field: u8, value: &str, out: &mut Vec<u8>) {
 
 /// Opens a field of bytes of unknown length. Returns the start, for [`close`].
 #[inline]
-pub fn open(field: u8, out: &mut Vec<u8>) -> usize {
+pub fn open(field: u32, out: &mut Vec<u8>) -> usize {
     tag(field, BYTES, out);
     out.push(0);
     out.len()

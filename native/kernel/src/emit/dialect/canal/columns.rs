@@ -182,7 +182,7 @@ impl CanalColumn {
 
     /// Writes a `Column` as field `field` of a row.
     #[inline]
-    pub(super) fn write(&self, field: u8, value: &Value<'_>, updated: bool, out: &mut Vec<u8>) -> Result<()> {
+    pub(super) fn write(&self, field: u32, value: &Value<'_>, updated: bool, out: &mut Vec<u8>) -> Result<()> {
         let start = pb::open(field, out);
         out.extend_from_slice(match value {
             Value::Null => &self.head_null,

@@ -22,7 +22,7 @@ use crate::event::Change;
 use crate::shard::SLOT_ALL;
 
 /// `Messages.messages`.
-const MESSAGES_FIELD: u8 = 2;
+const MESSAGES_FIELD: u32 = 2;
 
 /// `EntryType`.
 const TRANSACTION_BEGIN: u64 = 1;
@@ -62,14 +62,14 @@ struct Head<'a> {
 
 const NOBODY: Head<'_> = Head { schema: "", table: "", event_type: None, rows: None };
 
-fn pair(field: u8, key: &str, value: &str, out: &mut Vec<u8>) {
+fn pair(field: u32, key: &str, value: &str, out: &mut Vec<u8>) {
     let start = pb::open(field, out);
     pb::bytes(1, key.as_bytes(), out);
     pb::text(2, value, out);
     pb::close(start, out);
 }
 
-fn number_pair(field: u8, key: &str, value: i64, out: &mut Vec<u8>) {
+fn number_pair(field: u32, key: &str, value: i64, out: &mut Vec<u8>) {
     let start = pb::open(field, out);
     pb::bytes(1, key.as_bytes(), out);
     let text = pb::open(2, out);
@@ -141,7 +141,7 @@ fn small_entry(
     out.close(kind, SLOT_ALL, 0)
 }
 
-fn xa_props(field: u8, kind: &str, at: &At<'_>, store: &mut Vec<u8>) {
+fn xa_props(field: u32, kind: &str, at: &At<'_>, store: &mut Vec<u8>) {
     if let Some(id) = at.xa_id {
         pair(field, "XA_TYPE", kind, store);
         // Canal removes the words of the statement but keeps the blank after them.

@@ -4,6 +4,7 @@
 //! `bigint.unsigned.handling.mode` and `binary.handling.mode`, and of the fields that its transformation
 //! `ExtractNewRecordState` adds.
 
+use crate::emit::messages::TransactionCounts;
 use crate::error::{Error, ErrorKind, Result};
 
 /// The form of DECIMAL.
@@ -129,9 +130,20 @@ pub struct Flat {
     pub deleted: bool,
 }
 
+/// A binary format, whose schemas are in a schema registry.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+#[allow(missing_docs)]
+pub enum BinaryFormat {
+    #[default]
+    Avro,
+    Protobuf,
+}
+
 /// The ids of a table's schemas in a schema registry.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct AvroSchemas {
+pub struct RegisteredSchemas {
+    /// The format of messages and keys.
+    pub format: BinaryFormat,
     /// The schema of messages.
     pub value: u32,
     /// The schema of keys.
@@ -145,14 +157,17 @@ pub struct DebeziumOptions {
     pub handling: Handling,
     /// Rows without an envelope; None for messages with one.
     pub flat: Option<Flat>,
-    /// The schemas of messages in Avro; None for messages in JSON.
-    pub avro: Option<AvroSchemas>,
+    /// The schemas of messages in a binary format; None for messages in JSON.
+    pub registered: Option<RegisteredSchemas>,
+    /// The transaction that is open before the first message; None for messages without a transaction.
+    pub transactions: Option<TransactionCounts>,
 }
 
 impl DebeziumOptions {
     /// Parses names and values: `decimal`, `time`, `bigint_unsigned` and `binary` with the connector's values, `flat`
-    /// with names of fields separated by commas, `deleted`, and for Avro `avro_value` and `avro_key` with ids of
-    /// schemas. Raises `OptionInvalid`.
+    /// with names of fields separated by commas, `deleted`, `transactions` with the three numbers of
+    /// [`TransactionCounts`], and for a binary format `avro` or `protobuf` with the ids of the schemas of messages and
+    /// keys. Raises `OptionInvalid`.
     pub fn parse(options: &[(String, String)]) -> Result<DebeziumOptions> {
         let mut parsed = DebeziumOptions::default();
         for (name, value) in options {
@@ -175,8 +190,9 @@ impl DebeziumOptions {
                 ("deleted", value @ ("true" | "false")) => {
                     parsed.flat.get_or_insert_default().deleted = value == "true";
                 }
-                ("avro_value", id) => parsed.avro.get_or_insert_default().value = schema_id(id)?,
-                ("avro_key", id) => parsed.avro.get_or_insert_default().key = schema_id(id)?,
+                ("transactions", numbers) => parsed.transactions = Some(counts(numbers)?),
+                ("avro", ids) => parsed.registered = Some(registered(BinaryFormat::Avro, ids)?),
+                ("protobuf", ids) => parsed.registered = Some(registered(BinaryFormat::Protobuf, ids)?),
                 _ => return Err(unknown(&format!("`{value}` is no value of `{name}` for Debezium's messages"))),
             }
         }
@@ -184,8 +200,23 @@ impl DebeziumOptions {
     }
 }
 
-fn schema_id(text: &str) -> Result<u32> {
-    text.parse().map_err(|_| unknown(&format!("`{text}` is no id of a schema")))
+fn counts(text: &str) -> Result<TransactionCounts> {
+    let mut numbers = text.split(',').map(str::parse::<u64>);
+    match (numbers.next(), numbers.next(), numbers.next(), numbers.next()) {
+        (Some(Ok(version)), Some(Ok(total)), Some(Ok(of_table)), None) => {
+            let commit_version = i64::try_from(version).map_err(|_| unknown("a commit version above 2^63"))?;
+            Ok(TransactionCounts { commit_version, total, of_table })
+        }
+        _ => Err(unknown(&format!("`{text}` is not a commit version and two counts"))),
+    }
+}
+
+fn registered(format: BinaryFormat, text: &str) -> Result<RegisteredSchemas> {
+    let ids = text.split_once(',').map(|(value, key)| (value.parse(), key.parse()));
+    match ids {
+        Some((Ok(value), Ok(key))) => Ok(RegisteredSchemas { format, value, key }),
+        _ => Err(unknown(&format!("`{text}` are not the ids of two schemas"))),
+    }
 }
 
 fn flat_fields(names: &str) -> Result<Vec<(String, FlatField)>> {
@@ -225,7 +256,13 @@ mod tests {
 
     #[test]
     fn unknown_modes_and_fields_are_refused() {
-        for options in [[("decimal", "exact")], [("color", "red")], [("flat", "op,lsn")], [("avro_key", "-1")]] {
+        for options in [
+            [("decimal", "exact")],
+            [("color", "red")],
+            [("flat", "op,lsn")],
+            [("avro", "1,-1")],
+            [("transactions", "1,2")],
+        ] {
             assert_eq!(parsed(&options).unwrap_err().kind(), ErrorKind::OptionInvalid);
         }
     }

@@ -1,12 +1,14 @@
 //! Debezium's envelope: a row before and after its change, and the source of the change. With a schema, each message
-//! describes its own fields; in Avro, its schema is in a registry.
+//! describes its own fields; in Avro and protobuf, its schema is in a registry.
 //!
 //! The forms of values and flat rows are those of `handling`; for the types see `values`. A change of the primary key
 //! is written as the delete of a row and the creation of another, because consumers identify rows by their key.
 
-pub(crate) mod avro;
+mod avro;
+pub(crate) mod binary;
 pub(super) mod column_traits;
 pub mod handling;
+mod protobuf_message;
 pub(crate) mod schema;
 pub(super) mod values;
 mod writer;
@@ -16,10 +18,10 @@ use std::sync::Arc;
 use column_traits::column_traits;
 use handling::{DebeziumOptions, FlatField};
 pub use writer::Writer;
-use writer::{ChangeView, Field, FlatKeys, CONNECTOR, VERSION};
+use writer::{transaction_id, ChangeView, Field, FlatKeys, CONNECTOR, VERSION};
 
 use crate::column::{quoted, write_integer, write_unsigned_integer};
-use crate::emit::dialect::ddl::{definitions, Definition, DefinitionKind};
+use crate::emit::dialect::ddl::{table_statements, Definition};
 use crate::emit::dialect::{
     json_object, At, Dialect, End, Image, Images, Row, StatementKind, StatementView, TableView, TableWriter,
 };
@@ -87,7 +89,7 @@ impl Dialect for Debezium {
             keys: (0..table.columns.len()).filter(|at| table.columns.get(*at).is_some_and(|c| c.is_key)).collect(),
             head,
             flat: self.options.flat.as_ref().map(FlatKeys::new),
-            avro_schema: self.options.avro.map(|schemas| schemas.value),
+            registered: self.options.registered,
             table,
         })
     }
@@ -100,14 +102,8 @@ impl Dialect for Debezium {
         if statement.kind != StatementKind::Definition {
             return Ok(());
         }
-        let mut tables = definitions(statement.text, statement.database, statement.backslash).peekable();
-        let Some(first) = tables.next() else { return Ok(()) };
-        // A DROP TABLE always has the same spelling, whatever the client wrote.
-        if tables.peek().is_none() && first.kind != DefinitionKind::Erase {
-            return self.write_definition(at, &first, statement.text, out);
-        }
-        for definition in std::iter::once(first).chain(tables) {
-            self.write_definition(at, &definition, &definition.own_text(), out)?;
+        for (definition, text) in table_statements(statement.text, statement.database, statement.backslash) {
+            self.write_definition(at, &definition, &text, out)?;
         }
         Ok(())
     }
@@ -122,8 +118,10 @@ impl TableWriter for Writer {
         // The scratch buffer has what all rows of the event share: the source up to the row number.
         let mut shared = std::mem::take(&mut out.scratch);
         shared.clear();
-        match self.avro_schema {
-            Some(_) => avro::source_head(at, &self.table.database, &self.table.table, &mut shared),
+        match self.registered {
+            Some(schemas) => {
+                binary::source_head(schemas.format, at, &self.table.database, &self.table.table, &mut shared);
+            }
             None => source_head(at, &self.table.database, Some(&self.table.table), &mut shared),
         }
         let outcome = self.each(at, rows, &shared, out);
@@ -138,8 +136,8 @@ impl Writer {
         while let Some(row) = rows.next()? {
             let index = if at.event.shared { row.index } else { row.index.saturating_sub(at.row_first) };
             let operation: &[u8] = if at.snapshot { b"r" } else { b"c" };
-            let insert = |after| ChangeView { operation, before: None, after };
-            let delete = |before| ChangeView { operation: b"d", before, after: None };
+            let insert = |after| ChangeView { operation, before: None, after, counts: None };
+            let delete = |before| ChangeView { operation: b"d", before, after: None, counts: None };
             match (row.before, row.after) {
                 (None, after) => self.write_change(at, &insert(after), source, index, out)?,
                 (before, None) => self.write_change(at, &delete(before), source, index, out)?,
@@ -152,7 +150,7 @@ impl Writer {
                     continue;
                 }
                 (before, after) => {
-                    let update = ChangeView { operation: b"u", before, after };
+                    let update = ChangeView { operation: b"u", before, after, counts: None };
                     self.write_change(at, &update, source, index, out)?;
                 }
             }
@@ -176,9 +174,11 @@ impl Writer {
         row: u32,
         out: &mut Messages,
     ) -> Result<()> {
+        let counts = out.count(at.transaction.commit_version);
+        let change = &ChangeView { counts, ..*change };
         let value = &mut out.value;
-        if let Some(schema_id) = self.avro_schema {
-            return self.write_avro(schema_id, at, change, source, row, value);
+        if let Some(schemas) = self.registered {
+            return self.write_binary(schemas, at, change, source, row, value);
         }
         value.extend_from_slice(&self.head);
         if let Some(flat) = &self.flat {
@@ -193,7 +193,9 @@ impl Writer {
         value.extend_from_slice(b",\"source\":");
         value.extend_from_slice(source);
         source_tail(at, row, value);
-        value.extend_from_slice(b",\"transaction\":null,\"op\":\"");
+        value.extend_from_slice(b",\"transaction\":");
+        write_transaction(at, change, value);
+        value.extend_from_slice(b",\"op\":\"");
         value.extend_from_slice(change.operation);
         value.push(b'"');
         times(at, value);
@@ -277,6 +279,21 @@ fn kind_of(row: &Row<'_, '_>) -> MessageKind {
         (_, None) => MessageKind::Delete,
         _ => MessageKind::Update,
     }
+}
+
+/// Writes the id of a change's transaction, and the change's place in it; null if messages have no transaction.
+fn write_transaction(at: &At<'_>, change: &ChangeView<'_, '_>, out: &mut Vec<u8>) {
+    let Some(counts) = change.counts else {
+        out.extend_from_slice(b"null");
+        return;
+    };
+    out.extend_from_slice(b"{\"id\":");
+    quoted::write(transaction_id(at).as_bytes(), out);
+    out.extend_from_slice(b",\"total_order\":");
+    write_unsigned_integer(counts.total, out);
+    out.extend_from_slice(b",\"data_collection_order\":");
+    write_unsigned_integer(counts.of_table, out);
+    out.push(b'}');
 }
 
 /// Writes the three time fields, each with a finer unit than the one before.

@@ -1,11 +1,12 @@
-//! What writes the rows of a table in both forms of the messages, JSON and Avro.
+//! What writes the rows of a table in all forms of the messages: JSON, Avro and protobuf.
 
 use std::sync::Arc;
 
 use super::column_traits::ColumnTraits;
-use super::handling::{Flat, FlatField};
+use super::handling::{Flat, FlatField, RegisteredSchemas};
 use crate::column::Kind;
-use crate::emit::dialect::{json_object, Image, TableView};
+use crate::emit::dialect::{json_object, At, Image, TableView};
+use crate::emit::messages::TransactionCounts;
 
 /// The version of the writer in messages.
 pub(super) const VERSION: &str = env!("CARGO_PKG_VERSION");
@@ -46,13 +47,32 @@ pub struct Writer {
     pub(super) head: Vec<u8>,
     /// What flat rows have besides their columns; None for messages with an envelope.
     pub(super) flat: Option<FlatKeys>,
-    /// The id of the messages' schema in the registry, for messages in Avro.
-    pub(super) avro_schema: Option<u32>,
+    /// The schemas of messages in a binary format; None for JSON.
+    pub(super) registered: Option<RegisteredSchemas>,
 }
 
 /// A change with its operation code and images.
+#[derive(Clone, Copy)]
 pub(super) struct ChangeView<'r, 'a> {
     pub(super) operation: &'r [u8],
     pub(super) before: Option<Image<'r, 'a>>,
     pub(super) after: Option<Image<'r, 'a>>,
+    /// The counts of its transaction up to this message; None if messages have no transaction.
+    pub(super) counts: Option<TransactionCounts>,
+}
+
+/// The file, without its number, of the log that is written for a TiDB cluster.
+const TIDB_LOG: &str = "tidb-binlog.";
+
+/// Returns the id of a transaction: its GTID, or else what its commit version says. The version has the start of the
+/// transaction in units of 16 bytes, except for TiDB, where it is the commit timestamp.
+pub(super) fn transaction_id(at: &At<'_>) -> String {
+    let (file, version) = (&at.transaction.file, at.transaction.commit_version);
+    if !at.gtid.is_empty() {
+        return at.gtid.to_owned();
+    }
+    if file.starts_with(TIDB_LOG) {
+        return format!("commit_ts={version}");
+    }
+    format!("file={file},pos={}", (version & 0xffff_ffff) << 4)
 }

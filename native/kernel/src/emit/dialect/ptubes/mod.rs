@@ -21,7 +21,7 @@ use crate::gtid::Gtid;
 use crate::shard::SLOT_ALL;
 
 /// `RdsMessage.messages`.
-const MESSAGES_FIELD: u8 = 3;
+const MESSAGES_FIELD: u32 = 3;
 
 /// `EventType`.
 const INSERT: u64 = 1;
@@ -67,7 +67,7 @@ fn checkpoint(at: &At<'_>, index: u32, out: &mut Vec<u8>) {
     pb::close(start, out);
 }
 
-fn pair(field: u8, key: &str, write: impl FnOnce(&mut Vec<u8>), out: &mut Vec<u8>) {
+fn pair(field: u32, key: &str, write: impl FnOnce(&mut Vec<u8>), out: &mut Vec<u8>) {
     let start = pb::open(field, out);
     pb::bytes(1, key.as_bytes(), out);
     let value = pb::open(2, out);
@@ -163,7 +163,7 @@ pub struct PtubesTable {
 }
 
 impl PtubesTable {
-    fn image(&self, field: u8, image: Image<'_, '_>, out: &mut Vec<u8>) -> Result<()> {
+    fn image(&self, field: u32, image: Image<'_, '_>, out: &mut Vec<u8>) -> Result<()> {
         for (column, value) in self.columns.iter().zip(image) {
             if let Some(value) = value {
                 column.write(field, value, self.zone_seconds, out)?;
@@ -268,7 +268,7 @@ impl PtubesColumn {
     }
 
     /// Writes an entry of a map of columns.
-    fn write(&self, field: u8, value: &Value<'_>, zone_seconds: i32, out: &mut Vec<u8>) -> Result<()> {
+    fn write(&self, field: u32, value: &Value<'_>, zone_seconds: i32, out: &mut Vec<u8>) -> Result<()> {
         let entry = pb::open(field, out);
         out.extend_from_slice(&self.key);
         let start = pb::open(2, out);
