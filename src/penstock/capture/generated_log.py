@@ -6,6 +6,7 @@ The files are `stem.000001`, `stem.000002` and so on. Each ends with a rotation 
 """
 
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 
 from penstock._native import BlockCutter, tidb_rotation
@@ -34,7 +35,7 @@ def generated_file(stem: str, number: int) -> str:
     return f"{stem}.{number:06d}"
 
 
-class GeneratedLog:
+class GeneratedLog(ABC):
     """Appends generated events to a log through a receiver. One thread uses it."""
 
     def __init__(self, log: Log, receiver: Receiver, stem: str, flavor: str, *, is_rotated: bool) -> None:
@@ -86,9 +87,9 @@ class GeneratedLog:
         """Append whole events. Raises the errors of the log."""
         self._receiver.feed(events, self._cutter)
 
+    @abstractmethod
     def _file_head(self, time_s: int) -> bytes:
         """Return the first bytes of a file: the magic, and a format description at least."""
-        raise NotImplementedError
 
     def _next_file(self) -> None:
         self._number += 1

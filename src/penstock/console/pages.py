@@ -157,11 +157,11 @@ def pipelines(visit: Visit) -> Response:
     visit.prove_sees_pipelines()
     rows, problems = _pipeline_rows(visit)
     find = visit.query("find")
-    found = [row for row in rows if any(find in text for text in (row.name, row.sink, row.state))]
+    selected = [row for row in rows if any(find in text for text in (row.name, row.sink, row.state))]
     return visit.render(
         "pipelines.html",
-        pipelines=found[:_PIPELINES_PAGE_MAX],
-        count=len(found),
+        pipelines=selected[:_PIPELINES_PAGE_MAX],
+        count=len(selected),
         find=find,
         problems=problems,
         stores=visit.states.names,

@@ -40,6 +40,7 @@ class Resnapshot:
         """Return whether this request has not begun and will do all that another request asks for."""
         return (
             self.state == "asked"
+            and not self.is_of_statement
             and (self.source, self.table, self.by_pipeline) == (other.source, other.table, other.by_pipeline)
             and self.where in (None, other.where)
             and self.remove >= other.remove

@@ -485,20 +485,14 @@ class PipelineState(ResnapshotRequests):
                 f"the pipeline {self.name} never ran", hint="penstock run pipeline.yaml loads its tables"
             )
         request_number = number or f"{time.time_ns() // 1000:x}-{uuid.uuid4().hex[:6]}"
+        by_pipeline = by_pipeline or number is not None
+        now_us = time.time_ns() // 1000
         request = Resnapshot(
-            request_number,
-            source,
-            table,
-            where,
-            remove,
-            asked_us=time.time_ns() // 1000,
-            by_pipeline=by_pipeline or number is not None,
+            request_number, source, table, where, remove, asked_us=now_us, by_pipeline=by_pipeline
         )
-        if reuse:
-            # Repeated commands, such as those of a timer, would otherwise read a table many times.
-            for waiting in self.requests():
-                if not waiting.is_of_statement and waiting.covers(request):
-                    return waiting.number
+        # Repeated commands, such as those of a timer, would otherwise read a table many times.
+        if reuse and (waiting := [each for each in self.requests() if each.covers(request)]):
+            return waiting[0].number
         try:
             self.store.put(self._at("requests", request_number), request.encode(), ABSENT)
         except VersionConflict:

@@ -38,7 +38,7 @@ _BEFORE = frozenset({"delete", "update_preimage"})
 
 _Key = tuple[Any, ...]
 
-# A place in the kept batches: the number of the batch, then the row.
+# A slot in the kept batches: the number of the batch, then the row.
 _ROW_BITS, _ROW_MASK = 32, (1 << 32) - 1
 _ABSENT = -1
 # An entry of a dictionary that grows, a tuple, and an integer.
@@ -69,14 +69,14 @@ class RowAsOf:
 class _Known:
     """What is known of the rows: where the image of each is, by its key.
 
-    A place is the number of a kept batch and a row in it, as one integer: see `place_of`. A row that was
-    inserted after the moment has the place `_ABSENT`.
+    A slot is the number of a kept batch and a row in it, as one integer: see `slot_of`. A row that was
+    inserted after the moment has the slot `_ABSENT`.
     """
 
     def __init__(self) -> None:
         self._batches: dict[int, tuple[pyarrow.RecordBatch, int]] = {}
         self._batch_count = 0
-        self._places: dict[_Key, int] = {}
+        self._slots: dict[_Key, int] = {}
         # The values of earlier images that the kept one lacks.
         self._earlier: dict[_Key, dict[str, Any]] = {}
         self._batch_bytes = 0
@@ -90,10 +90,10 @@ class _Known:
     @property
     def count(self) -> int:
         """The number of rows."""
-        return sum(place != _ABSENT for place in self._places.values())
+        return sum(slot != _ABSENT for slot in self._slots.values())
 
     def __contains__(self, key: _Key) -> bool:
-        return key in self._places
+        return key in self._slots
 
     def add(self, rows: pyarrow.RecordBatch, epoch: int) -> int:
         """Keep a batch, and return its number."""
@@ -102,69 +102,69 @@ class _Known:
         self._batch_bytes += batch_bytes(rows)
         return self._batch_count
 
-    def put(self, key: _Key, place: int, earlier: dict[str, Any] | None = None) -> None:
-        """Set the place of a row, and the values of earlier images."""
+    def put(self, key: _Key, slot: int, earlier: dict[str, Any] | None = None) -> None:
+        """Set the slot of a row, and the values of earlier images."""
         self.take(key)
-        self._places[key] = place
+        self._slots[key] = slot
         if earlier:
             self._earlier[key] = earlier
         self._row_bytes += _size_of(key, earlier)
 
     def take(self, key: _Key) -> tuple[int, dict[str, Any]] | None:
-        """Forget a row; return its place, and the values of earlier images."""
-        place = self._places.pop(key, None)
-        if place is None:
+        """Forget a row; return its slot, and the values of earlier images."""
+        slot = self._slots.pop(key, None)
+        if slot is None:
             return None
         earlier = self._earlier.pop(key, {})
         self._row_bytes -= _size_of(key, earlier)
-        return place, earlier
+        return slot, earlier
 
     def is_absent(self, key: _Key) -> bool:
         """Return whether a row is known to be inserted after the moment."""
-        return self._places.get(key) == _ABSENT
+        return self._slots.get(key) == _ABSENT
 
-    def values(self, place: int, earlier: dict[str, Any]) -> dict[str, Any]:
+    def values(self, slot: int, earlier: dict[str, Any]) -> dict[str, Any]:
         """Return the known values of a row."""
-        rows, _ = self._batches[place >> _ROW_BITS]
-        (image,) = rows.slice(place & _ROW_MASK, 1).to_pylist()
+        rows, _ = self._batches[slot >> _ROW_BITS]
+        (image,) = rows.slice(slot & _ROW_MASK, 1).to_pylist()
         return {**earlier, **logged_values(image)}
 
     def items(self) -> Iterator[tuple[_Key, dict[str, Any], pyarrow.Schema]]:
         """Yield the key and the values of each row, and the schema of its image."""
-        for key, place in self._places.items():
-            values = self.values(place, self._earlier.get(key, {}))
-            yield key, values, self._batches[place >> _ROW_BITS][0].schema
+        for key, slot in self._slots.items():
+            values = self.values(slot, self._earlier.get(key, {}))
+            yield key, values, self._batches[slot >> _ROW_BITS][0].schema
 
     def rekey(self, keys: dict[_Key, _Key]) -> None:
         """Give each row a new key, by its old one."""
         taken = {new: self.take(old) for old, new in keys.items()}
         for new, row in taken.items():
-            assert row is not None, "every row has a place"
+            assert row is not None, "every row has a slot"
             self.put(new, *row)
 
     def images(self) -> Iterator[tuple[dict[str, Any], dict[str, Any], int]]:
         """Yield, in the order of the log, the image of each row, values of earlier images, and the epoch."""
-        places = self._sorted_places()
-        earlier = {self._places[key]: values for key, values in self._earlier.items()}
-        for begin in range(0, len(places), _IMAGES_AT_ONCE):
-            some = places[begin : begin + _IMAGES_AT_ONCE]
+        slots = self._sorted_slots()
+        earlier = {self._slots[key]: values for key, values in self._earlier.items()}
+        for begin in range(0, len(slots), _IMAGES_AT_ONCE):
+            some = slots[begin : begin + _IMAGES_AT_ONCE]
             for number in numpy.unique(some >> _ROW_BITS).tolist():
                 rows, epoch = self._batches[number]
                 of_batch = some[some >> _ROW_BITS == number]
                 taken = rows.take(pyarrow.array(of_batch & _ROW_MASK))
-                for place, image in zip(of_batch.tolist(), taken.to_pylist(), strict=True):
-                    yield image, earlier.get(place, {}), epoch
+                for slot, image in zip(of_batch.tolist(), taken.to_pylist(), strict=True):
+                    yield image, earlier.get(slot, {}), epoch
 
-    def _sorted_places(self) -> Any:
-        places = numpy.fromiter(self._places.values(), numpy.int64, len(self._places))
-        return numpy.sort(places[places != _ABSENT])
+    def _sorted_slots(self) -> Any:
+        slots = numpy.fromiter(self._slots.values(), numpy.int64, len(self._slots))
+        return numpy.sort(slots[slots != _ABSENT])
 
     def compact(self) -> None:
         """Keep only the rows that are still wanted, in fewer batches.
 
         Few batches at a time are in memory twice: they are replaced by their rows before the next ones.
         """
-        before = self._sorted_places()
+        before = self._sorted_slots()
         after = numpy.empty_like(before)
         numbers = before >> _ROW_BITS
         pieces: list[tuple[pyarrow.RecordBatch, int]] = []
@@ -181,18 +181,18 @@ class _Known:
             pieces.append((rows.take(pyarrow.array(before[first:end] & _ROW_MASK)), epoch))
         if pieces:
             after[done:] = self._merge(pieces)
-        places = numpy.fromiter(self._places.values(), numpy.int64, len(self._places))
-        is_row = places != _ABSENT
-        places[is_row] = after[numpy.searchsorted(before, places[is_row])]
-        for key, place in zip(self._places, places.tolist(), strict=True):
+        slots = numpy.fromiter(self._slots.values(), numpy.int64, len(self._slots))
+        is_row = slots != _ABSENT
+        slots[is_row] = after[numpy.searchsorted(before, slots[is_row])]
+        for key, slot in zip(self._slots, slots.tolist(), strict=True):
             # The keys stay the same, so this does not disturb the iteration.
-            self._places[key] = place
+            self._slots[key] = slot
 
     def _merge(self, pieces: list[tuple[pyarrow.RecordBatch, int]]) -> Any:
-        """Keep batches as one, and return the places of its rows."""
+        """Keep batches as one, and return the slots of its rows."""
         table = pyarrow.Table.from_batches([rows for rows, _ in pieces]).combine_chunks()
         (merged,) = table.to_batches()
-        return place_of(self.add(merged, pieces[0][1]), 0) + numpy.arange(merged.num_rows)
+        return slot_of(self.add(merged, pieces[0][1]), 0) + numpy.arange(merged.num_rows)
 
 
 def _join(piece: tuple[pyarrow.RecordBatch, int], other: tuple[pyarrow.RecordBatch, int]) -> bool:
@@ -205,8 +205,8 @@ def batch_bytes(rows: pyarrow.RecordBatch) -> int:
     return _BATCH_BYTES + int(rows.nbytes + rows.num_columns * _COLUMN_BYTES)
 
 
-def place_of(batch: int, row: int) -> int:
-    """Return the place of a row of a kept batch."""
+def slot_of(batch: int, row: int) -> int:
+    """Return the slot of a row of a kept batch."""
     return batch << _ROW_BITS | row
 
 
@@ -365,14 +365,14 @@ class TableAsOf:
             if absent is not None and kind == "update_postimage":
                 # The image after may lack columns, those of the key too; the image before is one row above.
                 earlier = self._known.values(*replaced) if replaced is not None else {}
-                earlier |= self._known.values(place_of(number, row - 1), {})
+                earlier |= self._known.values(slot_of(number, row - 1), {})
                 if absent[row] == absent[row - 1]:
                     # The server logs none of these columns (generated ones, on MariaDB 11.8.9).
                     unlogged = set(absent[row] or ())
                     earlier = {name: value for name, value in earlier.items() if name not in unlogged}
-                logged = self._known.values(place_of(number, row), earlier)
+                logged = self._known.values(slot_of(number, row), earlier)
                 key = tuple(logged[name] for name in self.key)
-            self._known.put(key, place_of(number, row), earlier)
+            self._known.put(key, slot_of(number, row), earlier)
         self._show(rows.schema)
         self._prove_fits()
 
@@ -387,7 +387,7 @@ class TableAsOf:
                     # It was inserted after the moment. Once it is gone, its next change is an insert again.
                     self._later.take(key)
                 elif key not in self._known and key not in self._later:
-                    self._later.put(key, place_of(number, row))
+                    self._later.put(key, slot_of(number, row))
                 continue
             if kind == "update_postimage":
                 # A column of the key that is not logged has the value before.

@@ -49,11 +49,11 @@ class RegisteredSchemas:
 
     def of_record(self, topic: str, part: Literal["key", "value"], schema: Mapping[str, Any]) -> int:
         """Return the id of a Kafka Connect schema."""
-        place = topic, part, id(schema)
-        if place not in self._of_records:
+        key = topic, part, id(schema)
+        if key not in self._of_records:
             # Keeping the schema keeps its identity.
-            self._of_records[place] = schema, self._id_of(topic, part, schema)
-        return self._of_records[place][1]
+            self._of_records[key] = schema, self._id_of(topic, part, schema)
+        return self._of_records[key][1]
 
     def _id_of(self, topic: str | None, part: Literal["key", "value"], schema: Mapping[str, Any]) -> int:
         subject = self._registry.subject(topic, message_name(schema), part)

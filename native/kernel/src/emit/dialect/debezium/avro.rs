@@ -4,7 +4,7 @@
 //!
 //! Source: Avro's specification, "Binary Encoding".
 
-use super::binary::Encoding;
+use super::encoding::Encoding;
 
 /// The branches of a union that begins with null.
 const NULL: i64 = 0;

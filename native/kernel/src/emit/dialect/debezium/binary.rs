@@ -8,6 +8,7 @@
 
 use super::avro::AvroRecord;
 use super::column_traits::ColumnTraits;
+use super::encoding::Encoding;
 use super::handling::{BinaryFormat, BinaryMode, DecimalMode, FlatField, RegisteredSchemas};
 use super::protobuf_message::ProtobufMessage;
 use super::values::{datetime_digits, is_precise, time_of, write_binary};
@@ -31,48 +32,6 @@ const UNSIGNED_DIGITS: u8 = 20;
 
 /// The number of fields that [`source_head`] writes.
 const HEAD_FIELDS: u32 = 14;
-
-/// How the fields of a record are encoded, one after the other.
-pub(crate) trait Encoding {
-    /// Writes a field that is null.
-    fn null(&mut self);
-
-    /// Precedes the value of a field that may be null.
-    fn present(&mut self);
-
-    /// Precedes the value of a field that may be null and has a default.
-    fn present_with_default(&mut self);
-
-    /// Writes an int or a long.
-    fn long(&mut self, value: i64);
-
-    /// Writes a boolean.
-    fn boolean(&mut self, value: bool);
-
-    /// Writes a float.
-    fn float(&mut self, value: f32);
-
-    /// Writes a double.
-    fn double(&mut self, value: f64);
-
-    /// Writes bytes or a string.
-    fn bytes(&mut self, value: &[u8]);
-
-    /// Writes bytes or a string whose content `write` appends, and returns its result.
-    fn content<R>(&mut self, write: impl FnOnce(&mut Vec<u8>) -> R) -> R;
-
-    /// Writes a decimal whose unscaled bytes `write` appends, and returns its result.
-    fn decimal<R>(&mut self, precision: u8, scale: u8, write: impl FnOnce(&mut Vec<u8>) -> R) -> R;
-
-    /// Writes an array of floats, given with the lowest byte first.
-    fn floats(&mut self, values: &[u8]);
-
-    /// Writes a record whose fields `write` writes, and returns its result.
-    fn record<R>(&mut self, write: impl FnOnce(&mut Self) -> R) -> R;
-
-    /// Writes fields that are encoded already.
-    fn encoded(&mut self, fields: &[u8], count: u32);
-}
 
 /// Writes the frame of a message.
 pub(crate) fn write_frame(format: BinaryFormat, schema_id: u32, out: &mut Vec<u8>) {
@@ -214,10 +173,10 @@ fn write_present(typed: Typed<'_>, kind: &Kind, traits: ColumnTraits, out: &mut 
 
 /// Returns precision and scale of a DECIMAL.
 fn digits_of(kind: &Kind) -> (u8, u8) {
-    match kind {
-        Kind::Decimal { precision, scale } => (*precision, *scale),
-        _ => (0, 0),
+    if let Kind::Decimal { precision, scale } = kind {
+        return (*precision, *scale);
     }
+    (0, 0)
 }
 
 fn write_blob(mode: BinaryMode, bytes: &[u8], out: &mut impl Encoding) {

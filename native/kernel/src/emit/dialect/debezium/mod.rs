@@ -7,6 +7,7 @@
 mod avro;
 pub(crate) mod binary;
 pub(super) mod column_traits;
+mod encoding;
 pub mod handling;
 mod protobuf_message;
 pub(crate) mod schema;

@@ -3,7 +3,7 @@
 //!
 //! Source: "Protocol Buffers Encoding"; Confluent's `ProtobufData`, and its message `confluent.type.Decimal`.
 
-use super::binary::Encoding;
+use super::encoding::Encoding;
 use crate::emit::dialect::protobuf;
 
 /// Writes the fields of a message in protobuf.

@@ -1,0 +1,43 @@
+//! What the binary encodings of Debezium's records have in common.
+
+/// How the fields of a record are encoded, one after the other.
+pub(crate) trait Encoding {
+    /// Writes a field that is null.
+    fn null(&mut self);
+
+    /// Precedes the value of a field that may be null.
+    fn present(&mut self);
+
+    /// Precedes the value of a field that may be null and has a default.
+    fn present_with_default(&mut self);
+
+    /// Writes an int or a long.
+    fn long(&mut self, value: i64);
+
+    /// Writes a boolean.
+    fn boolean(&mut self, value: bool);
+
+    /// Writes a float.
+    fn float(&mut self, value: f32);
+
+    /// Writes a double.
+    fn double(&mut self, value: f64);
+
+    /// Writes bytes or a string.
+    fn bytes(&mut self, value: &[u8]);
+
+    /// Writes bytes or a string whose content `write` appends, and returns its result.
+    fn content<R>(&mut self, write: impl FnOnce(&mut Vec<u8>) -> R) -> R;
+
+    /// Writes a decimal whose unscaled bytes `write` appends, and returns its result.
+    fn decimal<R>(&mut self, precision: u8, scale: u8, write: impl FnOnce(&mut Vec<u8>) -> R) -> R;
+
+    /// Writes an array of floats, given with the lowest byte first.
+    fn floats(&mut self, values: &[u8]);
+
+    /// Writes a record whose fields `write` writes, and returns its result.
+    fn record<R>(&mut self, write: impl FnOnce(&mut Self) -> R) -> R;
+
+    /// Writes fields that are encoded already.
+    fn encoded(&mut self, fields: &[u8], count: u32);
+}
