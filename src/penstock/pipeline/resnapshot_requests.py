@@ -38,6 +38,10 @@ class ResnapshotRequests(PagedRecords):
         record = self.store.get(self._at("requests", number))
         return None if record is None else Resnapshot.decode(record.value)
 
+    def find_waiting(self, wanted: Resnapshot) -> Resnapshot | None:
+        """Return a request that has not begun and reads the same rows, such as that of a repeated command."""
+        return next((request for request in self.requests() if request.covers(wanted)), None)
+
     def note_request(self, request: Resnapshot, state: str, what: str = "") -> None:
         """Record the state of a request: running, done or failed, and why.
 

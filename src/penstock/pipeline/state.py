@@ -490,9 +490,8 @@ class PipelineState(ResnapshotRequests):
         request = Resnapshot(
             request_number, source, table, where, remove, asked_us=now_us, by_pipeline=by_pipeline
         )
-        # Repeated commands, such as those of a timer, would otherwise read a table many times.
-        if reuse and (waiting := [each for each in self.requests() if each.covers(request)]):
-            return waiting[0].number
+        if reuse and (waiting := self.find_waiting(request)) is not None:
+            return waiting.number
         try:
             self.store.put(self._at("requests", request_number), request.encode(), ABSENT)
         except VersionConflict:
