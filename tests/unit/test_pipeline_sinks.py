@@ -357,6 +357,33 @@ def test_show_lists_the_sinks_and_reset_forgets_one(tmp_path: Path) -> None:
         assert lake.checkpoint() is None
 
 
+def test_no_sink_is_rewound_if_one_has_not_reached_the_position(tmp_path: Path) -> None:
+    sinks = {"audit": feed_of(tmp_path, "audit"), "lake": feed_of(tmp_path, "lake")}
+    file = write_file(tmp_path, sinks=sinks)
+    end = run_sinks_here(load_pipeline(file))["lake"].offsets["shop"]
+    with closing(state_of(load_pipeline(file), "lake")) as lake:
+        checkpoint = lake.take()
+        begun = lake.begun(replace(checkpoint, number=checkpoint.number - 1))
+        assert begun is not None
+        lake.write(replace(checkpoint, offsets=begun.begin))
+    with closing(state_of(load_pipeline(file), "audit")) as audit:
+        reached = audit.checkpoint()
+    position = f"{end['file']}:{end['offset']}"
+    refused = invoke("pipelines", "reset", file, "--position", position, "--yes")
+    assert f"the pipeline has not reached {position}" in refused
+    with closing(state_of(load_pipeline(file), "audit")) as audit:
+        assert audit.checkpoint() == reached, "it reached the position, and is left alone nevertheless"
+    both = invoke("pipelines", "reset", file, "--time", "2001-01-01")
+    assert "audit, shop: from" in both
+    assert "lake, shop: from" in both
+    invoke("pipelines", "reset", file, "--time", "2001-01-01", "--yes")
+    for name in sinks:
+        with closing(state_of(load_pipeline(file), name)) as state:
+            rewound = state.checkpoint()
+            assert rewound is not None
+            assert rewound.offsets["shop"]["offset"] < begun.begin["shop"]["offset"]
+
+
 def test_comparison_needs_the_name_of_one_of_several_sinks(tmp_path: Path) -> None:
     file = write_file(tmp_path, sinks={name: feed_of(tmp_path, name) for name in ("lake", "audit")})
     refused = invoke("verify", file)

@@ -3,8 +3,9 @@
 
 import json
 import sys
-from collections.abc import Mapping
-from contextlib import closing
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack, closing
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -181,8 +182,18 @@ def reset(
         raise OptionInvalid("one place at a time", hint="Give one of --position, --gtid-set, --time")
     if bounds:
         bound = parse_bound(bounds[0] if gtid_set is None else f"gtid:{gtid_set}")
-        for settings in _each_part(load_pipeline(file), sink):
-            _rewind(file, settings, bound, source, yes=yes, dry_run=dry_run)
+        with ExitStack() as states:
+            # Nothing is rewound if one of several sinks or shards refuses.
+            plans = [
+                _plan_rewind(file, settings, bound, source, states)
+                for settings in _each_part(load_pipeline(file), sink)
+            ]
+            if not (dry_run or yes):
+                raise OptionInvalid("; ".join(effect for effect, _ in plans), hint="Give --yes to do it")
+            for effect, rewind in plans:
+                if not dry_run:
+                    rewind()
+                typer.echo(effect)
         return
     location = place_of_state(file)
     name = f"{location.name}/{sink}" if sink else location.name
@@ -218,66 +229,58 @@ def _refuse_unknown_sink(state: "PipelineState", sink: str) -> None:
         )
 
 
-def _rewind(
-    file: Path, settings: "PipelineSettings", bound: "Bound", source: str | None, *, yes: bool, dry_run: bool
-) -> None:
+def _plan_rewind(
+    file: Path, settings: "PipelineSettings", bound: "Bound", source: str | None, states: ExitStack
+) -> tuple[str, Callable[[], None]]:
+    """Return what a rewind of one sink or shard will do, and the rewind. `states` closes its state."""
     from penstock.changes import Target
     from penstock.pipeline.rewinding import earlier_offset
     from penstock.pipeline.state import PipelineState, split_key, table_key
     from penstock.pipeline.verify.merges import may_have_other_rows
 
     name = _name_of_source(settings, source)
-    with closing(PipelineState.of(settings)) as state:
-        progress = _load_progress(state, name, file)
-        target = earlier_offset(settings.source(name), progress.offsets[name], bound)
-        old_offset = progress.offsets[name]
-        into = f"{state.part}, " if state.part else ""
-        message = (
-            f"{into}{name}: from {old_offset['file']}:{old_offset['offset']} back to {target.position},"
-            f" {target.bytes} bytes of its log are read again"
-        )
-        table_states = (state.get_large("tables") or {"tables": {}})["tables"]
-        tables = {
-            key: Target.from_json(table_state["current"])
-            for key, table_state in table_states.items()
-            if not table_state["gone"]
-        }
+    state = states.enter_context(closing(PipelineState.of(settings)))
+    progress = _load_progress(state, name, file)
+    target = earlier_offset(settings.source(name), progress.offsets[name], bound)
+    old_offset = progress.offsets[name]
+    into = f"{state.part}, " if state.part else ""
+    message = (
+        f"{into}{name}: from {old_offset['file']}:{old_offset['offset']} back to {target.position},"
+        f" {target.bytes} bytes of its log are read again"
+    )
+    table_states = (state.get_large("tables") or {"tables": {}})["tables"]
+    tables = {
+        key: Target.from_json(table_state["current"])
+        for key, table_state in table_states.items()
+        if not table_state["gone"]
+    }
 
-        def keyless(table: TableName) -> None:
-            if may_have_other_rows(settings.make_steps(), tables, table_key(name, table)):
-                raise OptionInvalid(
-                    f"{table} has no key: its rows would be in the target twice, and the target may have rows"
-                    " of others, so that it cannot be emptied and read again",
-                    hint="Give the table a primary key, or a target of its own",
-                )
-            if settings.source(name).server is None:
-                raise OptionInvalid(
-                    f"{table} has no key: its rows would be in the target twice, and no server is named"
-                    " from which it could be read again",
-                    hint="Name the server the log is of (source.server)",
-                )
+    def keyless(table: TableName) -> None:
+        if may_have_other_rows(settings.make_steps(), tables, table_key(name, table)):
+            raise OptionInvalid(
+                f"{table} has no key: its rows would be in the target twice, and the target may have rows"
+                " of others, so that it cannot be emptied and read again",
+                hint="Give the table a primary key, or a target of its own",
+            )
+        if settings.source(name).server is None:
+            raise OptionInvalid(
+                f"{table} has no key: its rows would be in the target twice, and no server is named"
+                " from which it could be read again",
+                hint="Name the server the log is of (source.server)",
+            )
 
-        is_mirror = settings.sink.make().keeps_state
-        read_again = [
-            table.name
-            for key, table in sorted(tables.items())
-            if split_key(key)[0] == name and not table.row_key
-        ]
-        if not is_mirror:
-            message += f"; {settings.sink.kind} receives their changes twice"
-        elif read_again:
-            for table in read_again:
-                keyless(table)
-            names = ", ".join(map(str, read_again))
-            message += f"; tables without a key are read again into emptied targets: {names}"
-        if dry_run:
-            typer.echo(message)
-            return
-        if not yes:
-            raise OptionInvalid(message, hint="Give --yes to do it")
-
-        state.rewind(name, target.offset, progress, keyless if is_mirror else None)
-    typer.echo(message)
+    is_mirror = settings.sink.make().keeps_state
+    read_again = [
+        table.name for key, table in sorted(tables.items()) if split_key(key)[0] == name and not table.row_key
+    ]
+    if not is_mirror:
+        message += f"; {settings.sink.kind} receives their changes twice"
+    elif read_again:
+        for table in read_again:
+            keyless(table)
+        names = ", ".join(map(str, read_again))
+        message += f"; tables without a key are read again into emptied targets: {names}"
+    return message, partial(state.rewind, name, target.offset, progress, keyless if is_mirror else None)
 
 
 def skip(

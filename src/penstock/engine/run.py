@@ -400,7 +400,7 @@ class PipelineRun:
             except PositionPurged as problem:
                 # The log was purged after the batch was planned. The next plan handles it for each source.
                 if all(log.source.on_lost == "stop" for log in self._logs.values()):
-                    raise
+                    raise purged(self._settings, self._sink, problem) from problem
                 return self._given_up(state, checkpoint, record, problem)
         self._reread_children(record, outcome)
         checkpoint = self._retried(partial(self._loading.begin_again, checkpoint, learned.again), state)
