@@ -179,6 +179,33 @@ def test_primary_key_is_dropped_by_its_name(statement: str, spellings: tuple[Ser
         assert schema.primary_key == ()
 
 
+@pytest.mark.parametrize("spelling", [MYSQL, MARIADB])
+@pytest.mark.parametrize(
+    ("action", "columns", "key"),
+    [
+        ("ADD x TEXT FIRST PARTITION BY HASH (b)", "xabc", ("a", "b")),
+        ("ADD x TEXT FIRST REMOVE PARTITIONING", "xabc", ("a", "b")),
+        ("ADD x TEXT AFTER a PARTITION BY KEY (a, b) PARTITIONS 3", "axbc", ("a", "b")),
+        ("ADD x TEXT PARTITION BY KEY (a)", "abcx", ("a", "b")),
+        ("MODIFY c TEXT FIRST, ENGINE=InnoDB PARTITION BY RANGE (a) (PARTITION p VALUES LESS THAN (3),"
+         " PARTITION q VALUES LESS THAN (5))", "cab", ("a", "b")),
+        ("DROP PRIMARY KEY, ADD PRIMARY KEY (b) PARTITION BY KEY (b)", "abc", ("b",)),
+        ("RENAME COLUMN c TO x PARTITION BY LINEAR KEY ALGORITHM=2 (a)", "abx", ("a", "b")),
+        ("RENAME u PARTITION BY HASH (a); RENAME TABLE u TO t", "abc", ("a", "b")),
+        ("PARTITION BY KEY (a, b)", "abc", ("a", "b")),
+        ("REMOVE PARTITIONING", "abc", ("a", "b")),
+    ],
+)  # fmt: skip
+def test_partitions_after_the_last_action_belong_to_no_column(
+    spelling: ServerSpelling, action: str, columns: str, key: tuple[str, ...]
+) -> None:
+    created = "CREATE TABLE t (a INT, b INT, c INT, PRIMARY KEY (a, b))"
+    schema = schema_after(f"{created}; ALTER TABLE t {action}", spelling)
+    assert schema is not None
+    names = "".join(column.name for column in schema.columns)
+    assert (names, schema.primary_key) == (columns, key)
+
+
 def test_column_whose_key_is_not_added_stays_nullable() -> None:
     schema = schema_after(
         "CREATE TABLE t (a INT KEY, b INT); ALTER TABLE t MODIFY IF EXISTS b INT KEY NULL", MARIADB

@@ -42,9 +42,11 @@ _KEY_KINDS = ("FULLTEXT", "SPATIAL", "FOREIGN", "CHECK", "INDEX", "KEY")
 # ALTER TABLE actions that leave the columns of its rows unchanged.
 _SHAPELESS = words_of(
     """ALGORITHM ANALYZE COALESCE CHECK DISABLE DISCARD ENABLE EXCHANGE FORCE IMPORT LOCK NOWAIT OPTIMIZE
-    ORDER PARTITION REBUILD REMOVE REORGANIZE REPAIR SECONDARY_LOAD SECONDARY_UNLOAD TRUNCATE
+    ORDER REBUILD REORGANIZE REPAIR SECONDARY_LOAD SECONDARY_UNLOAD TRUNCATE
     UPGRADE WAIT WITHOUT"""
 )
+# These follow the last action of an ALTER TABLE without a comma, and are followed by nothing else.
+_PARTITIONING = (("PARTITION", "BY"), ("REMOVE", "PARTITIONING"))
 _OF_PARTITIONS = words_of("ANALYZE CHECK DROP OPTIMIZE REBUILD REORGANIZE REPAIR TRUNCATE DISCARD IMPORT")
 # Options of the whole table. An option of a storage engine is any word followed by `=`.
 _OPTIONS = words_of(
@@ -132,7 +134,7 @@ def alter_table(statement: Statement) -> list[Effect]:
     if cursor.accept("WAIT"):
         cursor.take()
     cursor.accept("NOWAIT")
-    for part in cursor.parts():
+    for part in cursor.before(*_PARTITIONING).parts():
         if part.next.upper == "ORDER" or (
             part.next.upper in _OF_PARTITIONS and part.ahead(1).upper == "PARTITION"
         ):

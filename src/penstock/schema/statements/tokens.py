@@ -273,6 +273,16 @@ class TokenCursor:
                 return TokenCursor(self._tokens[start : self._at - 1])
         return None
 
+    def before(self, *phrases: tuple[str, ...]) -> "TokenCursor":
+        """Return a cursor over the tokens up to the first of these phrases outside parentheses, or to the
+        end."""
+        start = end = self._at
+        depth = 0
+        while not self.ended and (depth or not any(self.accept(*phrase) for phrase in phrases)):
+            depth += {"(": 1, ")": -1}.get(self.take().upper, 0)
+            end = self._at
+        return TokenCursor(self._tokens[start:end])
+
     def parts(self) -> list["TokenCursor"]:
         """Consume the remaining tokens, split at commas outside parentheses."""
         parts: list[list[Token]] = [[]]
