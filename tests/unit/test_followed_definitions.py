@@ -73,10 +73,33 @@ def test_charset_known_only_to_the_server_puts_a_table_in_doubt(statements: str)
     assert columns_after(statements, MYSQL) is None
 
 
+@pytest.mark.parametrize("spelling", [MYSQL, MARIADB])
+@pytest.mark.parametrize(
+    "column",
+    ["VARCHAR(70000)", "VARBINARY(70000)", "VARCHAR(70000) BYTE", "VARCHAR(40000) CHARACTER SET binary"],
+)
+def test_column_that_only_a_lenient_server_accepts_puts_a_table_in_doubt(
+    spelling: ServerSpelling, column: str
+) -> None:
+    # Without strict mode it becomes a TEXT or BLOB.
+    is_long = "40000" not in column
+    assert (schema_after(f"CREATE TABLE t (a {column})", spelling) is None) == is_long
+    assert (
+        schema_after(f"CREATE TABLE t (b INT); ALTER TABLE t ADD a {column}", spelling) is None
+    ) == is_long
+
+
 @pytest.mark.parametrize(
     "statements",
     [
         "CREATE TABLE t (a INT, b VARCHAR(20), UNIQUE (b)); ALTER TABLE t MODIFY b TEXT",
+        # A statement that adds nothing but a unique key counts too.
+        "CREATE TABLE t (a INT, b VARCHAR(20)); ALTER TABLE t ADD UNIQUE (b); ALTER TABLE t MODIFY b TEXT",
+        "CREATE TABLE t (a INT, b CHAR(9)); CREATE UNIQUE INDEX i ON t (b); ALTER TABLE t MODIFY b TEXT",
+        # Whether there is an index of this name is not known.
+        "CREATE TABLE t (a TEXT); ALTER TABLE t ADD UNIQUE IF NOT EXISTS u (a)",
+        "CREATE TABLE t (a TEXT); CREATE UNIQUE INDEX IF NOT EXISTS u ON t (a)",
+        "CREATE TABLE t (a TEXT UNIQUE, b INT); CREATE OR REPLACE INDEX a ON t (b)",
         "CREATE TABLE t (a INT, b VARCHAR(20), UNIQUE (b)); ALTER TABLE t CHANGE b c VARCHAR(900)",
         "CREATE TABLE t (a INT, b VARCHAR(300) UNIQUE) ENGINE=MyISAM",
         "CREATE TABLE t (a VARCHAR(200), b VARCHAR(200), UNIQUE (a, b)) ENGINE MyISAM",
@@ -129,6 +152,16 @@ def test_compressed_columns_of_mariadb_are_decompressed() -> None:
          ["a int(11)"]),
         ("CREATE TABLE t (a INT) WITH SYSTEM VERSIONING",
          ["a int(11)", "row_start timestamp(6)", "row_end timestamp(6)"]),
+        ("CREATE TABLE t (a INT WITH SYSTEM VERSIONING, b INT)",
+         ["a int(11)", "b int(11)", "row_start timestamp(6)", "row_end timestamp(6)"]),
+        ("CREATE TABLE t (a JSON COLLATE latin1_bin, b CHAR(5) COLLATE DEFAULT, c JSON) CHARSET cp1251",
+         ["a longtext latin1", "b char(5) cp1251", "c longtext utf8mb4"]),
+        ("CREATE TABLE t (a INT); ALTER TABLE t ADD CONSTRAINT IF NOT EXISTS c CHECK (a > 0), ADD b INT",
+         ["a int(11)", "b int(11)"]),
+        ("CREATE TABLE t (a INT, b TEXT); CREATE OR REPLACE UNIQUE INDEX u ON t (b)",
+         ["a int(11)", "b text gbk", "DB_ROW_HASH_1 bigint(20) unsigned"]),
+        ("CREATE TABLE t (a INT); CREATE OR REPLACE INDEX u ON t (a); CREATE UNIQUE INDEX IF NOT EXISTS v"
+         " ON t (a); ALTER TABLE t ADD b INT", ["a int(11)", "b int(11)"]),
         ("CREATE TABLE t (a INT) WITH SYSTEM VERSIONING; ALTER TABLE t DROP SYSTEM VERSIONING",
          ["a int(11)"]),
         ("CREATE TABLE t (a INT); ALTER TABLE t ADD SYSTEM VERSIONING",
@@ -204,6 +237,51 @@ def test_partitions_after_the_last_action_belong_to_no_column(
     assert schema is not None
     names = "".join(column.name for column in schema.columns)
     assert (names, schema.primary_key) == (columns, key)
+
+
+@pytest.mark.parametrize(
+    ("spelled", "types"),
+    [
+        ("DECIMAL(0)", ("decimal(10,0)", "decimal(10,0)")),
+        ("NUMERIC(0,0) UNSIGNED", ("decimal(10,0) unsigned", "decimal(10,0) unsigned")),
+        ("BIGINT(0) ZEROFILL", ("bigint(20) unsigned zerofill", "bigint(20) unsigned zerofill")),
+        ("TINYINT(0)", ("tinyint", "tinyint(4)")),
+        ("DATETIME(0)", ("datetime", "datetime")),
+        ("TEXT(0)", ("tinytext gbk", "text gbk")),
+        ("BLOB(0)", ("tinyblob", "blob")),
+        # MySQL refuses these.
+        ("BIT(0)", (None, "bit(1)")),
+        ("FLOAT(0,0)", (None, "float")),
+        ("DOUBLE(0,0) UNSIGNED", (None, "double unsigned")),
+        ("YEAR(2)", (None, "year(2)")),
+    ],
+)
+def test_length_of_zero_is_the_default(spelled: str, types: tuple[str | None, str]) -> None:
+    for spelling, type_text in zip((MYSQL, MARIADB), types, strict=True):
+        if type_text is not None:
+            assert columns_after(f"CREATE TABLE t (a {spelled})", spelling) == [f"a {type_text}"]
+
+
+@pytest.mark.parametrize(
+    ("column", "nullable", "key"),
+    [
+        ("INT NOT NULL REFERENCES p (id) ON DELETE SET NULL", False, ()),
+        ("INT NOT NULL REFERENCES shop.p (id) MATCH FULL ON UPDATE SET NULL ON DELETE NO ACTION", False, ()),
+        ("INT REFERENCES p (id) ON DELETE SET DEFAULT NOT NULL", False, ()),
+        ("INT REFERENCES p (id) ON DELETE CASCADE PRIMARY KEY", False, ("a",)),
+        ("INT COLUMN_FORMAT DEFAULT NOT NULL", False, ()),
+        ("INT NULL AUTO_INCREMENT UNIQUE", False, ()),
+        ("INT AUTO_INCREMENT NULL UNIQUE", True, ()),
+        ("INT SERIAL DEFAULT VALUE", False, ()),
+        ("INT DEFAULT CASE 1 WHEN 1 THEN CASE WHEN b IS NOT NULL THEN 3 END END", True, ()),
+        ("INT DEFAULT CASE WHEN b IS NULL THEN 1 END NOT NULL", False, ()),
+        ("INT STORAGE DEFAULT UNIQUE KEY", True, ()),
+    ],
+)
+def test_attributes_of_a_column_are_told_apart(column: str, nullable: bool, key: tuple[str, ...]) -> None:
+    schema = schema_after(f"CREATE TABLE t (a {column})", MYSQL)
+    assert schema is not None
+    assert (schema.columns[0].nullable, schema.primary_key) == (nullable, key)
 
 
 def test_column_whose_key_is_not_added_stays_nullable() -> None:

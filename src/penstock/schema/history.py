@@ -431,6 +431,7 @@ class SchemaHistory:
             newest is not None
             and newest.schema.same_definition(definition.schema)
             and newest.charset == definition.charset
+            and newest.unique_columns == definition.unique_columns
         ):
             return False
         version = (

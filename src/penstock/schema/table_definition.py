@@ -138,7 +138,8 @@ def alter_definition(
 
 def _column(spelling: ColumnSpelling, table_charset: str | None) -> Column:
     try:
-        type_text, charset = spelling.declared.resolve(spelling.charset or table_charset)
+        declared = spelling.declared
+        type_text, charset = declared.resolve(spelling.charset or declared.charset or table_charset)
     except TypeUnknown as problem:
         raise Contradiction(f"the charset of column {spelling.name} is unknown") from problem
     return Column(spelling.name, type_text, charset, spelling.nullable, spelling.visible)
@@ -309,7 +310,7 @@ class _Draft:
     def add_unique(self, step: AddUnique) -> None:
         types = [self.columns[self._find(name)].type_text for name, _ in step.columns]
         needs_hash = adds_hash(types, [prefix for _, prefix in step.columns], step.characters_max)
-        if needs_hash is None:
+        if needs_hash is None or (needs_hash and step.if_none):
             raise Contradiction("a unique key may get a hidden column")
         if needs_hash:
             self.columns.append(hash_column(self.hashes + 1))

@@ -5,6 +5,7 @@ Source: the manuals' "Data Types" and "Using Data Types from Other Database Engi
 the table of spellings raises an error and is never guessed.
 """
 
+import re
 from dataclasses import dataclass, field
 
 from penstock.schema.statements.tokens import Kind, ServerSpelling, TokenCursor
@@ -48,9 +49,10 @@ _CHARACTER_BYTES_MAX = {
     **dict.fromkeys(("utf8mb3", "ujis", "eucjpms"), 3),
     **dict.fromkeys(("utf8mb4", "utf16", "utf16le", "utf32", "gb18030"), 4),
 }
-# The longest VARCHAR in bytes, without its length. The server turns a longer VARCHAR into a TEXT, or rejects
-# it.
+# The longest VARCHAR or VARBINARY in bytes, without its length. The server turns a longer one into a TEXT or
+# BLOB, or rejects it.
 _VARCHAR_BYTES_MAX = 65_532
+_VARYING = re.compile(r"var(?:char|binary)\((\d+)\)")
 
 # The codec that proves that a charset has a character: its own, or that of a standard it contains.
 _CODECS = {
@@ -92,10 +94,11 @@ class DeclaredType:
     def resolve(self, charset: str | None) -> tuple[str, str | None]:
         """Return the type text and charset, given the charset that applies. Raises TypeUnknown."""
         if not self.takes_charset:
+            _refuse_too_long(self.text)
             return self.text, None
-        charset = self.charset or charset
         if charset is None:
             raise TypeUnknown(self.text)
+        _refuse_too_long(self.text, _CHARACTER_BYTES_MAX.get(charset, 1))
         if self.text.startswith(("enum", "set")) and not _can_hold(charset, self.text):
             # The server stores members that differ from those in the statement.
             raise TypeUnknown(self.text)
@@ -119,19 +122,19 @@ def take_type(cursor: TokenCursor, spelling: ServerSpelling) -> DeclaredType:
     if word in _DECIMALS:
         numbers = _numbers(cursor)
         precision, scale = (numbers + ["10", "0"][len(numbers) :])[:2]
-        return DeclaredType(f"decimal({precision},{scale}){_sign(cursor)}")
+        # A precision of 0 means the default.
+        return DeclaredType(f"decimal({precision if precision != '0' else 10},{scale}){_sign(cursor)}")
     if word in ("FLOAT", "FLOAT4", "DOUBLE", "FLOAT8", "REAL"):
         return DeclaredType(_floating(word, cursor, spelling))
     if word in _FRACTIONAL:
-        numbers = [number for number in _numbers(cursor) if number != "0"]
-        return DeclaredType(word.lower() + _parenthesis(numbers))
+        return DeclaredType(word.lower() + _parenthesis(_nonzero(_numbers(cursor))))
     if word in _PLAIN:
         return DeclaredType(word.lower())
     if word == "YEAR":
-        _numbers(cursor)
-        return DeclaredType("year(4)" if spelling.shows_display_width else "year")
+        width = "2" if _numbers(cursor) == ["2"] and spelling.mariadb else "4"
+        return DeclaredType(f"year({width})" if spelling.shows_display_width else "year")
     if word == "BIT":
-        return DeclaredType(f"bit{_parenthesis(_numbers(cursor) or ['1'])}")
+        return DeclaredType(f"bit{_parenthesis(_nonzero(_numbers(cursor)) or ['1'])}")
     if word == "JSON":
         return (
             DeclaredType("longtext", takes_charset=True, charset="utf8mb4")
@@ -152,7 +155,7 @@ def _integer(word: str, cursor: TokenCursor, spelling: ServerSpelling) -> str:
         return "tinyint(1)"
     if word == "SERIAL":
         return "bigint(20) unsigned" if spelling.shows_display_width else "bigint unsigned"
-    name, numbers, sign = _INTEGERS[word], _numbers(cursor), _sign(cursor)
+    name, numbers, sign = _INTEGERS[word], _nonzero(_numbers(cursor)), _sign(cursor)
     shows_width = (
         spelling.shows_display_width
         or "zerofill" in sign
@@ -167,6 +170,8 @@ def _floating(word: str, cursor: TokenCursor, spelling: ServerSpelling) -> str:
     if word == "DOUBLE":
         cursor.accept("PRECISION")
     numbers = _numbers(cursor)
+    if numbers == ["0", "0"]:
+        numbers = []
     if word in ("FLOAT", "FLOAT4") and len(numbers) < 2:
         # FLOAT(p) is a single up to 24 bits of precision. The server does not store p.
         name = "double" if numbers and int(numbers[0]) > 24 else "float"
@@ -191,7 +196,7 @@ def _textual(word: str, cursor: TokenCursor, spelling: ServerSpelling) -> Declar
         length = _parenthesis(_length(cursor))
         return DeclaredType(word.lower() + length + _compressed(cursor, spelling))
     if word in _BLOBS:
-        numbers = _numbers(cursor)
+        numbers = _large_length(cursor, spelling)
         name = _smallest_type(_BLOBS, int(numbers[0])) if numbers and word == "BLOB" else word.lower()
         return DeclaredType(name + _compressed(cursor, spelling))
     if word == "LONG":
@@ -201,7 +206,7 @@ def _textual(word: str, cursor: TokenCursor, spelling: ServerSpelling) -> Declar
             cursor.accept_any("VARCHAR", "VARCHARACTER")
         return DeclaredType("mediumtext", takes_charset=True)
     if word in _TEXTS:
-        numbers = _numbers(cursor)
+        numbers = _large_length(cursor, spelling)
         if cursor.accept("BYTE"):
             return DeclaredType(word.lower().replace("text", "blob"))
         declared = DeclaredType(word.lower() + _compressed(cursor, spelling), takes_charset=True)
@@ -243,9 +248,15 @@ def convert_type(type_text: str, charset: str, new_charset: str) -> str:
             + blank
             + attributes
         )
-    if name.startswith("varchar(") and int(name[8:-1]) * new_bytes > _VARCHAR_BYTES_MAX:
-        raise TypeUnknown(type_text)
+    _refuse_too_long(name, new_bytes)
     return type_text
+
+
+def _refuse_too_long(type_text: str, character_bytes: int = 1) -> None:
+    """Raise TypeUnknown for a VARCHAR or VARBINARY that servers do not accept in strict mode."""
+    length = _VARYING.match(type_text)
+    if length is not None and int(length[1]) * character_bytes > _VARCHAR_BYTES_MAX:
+        raise TypeUnknown(type_text)
 
 
 def _can_hold(charset: str, text: str) -> bool:
@@ -315,6 +326,17 @@ def _numbers(cursor: TokenCursor) -> list[str]:
     if not numbers or len(numbers) > 2 or not all(number.isdecimal() for number in numbers):
         raise TypeUnknown("length")
     return [str(int(number)) for number in numbers]
+
+
+def _nonzero(numbers: list[str]) -> list[str]:
+    """Return the numbers of parentheses in which 0 is the default."""
+    return [number for number in numbers if number != "0"]
+
+
+def _large_length(cursor: TokenCursor, spelling: ServerSpelling) -> list[str]:
+    """Parse the length of a TEXT or BLOB. MariaDB ignores a length of 0."""
+    numbers = _numbers(cursor)
+    return _nonzero(numbers) if spelling.mariadb else numbers
 
 
 def _length(cursor: TokenCursor) -> list[str]:

@@ -98,6 +98,8 @@ class AddUnique:
     columns: tuple[tuple[str, int | None], ...]
     characters_max: int = 768
     """Longer keys use a hidden hash: an InnoDB key has at most 3072 bytes, and a character at most 4."""
+    if_none: bool = False
+    """IF NOT EXISTS: an index of this name stays as it is."""
 
 
 @dataclass(frozen=True)
@@ -220,6 +222,7 @@ class Statement:
     """A statement while it is parsed: its tokens, and the current database for names without one.
 
     `confined` is true if the statement touches no tables other than those named so far, whatever follows.
+    `replaces`: it has OR REPLACE.
     """
 
     cursor: TokenCursor
@@ -227,6 +230,7 @@ class Statement:
     spelling: ServerSpelling
     named: set[TableName] = field(default_factory=set)
     confined: bool = False
+    replaces: bool = False
 
     def take_name(self) -> str:
         """Parse an identifier. Raises NotUnderstood."""
@@ -283,5 +287,6 @@ def accept_charset(cursor: TokenCursor) -> str | None:
         return "" if name.upper() == "DEFAULT" else charset_name(name)
     if cursor.accept("COLLATE"):
         cursor.accept("=")
-        return charset_of_collation(cursor.take().text) or ""
+        name = cursor.take().text
+        return "" if name.upper() == "DEFAULT" else charset_of_collation(name) or ""
     return None

@@ -29,6 +29,7 @@ from penstock.schema.statements.effects import (
     SetDatabaseCharset,
     SetKey,
     Statement,
+    Step,
     Unread,
     accept_charset,
 )
@@ -180,7 +181,7 @@ def _statement(statement: Statement) -> list[Effect]:
     }
     if verb not in readers:
         raise NotUnderstood
-    temporary = _skip_to_kind(cursor)
+    temporary = _skip_to_kind(statement)
     kind = cursor.take().upper
     if kind == "UNIQUE" and cursor.accept("INDEX"):
         kind = "UNIQUE INDEX"
@@ -192,14 +193,14 @@ def _statement(statement: Statement) -> list[Effect]:
     return readers[verb](statement, kind)
 
 
-def _skip_to_kind(cursor: TokenCursor) -> bool:
+def _skip_to_kind(statement: Statement) -> bool:
     """Skip the words before the kind of object; return whether TEMPORARY was one of them."""
-    temporary = False
+    cursor, temporary = statement.cursor, False
     while True:
         if cursor.accept("TEMPORARY"):
             temporary = True
         elif cursor.accept("OR", "REPLACE"):
-            pass
+            statement.replaces = True
         elif cursor.accept("DEFINER", "=") or cursor.accept("ALGORITHM", "="):
             _take_account(cursor)
         elif cursor.next.upper in _BEFORE_KIND:
@@ -223,7 +224,7 @@ def _create(statement: Statement, kind: str) -> list[Effect]:
         database = statement.take_name()
         return [SetDatabaseCharset(database, _charset_option(cursor), keep)]
     if kind in ("INDEX", "UNIQUE INDEX"):
-        return _index(statement, unique=kind == "UNIQUE INDEX")
+        return _index(statement, unique=kind == "UNIQUE INDEX", if_none=keep)
     statement.confined = kind in ("TABLE", "SEQUENCE")
     if kind == "TABLE":
         return [create_table(statement, keep)]
@@ -291,11 +292,11 @@ def _rename(statement: Statement, kind: str) -> list[Effect]:
             return effects
 
 
-def _index(statement: Statement, *, drops: bool = False, unique: bool = False) -> list[Effect]:
+def _index(
+    statement: Statement, *, drops: bool = False, unique: bool = False, if_none: bool = False
+) -> list[Effect]:
     """Parse CREATE INDEX and DROP INDEX, which can change only MariaDB's hidden columns."""
     cursor = statement.cursor
-    if not cursor.accept("IF", "NOT", "EXISTS"):
-        cursor.accept("IF", "EXISTS")
     index = cursor.take()
     while not cursor.ended and not cursor.accept("ON"):
         cursor.take()
@@ -303,11 +304,14 @@ def _index(statement: Statement, *, drops: bool = False, unique: bool = False) -
     name = statement.take_table()
     if index.text.upper() == "PRIMARY":
         return [AlterTable(name, (SetKey(()),))]
-    if not statement.spelling.mariadb or not (drops or unique):
-        return []
-    while unique and not cursor.ended and cursor.next.upper != "(":
-        cursor.take()
-    return [AlterTable(name, (DropUnique() if drops else unique_key(cursor),))]
+    steps: list[Step] = []
+    if statement.spelling.mariadb and (drops or statement.replaces):
+        steps.append(DropUnique())
+    if statement.spelling.mariadb and unique:
+        while not cursor.ended and cursor.next.upper != "(":
+            cursor.take()
+        steps.append(unique_key(cursor, if_none=if_none))
+    return [AlterTable(name, tuple(steps))] if steps else []
 
 
 def _charset_option(cursor: TokenCursor) -> str | None:

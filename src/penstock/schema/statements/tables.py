@@ -58,6 +58,8 @@ _OPTIONS = words_of(
 )
 # Engines other than InnoDB have keys of at most 1000 bytes, 250 characters of utf8mb4.
 _SHORT_UNIQUE_CHARACTERS_MAX = 250
+# Attributes that make a column NOT NULL, unless NULL follows.
+_NOT_NULL = (("NOT", "NULL"), ("ROW", "START"), ("AUTO_INCREMENT",), ("SERIAL", "DEFAULT", "VALUE"))
 _WITHOUT_LENGTH = (
     *("tinytext", "text", "mediumtext", "longtext", "tinyblob", "blob", "mediumblob", "longblob", "json"),
     *("geometry", "point", "linestring", "polygon", "multi", "geomcollection"),
@@ -79,6 +81,7 @@ def create_table(statement: Statement, keep: bool) -> Effect:
     key: tuple[str, ...] = ()
     hiding_steps: list[AddUnique | SetVersioning] = []
     row_start = inside.has("ROW", "START")
+    versions_column = inside.has("WITH", "SYSTEM", "VERSIONING")
     parts = inside.parts()
     period = next((period for part in parts if (period := _application_period(part)) is not None), None)
     for part in parts:
@@ -97,7 +100,7 @@ def create_table(statement: Statement, keep: bool) -> Effect:
     if cursor.has("SELECT"):
         # The text does not contain the query's columns.
         raise NotUnderstood
-    if cursor.has("SYSTEM", "VERSIONING") and not row_start:
+    if (versions_column or cursor.has("SYSTEM", "VERSIONING")) and not row_start:
         hiding_steps.append(SetVersioning(True))
     charset = None
     while not cursor.ended and not cursor.accept("PARTITION"):
@@ -331,8 +334,10 @@ def _key_definition(
 
     `period` are the columns of the table's application-time period, if the statement has it.
     """
-    if part.accept("CONSTRAINT") and part.next.upper not in ("PRIMARY", "UNIQUE", "FOREIGN", "CHECK"):
-        part.take()
+    if part.accept("CONSTRAINT"):
+        part.accept("IF", "NOT", "EXISTS")
+        if part.next.upper not in ("PRIMARY", "UNIQUE", "FOREIGN", "CHECK"):
+            part.take()
     if part.accept("PRIMARY", "KEY"):
         if_none = False
         while not part.ended and part.next.upper != "(":
@@ -341,9 +346,12 @@ def _key_definition(
                 part.take()
         return [SetKey(_key_columns(part, period), if_none)]
     if part.accept("UNIQUE"):
+        if_none = False
         while not part.ended and part.next.upper != "(":
-            part.take()
-        return [unique_key(part)] if statement.spelling.mariadb else []
+            if_none = part.accept("IF", "NOT", "EXISTS") or if_none
+            if part.next.upper != "(":
+                part.take()
+        return [unique_key(part, if_none=if_none)] if statement.spelling.mariadb else []
     if part.next.upper in _KEY_KINDS or _is_period(part):
         return []
     if part.next.upper == "VECTOR" and part.ahead(1).upper in (*_INDEX_WORDS, "("):
@@ -371,7 +379,7 @@ def _key_columns(part: TokenCursor, period: tuple[str, str] | None) -> tuple[str
     return tuple(names)
 
 
-def unique_key(part: TokenCursor) -> AddUnique:
+def unique_key(part: TokenCursor, *, if_none: bool = False) -> AddUnique:
     """Parse the columns of a unique key of MariaDB. Raises NotUnderstood."""
     parentheses = part.within_parentheses()
     if parentheses is None:
@@ -382,7 +390,7 @@ def unique_key(part: TokenCursor) -> AddUnique:
         prefix = column.within_parentheses()
         text = prefix.take().text if prefix is not None else ""
         columns.append((name, int(text) if text.isdecimal() else None))
-    return AddUnique(tuple(columns))
+    return AddUnique(tuple(columns), if_none=if_none)
 
 
 def adds_hash(types: Sequence[str], prefixes: Sequence[int | None], characters_max: int) -> bool | None:
@@ -426,7 +434,7 @@ def _column(part: TokenCursor, statement: Statement) -> ColumnSpelling:
         attribute_charset = accept_charset(part)
         if attribute_charset is not None:
             charset = charset or attribute_charset or None
-        elif part.accept("NOT", "NULL") or part.accept("ROW", "START"):
+        elif any(part.accept(*words) for words in _NOT_NULL):
             nullable = False
         elif part.accept("NULL"):
             # After KEY it counts if the key is not added.
@@ -453,13 +461,36 @@ def _column(part: TokenCursor, statement: Statement) -> ColumnSpelling:
             charset = "ucs2"
         elif part.accept("BYTE") or (part.next.upper == "COMPRESSED" and statement.spelling.mariadb):
             raise TypeUnknown(name)
-        elif part.accept_any("DEFAULT", "COMMENT", "REFERENCES"):
-            # These are followed by a value, a name or an expression, even if it looks like a keyword.
-            if part.within_parentheses() is None:
+        elif part.accept("REFERENCES"):
+            _skip_reference(part)
+        elif part.accept_any("DEFAULT", "COMMENT", "COLUMN_FORMAT", "STORAGE"):
+            # These are followed by a value or an expression, even if it looks like a keyword.
+            if part.accept("CASE"):
+                _skip_case(part)
+            elif part.within_parentheses() is None:
                 part.take()
         elif part.within_parentheses() is None:
             part.take()
     return ColumnSpelling(name, declared, charset, nullable, key, unique, ends_period, visible)
+
+
+def _skip_case(part: TokenCursor) -> None:
+    """Skip an expression of MariaDB after CASE, up to its END."""
+    depth = 1
+    while depth and not part.ended:
+        depth += {"CASE": 1, "END": -1}.get(part.take().upper, 0)
+
+
+def _skip_reference(part: TokenCursor) -> None:
+    """Skip a column's foreign key after REFERENCES. The NULL of SET NULL does not belong to the column."""
+    part.take()
+    if part.accept("."):
+        part.take()
+    part.within_parentheses()
+    while part.accept("ON") or part.accept("MATCH"):
+        if part.accept_any("DELETE", "UPDATE"):
+            part.accept_any("SET", "NO")
+        part.take()
 
 
 def _at_placement(part: TokenCursor) -> bool:
