@@ -3,6 +3,7 @@
 
 import ast
 import functools
+import gc
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -102,6 +103,8 @@ def _nodes_by_type(path: Path) -> dict[type[ast.AST], list[ast.AST]]:
     nodes: dict[type[ast.AST], list[ast.AST]] = {}
     for node in ast.walk(python_tree(path)):
         nodes.setdefault(type(node), []).append(node)
+    # The garbage collector would walk millions of nodes again and again.
+    gc.freeze()
     return nodes
 
 

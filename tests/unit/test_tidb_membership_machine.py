@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 import pytest
-from hypothesis import Phase, settings
+from hypothesis import Phase, seed, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -230,6 +230,8 @@ def test_log_is_every_transaction_in_commit_order_whatever_happens_to_the_regist
     run_state_machine_as_test(MembershipMachine, settings=_SETTINGS)
 
 
+# This seed leads to a failure within a few examples.
+@seed(17)
 class _WithoutRecords(MembershipMachine):
     records_pumps = False
 

@@ -18,8 +18,7 @@ import uvicorn
 from pymysql.connections import Connection
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-ROOT = Path(__file__).resolve().parents[2]
-SOURCES = ROOT / "src" / "penstock"
+from tests.tidy.tree import ROOT, files, python_functions, python_nodes
 
 PYMYSQL = {
     "_sock",
@@ -47,28 +46,33 @@ PINNED = ("PyMySQL", "redis", "uvicorn", "sqlglot")
 
 
 def test_every_private_attribute_of_a_library_is_listed() -> None:
-    trees = {path: ast.parse(path.read_text()) for path in SOURCES.rglob("*.py")}
-    own = {name for tree in trees.values() for name in own_names(tree)}
+    paths = files(".py", below="src/penstock")
+    own = {name for path in paths for name in own_names(path)}
     used = {
         node.attr
-        for tree in trees.values()
-        for node in ast.walk(tree)
-        if isinstance(node, ast.Attribute) and re.match("_[^_]", node.attr) and node.attr not in own
+        for path in paths
+        for node in python_nodes(path, ast.Attribute)
+        if re.match("_[^_]", node.attr) and node.attr not in own
     }
     assert used == PYMYSQL | REDIS | DOCUMENTED
 
 
-def own_names(tree: ast.Module) -> set[str]:
+def own_names(path: Path) -> set[str]:
     """Return the names that a module defines: functions, classes, class attributes and attributes of self."""
-    names = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            names.add(node.name)
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            names.add(node.id)
-        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
-            names.add(node.attr if ast.unparse(node.value) in ("self", "cls") else "")
-    return names
+    definitions = [*python_functions(path), *python_nodes(path, ast.ClassDef)]
+    variables = [node for node in python_nodes(path, ast.Name) if isinstance(node.ctx, ast.Store)]
+    attributes = [
+        node
+        for node in python_nodes(path, ast.Attribute)
+        if isinstance(node.ctx, ast.Store)
+        and isinstance(node.value, ast.Name)
+        and node.value.id in ("self", "cls")
+    ]
+    return {
+        *(node.name for node in definitions),
+        *(node.id for node in variables),
+        *(node.attr for node in attributes),
+    }
 
 
 @pytest.mark.parametrize("name", sorted(PYMYSQL))
