@@ -13,7 +13,7 @@ from penstock.changes import Changes, Target
 from penstock.sinks.sink import Evolution
 from tests.conftest import ROOT
 from tests.support.pipeline.logged_changes import write_batch
-from tests.support.programs.write_batch import SEATS, VISITS, batch, expected, first_batch
+from tests.support.programs.write_batch import SCALE, SEATS, VISITS, batch, expected, first_batch
 from tests.support.sinks.backends import SqlBackend, running_backend
 from tests.support.suite.fixture_types import MissingPart
 from tools.servers import Server
@@ -25,7 +25,7 @@ STRIDE = 1 if os.environ.get("PENSTOCK_LONG") else 7
 
 FEED_COLUMNS = ("_change_type", "_commit_version", "_row")
 CASES = [
-    ("mysql", {"connections": 1, "statement_bytes": 16_384}),
+    ("mysql", {"connections": 1, "statement_bytes": 16_384 // SCALE}),
     ("postgres", {}),
 ]
 LONG_CASES = [

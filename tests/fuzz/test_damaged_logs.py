@@ -18,7 +18,7 @@ from tests.support.suite.patience import WAIT_SECONDS_MAX
 from tests.support.suite.sweep_seed import SEED as SWEEP
 from tools.servers import FLAVORS, Server
 
-SECONDS_SHORT, SECONDS_LONG = 4.0, 900.0
+SECONDS_SHORT, SECONDS_LONG = 2.0, 900.0
 SECONDS = float(
     os.environ.get(
         "PENSTOCK_FUZZ_SECONDS", SECONDS_LONG if os.environ.get("PENSTOCK_LONG") else SECONDS_SHORT

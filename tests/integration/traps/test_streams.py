@@ -26,7 +26,7 @@ def test_events_over_sixteen_mebibytes_return_their_rows(flavor: str, start_serv
     server = start_server(flavor, max_allowed_packet="256M", **{log: "512M"})
     server.sql("CREATE DATABASE d; CREATE TABLE d.t (id INT PRIMARY KEY, text LONGTEXT)")
     # The middle sizes end near a packet boundary: 2^24 - 1 bytes with one byte before the event.
-    sizes = [1, 20_000_000, *range(16_777_130, 16_777_180, 5), 40_000_000]
+    sizes = [1, 20_000_000, *range(16_777_130, 16_777_180, 10), 40_000_000]
     for number, size in enumerate(sizes):
         server.sql(f"INSERT INTO d.t SELECT {number}, REPEAT('z', {size})")
     for source in ([str(path) for path in server.binlog_files()], server.url()):
