@@ -9,15 +9,18 @@ import time
 from collections.abc import Callable
 
 WAIT_SECONDS_MAX = 120.0
+# A condition may ask a server. The pause between two checks grows with the time waited.
 PAUSE_SECONDS = 0.01
+PAUSE_SECONDS_MAX = 0.05
 
 
 def wait_until(condition: Callable[[], object], seconds: float = WAIT_SECONDS_MAX) -> float:
     """Wait until a condition holds, and return the number of seconds that took."""
     started = time.monotonic()
     while not condition():
-        assert time.monotonic() < started + seconds, f"not so within {seconds:g} s"
-        time.sleep(PAUSE_SECONDS)
+        waited = time.monotonic() - started
+        assert waited < seconds, f"not so within {seconds:g} s"
+        time.sleep(min(PAUSE_SECONDS_MAX, max(PAUSE_SECONDS, waited / 10)))
     return time.monotonic() - started
 
 
