@@ -9,12 +9,13 @@ refuses that.
 """
 
 import functools
+import gc
 import itertools
 import os
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -48,6 +49,9 @@ _LEFT_OUT = "left out by --server-flavors"
 _ON_ONE_WORKER = {
     "tidy": re.compile("tests/tidy/"),
     "type corpus": re.compile(r"tests/integration/test_(types|load_values|messages_json|messages_canal)\.py"),
+    "Spark session": re.compile(
+        r"tests/integration/test_(spark_(batch|log|stream|unnamed_columns)|pipeline_(spark|steps)|forged_values)\.py"
+    ),
 }
 _database_numbers = itertools.count(1)
 
@@ -107,7 +111,7 @@ def pytest_testnodedown(node: Any, error: object) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """Run files that share something costly on one worker: the parsed project, the corpus of types."""
+    """Run files that share something costly on one worker: the parsed project, the corpus of types, Spark."""
     from xdist.scheduler import LoadFileScheduling
 
     class SharedFiles(LoadFileScheduling):
@@ -116,6 +120,17 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
             return next((name for name, files in _ON_ONE_WORKER.items() if files.match(scope)), scope)
 
     return SharedFiles(config, log) if config.getvalue("dist") == "loadfile" else None
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Keep the garbage collector from walking the modules and items of the run, which live to its end."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
