@@ -14,6 +14,7 @@ from penstock._native import GtidSet
 from penstock.model import Position
 from tests.support.capture.captured_log import assert_equal_to_server, head_of, rotate
 from tests.support.daemon.process import PENSTOCK, ROOT, DaemonProcess, Refused
+from tests.support.logstore.kept_log import penstock
 from tests.support.suite.fixture_types import FreshDatabase
 from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import Server, certificate
@@ -233,15 +234,14 @@ def test_status_shows_each_instance(daemon: DaemonProcess, mariadb_server: Serve
     assert "running" in shown.stdout
 
     def is_up_to_date() -> bool:
-        found = cli("status", "--url", f"http://127.0.0.1:{daemon.port}", "--json", "shop")
-        status = json.loads(found.stdout)
+        status = penstock("status", "--url", f"http://127.0.0.1:{daemon.port}", "--json", "shop").one
         assert status["position"] == str(head)
         # A server without recent events may have more changes.
         return (status["state"], status["lag_seconds"]) == ("running", 0)
 
     wait_until(is_up_to_date)
-    missing = cli("status", "--url", f"http://127.0.0.1:{daemon.port}", "shoe")
-    assert (missing.returncode, "SourceMissing" in missing.stderr) == (2, True)
+    missing = penstock("status", "--url", f"http://127.0.0.1:{daemon.port}", "shoe")
+    assert (missing.code, "SourceMissing" in missing.err) == (2, True)
 
 
 def test_settings_are_validated_before_anything_starts(tmp_path: Path) -> None:
@@ -304,12 +304,12 @@ def test_status_is_shown_over_tls_with_the_settings(tmp_path: Path) -> None:
         "instances": {"shop": {"source": "mysql://nobody@127.0.0.1:1"}},
     }
     with DaemonProcess(tmp_path, settings) as daemon:
-        shown = cli("status", "--config", str(daemon.config), "--json")
-        assert json.loads(shown.stdout)["instance"] == "shop", shown.stderr
-        plain = cli("status", "--url", f"http://127.0.0.1:{daemon.port}")
-        assert (plain.returncode, "ConnectionLost" in plain.stderr) == (4, True)
-        other = cli("status", "--url", f"https://127.0.0.1:{daemon.port}")
-        assert (other.returncode, "AuthenticationFailed" in other.stderr) == (2, True)
+        (shown,) = penstock("status", "--config", daemon.config, "--json").objects
+        assert shown["instance"] == "shop"
+        plain = penstock("status", "--url", f"http://127.0.0.1:{daemon.port}")
+        assert (plain.code, "ConnectionLost" in plain.err) == (4, True)
+        other = penstock("status", "--url", f"https://127.0.0.1:{daemon.port}")
+        assert (other.code, "AuthenticationFailed" in other.err) == (2, True)
 
 
 @pytest.mark.timing
@@ -355,8 +355,8 @@ def test_eight_idle_instances_stay_small_and_one_failure_leaves_the_others_runni
         assert daemon.resident_bytes() < IDLE_BYTES_MAX
         expected = {**{f"shop{number}": "running" for number in range(8)}, "gone": "stopped"}
         wait_until(lambda: states_of(daemon) == expected)
-        shown = cli("status", "--config", str(daemon.config))
-        assert (shown.returncode, "PositionInvalid" in shown.stdout) == (1, True)
+        shown = penstock("status", "--config", daemon.config)
+        assert (shown.code, "PositionInvalid" in shown.out) == (1, True)
 
 
 def states_of(daemon: DaemonProcess) -> dict[str, str]:
