@@ -16,10 +16,12 @@ import yaml
 from penstock.client import Subscriber
 from penstock.coordinate.store import open_store
 from penstock.coordinate.subscription_record import Subscriptions
+from penstock.pipeline.dead_letter import dead_letters
 from penstock.pipeline.settings import load_pipeline
 from penstock.pipeline.state import PipelineState
+from penstock.source.daemon_address import DaemonAddress
 from tests.support.daemon.chromium import Chromium
-from tests.support.daemon.console import console_of
+from tests.support.daemon.console import console_of, recorded_events
 from tests.support.daemon.process import PENSTOCK, ROOT, DaemonProcess
 from tests.support.daemon.served_log import captured_log, serving
 from tests.support.suite.fixture_types import FreshDatabase, MissingPart
@@ -56,6 +58,7 @@ class Shop:
     """
 
     daemon: DaemonProcess
+    server: Server
     console: str
     table: str
     coordination: str
@@ -77,9 +80,9 @@ class Shop:
             begin="earliest",
         )
 
-    def run_pipeline(self) -> None:
-        """Run the pipeline to the end of the log."""
-        command = [*PENSTOCK, "run", str(self.pipeline), "--local", "--until", "caught-up"]
+    def run_pipeline(self, file: Path | None = None) -> None:
+        """Run the pipeline, or that of another file, to the end of the log."""
+        command = [*PENSTOCK, "run", str(file or self.pipeline), "--local", "--until", "caught-up"]
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=WAIT_SECONDS_MAX)
         assert done.returncode == 0, done.stderr
 
@@ -117,7 +120,7 @@ def shop(mysql_server: Server, fresh_database: FreshDatabase, tmp_path: Path) ->
             f" UPDATE {table} SET status = 'paid' WHERE id = 7; DELETE FROM {table} WHERE id = 7"
         )
         wait_until(lambda: is_listening(port))
-        yield Shop(daemon, f"http://127.0.0.1:{port}", table, coordination, file)
+        yield Shop(daemon, mysql_server, f"http://127.0.0.1:{port}", table, coordination, file)
 
 
 @pytest.mark.deep(guard="tests/unit/test_console.py::test_every_page_is_complete_without_javascript")
@@ -281,6 +284,193 @@ def _pause_pipeline(browser: Chromium, console: str, shop: Shop) -> None:
         assert state.paused
         assert "paused" in browser.text
         save_pictures(browser, "pipelines")
+
+
+# --- Incidents --------------------------------------------------------------------------------
+
+
+@pytest.mark.deep(guard="tests/unit/test_console.py::test_every_page_is_complete_without_javascript")
+def test_an_incident_is_solved_on_each_screen(shop: Shop, browser: Chromium, tmp_path: Path) -> None:
+    """Each incident is solved in the browser alone, and its effect is checked where the truth is."""
+    shop.run_pipeline()
+    copies = _copied_table(shop, tmp_path)
+    state = load_pipeline(shop.pipeline).state
+    address = DaemonAddress.parse(f"penstock://127.0.0.1:{shop.daemon.port}/all")
+    files = (shop.pipeline, copies)
+    with (
+        recorded_events(),
+        shop.subscriber() as subscriber,
+        console_of(address, stores=(state,), pipeline_files=files, command=tuple(PENSTOCK)) as served,
+    ):
+        assert next(iter(subscriber)).table == shop.table
+        console = f"http://127.0.0.1:{served.port}"
+        _restore_a_deleted_row(browser, console, shop)
+        _see_whether_changes_arrive(browser, console, shop)
+        _find_who_reads(browser, console)
+        _free_the_log_from_a_lost_reader(browser, console, shop)
+        _let_a_paused_subscription_go_on(browser, console, shop)
+        shop.run_pipeline(copies)
+        _repair_a_target(browser, console, shop)
+        _read_a_table_again(browser, console, state)
+        _drop_rejected_rows(browser, console, shop)
+        _resume_a_pipeline(browser, console, state)
+        _find_who_did_it(browser, console)
+    assert browser.errors == []
+
+
+def _copied_table(shop: Shop, folder: Path) -> Path:
+    """Copy a table to another database with a pipeline, and return the pipeline's file."""
+    database, _, name = shop.table.partition(".")
+    shop.server.sql(
+        f"CREATE DATABASE {database}_copy; INSERT INTO {shop.table} VALUES (1, '10', 'a'), (2, '20', 'b')"
+    )
+    settings = {
+        "name": "copies",
+        "state": load_pipeline(shop.pipeline).state,
+        "source": {"url": shop.server.url(), "tables": shop.table},
+        "steps": [{"route": {"to": f"{database}_copy.{name}"}}],
+        "sink": {"mysql": {"url": shop.server.url("root"), "positions": f"{database}_copy.positions"}},
+    }
+    file = folder / "copies.yaml"
+    file.write_text(yaml.safe_dump(settings))
+    shop.run_pipeline(file)
+    return file
+
+
+def _restore_a_deleted_row(browser: Chromium, console: str, shop: Shop) -> None:
+    """A row was deleted by mistake: which values did it have?"""
+    browser.open(f"{console}/history?{urlencode({'table': shop.table, 'key': '7'})}")
+    browser.click("article a")
+    place = browser.run("new URLSearchParams(location.search).get('place')")
+    browser.open(f"{console}/as-of?{urlencode({'table': shop.table, 'at': place})}")
+    # The change is inside a transaction. The page says where the transaction begins.
+    (begin,) = re.findall(r"begins at (\S+)", browser.text)
+    browser.run(f"document.querySelector('input[name=at]').value = '{begin}'")
+    browser.click("form.search button")
+    assert "paid" in browser.text
+    assert HOSTILE in browser.text
+    save_pictures(browser, "time-machine")
+    export = "document.querySelector('dl.facts a[href*=\"format=csv\"]').href"
+    content = browser.run(f"fetch({export}).then(response => response.text())")
+    assert content.startswith("id,status,note,_position,_time,_missing\r\n7,paid,")
+
+
+def _see_whether_changes_arrive(browser: Chromium, console: str, shop: Shop) -> None:
+    """A user says that nothing arrives: does it?"""
+    browser.begin_to_open(f"{console}/tail?{urlencode({'follow': '1', 'tables': shop.table})}")
+    browser.wait_until("document.querySelector('form.search') !== null")
+    shop.server.sql(f"UPDATE {shop.table} SET note = 'arrived' WHERE id = 2")
+    browser.wait_until("document.body.innerText.includes('arrived')")
+    save_pictures(browser, "tail")
+
+
+def _find_who_reads(browser: Chromium, console: str) -> None:
+    """Who reads from this daemon?"""
+    browser.open(f"{console}/sessions")
+    assert "orders-cache" in browser.text
+    assert "127.0.0.1" in browser.text
+    save_pictures(browser, "sessions")
+
+
+def _free_the_log_from_a_lost_reader(browser: Chromium, console: str, shop: Shop) -> None:
+    """A reader that no longer exists keeps the log: what does it keep, and how is it removed?"""
+
+    def readers() -> set[str]:
+        return {hold["reader"] for hold in shop.daemon.get("/v1/instances/shop/holds")["holds"]}
+
+    position = shop.daemon.status()["earliest"]
+    shop.daemon.post("/v1/instances/shop/position", reader="gone", position=position)
+    held_as = next(reader for reader in readers() if reader.endswith("gone"))
+    browser.open(f"{console}/instance?{urlencode({'daemon': shop.url, 'instance': 'shop'})}")
+    browser.click(f"a[href*='reader={held_as}']")
+    assert "may lose its position" in browser.text
+    save_pictures(browser, "hold")
+    assert held_as in readers()
+    browser.click("button.danger")
+    assert held_as not in readers()
+
+
+def _let_a_paused_subscription_go_on(browser: Chromium, console: str, shop: Shop) -> None:
+    """Somebody has paused a subscription, and its users wait."""
+
+    def paused() -> bool:
+        with closing(open_store(shop.coordination)) as store:
+            return Subscriptions(store).list("shop")[0].paused
+
+    with closing(open_store(shop.coordination)) as store:
+        Subscriptions(store).pause("shop", "orders-cache", paused=True)
+    browser.open(f"{console}/subscriptions")
+    assert "paused" in browser.text
+    browser.click("h2 a.button[href*=pause]")
+    assert paused()
+    browser.click("form button")
+    assert not paused()
+
+
+def _repair_a_target(browser: Chromium, console: str, shop: Shop) -> None:
+    """A target was changed by hand: which rows differ, and are they mended?"""
+    database, _, name = shop.table.partition(".")
+    copy = f"{database}_copy.{name}"
+    shop.server.sql(f"UPDATE {copy} SET note = 'wrong' WHERE id = 1; DELETE FROM {copy} WHERE id = 2")
+    browser.open(f"{console}/compare?store=0&name=copies&sink=")
+    browser.click("main form button")
+    browser.wait_until("document.querySelector('a.button[href*=repair]') !== null")
+    assert "wrong" in browser.text
+    save_pictures(browser, "comparison")
+    browser.click("a.button[href*=repair]")
+    assert "deleted from it" in browser.text
+    assert shop.server.sql(f"SELECT note FROM {copy}") == [("wrong",)]
+    browser.click("button.danger")
+    browser.wait_until("document.body.innerText.includes('rows were corrected')")
+    assert shop.server.sql(f"SELECT note FROM {copy} ORDER BY id") == [("a",), ("arrived",)]
+
+
+def _read_a_table_again(browser: Chromium, console: str, state: str) -> None:
+    """The rows of a table are in doubt, so it is read again."""
+
+    def requested() -> int:
+        with closing(PipelineState.open(state, "copies")) as copies:
+            return len(copies.requests())
+
+    before = requested()
+    browser.open(f"{console}/tables?store=0&name=copies&sink=")
+    browser.click("td a.button[href*=resnapshot]")
+    assert "chunk by chunk" in browser.text
+    save_pictures(browser, "resnapshot")
+    assert requested() == before
+    browser.click("button.danger")
+    assert requested() == before + 1
+
+
+def _drop_rejected_rows(browser: Chromium, console: str, shop: Shop) -> None:
+    """Rejected rows were corrected elsewhere, and are deleted for good."""
+    settings = load_pipeline(shop.pipeline)
+    assert dead_letters(settings)
+    browser.open(f"{console}/dead-letters?store=0&name=orders&sink=")
+    browser.click("p a.button[href*=purge]")
+    assert "for good" in browser.text
+    save_pictures(browser, "purge")
+    assert dead_letters(settings)
+    browser.click("button.danger")
+    assert dead_letters(settings) == []
+
+
+def _resume_a_pipeline(browser: Chromium, console: str, state: str) -> None:
+    """A pipeline was paused for maintenance, which is over."""
+    with closing(PipelineState.open(state, "orders")) as orders:
+        orders.pause("maintenance")
+        browser.open(f"{console}/pipelines")
+        browser.click("td a.button[href*='name=orders']")
+        browser.click("form[action*=resume] button")
+        assert not orders.paused
+
+
+def _find_who_did_it(browser: Chromium, console: str) -> None:
+    """Who has changed all this?"""
+    browser.open(f"{console}/events?kind=audit")
+    for action in ("remove hold", "repair target", "purge rejected rows", "resume subscription"):
+        assert action in browser.text
+    save_pictures(browser, "events")
 
 
 @pytest.mark.deep(

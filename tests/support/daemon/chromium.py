@@ -82,6 +82,10 @@ class Chromium:
         with self._waiting_for_page():
             self._call("Page.navigate", url=url)
 
+    def begin_to_open(self, url: str) -> None:
+        """Open a page that never ends, and wait for none of it."""
+        self._call("Page.navigate", url=url)
+
     @contextmanager
     def _waiting_for_page(self) -> Iterator[None]:
         """Wait after the block until the page that it opens is loaded."""
