@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from penstock.capture.run import Capture, CaptureParts
 from penstock.capture.server_log import ServerLog
 from penstock.capture.status import State
 from penstock.errors import ConnectionLost, OptionInvalid
+from penstock.logstore.holds import BrokenHold, Hold
 from penstock.logstore.log import Log
 from penstock.mysql.start import StartAt
 from penstock.serve.access import Account
@@ -328,6 +330,15 @@ def test_each_condition_begins_and_ends() -> None:
         assert state.alerts(lag=None) == {"purged"}
         # A position of another server's log cannot be compared.
         capture.server_log = ServerLog(9, 100, 1000, "mysql-bin.000005", 1, None, None, 0.0)
+        assert state.alerts(lag=None) == set()
+        with pytest.MonkeyPatch.context() as broken:
+            broken.setattr(
+                log, "broken_holds", (BrokenHold(Hold("cache", log.visible), "too much follows it"),)
+            )
+            assert state.alerts(lag=None) == {"hold broken"}
+        with pytest.MonkeyPatch.context() as doubted:
+            doubted.setattr(log, "settler", SimpleNamespace(listed=lambda: [{"table": "shop.orders"}]))
+            assert state.alerts(lag=None) == {"tables in doubt"}
         assert state.alerts(lag=None) == set()
 
 

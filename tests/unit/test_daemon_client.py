@@ -11,11 +11,17 @@ import pytest
 from penstock.errors import ConnectionLost
 from penstock.source.daemon_address import DaemonAddress
 from penstock.source.daemon_client import DaemonClient
+from tests.support.suite.patience import WAIT_SECONDS_MAX
 
 BODY = b'{"position": "mysql-bin.000001:4"}'
 ANSWER = (
     b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Type: application/json\r\nPenstock-Stop: 38\r\n"
     b"Content-Length: " + str(len(BODY)).encode() + b"\r\n\r\n" + BODY
+)
+
+CHUNKED = (
+    b"HTTP/1.1 200 OK\r\nConnection: close\r\nContent-Type: text/csv\r\nTransfer-Encoding: chunked\r\n\r\n"
+    b"3\r\nid\n\r\n2\r\n7\n\r\n0\r\n\r\n"
 )
 
 
@@ -58,6 +64,7 @@ CALLS: dict[str, Callable[[DaemonClient], object]] = {
     "ask": lambda client: client.ask("earliest"),
     "content": lambda client: client.content("head_bytes"),
     "stream": lambda client: list(client.stream(0, "mysql-bin.000001", 4, 38)),
+    "pieces": lambda client: list(client.pieces(client.post("as-of", {}, WAIT_SECONDS_MAX))),
 }
 
 
@@ -66,3 +73,12 @@ def test_truncated_response_is_a_lost_connection(call: str) -> None:
     for length in range(1, len(ANSWER)):
         with answering(ANSWER[:length]) as client, pytest.raises(ConnectionLost):
             CALLS[call](client)
+
+
+def test_file_that_breaks_off_is_a_lost_connection() -> None:
+    with answering(CHUNKED) as client:
+        assert CALLS["pieces"](client) == [b"id\n", b"7\n"]
+    # The last four bytes are the line breaks of the end.
+    for length in range(1, len(CHUNKED) - 4):
+        with answering(CHUNKED[:length]) as client, pytest.raises(ConnectionLost):
+            CALLS["pieces"](client)
