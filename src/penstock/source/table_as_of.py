@@ -42,7 +42,7 @@ _Key = tuple[Any, ...]
 _ROW_BITS, _ROW_MASK = 32, (1 << 32) - 1
 _ABSENT = -1
 # An entry of a dictionary that grows, a tuple, and an integer.
-_ROW_BYTES = 200
+_ROW_BYTES = 256
 # The objects of a batch, and of each of its columns.
 _BATCH_BYTES, _COLUMN_BYTES = 1024, 512
 # Batches of a few rows are merged up to this many.
