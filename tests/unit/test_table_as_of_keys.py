@@ -151,7 +151,7 @@ def test_rows_that_are_gone_need_no_memory(tmp_path: Path, monkeypatch: pytest.M
 
 def test_small_batches_are_merged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A table that changes rarely has a batch for each of its changes, which needs more than its row."""
-    monkeypatch.setattr(table_as_of, "AS_OF_BYTES_MAX", 60_000)
+    monkeypatch.setattr(table_as_of, "AS_OF_BYTES_MAX", 80_000)
     rows, _ = rows_after(tmp_path, in_batches([(WRITE_ROWS, key) for key in range(100)]))
     assert rows == [(key, key) for key in range(100)]
 
