@@ -22,6 +22,8 @@ from penstock.telemetry.counters import Counter
 _KNOWN_REASONS = ("70", "SIGABRT", "SIGKILL", "SIGSEGV", "silence")
 # A definition is written to disk.
 _GIVE_SECONDS = 30.0
+# How long after an exit it is alerted on.
+_ALERT_US = 300_000_000
 
 _log = structlog.get_logger(__name__)
 
@@ -47,6 +49,11 @@ class ProcessExit:
     reason: str
     why: str
     lines: tuple[str, ...] = ()
+
+    @property
+    def is_recent(self) -> bool:
+        """Whether it is still alerted on."""
+        return now_us() - self.time_us < _ALERT_US
 
     def text(self) -> str:
         """Return why it ended; after a defect the last line of its output names the error.

@@ -24,7 +24,7 @@ from penstock.logstore.followed_log import LogReport
 from penstock.logstore.memory_log import MemoryLog
 from penstock.model import Position, TableName
 from penstock.processes.channel import DATAGRAMS, Answer, Channel, Request, send_report
-from penstock.processes.instance import ProcessExit, now_us
+from penstock.processes.instance import ProcessExit
 from penstock.processes.listener_channel import (
     Ended,
     Greeted,
@@ -34,7 +34,7 @@ from penstock.processes.listener_channel import (
     pass_connection,
     take_connection,
 )
-from penstock.processes.spawned import Kill, SpawnedProcess
+from penstock.processes.spawned import START_SECONDS_MAX, WELL_SECONDS, Kill, SpawnedProcess, watched_exit
 from penstock.retry import Backoff
 from penstock.serve.accepting import AcceptedSocket, Address, ListeningSocket
 from penstock.serve.connections import Connections
@@ -50,14 +50,10 @@ COMMAND = (sys.executable, "-m", "penstock.processes.listener_process")
 BACKOFF = Backoff(first=0.2, longest=10.0)
 PUBLISH_SECONDS = 0.5
 
-# The import of all modules on a busy host.
-_START_SECONDS_MAX = 120.0
-_WELL_SECONDS = 60.0
 # Requests in progress are finished first.
 _END_SECONDS_MAX = DRAIN_SECONDS_MAX + 3.0
 # More than wait at a time, since threads start on demand; see `Threads.definitions`.
 _WAITING_THREADS = 64
-_ALERT_US = 300_000_000
 _SHORTAGE_SECONDS = 1.0
 _KNOWN_REASONS = ("SIGABRT", "SIGKILL", "SIGSEGV", "silence")
 
@@ -118,16 +114,12 @@ class ListenerProcess:
         early_exits = 0
         while not self._stopping.is_set():
             started_at = time.monotonic()
-            try:
-                process_exit = self._run_once()
-            except (OSError, RuntimeError, ValueError) as problem:
-                # The system has no descriptor, process or thread to give.
-                _log.exception("a listener process is not watched", listener=self.number)
-                why = f"the daemon could not start or watch it: {problem!r}"
-                process_exit = ProcessExit(now_us(), "daemon", why)
+            process_exit = watched_exit(
+                self._run_once, "a listener process is not watched", listener=self.number
+            )
             if self._stopping.is_set():
                 return
-            early_exits = 1 if time.monotonic() - started_at > _WELL_SECONDS else early_exits + 1
+            early_exits = 1 if time.monotonic() - started_at > WELL_SECONDS else early_exits + 1
             self.exits = (*self.exits, process_exit)[-1:]
             self._listeners.exit_counts.add(process_exit.reason)
             _log.error("a listener process ended", listener=self.number, why=process_exit.text())
@@ -149,7 +141,7 @@ class ListenerProcess:
                 )
             channel = Channel(stream)
             try:
-                stream.settimeout(_START_SECONDS_MAX)
+                stream.settimeout(START_SECONDS_MAX)
                 channel.send(self._listeners.start_of(self.number))
                 with self._lock:
                     self._channel, self._datagrams, self.pid = channel, datagrams, process.pid
@@ -458,7 +450,7 @@ class ListenerProcesses:
             Alert("listener ended", f"listener {process.number}", process_exit.why, "See the daemon's log")
             for process in self._processes
             for process_exit in process.exits
-            if now_us() - process_exit.time_us < _ALERT_US
+            if process_exit.is_recent
         ]
 
     def _join(self) -> None:

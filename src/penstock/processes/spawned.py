@@ -6,19 +6,30 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import IO
+from typing import IO, Any
+
+import structlog
 
 from penstock.processes.instance import ProcessExit, now_us
+
+# The import of all modules on a busy host.
+START_SECONDS_MAX = 120.0
+# A process that ran this long has started well: an earlier end says nothing of this one.
+WELL_SECONDS = 60.0
+# Errors raised when the system is out of descriptors, processes or threads, or of space for a log line.
+SHORTAGES = (OSError, RuntimeError, ValueError)
 
 _LINES_KEPT = 20
 _LINE_CHARACTERS_MAX = 500
 _LINE_BYTES_MAX = 64 * 1024
 # Its last lines are read after its end.
 _OUTPUT_SECONDS_MAX = 2.0
+
+_log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -84,6 +95,16 @@ class SpawnedProcess:
         self._reading.join(_OUTPUT_SECONDS_MAX)
         reason = _reason_of(self._process.returncode) if kill is None else (kill.reason, kill.why)
         return ProcessExit(now_us(), *reason, tuple(self._lines))
+
+
+def watched_exit(run_once: Callable[[], ProcessExit], event: str, **context: Any) -> ProcessExit:
+    """Run a process, and return how it ended. `event` is logged if it could not be started or watched."""
+    try:
+        return run_once()
+    except SHORTAGES as problem:
+        # The system has no descriptor, process or thread to give. Nothing else would start it again.
+        _log.exception(event, **context)
+        return ProcessExit(now_us(), "daemon", f"the daemon could not start or watch it: {problem!r}")
 
 
 def _reason_of(status: int) -> tuple[str, str]:

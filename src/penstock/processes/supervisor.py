@@ -36,9 +36,16 @@ from penstock.processes.channel import (
     Start,
     receive_reports,
 )
-from penstock.processes.instance import ProcessExit, ProcessInstance, now_us
+from penstock.processes.instance import ProcessExit, ProcessInstance
 from penstock.processes.lease import HeldLease
-from penstock.processes.spawned import Kill, SpawnedProcess
+from penstock.processes.spawned import (
+    SHORTAGES,
+    START_SECONDS_MAX,
+    WELL_SECONDS,
+    Kill,
+    SpawnedProcess,
+    watched_exit,
+)
 from penstock.retry import Backoff, Retry
 from penstock.settings.daemon import Settings
 from penstock.telemetry.alerts import Alert
@@ -47,10 +54,6 @@ from penstock.telemetry.readings import Readings
 COMMAND = (sys.executable, "-m", "penstock.processes.capture_process")
 BACKOFF = Backoff(first=0.5, longest=30.0)
 
-# The import of all modules on a busy host.
-_START_SECONDS_MAX = 120.0
-# A process that ran this long has started well: an earlier end says nothing of this one.
-_WELL_SECONDS = 60.0
 # Exits of a process with several instances before each gets its own, which shows whose fault it is.
 _SHARED_EXITS_MAX = 2
 _POLL_SECONDS = 0.5
@@ -59,10 +62,6 @@ _END_SECONDS_MAX = 12.0
 _CALL_SECONDS = 2.0
 
 _EXITS_KEPT = 10
-# How long after an exit it is alerted on.
-_ALERT_US = 300_000_000
-# What a shortage of the system raises: of descriptors, processes, threads or space for a log line.
-_SHORTAGES = (OSError, RuntimeError, ValueError)
 
 _log = structlog.get_logger(__name__)
 
@@ -159,19 +158,15 @@ class SupervisedProcess:
             if self.stopping.is_set():
                 break
             started_at = time.monotonic()
-            try:
-                process_exit = self._run_once()
-            except _SHORTAGES as problem:
-                # The system has no descriptor, process or thread to give. Nothing else would start it again.
-                _log.exception("a capture process is not watched", instances=sorted(self.instances))
-                why = f"the daemon could not start or watch it: {problem!r}"
-                process_exit = ProcessExit(now_us(), "daemon", why)
+            process_exit = watched_exit(
+                self._run_once, "a capture process is not watched", instances=sorted(self.instances)
+            )
             if self.stopping.is_set():
                 break
             try:
                 if not self._restarts_after(process_exit, time.monotonic() - started_at):
                     return
-            except _SHORTAGES:
+            except SHORTAGES:
                 _log.exception("the end of a capture process is not noted", instances=sorted(self.instances))
                 self._wake.wait(self._backoff.pause(self._early_exits))
         for instance in self.instances.values():
@@ -180,9 +175,9 @@ class SupervisedProcess:
     def _restarts_after(self, process_exit: ProcessExit, seconds: float) -> bool:
         """Note an exit and wait until the process is due again; return whether it is this thread's."""
         positions = tuple(instance.position for instance in self.instances.values())
-        if seconds >= _WELL_SECONDS:
+        if seconds >= WELL_SECONDS:
             self._early_exits = 0
-        if positions != self._positions or seconds >= _WELL_SECONDS:
+        if positions != self._positions or seconds >= WELL_SECONDS:
             self._exits = 0
         self._early_exits += 1
         self._positions, self._exits = positions, self._exits + 1
@@ -236,7 +231,7 @@ class SupervisedProcess:
             self._channel = channel
             if self.stopping.is_set():
                 channel.end()
-        heard_at, limit = time.monotonic(), _START_SECONDS_MAX
+        heard_at, limit = time.monotonic(), START_SECONDS_MAX
         has_reported = False
         ending_since: float | None = None
         kill = Kill("silence", f"it was killed after {self._silence_seconds:g} s without a report")
@@ -423,7 +418,7 @@ class Supervisor:
             failure = instance.set_aside
             if failure is not None:
                 alerts.append(Alert("set aside", name, failure.message, failure.hint))
-            elif instance.exits and now_us() - instance.exits[-1].time_us < _ALERT_US:
+            elif instance.exits and instance.exits[-1].is_recent:
                 summary = f"the capture process ended: {instance.exits[-1].text()}"
                 alerts.append(Alert("process ended", name, summary, "Run: penstock status"))
         return alerts
