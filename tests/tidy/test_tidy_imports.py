@@ -10,6 +10,7 @@ from tests.tidy.tree import ROOT, files, name_of, python_nodes
 LEAVES = {
     "errors",
     "limits",
+    "closing",
     "commit_versions",
     "model",
     "narrowed_patterns",
@@ -26,6 +27,7 @@ LEAVES = {
 MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "limits": set(),
+    "closing": set(),
     "commit_versions": {"errors", "limits"},
     "gtid_sets": {"_native"},
     "fingerprint": set(),

@@ -5,6 +5,7 @@ Where hosts share an instance, a log that another host was ahead of continues wh
 """
 
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import replace
 
 import structlog
@@ -128,8 +129,7 @@ class Resumption:
     def _new_epoch(self, last: EpochRecord | None) -> Beginning:
         """Return where the log's next epoch starts on this server."""
         epoch = self._next_epoch(last)
-        lookup = self._lookup(epoch)
-        try:
+        with closing(self._lookup(epoch)) as lookup:
             if last is None and self._handover is not None:
                 handover = self._handover
                 return begin_elsewhere(self._connection, handover.gtid_set, handover.time_us, lookup, epoch)
@@ -137,8 +137,6 @@ class Resumption:
                 return begin_empty(self._connection, self._start_at, lookup, epoch)
             gtid_set = end_of_log(self._log, last)
             return begin_elsewhere(self._connection, gtid_set, self._log.time_max_us, lookup, epoch)
-        finally:
-            lookup.close()
 
     def _same_server(self, last: EpochRecord) -> Beginning:
         """Resume at the end of the log, if the server still has everything that the log has."""
@@ -192,11 +190,8 @@ class Resumption:
         was reset assigns the same GTIDs to other transactions, so all GTIDs of the log must be from before
         its oldest file. Otherwise raises `problem`.
         """
-        lookup = self._lookup(last.epoch)
-        try:
+        with closing(self._lookup(last.epoch)) as lookup:
             before = lookup.gtid_set(lookup.earliest())
-        finally:
-            lookup.close()
         if not gtid_set or not GtidSet.parse(before).contains(GtidSet.parse(gtid_set)):
             raise problem
         beginning = self._new_epoch(last)
@@ -212,11 +207,8 @@ class Resumption:
         MySQL sends a transaction before it counts it as executed. With semi-synchronous replication it first
         waits for the acknowledgement, which may have been lost with the connection.
         """
-        lookup = self._lookup(position.epoch)
-        try:
+        with closing(self._lookup(position.epoch)) as lookup:
             return GtidSet.parse(lookup.gtid_set(position)).contains(GtidSet.parse(gtid_set))
-        finally:
-            lookup.close()
 
     def _complete_gtid_set(self, last: EpochRecord) -> str | None:
         """Complete the GTID set of an epoch that version 0.1 began, which may be missing transactions.
@@ -289,12 +281,9 @@ class Resumption:
 
     def _resume_after_gap(self, position: Position) -> Beginning:
         """Resume at the first position that the server still has, and report the loss."""
-        lookup = self._lookup(position.epoch)
-        try:
+        with closing(self._lookup(position.epoch)) as lookup:
             earliest = lookup.earliest()
             gtid_set = lookup.gtid_set(earliest)
-        finally:
-            lookup.close()
         note = f"what the server logged between {position} and {earliest} was purged before it was received"
         _log.error("transactions are lost", instance=self._instance, after=str(position), until=str(earliest))
         return Beginning(earliest, gtid_set, note)

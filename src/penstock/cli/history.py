@@ -4,6 +4,7 @@
 import json as json_text
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -100,13 +101,10 @@ def _of_daemon(
     instance = instance or WholeDaemon.find(url, config, ca).only_instance()
     from penstock.cli.shared.asked_daemon import AskedDaemon
 
-    daemon = AskedDaemon.find(instance, url, config, ca)
-    try:
+    with closing(AskedDaemon.find(instance, url, config, ca)) as daemon:
         yield from daemon.history(
             {"table": row.table.sql, "key": list(row.values), "columns": list(row.columns), "limit": limit}
         )
-    finally:
-        daemon.close()
 
 
 def _show(console: Console, part: dict[str, Any], readers: int) -> None:

@@ -2,6 +2,7 @@
 """`penstock holds`: list and remove holds, which protect a daemon's log from trimming."""
 
 import sys
+from contextlib import closing
 from datetime import UTC, datetime
 from typing import Annotated
 
@@ -32,11 +33,8 @@ def list_holds(
     """
     from penstock.cli.shared.asked_daemon import AskedDaemon
 
-    daemon = AskedDaemon.find(instance, url, config, ca)
-    try:
+    with closing(AskedDaemon.find(instance, url, config, ca)) as daemon:
         holds = daemon.holds()
-    finally:
-        daemon.close()
     if json:
         write_json(sys.stdout, ({"instance": instance, **hold} for hold in holds))
         return
@@ -59,11 +57,8 @@ def remove(
     """Remove a hold. The log it protected may be trimmed, and its reader may lose its position."""
     from penstock.cli.shared.asked_daemon import AskedDaemon
 
-    daemon = AskedDaemon.find(instance, url, config, ca)
-    try:
+    with closing(AskedDaemon.find(instance, url, config, ca)) as daemon:
         daemon.remove_hold(reader)
-    finally:
-        daemon.close()
     typer.echo(f"removed: {reader} of {instance} holds nothing any longer")
 
 

@@ -3,8 +3,8 @@
 
 import json
 import sys
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,14 +18,23 @@ from penstock.errors import OptionInvalid
 from penstock.model import Position, TableName
 
 if TYPE_CHECKING:
-    from penstock.pipeline.table_states import TableState
-
-if TYPE_CHECKING:
     from penstock.pipeline.settings import PipelineSettings
     from penstock.pipeline.state import Checkpoint, PipelineState
+    from penstock.pipeline.table_states import TableState
     from penstock.source.bounds import Bound
 
 HELP = "Show, pause, resume, reset and repair pipelines."
+
+
+@contextmanager
+def _opened_state(file: Path) -> "Iterator[PipelineState]":
+    """Open the state of a pipeline inside the block, without the secrets that the runner has."""
+    from penstock.pipeline.settings import place_of_state
+    from penstock.pipeline.state import PipelineState
+
+    location = place_of_state(file)
+    with closing(PipelineState.open(location.state, location.name)) as state:
+        yield state
 
 
 def list_(
@@ -56,16 +65,10 @@ def list_(
 
 def show(file: PipelineFile, as_json: AsJson = False) -> None:
     """Show a pipeline's status: batches, positions, loads, rates and what it is waiting for."""
-    from penstock.pipeline.settings import place_of_state
-    from penstock.pipeline.state import PipelineState
     from penstock.pipeline.summary import summaries_by_part, summarize_pipeline
 
-    location = place_of_state(file)
-    state = PipelineState.open(location.state, location.name)
-    try:
+    with _opened_state(file) as state:
         summary = summarize_pipeline(state)
-    finally:
-        state.close()
     if as_json:
         write_json(sys.stdout, iter([summary]))
         return
@@ -78,12 +81,9 @@ def show(file: PipelineFile, as_json: AsJson = False) -> None:
 
 def tables(file: PipelineFile, sink: EachSink = None, as_json: AsJson = False) -> None:
     """Show the state of each table: loading, streaming, or why the pipeline continues without it."""
-    from penstock.pipeline.settings import place_of_state
-    from penstock.pipeline.state import PipelineState
     from penstock.pipeline.table_states import STATES, table_states
 
-    location = place_of_state(file)
-    with closing(PipelineState.open(location.state, location.name)) as state:
+    with _opened_state(file) as state:
         if sink is not None:
             _refuse_unknown_sink(state, sink)
         parts = [part for part in state.parts() if sink in (None, part.sink)]
@@ -92,7 +92,7 @@ def tables(file: PipelineFile, sink: EachSink = None, as_json: AsJson = False) -
         write_json(sys.stdout, ({"part": part, **row.to_json()} for part, row in rows))
         return
     if not rows:
-        typer.echo(f"{location.name} has no tables yet: penstock run {file}")
+        typer.echo(f"{state.name} has no tables yet: penstock run {file}")
         return
     fields = [Field("table", 40), Field("state", 10), Field("load", 16), Field("rows", 12, right=True)]
     lines = LineWriter(sys.stdout, [*fields, Field("why", 0)])
@@ -122,30 +122,16 @@ def pause(
     file: PipelineFile, why: Annotated[str, typer.Option(help="The reason to show in the status.")] = ""
 ) -> None:
     """Stop a pipeline after its current batch, and prevent it from starting."""
-    from penstock.pipeline.settings import place_of_state
-    from penstock.pipeline.state import PipelineState
-
-    location = place_of_state(file)
-    state = PipelineState.open(location.state, location.name)
-    try:
+    with _opened_state(file) as state:
         state.pause(why)
-    finally:
-        state.close()
-    typer.echo(f"{location.name} is paused; penstock pipelines resume {file}")
+    typer.echo(f"{state.name} is paused; penstock pipelines resume {file}")
 
 
 def resume(file: PipelineFile) -> None:
     """Allow a paused pipeline to start again."""
-    from penstock.pipeline.settings import place_of_state
-    from penstock.pipeline.state import PipelineState
-
-    location = place_of_state(file)
-    state = PipelineState.open(location.state, location.name)
-    try:
+    with _opened_state(file) as state:
         state.resume()
-    finally:
-        state.close()
-    typer.echo(f"{location.name} may run; penstock run {file}")
+    typer.echo(f"{state.name} may run; penstock run {file}")
 
 
 def reset(

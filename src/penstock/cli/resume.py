@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """`penstock resume`: capture an instance again that its daemon has set aside."""
 
+from contextlib import closing
+
 import typer
 
 from penstock.cli.shared.options import Ca, DaemonConfig, Instance, Url
@@ -13,9 +15,6 @@ def run(instance: Instance, url: Url = None, config: DaemonConfig = None, ca: Ca
     """
     from penstock.cli.shared.asked_daemon import AskedDaemon
 
-    daemon = AskedDaemon.find(instance, url, config, ca)
-    try:
+    with closing(AskedDaemon.find(instance, url, config, ca)) as daemon:
         daemon.resume()
-    finally:
-        daemon.close()
     typer.echo(f"{instance}: started")

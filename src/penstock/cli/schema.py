@@ -2,6 +2,7 @@
 """`penstock schema`: show or set the definition of a table at a position of a log."""
 
 import sys
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -37,12 +38,9 @@ def show(
     """Show a table's definition at a position of a log."""
     from penstock.source.source import open_source
 
-    source = open_source(_options(log, url, token_file))
-    try:
+    with closing(open_source(_options(log, url, token_file))) as source:
         position = Position.parse(at) if at is not None else source.head()
         schema = _in_force(source, TableName.parse(table), position)
-    finally:
-        source.close()
     if json:
         write_json(sys.stdout, [_as_json(schema, position)])
     else:
@@ -71,8 +69,7 @@ def set_by_hand(
     from penstock.source.source import open_source
 
     name, position = TableName.parse(table), Position.parse(at)
-    source = open_source(_options(log, url, token_file))
-    try:
+    with closing(open_source(_options(log, url, token_file))) as source:
         history = source.schema_history(position)
         assert history is not None, "a kept log answers or raises"
         definition = history.define(name, ddl).to_json()
@@ -80,8 +77,6 @@ def set_by_hand(
             source.give_definition(name, position, definition)
         else:
             _set_in_folder(Path(str(log)), name, position, definition)
-    finally:
-        source.close()
     typer.echo(f"set: {name} is read with this definition from {position} on")
 
 

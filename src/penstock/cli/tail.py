@@ -6,6 +6,7 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -146,8 +147,7 @@ class _Following:
         # Print complete transactions only: changes wait for the position after them, so that none is printed
         # twice.
         batches: list[BatchFrame] = []
-        frames = answer.frames()
-        try:
+        with closing(answer.frames()) as frames:
             for frame in frames:
                 if isinstance(frame, BatchFrame):
                     batches.append(frame)
@@ -164,8 +164,6 @@ class _Following:
                         self._current = (self._current + 1) % len(self._daemons)
                         time.sleep(RECONNECT_PAUSE_SECONDS_FIRST)
                     return frame.why == "until"
-        finally:
-            frames.close()
         return False
 
     def _switch_daemon(self, problem: TransientError) -> None:

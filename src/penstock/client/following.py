@@ -6,6 +6,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypeVar
@@ -150,8 +151,7 @@ class Following:
         registry = Subscriptions(store)
         subscription = self._until_answered(lambda: registry.create(self._requested_subscription(registry)))
         self._wait_for_log(publishers)
-        session = self._until_answered(store.session)
-        try:
+        with closing(self._until_answered(store.session)) as session:
             start_lease = self._acquire_start_lease(store, session, subscription)
             self._set_start(registry, subscription, publishers)
             self._intake = Intake(
@@ -181,8 +181,6 @@ class Following:
             ).start()
             self._wait_registered(registry, subscription, self._member)
             start_lease.release()
-        finally:
-            session.close()
 
     def _wait_for_log(self, publishers: Publishers) -> None:
         """Wait until a daemon has the first bytes of its log. In an empty log, latest means its beginning."""

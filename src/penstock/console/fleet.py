@@ -3,6 +3,7 @@
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 from urllib.parse import quote
@@ -106,30 +107,21 @@ class Fleet:
 
     def history(self, url: str, instance: str, row: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Yield the history of a row as the daemon finds it. Raises the daemon's errors."""
-        client = DaemonClient(replace(self._address(url), instance=instance), url)
-        try:
+        with closing(DaemonClient(replace(self._address(url), instance=instance), url)) as client:
             yield from client.lines("history", row, _HISTORY_SILENCE_SECONDS_MAX)
-        finally:
-            client.close()
 
     def changes(
         self, url: str, instance: str, body: dict[str, Any], silence_seconds: float
     ) -> Iterator[BatchFrame | PositionFrame]:
         """Yield the frames of one response of the daemon's `changes` call. Raises the daemon's errors."""
-        client = DaemonClient(replace(self._address(url), instance=instance), url)
-        try:
+        with closing(DaemonClient(replace(self._address(url), instance=instance), url)) as client:
             for frame in ChangesAnswer(client, body, silence_seconds).frames():
                 if isinstance(frame, BatchFrame | PositionFrame):
                     yield frame
-        finally:
-            client.close()
 
     def _with_client(self, url: str, instance: str, work: Callable[[DaemonClient], _Answer]) -> _Answer:
-        client = DaemonClient(replace(self._address(url), instance=instance), url)
-        try:
+        with closing(DaemonClient(replace(self._address(url), instance=instance), url)) as client:
             return work(client)
-        finally:
-            client.close()
 
     def _address(self, url: str) -> DaemonAddress:
         address = self._addresses.get(url)

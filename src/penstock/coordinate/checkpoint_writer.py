@@ -9,11 +9,10 @@ consumer's speed, and a consumer that crashes repeats at most what it did in tha
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
-from typing import Self
 
 import structlog
 
+from penstock.closing import Closing
 from penstock.coordinate.checkpoint import Checkpoint, Checkpoints
 from penstock.errors import LeaseLost, PenstockError
 
@@ -140,7 +139,7 @@ class ShardCheckpoint:
             raise LeaseLost("the shard was given back", position=f"shard {self.shard}")
 
 
-class CheckpointWriter:
+class CheckpointWriter(Closing):
     """The thread that writes checkpoints; a context manager that runs it inside the block.
 
     `seconds` bounds the age of the stored checkpoint. Errors of an unavailable store are logged, and the
@@ -154,14 +153,6 @@ class CheckpointWriter:
         self.news = threading.Condition()
         self._thread = threading.Thread(target=self._run, name="checkpoints", daemon=True)
         self._thread.start()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def open(
         self,

@@ -7,6 +7,7 @@ pipeline continue. A thread asks for the source from time to time, and the run t
 
 import threading
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -133,11 +134,8 @@ def named(source: str, problem: PenstockError) -> PenstockError:
 
 def ask_source(settings: PipelineSettings, source: PipelineSource) -> None:
     """Ask a source's log for its end, and its server for a session. Raises what they raise."""
-    log = SourceLog(source, settings, cores=1)
-    try:
+    with closing(SourceLog(source, settings, cores=1)) as log:
         log.target()
-    finally:
-        log.close()
     if source.server is not None:
         connect(source.server).close()
 

@@ -10,7 +10,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from functools import partial
 from itertools import chain
 from types import TracebackType
@@ -73,11 +73,10 @@ class LocalDriver:
     def run(self, plan: TaskPlan) -> Iterable[pyarrow.RecordBatch]:
         """Run a plan's tasks to their end; see `Driver.run`. Raises ConnectionLost if they were cancelled,
         DiskFailed if rows cannot be spilled."""
-        job = _Job(plan, self.cores, self._buffered_bytes_max, self._parts, self._resources, self._cancelled)
-        try:
+        with closing(
+            _Job(plan, self.cores, self._buffered_bytes_max, self._parts, self._resources, self._cancelled)
+        ) as job:
             return job.run()
-        finally:
-            job.close()
 
     @contextmanager
     def cancelling(self, stop: threading.Event, seconds: float) -> Iterator[None]:

@@ -46,7 +46,7 @@ Report = Callable[[Mapping[str, Any]], None]
 
 
 class ShardCommand(Protocol):
-    """Returns the command line of a shard's process, which with `to_barrier` ends there."""
+    """Returns the command line of a shard's process. `to_barrier` ends it at the barrier of all shards."""
 
     def __call__(self, shard: Shard, *, to_barrier: bool = False) -> Sequence[str]: ...
 
@@ -150,11 +150,8 @@ class ShardRuns:
     def _refuse_lost_state(self, before: Sequence[PipelineState]) -> None:
         """Raise OptionInvalid if the state is empty and the target is not, unless the pipeline was reset."""
         earlier = next(filter(None, (shard_state.get_large("reset") for shard_state in before)), None)
-        sink = self._settings.make_sink()
-        try:
+        with closing(self._settings.make_sink()) as sink:
             refuse_lost_state(self._settings, sink, Checkpoint.new(earlier))
-        finally:
-            sink.close()
 
     # --- The processes ----------------------------------------------------------------------
 

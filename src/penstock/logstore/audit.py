@@ -5,6 +5,7 @@ A line is made durable before the change that it describes is carried out.
 """
 
 import json
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,14 +31,11 @@ class AuditLine:
     def write(self, disk: Disk, layout: Layout) -> None:
         """Append the line to the file and sync it. Raises LogFull, DiskFailed."""
         path = layout.folder / AUDIT_FILE
-        file = disk.append_open(path)
-        try:
+        with closing(disk.append_open(path)) as file:
             torn = file.size and disk.read(path, file.size - 1) != b"\n"
             # A crash may have left a partial line. End it, so that the new line starts on its own.
             file.write([b"\n" if torn else b"", json.dumps(vars(self), ensure_ascii=False).encode(), b"\n"])
             file.sync()
-        finally:
-            file.close()
         disk.sync_folder(layout.folder)
 
 

@@ -18,17 +18,18 @@ import zlib
 from bisect import bisect_right
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from types import TracebackType
-from typing import Protocol, Self
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 import structlog
 import zstandard
 
+from penstock.closing import Closing
 from penstock.errors import ChecksumMismatch, EventMalformed, FileTruncated
 from penstock.limits import MIB
 from penstock.logstore.catalog import SegmentCatalog
@@ -91,8 +92,7 @@ def compress_segment(
     tmp = cold.with_name(cold.name + TMP_SUFFIX)
     with disk.open_read(plain) as source:
         size = source.size
-        target = disk.append_open(tmp)
-        try:
+        with closing(disk.append_open(tmp)) as target:
             target.truncate(0)
             table, crc = bytearray(), 0
             # Reusing one compressor keeps its tables allocated. Every call still produces a separate frame.
@@ -112,8 +112,6 @@ def compress_segment(
             target.write([_seek_table(bytes(table))])
             target.sync()
             stored = target.size
-        finally:
-            target.close()
     with SeekableFile(disk.open_read(tmp), str(cold)) as written:
         written_crc = 0
         for piece in written.pieces():
@@ -160,7 +158,7 @@ def _block_cuts(disk: Disk, plain: Path, segment: SegmentRecord) -> list[int]:
     return list(range(segment.head_bytes, disk.size(plain), _FRAME_BYTES_DEFAULT))
 
 
-class SeekableFile:
+class SeekableFile(Closing):
     """Present a compressed segment as its plain bytes. Closing it closes the underlying file.
 
     Safe for concurrent reads. `frames_read` counts the frames that were decompressed. Use it as a context
@@ -177,14 +175,6 @@ class SeekableFile:
         self._kept: OrderedDict[int, bytes] = OrderedDict()
         self._lock = threading.Lock()
         self.frames_read = 0
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     @property
     def _stored_at(self) -> _Offsets:

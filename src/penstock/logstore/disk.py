@@ -12,11 +12,12 @@ import sys
 import threading
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn, Protocol, Self
 
+from penstock.closing import Closing
 from penstock.errors import DiskFailed, LogFull, LogLocked, SourceMissing
 from penstock.limits import LOG_SYNC_BYTES_MAX, READ_BYTES
 
@@ -163,13 +164,10 @@ class Disk(ABC):
     def write_atomic(self, path: Path, content: bytes) -> None:
         """Replace a file atomically: after a crash it holds either the old or the new content."""
         tmp = path.with_name(path.name + TMP_SUFFIX)
-        file = self.append_open(tmp)
-        try:
+        with closing(self.append_open(tmp)) as file:
             file.truncate(0)
             file.write([content])
             file.sync()
-        finally:
-            file.close()
         self.rename(tmp, path)
         self.sync_folder(path.parent)
 
@@ -299,7 +297,19 @@ class LocalDisk(Disk):
             return LocalLock(path)
 
 
-class LocalAppendFile:
+class _LocalFile(Closing):
+    """An open local file."""
+
+    _file: int
+
+    def close(self) -> None:
+        """Close the file, which releases its lock. Closing it again does nothing."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+class LocalAppendFile(_LocalFile):
     """A local append-only file."""
 
     def __init__(self, path: Path) -> None:
@@ -356,12 +366,6 @@ class LocalAppendFile:
                 os.posix_fadvise(self._file, start, end - start, os.POSIX_FADV_DONTNEED)
         self._synced = end
 
-    def close(self) -> None:
-        """Close the file. Closing it again does nothing."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
-
 
 def _after(views: list[memoryview], written: int) -> list[memoryview]:
     """Return the remainder of the buffers after `written` bytes."""
@@ -372,7 +376,7 @@ def _after(views: list[memoryview], written: int) -> list[memoryview]:
     return []
 
 
-class LocalReadFile:
+class LocalReadFile(_LocalFile):
     """A local file open for reading. `pread` needs no lock."""
 
     def __init__(self, path: Path) -> None:
@@ -398,20 +402,8 @@ class LocalReadFile:
                 start += len(piece)
             return b"".join(pieces)
 
-    def close(self) -> None:
-        """Close the file. Closing it again does nothing."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class LocalLock:
+class LocalLock(_LocalFile):
     """An flock. The operating system releases it when the process ends, even after a crash."""
 
     def __init__(self, path: Path) -> None:
@@ -436,12 +428,6 @@ class LocalLock:
         with suppress(OSError):
             os.ftruncate(self._file, 0)
             os.pwrite(self._file, f"{os.getpid()}\n".encode("ascii"), 0)
-
-    def close(self) -> None:
-        """Release the lock. Releasing it again does nothing."""
-        if self._file >= 0:
-            os.close(self._file)
-            self._file = -1
 
 
 class SharedLock:

@@ -8,6 +8,7 @@ bytes, unchanged.
 
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -120,8 +121,7 @@ def _write(
         int(time.time()),
     )
     tmp = path.with_name(path.name + ".tmp")
-    target = disk.append_open(tmp)
-    try:
+    with closing(disk.append_open(tmp)) as target:
         target.truncate(0)
         target.write([head])
         for view in log.read(piece.epoch, piece.file, piece.start, piece.end):
@@ -130,8 +130,6 @@ def _write(
                 progress(done + target.size - len(head), total)
         target.sync()
         size = target.size
-    finally:
-        target.close()
     disk.rename(tmp, path)
     disk.sync_folder(path.parent)
     return Exported(path, piece.first, piece.last, size)

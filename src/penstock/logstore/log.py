@@ -14,6 +14,7 @@ from typing import Self
 
 import structlog
 
+from penstock.closing import Closing
 from penstock.errors import (
     DiskFailed,
     LogFull,
@@ -44,7 +45,7 @@ from penstock.settings.daemon import LogSettings
 _log = structlog.get_logger(__name__)
 
 
-class Log(LogReader):
+class Log(LogReader, Closing):
     """The log in a folder, opened for writing by one process. Create it with `open`.
 
     Only one thread may call `begin_file` and `append`. All other methods are thread-safe.
@@ -362,12 +363,6 @@ class Log(LogReader):
                 self._release()
         if self._sync_thread is not None:
             self._sync_thread.join()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     # --- What retention, compression and tiering change -------------------------------------
 

@@ -13,9 +13,8 @@ import time
 from bisect import bisect_right
 from dataclasses import dataclass
 from enum import StrEnum
-from types import TracebackType
-from typing import Self
 
+from penstock.closing import Closing
 from penstock.errors import LimitExceeded, OptionInvalid, PositionInvalid, PositionPurged
 from penstock.model import Position
 
@@ -337,7 +336,7 @@ class MemoryTier:
         self._held_from_key = held_from
 
 
-class MemoryCursor:
+class MemoryCursor(Closing):
     """The state of a registered reader: its next position and its acknowledged position.
 
     Not thread-safe; a context manager that closes the cursor. Created by `MemoryTier.register`.
@@ -351,14 +350,6 @@ class MemoryCursor:
         self._next = position
         self._next_key = self.acknowledged_key
         self._serial = serial
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, problem: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def get(self, timeout: float | None = None, bytes_max: int | None = None) -> MemoryRun | None:
         """Return the whole transactions of one source file after the previous result, None if the wait timed

@@ -5,9 +5,8 @@ import threading
 from bisect import bisect_right
 from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
+from penstock.closing import Closing
 from penstock.errors import LogFull, LogLocked, SourceMissing
 from penstock.logstore.disk import Buffer, Disk
 
@@ -206,7 +205,7 @@ class MemoryAppendFile:
         """Do nothing."""
 
 
-class MemoryReadFile:
+class MemoryReadFile(Closing):
     """A file in memory open for reading."""
 
     def __init__(self, disk: MemoryDisk, path: Path, content: _Content) -> None:
@@ -225,14 +224,6 @@ class MemoryReadFile:
 
     def close(self) -> None:
         """Do nothing."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class MemoryLock:

@@ -10,10 +10,10 @@ offsets in the interface of this module are source offsets.
 import struct
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
 from penstock._native import read_segment_head
+from penstock.closing import Closing
 from penstock.errors import FileTruncated, LogDamaged, StreamError
 from penstock.limits import READ_BYTES
 from penstock.logstore.disk import Buffer, Disk
@@ -115,7 +115,7 @@ def _damaged_head(segment: StoredSegment, why: str) -> LogDamaged:
     )
 
 
-class SegmentReader:
+class SegmentReader(Closing):
     """A plain or compressed segment open for reading, safe for concurrent use.
 
     A context manager that closes it.
@@ -169,14 +169,6 @@ class SegmentReader:
     def close(self) -> None:
         """Close the file."""
         self._stored.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 @dataclass

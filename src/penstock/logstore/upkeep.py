@@ -7,6 +7,7 @@ One pass does a bounded amount of work, so that the logs of several instances ta
 import time
 from calendar import timegm
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 
 import structlog
@@ -90,11 +91,8 @@ class Upkeep:
         Takes the log's lock, so that no other process opens the log concurrently. Raises LogLocked,
         LogDamaged if the folder has no sound L1, LogFull, DiskFailed, ConnectionLost for an unreachable tier.
         """
-        lock = self._disk.lock(self._layout.lock)
-        try:
+        with closing(self._disk.lock(self._layout.lock)):
             self.retention.run(FolderCatalog.load(self._disk, self._layout))
-        finally:
-            lock.close()
 
     def _show_broken_holds(self, log: Log) -> None:
         log.broken_holds = self.retention.broken

@@ -9,6 +9,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -160,16 +161,13 @@ class Migration:
         if not self.cursors:
             return
         (staging / "log").mkdir(exist_ok=True)
-        store = open_store(f"sqlite://{staging / 'log' / 'coordination.db'}")
-        try:
+        with closing(open_store(f"sqlite://{staging / 'log' / 'coordination.db'}")) as store:
             registry = Subscriptions(store)
             for cursor in self.cursors:
                 created = registry.create(Subscription(cursor.instance, cursor.name))
                 registry.reset(created.instance, created.name, cursor.checkpoint)
                 if cursor.filter:
                     store.put(f"{created.path}/filter", cursor.filter.encode())
-        finally:
-            store.close()
 
 
 def _plain(value: Any, folder: Path) -> Any:

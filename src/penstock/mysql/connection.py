@@ -10,12 +10,13 @@ import socket
 import ssl
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import pymysql
 import pymysql.constants.COMMAND
 import pymysql.cursors
 
+from penstock.closing import Closing
 from penstock.errors import AuthenticationFailed, PrivilegeMissing, ServerUnsupported
 from penstock.gtid_sets import NO_GTIDS, ExecutedSet, LoggedSet, mariadb_gtids
 from penstock.model import ServerAddress
@@ -82,7 +83,7 @@ class LogFile:
     encrypted: bool
 
 
-class Connection:
+class Connection(Closing):
     """A session. Not safe for concurrent use. A context manager that closes it.
 
     Raises the errors of `penstock.errors`, chosen by the server's error number.
@@ -92,12 +93,6 @@ class Connection:
         self.address = address
         self._session: pymysql.connections.Connection[Any] | None = session
         self._identity: ServerIdentity | None = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """End the session. Idempotent."""

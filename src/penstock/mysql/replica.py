@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import Self
 
 from penstock._native import Framer, encode_gtid_set
+from penstock.closing import Closing
 from penstock.errors import ConnectionLost
 from penstock.gtid_sets import mariadb_position
 from penstock.limits import HEARTBEAT_SECONDS, READ_BYTES, SILENCE_SECONDS_MAX
@@ -78,7 +79,7 @@ class DumpStart:
         return str(self.position) if self.position is not None else f"GTID set {self.gtid_set!r}"
 
 
-class ReplicaStream:
+class ReplicaStream(Closing):
     """The raw bytes of one dump. A context manager that closes it.
 
     `start` is where the stream really starts: for a position that the protocol cannot express, that is the
@@ -107,12 +108,6 @@ class ReplicaStream:
         self.delivered = False
         self._socket: socket.socket | None = stream
         self._read_ahead = read_ahead
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def receive_into(self, buffer: memoryview) -> int:
         """Receive available bytes into the buffer and return their number, at least 1.

@@ -16,6 +16,7 @@ import os
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -247,8 +248,7 @@ def _request_reread(settings: PipelineSettings, letter: DeadLetter, changes: Cha
         for part in settings.each_shard()
         if part.source(letter.instance).tables.matches(letter.table.database, letter.table.table)
     )
-    state = PipelineState.of(owner)
-    try:
+    with closing(PipelineState.of(owner)) as state:
         for number, (_, condition) in enumerate(pieces):
             state.request_resnapshot(
                 letter.instance,
@@ -256,8 +256,6 @@ def _request_reread(settings: PipelineSettings, letter: DeadLetter, changes: Cha
                 condition.decode(),
                 number=f"{letter.name.removesuffix(_SUFFIX)}-{number}",
             )
-    finally:
-        state.close()
     return len(changes)
 
 

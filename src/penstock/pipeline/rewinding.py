@@ -2,6 +2,7 @@
 """Finds an earlier position in a source's log, from which a pipeline reads changes again."""
 
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -39,8 +40,7 @@ def earlier_offset(source: PipelineSource, offset: Mapping[str, Any], bound: Bou
     missed.
     """
     current, key = position_of(offset), str(offset.get("server_key") or "")
-    opened = open_source(options_at(source, current, key))
-    try:
+    with closing(open_source(options_at(source, current, key))) as opened:
         if bound.gtid_set is not None:
             known = str(offset.get("gtid_set") or "")
             if not GtidSet.parse(known).contains(GtidSet.parse(bound.gtid_set)):
@@ -65,8 +65,6 @@ def earlier_offset(source: PipelineSource, offset: Mapping[str, Any], bound: Bou
             raise _not_reached(bound, current)
         extents = opened.extents(position, current)
         size = sum(extent.bytes for extent in extents[:-1]) + current.offset - position.offset
-    finally:
-        opened.close()
     location = {"epoch": position.epoch, "file": position.file, "offset": position.offset}
     return Rewound({**location, "server_key": key, **details}, size)
 

@@ -2,6 +2,7 @@
 """Skips one transaction that a pipeline cannot process, and reports its content."""
 
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
@@ -31,8 +32,7 @@ def transaction_at(source: PipelineSource, offset: Mapping[str, Any], position: 
     Reads event headers from the offset on. Raises PositionInvalid if there is none.
     """
     current = position_of(offset)
-    opened = open_source(options_at(source, current, str(offset.get("server_key") or "")))
-    try:
+    with closing(open_source(options_at(source, current, str(offset.get("server_key") or "")))) as opened:
         head = opened.head()
         for byte_range in opened.split(current, head, range_bytes=OFFSET_MAX):
             if byte_range.file != position.file:
@@ -41,8 +41,6 @@ def transaction_at(source: PipelineSource, offset: Mapping[str, Any], position: 
                 for row in batch.to_arrow().to_pylist():
                     if row["file"] == position.file and row["offset"] <= position.offset < row["end_offset"]:
                         return _describe_transaction(opened, offset, row)
-    finally:
-        opened.close()
     raise PositionInvalid(
         f"no transaction behind {current} has the position {position}",
         position=str(position),

@@ -4,8 +4,9 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import NoReturn, Self
+from typing import NoReturn
 
+from penstock.closing import Closing
 from penstock.errors import ConnectionLost, OptionInvalid, SourceMissing
 from penstock.limits import MIB
 from penstock.logstore.disk import AppendFile, Disk, Held
@@ -114,7 +115,7 @@ class UrlDisk(Disk):
             ) from problem
 
 
-class UrlFile:
+class UrlFile(Closing):
     """A file of a store, open for reading. The last fetched piece is cached. Closing does nothing."""
 
     def __init__(self, disk: UrlDisk, path: Path, size: int) -> None:
@@ -140,9 +141,3 @@ class UrlFile:
     def close(self) -> None:
         """Drop the cached piece."""
         self._kept = (0, b"")
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

@@ -2,6 +2,7 @@
 """`spark.read.format("penstock")`: byte ranges are planned on the driver and decoded on the executors."""
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -51,8 +52,7 @@ class BatchReader(DataSourceReader):
     def partitions(self) -> Sequence[InputPartition]:
         """Split the selected part of the log into byte ranges, based on a listing only."""
         settings, narrowing = self._settings, self._narrowing
-        source = open_source(settings.source)
-        try:
+        with closing(open_source(settings.source)) as source:
             bounds = batch_bounds(source, settings)
             if narrowing.time_min_us is not None and bounds.start is None:
                 bounds = replace(
@@ -63,8 +63,6 @@ class BatchReader(DataSourceReader):
             if tracked is not None:
                 tracked.advance(source, ranges)
             decoding = self._decoding(bounds, shown_tables(source, settings.tables))
-        finally:
-            source.close()
         planned: list[InputPartition] = [
             RangePartition(
                 settings.source, byte_range, decoding, tracked.at(byte_range.position) if tracked else None

@@ -4,6 +4,7 @@
 import functools
 import gc
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -92,8 +93,7 @@ def read_partition(partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
     if TaskContext.get() is not None:
         _spare_loaded_modules()
     decoding = partition.decoding
-    source = open_source(partition.source)
-    try:
+    with closing(open_source(partition.source)) as source:
         schemas = known_schemas(source.options, partition.history)
         selection = Selection(decoding.tables, decoding.columns, decoding.changes, decoding.bounds)
         for batch in read_range(
@@ -108,8 +108,6 @@ def read_partition(partition: InputPartition) -> Iterator[pyarrow.RecordBatch]:
             rows = _passing(batch.to_arrow(), decoding.conditions)
             if rows.num_rows:
                 yield from pieces(rows)
-    finally:
-        source.close()
 
 
 def _passing(rows: pyarrow.RecordBatch, conditions: tuple[Any, ...]) -> pyarrow.RecordBatch:

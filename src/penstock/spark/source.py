@@ -3,6 +3,7 @@
 
 import sys
 from collections.abc import Mapping
+from contextlib import closing
 from importlib.util import find_spec
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
@@ -97,8 +98,7 @@ def _newest(settings: ReadSettings) -> TableShape:
     assert name is not None, "typed mode names one table"
     if settings.source.address is not None:
         return newest_on_server(settings.source.address, name)
-    source = open_source(settings.source)
-    try:
+    with closing(open_source(settings.source)) as source:
         bounds = batch_bounds(source, settings)
         stored_shape = newest_kept(source, bounds, name) if settings.schemas is None else None
         if stored_shape is not None:
@@ -107,5 +107,3 @@ def _newest(settings: ReadSettings) -> TableShape:
         if tracked is not None:
             tracked.advance(source, source.split(bounds.start, bounds.end))
         return newest_in_log(source, bounds, name, tracked.history if tracked is not None else None)
-    finally:
-        source.close()

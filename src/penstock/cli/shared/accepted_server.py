@@ -6,7 +6,7 @@ targets keep them: their rows are missing from the new server, and only a compar
 """
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 
 from penstock._native import GtidSet
@@ -76,11 +76,10 @@ def plan_acceptance(chosen: LogFolder, reader: LogReader, connection: Connection
     lost, tables, statements = _lost_after(chosen, reader, shared, executed)
     _check_origin(reader, connection.address, identity, lost)
     epoch = reader.next_epoch
-    source = ServerSource(SourceOptions(address=connection.address, instance=chosen.name, epoch=epoch))
-    try:
+    with closing(
+        ServerSource(SourceOptions(address=connection.address, instance=chosen.name, epoch=epoch))
+    ) as source:
         beginning = begin_after(connection, shared, source, epoch)
-    finally:
-        source.close()
     return Acceptance(beginning, identity, connection.address, old, lost, tables, statements)
 
 

@@ -2,6 +2,7 @@
 """An instance's log as seen through its daemon: the lag of checkpoints, and positions for new ones."""
 
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -98,12 +99,11 @@ class AskedDaemon:
         """
         # Fail at once if the daemon is down. The source would retry for a while.
         self._client.ask("status")
-        source = DaemonSource(SourceOptions(daemon=self.address, instance=self.address.instance))
-        try:
+        with closing(
+            DaemonSource(SourceOptions(daemon=self.address, instance=self.address.instance))
+        ) as source:
             position = self._find(source, bound)
             gtid_set = source.gtid_set(position)
-        finally:
-            source.close()
         keys = dict(self._epochs())
         return Checkpoint.now(str(position), gtid_set, keys.get(position.epoch, ""))
 

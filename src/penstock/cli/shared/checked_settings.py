@@ -64,11 +64,8 @@ def _problem_of_cluster(instance: InstanceSettings) -> PenstockError | None:
     from penstock.tidb.drainer import cluster_tls
 
     try:
-        cluster = Cluster(pd_addresses(instance.source), cluster_tls(instance.tidb))
-        try:
+        with closing(Cluster(pd_addresses(instance.source), cluster_tls(instance.tidb))) as cluster:
             cluster.timestamp()
-        finally:
-            cluster.close()
     except PenstockError as problem:
         return problem
     return None

@@ -2,7 +2,7 @@
 """The coordination store of the fleet that a command is about."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -31,8 +31,5 @@ def opened_store(config: Path | None, coordination: str | None) -> "Iterator[Coo
     """Open the store that the options name inside the block."""
     from penstock.coordinate.store import open_store
 
-    store = open_store(store_url_of(config, coordination))
-    try:
+    with closing(open_store(store_url_of(config, coordination))) as store:
         yield store
-    finally:
-        store.close()

@@ -2,7 +2,7 @@
 """Lookup of a position for `penstock position set`, in the log and on the server."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 
 import pyarrow.compute
@@ -136,12 +136,8 @@ def asked_server(chosen: LogFolder, reader: LogReader) -> Iterator[AskedServer |
         epoch=latest.epoch,
         server_key=latest.server_key,
     )
-    source = ServerSource(options)
-    try:
-        with connect(address) as connection:
-            yield AskedServer(connection, source)
-    finally:
-        source.close()
+    with closing(ServerSource(options)) as source, connect(address) as connection:
+        yield AskedServer(connection, source)
 
 
 def find_in_log(chosen: LogFolder, reader: LogReader, bound: Bound) -> Target:

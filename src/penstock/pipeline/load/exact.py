@@ -10,8 +10,9 @@ snapshot is open.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
+from penstock.closing import Closing
 from penstock.errors import PrivilegeMissing, ServerBusy
 from penstock.model import Position, ServerAddress, TableName
 from penstock.mysql.committed import tells_commits, wait_until_committed
@@ -26,10 +27,10 @@ _LOCK_TRIES = 6
 
 
 @dataclass
-class ExactSnapshot:
+class ExactSnapshot(Closing):
     """Tables at `watermark`, which is exact: they contain every change before it and none after it.
 
-    Read them with `read_rows(snapshot.session, ...)`. A context manager that closes. Changes of these tables
+    Read them with `read_rows(snapshot.session, ...)`. Changes of these tables
     with a `_commit_version` of at least `floor` are not in the snapshot, all others are.
     """
 
@@ -41,10 +42,8 @@ class ExactSnapshot:
         """The first commit version whose changes are not in the snapshot."""
         return self.watermark.floor
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Close the session, which ends the snapshot."""
         self.session.close()
 
 

@@ -8,10 +8,11 @@ import socket
 import time
 from collections.abc import Iterator
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 from penstock._native import ResultSet
 from penstock.changes import Target
+from penstock.closing import Closing
 from penstock.errors import (
     AnswerTimedOut,
     ConnectionLost,
@@ -40,17 +41,11 @@ _SETTINGS = (
 _UNBOUNDED = {True: "SET SESSION max_statement_time = 0", False: "SET SESSION max_execution_time = 0"}
 
 
-class LoadSession:
+class LoadSession(Closing):
     """A session for reads, for one thread at a time. A context manager that closes."""
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """End the session, its transaction and its locks."""

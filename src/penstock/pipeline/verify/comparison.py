@@ -12,6 +12,7 @@ In both cases the first pass compares two hashes per row, and only keys that may
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
@@ -273,8 +274,7 @@ class Comparison:
 
     def _compare_stopped(self) -> None:
         checkpoint = self._checkpoint()
-        logs = _Logs(self._tables, checkpoint.stands)
-        try:
+        with closing(_Logs(self._tables, checkpoint.stands)) as logs:
             # Changes that the pipeline has read from the log may not be visible in the tables yet.
             logs.settle()
             unfinished = _KeysOfChanges(self._tables)
@@ -292,8 +292,6 @@ class Comparison:
                 self._compare_rows(
                     share, self._apply_limit(share, suspects), logs, unfinished.of(share.table)
                 )
-        finally:
-            logs.close()
 
     def _compare_rows(self, share: Share, keys: Hashes, logs: _Logs, unfinished: Hashes) -> None:
         table = share.table
@@ -351,8 +349,7 @@ class Comparison:
         """
         tables = list({share.table.target.name: share.table for share, _ in pending}.values())
         before = self._checkpoint()
-        logs = _Logs(tables, before.stands)
-        try:
+        with closing(_Logs(tables, before.stands)) as logs:
             logs.skip()
             source_rows = [source_rows_of(share, {}, keys) for share, keys in pending]
             if not self._wait_until_passed(logs.heads()):
@@ -366,8 +363,6 @@ class Comparison:
             logs.read(since.take, ends)
             reread = {table.target.name for table in tables if logs.why_open(table)}
             reread |= {table.target.name for table in tables if _was_read(table, before, checkpoint, record)}
-        finally:
-            logs.close()
         still_moving = []
         for (share, keys), source_part, target_part in zip(pending, source_rows, target_rows, strict=True):
             table = share.table

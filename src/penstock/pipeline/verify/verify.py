@@ -2,6 +2,7 @@
 """Verifies a pipeline, from its settings to the result of the comparison."""
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -91,8 +92,7 @@ def verify(
             f"a {settings.sink.kind} sink keeps no table that can be compared",
             hint="Compare a pipeline whose sink mirrors tables",
         )
-    state = PipelineState.of(settings)
-    try:
+    with closing(PipelineState.of(settings)) as state:
         checkpoint = state.checkpoint()
         if checkpoint is None or not checkpoint.offsets:
             raise OptionInvalid(
@@ -111,8 +111,6 @@ def verify(
             else:
                 verification.repaired = repair(results, state)
         return verification
-    finally:
-        state.close()
 
 
 def _request_rereads(results: Sequence[TableResult], state: PipelineState) -> list[str]:

@@ -6,6 +6,7 @@ An account sees the rows of the tables that it may read, and how many rows there
 
 import functools
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import asdict
 from typing import Any
 
@@ -70,8 +71,7 @@ def _read(
     position: Position | None,
 ) -> dict[str, Any]:
     """Return a transaction with its first rows, in commit order. Runs in a thread."""
-    source = OwnSource(instance, log)
-    try:
+    with closing(OwnSource(instance, log)) as source:
         if gtid is not None:
             transaction = find_by_gtid(log, source, gtid)
         else:
@@ -79,8 +79,6 @@ def _read(
             transaction = find_at(log, source, position)
         with hiding_texts(account.masking.all_columns):
             parts, has_more = _first(changes_of(source, transaction, tables), limit)
-    finally:
-        source.close()
     changes = sorted((part for part in parts if isinstance(part, TableChange)), key=lambda change: change.row)
     statements = [part for part in parts if isinstance(part, TableStatement)]
     readers = visible_holds(account, log)

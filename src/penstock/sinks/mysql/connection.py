@@ -8,12 +8,13 @@ import re
 import ssl
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any
 
 import pymysql
 from pymysql.constants import COMMAND
 
 from penstock._native import ResultSet
+from penstock.closing import Closing
 from penstock.errors import (
     AuthenticationFailed,
     ConnectionLost,
@@ -128,19 +129,13 @@ def dialect_of(version_text: str) -> Dialect:
     return Dialect(mariadb, tuple(int(part) for part in match[0].split(".")) if match else ())
 
 
-class Session:
+class Session(Closing):
     """A session, for one thread at a time. A context manager that closes."""
 
     def __init__(self, address: ServerAddress, connection: "pymysql.connections.Connection[Any]") -> None:
         self.address = address
         self.dialect = dialect_of(str(connection.get_server_info()))
         self._connection = connection
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """End the session. The server rolls back an open transaction. May be called twice."""

@@ -3,11 +3,12 @@
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Self
+from typing import Any
 
 import pyarrow
 import pyarrow.csv
 
+from penstock.closing import Closing
 from penstock.errors import (
     AuthenticationFailed,
     ConnectionLost,
@@ -57,7 +58,7 @@ _CLASSES: dict[str, tuple[type[PenstockError], str | None]] = {
 }
 
 
-class Session:
+class Session(Closing):
     """A session whose transaction opens with its first statement. For one thread at a time."""
 
     def __init__(self, url: str, user: str | None, password: Secret | None) -> None:
@@ -77,12 +78,6 @@ class Session:
                 " -c search_path=pg_catalog",
                 **{name: value for name, value in credentials.items() if value is not None},
             )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def close(self) -> None:
         """End the session. An open transaction is rolled back."""

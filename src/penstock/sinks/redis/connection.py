@@ -9,7 +9,7 @@ import select
 import socket
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy
@@ -130,8 +130,7 @@ def is_cluster_node(endpoint: Endpoint, password: Secret | None) -> bool:
 
 def matching_keys(endpoint: Endpoint, password: Secret | None, pattern: str) -> Iterator[pyarrow.Array]:
     """Yield the keys that match a pattern, in pages."""
-    redis_client = client(endpoint, password)
-    try:
+    with closing(client(endpoint, password)) as redis_client:
         cursor = None
         while cursor != 0:
             with translate_errors():
@@ -140,8 +139,6 @@ def matching_keys(endpoint: Endpoint, password: Secret | None, pattern: str) -> 
                 # A foreign key may be invalid text. It is sent back unchanged.
                 options = pc.CastOptions(pyarrow.string(), allow_invalid_utf8=True)
                 yield pc.cast(pyarrow.array(keys, pyarrow.binary()), options=options)
-    finally:
-        redis_client.close()
 
 
 class _Pending(NamedTuple):
