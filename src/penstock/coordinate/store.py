@@ -57,7 +57,6 @@ class Watch(Protocol):
 
     def close(self) -> None:
         """Stop calling; does not wait for a call in progress."""
-        ...
 
 
 class Session(Protocol):
@@ -67,12 +66,10 @@ class Session(Protocol):
     def seconds(self) -> float:
         """How long after the last heartbeat the store ends the session; the store may adjust the requested
         time."""
-        ...
 
     @property
     def alive(self) -> bool:
         """False once it has ended for good: closed, expired, or without an answer for `seconds`."""
-        ...
 
     @property
     def certain(self) -> bool:
@@ -84,14 +81,12 @@ class Session(Protocol):
     def certain_until(self) -> float:
         """Until when the store cannot have ended the session, in monotonic seconds of this host; -inf while
         it is not certain."""
-        ...
 
     def on_lost(self, lost: Callable[[], None]) -> None:
         """Register a callback for an end other than by `close`; called at once if it has happened.
 
         It must not block.
         """
-        ...
 
     def put_ephemeral(self, path: str, value: bytes, *, plain: bool = False) -> int:
         """Create an ephemeral record; return its `created`.
@@ -101,18 +96,15 @@ class Session(Protocol):
         A record that the session already created there is left unchanged, and its `created` is returned.
         Raises VersionConflict if another record exists, CoordinationLost, also after the end of the session.
         """
-        ...
 
     def remove(self, path: str) -> None:
         """Delete the session's own record at a path; other records are left alone.
 
         Raises CoordinationLost.
         """
-        ...
 
     def close(self) -> None:
         """End the session and delete its records, at once if the store answers, else when it expires."""
-        ...
 
 
 class CoordinationStore(Protocol):
@@ -124,7 +116,6 @@ class CoordinationStore(Protocol):
     @property
     def url(self) -> str:
         """The store's URL, without a password."""
-        ...
 
     def get(self, path: str, *, latest: bool = False) -> Record | None:
         """Return the record at a path, None if it is missing. Raises CoordinationLost.
@@ -132,7 +123,6 @@ class CoordinationStore(Protocol):
         Without `latest`, the result may miss writes of other processes within the last seconds (a stale
         read).
         """
-        ...
 
     def put(self, path: str, value: bytes, version: int | None = None) -> int:
         """Write a record and return its version.
@@ -140,21 +130,18 @@ class CoordinationStore(Protocol):
         `version` is the expected current version: ABSENT for a record that must not exist, None for any.
         Raises VersionConflict, CoordinationLost, and LimitExceeded for a value that is too large.
         """
-        ...
 
     def delete(self, path: str, version: int | None = None) -> None:
         """Delete a record; a missing one is fine unless a version is given.
 
         Raises VersionConflict, CoordinationLost.
         """
-        ...
 
     def list(self, path: str) -> Sequence[str]:
         """Return the names one level below a path, sorted and encoded as in paths.
 
         Raises CoordinationLost.
         """
-        ...
 
     def read_below(self, path: str, wanted: Callable[[str], bool]) -> Mapping[str, Record | None]:
         """Return all records below a path by their paths, in far fewer requests than with `get`.
@@ -171,15 +158,12 @@ class CoordinationStore(Protocol):
         There may be calls without a change, but never a change without a call, even after the store was
         unavailable. The call runs in a thread of the store and must neither block nor use the store.
         """
-        ...
 
     def session(self, seconds: float = SESSION_SECONDS) -> Session:
         """Start a session that ends `seconds` after its last heartbeat. Raises CoordinationLost."""
-        ...
 
     def close(self) -> None:
         """End every session and watch of this store object, and close its connections."""
-        ...
 
 
 class OneProcess:

@@ -13,13 +13,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from urllib.parse import urlsplit
 
-from penstock.coordinate.session_end import SessionEnd
+from penstock.coordinate.ending_session import EndingSession
 from penstock.coordinate.store import (
     ABSENT,
     SESSION_SECONDS,
     OneProcess,
     Record,
-    Session,
     below_of,
     checked_path,
     is_below,
@@ -178,7 +177,7 @@ class MemoryStore:
     def lose(self, session: "MemorySession") -> None:
         """End a session as if it had expired."""
         self.drop(session)
-        session.ending.end(lost=True)
+        session.end(lost=True)
 
     # --- For the sessions of this store -----------------------------------------------------
 
@@ -186,7 +185,7 @@ class MemoryStore:
         """Create a record of a session; see Session.put_ephemeral."""
         with self._space.lock:
             self._check(path)
-            if session.ending.ended:
+            if not session.alive:
                 raise CoordinationLost("the session has ended", position=path)
             entry = self._space.records.get(path)
             if entry is not None:
@@ -241,32 +240,17 @@ class MemoryStore:
             watch.tell()
 
 
-class MemorySession(Session):
-    """A session of a memory store."""
+class MemorySession(EndingSession):
+    """A session of a memory store. It does not expire by itself."""
 
     def __init__(self, store: MemoryStore, seconds: float) -> None:
+        super().__init__(seconds)
         self._store = store
-        self._seconds = seconds
-        self.ending = SessionEnd()
-
-    @property
-    def seconds(self) -> float:
-        """The requested time; nothing expires by itself here."""
-        return self._seconds
-
-    @property
-    def alive(self) -> bool:
-        """False once it has ended."""
-        return not self.ending.ended
 
     @property
     def certain_until(self) -> float:
         """A session time from now, unless the store is away."""
         return time.monotonic() + self._seconds if self.alive and self._store.answers else float("-inf")
-
-    def on_lost(self, lost: Callable[[], None]) -> None:
-        """Register a callback for the loss of the session."""
-        self.ending.on_lost(lost)
 
     def put_ephemeral(self, path: str, value: bytes, *, plain: bool = False) -> int:
         """Create an ephemeral record."""
@@ -278,7 +262,7 @@ class MemorySession(Session):
 
     def close(self) -> None:
         """End the session."""
-        if self.ending.end(lost=False):
+        if self.end(lost=False):
             self._store.drop(self)
 
 

@@ -19,13 +19,12 @@ from urllib.parse import unquote, urlsplit
 
 import structlog
 
-from penstock.coordinate.session_end import SessionEnd
+from penstock.coordinate.ending_session import EndingSession
 from penstock.coordinate.store import (
     ABSENT,
     SESSION_SECONDS,
     OneProcess,
     Record,
-    Session,
     below_of,
     checked_path,
     is_below,
@@ -435,36 +434,21 @@ def _remove_sessions(connection: sqlite3.Connection, numbers: list[int]) -> None
         connection.execute("DELETE FROM sessions WHERE id = ?", (number,))
 
 
-class SqliteSession(Session):
+class SqliteSession(EndingSession):
     """A session in a file: a row whose expiry a thread extends."""
 
     def __init__(self, store: SqliteStore, number: int, seconds: float, certain_until: float) -> None:
+        super().__init__(seconds)
         self._store = store
         self.number = number
-        self._seconds = seconds
-        self._ending = SessionEnd()
         self._certain_until = certain_until
         self._thread = threading.Thread(target=self._run, name=f"session-{number}", daemon=True)
         self._thread.start()
 
     @property
-    def seconds(self) -> float:
-        """How long after its last heartbeat it ends."""
-        return self._seconds
-
-    @property
-    def alive(self) -> bool:
-        """False once it has ended."""
-        return not self._ending.ended
-
-    @property
     def certain_until(self) -> float:
         """When its last heartbeat expires."""
         return self._certain_until if self.alive else float("-inf")
-
-    def on_lost(self, lost: Callable[[], None]) -> None:
-        """Register a callback for the loss of the session."""
-        self._ending.on_lost(lost)
 
     def put_ephemeral(self, path: str, value: bytes, *, plain: bool = False) -> int:
         """Create an ephemeral record."""
@@ -476,7 +460,7 @@ class SqliteSession(Session):
 
     def close(self) -> None:
         """End the session."""
-        if not self._ending.end(lost=False):
+        if not self.end(lost=False):
             return
         try:
             self._store.drop(self)
@@ -490,7 +474,7 @@ class SqliteSession(Session):
         pause = self._seconds / _SIGNS_OF_LIFE
         connection: sqlite3.Connection | None = None
         try:
-            while not self._ending.wait(pause):
+            while not self._ended.wait(pause):
                 begun = time.monotonic()
                 try:
                     if connection is None:
@@ -509,7 +493,7 @@ class SqliteSession(Session):
                     # recorded.
                     if counted:
                         self._certain_until = begun + self._seconds
-                if not counted and self._ending.end(lost=True):
+                if not counted and self.end(lost=True):
                     _log.warning("a session was lost", store=self._store.url, session=self.number)
         finally:
             if connection is not None:

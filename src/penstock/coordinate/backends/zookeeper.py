@@ -16,15 +16,14 @@ from typing import Any
 
 import structlog
 
+from penstock.coordinate.ending_session import EndingSession
 from penstock.coordinate.ensemble_address import EnsembleAddress
 from penstock.coordinate.one_time_watches import OneTimeWatches, PersistentWatch, WatchCallback
-from penstock.coordinate.session_end import SessionEnd
 from penstock.coordinate.store import (
     ABSENT,
     SESSION_SECONDS,
     OneProcess,
     Record,
-    Session,
     below_of,
     checked_path,
 )
@@ -472,16 +471,17 @@ class ZooKeeperStore:
             above = above.rpartition("/")[0]
 
 
-class ZooKeeperSession(Session):
+class ZooKeeperSession(EndingSession):
     """A session of the ensemble, on its own connection."""
 
     def __init__(self, address: EnsembleAddress, seconds: float, operation_seconds: float) -> None:
+        super().__init__(seconds)
         self._address = address
         self._operation_seconds = operation_seconds
-        self._ending = SessionEnd()
         begun = time.monotonic()
         self._connection = _Connection(address, seconds, operation_seconds)
         client = self._connection.client
+        # At most as requested.
         self._seconds = min(seconds, client.session_seconds)
         # Counted from before the request, so it never exceeds the ensemble's own time.
         self._certain_until = begun + self._seconds
@@ -494,23 +494,9 @@ class ZooKeeperSession(Session):
         threading.Thread(target=self._run, name=f"session-{self._number:x}", daemon=True).start()
 
     @property
-    def seconds(self) -> float:
-        """How long after its last heartbeat it ends, at most as requested."""
-        return self._seconds
-
-    @property
-    def alive(self) -> bool:
-        """False once it has ended."""
-        return not self._ending.ended
-
-    @property
     def certain_until(self) -> float:
         """When its last answer expires; -inf while its connection is down."""
         return self._certain_until if self.alive and self._connection.client.connected else float("-inf")
-
-    def on_lost(self, lost: Callable[[], None]) -> None:
-        """Register a callback for the loss of the session."""
-        self._ending.on_lost(lost)
 
     def put_ephemeral(self, path: str, value: bytes, *, plain: bool = False) -> int:
         """Create an ephemeral record."""
@@ -557,7 +543,7 @@ class ZooKeeperSession(Session):
 
     def close(self) -> None:
         """End the session."""
-        if self._ending.end(lost=False):
+        if self.end(lost=False):
             self._connection.close()
 
     # --- Inside -----------------------------------------------------------------------------
@@ -570,7 +556,7 @@ class ZooKeeperSession(Session):
         """Send heartbeats; end the session if none is answered for the session time."""
         client = self._connection.client
         pause = self._seconds / _SIGNS_OF_LIFE
-        while not self._ending.wait(pause):
+        while not self._ended.wait(pause):
             begun = time.monotonic()
             try:
                 self._connection.ask("", client.exists_async, begun + pause)
@@ -587,6 +573,6 @@ class ZooKeeperSession(Session):
             self._lose()
 
     def _lose(self) -> None:
-        if self._ending.end(lost=True):
+        if self.end(lost=True):
             _log.warning("a session was lost", store=self._address.url)
             threading.Thread(target=self._connection.close, name="end-session", daemon=True).start()

@@ -4,29 +4,33 @@
 import threading
 from collections.abc import Callable
 
+from penstock.coordinate.store import Session
 
-class SessionEnd:
-    """Whether a session has ended, and the callbacks for its loss. Thread-safe."""
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
+class EndingSession(Session):
+    """A session that knows whether it has ended, and the callbacks for its loss. Thread-safe."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._ending = threading.Lock()
         self._ended = threading.Event()
         self._was_lost = False
         self._lost: list[Callable[[], None]] = []
 
     @property
-    def ended(self) -> bool:
-        """Whether the session has ended."""
-        return self._ended.is_set()
+    def seconds(self) -> float:
+        """How long after its last heartbeat it ends."""
+        return self._seconds
 
-    def wait(self, seconds: float) -> bool:
-        """Wait up to `seconds` for the end; return whether it has come."""
-        return self._ended.wait(seconds)
+    @property
+    def alive(self) -> bool:
+        """False once it has ended."""
+        return not self._ended.is_set()
 
     def on_lost(self, lost: Callable[[], None]) -> None:
         """Register a callback for the loss of the session; called at once if it was lost."""
-        with self._lock:
-            if not self.ended:
+        with self._ending:
+            if self.alive:
                 self._lost.append(lost)
                 return
             call_now = self._was_lost
@@ -38,8 +42,8 @@ class SessionEnd:
 
         Callbacks for a loss run in this thread.
         """
-        with self._lock:
-            if self.ended:
+        with self._ending:
+            if not self.alive:
                 return False
             self._was_lost = lost
             callbacks = self._lost if lost else []
