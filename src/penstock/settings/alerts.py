@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, field_validator, model_validator
 
-from penstock.settings.values import Bytes, Seconds, SecretText, Section, one_secret
+from penstock.settings.values import Bytes, Seconds, SecretEnv, SecretText, Section
 
 GIB = 1 << 30
 PORTS = {"smtp": 587, "smtps": 465}
@@ -37,7 +37,7 @@ class MailSettings(Section):
     user: str | None = None
     password: SecretText | None = None
     password_file: Path | None = None
-    password_env: str | None = Field(default=None, validate_default=True)
+    password_env: SecretEnv = Field(default=None, validate_default=True)
 
     @field_validator("server")
     @classmethod
@@ -54,14 +54,6 @@ class MailSettings(Section):
             if "@" not in address or not address.isprintable():
                 raise ValueError(f"{address!r} is no address")
         return addresses
-
-    @field_validator("password_env")
-    @classmethod
-    def _one_password(cls, variable: str | None, validation: ValidationInfo) -> str | None:
-        one_secret(
-            validation.data.get("password"), validation.data.get("password_file"), variable, "password"
-        )
-        return variable
 
 
 class AlertSettings(Section):

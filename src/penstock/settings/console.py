@@ -6,7 +6,7 @@ console: {listen: 127.0.0.1:7080, pipelines: [orders.yaml]}
 
 from pydantic import Field, field_validator
 
-from penstock.settings.listen import LOOPBACK_DEFAULT, split_host_port
+from penstock.settings.listen import LOOPBACK_DEFAULT, HostPort
 from penstock.settings.values import Section
 
 CONSOLE_LISTEN_DEFAULT = f"{LOOPBACK_DEFAULT}:7080"
@@ -15,7 +15,7 @@ CONSOLE_LISTEN_DEFAULT = f"{LOOPBACK_DEFAULT}:7080"
 class ConsoleSection(Section):
     """What the console shows besides this daemon, and where it listens."""
 
-    listen: str = Field(default=CONSOLE_LISTEN_DEFAULT, description="host:port of the console")
+    listen: HostPort = Field(default=CONSOLE_LISTEN_DEFAULT, description="host:port of the console")
     # The URL of a state store may contain a password.
     pipelines: tuple[str, ...] = Field(
         default=(),
@@ -30,12 +30,6 @@ class ConsoleSection(Section):
     hosts: tuple[str, ...] = Field(
         default=(), description="names under which browsers reach the console through a reverse proxy"
     )
-
-    @field_validator("listen")
-    @classmethod
-    def _address(cls, text: str) -> str:
-        split_host_port(text)
-        return text
 
     @field_validator("base_path")
     @classmethod

@@ -54,6 +54,7 @@ from penstock.settings.tidb import TidbSettings, is_tidb_url, parse_commit_ts, p
 from penstock.settings.values import (
     Bytes,
     Seconds,
+    SecretEnv,
     SecretText,
     Section,
     TablePatternTexts,
@@ -221,7 +222,7 @@ class InstanceSettings(Section):
     )
     password: SecretText | None = None
     password_file: Path | None = None
-    password_env: str | None = Field(default=None, validate_default=True)
+    password_env: SecretEnv = Field(default=None, validate_default=True)
     server_id: int | None = Field(
         default=None, ge=1, lt=1 << 32, description="our server_id as a replica; default: random"
     )
@@ -292,14 +293,6 @@ class InstanceSettings(Section):
         for text in servers:
             further_server(text, ServerAddress(), Secret("-"), None)
         return servers
-
-    @field_validator("password_env")
-    @classmethod
-    def _one_password(cls, variable: str | None, validation: ValidationInfo) -> str | None:
-        one_secret(
-            validation.data.get("password"), validation.data.get("password_file"), variable, "password"
-        )
-        return variable
 
     @field_validator("start")
     @classmethod

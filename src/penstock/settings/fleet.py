@@ -6,20 +6,14 @@ fleet: {zone: a, session: 10s}
 
 import socket
 from pathlib import Path
-from typing import Annotated
 
-from pydantic import AfterValidator, Field
+from pydantic import Field
 
-from penstock.settings.listen import ListenSettings, reachable_host, split_host_port
+from penstock.settings.listen import HostPort, ListenSettings, reachable_host, split_host_port
 from penstock.settings.values import Seconds, Section
 
 # Heartbeats come three times in this time, so that it cannot be shorter.
 _SESSION_SECONDS_MIN = 1.0
-
-
-def _host_port(text: str) -> str:
-    split_host_port(text)
-    return text
 
 
 class FleetSettings(Section):
@@ -28,7 +22,7 @@ class FleetSettings(Section):
     member: str | None = Field(
         default=None, min_length=1, description="this daemon's name in the fleet; default: the host's name"
     )
-    address: Annotated[str, AfterValidator(_host_port)] | None = Field(
+    address: HostPort | None = Field(
         default=None,
         description="host:port where clients reach this daemon; default: listen.http, with the host's name if"
         " it listens on every address",

@@ -4,10 +4,10 @@
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, field_validator
 
 from penstock.model import Secret
-from penstock.settings.values import SecretText, Section, one_secret
+from penstock.settings.values import SecretEnv, SecretText, Section, one_secret
 
 
 class KafkaAccount(Section):
@@ -16,7 +16,7 @@ class KafkaAccount(Section):
     user: str | None = Field(default=None, description="the account (SASL)")
     password: SecretText | None = None
     password_file: Path | None = Field(default=None, description="a file with the password")
-    password_env: str | None = Field(default=None, description="an environment variable with the password")
+    password_env: SecretEnv = Field(default=None, description="an environment variable with the password")
     mechanism: Literal["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"] = Field(
         default="SCRAM-SHA-512", description="the SASL mechanism"
     )
@@ -25,14 +25,6 @@ class KafkaAccount(Section):
     options: dict[str, str] = Field(
         default_factory=dict, description="other librdkafka options, such as linger.ms: '50'"
     )
-
-    @field_validator("password_env")
-    @classmethod
-    def _check_single_password(cls, variable: str | None, validation: ValidationInfo) -> str | None:
-        one_secret(
-            validation.data.get("password"), validation.data.get("password_file"), variable, "password"
-        )
-        return variable
 
     @field_validator("options")
     @classmethod

@@ -13,11 +13,12 @@ import socket
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, PlainValidator, ValidationInfo, WithJsonSchema, field_validator
+from pydantic import AfterValidator, Field, PlainValidator, ValidationInfo, WithJsonSchema, field_validator
 
 from penstock.model import Secret, is_loopback
 from penstock.settings.values import (
     Bytes,
+    SecretEnv,
     SecretText,
     Section,
     TablePatternTexts,
@@ -51,18 +52,26 @@ OpenListeners = Annotated[
 ]
 
 
+def _check_readable(path: Path) -> Path:
+    if not os.access(path, os.R_OK):
+        raise ValueError(f"{path} cannot be read")
+    return path
+
+
+def _check_host_port(text: str) -> str:
+    split_host_port(text)
+    return text
+
+
+ReadableFile = Annotated[Path, AfterValidator(_check_readable)]
+HostPort = Annotated[str, AfterValidator(_check_host_port)]
+
+
 class TlsFiles(Section):
     """The daemon's certificate and its key: PEM files."""
 
-    cert: Path
-    key: Path
-
-    @field_validator("cert", "key")
-    @classmethod
-    def _readable(cls, path: Path) -> Path:
-        if not os.access(path, os.R_OK):
-            raise ValueError(f"{path} cannot be read")
-        return path
+    cert: ReadableFile
+    key: ReadableFile
 
 
 class ListenSettings(Section):
@@ -225,7 +234,7 @@ class AccountSettings(Section):
     name: str = Field(description="the account's name in messages and logs", min_length=1)
     token: SecretText | None = Field(default=None, description="the account's bearer token")
     token_file: Path | None = None
-    token_env: str | None = Field(default=None, validate_default=True)
+    token_env: SecretEnv = Field(default=None, validate_default=True)
     user: str | None = Field(
         default=None, description="the user name for Canal's handshake and HTTP Basic authentication"
     )
@@ -257,12 +266,6 @@ class AccountSettings(Section):
     @classmethod
     def _one_table_pattern_each(cls, masked: dict[str, tuple[str, ...]]) -> dict[str, tuple[str, ...]]:
         return columns_by_table(masked)
-
-    @field_validator("token_env")
-    @classmethod
-    def _one_token(cls, variable: str | None, validation: ValidationInfo) -> str | None:
-        one_secret(validation.data.get("token"), validation.data.get("token_file"), variable, "token")
-        return variable
 
     @field_validator("password_env")
     @classmethod

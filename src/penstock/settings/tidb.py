@@ -9,16 +9,14 @@ shop:
     drainer: {listen: 10.0.0.5:8249}
 """
 
-import os
 import re
-from pathlib import Path
 from typing import Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
 from penstock.limits import DRAINER_BUFFER_BYTES_DEFAULT, MIB
 from penstock.model import Secret, ServerAddress, is_loopback, is_server_url
-from penstock.settings.listen import split_host_port
+from penstock.settings.listen import HostPort, ReadableFile, split_host_port
 from penstock.settings.tidb_pump import PumpSettings
 from penstock.settings.values import Bytes, Section, validate_option
 
@@ -61,35 +59,21 @@ class TidbTlsSettings(Section):
     A listener of the instance requires a certificate of the same authority from its clients.
     """
 
-    ca: Path
-    cert: Path
-    key: Path
+    ca: ReadableFile
+    cert: ReadableFile
+    key: ReadableFile
     allowed_names: tuple[str, ...] = Field(
         default=(), description="common names that clients' certificates may have; default: all"
     )
-
-    @field_validator("ca", "cert", "key")
-    @classmethod
-    def _readable(cls, path: Path) -> Path:
-        if not os.access(path, os.R_OK):
-            raise ValueError(f"{path} cannot be read")
-        return path
-
-
-def node_address(text: str | None) -> str | None:
-    """Return host:port of a node's listener unchanged. Raises ValueError."""
-    if text is not None:
-        split_host_port(text)
-    return text
 
 
 class DrainerSettings(Section):
     """The receiver that merges the cluster's Pumps into the instance's log."""
 
-    listen: str = Field(
+    listen: HostPort = Field(
         default="127.0.0.1:8249", description="host:port where Pumps announce themselves, and binlogctl"
     )
-    advertise: str | None = Field(
+    advertise: HostPort | None = Field(
         default=None, description="host:port under which Pumps reach it; default: the address of listen"
     )
     node_id: str | None = Field(
@@ -101,11 +85,6 @@ class DrainerSettings(Section):
         ge=MIB,
         description="stop reading Pumps while this much waits for a Pump that is away",
     )
-
-    @field_validator("listen", "advertise")
-    @classmethod
-    def _address(cls, text: str | None) -> str | None:
-        return node_address(text)
 
     @property
     def advertised(self) -> str:

@@ -1,20 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """The `tidb.pump` block: how an instance receives binlogs from TiDB servers."""
 
-from pydantic import Field, field_validator
+from pydantic import Field
 
 from penstock.limits import PUMP_DECIDE_SECONDS_MIN
-from penstock.settings.listen import split_host_port
+from penstock.settings.listen import HostPort
 from penstock.settings.values import Seconds, Section
 
 
 class PumpSettings(Section):
     """The Pump: TiDB servers write their binlogs to it, and Drainers pull them in commit order."""
 
-    listen: str = Field(
+    listen: HostPort = Field(
         default="127.0.0.1:8250", description="host:port for TiDB servers, Drainers and binlogctl"
     )
-    advertise: str | None = Field(
+    advertise: HostPort | None = Field(
         default=None, description="host:port under which they reach it; default: the address of listen"
     )
     node_id: str | None = Field(
@@ -32,13 +32,6 @@ class PumpSettings(Section):
         description="roll back a transaction in the cluster whose outcome is unknown for this long, 10m or"
         " more; default: never, it is held and reported",
     )
-
-    @field_validator("listen", "advertise")
-    @classmethod
-    def _address(cls, text: str | None) -> str | None:
-        if text is not None:
-            split_host_port(text)
-        return text
 
     @property
     def advertised(self) -> str:

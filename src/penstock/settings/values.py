@@ -10,7 +10,15 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, PlainValidator, WithJsonSchema
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    PlainValidator,
+    ValidationInfo,
+    WithJsonSchema,
+)
 
 from penstock.coordinate.backends import backend_names
 from penstock.errors import OptionInvalid
@@ -103,6 +111,12 @@ def one_secret(text: Secret | None, file: Path | None, variable: str | None, nam
     return text
 
 
+def _check_single_secret(variable: str | None, validation: ValidationInfo) -> str | None:
+    name = str(validation.field_name).removesuffix("_env")
+    one_secret(validation.data.get(name), validation.data.get(f"{name}_file"), variable, name)
+    return variable
+
+
 def validate_option(parse: Callable[[], _Parsed]) -> _Parsed:
     """Call a parser; convert OptionInvalid into ValueError, which pydantic collects."""
     try:
@@ -150,6 +164,8 @@ Bytes = Annotated[
     WithJsonSchema({"type": ["string", "integer"], "description": "a number of bytes: 64KiB, 1GiB, 10GB"}),
 ]
 SecretText = Annotated[Secret, PlainValidator(_secret_of), WithJsonSchema({"type": "string"})]
+# The environment variable with a secret, after the fields NAME and NAME_file. Only one of them may be set.
+SecretEnv = Annotated[str | None, AfterValidator(_check_single_secret)]
 # One pattern or a list of patterns: `database.table`, with * and /regex/.
 TablePatternTexts = Annotated[tuple[str, ...], BeforeValidator(_table_patterns)]
 
