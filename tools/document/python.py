@@ -5,6 +5,7 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Callable, Iterator
+from dataclasses import is_dataclass
 from importlib import import_module
 from typing import Any
 
@@ -66,6 +67,9 @@ def _function_of(attribute: Any) -> Callable[..., Any] | None:
 
 def _signature(value: Any) -> str:
     """Return the parameters as the source has them, which is the same under every version of Python."""
+    if inspect.isclass(value) and not is_dataclass(value):
+        ours = [owner for owner in value.__mro__ if owner.__module__.startswith("penstock.")]
+        value = next((owner for owner in ours if "__init__" in vars(owner)), value)
     node = ast.parse(textwrap.dedent(inspect.getsource(value))).body[0]
     if isinstance(node, ast.ClassDef):
         inits = [part for part in node.body if isinstance(part, ast.FunctionDef) and part.name == "__init__"]

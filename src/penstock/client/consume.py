@@ -65,7 +65,46 @@ def answer_failure(
     return step, pause
 
 
-class Consumption:
+class Consumer:
+    """The part of a consumption that needs neither threads nor an event loop."""
+
+    def __init__(self, supply: Supply, policy: FailurePolicy, ack: str = "auto") -> None:
+        if ack not in ACKS:
+            raise OptionInvalid(f"ack {ack!r} is unknown", hint=f"Use one of {', '.join(ACKS)}")
+        self._supply = supply
+        self._policy = policy
+        self._auto = ack == "auto"
+        self._in_hand: OwnedShard | None = None
+        self._failure: BaseException | None = None
+        self._busy = 0
+        self._skipped = 0
+
+    def rollback(self, shard: int | None = None) -> int:
+        """Redeliver everything after the last ack; return the number of batches.
+
+        Applies to one shard, or to all that are ours. A batch from before the rollback can no longer be
+        acked.
+        """
+        return roll_back(self._supply.shards(), shard)
+
+    @property
+    def skipped(self) -> int:
+        """The number of batches skipped after failures."""
+        return self._skipped
+
+    def _is_done(self) -> bool:
+        """Return whether everything that arrived before the end was processed, or a failure stopped
+        processing."""
+        if self._failure is not None:
+            return True
+        return not self._busy and not any(shard.waiting for shard in self._supply.shards().values())
+
+    def _auto_ack(self, shard: OwnedShard, batch: ChangeBatch) -> bool:
+        """Ack a batch that was processed, in `auto` mode; return whether its shard is still held."""
+        return try_ack(batch) if self._auto and shard.is_current(batch) else True
+
+
+class Consumption(Consumer):
     """The batches of a supply for one program: `run` a callback, or iterate. A context manager stops at its
     end.
 
@@ -74,24 +113,16 @@ class Consumption:
     """
 
     def __init__(self, supply: Supply, policy: FailurePolicy, ack: str = "auto") -> None:
-        if ack not in ACKS:
-            raise OptionInvalid(f"ack {ack!r} is unknown", hint=f"Use one of {', '.join(ACKS)}")
-        self._supply = supply
-        self._policy = policy
-        self._auto = ack == "auto"
+        super().__init__(supply, policy, ack)
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
         self._arrived = threading.Event()
         self._stopping = threading.Event()
         self._callback: Callback | None = None
         self._workers: dict[OwnedShard, threading.Thread] = {}
-        self._in_hand: OwnedShard | None = None
         self._loop_thread: int | None = None
-        self._failure: BaseException | None = None
         self._ended = False
-        self._busy = 0
         self._begun = False
-        self._skipped = 0
 
     # --- For the program --------------------------------------------------------------------
 
@@ -124,7 +155,7 @@ class Consumption:
                 self._arrived.clear()
                 for shard, batch in self._next():
                     yield batch
-                    self._finish_batch(shard, batch)
+                    self._auto_ack(shard, batch)
                     # Another batch may be due before the shards that were not checked yet.
                     self._arrived.set()
                 if self._stopping.is_set():
@@ -142,14 +173,6 @@ class Consumption:
         if self._failure is not None:
             raise self._failure
 
-    def rollback(self, shard: int | None = None) -> int:
-        """Redeliver everything after the last ack; return the number of batches.
-
-        Applies to one shard, or to all that are ours. A batch from before the rollback can no longer be
-        acked.
-        """
-        return roll_back(self._supply.shards(), shard)
-
     def stop(self) -> None:
         """Stop: wait for running callbacks, write checkpoints, and release the shards. Thread-safe."""
         self._stopping.set()
@@ -164,11 +187,6 @@ class Consumption:
     def waiting(self) -> int:
         """The number of batches that arrived and were not delivered yet, over all shards that are ours."""
         return sum(shard.waiting for shard in self._supply.shards().values())
-
-    @property
-    def skipped(self) -> int:
-        """The number of batches skipped after failures."""
-        return self._skipped
 
     def __enter__(self) -> Self:
         return self
@@ -234,13 +252,6 @@ class Consumption:
         for shard in workers:
             shard.arrived()
 
-    def _is_done(self) -> bool:
-        """Return whether everything that arrived before the end was processed, or a failure stopped
-        processing."""
-        if self._failure is not None:
-            return True
-        return not self._busy and not any(shard.waiting for shard in self._supply.shards().values())
-
     # --- Callback ---------------------------------------------------------------------------
 
     def _work(self, shard: OwnedShard, arrived: threading.Event) -> None:
@@ -293,14 +304,10 @@ class Consumption:
             if self._stopping.wait(pause) or shard.over:
                 return False
 
-    def _auto_ack(self, shard: OwnedShard, batch: ChangeBatch) -> bool:
-        """Ack a batch after its callback has returned, in `auto` mode."""
-        return try_ack(batch) if self._auto and shard.is_current(batch) else True
-
     # --- Loop -------------------------------------------------------------------------------
 
     def _next(self) -> Iterator[tuple[OwnedShard, ChangeBatch]]:
-        """Yield one batch of each shard that has one; it is in hand until `_finish_batch`."""
+        """Yield one batch of each shard that has one; it is in hand until the next one."""
         for shard in self._supply.shards().values():
             if self._stopping.is_set():
                 return
@@ -312,7 +319,3 @@ class Consumption:
             with self._changed:
                 self._in_hand = None
                 self._changed.notify_all()
-
-    def _finish_batch(self, shard: OwnedShard, batch: ChangeBatch) -> None:
-        if self._auto and shard.is_current(batch):
-            try_ack(batch)

@@ -14,9 +14,9 @@ import structlog
 
 from penstock.client.attempt import Attempt
 from penstock.client.batch import ChangeBatch
-from penstock.client.consume import ACKS, IN_HAND_SECONDS, UNSURE_SECONDS, answer_failure, try_ack
+from penstock.client.consume import IN_HAND_SECONDS, UNSURE_SECONDS, Consumer, answer_failure, try_ack
 from penstock.client.flow import FailurePolicy, Step
-from penstock.client.owned import OwnedShard, roll_back
+from penstock.client.owned import OwnedShard
 from penstock.client.supply import Supply, Taker
 from penstock.errors import OptionInvalid
 
@@ -25,7 +25,7 @@ AsyncCallback = Callable[[ChangeBatch], Awaitable[Any] | Any]
 _log = structlog.get_logger(__name__)
 
 
-class AsyncConsumption:
+class AsyncConsumption(Consumer):
     """The batches of a supply for one event loop: `await run(callback)`, or `async for`. An async context
     manager.
 
@@ -34,23 +34,15 @@ class AsyncConsumption:
     """
 
     def __init__(self, supply: Supply, policy: FailurePolicy, ack: str = "auto") -> None:
-        if ack not in ACKS:
-            raise OptionInvalid(f"ack {ack!r} is unknown", hint=f"Use one of {', '.join(ACKS)}")
-        self._supply = supply
-        self._policy = policy
-        self._auto = ack == "auto"
+        super().__init__(supply, policy, ack)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._over = asyncio.Event()
         self._arrived = asyncio.Event()
         self._batch_finished = asyncio.Event()
         self._callback: AsyncCallback | None = None
         self._workers: dict[OwnedShard, asyncio.Task[None]] = {}
-        self._in_hand: OwnedShard | None = None
         self._loop_task: asyncio.Task[Any] | None = None
-        self._failure: BaseException | None = None
         self._stopping = False
-        self._skipped = 0
-        self._busy = 0
 
     # --- For the program --------------------------------------------------------------------
 
@@ -80,8 +72,7 @@ class AsyncConsumption:
                     batch = None if self._stopping else self._pick_up(shard)
                     if batch is not None:
                         yield batch
-                        if self._auto and shard.is_current(batch):
-                            try_ack(batch)
+                        self._auto_ack(shard, batch)
                         self._arrived.set()
                     self._put_away()
                 over = self._stopping or self._over.is_set()
@@ -96,14 +87,6 @@ class AsyncConsumption:
         if self._failure is not None:
             raise self._failure
 
-    def rollback(self, shard: int | None = None) -> int:
-        """Redeliver everything after the last ack; return the number of batches.
-
-        Applies to one shard, or to all that are ours. A batch from before the rollback can no longer be
-        acked.
-        """
-        return roll_back(self._supply.shards(), shard)
-
     async def stop(self) -> None:
         """Stop: wait for running callbacks, write checkpoints, and release the shards."""
         self._stopping = True
@@ -117,11 +100,6 @@ class AsyncConsumption:
         here = asyncio.current_task()
         if self._loop is not None and here not in self._workers.values() and self._loop_task is not here:
             await asyncio.to_thread(self._supply.stop)
-
-    @property
-    def skipped(self) -> int:
-        """The number of batches skipped after failures."""
-        return self._skipped
 
     async def __aenter__(self) -> Self:
         return self
@@ -225,7 +203,7 @@ class AsyncConsumption:
                 if inspect.isawaitable(result):
                     await result
             if attempt.failure is None:
-                return try_ack(batch) if self._auto and shard.is_current(batch) else True
+                return self._auto_ack(shard, batch)
             tries += 1
             step, pause = answer_failure(self._policy, batch, tries, attempt.failure, shard.deliveries)
             if step is Step.STOP:
@@ -254,10 +232,3 @@ class AsyncConsumption:
     def _put_away(self) -> None:
         self._in_hand = None
         self._batch_finished.set()
-
-    def _is_done(self) -> bool:
-        """Return whether everything that arrived before the end was processed, or a failure stopped
-        processing."""
-        if self._failure is not None:
-            return True
-        return not self._busy and not any(shard.waiting for shard in self._supply.shards().values())

@@ -16,7 +16,7 @@ from typing import Any
 
 import pyarrow
 
-from penstock.client.consume import Consumption
+from penstock.client.consume import Consumer, Consumption
 from penstock.client.consume_async import AsyncConsumption
 from penstock.client.flow import FailurePolicy, Place
 from penstock.client.owned import OwnedShard, OwnedShards, Rows
@@ -161,33 +161,25 @@ class _FakeSupply:
             shard.offer(contents, transaction.end)
 
 
-class FakeSubscriber(Consumption):
+class _FakeMember(Consumer):
+    """A member of a subscription over fake changes, for one run."""
+
+    def __init__(
+        self,
+        changes: FakeChanges,
+        *,
+        shards: int = 1,
+        ack: str = "auto",
+        on_failure: str = "retry",
+        retries: int | None = None,
+        pause_seconds: float = 0.0,
+    ) -> None:
+        super().__init__(_FakeSupply(changes, shards), FailurePolicy(on_failure, retries, pause_seconds), ack)
+
+
+class FakeSubscriber(_FakeMember, Consumption):
     """`penstock.client.Subscriber` over fake changes, for one run."""
 
-    def __init__(
-        self,
-        changes: FakeChanges,
-        *,
-        shards: int = 1,
-        ack: str = "auto",
-        on_failure: str = "retry",
-        retries: int | None = None,
-        pause_seconds: float = 0.0,
-    ) -> None:
-        super().__init__(_FakeSupply(changes, shards), FailurePolicy(on_failure, retries, pause_seconds), ack)
 
-
-class AsyncFakeSubscriber(AsyncConsumption):
+class AsyncFakeSubscriber(_FakeMember, AsyncConsumption):
     """`penstock.client.AsyncSubscriber` over fake changes, for one run."""
-
-    def __init__(
-        self,
-        changes: FakeChanges,
-        *,
-        shards: int = 1,
-        ack: str = "auto",
-        on_failure: str = "retry",
-        retries: int | None = None,
-        pause_seconds: float = 0.0,
-    ) -> None:
-        super().__init__(_FakeSupply(changes, shards), FailurePolicy(on_failure, retries, pause_seconds), ack)
