@@ -9,7 +9,7 @@ import ipaddress
 import os
 import re
 import ssl
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import total_ordering
 from pathlib import Path
@@ -516,7 +516,7 @@ class ServerAddress:
                 f"source {_without_password(url)!r} names a database",
                 hint="A source is a whole server; choose tables with the tables option",
             )
-        options = _url_options(parts.query)
+        options = url_options(parts.query, _URL_OPTIONS)
         query_server_id = options.get("server_id")
         if query_server_id is not None and not query_server_id.isdecimal():
             raise OptionInvalid(f"server_id {query_server_id!r} is not a number")
@@ -568,13 +568,12 @@ def _checked_server_id(value: int | str | None) -> int | None:
 _URL_OPTIONS = ("ssl_mode", "ssl_ca", "ssl_cert", "ssl_key", "unix_socket", "server_id", "password_file")
 
 
-def _url_options(query: str) -> dict[str, str]:
+def url_options(query: str, known: Sequence[str]) -> dict[str, str]:
+    """Return the options of a source's URL. Raises OptionInvalid for others than the `known` ones."""
     options = dict(parse_qsl(query, keep_blank_values=True))
     for name in options:
-        if name not in _URL_OPTIONS:
-            raise OptionInvalid(
-                f"source option {name!r} is unknown", hint=f"Known: {', '.join(_URL_OPTIONS)}"
-            )
+        if name not in known:
+            raise OptionInvalid(f"source option {name!r} is unknown", hint=f"Known: {', '.join(known)}")
     return options
 
 

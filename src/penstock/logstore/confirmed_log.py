@@ -6,10 +6,8 @@ stored yet.
 """
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import replace
 
-from penstock.errors import DiskFailed, LogDamaged, PositionPurged, SourceMissing
 from penstock.gtid_sets import LoggedSet
 from penstock.logstore.index import SegmentIndex
 from penstock.logstore.log import Log
@@ -73,16 +71,7 @@ class ConfirmedLog(LogReader):
         return self.stored.gtid_set(position)
 
     def _open(self, record: SegmentRecord) -> SegmentReader:
-        try:
-            return super()._open(record)
-        except PositionPurged:
-            # The segment may have been compressed, moved or removed since the end was followed last.
-            with suppress(LogDamaged, SourceMissing, DiskFailed):
-                self.follow()
-            current = self._index.get(record.version)
-            if current is None or current.state == record.state:
-                raise
-            return super()._open(current)
+        return self._open_current(record, self.follow)
 
 
 def _index_up_to(index: SegmentIndex, end: Position | None) -> SegmentIndex:

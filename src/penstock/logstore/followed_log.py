@@ -9,7 +9,7 @@ import threading
 from contextlib import suppress
 from dataclasses import dataclass
 
-from penstock.errors import DiskFailed, LogDamaged, PositionPurged, SourceMissing
+from penstock.errors import LogDamaged, PositionPurged, SourceMissing
 from penstock.gtid_sets import NO_GTIDS, LoggedSet
 from penstock.limits import FOLLOWED_BYTES_MAX
 from penstock.logstore.confirmed_log import ConfirmedLog
@@ -180,16 +180,7 @@ class FollowedLog(LogReader):
             self._newest = None
 
     def _open(self, record: SegmentRecord) -> SegmentReader:
-        try:
-            return super()._open(record)
-        except PositionPurged:
-            # The writer may have compressed, moved or removed the segment since its last report.
-            with suppress(LogDamaged, SourceMissing, DiskFailed):
-                self.refresh()
-            current = self._index.get(record.version)
-            if current is None or current.state == record.state:
-                raise
-            return super()._open(current)
+        return self._open_current(record, self.refresh)
 
 
 # A log as the listeners read it, wherever it is written.

@@ -6,14 +6,15 @@ Readers only see bytes up to `visible`, the end of the last whole transaction.
 
 import itertools
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 from penstock.commit_versions import next_epoch
 from penstock.errors import (
+    DiskFailed,
     LogDamaged,
     OptionInvalid,
     PositionInvalid,
@@ -382,6 +383,18 @@ class LogReader:
 
     def _keep_blocks(self, reader: SegmentReader, records: bytes) -> None:
         """Keep the records of a rebuilt index. A plain reader does not change the file."""
+
+    def _open_current(self, record: SegmentRecord, refresh: Callable[[], object]) -> SegmentReader:
+        """Open a segment that was perhaps compressed, moved or removed since the index was refreshed."""
+        try:
+            return LogReader._open(self, record)
+        except PositionPurged:
+            with suppress(LogDamaged, SourceMissing, DiskFailed):
+                refresh()
+            current = self._index.get(record.version)
+            if current is None or current.state == record.state:
+                raise
+            return LogReader._open(self, current)
 
     def _open(self, record: SegmentRecord) -> SegmentReader:
         for cold in (False, True):

@@ -9,10 +9,10 @@ import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Self
-from urllib.parse import parse_qsl, quote, unquote
+from urllib.parse import quote, unquote
 
 from penstock.errors import OptionInvalid
-from penstock.model import Secret, Tls
+from penstock.model import Secret, Tls, url_options
 
 TOKEN_VARIABLE = "PENSTOCK_TOKEN"
 PORT_DEFAULT = 7070
@@ -72,7 +72,7 @@ class DaemonAddress:
         match = _URL.fullmatch(url.strip())
         if match is None:
             raise OptionInvalid(f"source {_without_token(url)!r} is no daemon's instance", hint=_HINT)
-        options = _options(match["query"] or "")
+        options = url_options(match["query"] or "", _URL_OPTIONS)
         return cls(
             hosts=_hosts(match["hosts"], url),
             instance=unquote(match["instance"]),
@@ -108,16 +108,6 @@ def _hosts(text: str, url: str) -> tuple[tuple[str, int], ...]:
             )
         hosts.append((match["host"].strip("[]"), port))
     return tuple(hosts)
-
-
-def _options(query: str) -> dict[str, str]:
-    options = dict(parse_qsl(query, keep_blank_values=True))
-    for name in options:
-        if name not in _URL_OPTIONS:
-            raise OptionInvalid(
-                f"source option {name!r} is unknown", hint=f"Known: {', '.join(_URL_OPTIONS)}"
-            )
-    return options
 
 
 def _find_token(argument: str | Secret | None, in_url: str | None, file: str | None) -> Secret:

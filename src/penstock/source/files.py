@@ -10,10 +10,11 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import pyarrow
 
+from penstock.closing import Closing
 from penstock.errors import (
     EventMalformed,
     FileTruncated,
@@ -30,6 +31,7 @@ from penstock.limits import RANGE_BYTES_DEFAULT, RANGE_BYTES_MIN, READ_BYTES
 from penstock.model import Position, TableName
 from penstock.source.event_starts import last_event_start
 from penstock.source.listing import LocatedFile, check_sequence, list_files
+from penstock.source.opened_source import OpenedSource
 from penstock.source.prepared import PreparedSearch
 from penstock.source.search import find_gtid_set, find_time, gtid_set_before
 from penstock.source.source import (
@@ -43,7 +45,7 @@ from penstock.source.source import (
     file_number,
     place_of,
 )
-from penstock.source.walk import last_transaction_end, walk
+from penstock.source.walk import last_transaction_end
 
 _CODECS = {"gz": "gzip", "zst": "zstd"}
 
@@ -71,7 +73,7 @@ class _FileHead:
     copied: bool
 
 
-class FileSource:
+class FileSource(OpenedSource):
     """Files in the order of their numbers; see `penstock.source.source.Source`.
 
     The folder is listed again for every plan, so new files are included.
@@ -84,11 +86,6 @@ class FileSource:
         self._heads: dict[Path, _FileHead] = {}
         self._settled: dict[str, Position] = {}
         self._prepared = PreparedSearch(self)
-
-    @property
-    def instance(self) -> str:
-        """The name that rows of this source carry."""
-        return self.options.instance
 
     def close(self) -> None:
         """Do nothing: no resources are held."""
@@ -193,20 +190,6 @@ class FileSource:
         self, position: Position, name: TableName | None = None, *, again: bool = False
     ) -> None:
         """Return None: files keep no definitions other than those in their events."""
-
-    def find_prepared(self, xid: str, before: Position) -> ByteRange | None:
-        """Return the range where an XA transaction that commits at a position was prepared."""
-        return self._prepared.find(xid, before)
-
-    def walk(
-        self,
-        start: Position,
-        end: Position,
-        rows_max: int | None = None,
-        bytes_max: int | None = None,
-    ) -> Position:
-        """Return the last transaction end within the limits, at least one transaction after the start."""
-        return walk(self, start, end, rows_max, bytes_max)
 
     def _event_start(self, file: str, offset: int) -> int:
         """Return the start of the last event at or before an offset; for compressed files, of the first
@@ -354,8 +337,8 @@ def _encrypted(located: LocatedFile, offset: int) -> LogEncrypted:
     )
 
 
-class _PlainStream:
-    """The plain bytes of one file, decompressed if necessary; a context manager that closes the file."""
+class _PlainStream(Closing):
+    """The plain bytes of one file, decompressed if necessary."""
 
     def __init__(self, located: LocatedFile) -> None:
         self._located = located
@@ -372,10 +355,8 @@ class _PlainStream:
         if located.compression is not None:
             self._inflating = pyarrow.CompressedInputStream(self._file, _CODECS[located.compression])
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Close the file."""
         if self._inflating is not None:
             self._inflating.close()
         self._file.close()

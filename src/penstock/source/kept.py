@@ -27,6 +27,7 @@ from penstock.gtid_sets import LoggedSet
 from penstock.limits import RANGE_BYTES_DEFAULT
 from penstock.model import Position, TableName
 from penstock.schema.history import SchemaHistory
+from penstock.source.opened_source import OpenedSource
 from penstock.source.prepared import PreparedSearch
 from penstock.source.source import (
     FIRST_EVENT_OFFSET,
@@ -37,7 +38,6 @@ from penstock.source.source import (
     file_number,
     place_of,
 )
-from penstock.source.walk import walk
 
 # The number of an epoch and the `ServerIdentity.key` of its server.
 EpochKey = tuple[int, str]
@@ -113,7 +113,7 @@ class KeptLog(Protocol):
         """Release connections and files. The log can be used again."""
 
 
-class KeptSource:
+class KeptSource(OpenedSource):
     """A kept log as a source; see `penstock.source.source.Source`.
 
     With `options.epochs`, the log's epochs are renumbered so that the listed epochs keep their numbers.
@@ -130,11 +130,6 @@ class KeptSource:
         self._joined: set[tuple[Position, Position]] = set()
         self._repeats: dict[int, tuple[str, str]] = {}
         self._prepared = PreparedSearch(self, self._find_recorded)
-
-    @property
-    def instance(self) -> str:
-        """The name that rows of this source carry."""
-        return self.options.instance
 
     def close(self) -> None:
         """Close connections and files."""
@@ -308,20 +303,6 @@ class KeptSource:
         With `again`, the daemon that captures the log reads the table again, if there is one.
         """
         return SchemaHistory.from_json(self._log.schemas(self._to_log(position), name, again=again))
-
-    def find_prepared(self, xid: str, before: Position) -> ByteRange | None:
-        """Return the range where an XA transaction that commits at a position was prepared."""
-        return self._prepared.find(xid, before)
-
-    def walk(
-        self,
-        start: Position,
-        end: Position,
-        rows_max: int | None = None,
-        bytes_max: int | None = None,
-    ) -> Position:
-        """Return the last transaction end within the limits, at least one transaction after the start."""
-        return walk(self, start, end, rows_max, bytes_max)
 
     # --- Inside -------------------------------------------------------------------------------
 

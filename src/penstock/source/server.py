@@ -22,6 +22,7 @@ from penstock.mysql.refusal import check_position, file_replaced
 from penstock.mysql.replica import DumpStart, open_stream
 from penstock.mysql.start import server_behind
 from penstock.source.asking import ask_again
+from penstock.source.opened_source import OpenedSource
 from penstock.source.prepared import PreparedSearch
 from penstock.source.search import ROTATE_EVENT, find_time, first_events, gtid_set_before
 from penstock.source.source import (
@@ -34,7 +35,6 @@ from penstock.source.source import (
     file_number,
     place_of,
 )
-from penstock.source.walk import walk
 
 _FORMAT_DESCRIPTION_EVENT = 15
 _EVENT_HEADER_BYTES = 19
@@ -45,7 +45,7 @@ _ROTATE_NAME_AT = _EVENT_HEADER_BYTES + 8
 _Answer = TypeVar("_Answer")
 
 
-class ServerSource:
+class ServerSource(OpenedSource):
     """A server's own binlog files; see `penstock.source.source.Source`.
 
     Queries share one session, which is reopened if it is lost; every dump has its own connection.
@@ -60,11 +60,6 @@ class ServerSource:
         self._session: Connection | None = None
         self._heads: dict[str, bytes] = {}
         self._prepared = PreparedSearch(self)
-
-    @property
-    def instance(self) -> str:
-        """The name that rows of this source carry."""
-        return self.options.instance
 
     def close(self) -> None:
         """Close the session, if there is one."""
@@ -252,20 +247,6 @@ class ServerSource:
                         self._heads[file] = MAGIC + event
                         break
         return self._heads[file]
-
-    def find_prepared(self, xid: str, before: Position) -> ByteRange | None:
-        """Return the range where an XA transaction that commits at a position was prepared."""
-        return self._prepared.find(xid, before)
-
-    def walk(
-        self,
-        start: Position,
-        end: Position,
-        rows_max: int | None = None,
-        bytes_max: int | None = None,
-    ) -> Position:
-        """Return the last transaction end within the limits, at least one transaction on."""
-        return walk(self, start, end, rows_max, bytes_max)
 
     def _position(self, file: str, offset: int = FIRST_EVENT_OFFSET) -> Position:
         return Position(self.options.epoch, file, offset)

@@ -46,8 +46,8 @@ def known_schemas(
 class TrackedSchemas:
     """The driver's schema history of one read, known up to `position`.
 
-    Seeded from the tracking file where there is one, else from the schema file, else from the server, whose
-    definitions of now are taken back to where the read starts.
+    It begins with the tracking file if there is one, otherwise with the schema file, otherwise with the
+    server's current definitions, converted back to those at the start of the read.
     """
 
     def __init__(self, history: SchemaHistory, position: Position | None, tracking: Path | None) -> None:
@@ -57,10 +57,10 @@ class TrackedSchemas:
 
     @classmethod
     def open(cls, settings: ReadSettings, start: Position | None = None) -> "TrackedSchemas | None":
-        """Return a history for a read that starts there; None where the log itself names or keeps them.
+        """Return the schema history of a read from `start` on, None if the log itself has the definitions.
 
-        A server that writes full metadata now may still have rows without it behind it; those few ask the
-        server from the executors. Raises SchemaInvalid.
+        A server that writes full metadata now may have written rows without it before. Executors ask the
+        server for the columns of such rows. Raises SchemaInvalid.
         """
         address = settings.source.address
         reread = ServerTables(address) if address is not None else None
