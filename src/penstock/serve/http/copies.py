@@ -20,9 +20,8 @@ from penstock.logstore.generations import GenerationFiles
 from penstock.logstore.holds import Holds
 from penstock.logstore.prepared import HOLD_NAME
 from penstock.model import Position
-from penstock.serve.access import account_of
 from penstock.serve.durable import DurableInstance
-from penstock.serve.http.query import Query, instance_of, log_of, member_of
+from penstock.serve.http.query import Query, instance_of, member_of, whole_log_of
 from penstock.serve.served import Served
 from penstock.serve.threads import run_in
 
@@ -38,14 +37,9 @@ def routes(served: Served) -> list[Route]:
     ]
 
 
-def _log_of(served: Served, request: Request) -> ServedLog:
-    account_of(request).prove_reads_whole_log(request.path_params["instance"])
-    return log_of(served, request)
-
-
 async def _listing(served: Served, request: Request) -> Response:
     query, instance = Query(request), instance_of(served, request)
-    log, after = _log_of(served, request), query.position("after")
+    log, after = whole_log_of(served, request), query.position("after")
     member, synced, readable = member_of(request), query.position("synced"), None
     if isinstance(instance, DurableInstance):
         if member is not None and synced is not None:
@@ -67,7 +61,7 @@ def _list(log: ServedLog, after: Position | None, readable: Position | None) -> 
 
 
 async def _metadata(served: Served, request: Request) -> Response:
-    return JSONResponse(await run_in(served.threads.definitions, _describe, _log_of(served, request)))
+    return JSONResponse(await run_in(served.threads.definitions, _describe, whole_log_of(served, request)))
 
 
 def _describe(log: ServedLog) -> dict[str, Any]:
@@ -85,7 +79,7 @@ def _describe(log: ServedLog) -> dict[str, Any]:
 
 
 async def _definitions(served: Served, request: Request) -> Response:
-    log, version = _log_of(served, request), Query(request).number("version")
+    log, version = whole_log_of(served, request), Query(request).number("version")
     files = GenerationFiles(log.disk, log.layout)
     content = await run_in(served.threads.definitions, files.read, version)
     return Response(content, media_type="application/octet-stream")

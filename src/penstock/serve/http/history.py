@@ -11,13 +11,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import Send
 
-from penstock.errors import OptionInvalid, PenstockError, QuotaReached
+from penstock.errors import PenstockError, QuotaReached
 from penstock.limits import HISTORIES_MAX
 from penstock.logstore.followed_log import ServedLog
 from penstock.logstore.holds import Hold
@@ -25,6 +25,7 @@ from penstock.model import TableName
 from penstock.serve.access import account_of
 from penstock.serve.http.answers import StreamedAnswer, ending_on_disconnect
 from penstock.serve.http.holds import visible_holds
+from penstock.serve.http.json_request import JsonRequest
 from penstock.serve.http.query import log_of
 from penstock.serve.masking import mask_part
 from penstock.serve.own_log import OwnSource
@@ -38,10 +39,8 @@ MEDIA_TYPE = "application/x-ndjson"
 _KEY_VALUES_MAX = 64
 
 
-class HistoryRequest(BaseModel):
+class HistoryRequest(JsonRequest):
     """The row, and how many of its changes to return."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     table: str = Field(description="The table: shop.orders")
     key: list[str] = Field(
@@ -86,14 +85,7 @@ class _Histories:
 
 async def _history(served: Served, histories: _Histories, request: Request) -> Response:
     instance = request.path_params["instance"]
-    try:
-        wanted = HistoryRequest.model_validate_json(await request.body())
-    except ValidationError as problem:
-        details = "; ".join(error["msg"] for error in problem.errors(include_url=False, include_input=False))
-        raise OptionInvalid(
-            f"the body of the request cannot be used: {details}",
-            hint='Send {"table": "shop.orders", "key": ["7"]}',
-        ) from problem
+    wanted = await HistoryRequest.read(request, '{"table": "shop.orders", "key": ["7"]}')
     table = TableName.parse(wanted.table)
     account = account_of(request)
     account.prove_reads_table(instance, table)

@@ -26,7 +26,7 @@ from penstock.model import Position, TableName
 from penstock.serve.access import Account, account_of
 from penstock.serve.http.answers import StreamedAnswer, ending_on_disconnect
 from penstock.serve.http.audit import record_action
-from penstock.serve.http.query import Query, instance_of, log_of
+from penstock.serve.http.query import Query, instance_of, log_of, whole_log_of
 from penstock.serve.served import Served, ServedInstance
 from penstock.serve.threads import run_in
 
@@ -215,7 +215,7 @@ async def _gtid_set(served: Served, request: Request) -> Response:
 
 
 async def _head_bytes(served: Served, request: Request) -> Response:
-    log, query = _whole_log_of(served, request), Query(request)
+    log, query = whole_log_of(served, request), Query(request)
     content = await run_in(
         served.threads.reading, log.head_bytes, query.number("epoch", 0), query.text("file")
     )
@@ -227,7 +227,7 @@ async def _bytes(served: Served, request: Request) -> Response:
 
     The first piece is read before the response starts, so that errors are reported as problem documents.
     """
-    log, query = _whole_log_of(served, request), Query(request)
+    log, query = whole_log_of(served, request), Query(request)
     epoch, file = query.number("epoch", 0), query.text("file")
     start, stop = query.number("start"), query.number("stop", None)
     end, reading, first = await run_in(served.threads.reading, _open_range, log, epoch, file, start, stop)
@@ -368,12 +368,6 @@ def _readable_instances(served: Served, request: Request) -> list[ServedInstance
     """Return the instances that the account may read."""
     account = account_of(request)
     return [instance for name, instance in served.instances.items() if account.may_read(name)]
-
-
-def _whole_log_of(served: Served, request: Request) -> ServedLog:
-    """Return the log for reading raw bytes, which contain all tables. Raises AccessDenied."""
-    account_of(request).prove_reads_whole_log(request.path_params["instance"])
-    return log_of(served, request)
 
 
 def _text(position: Position | None) -> str | None:

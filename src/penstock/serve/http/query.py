@@ -71,6 +71,12 @@ def instance_of(served: Served, request: Request) -> ServedInstance:
     return served.instance(name)
 
 
+def whole_log_of(served: Served, request: Request) -> ServedLog:
+    """Return the log for reading raw bytes, which contain all tables. Raises AccessDenied."""
+    account_of(request).prove_reads_whole_log(request.path_params["instance"])
+    return log_of(served, request)
+
+
 def log_of(served: Served, request: Request) -> ServedLog:
     """Return the log of the instance named by the path. Raises the errors of `instance_of` and its `log`.
 

@@ -6,10 +6,11 @@ The place is proved against the log. With `dry_run` the response says what would
 
 import functools
 from collections.abc import Mapping
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import Field
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
@@ -23,6 +24,7 @@ from penstock.serve.access import Account, account_of
 from penstock.serve.coordination import CoordinationProbe, find_subscription, needed_store
 from penstock.serve.http.audit import record_action
 from penstock.serve.http.changes_request import StartPart, start_of
+from penstock.serve.http.json_request import JsonRequest
 from penstock.serve.http.query import log_of
 from penstock.serve.own_log import OwnSource
 from penstock.serve.served import Served
@@ -30,10 +32,8 @@ from penstock.serve.subscription import resolve_start
 from penstock.source.transaction import prove_boundary
 
 
-class ResetRequest(BaseModel):
+class ResetRequest(JsonRequest):
     """Where a subscription continues."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, hide_input_in_errors=True)
 
     to: StartPart | Literal["earliest", "latest"] = Field(description="The place in the log")
     shard: int | None = Field(default=None, ge=0, description="One shard; default: all")
@@ -58,7 +58,8 @@ async def _reset(served: Served, coordination: CoordinationProbe | None, request
     account.prove_administers(instance, name)
     log = log_of(served, request)
     store = needed_store(coordination)
-    wanted = _parse(await request.body())
+    example = '{"to": {"position": "mysql-bin.000003:1542"}, "dry_run": true}'
+    wanted = await ResetRequest.read(request, example)
     started = await resolve_start(served.pieces(instance), start_of(wanted.to))
     if started.gtid_after:
         raise ServerBusy("the log does not have all transactions of the GTID set yet", hint="Wait for them")
@@ -67,24 +68,10 @@ async def _reset(served: Served, coordination: CoordinationProbe | None, request
     return JSONResponse(await served.threads.search(store.change, change.run))
 
 
-def _parse(body: bytes) -> ResetRequest:
-    try:
-        return ResetRequest.model_validate_json(body)
-    except ValidationError as problem:
-        details = "; ".join(error["msg"] for error in problem.errors(include_url=False, include_input=False))
-        raise OptionInvalid(
-            f"the body of the request cannot be used: {details}",
-            hint='Send {"to": {"position": "mysql-bin.000003:1542"}, "dry_run": true}',
-        ) from problem
-
-
 def _proved(log: Log, instance: str, position: Position) -> Checkpoint:
     """Return the checkpoint of a position. Raises PositionInvalid inside a transaction."""
-    source = OwnSource(instance, log)
-    try:
+    with closing(OwnSource(instance, log)) as source:
         prove_boundary(log, source, position)
-    finally:
-        source.close()
     epoch = log.epochs.get(position.epoch)
     return Checkpoint.now(str(position), log.gtid_set(position), "" if epoch is None else epoch.server_key)
 
