@@ -13,10 +13,8 @@ from penstock.cli.shared.signals import stopped_by_signals
 from penstock.errors import OptionInvalid
 
 if TYPE_CHECKING:
-    from penstock.settings.console import ConsoleSection
-
-if TYPE_CHECKING:
     from penstock.console.app import ConsoleSettings
+    from penstock.settings.console import ConsoleSection
 
 _NO_DAEMON = "none"
 

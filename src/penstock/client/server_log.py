@@ -77,7 +77,7 @@ class ServerLog:
     def changes(
         self, number: int, body: Mapping[str, Any], silence_seconds: float, consumed: Position | None = None
     ) -> "ServerAnswer":
-        """Return the changes from a start on. The server keeps its log by itself, whatever is consumed."""
+        """Return the changes from a start on. The server purges its log without regard to `consumed`."""
         return ServerAnswer(self, body)
 
     def locate_start(self, start: Start) -> Place:
@@ -114,7 +114,7 @@ class ServerLog:
     # --- Questions ------------------------------------------------------------------------------
 
     def _ask(self, question: Callable[[ServerSource], _Answer]) -> _Answer:
-        """Return the answer of the server that answers now. A change of servers meanwhile is transient."""
+        """Ask the current server. An error is transient if another server takes its place."""
 
         def ask() -> _Answer:
             source = ServerSource(self._options)

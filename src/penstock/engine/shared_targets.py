@@ -55,7 +55,7 @@ class SharedTargets:
         )
 
     def emptied(self, key: str, prepared: Collection[TableName]) -> Emptied:
-        """Return what emptying a table means for its targets, of which some are prepared."""
+        """Return how emptying a source table changes its target. `prepared` are the targets that exist."""
         target = self.target_of(key)
         if target is None:
             return Emptied.STAYS

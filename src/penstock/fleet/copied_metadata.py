@@ -48,7 +48,7 @@ class CopiedMetadata:
             self._files.remove(version)
         holds = {hold.name: hold for hold in map(hold_of, answer["holds"])}
         kept = {hold.name: hold for hold in self._holds.readable(time.time_ns() // 1000)}
-        # An account has only so many holds at a time.
+        # Remove first: the number of holds per account is limited.
         for name in kept.keys() - holds.keys() - {HOLD_NAME}:
             self._holds.remove(name)
         for name, hold in holds.items():

@@ -350,7 +350,7 @@ def _list(client: DaemonClient, after: Position | None, seconds: float, synced: 
 
 
 def adopt_epochs(log: Log, listing: Listing, until: int) -> None:
-    """Record the epochs of another log up to a number as they are there."""
+    """Record the epochs of another log up to a number, unchanged."""
     for epoch in listing.epochs:
         own = log.epochs.get(epoch.epoch)
         if epoch.epoch > until:

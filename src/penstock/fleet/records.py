@@ -196,7 +196,7 @@ class CopyRecord:
     registration: int | None = None
 
     def is_in_step(self, member: MemberRecord) -> bool:
-        """Return whether the copy is in step, by a record of this life of its member."""
+        """Return whether the copy is in step. A record from before the member restarted does not count."""
         return self.in_step and self.registration in (None, member.created)
 
     def encode(self) -> bytes:

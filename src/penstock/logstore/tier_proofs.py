@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The objects of a store that were read completely and proved to be what a log moved there."""
+"""Records which objects of a store were read completely and equal the segments that the log moved."""
 
 import threading
 from pathlib import Path

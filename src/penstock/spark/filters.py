@@ -28,7 +28,6 @@ from penstock.spark.batch import BatchReader
 from penstock.spark.narrowing import Narrowing
 from penstock.spark.row_conditions import is_applicable
 
-_TIME_MAX = (1 << 63) - 1
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 

@@ -173,8 +173,8 @@ def _read_sink(readings: Readings, meter: _SinkMeter, now: float, **labels: str)
 def _lag(meter: _SinkMeter, now: float) -> float | None:
     """Return how far the target is behind: 0 if the last batch ended at the end of the logs.
 
-    The next change begins another batch, and a source that fails or a batch that lasts is reported, so
-    silence means no change.
+    Without a new report the lag stays 0: a new change begins a batch, and long batches and failed sources
+    are reported.
     """
     reached = max(meter.applied or 0.0, meter.caught_up or 0.0)
     if not reached:

@@ -33,7 +33,7 @@ _FRAME_BYTES_MAX = (1 << 30) + CANAL_BATCH_BYTES_MAX
 
 @dataclass(frozen=True)
 class CanalAddress:
-    """A destination of a Canal server, and the account there; without a user there is none."""
+    """A destination of a Canal server, and the account to log in with; none if `user` is unset."""
 
     host: str
     port: int
