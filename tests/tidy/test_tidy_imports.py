@@ -129,7 +129,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 
 # Folders of variants that do not depend on each other, and the folders that several variants share.
-VARIANTS = {"sinks": {"lake", "sql"}, "serve": set[str]()}
+VARIANTS = {"sinks": {"document", "lake", "sql"}, "serve": set[str]()}
 
 # The file or folder in which a third-party package may be imported.
 HOMES = {

@@ -4,7 +4,7 @@
 A verb is a module in `penstock/pipeline/steps`, loaded by its name, with
 
     class Settings(Section)              its settings in the pipeline file
-    def make(settings: Settings) -> Step
+    make: Callable[[Settings], Step]     its class
 
 Steps run in the order written, over Arrow batches, in the process that decodes. No step imports Spark. A step
 treats rows of a full load, changes of the log, and the source rows read by verify alike.

@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from pydantic import Field, ValidationInfo, field_validator, model_validator
+from pydantic import Field, model_validator
 
 from penstock.errors import ConnectionLost, PenstockError, TlsFailed
 from penstock.model import Secret
-from penstock.settings.values import SecretText, Section, one_secret
+from penstock.settings.values import SecretEnv, SecretText, Section, one_secret
 
 # The account in a URL, which may contain several hosts.
 _ACCOUNT = re.compile(r"^([a-z][a-z0-9+.-]*://)([^/?#]*)@", re.IGNORECASE)
@@ -38,7 +38,7 @@ class Endpoint(Section):
     )
     password: SecretText | None = None
     password_file: Path | None = Field(default=None, description="a file with the password")
-    password_env: str | None = Field(default=None, description="an environment variable with the password")
+    password_env: SecretEnv = Field(default=None, description="an environment variable with the password")
     ca: Path | None = Field(default=None, description="a PEM file with the certificate authorities to trust")
 
     @model_validator(mode="before")
@@ -54,14 +54,6 @@ class Endpoint(Section):
         if password and not any(values.get(f"password{suffix}") for suffix in ("", "_file", "_env")):
             extracted["password"] = unquote(password)
         return values | extracted
-
-    @field_validator("password_env")
-    @classmethod
-    def _check_single_password(cls, variable: str | None, validation: ValidationInfo) -> str | None:
-        one_secret(
-            validation.data.get("password"), validation.data.get("password_file"), variable, "password"
-        )
-        return variable
 
     def secret(self) -> Secret | None:
         """Read and return the password, None if none is set. Raises ValueError."""

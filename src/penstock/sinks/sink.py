@@ -4,7 +4,7 @@
 A kind of sink is a folder beside this file, recognised by its module `sink.py`, which has
 
     class Settings(Section)              its settings in the pipeline file
-    def make(settings: Settings) -> Sink
+    make: Callable[[Settings], Sink]     its class
     EXTRA: str                           the extra in `pip install penstock[EXTRA]`, "" for none
 
 A sink can be pickled and keeps nothing open. `check`, `prepare`, `begin`, `commit` and `read` are called in

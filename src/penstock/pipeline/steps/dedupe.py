@@ -44,11 +44,6 @@ class Settings(StepSection):
         return [ignore] if isinstance(ignore, str) else ignore or ()
 
 
-def make(settings: Settings) -> Step:
-    """Create the step."""
-    return DedupeStep(settings)
-
-
 class DedupeStep(Step):
     """Drops redundant changes."""
 
@@ -112,6 +107,9 @@ class DedupeStep(Step):
             if values.null_count < len(values):
                 differs |= compute.is_valid(values).to_numpy(zero_copy_only=False)
         return differs
+
+
+make = DedupeStep
 
 
 def _next_differs(column: pyarrow.Array) -> Any:

@@ -45,11 +45,6 @@ class Settings(StepSection):
         return text
 
 
-def make(settings: Settings) -> Step:
-    """Create the step."""
-    return FilterStep(settings)
-
-
 class FilterStep(Step):
     """Drops rows for which the condition is not true."""
 
@@ -73,6 +68,9 @@ class FilterStep(Step):
         with _refusing():
             refuse_absent(rows, self._condition.reads(rows.schema), VERB)
             return [filter_pairs(changes, self._condition.passes(rows))]
+
+
+make = FilterStep
 
 
 def _compile(text: str) -> Predicate:

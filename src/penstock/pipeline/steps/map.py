@@ -64,11 +64,6 @@ class Settings(StepSection):
         return self
 
 
-def make(settings: Settings) -> Step:
-    """Create the step."""
-    return MapStep(settings)
-
-
 @dataclass
 class _OutputColumn:
     """An output column: its definition, and its source, a column of the row or an expression."""
@@ -244,6 +239,9 @@ class MapStep(Step):
                 )
             key.append(output_name)
         return tuple(key), unique
+
+
+make = MapStep
 
 
 def _plain(text: str, known: Iterable[str]) -> str | None:

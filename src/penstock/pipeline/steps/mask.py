@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal
 
 import pyarrow
 import pyarrow.compute as compute
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
 from penstock.changes import Changes, Target
 from penstock.errors import OptionInvalid
@@ -26,7 +26,7 @@ from penstock.model import Column
 from penstock.pipeline.row_metadata import exact_texts, rename_metadata
 from penstock.pipeline.step import Rejected, Step
 from penstock.pipeline.step_section import StepSection, resolve_column
-from penstock.settings.values import SecretText, Section, one_secret
+from penstock.settings.values import SecretEnv, SecretText, Section, one_secret
 
 VERB = "mask"
 
@@ -68,18 +68,7 @@ class Settings(StepSection):
     )
     key: SecretText | None = Field(default=None, description="the HMAC key for hash")
     key_file: Path | None = None
-    key_env: str | None = Field(default=None, validate_default=True)
-
-    @field_validator("key_env")
-    @classmethod
-    def _check_single_key(cls, variable: str | None, validation: Any) -> str | None:
-        one_secret(validation.data.get("key"), validation.data.get("key_file"), variable, "key")
-        return variable
-
-
-def make(settings: Settings) -> Step:
-    """Create the step."""
-    return MaskStep(settings)
+    key_env: SecretEnv = Field(default=None, validate_default=True)
 
 
 class MaskStep(Step):
@@ -172,6 +161,9 @@ class MaskStep(Step):
             return lambda text: hashlib.sha256(text).digest()
         key = self._key.reveal().encode()
         return lambda text: hmac.digest(key, text, "sha256")
+
+
+make = MaskStep
 
 
 def _masked_column(column: Column, mask: MaskSection) -> Column:

@@ -39,11 +39,6 @@ class Settings(StepSection):
         return [kinds] if isinstance(kinds, str) else kinds
 
 
-def make(settings: Settings) -> Step:
-    """Create the step."""
-    return OnlyStep(settings)
-
-
 class OnlyStep(Step):
     """Passes only the selected kinds of change."""
 
@@ -78,3 +73,6 @@ class OnlyStep(Step):
 
     def empties(self, target: Target) -> bool:
         return not self.settings.applies_to(target) or "delete" in self.settings.kinds
+
+
+make = OnlyStep

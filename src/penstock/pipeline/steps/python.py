@@ -75,11 +75,6 @@ class Settings(StepSection):
         return self._text
 
 
-def make(settings: Settings) -> Step:
-    """Create the step. Raises OptionInvalid if the function does not exist."""
-    return PythonStep(settings)
-
-
 class PythonStep(Step):
     """Calls the function.
 
@@ -205,6 +200,9 @@ class PythonStep(Step):
             raise OptionInvalid(f"python: {location} has no function {name!r}")
         loaded: Callable[..., Any] = function
         return loaded
+
+
+make = PythonStep
 
 
 def _read(path: Path) -> str:

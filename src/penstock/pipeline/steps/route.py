@@ -109,11 +109,6 @@ class Settings(StepSection):
         return not all(piece.text in ("database", "table") or piece.text.isdecimal() for piece in pieces)
 
 
-def make(settings: Settings) -> Step:
-    """Create the step."""
-    return RouteStep(settings)
-
-
 class RouteStep(Step):
     """Moves rows to other tables."""
 
@@ -308,6 +303,9 @@ class RouteStep(Step):
             primary_key=(*target.primary_key, column) if target.primary_key else (),
             unique_keys=tuple((*key, column) for key in target.unique_keys),
         )
+
+
+make = RouteStep
 
 
 def _grouping(pattern: str) -> re.Pattern[str]:

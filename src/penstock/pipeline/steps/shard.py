@@ -47,11 +47,6 @@ class Settings(StepSection):
         return keep
 
 
-def make(settings: Settings) -> Step:
-    """Create the step."""
-    return ShardStep(settings)
-
-
 class ShardStep(Step):
     """Passes rows of some shards. An update that changes a row's shard becomes a delete or an insert."""
 
@@ -92,3 +87,6 @@ class ShardStep(Step):
                 f"shard: {target.name} has no primary key", hint="Name the columns that choose a row's shard"
             )
         return [resolve_column(name, target.column_names, VERB, target.name) for name in names]
+
+
+make = ShardStep

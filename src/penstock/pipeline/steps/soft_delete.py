@@ -45,11 +45,6 @@ class Settings(StepSection):
     at: str | None = Field(default=None, min_length=1, description="a column for the time of the delete")
 
 
-def make(settings: Settings) -> Step:
-    """Create the step."""
-    return SoftDeleteStep(settings)
-
-
 class SoftDeleteStep(Step):
     """Turns deletes into updates of a marker column."""
 
@@ -123,3 +118,6 @@ class SoftDeleteStep(Step):
     def empties(self, target: Target) -> bool:
         # Existing rows stay and are marked, as after a delete.
         return not self.settings.applies_to(target)
+
+
+make = SoftDeleteStep

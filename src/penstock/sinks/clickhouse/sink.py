@@ -17,7 +17,7 @@ from pydantic import Field
 from penstock import _native
 from penstock.changes import Changes, Origin, Target
 from penstock.errors import OptionInvalid, SchemaChanged, ValueMalformed
-from penstock.model import Secret, TableName
+from penstock.model import TableName
 from penstock.settings.values import Bytes
 from penstock.sinks.clickhouse.connection import ClickHouseSession
 from penstock.sinks.clickhouse.tables import (
@@ -30,6 +30,7 @@ from penstock.sinks.clickhouse.tables import (
     statements,
 )
 from penstock.sinks.clickhouse.types import read_cast, stored_columns
+from penstock.sinks.client_sink import ClientSink
 from penstock.sinks.endpoint import Endpoint
 from penstock.sinks.images import LastImages, puts, refuse_partial, unrepresentable_counts
 from penstock.sinks.sink import (
@@ -39,7 +40,6 @@ from penstock.sinks.sink import (
     Evolution,
     Finding,
     Receipt,
-    Sink,
     Spread,
     Writer,
     typed,
@@ -74,14 +74,10 @@ class Settings(Endpoint):
     )
 
 
-def make(settings: Settings) -> "ClickHouseSink":
-    """Create the sink."""
-    return ClickHouseSink(settings)
-
-
-class ClickHouseSink(Sink):
+class ClickHouseSink(ClientSink[ClickHouseSession]):
     """Writes tables of a ClickHouse server."""
 
+    settings: Settings
     kind = "clickhouse"
     delivery = Delivery.IDEMPOTENT
     spread = Spread.RANGES
@@ -90,35 +86,22 @@ class ClickHouseSink(Sink):
     keeps_types = False
 
     def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-        self.password: Secret | None = settings.secret()
+        super().__init__(settings)
         self.keeps_state = settings.write == "mirror"
-        self._session: ClickHouseSession | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_session": None}
-
-    @property
-    def session(self) -> ClickHouseSession:
-        """A connection that stays open until `close`."""
-        if self._session is None:
-            self._session = ClickHouseSession(self.settings, self.password)
-        return self._session
-
-    def has(self, session: ClickHouseSession) -> bool:
-        """Return whether a connection is the sink's own, which stays open."""
-        return session is self._session
+    def connect(self) -> ClickHouseSession:
+        return ClickHouseSession(self.settings, self.password)
 
     def check(self) -> Sequence[Finding]:
         findings = []
-        [(version,)] = self.session.rows("SELECT version()")
+        [(version,)] = self.client.rows("SELECT version()")
         if tuple(map(int, version.split(".")[:2])) < (23, 2):
             findings.append(Finding("version", f"ClickHouse {version} has no deletes in ReplacingMergeTree"))
         return findings
 
     def plan(self, target: Target, evolution: Evolution) -> Sequence[str]:
         location = self.location(target)
-        layout = self.session.layout(location)
+        layout = self.client.layout(location)
         mirror = self.settings.write == "mirror"
         changes = statements(target, location, layout, evolution, mirror, self.pipeline)
         if layout is not None and changes:
@@ -132,7 +115,7 @@ class ClickHouseSink(Sink):
 
     def prepare(self, target: Target, evolution: Evolution) -> None:
         for statement in self.plan(target, evolution):
-            self.session.run(statement)
+            self.client.run(statement)
 
     def location(self, target: Target) -> TableLocation:
         """Return the table of a target."""
@@ -142,15 +125,15 @@ class ClickHouseSink(Sink):
         """Look for rows in tables that the pipeline created, according to their comments."""
         locations = map(self.location, targets)
         return any(
-            (layout := self.session.layout(location)) is not None
+            (layout := self.client.layout(location)) is not None
             and layout.owner == pipeline
-            and self.session.rows(f"SELECT 1 FROM {location.sql} LIMIT 1")
+            and self.client.rows(f"SELECT 1 FROM {location.sql} LIMIT 1")
             for location in locations
         )
 
     def open(self, mark: BatchMark, part: int) -> Writer:
         # Reuse the sink's connection if it has one, for many small batches.
-        session = self._session or ClickHouseSession(self.settings, self.password)
+        session = self.writers_client()
         return _MirrorWriter(self, session) if self.keeps_state else _FeedWriter(self, session, mark, part)
 
     def commit(self, mark: BatchMark, receipts: Sequence[Receipt]) -> None:
@@ -161,7 +144,7 @@ class ClickHouseSink(Sink):
                 emptied[database, table] = max(emptied[database, table], version)
         for (database, table), version in emptied.items():
             location = TableLocation(database, table)
-            self.session.run(
+            self.client.run(
                 f"DELETE FROM {location.sql} WHERE {VERSION} <= {version_of(version, Origin.LOG)}"
             )
 
@@ -176,7 +159,7 @@ class ClickHouseSink(Sink):
         )
         where = [f"{DELETED} = 0", *_bounds(target, low, ">="), *_bounds(target, high, "<")]
         statement = f"SELECT {columns} FROM {self.location(target).sql} FINAL WHERE {' AND '.join(where)}"
-        for batch in self.session.batches(statement):
+        for batch in self.client.batches(statement):
             table = pyarrow.Table.from_batches([batch])
             cast = []
             for name in schema.names:
@@ -194,10 +177,8 @@ class ClickHouseSink(Sink):
                 rows = rows.set_column(index, rows.schema.field(index).with_nullable(True), kept)
         return rows
 
-    def close(self) -> None:
-        if self._session is not None:
-            self._session.close()
-            self._session = None
+
+make = ClickHouseSink
 
 
 def version_of(commit_version: Any, origin: Origin) -> Any:
@@ -221,8 +202,7 @@ class _TableWriter(Writer):
         self._staged: list[Any] = []
 
     def abort(self) -> None:
-        if not self._sink.has(self._session):
-            self._session.close()
+        self._sink.release(self._session)
 
     def receipt(self) -> Receipt:
         """Return the receipt, and release the connection."""

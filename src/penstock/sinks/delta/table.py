@@ -121,14 +121,6 @@ class Delta(LakeTable):
         with translate_errors(self._url):
             deltalake.write_deltalake(self._table, reader, mode="overwrite", schema_mode="overwrite")
 
-    def batches(self, columns: Sequence[str]) -> Iterator[pyarrow.RecordBatch]:
-        """Yield the rows of all files, with those of the columns that the table has."""
-        names = [name for name in columns if name in self.schema.names]
-        for file in self.files():
-            with self.folder.open(file.path) as opened:
-                present = [name for name in names if name in opened.schema_arrow.names]
-                yield from opened.iter_batches(columns=present)
-
 
 def open_delta(url: str, options: Mapping[str, str]) -> Delta | None:
     """Return a table, None if it does not exist. Raises ConnectionLost, DiskFailed, ServerUnsupported."""

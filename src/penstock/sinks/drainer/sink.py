@@ -60,11 +60,6 @@ class Settings(Section):
     )
 
 
-def make(settings: Settings) -> Sink:
-    """Create the sink."""
-    return DrainerSink(settings)
-
-
 @dataclass(frozen=True)
 class _BatchRecord:
     """The last batch that was committed under a name, with the index of its file."""
@@ -190,6 +185,9 @@ class DrainerSink(Sink):
     def _make_folder(self) -> None:
         with translate_file_errors(str(self.settings.path)):
             self.settings.path.mkdir(parents=True, exist_ok=True)
+
+
+make = DrainerSink
 
 
 class _FileWriter(Writer):

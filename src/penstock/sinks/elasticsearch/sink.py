@@ -2,7 +2,6 @@
 """Elasticsearch: one index per table and one document per row, with the version of the row's last change."""
 
 import json
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Literal
@@ -26,6 +25,7 @@ from penstock.errors import (
 )
 from penstock.model import Secret
 from penstock.settings.values import Bytes, SecretText
+from penstock.sinks.document.document_sink import DocumentSink, DocumentWriter
 from penstock.sinks.elasticsearch.documents import (
     VERSION,
     Number,
@@ -37,16 +37,13 @@ from penstock.sinks.elasticsearch.documents import (
     rows_of_sources,
 )
 from penstock.sinks.endpoint import Endpoint
-from penstock.sinks.images import LastImages, puts, unrepresentable_counts
+from penstock.sinks.images import puts, unrepresentable_counts
 from penstock.sinks.sink import (
     HINT_GONE,
     BatchMark,
-    Delivery,
     Evolution,
     Finding,
     Receipt,
-    Sink,
-    Spread,
     Writer,
     extra_missing,
 )
@@ -98,35 +95,15 @@ class Settings(Endpoint):
     )
 
 
-def make(settings: Settings) -> "ElasticsearchSink":
-    """Create the sink."""
-    return ElasticsearchSink(settings)
-
-
-class ElasticsearchSink(Sink):
+class ElasticsearchSink(DocumentSink["elasticsearch.Elasticsearch"]):
     """Writes documents of an Elasticsearch cluster."""
 
+    settings: Settings
     kind = "elasticsearch"
-    keeps_types = False
-    delivery = Delivery.IDEMPOTENT
-    spread = Spread.KEYS
-    load_spread = Spread.RANGES
     reads_ranges = False
 
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-        self.password: Secret | None = settings.secret()
-        self._client: elasticsearch.Elasticsearch | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_client": None}
-
-    @property
-    def client(self) -> "elasticsearch.Elasticsearch":
-        """A client that stays open until `close`. Raises OptionInvalid, DependencyMissing."""
-        if self._client is None:
-            self._client = connect(self.settings, self.password)
-        return self._client
+    def connect(self) -> "elasticsearch.Elasticsearch":
+        return connect(self.settings, self.password)
 
     def check(self) -> Sequence[Finding]:
         with translate_errors():
@@ -173,9 +150,7 @@ class ElasticsearchSink(Sink):
         return index_name.lower().translate(_NOT_IN_NAMES).lstrip("-_+.")
 
     def open(self, mark: BatchMark, part: int) -> Writer:
-        # Reuse the sink's client if it has one, since many small batches can share its connections.
-        shared = self._client
-        return _Writer(self, shared or connect(self.settings, self.password), shared is None)
+        return _Writer(self, self.settings.gather_bytes)
 
     def commit(self, mark: BatchMark, receipts: Sequence[Receipt]) -> None:
         # Another task may have written rows from before the table was emptied, and later than this one.
@@ -198,11 +173,6 @@ class ElasticsearchSink(Sink):
             kept = _within(target, rows, low, high)
             if kept.num_rows:
                 yield kept
-
-    def close(self) -> None:
-        if self._client is not None:
-            self._client.close()
-            self._client = None
 
     def _mappings(self, target: Target) -> dict[str, Any] | None:
         index = self.index(target)
@@ -270,51 +240,19 @@ class ElasticsearchSink(Sink):
                 self.client.options(ignore_status=404).clear_scroll(scroll_id=page["_scroll_id"])
 
 
-class _Writer(Writer):
-    """Buffers the last image of each key of a table, and writes it."""
+make = ElasticsearchSink
 
-    def __init__(self, sink: ElasticsearchSink, client: "elasticsearch.Elasticsearch", own: bool) -> None:
+
+class _Writer(DocumentWriter["elasticsearch.Elasticsearch"]):
+    """Writes by bulk requests."""
+
+    def __init__(self, sink: ElasticsearchSink, gather_bytes: int) -> None:
+        super().__init__(sink, gather_bytes)
         self._sink = sink
-        self._client = client
-        self._own = own
-        self._gathered: dict[Target, LastImages] = {}
         self._names: dict[Target, list[str]] = {}
-        self._rows: Counter[str] = Counter()
-        self._bytes = 0
-        self._unrepresentable: Counter[str] = Counter()
-        self._staged: list[Any] = []
-        self._outdated = 0
-
-    def write(self, changes: Changes) -> None:
-        for target in list(self._gathered):
-            if target.name == changes.target.name and target != changes.target:
-                self._flush(target)
-        gathered = self._gathered.setdefault(changes.target, LastImages(changes.target))
-        gathered.add(changes)
-        if gathered.bytes >= self._sink.settings.gather_bytes:
-            self._flush(changes.target)
 
     def empty(self, target: Target, version: int) -> None:
         self._staged.append((self._sink.index(target), version))
-
-    def finish(self) -> Receipt:
-        for target in list(self._gathered):
-            self._flush(target)
-        self.abort()
-        rows = sum(self._rows.values())
-        return Receipt(
-            rows, self._bytes, self._rows, tuple(self._staged), self._unrepresentable, self._outdated
-        )
-
-    def abort(self) -> None:
-        if self._own:
-            self._client.close()
-
-    def _flush(self, target: Target) -> None:
-        rows = self._gathered.pop(target).rows()
-        if rows is not None:
-            with self.working_on(target.name):
-                self._write(target, rows)
 
     def _write(self, target: Target, rows: pyarrow.Table) -> None:
         if target not in self._names:
@@ -333,7 +271,6 @@ class _Writer(Writer):
                 self._send(target, delete_lines(Changes(target, deleted, target.name)))
             if written.num_rows:
                 self._send(target, index_lines(Changes(target, written, target.name), self._names[target]))
-        self._rows[str(target.name)] += rows.num_rows
 
     def _send(self, target: Target, bodies: Iterator[bytes]) -> None:
         for body in bodies:

@@ -73,11 +73,6 @@ class Settings(Section):
     )
 
 
-def make(settings: Settings) -> Sink:
-    """Create the sink."""
-    return FilesSink(settings)
-
-
 class FilesSink(Sink):
     """Writes changes with all their columns."""
 
@@ -272,6 +267,9 @@ class FilesSink(Sink):
                 filesystem, path = pyarrow.fs.FileSystem.from_uri(path)
         local = isinstance(filesystem, pyarrow.fs.LocalFileSystem)
         return Folder(filesystem, f"{path.rstrip('/')}/{name}".rstrip("/"), local)
+
+
+make = FilesSink
 
 
 class _FeedWriter(Writer):

@@ -14,7 +14,7 @@ import numpy
 import pyarrow
 import pyarrow.compute as pc
 import urllib3
-from pydantic import Field, ValidationInfo, field_validator
+from pydantic import Field, field_validator
 from urllib3.exceptions import HTTPError, SSLError
 from urllib3.util import Timeout, make_headers
 
@@ -30,7 +30,7 @@ from penstock.errors import (
 )
 from penstock.model import Secret
 from penstock.retry import Backoff, Retry
-from penstock.settings.values import Bytes, Seconds, SecretText, one_secret
+from penstock.settings.values import Bytes, Seconds, SecretEnv, SecretText, one_secret
 from penstock.sinks.endpoint import Endpoint
 from penstock.sinks.messages import messages_of
 from penstock.sinks.sink import BatchMark, Delivery, Evolution, Finding, Receipt, Sink, Spread, Writer
@@ -71,10 +71,10 @@ class Settings(Endpoint):
     )
     token: SecretText | None = None
     token_file: Path | None = Field(default=None, description="a file with the bearer token")
-    token_env: str | None = Field(default=None, description="an environment variable with the bearer token")
+    token_env: SecretEnv = Field(default=None, description="an environment variable with the bearer token")
     signing_key: SecretText | None = None
     signing_key_file: Path | None = Field(default=None, description="a file with the key that signs requests")
-    signing_key_env: str | None = Field(
+    signing_key_env: SecretEnv = Field(
         default=None, description="an environment variable with the key that signs requests"
     )
     timeout: Seconds = Field(default=30.0, gt=0, description="timeout for one response")
@@ -92,18 +92,6 @@ class Settings(Endpoint):
             if name.lower() in ("authorization", "cookie", "x-api-key"):
                 raise ValueError(f"{name} would show in logs: give user and password, or token")
         return headers
-
-    @field_validator("token_env", "signing_key_env")
-    @classmethod
-    def _one_secret(cls, variable: str | None, validation: ValidationInfo) -> str | None:
-        what = str(validation.field_name).removesuffix("_env")
-        one_secret(validation.data.get(what), validation.data.get(f"{what}_file"), variable, what)
-        return variable
-
-
-def make(settings: Settings) -> Sink:
-    """Create the sink."""
-    return HttpSink(settings)
 
 
 class HttpSink(Sink):
@@ -145,6 +133,9 @@ class HttpSink(Sink):
 
     def open(self, mark: BatchMark, part: int) -> Writer:
         return _RequestWriter(self, mark, part)
+
+
+make = HttpSink
 
 
 class _RequestWriter(Writer):

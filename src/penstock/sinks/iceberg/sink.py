@@ -12,20 +12,17 @@ from pydantic import Field
 
 from penstock.changes import Target
 from penstock.errors import OperatorError, OptionInvalid
-from penstock.settings.values import Bytes, Section
-from penstock.sinks.lake.lake_sink import LakeSink, Mode
+from penstock.sinks.lake.lake_sink import LakeSettings, LakeSink
 from penstock.sinks.lake.table import LakeTable
 from penstock.sinks.sink import Finding
 
 EXTRA = "iceberg"
 
-_FILE_BYTES_DEFAULT = 64 << 20
-_MEMORY_BYTES_DEFAULT = 256 << 20
 # The sink's own catalog file, and how long its writers wait for one another.
 _CATALOG_FILE, _CATALOG_WAIT_SECONDS = "catalog.db", 60
 
 
-class Settings(Section):
+class Settings(LakeSettings):
     """Where the tables are, and what they contain."""
 
     path: str | None = Field(
@@ -38,53 +35,30 @@ class Settings(Section):
         repr=False,
         description="pyiceberg's catalog properties: type, uri, warehouse, credential",
     )
-    mode: Mode = Field(
-        default=Mode.MIRROR,
-        description="mirror: the current rows of the source; feed: every change; history: every version of"
-        " every row with its validity (SCD type 2)",
-    )
     namespace: str = Field(default="{database}", description="a table's namespace, a template")
     table: str = Field(default="{table}", description="a table's name, a template")
     properties: Mapping[str, str] = Field(
         default_factory=dict, description="properties of new tables, such as format-version"
-    )
-    file_bytes: Bytes = Field(
-        default=_FILE_BYTES_DEFAULT, ge=1 << 16, description="approximate size of a data file"
-    )
-    memory_bytes: Bytes = Field(
-        default=_MEMORY_BYTES_DEFAULT,
-        ge=1 << 20,
-        description="memory for one table's rows of a batch; more is spilled to files",
     )
     compression: str = Field(
         default="zstd", description="compression of data files: zstd, snappy, gzip, none"
     )
 
 
-def make(settings: Settings) -> "IcebergSink":
-    """Create the sink. Raises OptionInvalid."""
-    return IcebergSink(settings)
-
-
 class IcebergSink(LakeSink):
     """Writes Iceberg tables."""
 
+    settings: Settings
     kind = "iceberg"
     integer_bits_min = 32
 
     def __init__(self, settings: Settings) -> None:
-        super().__init__(
-            settings.mode,
-            file_bytes=settings.file_bytes,
-            memory_bytes=settings.memory_bytes,
-            compression=settings.compression,
-        )
+        super().__init__(settings)
         if (settings.path is None) == (not settings.catalog):
             raise OptionInvalid(
                 "an iceberg sink has a path or a catalog",
                 hint="Write path: /lake to have a catalog made there, or catalog: {type: rest, uri: ...}",
             )
-        self.settings = settings
 
     def check(self) -> Sequence[Finding]:
         from penstock.sinks.iceberg.table import reach
@@ -136,3 +110,6 @@ class IcebergSink(LakeSink):
             "uri": f"sqlite:///{folder / _CATALOG_FILE}?timeout={_CATALOG_WAIT_SECONDS}",
             "warehouse": folder.as_uri(),
         }
+
+
+make = IcebergSink

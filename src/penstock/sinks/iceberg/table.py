@@ -151,14 +151,6 @@ class Iceberg(LakeTable):
                 hint="Drop the table, then run: penstock resnapshot",
             ) from problem
 
-    def batches(self, columns: Sequence[str]) -> Iterator[pyarrow.RecordBatch]:
-        """Yield the rows of all files. See `LakeTable`."""
-        names = [name for name in columns if name in self.schema.names]
-        for file in self.files():
-            with self.folder.open(file.path) as opened:
-                present = [name for name in names if name in opened.schema_arrow.names]
-                yield from opened.iter_batches(columns=present)
-
     def describe(self, file: DataFile) -> DataFile:
         """Return the file unchanged, because the commit reads its footer."""
         return file

@@ -157,11 +157,6 @@ class Settings(Cluster):
         return (self.debezium.deletes or "tombstone") if flat and self.debezium is not None else "message"
 
 
-def make(settings: Settings) -> "KafkaSink":
-    """Create the sink."""
-    return KafkaSink(settings)
-
-
 class KafkaSink(Sink):
     """Writes messages."""
 
@@ -400,6 +395,9 @@ class KafkaSink(Sink):
         if self._topics is None:
             self._topics = connection.admin(self.client())
         return self._topics
+
+
+make = KafkaSink
 
 
 def _spread(settings: Settings) -> Spread:

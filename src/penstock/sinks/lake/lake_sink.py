@@ -13,11 +13,13 @@ from typing import Any
 
 import pyarrow
 import pyarrow.compute as pc
+from pydantic import Field
 
 from penstock import _native
 from penstock.changes import Changes, Origin, Target
 from penstock.errors import OperatorError, OptionInvalid, SchemaChanged, StreamError
 from penstock.model import TableName
+from penstock.settings.values import Bytes, Section
 from penstock.sinks.images import refuse_partial, unrepresentable_counts
 from penstock.sinks.lake.history import HistoryTable, history_fields
 from penstock.sinks.lake.mirror import MirrorTable
@@ -38,6 +40,8 @@ from penstock.sinks.sink import (
     is_repeated,
 )
 
+_FILE_BYTES_DEFAULT = 64 << 20
+_MEMORY_BYTES_DEFAULT = 256 << 20
 # The suffix under which a table stores its last batch that only added rows of a full load.
 _LOADS = "/loads"
 
@@ -53,6 +57,29 @@ class Mode(StrEnum):
     HISTORY = "history"
 
 
+class LakeSettings(Section):
+    """Where the tables are, and what they contain."""
+
+    # First in the reference. Each format describes its own.
+    path: str | None = None
+    mode: Mode = Field(
+        default=Mode.MIRROR,
+        description="mirror: the current rows of the source; feed: every change; history: every version of"
+        " every row with its validity (SCD type 2)",
+    )
+    file_bytes: Bytes = Field(
+        default=_FILE_BYTES_DEFAULT, ge=1 << 16, description="approximate size of a data file"
+    )
+    memory_bytes: Bytes = Field(
+        default=_MEMORY_BYTES_DEFAULT,
+        ge=1 << 20,
+        description="memory for one table's rows of a batch; more is spilled to files",
+    )
+    compression: str = Field(
+        default="snappy", description="compression of data files: snappy, zstd, gzip, none"
+    )
+
+
 class LakeSink(Sink):
     """Writes tables of a lake. Subclasses define how a format opens, creates and changes tables."""
 
@@ -63,11 +90,9 @@ class LakeSink(Sink):
     # The narrowest integer type of the format.
     integer_bits_min = 8
 
-    def __init__(self, mode: Mode, *, file_bytes: int, memory_bytes: int, compression: str) -> None:
-        self.mode = mode
-        self.file_bytes = file_bytes
-        self.memory_bytes = memory_bytes
-        self.compression = compression
+    def __init__(self, settings: LakeSettings) -> None:
+        self.settings = settings
+        self.mode = mode = settings.mode
         self.spread = Spread.RANGES if mode is Mode.FEED else Spread.TABLES
         self.load_spread = None if mode is Mode.HISTORY else Spread.RANGES
         self.keeps_state = mode is Mode.MIRROR
@@ -98,7 +123,7 @@ class LakeSink(Sink):
         added, widened = self._differences(target, table, schema, evolution)
         descriptions = [f"add column {field.name} {field.type} to {self.location(target)}" for field in added]
         if widened:
-            descriptions.append(f"write {self.location(target)} anew, with wider {', '.join(widened)}")
+            descriptions.append(f"write {self.location(target)} again, with wider {', '.join(widened)}")
         return descriptions
 
     def prepare(self, target: Target, evolution: Evolution) -> None:
@@ -208,8 +233,8 @@ class LakeSink(Sink):
         return PartFiles(
             table.folder,
             table.schema,
-            bytes_max=self.file_bytes,
-            compression=self.compression,
+            bytes_max=self.settings.file_bytes,
+            compression=self.settings.compression,
             prefix=table.file_prefix,
         )
 
@@ -299,8 +324,8 @@ class LakeSink(Sink):
             target,
             table,
             lambda: self.output(table),
-            bytes_max=self.file_bytes,
-            memory_bytes=self.memory_bytes,
+            bytes_max=self.settings.file_bytes,
+            memory_bytes=self.settings.memory_bytes,
         )
 
 
@@ -395,7 +420,7 @@ class LakeWriter(Writer):
                 self._whole[name] = None
             elif self._sink.mode is Mode.HISTORY:
                 self._whole[name] = HistoryTable(
-                    target, table, lambda: self._sink.output(table), bytes_max=self._sink.file_bytes
+                    target, table, lambda: self._sink.output(table), bytes_max=self._sink.settings.file_bytes
                 )
             else:
                 self._whole[name] = self._sink.mirror_of(target, table)

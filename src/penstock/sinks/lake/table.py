@@ -43,9 +43,13 @@ class LakeTable(ABC):
     def widen(self, schema: pyarrow.Schema) -> None:
         """Change columns to wider types, and add further columns. Values are unchanged."""
 
-    @abstractmethod
     def batches(self, columns: Sequence[str]) -> Iterator[pyarrow.RecordBatch]:
         """Yield the rows of all files, with those of the columns that the table has."""
+        names = [name for name in columns if name in self.schema.names]
+        for file in self.files():
+            with self.folder.open(file.path) as opened:
+                present = [name for name in names if name in opened.schema_arrow.names]
+                yield from opened.iter_batches(columns=present)
 
     def describe(self, file: DataFile) -> DataFile:
         """Return the description of a file in the folder, from its footer."""

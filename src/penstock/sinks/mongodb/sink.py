@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """MongoDB: one collection per table and one document per row, with the primary key as `_id`."""
 
-from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,7 @@ import pyarrow
 import pyarrow.compute as pc
 from pydantic import Field
 
-from penstock.changes import Changes, Target
+from penstock.changes import Target
 from penstock.errors import (
     AuthenticationFailed,
     ConnectionLost,
@@ -24,8 +23,9 @@ from penstock.errors import (
 )
 from penstock.model import Secret
 from penstock.settings.values import Bytes
+from penstock.sinks.document.document_sink import DocumentSink, DocumentWriter
 from penstock.sinks.endpoint import Endpoint
-from penstock.sinks.images import LastImages, puts, unrepresentable_counts
+from penstock.sinks.images import puts, unrepresentable_counts
 from penstock.sinks.mongodb.documents import (
     KEY,
     VERSION,
@@ -37,12 +37,9 @@ from penstock.sinks.mongodb.documents import (
 )
 from penstock.sinks.sink import (
     BatchMark,
-    Delivery,
     Evolution,
     Finding,
     Receipt,
-    Sink,
-    Spread,
     Writer,
     applications_of,
     extra_missing,
@@ -93,34 +90,14 @@ def _owner(pipeline: str, collection: str) -> str:
     return f"{applications_of(pipeline)}{collection}"
 
 
-def make(settings: Settings) -> "MongoSink":
-    """Create the sink."""
-    return MongoSink(settings)
-
-
-class MongoSink(Sink):
+class MongoSink(DocumentSink["pymongo.MongoClient[Any]"]):
     """Writes documents of a MongoDB server."""
 
+    settings: Settings
     kind = "mongodb"
-    keeps_types = False
-    delivery = Delivery.IDEMPOTENT
-    spread = Spread.KEYS
-    load_spread = Spread.RANGES
 
-    def __init__(self, settings: Settings) -> None:
-        self.settings = settings
-        self.password: Secret | None = settings.secret()
-        self._client: pymongo.MongoClient[Any] | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_client": None}
-
-    @property
-    def client(self) -> "pymongo.MongoClient[Any]":
-        """A client that stays open until `close`. Raises OptionInvalid, DependencyMissing."""
-        if self._client is None:
-            self._client = connect(self.settings, self.password)
-        return self._client
+    def connect(self) -> "pymongo.MongoClient[Any]":
+        return connect(self.settings, self.password)
 
     def check(self) -> Sequence[Finding]:
         with translate_errors():
@@ -177,9 +154,7 @@ class MongoSink(Sink):
         return self.settings.database or target.name.database, target.name.table
 
     def open(self, mark: BatchMark, part: int) -> Writer:
-        # Reuse the sink's client if it has one, since many small batches can share its connections.
-        shared = self._client
-        return _Writer(self, shared or connect(self.settings, self.password), shared is None)
+        return _Writer(self, self.settings.gather_bytes)
 
     def commit(self, mark: BatchMark, receipts: Sequence[Receipt]) -> None:
         # Another task may have written rows from before the table was emptied, and later than this one.
@@ -210,53 +185,19 @@ class MongoSink(Sink):
         if documents:
             yield rows_of_documents(target, documents)
 
-    def close(self) -> None:
-        if self._client is not None:
-            self._client.close()
-            self._client = None
+
+make = MongoSink
 
 
-class _Writer(Writer):
-    """Buffers the last image of each key of a table, and writes it."""
+class _Writer(DocumentWriter["pymongo.MongoClient[Any]"]):
+    """Writes by commands of the server."""
 
-    def __init__(self, sink: MongoSink, client: "pymongo.MongoClient[Any]", own: bool) -> None:
+    def __init__(self, sink: MongoSink, gather_bytes: int) -> None:
+        super().__init__(sink, gather_bytes)
         self._sink = sink
-        self._client = client
-        self._own = own
-        self._gathered: dict[Target, LastImages] = {}
-        self._rows: Counter[str] = Counter()
-        self._bytes = 0
-        self._unrepresentable: Counter[str] = Counter()
-        self._staged: list[Any] = []
-
-    def write(self, changes: Changes) -> None:
-        for target in list(self._gathered):
-            if target.name == changes.target.name and target != changes.target:
-                self._flush(target)
-        gathered = self._gathered.setdefault(changes.target, LastImages(changes.target))
-        gathered.add(changes)
-        if gathered.bytes >= self._sink.settings.gather_bytes:
-            self._flush(changes.target)
 
     def empty(self, target: Target, version: int) -> None:
         self._staged.append((*self._sink.location(target), version))
-
-    def finish(self) -> Receipt:
-        for target in list(self._gathered):
-            self._flush(target)
-        self.abort()
-        rows = sum(self._rows.values())
-        return Receipt(rows, self._bytes, self._rows, tuple(self._staged), self._unrepresentable)
-
-    def abort(self) -> None:
-        if self._own:
-            self._client.close()
-
-    def _flush(self, target: Target) -> None:
-        rows = self._gathered.pop(target).rows()
-        if rows is not None and rows.num_rows:
-            with self.working_on(target.name):
-                self._write(target, rows)
 
     def _write(self, target: Target, rows: pyarrow.Table) -> None:
         is_written = puts(rows)
@@ -267,7 +208,6 @@ class _Writer(Writer):
         if written.num_rows:
             self._unrepresentable += unrepresentable_counts(target, written)
             self._run(target, "update", "updates", update_statements(target, written))
-        self._rows[str(target.name)] += rows.num_rows
 
     def _run(self, target: Target, verb: str, what: str, commands: Iterator[pyarrow.Buffer]) -> None:
         import bson

@@ -2,17 +2,15 @@
 """MySQL, MariaDB and TiDB: tables like the source's, with the batch number in the same commit."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow
 from pydantic import Field, field_validator, model_validator
 
 from penstock.changes import Target
-from penstock.errors import OperatorError, OptionInvalid, SchemaChanged
+from penstock.errors import OperatorError
 from penstock.model import ServerAddress, TableName
 from penstock.settings.values import Bytes, validate_option
-from penstock.sinks.endpoint import Endpoint
 from penstock.sinks.mysql.check import encryption_findings, findings
 from penstock.sinks.mysql.connection import Session, connect
 from penstock.sinks.mysql.drainer_marks import create_drainer_marks
@@ -21,32 +19,21 @@ from penstock.sinks.mysql.read import rows_of
 from penstock.sinks.mysql.tables import comment_sql, create_database, layout_of, statements
 from penstock.sinks.mysql.transaction import create_position_table, has_numbers, last_number, stored_number
 from penstock.sinks.mysql.writer import MysqlWriter, WriterOptions
-from penstock.sinks.sink import BatchMark, Delivery, Evolution, Finding, Sink, Spread, Writer, is_repeated
+from penstock.sinks.sink import BatchMark, Evolution, Finding, Writer, is_repeated
 from penstock.sinks.sql.rows import SkippingWriter, feed_target
+from penstock.sinks.sql.sql_sink import SqlSettings, SqlSink, TableText, table_missing
 from penstock.sinks.sql.table_owner import is_taken_over, refuse_foreign
 
 EXTRA = ""
 
 
-class Settings(Endpoint):
+class Settings(SqlSettings):
     """A server that speaks MySQL's protocol: mysql://user@host:3306, with ?ssl_mode=required and the like."""
 
-    mode: Literal["mirror", "feed"] = Field(
-        default="mirror", description="mirror: the current rows of the source; feed: every change as a row"
-    )
-    apply: Literal["parallel", "serial"] | None = Field(
-        default=None,
-        description="serial: write a batch in one transaction, so that readers never see a partial source"
-        " transaction; default: the pipeline's `apply`",
-    )
     connections: int = Field(
         default=2, ge=1, le=64, description="connections per writer of a batch, for rows with a key"
     )
-    positions: str = Field(
-        default="penstock.positions",
-        description="database.table for batch numbers; created if missing",
-    )
-    commit_log: str | None = Field(
+    commit_log: TableText | None = Field(
         default=None, description="database.table that logs the keys of all written rows"
     )
     truncate: bool = Field(
@@ -73,27 +60,12 @@ class Settings(Endpoint):
         ge=1024,
         description="approximate size of a statement; must be below max_allowed_packet",
     )
-    held_bytes: Bytes = Field(
-        default=64 << 20, ge=1024, description="approximate bytes that one writer buffers before it writes"
-    )
-
-    take_over: bool = Field(
-        default=False,
-        description="true: take over tables that another pipeline created, and alter them",
-    )
 
     @field_validator("url")
     @classmethod
     def _valid_address(cls, url: str) -> str:
         validate_option(lambda: ServerAddress.parse(url))
         return url
-
-    @field_validator("positions", "commit_log")
-    @classmethod
-    def _valid_table(cls, text: str | None) -> str | None:
-        if text is not None:
-            validate_option(lambda: TableName.parse(text))
-        return text
 
     @model_validator(mode="after")
     def _refuse_log_of_feed(self) -> "Settings":
@@ -106,33 +78,12 @@ class Settings(Endpoint):
         return ServerAddress.parse(self.url, user=self.user, password=self.secret())
 
 
-def make(settings: Settings) -> Sink:
-    """Create the sink."""
-    return MysqlSink(settings)
-
-
-@dataclass
-class MysqlSink(Sink):
+class MysqlSink(SqlSink):
     """Writes tables of a server. See the module's docstring."""
 
     settings: Settings
-
     kind = "mysql"
-    delivery = Delivery.EXACTLY_ONCE
-    metadata_read = ("absent", "unrepresentable")
     keeps_texts = True
-    load_spread = Spread.RANGES
-
-    def __post_init__(self) -> None:
-        self._feed = self.settings.mode == "feed"
-        self._whole = self.settings.apply == "serial"
-        self.spread = Spread.WHOLE if self._whole else Spread.RANGES if self._feed else Spread.KEYS
-        self.keeps_state = not self._feed
-
-    @property
-    def positions(self) -> TableName:
-        """The table with the numbers of batches."""
-        return TableName.parse(self.settings.positions)
 
     def check(self) -> Sequence[Finding]:
         try:
@@ -213,17 +164,11 @@ class MysqlSink(Sink):
     def read(
         self, target: Target, low: Mapping[str, Any] | None = None, high: Mapping[str, Any] | None = None
     ) -> Iterator[pyarrow.RecordBatch]:
-        if self._feed:
-            raise OptionInvalid(
-                "a feed keeps changes, not the rows of a table", hint="Compare a sink with mode: mirror"
-            )
+        self._refuse_feed()
         with self._session() as session:
             layout = layout_of(session, target.name)
             if layout is None:
-                raise SchemaChanged(
-                    f"the target has no table {target.name}",
-                    hint="Run the pipeline first: it makes the table",
-                )
+                raise table_missing(target, "Run the pipeline first: it makes the table")
             yield from rows_of(session, target, layout, low, high)
 
     def _session(self) -> Session:
@@ -236,3 +181,6 @@ class MysqlSink(Sink):
         if settings.gtid_tag is not None:
             session_statements.append(f"SET SESSION gtid_next='AUTOMATIC:{settings.gtid_tag}'")
         return connect(settings.address(), *session_statements)
+
+
+make = MysqlSink

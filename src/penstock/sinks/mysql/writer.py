@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 import pyarrow
 import pyarrow.compute as pc
 
-from penstock.changes import Changes, Target
-from penstock.errors import SchemaChanged, ValueMalformed
+from penstock.changes import Target
+from penstock.errors import ValueMalformed
 from penstock.model import TableName
-from penstock.sinks.images import LastImages, puts, refuse_partial
+from penstock.sinks.images import LastImages, puts
 from penstock.sinks.mysql.connection import DUPLICATE, Session, number_of
 from penstock.sinks.mysql.drainer_marks import drainer_mark_statement
 from penstock.sinks.mysql.log import logged_statements
@@ -39,9 +39,9 @@ from penstock.sinks.mysql.statements import (
 )
 from penstock.sinks.mysql.tables import Layout, layout_of
 from penstock.sinks.mysql.transaction import Transaction, claim_statement, mark_statement
-from penstock.sinks.sink import HINT_GONE, BatchMark, Receipt, Writer
-from penstock.sinks.sql.row_buffer import RowBuffer
-from penstock.sinks.sql.rows import WriteCounts, in_one_batch, lanes, runs, split_rows
+from penstock.sinks.sink import HINT_GONE, BatchMark, Receipt
+from penstock.sinks.sql.rows import in_one_batch, lanes, runs, split_rows
+from penstock.sinks.sql.sql_sink import SqlWriter, table_missing
 
 # Fewer rows do not justify another connection.
 _ROWS_PER_LANE = 500
@@ -68,13 +68,14 @@ class WriterOptions:
     drainer_channel: int | None = None
 
 
-class MysqlWriter(Writer):
+class MysqlWriter(SqlWriter):
     """One part of one batch."""
 
     def __init__(
         self, connect: Callable[[], Session], options: WriterOptions, mark: BatchMark, part: int
     ) -> None:
         whole = options.whole or options.commit_log is not None
+        super().__init__(options.held_bytes, feed=options.feed)
         self._connect = connect
         self._options = options
         self._mark = mark
@@ -82,19 +83,9 @@ class MysqlWriter(Writer):
         self._main = Transaction(connect, whole=whole)
         self._lanes = 1 if whole else options.connections
         self._side_transactions: list[Transaction] = []
-        self._buffered = RowBuffer(options.held_bytes, self._write_held, feed=options.feed)
         # Whether a row to be inserted already existed.
         self._insert_failed = False
         self._layouts: dict[TableName, Layout] = {}
-        self._counted = WriteCounts()
-
-    def write(self, changes: Changes) -> None:
-        with self.working_on(changes.target.name):
-            refuse_partial(changes)
-            self._counted.add(changes)
-            self._buffered.add(changes)
-        if self._buffered.is_full():
-            self._write_all()
 
     def empty(self, target: Target, version: int) -> None:
         if not self._options.feed:
@@ -137,11 +128,6 @@ class MysqlWriter(Writer):
             transaction.close()
 
     # --- Writing ----------------------------------------------------------------------------
-
-    def _write_all(self) -> None:
-        for target, images in self._buffered.take().items():
-            with self.working_on(target.name):
-                self._write_held(target, images)
 
     def _write_held(self, target: Target, images: LastImages) -> None:
         rows = images.rows()
@@ -332,9 +318,6 @@ class MysqlWriter(Writer):
         if layout is None or not set(target.column_names) <= set(layout.columns):
             layout = self._main.query(lambda session: layout_of(session, target.name))
             if layout is None:
-                raise SchemaChanged(
-                    f"the target has no table {target.name}",
-                    hint=HINT_GONE,
-                )
+                raise table_missing(target, HINT_GONE)
             self._layouts[target.name] = layout
         return layout

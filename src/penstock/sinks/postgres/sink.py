@@ -2,17 +2,13 @@
 """PostgreSQL: one schema per source database, with the batch number in the same transaction."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import pyarrow
 from pydantic import Field, field_validator
 
 from penstock.changes import Target
-from penstock.errors import OperatorError, OptionInvalid, SchemaChanged
-from penstock.model import TableName
-from penstock.settings.values import Bytes, validate_option
-from penstock.sinks.endpoint import Endpoint
+from penstock.errors import OperatorError
 from penstock.sinks.postgres.connection import Session
 from penstock.sinks.postgres.privileges import prove_may_write
 from penstock.sinks.postgres.read import rows_of, without_zero_bytes
@@ -20,47 +16,29 @@ from penstock.sinks.postgres.tables import comment_sql, create_schema, layout_of
 from penstock.sinks.postgres.writer import PostgresWriter, WriterOptions
 from penstock.sinks.sink import (
     BatchMark,
-    Delivery,
     Evolution,
     Finding,
-    Sink,
-    Spread,
     Writer,
     applications_of,
     is_repeated,
 )
 from penstock.sinks.sql.rows import SkippingWriter, feed_target
+from penstock.sinks.sql.sql_sink import SqlSettings, SqlSink, TableText, table_missing
 from penstock.sinks.sql.table_owner import is_taken_over, refuse_foreign
 
 EXTRA = "postgres"
 
 
-class Settings(Endpoint):
+class Settings(SqlSettings):
     """A server of PostgreSQL: postgresql://user@host:5432/database, with ?sslmode=require and the like."""
 
-    mode: Literal["mirror", "feed"] = Field(
-        default="mirror", description="mirror: the current rows of the source; feed: every change as a row"
-    )
-    apply: Literal["parallel", "serial"] | None = Field(
-        default=None,
-        description="serial: write a batch in one transaction, so that readers never see a partial source"
-        " transaction; default: the pipeline's `apply`",
-    )
-    positions: str = Field(
+    positions: TableText = Field(
         default="penstock.positions",
         description="schema.table for batch numbers; created if missing",
     )
     truncate: bool = Field(
         default=False,
         description="true: empty tables with TRUNCATE, which waits for readers; false: with DELETE",
-    )
-    held_bytes: Bytes = Field(
-        default=64 << 20, ge=1024, description="approximate bytes that one writer buffers before it writes"
-    )
-
-    take_over: bool = Field(
-        default=False,
-        description="true: take over tables that another pipeline created, and alter them",
     )
 
     @field_validator("url")
@@ -70,39 +48,12 @@ class Settings(Endpoint):
             raise ValueError("write postgresql://user@host:5432/database")
         return url
 
-    @field_validator("positions")
-    @classmethod
-    def _valid_table(cls, text: str) -> str:
-        validate_option(lambda: TableName.parse(text))
-        return text
 
-
-def make(settings: Settings) -> Sink:
-    """Create the sink."""
-    return PostgresSink(settings)
-
-
-@dataclass
-class PostgresSink(Sink):
+class PostgresSink(SqlSink):
     """Writes tables of a server. See the module's docstring."""
 
     settings: Settings
-
     kind = "postgres"
-    delivery = Delivery.EXACTLY_ONCE
-    metadata_read = ("absent", "unrepresentable")
-    load_spread = Spread.RANGES
-
-    def __post_init__(self) -> None:
-        self._feed = self.settings.mode == "feed"
-        whole = self.settings.apply == "serial"
-        self.spread = Spread.WHOLE if whole else Spread.RANGES if self._feed else Spread.KEYS
-        self.keeps_state = not self._feed
-
-    @property
-    def positions(self) -> TableName:
-        """The table with the numbers of batches."""
-        return TableName.parse(self.settings.positions)
 
     def check(self) -> Sequence[Finding]:
         try:
@@ -215,16 +166,10 @@ class PostgresSink(Sink):
     def read(
         self, target: Target, low: Mapping[str, Any] | None = None, high: Mapping[str, Any] | None = None
     ) -> Iterator[pyarrow.RecordBatch]:
-        if self._feed:
-            raise OptionInvalid(
-                "a feed keeps changes, not the rows of a table", hint="Compare a sink with mode: mirror"
-            )
+        self._refuse_feed()
         with self._session() as session:
             if layout_of(session, target.name) is None:
-                raise SchemaChanged(
-                    f"the target has no table {target.name}",
-                    hint="Run the pipeline first: it makes the table",
-                )
+                raise table_missing(target, "Run the pipeline first: it makes the table")
             yield from rows_of(session, target, low, high)
 
     def held(self, target: Target, rows: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
@@ -232,3 +177,6 @@ class PostgresSink(Sink):
 
     def _session(self) -> Session:
         return Session(self.settings.url, self.settings.user, self.settings.secret())
+
+
+make = PostgresSink

@@ -12,16 +12,16 @@ import pyarrow
 import pyarrow.compute as pc
 
 from penstock import _native
-from penstock.changes import Changes, Target
-from penstock.errors import ConnectionLost, PenstockError, SchemaChanged, ServerBusy, TransientError
+from penstock.changes import Target
+from penstock.errors import ConnectionLost, PenstockError, ServerBusy, TransientError
 from penstock.model import TableName
 from penstock.retry import Backoff, Retry
-from penstock.sinks.images import LastImages, puts, refuse_partial
+from penstock.sinks.images import LastImages, puts
 from penstock.sinks.postgres.connection import Session
 from penstock.sinks.postgres.tables import Layout, layout_of, names_sql, quoted, table_sql
-from penstock.sinks.sink import HINT_GONE, BatchMark, Receipt, Writer
-from penstock.sinks.sql.row_buffer import RowBuffer
-from penstock.sinks.sql.rows import WriteCounts, in_one_batch, runs, split_rows
+from penstock.sinks.sink import HINT_GONE, BatchMark, Receipt
+from penstock.sinks.sql.rows import in_one_batch, runs, split_rows
+from penstock.sinks.sql.sql_sink import SqlWriter, table_missing
 
 # About 0.8 seconds of pauses in all.
 _TRIES_MAX = 5
@@ -41,33 +41,24 @@ class WriterOptions:
     truncate: bool = False
 
 
-class PostgresWriter(Writer):
+class PostgresWriter(SqlWriter):
     """One part of one batch."""
 
     def __init__(
         self, connect: Callable[[], Session], options: WriterOptions, mark: BatchMark, part: int
     ) -> None:
+        super().__init__(options.held_bytes, feed=options.feed)
         self._connect = connect
         self._options = options
         self._mark = mark
         self._part = part
         self._session = connect()
-        self._buffered = RowBuffer(options.held_bytes, self._write_held, feed=options.feed)
         # The jobs of the open transaction, for a replay if the server ends it; None if they are too large to
         # keep.
         self._replay_log: list[Callable[[], None]] | None = []
         self._replay_bytes = 0
         self._claimed = False
         self._layouts: dict[TableName, Layout] = {}
-        self._counted = WriteCounts()
-
-    def write(self, changes: Changes) -> None:
-        with self.working_on(changes.target.name):
-            refuse_partial(changes)
-            self._counted.add(changes)
-            self._buffered.add(changes)
-        if self._buffered.is_full():
-            self._write_all()
 
     def empty(self, target: Target, version: int) -> None:
         if self._options.feed:
@@ -142,11 +133,6 @@ class PostgresWriter(Writer):
         self._claimed = bool(stored)
 
     # --- Writing ----------------------------------------------------------------------------
-
-    def _write_all(self) -> None:
-        for target, images in self._buffered.take().items():
-            with self.working_on(target.name):
-                self._write_held(target, images)
 
     def _write_held(self, target: Target, images: LastImages) -> None:
         rows = images.rows()
@@ -258,10 +244,7 @@ class PostgresWriter(Writer):
         if layout is None or not set(target.column_names) <= set(layout.columns):
             layout = layout_of(self._session, target.name)
             if layout is None:
-                raise SchemaChanged(
-                    f"the target has no table {target.name}",
-                    hint=HINT_GONE,
-                )
+                raise table_missing(target, HINT_GONE)
             self._layouts[target.name] = layout
         return layout
 

@@ -57,11 +57,6 @@ class Settings(Endpoint):
     length_max: int | None = Field(default=None, ge=1, description="maximum length of a list")
 
 
-def make(settings: Settings) -> "RedisSink":
-    """Create the sink."""
-    return RedisSink(settings)
-
-
 class RedisSink(Sink):
     """Writes keys of a Redis server."""
 
@@ -157,6 +152,9 @@ class RedisSink(Sink):
         """Keep a connection without pending commands for the next batch."""
         pipeline.bytes = 0
         self._idle.append(pipeline)
+
+
+make = RedisSink
 
 
 class _Writer(Writer):

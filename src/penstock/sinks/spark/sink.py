@@ -88,11 +88,6 @@ class Settings(Section):
         return self
 
 
-def make(settings: Settings) -> "SparkSink":
-    """Create the sink."""
-    return SparkSink(settings)
-
-
 class SparkSink(Sink):
     """Writes tables through the Spark session of the pipeline."""
 
@@ -333,6 +328,9 @@ class SparkSink(Sink):
                 self._compared.add((mark.application, table.name))
             with numbered(session, mark.application, mark.number):
                 session.sql(statement).collect()
+
+
+make = SparkSink
 
 
 def _refuse_inexact(

@@ -24,11 +24,6 @@ class Settings(Section):
     )
 
 
-def make(settings: Settings) -> Sink:
-    """Create the sink."""
-    return StdoutSink(settings)
-
-
 class StdoutSink(Sink):
     """Writes lines. If tasks run in other processes, the output is theirs."""
 
@@ -53,6 +48,9 @@ class StdoutSink(Sink):
 
     def open(self, mark: BatchMark, part: int) -> Writer:
         return _LineWriter(self.settings)
+
+
+make = StdoutSink
 
 
 class _LineWriter(Writer):
