@@ -195,7 +195,7 @@ HOMES = {
     "pymongo": ("src/penstock/sinks/mongodb/",),
     "elasticsearch": ("src/penstock/sinks/elasticsearch/",),
     "confluent_kafka": ("src/penstock/kafka_library.py",),
-    "duckdb": ("src/penstock/pipeline/",),
+    "duckdb": ("src/penstock/pipeline/", "src/penstock/sinks/duckdb/"),
     "pandas": (),
     "polars": (),
 }

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 
 import clickhouse_connect
 import deltalake
+import duckdb
 import psycopg
 import pyarrow
 import pyarrow.dataset
@@ -444,6 +445,35 @@ class IcebergBackend(DeltaBackend):
     def stored_feed(self, sink: Any, target: Target) -> list[Row]:
         name = (target.name.database, target.name.table)
         return list(catalog_of(sink._catalog()).load_table(name).scan().to_arrow().to_pylist())
+
+
+class DuckdbBackend(_FolderBackend):
+    """A database file of DuckDB."""
+
+    NAME = "duckdb"
+    DEEP = True
+    FEED: ClassVar[Mapping[str, Any]] = {"mode": "feed"}
+    FEED_HAS_METADATA = True
+
+    def sink(self, **settings: Any) -> Sink:
+        # A database has the numbers of its batches, and batches of different tests have the same numbers.
+        # A schema may have the name of the database.
+        path = str(self.folder / str(next(_places)) / "conform_1.duckdb")
+        Path(path).parent.mkdir()
+        return super().sink(**{"path": path} | settings)
+
+    def spoil(self, sink: Any, target: Target) -> None:
+        with duckdb.connect(sink.settings.path) as database:
+            database.execute(f"DROP TABLE {_in_database(target)}")
+
+    def stored_feed(self, sink: Any, target: Target) -> list[Row]:
+        with duckdb.connect(sink.settings.path, read_only=True) as database:
+            rows = database.sql(f"SELECT * FROM {_in_database(target)}").to_arrow_table()
+        return list(rows.to_pylist())
+
+
+def _in_database(target: Target) -> str:
+    return f'conform_1."{target.name.database}"."{target.name.table}"'
 
 
 class FilesBackend(_FolderBackend):

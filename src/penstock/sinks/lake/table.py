@@ -9,18 +9,35 @@ import pyarrow
 from penstock.sinks.lake.parquet_files import DataFile, Folder
 
 
-class LakeTable(ABC):
-    """A table at the version that was opened: its columns, its files, and commits of new versions."""
+class StoredTable(ABC):
+    """A table: its columns, the numbers of batches that it stores, and its rows."""
 
     # The columns, as stored.
     schema: pyarrow.Schema
-    # The folder of the data files, and the prefix of their names.
-    folder: Folder
-    file_prefix: str = "part"
 
     @abstractmethod
     def number(self, application: str) -> int | None:
         """Return the number that an application's last commit stored, None if there is none."""
+
+    @abstractmethod
+    def add_columns(self, columns: Sequence[pyarrow.Field]) -> None:
+        """Add columns, which are null in existing rows."""
+
+    @abstractmethod
+    def widen(self, schema: pyarrow.Schema) -> None:
+        """Change columns to wider types, and add further columns. Values are unchanged."""
+
+    @abstractmethod
+    def batches(self, columns: Sequence[str]) -> Iterator[pyarrow.RecordBatch]:
+        """Yield all rows, with those of the columns that the table has."""
+
+
+class LakeTable(StoredTable):
+    """A table at the version that was opened: its files, and commits of new versions."""
+
+    # The folder of the data files, and the prefix of their names.
+    folder: Folder
+    file_prefix: str = "part"
 
     @abstractmethod
     def files(self) -> list[DataFile]:
@@ -34,14 +51,6 @@ class LakeTable(ABC):
 
         Raises VersionConflict if the table has been changed since it was opened; then nothing is changed.
         """
-
-    @abstractmethod
-    def add_columns(self, columns: Sequence[pyarrow.Field]) -> None:
-        """Add columns, which are null in existing rows."""
-
-    @abstractmethod
-    def widen(self, schema: pyarrow.Schema) -> None:
-        """Change columns to wider types, and add further columns. Values are unchanged."""
 
     def batches(self, columns: Sequence[str]) -> Iterator[pyarrow.RecordBatch]:
         """Yield the rows of all files, with those of the columns that the table has."""
