@@ -20,6 +20,7 @@ DISTRIBUTIONS = {
     "grpc": "grpcio",
     "opentelemetry": "opentelemetry-sdk",
     "prometheus_client": "prometheus-client",
+    "kubernetes_validate": "kubernetes-validate",
     "mysql_event_stream": "mysql-event-stream",
     "py4j": "pyspark",
     "pymysqlreplication": "mysql-replication",
