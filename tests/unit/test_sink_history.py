@@ -193,7 +193,7 @@ def test_files_named_by_a_commit_survive_its_lost_response(
     mode: str, write: Callable[[Lake], Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lake = Lake(tmp_path, mode)
-    monkeypatch.setattr(lake.sink, "memory_bytes", 1000)
+    monkeypatch.setattr(lake.sink, "settings", lake.sink.settings.model_copy(update={"memory_bytes": 1000}))
     lake.batch(1, log(insert(1, id=1, note="a")))
     commit = delta_table.Delta.commit
 

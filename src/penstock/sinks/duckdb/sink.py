@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from pydantic import Field
 
 from penstock.changes import Target
-from penstock.errors import OptionInvalid, PenstockError
+from penstock.errors import OperatorError, OptionInvalid
 from penstock.settings.values import Bytes, Section
 from penstock.sinks.duckdb.database import Database, DuckdbTable, translate_errors
 from penstock.sinks.duckdb.writer import DuckdbWriter
@@ -57,7 +57,7 @@ class DuckdbSink(TableSink[DuckdbTable]):
     def check(self) -> Sequence[Finding]:
         try:
             self.connect().close()
-        except PenstockError as problem:
+        except OperatorError as problem:
             return [Finding(self.settings.path, problem.message, mend=problem.hint or "")]
         return []
 
