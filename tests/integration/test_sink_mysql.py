@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from penstock.changes import Target
-from penstock.errors import LeaseLost, ServerBusy
+from penstock.errors import LeaseLost, SchemaChanged, ServerBusy
 from penstock.model import Column, Secret
 from penstock.sinks.mysql import sink as mysql
 from penstock.sinks.mysql import transaction as mysql_transaction
@@ -219,6 +219,16 @@ def test_account_with_rights_on_one_database_is_enough(
     (finding,) = refused.check()
     assert finding.fatal
     assert "no" not in finding.what.split()
+
+
+def test_column_that_was_dropped_by_hand_is_named_when_the_table_is_read(
+    backend: MysqlBackend, seats: Target
+) -> None:
+    sink = backend.sink()
+    sink.prepare(seats, Evolution.EVOLVE)
+    backend.sql(f"ALTER TABLE {seats.name} DROP COLUMN {seats.column_names[-1]}")
+    with pytest.raises(SchemaChanged, match=f"has no column {seats.column_names[-1]}"):
+        list(sink.read(seats))
 
 
 def test_stale_writer_overwrites_nothing_of_a_later_batch(backend: MysqlBackend, seats: Target) -> None:

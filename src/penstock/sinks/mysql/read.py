@@ -9,6 +9,7 @@ import pyarrow
 
 from penstock._native import ResultSet
 from penstock.changes import Target
+from penstock.errors import SchemaChanged
 from penstock.model import Column, quote_name
 from penstock.sinks.mysql.connection import Session
 from penstock.sinks.mysql.tables import Layout
@@ -26,8 +27,14 @@ def rows_of(
 ) -> Iterator[pyarrow.RecordBatch]:
     """Yield the rows of a table in key order, with an extra column `_metadata`.
 
-    Bounds select keys from `low` (inclusive) to `high` (exclusive).
+    Bounds select keys from `low` (inclusive) to `high` (exclusive). Raises SchemaChanged if the table lacks a
+    column of the target.
     """
+    if missing := [name for name in target.column_names if name not in layout.columns]:
+        raise SchemaChanged(
+            f"the target table {target.name} has no column {', '.join(missing)}",
+            hint=f"Run penstock resnapshot for {target.name}: it adds the columns and reads the table again",
+        )
     expressions = ", ".join(_expression(column) for column in target.columns)
     statement = f"SELECT {expressions} FROM {target.name.sql}"
     conditions = [*_bound(session, low, ">="), *_bound(session, high, "<")]
