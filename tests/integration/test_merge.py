@@ -11,7 +11,7 @@ import pytest
 
 from penstock import read_binlog
 from tests.support.canal.client import CanalClient
-from tests.support.canal.following import drain, ids_of
+from tests.support.canal.following import drain, ids_of, until_durable
 from tests.support.daemon.process import DaemonProcess
 from tests.support.logstore.kept_log import penstock
 from tests.support.ptubes.client import EARLIEST, PtubesClient
@@ -133,6 +133,7 @@ def test_killed_daemon_loses_and_repeats_nothing(shop: Shop) -> None:
     for writer in writers:
         writer.start()
     try:
+        shop.wait_for(1)
         for _ in range(5):
             before = len(shop.ids())
             wait_until(lambda before=before: len(shop.ids()) > before)
@@ -162,6 +163,7 @@ def test_mysql_servers_are_merged_by_the_microsecond(start_server: StartServer, 
             client.subscribe("shop.orders")
             batch_id, entries = client.get(30)
             client.ack(batch_id)
+            until_durable(shop.daemon, client, entries)
             taken = list(map(int, ids_of(entries)))
         shop.daemon.kill()
         shop.daemon.start()
