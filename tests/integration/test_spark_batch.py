@@ -42,6 +42,7 @@ def read_files(spark: SparkSession, server: Server, table: str, start: str, **op
     return reader.load(f"{server.data_directory}/mysql-bin.0*")
 
 
+@pytest.mark.deep_flavors("mariadb")
 def test_files_and_their_server_return_the_same_typed_rows(
     spark: SparkSession,  # noqa: F811
     server: Server,

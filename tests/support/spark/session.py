@@ -2,7 +2,6 @@
 """One small Spark session for a test process, and helpers of Spark tests."""
 
 import os
-import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -14,8 +13,16 @@ from pyspark.sql.streaming.query import StreamingQuery
 from penstock import open_source
 from penstock.source.source import SourceOptions
 from tests.support.spark.cluster import JVM_OPTIONS, run_query
+from tests.support.spark.worker_daemon import write_python
 from tools.servers import Server
 
+# What makes a query over a few rows cheaper. Sessions of separate processes have Spark's own defaults.
+_FEW_ROWS = {
+    # One partition is sorted without an additional job that samples the rows.
+    "spark.sql.shuffle.partitions": "1",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.codegen.wholeStage": "false",
+}
 SYSTEM_COLUMNS = ["_change_type", "_commit_version", "_commit_timestamp", "_metadata"]
 
 
@@ -37,11 +44,12 @@ def session_settings() -> dict[str, str]:
 
 
 @pytest.fixture(scope="session")
-def spark() -> Iterator[SparkSession]:
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """The session of this test process, local[2]."""
-    os.environ |= {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
+    python = write_python(tmp_path_factory.mktemp("spark-python"))
+    os.environ |= {"PYSPARK_PYTHON": str(python), "SPARK_LOCAL_IP": "127.0.0.1"}
     builder = SparkSession.builder.master("local[2]").appName("penstock-tests")
-    session = builder.config(map=session_settings()).getOrCreate()
+    session = builder.config(map=session_settings() | _FEW_ROWS).getOrCreate()
     yield session
     session.stop()
 
