@@ -14,22 +14,7 @@ from hypothesis import strategies as st
 
 pytest.importorskip("pyspark.sql.datasource")
 
-from pyspark.sql.datasource import (
-    EqualNullSafe,
-    EqualTo,
-    Filter,
-    GreaterThan,
-    GreaterThanOrEqual,
-    In,
-    IsNotNull,
-    IsNull,
-    LessThan,
-    LessThanOrEqual,
-    Not,
-    StringContains,
-    StringEndsWith,
-    StringStartsWith,
-)
+from pyspark.sql import datasource
 
 from penstock.spark.row_conditions import is_applicable, passing
 
@@ -54,54 +39,54 @@ _ROWS = st.lists(
     st.fixed_dictionaries({name: st.none() | value for name, value in _VALUES.items()}), max_size=20
 )
 _COMPARED = {
-    EqualTo: operator.eq,
-    EqualNullSafe: operator.eq,
-    GreaterThan: operator.gt,
-    GreaterThanOrEqual: operator.ge,
-    LessThan: operator.lt,
-    LessThanOrEqual: operator.le,
-    StringStartsWith: str.startswith,
-    StringEndsWith: str.endswith,
-    StringContains: operator.contains,
+    datasource.EqualTo: operator.eq,
+    datasource.EqualNullSafe: operator.eq,
+    datasource.GreaterThan: operator.gt,
+    datasource.GreaterThanOrEqual: operator.ge,
+    datasource.LessThan: operator.lt,
+    datasource.LessThanOrEqual: operator.le,
+    datasource.StringStartsWith: str.startswith,
+    datasource.StringEndsWith: str.endswith,
+    datasource.StringContains: operator.contains,
 }
 
 
 @st.composite
-def _conditions(draw: st.DrawFn) -> Filter:
+def _conditions(draw: st.DrawFn) -> datasource.Filter:
     name = draw(st.sampled_from(list(_VALUES)))
     kinds = [
-        EqualTo,
-        EqualNullSafe,
-        GreaterThan,
-        GreaterThanOrEqual,
-        LessThan,
-        LessThanOrEqual,
-        In,
-        IsNull,
-        IsNotNull,
+        datasource.EqualTo,
+        datasource.EqualNullSafe,
+        datasource.GreaterThan,
+        datasource.GreaterThanOrEqual,
+        datasource.LessThan,
+        datasource.LessThanOrEqual,
+        datasource.In,
+        datasource.IsNull,
+        datasource.IsNotNull,
     ]
-    texts = [StringStartsWith, StringEndsWith, StringContains]
+    texts = [datasource.StringStartsWith, datasource.StringEndsWith, datasource.StringContains]
     kind = draw(st.sampled_from(kinds + texts if name == "text" else kinds))
-    if kind in (IsNull, IsNotNull):
+    if kind in (datasource.IsNull, datasource.IsNotNull):
         condition = kind((name,))
-    elif kind is In:
-        condition = In((name,), tuple(draw(st.lists(_VALUES[name], max_size=3))))
+    elif kind is datasource.In:
+        condition = datasource.In((name,), tuple(draw(st.lists(_VALUES[name], max_size=3))))
     else:
         condition = kind((name,), draw(_VALUES[name]))
-    return Not(condition) if draw(st.booleans()) else condition
+    return datasource.Not(condition) if draw(st.booleans()) else condition
 
 
 def _answer(condition: Any, row: dict[str, Any]) -> bool | None:
     """Evaluate a condition on one row, None where the answer is unknown: the slow reference."""
-    if isinstance(condition, Not):
+    if isinstance(condition, datasource.Not):
         answer = _answer(condition.child, row)
         return None if answer is None else not answer
     value = row[condition.attribute[0]]
-    if isinstance(condition, IsNull | IsNotNull):
-        return (value is None) == isinstance(condition, IsNull)
+    if isinstance(condition, datasource.IsNull | datasource.IsNotNull):
+        return (value is None) == isinstance(condition, datasource.IsNull)
     if value is None:
-        return False if isinstance(condition, EqualNullSafe) else None
-    if isinstance(condition, In):
+        return False if isinstance(condition, datasource.EqualNullSafe) else None
+    if isinstance(condition, datasource.In):
         return value in condition.value
     return bool(_COMPARED[type(condition)](value, condition.value))
 
@@ -109,7 +94,7 @@ def _answer(condition: Any, row: dict[str, Any]) -> bool | None:
 @settings(max_examples=60, deadline=None)
 @given(_ROWS, st.lists(_conditions(), min_size=1, max_size=3))
 def test_rows_where_every_condition_is_true_pass(
-    rows: list[dict[str, Any]], conditions: list[Filter]
+    rows: list[dict[str, Any]], conditions: list[datasource.Filter]
 ) -> None:
     assert all(is_applicable(condition, _SCHEMA) for condition in conditions)
     batch = pyarrow.RecordBatch.from_pylist(rows, _SCHEMA)
@@ -120,28 +105,28 @@ def test_rows_where_every_condition_is_true_pass(
 @pytest.mark.parametrize(
     ("condition", "column_type"),
     [
-        (EqualTo(("c",), 1.5), pyarrow.float64()),
-        (EqualTo(("c",), 300), pyarrow.int8()),
-        (EqualTo(("c",), True), pyarrow.int8()),
-        (EqualTo(("c",), None), pyarrow.int8()),
-        (GreaterThan(("c",), Decimal("1.005")), pyarrow.decimal128(10, 2)),
-        (EqualTo(("c",), datetime(2026, 1, 1)), pyarrow.timestamp("us", "UTC")),
-        (EqualTo(("c",), datetime(2026, 1, 1, tzinfo=UTC)), pyarrow.timestamp("us")),
-        (EqualTo(("c",), datetime(2026, 1, 1)), pyarrow.date32()),
-        (In(("c",), (1, "one")), pyarrow.int8()),
-        (In(("c",), (1, None)), pyarrow.int8()),
-        (StringContains(("c",), "a"), pyarrow.binary()),
-        (Not(EqualTo(("c",), 1.5)), pyarrow.float64()),
-        (EqualTo(("c", "field"), 1), pyarrow.int8()),
-        (EqualTo(("d",), 1), pyarrow.int8()),
+        (datasource.EqualTo(("c",), 1.5), pyarrow.float64()),
+        (datasource.EqualTo(("c",), 300), pyarrow.int8()),
+        (datasource.EqualTo(("c",), True), pyarrow.int8()),
+        (datasource.EqualTo(("c",), None), pyarrow.int8()),
+        (datasource.GreaterThan(("c",), Decimal("1.005")), pyarrow.decimal128(10, 2)),
+        (datasource.EqualTo(("c",), datetime(2026, 1, 1)), pyarrow.timestamp("us", "UTC")),
+        (datasource.EqualTo(("c",), datetime(2026, 1, 1, tzinfo=UTC)), pyarrow.timestamp("us")),
+        (datasource.EqualTo(("c",), datetime(2026, 1, 1)), pyarrow.date32()),
+        (datasource.In(("c",), (1, "one")), pyarrow.int8()),
+        (datasource.In(("c",), (1, None)), pyarrow.int8()),
+        (datasource.StringContains(("c",), "a"), pyarrow.binary()),
+        (datasource.Not(datasource.EqualTo(("c",), 1.5)), pyarrow.float64()),
+        (datasource.EqualTo(("c", "field"), 1), pyarrow.int8()),
+        (datasource.EqualTo(("d",), 1), pyarrow.int8()),
     ],
 )
 def test_condition_that_arrow_may_judge_differently_is_left_to_spark(
-    condition: Filter, column_type: pyarrow.DataType
+    condition: datasource.Filter, column_type: pyarrow.DataType
 ) -> None:
     assert not is_applicable(condition, pyarrow.schema({"c": column_type}))
 
 
 def test_batch_whose_rows_all_pass_is_returned_without_a_copy() -> None:
     batch = pyarrow.record_batch({"c": [1, 2, 3]})
-    assert passing(batch, [GreaterThan(("c",), 0)]) is batch
+    assert passing(batch, [datasource.GreaterThan(("c",), 0)]) is batch
