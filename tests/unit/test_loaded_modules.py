@@ -50,6 +50,10 @@ for verb in pkgutil.iter_modules(penstock.cli.__path__):
             (*SERVERS, *CLIENT, *COLUMNAR, *WORK, "urllib3", "yaml", "pyspark", "penstock.settings.daemon"),
         ),
         ("from penstock import Pipeline", (*SERVERS, *TERMINAL, *CLIENT, "pyspark")),
+        (
+            "import penstock.local.driver, penstock.engine.sink_runs",
+            (*SERVERS, *TERMINAL, "pyspark", "urllib3"),
+        ),
         # Executors need no other package than pyspark, pyarrow and those that the guide packs for them.
         (
             "import penstock.spark",
@@ -64,6 +68,7 @@ for verb in pkgutil.iter_modules(penstock.cli.__path__):
         "help",
         "help of every verb",
         "pipeline",
+        "local pipeline",
         "spark",
     ],
 )

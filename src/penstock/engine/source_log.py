@@ -5,7 +5,7 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -17,13 +17,14 @@ from penstock.pipeline.ghosts import PipelinePatterns
 from penstock.pipeline.record import RangeWork
 from penstock.pipeline.settings import PipelineSettings, PipelineSource
 from penstock.source.asking import TRIES_WHILE_WAITING
-from penstock.source.daemon import DaemonSource, Listing
-from penstock.source.kept_stream_log import KeptStreamLog
 from penstock.source.offsets import Offset
 from penstock.source.read_settings import ENVELOPE, ReadSettings
 from penstock.source.source import place_of
 from penstock.source.stream_log import StreamLog, epoch_after
 from penstock.source.tracking import TrackedSchemas
+
+if TYPE_CHECKING:
+    from penstock.source.daemon import DaemonSource, Listing
 
 # One try, so that reading continues where a lost connection ended.
 _RECONNECT_TRIES_MAX = 1
@@ -57,9 +58,8 @@ class SourceLog:
             fail_on_data_loss=source.fail_on_data_loss,
             schemas=source.schemas,
         )
-        kind = KeptStreamLog if source.options.is_kept else StreamLog
         # The driver retries, and reports what it waits for.
-        self._log = kind(self._settings, TRIES_WHILE_WAITING)
+        self._log = _opened_log(self._settings)
         self._tracked: TrackedSchemas | None = None
         self._is_tracking = True
         # Each sink and shard holds the log by itself, so the daemon keeps it from their smallest position.
@@ -95,6 +95,9 @@ class SourceLog:
         assert head is not None, "the caller asks `reports_arrivals`"
         if self._outgrown == head:
             return False
+        # Only a pipeline that follows a daemon needs its client.
+        from penstock.source.daemon import DaemonSource
+
         if self._arrivals is None or self._arrivals.options.epochs != _epochs_of(head):
             options = replace(self._settings.source, epochs=_epochs_of(head))
             self._arrivals = DaemonSource(options)
@@ -111,8 +114,11 @@ class SourceLog:
     def hold(self, offset: Offset) -> None:
         """Make a daemon keep the log after an offset. Renewed at intervals; a failure is only logged."""
         now = time.monotonic()
-        if not isinstance(self._log, KeptStreamLog) or now < self._hold_at:
+        if not self.source.options.is_kept or now < self._hold_at:
             return
+        from penstock.source.kept_stream_log import KeptStreamLog
+
+        assert isinstance(self._log, KeptStreamLog), "it was opened so"
         self._hold_at = now + PIPELINE_HOLD_PAUSE_SECONDS
         try:
             self._log.hold(self._reader, offset, HOLD_AGE_SECONDS_DEFAULT)
@@ -200,6 +206,14 @@ class SourceLog:
             self._settings,
             tables=PipelinePatterns(TablePatterns(list(patterns.include), list(patterns.exclude))),
         )
+
+
+def _opened_log(settings: ReadSettings) -> StreamLog:
+    if not settings.source.is_kept:
+        return StreamLog(settings, TRIES_WHILE_WAITING)
+    from penstock.source.kept_stream_log import KeptStreamLog
+
+    return KeptStreamLog(settings, TRIES_WHILE_WAITING)
 
 
 def _epochs_of(offset: Offset) -> tuple[tuple[int, str], ...]:
