@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from penstock.cli.app import make_app
 from penstock.client import ChangeBatch, following
 from penstock.coordinate.checkpoint import Checkpoint
 from penstock.coordinate.store import open_store
@@ -120,6 +122,34 @@ def test_running_subscriber_is_resized(orders: Orders) -> None:
         store.close()
     assert sorted(key for _, key, _ in running.rows) == list(range(40))
     assert {shard for shard, key, _ in running.rows if key >= 20} == set(range(5))
+
+
+@pytest.mark.deep(guard="tests/integration/test_client_members.py::test_running_subscriber_is_resized")
+@pytest.mark.timing
+def test_running_subscriber_gets_other_shard_columns(orders: Orders) -> None:
+    with Running(orders.subscriber(shards=3)) as running:
+        running.wait_owning(3)
+        orders.insert(*range(20))
+        running.wait_for(20)
+        words = ["subscriptions", "set", "cache", "--shard-columns", f"{orders.table}=customer"]
+        done = CliRunner().invoke(make_app(), [*words, "--coordination", orders.coordination])
+        assert done.exit_code == 0, done.output
+        assert "shard columns: from " in done.stdout
+        assert "from its start" not in done.stdout
+        running.wait_owning(3)
+        before = len(running.rows)
+        orders.insert(*range(20, 60))
+        running.wait_until(lambda: {key for _, key, _ in running.rows[before:]} >= set(range(20, 60)))
+    assert {key for _, key, _ in running.rows} == set(range(60))
+    shards_of: dict[int, set[int]] = {}
+    for shard, key, _ in running.rows:
+        if key >= 20:
+            shards_of.setdefault(key % 10, set()).add(shard)
+    assert all(len(shards) == 1 for shards in shards_of.values()), shards_of
+    assert len(set.union(*shards_of.values())) > 1
+    # The program asks for its own columns still.
+    with Running(orders.subscriber(shards=3)) as running:
+        running.wait_owning(3)
 
 
 @pytest.mark.deep(guard="tests/integration/test_readme.py::test_subscriber_prints_every_change")

@@ -327,6 +327,53 @@ def test_interrupted_resize_is_completed_by_the_next_member(store: MemoryStore) 
     assert [view.state.checkpoint for view in subscriptions.shards(first)] == [at(160)] * 3
 
 
+def test_shards_with_other_columns_start_at_the_lowest_checkpoint(store: MemoryStore) -> None:
+    subscriptions = Subscriptions(store)
+    asked = {"shop.orders": ("id",)}
+    wanted = {"shop.orders": ("customer",)}
+    created = subscriptions.create(Subscription("shop", "cache", shard_count=2, shard_columns=asked))
+    subscriptions.reset("shop", "cache", at(320))
+    subscriptions.reset("shop", "cache", at(160), 1)
+    keyed = subscriptions.rekey("shop", "cache", lambda current: wanted)
+    assert (keyed.shard_columns, keyed.members_shard_columns) == (wanted, asked)
+    assert keyed.generation > created.generation
+    assert keyed.keyed_at == at(160).position
+    assert [view.state for view in subscriptions.shards(keyed)] == [ShardState(at(160))] * 2
+    assert Subscription.decode(keyed.encode()) == keyed
+    for columns in (asked, wanted):
+        # A program may ask for what it did before, and for what an operator has set.
+        requested = Subscription("shop", "cache", shard_count=2, shard_columns=columns)
+        assert subscriptions.create(requested) == keyed
+    with pytest.raises(OptionInvalid, match="subscriptions set"):
+        subscriptions.create(Subscription("shop", "cache", shard_count=2))
+    assert subscriptions.rekey("shop", "cache", lambda current: wanted) == keyed
+    again = subscriptions.rekey("shop", "cache", lambda current: current.members_shard_columns)
+    assert (again.shard_columns, again.asked_shard_columns) == (asked, None)
+
+
+def test_columns_of_shards_that_cannot_be_compared_stay(store: MemoryStore) -> None:
+    subscriptions = Subscriptions(store)
+    created = subscriptions.create(Subscription("shop", "cache", shard_count=2))
+    subscriptions.reset("shop", "cache", at(160), 1)
+    with pytest.raises(OptionInvalid, match="no checkpoint yet"):
+        subscriptions.rekey("shop", "cache", lambda current: {"a.b": ("c",)})
+    subscriptions.change(
+        "shop",
+        "cache",
+        lambda current: replace(
+            current, resizing=Resizing(2, subscriptions.next_generation(), {"a.b": ("c",)})
+        ),
+    )
+    with pytest.raises(OptionInvalid, match="being changed"):
+        subscriptions.rekey("shop", "cache", lambda current: {"a.b": ("d",)})
+    interrupted = subscriptions.get("shop", "cache")
+    assert interrupted is not None
+    assert Subscription.decode(interrupted.encode()) == interrupted
+    finished = subscriptions.finish_resize(interrupted)
+    assert (finished.shard_columns, finished.shard_count) == (created.shard_columns, 2)
+    assert [view.state.checkpoint for view in subscriptions.shards(finished)] == [None, at(160)]
+
+
 # --- The writer -------------------------------------------------------------------------------
 
 

@@ -55,3 +55,28 @@ def test_selections_that_are_set_at_the_same_time_both_apply(registry: Subscript
     selected = registry.select("shop", "cache", select_columns)
     assert selected.selection == Selection(where="a = 1", columns=("a",))
     assert selected.revision == 2
+
+
+@pytest.mark.parametrize("text", ["shop.t", "shop.t=", "shop.t=,", "shop.t=a,a", "a,b=c"])
+def test_shard_columns_that_name_nothing_are_refused(
+    store: MemoryStore, registry: Subscriptions, text: str
+) -> None:
+    assert "OptionInvalid" in error_of(store, "set", "cache", "--shard-columns", text)
+
+
+def test_shard_columns_are_set_and_dropped(store: MemoryStore, registry: Subscriptions) -> None:
+    def run(*words: str) -> Subscription:
+        result = CliRunner().invoke(
+            make_app(), ["subscriptions", "set", "cache", *words, "--coordination", store.url]
+        )
+        assert result.exit_code == 0, result.output
+        stored = registry.get("shop", "cache")
+        assert stored is not None
+        return stored
+
+    run("--shard-columns", "shop.a=x")
+    keyed = run("--shard-columns", "shop.b=y, z", "--where", "a = 1")
+    assert keyed.shard_columns == {"shop.a": ("x",), "shop.b": ("y", "z")}
+    assert keyed.selection.where == "a = 1"
+    dropped = run("--as-members-ask")
+    assert (dropped.shard_columns, dropped.selection) == ({}, AS_MEMBERS_ASK)

@@ -132,8 +132,10 @@ def show(
             ("columns", ", ".join(chosen.selection.columns or ())),
             ("shards", f"{chosen.shard_count}{resizing}"),
             ("shard columns", "; ".join(f"{at}: {', '.join(of)}" for at, of in chosen.shard_columns.items())),
+            ("columns since", chosen.keyed_at or ""),
             ("generation", chosen.generation),
             ("members", ", ".join(backends.registry.members(chosen)) or "none"),
+            ("labels", ", ".join(f"{label}={value}" for label, value in chosen.labels.items())),
             ("moved", ", ".join(f"{shard} to {to}" for shard, to in sorted(chosen.pins.items()))),
         ):
             if value != "":
@@ -193,6 +195,7 @@ def _list_line(subscription: "Subscription", backends: "Backends") -> dict[str, 
         "name": subscription.name,
         "tables": list(subscription.selected_tables[0]),
         "paused": subscription.paused,
+        "labels": dict(subscription.labels),
         "shards": subscription.shard_count,
         "generation": subscription.generation,
         "owned": sum(shard.owner is not None for shard in shards),

@@ -158,7 +158,6 @@ class Following:
                 publishers,
                 self._owned,
                 options.request(),
-                {table: list(names) for table, names in subscription.shard_columns.items()},
                 zlib.crc32(options.member.encode()),
                 self._failed,
             )
@@ -316,6 +315,7 @@ class Following:
             count=held.subscription.shard_count,
             revision=(held.subscription.generation, held.subscription.revision),
             selection=held.subscription.selection,
+            shard_columns=held.subscription.shard_columns,
             stored=lambda: _place_of(held.written or checkpoint),
             deliveries=self._deliveries,
         )

@@ -49,8 +49,8 @@ class _Link:
 class Intake:
     """Fills shards from daemons until it is stopped. `failed` is called with a permanent error.
 
-    `request` is the body of the changes call without shards and start. `shard_columns` determine a row's
-    shard, by table pattern. `preference`, any number, spreads members over equal daemons.
+    `request` is the body of the changes call without shards and start. `preference`, any number, spreads
+    members over equal daemons.
     """
 
     def __init__(
@@ -58,14 +58,12 @@ class Intake:
         publishers: Publishers,
         shards: OwnedShards,
         request: Mapping[str, Any],
-        shard_columns: Mapping[str, list[str]],
         preference: int,
         failed: Callable[[BaseException], None],
     ) -> None:
         self._publishers = publishers
         self._shards = shards
         self._request = dict(request)
-        self._shard_columns = dict(shard_columns)
         self._preference = preference
         self._failed = failed
         self._backoff = DaemonBackoff()
@@ -240,10 +238,11 @@ class Intake:
                 self._answer = None
 
     def _body(self, link: _Link) -> dict[str, Any]:
-        selection = next(iter(link.shards.values())).selection
+        # Those of one revision are alike.
+        shard = next(iter(link.shards.values()))
         body = {
             **self._request,
-            **selection.fields(),
+            **shard.selection.fields(),
             "format": "arrow",
             "start": link.start,
             "credit_bytes": CREDIT_BYTES,
@@ -254,7 +253,7 @@ class Intake:
             body["shards"] = {
                 "count": link.count,
                 "of": sorted(link.shards),
-                "columns": self._shard_columns,
+                "columns": {table: list(names) for table, names in shard.shard_columns.items()},
             }
         return body
 

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import pyarrow
 
@@ -38,8 +39,8 @@ class OwnedShard:
     """One shard of `count`, from gaining it until losing it. Thread-safe.
 
     First it is left: it hands out nothing more, but accepts acks of batches in progress. Then it is lost, and
-    acks are rejected. `revision` increases when a subscription is resized or selects other changes, which are
-    those of `selection`.
+    acks are rejected. `revision` increases when a subscription is resized, gets other `shard_columns`, by
+    which rows belong to shards, or selects other changes, which are those of `selection`.
 
     `moved` is called with each place up to which everything is acked. It must be quick, and raises LeaseLost
     if the shard has another owner. While `is_held` returns False, nothing is handed out. `arrived` is called
@@ -58,6 +59,7 @@ class OwnedShard:
         count: int = 1,
         revision: tuple[int, int] = (0, 0),
         selection: Selection = AS_MEMBERS_ASK,
+        shard_columns: Mapping[str, Sequence[str]] = MappingProxyType({}),
         stored: Callable[[], Place] | None = None,
         deliveries: Deliveries | None = None,
     ) -> None:
@@ -68,6 +70,7 @@ class OwnedShard:
         self.count = count
         self.revision = revision
         self.selection = selection
+        self.shard_columns = shard_columns
         self.deliveries = deliveries or Deliveries()
         self.floors = floors
         self.arrived: Callable[[], None] = lambda: None

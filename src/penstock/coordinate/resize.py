@@ -53,6 +53,16 @@ def reshaped(states: Sequence[ShardState], count: int) -> Sequence[ShardState]:
     return [_new_shard(states, range(shard % step, len(states), step)) for shard in range(count)]
 
 
+def restarted(states: Sequence[ShardState]) -> Sequence[ShardState]:
+    """Return the initial state of as many shards with other columns, which share no slots with the old ones.
+
+    `why_not` returns no reason. All start at the lowest checkpoint, so that no row is missed.
+    """
+    checkpoints = [state.checkpoint for state in states if state.checkpoint is not None]
+    lowest = min(checkpoints, key=lambda checkpoint: Position.parse(checkpoint.position), default=None)
+    return [ShardState(lowest)] * len(states)
+
+
 def _new_shard(states: Sequence[ShardState], sharing: Sequence[int]) -> ShardState:
     """Return the initial state of a shard that shares slots with some of the old ones."""
     checkpoints = {

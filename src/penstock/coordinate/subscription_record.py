@@ -14,7 +14,8 @@ from typing import Any, Self
 from penstock.coordinate.checkpoint import Checkpoint, Checkpoints, ShardState, shard_path
 from penstock.coordinate.lease import Holder
 from penstock.coordinate.member_statistics import MemberStatistics
-from penstock.coordinate.resize import reshaped, why_not
+from penstock.coordinate.refusals import refuse_another, refuse_count, refuse_resizing, refuse_shard
+from penstock.coordinate.resize import reshaped, restarted, why_not
 from penstock.coordinate.store import (
     ABSENT,
     HINT_RECORD,
@@ -28,6 +29,8 @@ from penstock.limits import SUBSCRIPTION_SHARDS_MAX
 
 # The time that members have to finish their work before their shards are resized.
 RESIZE_SECONDS = 15.0
+
+ShardColumns = Mapping[str, tuple[str, ...]]
 
 _POLL_SECONDS = 0.1
 _TRIES_MAX = 20
@@ -43,10 +46,18 @@ def subscription_path(instance: str, name: str) -> str:
 
 @dataclass(frozen=True)
 class Resizing:
-    """A resize in progress: the new number of shards, and their generation."""
+    """New shards in progress: their number and generation, and their columns if these change too."""
 
     shard_count: int
     generation: int
+    shard_columns: ShardColumns | None = None
+
+    @classmethod
+    def of(cls, values: Mapping[str, Any] | None) -> Self | None:
+        """Return it with these fields, None without any."""
+        if values is None:
+            return None
+        return cls(values["shard_count"], values["generation"], _columns_of(values.get("shard_columns")))
 
 
 @dataclass(frozen=True)
@@ -89,6 +100,10 @@ class Subscription:
     checkpoints set by hand. `created_us` is in microseconds UTC since 1970.
 
     `revision` counts the changes of `selection`. While the subscription is `paused`, nobody holds its shards.
+    `labels` are an operator's own words.
+
+    `asked_shard_columns` are those that its members ask for, where an operator has set others; these hold
+    from position `keyed_at` on.
     """
 
     instance: str
@@ -96,7 +111,7 @@ class Subscription:
     tables: tuple[str, ...] = ()
     exclude: tuple[str, ...] = ()
     shard_count: int = 1
-    shard_columns: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    shard_columns: ShardColumns = field(default_factory=dict)
     generation: int = 0
     created_us: int = 0
     resets: int = 0
@@ -105,6 +120,14 @@ class Subscription:
     selection: Selection = AS_MEMBERS_ASK
     revision: int = 0
     paused: bool = False
+    labels: Mapping[str, str] = field(default_factory=dict)
+    asked_shard_columns: ShardColumns | None = None
+    keyed_at: str | None = None
+
+    @property
+    def members_shard_columns(self) -> ShardColumns:
+        """The shard columns that its members ask for."""
+        return self.shard_columns if self.asked_shard_columns is None else self.asked_shard_columns
 
     @property
     def selected_tables(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -160,6 +183,9 @@ class Subscription:
         values = asdict(self)
         values["pins"] = {str(shard): member for shard, member in self.pins.items()}
         values["selection"] = self.selection.fields()
+        if self.resizing is not None and self.resizing.shard_columns is None:
+            # Earlier versions do not know the field.
+            del values["resizing"]["shard_columns"]
         return json.dumps(values).encode()
 
     @classmethod
@@ -167,22 +193,24 @@ class Subscription:
         """Parse a record's value. Raises SchemaInvalid."""
         with reading_record("the record of a subscription", HINT_RECORD):
             values: dict[str, Any] = json.loads(value)
-            resizing = values.pop("resizing")
             return cls(
                 instance=values["instance"],
                 name=values["name"],
                 tables=tuple(values["tables"]),
                 exclude=tuple(values["exclude"]),
                 shard_count=values["shard_count"],
-                shard_columns={table: tuple(names) for table, names in values["shard_columns"].items()},
+                shard_columns=_columns_of(values["shard_columns"]) or {},
                 generation=values["generation"],
                 created_us=values["created_us"],
                 resets=values["resets"],
                 pins={int(shard): member for shard, member in values["pins"].items()},
-                resizing=None if resizing is None else Resizing(**resizing),
+                resizing=Resizing.of(values["resizing"]),
                 selection=Selection.of(values.get("selection", {})),
                 revision=values.get("revision", 0),
                 paused=values.get("paused", False),
+                labels=values.get("labels", {}),
+                asked_shard_columns=_columns_of(values.get("asked_shard_columns")),
+                keyed_at=values.get("keyed_at"),
             )
 
 
@@ -242,7 +270,7 @@ class Subscriptions:
                 return created
             except VersionConflict:
                 existing = self._must_get(subscription.instance, subscription.name)
-        _refuse_another(existing, subscription)
+        refuse_another(existing, subscription)
         return existing
 
     def delete(self, instance: str, name: str) -> None:
@@ -299,7 +327,7 @@ class Subscriptions:
         A member that holds such a shard stops it and starts it again there. Raises OptionInvalid.
         """
         subscription = self._must_get(instance, name)
-        _refuse_shard(subscription, shard)
+        refuse_shard(subscription, shard)
         checkpoints = subscription.checkpoints(self._store)
         for shard_number in range(subscription.shard_count) if shard is None else [shard]:
             checkpoints.reset(shard_number, checkpoint)
@@ -336,10 +364,16 @@ class Subscriptions:
 
         return self.change(instance, name, changed)
 
+    def label(self, instance: str, name: str, labels: Mapping[str, str]) -> Subscription:
+        """Add labels to a subscription, or change them. Raises OptionInvalid if there is none."""
+        return self.change(
+            instance, name, lambda current: replace(current, labels={**current.labels, **labels})
+        )
+
     def move(self, instance: str, name: str, shard: int, member: str) -> Subscription:
         """Give a shard to a member until that member leaves. Raises OptionInvalid."""
         subscription = self._must_get(instance, name)
-        _refuse_shard(subscription, shard)
+        refuse_shard(subscription, shard)
         members = self.members(subscription)
         if member not in members:
             raise OptionInvalid(
@@ -360,7 +394,7 @@ class Subscriptions:
         not noted is repeated. Then the new shards start where the old ones ended. Raises OptionInvalid with a
         hint what to wait for. After CoordinationLost run it again, or a member finishes it.
         """
-        _refuse_count(shard_count)
+        refuse_count(shard_count)
         self._must_get(instance, name)
         generation = self.next_generation()
 
@@ -368,27 +402,59 @@ class Subscriptions:
             if current.resizing is None and current.shard_count == shard_count:
                 return current
             resizing = current.resizing or Resizing(shard_count, generation)
-            if resizing.shard_count != shard_count:
-                raise OptionInvalid(
-                    f"subscription {name} is being changed to {resizing.shard_count} shards",
-                    hint="Wait until that is done: penstock subscriptions show",
-                )
+            if (resizing.shard_count, resizing.shard_columns) != (shard_count, None):
+                refuse_resizing(name, resizing.shard_count)
             return replace(current, resizing=resizing)
 
         subscription = self._must_get(instance, name)
         if subscription.resizing is None and subscription.shard_count != shard_count:
             self._refuse_resize(subscription)
-        done = self.change(instance, name, begun)
+        done = self._finish(self.change(instance, name, begun), seconds)
+        if done.shard_count != shard_count:
+            self._refuse_resize(done)
+        return done
+
+    def rekey(
+        self,
+        instance: str,
+        name: str,
+        keying: Callable[[Subscription], ShardColumns],
+        seconds: float = RESIZE_SECONDS,
+    ) -> Subscription:
+        """Change the shard columns of a running or stopped subscription; return the resulting subscription.
+
+        `keying` returns the new columns for the current subscription. All new shards start at the lowest
+        checkpoint of the old ones, as `keyed_at`: what other shards had consumed after it is delivered again.
+        The rest is as in `resize`.
+        """
+        generation = self.next_generation()
+
+        def begun(current: Subscription) -> Subscription:
+            columns = keying(current)
+            if current.resizing is not None:
+                refuse_resizing(name, current.resizing.shard_count)
+            if columns == current.shard_columns:
+                return current
+            self._refuse_canal(current)
+            self._refuse_resize(current)
+            return replace(current, resizing=Resizing(current.shard_count, generation, columns))
+
+        wanted = keying(self._must_get(instance, name))
+        done = self._finish(self.change(instance, name, begun), seconds)
+        if done.shard_columns != wanted:
+            self._refuse_resize(done)
+        return done
+
+    def _finish(self, done: Subscription, seconds: float) -> Subscription:
+        """Wait up to `seconds` for the members, then finish a change of the shards."""
         deadline = time.monotonic() + seconds
         # The leader of the running members does the same, and may be first.
         while done.resizing is not None:
             if self.held(done) and time.monotonic() < deadline:
                 time.sleep(_POLL_SECONDS)
-                done = self._must_get(instance, name)
+                done = self._must_get(done.instance, done.name)
             else:
                 done = self.finish_resize(done)
-        if done.shard_count != shard_count:
-            self._refuse_resize(done)
         return done
 
     def held(self, subscription: Subscription) -> Sequence[int]:
@@ -410,7 +476,12 @@ class Subscriptions:
             return subscription
         checkpoints = subscription.checkpoints(self._store)
         ended = [checkpoints.close(shard) for shard in range(subscription.shard_count)]
-        begun = reshaped(ended, resizing.shard_count)
+        columns = resizing.shard_columns
+        if columns is not None and why_not(ended) is None:
+            begun = restarted(ended)
+        else:
+            columns = None
+            begun = reshaped(ended, resizing.shard_count)
         following = Checkpoints(self._store, subscription.path, resizing.generation)
         for shard, state in enumerate(begun):
             following.begin(shard, state)
@@ -418,8 +489,18 @@ class Subscriptions:
         def finished(current: Subscription) -> Subscription:
             if current.resizing != resizing:
                 return current
-            return replace(
+            done = replace(
                 current, shard_count=len(begun), generation=resizing.generation, resizing=None, pins={}
+            )
+            if columns is None:
+                return done
+            asked = current.members_shard_columns
+            start = begun[0].checkpoint
+            return replace(
+                done,
+                shard_columns=columns,
+                asked_shard_columns=None if columns == asked else asked,
+                keyed_at=None if start is None else start.position,
             )
 
         return self.change(subscription.instance, subscription.name, finished)
@@ -513,33 +594,5 @@ class Subscriptions:
         self._store.delete(path)
 
 
-def _refuse_count(shard_count: int) -> None:
-    if not 1 <= shard_count <= SUBSCRIPTION_SHARDS_MAX:
-        raise OptionInvalid(f"a subscription has 1 to {SUBSCRIPTION_SHARDS_MAX} shards, not {shard_count}")
-
-
-def _refuse_shard(subscription: Subscription, shard: int | None) -> None:
-    if shard is not None and not 0 <= shard < subscription.shard_count:
-        raise OptionInvalid(
-            f"subscription {subscription.name} has no shard {shard}",
-            hint=f"Its shards are 0 to {subscription.shard_count - 1}",
-        )
-
-
-def _refuse_another(existing: Subscription, requested: Subscription) -> None:
-    """Raise if an existing subscription differs from the requested one."""
-    if (requested.tables, requested.exclude) == existing.selected_tables:
-        # The program was changed to ask for what an operator had set.
-        requested = replace(requested, tables=existing.tables, exclude=existing.exclude)
-    for what, help_out in (
-        ("tables", "change them with: penstock subscriptions set"),
-        ("exclude", "change it with: penstock subscriptions set"),
-        ("shard_columns", "choose another name, or delete it first"),
-        ("shard_count", "change it with: penstock subscriptions resize"),
-    ):
-        if getattr(existing, what) != getattr(requested, what):
-            raise OptionInvalid(
-                f"subscription {existing.name} of {existing.instance} has"
-                f" {what} {getattr(existing, what)!r}, not {getattr(requested, what)!r}",
-                hint=f"Use what it has, {help_out}",
-            )
+def _columns_of(values: Mapping[str, Sequence[str]] | None) -> ShardColumns | None:
+    return None if values is None else {table: tuple(names) for table, names in values.items()}

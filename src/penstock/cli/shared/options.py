@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from penstock.errors import OptionInvalid
+
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object per line instead of text.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
@@ -65,3 +67,14 @@ StoreConfig = Annotated[
 
 PipelineFile = Annotated[Path, typer.Argument(metavar="pipeline.yaml", help="The pipeline file.")]
 EachSink = Annotated[str | None, typer.Option(help="The sink, if the pipeline has several. Default: all.")]
+
+
+def parse_pairs(option: str, texts: list[str] | None) -> dict[str, str]:
+    """Return the values of an option name=value that may be repeated. Raises OptionInvalid."""
+    pairs = {}
+    for text in texts or ():
+        name, equals, value = text.partition("=")
+        if not (name and equals):
+            raise OptionInvalid(f"{option} {text!r} has no value", hint=f"Write {option} team=orders")
+        pairs[name] = value
+    return pairs

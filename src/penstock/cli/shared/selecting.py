@@ -9,14 +9,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from penstock.cli.shared.options import Coordination, Json, StoreConfig, SubscriptionName
+from penstock.cli.shared.options import Coordination, Json, StoreConfig, SubscriptionName, parse_pairs
 from penstock.cli.shared.rendering import write_json
 from penstock.errors import OptionInvalid
 from penstock.model import TablePatterns
 
 if TYPE_CHECKING:
     from penstock.cli.shared.chosen_subscription import Backends
-    from penstock.coordinate.subscription_record import Selection, ShardView, Subscription
+    from penstock.coordinate.subscription_record import (
+        Selection,
+        ShardColumns,
+        ShardView,
+        Subscription,
+    )
 
 EXIT_FINDINGS = 1
 
@@ -38,6 +43,13 @@ def select(
     ] = None,
     where: Annotated[str | None, typer.Option(help="An SQL predicate over a row's columns.")] = None,
     columns: Annotated[str | None, typer.Option(help="The columns, separated by commas.")] = None,
+    shard_columns: Annotated[
+        list[str] | None,
+        typer.Option(help="The columns that determine a row's shard, TABLE=column,column. May be repeated."),
+    ] = None,
+    label: Annotated[
+        list[str] | None, typer.Option(help="A label, name=value; changes nothing else. May be repeated.")
+    ] = None,
     as_members_ask: Annotated[
         bool, typer.Option("--as-members-ask", help="Drop what was set before: deliver what members ask for.")
     ] = False,
@@ -48,18 +60,31 @@ def select(
     """Change what a subscription delivers, without restarting its members.
 
     What is not named stays as it is. Each shard delivers the new selection from the printed position on, and
-    the old selection before it. Exits with 1 if a member does not follow within a minute.
+    the old selection before it. Exits with 1 if a member does not follow within a minute. With other shard
+    columns, all shards begin again at the lowest checkpoint, which is printed too.
     """
     from penstock.cli.shared.chosen_subscription import Backends
     from penstock.coordinate.subscription_record import AS_MEMBERS_ASK
 
     wanted = _parse_selection(tables, exclude, changes, where, columns)
-    if as_members_ask == (wanted != AS_MEMBERS_ASK):
+    labels = parse_pairs("--label", label)
+    keyed = _parse_shard_columns(shard_columns)
+    is_named = wanted != AS_MEMBERS_ASK or bool(keyed)
+    if is_named == as_members_ask and (as_members_ask or not labels):
         raise OptionInvalid(
             "name what to deliver, or --as-members-ask", hint="For example: --where \"status = 'paid'\""
         )
     with Backends.of(coordination, None, config) as backends:
         chosen = backends.choose(subscription)
+        if labels:
+            chosen = backends.registry.label(chosen.instance, chosen.name, labels)
+        keyed_at = None
+        if keyed or (as_members_ask and chosen.asked_shard_columns is not None):
+
+            def keying(current: "Subscription") -> "ShardColumns":
+                return current.members_shard_columns if as_members_ask else {**current.shard_columns, **keyed}
+
+            keyed_at = backends.registry.rekey(chosen.instance, chosen.name, keying).keyed_at
 
         def selecting(current: "Selection") -> "Selection":
             return AS_MEMBERS_ASK if as_members_ask else replace(current, **_named(wanted))
@@ -68,7 +93,10 @@ def select(
         views = _wait_for_shards(
             backends, changed, lambda view: view.holder is None or view.state.revision == changed.revision
         )
-        _print_shards(chosen, views, changed.revision, as_json=json)
+        is_selecting = as_members_ask or wanted != AS_MEMBERS_ASK
+        _print_shards(
+            chosen, views, changed.revision if is_selecting else None, as_json=json, keyed_at=keyed_at
+        )
 
 
 def pause(
@@ -130,6 +158,23 @@ def _parse_selection(
     )
 
 
+def _parse_shard_columns(texts: list[str] | None) -> "ShardColumns":
+    """Return the columns of each table pattern. Raises OptionInvalid."""
+    from penstock.settings.values import columns_by_table
+
+    pairs = parse_pairs("--shard-columns", texts)
+    columns = {
+        table: tuple(name.strip() for name in names.split(",") if name.strip())
+        for table, names in pairs.items()
+    }
+    try:
+        return columns_by_table(columns)
+    except ValueError as problem:
+        raise OptionInvalid(
+            f"--shard-columns: {problem}", hint="Write --shard-columns shop.orders=customer"
+        ) from problem
+
+
 def _listed(option: str, text: str | None) -> list[str] | None:
     if text is None:
         return None
@@ -159,7 +204,12 @@ def _wait_for_shards(
 
 
 def _print_shards(
-    chosen: "Subscription", views: "Sequence[tuple[ShardView, bool]]", revision: int | None, *, as_json: bool
+    chosen: "Subscription",
+    views: "Sequence[tuple[ShardView, bool]]",
+    revision: int | None,
+    *,
+    as_json: bool,
+    keyed_at: str | None = None,
 ) -> None:
     """Print from where each shard goes on. Exits with 1 if a member did not follow."""
     from penstock.cli.shared.chosen_subscription import position_of
@@ -172,8 +222,11 @@ def _print_shards(
         holder = None if view.holder is None else view.holder.name
         lines.append({"shard": view.shard, "position": position, "owner": holder, "done": is_settled})
     if as_json:
-        write_json(sys.stdout, [{"instance": chosen.instance, "name": chosen.name, "shards": lines}])
+        keyed = {} if keyed_at is None else {"shard_columns_from": keyed_at}
+        write_json(sys.stdout, [{"instance": chosen.instance, "name": chosen.name, "shards": lines, **keyed}])
     else:
+        if keyed_at is not None:
+            typer.echo(f"shard columns: from {keyed_at} on")
         for line in lines:
             late = "" if line["done"] else f"; {line['owner']} does not follow: is it of this version?"
             typer.echo(f"shard {line['shard']}: from {line['position'] or 'its start'} on{late}")
