@@ -78,7 +78,7 @@ def test_every_peer_has_a_title_and_a_verb() -> None:
     assert len({peer(name).TITLE for name in offered}) == len(offered)
 
 
-@pytest.mark.deep(keep=("narrow-python_mysql_replication-decode_stream",))
+@pytest.mark.deep(keep=("narrow-penstock-receive_raw",))
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "verb"), OFFERED)
 def test_peer_agrees_with_the_counts_of_the_servers_own_tool(
