@@ -228,13 +228,13 @@ def test_session_removed_by_another_process_is_never_certain_again(
     session = store.session(1.0)
     assert isinstance(session, SqliteSession)
     certain: list[bool] = []
-    end = session._ending.end
+    end = session.end
 
     def end_noted(lost: bool) -> bool:
         certain.append(session.certain)
         return end(lost)
 
-    monkeypatch.setattr(session._ending, "end", end_noted)
+    monkeypatch.setattr(session, "end", end_noted)
     connection = sqlite3.connect(tmp_path / "store.db", isolation_level=None)
     with closing(connection):
         connection.execute("BEGIN IMMEDIATE")

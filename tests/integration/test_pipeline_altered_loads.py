@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tables that are altered, or dropped, while a pipeline loads them, and tables that it goes on without."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from string import ascii_lowercase
 from typing import Any
@@ -198,6 +198,23 @@ def test_columns_that_the_log_lacks_may_be_removed_unless_a_function_reads_them(
     else:
         run_to_end(LocalDriver(2), settings)
         assert mariadb_server.sql(f"SELECT * FROM {database}.t ORDER BY id") == [(1, 7), (2, 2)]
+
+
+@pytest.mark.parametrize("flavor", ["mariadb", "mariadb11"])
+def test_hidden_hash_of_a_unique_text_is_no_column_that_a_mirror_lacks(
+    flavor: str, server_of: Callable[[str], Server], fresh_database: FreshDatabase, tmp_path: Path
+) -> None:
+    server = server_of(flavor)
+    database = fresh_database(server)
+    server.sql("CREATE TABLE t (id INT PRIMARY KEY, body TEXT, UNIQUE (body))", database=database)
+    server.sql("INSERT INTO t VALUES (1, 'x'), (2, 'y')", database=database)
+    sink = {"delta": {"path": str(tmp_path / "lake")}}
+    settings = pipeline_of(server, database, sink, tmp_path)
+    run_to_end(LocalDriver(2), settings)
+    server.sql("UPDATE t SET body = 'z' WHERE id = 1; DELETE FROM t WHERE id = 2", database=database)
+    run_to_end(LocalDriver(2), settings)
+    rows = DeltaTable(str(tmp_path / "lake" / database / "t")).to_pyarrow_table().to_pylist()
+    assert rows == [{"id": 1, "body": "z"}]
 
 
 def unchanged(rows: pyarrow.RecordBatch) -> pyarrow.RecordBatch:

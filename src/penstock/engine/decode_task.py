@@ -49,7 +49,7 @@ from penstock.pipeline.evolution import accepts_rows
 from penstock.pipeline.load.watermark import Watermark
 from penstock.pipeline.loops import drop_own_changes
 from penstock.pipeline.record import ChunkWork, RangeWork
-from penstock.pipeline.row_metadata import refuse_partial
+from penstock.pipeline.row_metadata import refuse_partial, without_hashes
 from penstock.pipeline.state import table_key
 from penstock.pipeline.step import Rejected, run_steps, target_through
 from penstock.pipeline.verify.merges import Emptied, emptied_through
@@ -227,6 +227,7 @@ class _Work:
         rows = drop_own_changes(rows, self._plan.loops, self._marked)
         if known.floor:
             rows = rows.filter(pc.greater_equal(rows.column("_commit_version"), known.floor))
+        rows = without_hashes(rows, target, known.current)
         if self._refuses_partial_input:
             refuse_partial(name, rows)
         referred = self._plan.parents.get(key)

@@ -9,9 +9,10 @@ from collections.abc import Collection, Mapping
 import pyarrow
 import pyarrow.compute as compute
 
-from penstock.changes import PUTS
+from penstock.changes import PUTS, Target
 from penstock.errors import ServerUnsupported
 from penstock.model import TableName
+from penstock.schema.table_definition import HASH_COLUMN
 
 _METADATA = "_metadata"
 _HINT = (
@@ -85,6 +86,19 @@ def exact_texts(rows: pyarrow.RecordBatch, column: str) -> pyarrow.Array | None:
         return None
     texts = compute.map_lookup(exact, column, "first")
     return None if texts.null_count == len(texts) else texts
+
+
+def without_hashes(rows: pyarrow.RecordBatch, target: Target, current: Target) -> pyarrow.RecordBatch:
+    """Return rows without MariaDB's hidden columns of hashes among those that they lack.
+
+    The log of 11.8.9 lacks them like generated columns. The `current` definition of the table is the server's,
+    which has no hidden columns.
+    """
+    absent = compute.struct_field(rows.column(_METADATA), "absent")
+    if absent.null_count == len(absent):
+        return rows
+    shown = {name for name in target.column_names if not name.startswith(HASH_COLUMN)}
+    return rename_metadata(rows, {name: name for name in shown.union(current.column_names)})
 
 
 def refuse_partial(name: TableName, rows: pyarrow.RecordBatch) -> None:

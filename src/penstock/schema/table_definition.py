@@ -148,6 +148,8 @@ def _column(spelling: ColumnSpelling, table_charset: str | None) -> Column:
 # Converting ENUM and SET members from these charsets keeps them unchanged. Two-byte charsets such as ucs2 do
 # not.
 _EXTEND_ASCII = {"ascii", "latin1", "latin2", "utf8mb3", "utf8mb4", "cp1250", "cp1251", "gbk", "gb18030"}
+# How MariaDB names the hidden column of a unique key that needs a hash.
+HASH_COLUMN = "DB_ROW_HASH_"
 _PERIOD = tuple(Column(name, "timestamp(6)", None, False) for name in ("row_start", "row_end"))
 
 
@@ -158,7 +160,7 @@ def hidden_columns(*, versioned: bool, hashes: int) -> list[Column]:
 
 def hash_column(number: int) -> Column:
     """Return the hidden column of the hash of MariaDB's nth unique key that needs one."""
-    return Column(f"DB_ROW_HASH_{number}", "bigint(20) unsigned")
+    return Column(f"{HASH_COLUMN}{number}", "bigint(20) unsigned")
 
 
 def _order_of(step: Step) -> int:
