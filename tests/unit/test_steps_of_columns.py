@@ -69,6 +69,16 @@ def test_projection_returns_exactly_its_columns_in_order() -> None:
     assert found.target.column("mail").type_text == "varchar(100)"
 
 
+def test_copies_of_a_column_are_all_named_as_absent_or_unrepresentable() -> None:
+    made = step("map", {"add": {"copy": "email"}})
+    changes = changes_of(
+        ORDERS, [Made("insert", 1, {"id": 1}, unrepresentable={"email": "odd"}, absent=["email"])]
+    )
+    [metadata] = run(made, changes).rows.column("_metadata").to_pylist()
+    assert metadata["absent"] == ["email", "copy"]
+    assert metadata["unrepresentable"] == [("email", "odd"), ("copy", "odd")]
+
+
 def test_computed_key_stays_a_key_of_bounded_text() -> None:
     made = step("map", {"add": {"id": "concat('o-', id)"}})
     found = run(made, changes_of(ORDERS, delete(1, id=7)))

@@ -4,7 +4,7 @@
 A step that renames or drops columns updates this metadata, so that it only refers to existing columns.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import pyarrow
 import pyarrow.compute as compute
@@ -37,9 +37,9 @@ def refuse_absent(rows: pyarrow.RecordBatch, read: Collection[str], step: str) -
 
 
 def rename_metadata(
-    rows: pyarrow.RecordBatch, names: Mapping[str, str], *, keep_absent: bool = False
+    rows: pyarrow.RecordBatch, names: Mapping[str, Sequence[str]], *, keep_absent: bool = False
 ) -> pyarrow.RecordBatch:
-    """Return rows whose `_metadata` uses new column names, without columns that have no new name.
+    """Return rows whose `_metadata` uses the new names of each column, without columns that have none.
 
     With `keep_absent` the list of columns missing from an image is not changed.
     """
@@ -59,21 +59,23 @@ def rename_metadata(
     return rows.set_column(index, rows.schema.field(index), renamed_metadata)
 
 
-def _rename_in_lists(absent: pyarrow.Array, names: Mapping[str, str]) -> pyarrow.Array:
+def _rename_in_lists(absent: pyarrow.Array, names: Mapping[str, Sequence[str]]) -> pyarrow.Array:
     """Rename columns in lists of names. Few rows have such a list, and the lists are short."""
     lists = [
-        None if absent_names is None else [names[name] for name in absent_names if name in names] or None
+        None
+        if absent_names is None
+        else [new for name in absent_names for new in names.get(name, ())] or None
         for absent_names in absent.to_pylist()
     ]
     return pyarrow.array(lists, absent.type)
 
 
-def _rename_in_maps(exact: pyarrow.Array, names: Mapping[str, str]) -> pyarrow.Array:
+def _rename_in_maps(exact: pyarrow.Array, names: Mapping[str, Sequence[str]]) -> pyarrow.Array:
     """Rename columns in maps of names. Unrepresentable values are rare."""
     maps = [
         None
         if exact_values is None
-        else [(names[name], text) for name, text in exact_values if name in names] or None
+        else [(new, text) for name, text in exact_values for new in names.get(name, ())] or None
         for exact_values in exact.to_pylist()
     ]
     return pyarrow.array(maps, exact.type)

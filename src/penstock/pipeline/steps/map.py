@@ -12,7 +12,7 @@ The settings apply in this order: `columns`, `add`, `cast`, `keep`, `drop`, `ren
 renamed columns.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow
@@ -81,7 +81,7 @@ class _Plan:
     columns: tuple[_OutputColumn, ...]
     expressions: Expressions | None
     # Columns that pass, with their new names.
-    names: Mapping[str, str]
+    names: Mapping[str, Sequence[str]]
 
 
 class MapStep(Step):
@@ -159,7 +159,10 @@ class MapStep(Step):
         output_target = replace(
             target, columns=tuple(output_columns), primary_key=primary_key, unique_keys=unique_keys
         )
-        names = {output.source: output.name for output in kept if output.source is not None}
+        names: dict[str, list[str]] = {}
+        for output in kept:
+            if output.source is not None:
+                names.setdefault(output.source, []).append(output.name)
         return _Plan(output_target, tuple(kept), expressions, names)
 
     def _select_columns(self, target: Target) -> tuple[list[_OutputColumn], dict[str, str]]:

@@ -110,7 +110,7 @@ class MaskStep(Step):
             values = self._values(changes.rows, name, mask, target.column(name))
             rows = rows.set_column(index, schema.field(name), values.cast(schema.field(name).type))
         # The exact text of an unrepresentable value is stored in `_metadata` and would reveal the value.
-        unmasked = {name: name for name in changes.target.column_names if name not in masks}
+        unmasked = {name: [name] for name in changes.target.column_names if name not in masks}
         return [replace(changes, target=target, rows=_drop_exact_texts(rows, masks, unmasked))]
 
     def _masks(self, target: Target) -> dict[str, MaskSection]:
@@ -214,7 +214,7 @@ def _star_middle(values: pyarrow.Array, first: int, last: int) -> pyarrow.Array:
 
 
 def _drop_exact_texts(
-    rows: pyarrow.RecordBatch, masks: dict[str, MaskSection], names: dict[str, str]
+    rows: pyarrow.RecordBatch, masks: dict[str, MaskSection], names: dict[str, list[str]]
 ) -> pyarrow.RecordBatch:
     """Return rows whose `_metadata` holds no exact texts of masked columns."""
     exact_of_masked = any(exact_texts(rows, name) is not None for name in masks)
