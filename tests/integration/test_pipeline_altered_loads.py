@@ -217,6 +217,23 @@ def test_hidden_hash_of_a_unique_text_is_no_column_that_a_mirror_lacks(
     assert rows == [{"id": 1, "body": "z"}]
 
 
+def test_removed_row_without_the_key_of_its_target_stops_a_mirror(
+    mysql_server: Server, fresh_database: FreshDatabase, tmp_path: Path
+) -> None:
+    database = fresh_database(mysql_server)
+    mysql_server.sql("CREATE TABLE t (id INT PRIMARY KEY, code INT NOT NULL)", database=database)
+    mysql_server.sql("INSERT INTO t VALUES (1, 10), (2, 20)", database=database)
+    steps = [{"map": {"drop": ["id"], "key": ["code"]}}]
+    settings = pipeline_of(
+        mysql_server, database, {"delta": {"path": str(tmp_path / "lake")}}, tmp_path, steps=steps
+    )
+    run_to_end(LocalDriver(2), settings)
+    # This image has only the primary key, by which the target has no row.
+    mysql_server.sql("SET SESSION binlog_row_image = MINIMAL; DELETE FROM t WHERE id = 1", database=database)
+    with pytest.raises(ServerUnsupported, match="lack code"):
+        run_to_end(LocalDriver(2), settings)
+
+
 def unchanged(rows: pyarrow.RecordBatch) -> pyarrow.RecordBatch:
     """Return rows as a step gets them."""
     return rows

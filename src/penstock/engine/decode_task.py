@@ -49,7 +49,7 @@ from penstock.pipeline.evolution import accepts_rows
 from penstock.pipeline.load.watermark import Watermark
 from penstock.pipeline.loops import drop_own_changes
 from penstock.pipeline.record import ChunkWork, RangeWork
-from penstock.pipeline.row_metadata import refuse_partial, without_hashes
+from penstock.pipeline.row_metadata import refuse_absent, refuse_partial, without_hashes
 from penstock.pipeline.state import table_key
 from penstock.pipeline.step import Rejected, run_steps, target_through
 from penstock.pipeline.verify.merges import Emptied, emptied_through
@@ -306,6 +306,8 @@ class _Work:
                     continue
                 if self._plan.keeps_state:
                     refuse_partial(stepped.source, stepped.rows)
+                    # A removed row is found by the key of its target, which a step may have chosen.
+                    refuse_absent(stepped.rows, stepped.target.primary_key, str(stepped.source))
                 passed.append(stepped)
         if passed:
             yield from self._output(passed)

@@ -21,16 +21,21 @@ _HINT = (
 )
 
 
-def refuse_absent(rows: pyarrow.RecordBatch, read: Collection[str], step: str) -> None:
-    """Raise ServerUnsupported if a row image does not have a column that a step reads."""
+def absent_columns(rows: pyarrow.RecordBatch) -> set[str]:
+    """Return the columns that some of the row images do not have."""
     absent = compute.struct_field(rows.column(_METADATA), "absent")
     if absent.null_count == len(absent):
-        return
-    missing = set(compute.list_flatten(absent).unique().to_pylist()) & set(read)
+        return set()
+    return set(compute.list_flatten(absent).unique().to_pylist())
+
+
+def refuse_absent(rows: pyarrow.RecordBatch, read: Collection[str], reader: str) -> None:
+    """Raise ServerUnsupported if a row image does not have a column that is read."""
+    missing = absent_columns(rows) & set(read)
     if missing:
         metadata = rows.column(_METADATA)[0].as_py()
         raise ServerUnsupported(
-            f"{step}: row images lack {', '.join(sorted(missing))}",
+            f"{reader}: row images lack {', '.join(sorted(missing))}",
             position=f"{metadata['file']}:{metadata['offset']}",
             hint=_HINT,
         )
@@ -93,8 +98,8 @@ def exact_texts(rows: pyarrow.RecordBatch, column: str) -> pyarrow.Array | None:
 def without_hashes(rows: pyarrow.RecordBatch, target: Target, current: Target) -> pyarrow.RecordBatch:
     """Return rows without MariaDB's hidden columns of hashes among those that they lack.
 
-    The log of 11.8.9 lacks them like generated columns. The `current` definition of the table is the server's,
-    which has no hidden columns.
+    The log of 11.8.9 lacks them like generated columns. The `current` definition of the table comes from the
+    server, which shows no hidden columns.
     """
     absent = compute.struct_field(rows.column(_METADATA), "absent")
     if absent.null_count == len(absent):
