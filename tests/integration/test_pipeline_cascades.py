@@ -2,6 +2,7 @@
 """Rows changed by foreign keys but not logged: a pipeline refuses such keys, or reloads the children."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from penstock.model import TableName
 from penstock.pipeline.cascades import CascadeWatch, may_cascade
 from penstock.pipeline.preview import preview
 from penstock.pipeline.settings import PipelineSettings
-from tests.support.pipeline.changes_made import changes_of, delete, insert, target_of, update
+from tests.support.pipeline.changes_made import Made, changes_of, delete, insert, target_of, update
 from tests.support.pipeline.oracle import differences, mysql_rows, source_rows
 from tests.support.pipeline.running import pipeline_of, run_to_end
 from tests.support.suite.fixture_types import FreshDatabase
@@ -37,6 +38,11 @@ def settings_of(
     return pipeline_of(server, database, sink or lake, folder, **more)
 
 
+def partial_update(absent: str) -> list[Made]:
+    """Return an update whose images lack a column."""
+    return [replace(image, absent=[absent]) for image in update(1, {"id": 1}, {"id": 1})]
+
+
 @pytest.mark.parametrize(
     ("changes", "cascades"),
     [
@@ -45,6 +51,8 @@ def settings_of(
         (update(1, {"id": 1, "code": 1}, {"id": 1, "code": 1, "name": "b"}), False),
         (update(1, {"id": 1, "code": 1}, {"id": 2, "code": 1}), True),
         (update(1, {"id": 1, "code": 1}, {"id": 1, "code": None}), True),
+        (partial_update("code"), True),
+        (partial_update("name"), False),
     ],
 )
 def test_changes_of_referenced_columns_may_cascade(changes: Any, cascades: bool) -> None:

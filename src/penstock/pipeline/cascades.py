@@ -12,6 +12,7 @@ from penstock.errors import OptionInvalid
 from penstock.model import TableName
 from penstock.mysql.connection import connect
 from penstock.pipeline.ghosts import PipelinePatterns
+from penstock.pipeline.row_metadata import absent_columns
 from penstock.pipeline.settings import PipelineSettings, PipelineSource
 from penstock.pipeline.state import table_key
 from penstock.schema.foreign_keys import Cascade, read_cascades
@@ -119,6 +120,9 @@ def may_cascade(rows: pyarrow.RecordBatch, columns: Collection[str]) -> bool:
         # An image of an update was filtered out upstream.
         return True
     names = {name.lower() for name in columns}
+    if any(name.lower() in names for name in absent_columns(rows)):
+        # Their values before and after cannot be compared.
+        return True
     return any(
         not before.column(name).equals(after.column(name))
         for name in rows.schema.names
