@@ -350,6 +350,18 @@ def test_columns_are_added_widened_and_dropped(backend: SinkBackend, sink: Sink,
     assert backend.rows(sink, fewer)[:2] == [row(1, "x"), row(2, "b")]
 
 
+@runs_on(lambda backend: backend.MIRRORS and backend.LEAVES_COLUMNS_OUT)
+def test_columns_that_a_table_does_not_have_are_named(sink: Sink, table: MakeTarget) -> None:
+    fewer = table()
+    more = table({"id": "int", "count": "smallint", "name": "varchar(40)", "place": "point"})
+    assert sink.columns_missing([more]) == {}, "the table does not exist"
+    sink.prepare(fewer, Evolution.EVOLVE)
+    missing = sink.columns_missing([more, table(table="others")])
+    assert {name: list(names) for name, names in missing.items()} == {more.name: ["count", "place"]}
+    sink.prepare(more, Evolution.EVOLVE)
+    assert sink.columns_missing([more, fewer]) == {}
+
+
 @runs_on(lambda backend: backend.MIRRORS and backend.HAS_COLUMNS)
 def test_columns_are_only_added_if_configured(backend: SinkBackend, sink: Sink, table: MakeTarget) -> None:
     pipe = Pipe(sink, Evolution.ADD_ONLY)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Preparing a target whose existing rows do not fit the new definition of its table."""
+"""Preparing a target for another definition of its table, which its existing rows may not fit."""
 
 from dataclasses import replace
 
@@ -8,9 +8,21 @@ import structlog
 from penstock.changes import Target
 from penstock.errors import SchemaChanged, ValueMalformed
 from penstock.pipeline.column_types import keeps_values
+from penstock.pipeline.evolution import evolve_target
 from penstock.sinks.sink import Evolution, Sink
+from penstock.sinks.sql.rows import refuse_other_key
 
 _log = structlog.get_logger(__name__)
+
+
+def evolved(sink: Sink, policy: Evolution, before: Target | None, target: Target) -> Target:
+    """Return a target as it has to be prepared for rows of a definition. Raises SchemaChanged."""
+    if before is None:
+        return target
+    if policy is not Evolution.EVOLVE and sink.keeps_state:
+        # Rows that differ only in the new key would overwrite each other.
+        refuse_other_key(target, before.primary_key)
+    return evolve_target(before, target, policy, keeps_state=sink.keeps_state)
 
 
 def fitted(sink: Sink, policy: Evolution, before: Target | None, wanted: Target) -> Target:

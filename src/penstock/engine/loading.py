@@ -108,6 +108,8 @@ class Loading:
             for session, _ in self._sessions.values():
                 session.close()
             self._sessions.clear()
+        # A table that is read again has been prepared again.
+        tables.check_columns()
         self._let_go(tables, loads)
         self._waiting = {key for key, load in loads.items() if self._waits(key, load, tables)}
         self._keyless = {key for key in loads if tables.is_keyless(key)}

@@ -2,13 +2,15 @@
 """Which tables of a pipeline write to the same target, and what that means when one of them is emptied."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from penstock.changes import Target
 from penstock.engine.tracked_table import TrackedTable
 from penstock.model import TableName
+from penstock.pipeline.evolution import joined_targets
 from penstock.pipeline.settings import PipelineSettings
 from penstock.pipeline.state import split_key
-from penstock.pipeline.step import ShardValue, Step, named_by_rows, target_through
+from penstock.pipeline.step import ShardValue, Step, could_be_named, named_by_rows, target_through
 from penstock.pipeline.verify.merges import Emptied, emptied_through, may_share_rows, shard_of
 
 
@@ -65,6 +67,33 @@ class SharedTargets:
         effect = emptied_through(self._steps, source)
         is_shared = effect is Emptied.WHOLE and any(self.sharing(key, target.name))
         return Emptied.COMPARED if is_shared else effect
+
+    def wanted(
+        self, stopped: Collection[str], known: Collection[TableName]
+    ) -> dict[TableName, tuple[Target, str]]:
+        """Return the targets that tables need as they are now, each with the key of a table.
+
+        `stopped` are the tables that the pipeline continues without, `known` the targets that rows may name.
+        """
+        wanted: dict[TableName, tuple[Target, str]] = {}
+        for key, table in sorted(self._tables.items()):
+            if key in stopped or table.gone:
+                continue
+            stepped = target_through(self._steps, table.current)
+            if stepped is None:
+                continue
+            for name in self.names_of(table.current, stepped, known):
+                before = wanted.get(name)
+                # Several tables share a target, which keeps a column until all of them have dropped it.
+                joined = stepped if before is None else joined_targets(before[0], stepped)
+                wanted[name] = (replace(joined, name=name), key)
+        return wanted
+
+    def names_of(self, source: Target, stepped: Target, known: Collection[TableName]) -> list[TableName]:
+        """Return the names of a table's targets. Targets named by rows are known once such rows were read."""
+        if not named_by_rows(self._steps, source):
+            return [stepped.name]
+        return [name for name in sorted(known) if could_be_named(stepped.name, name)]
 
     def _shard_of(self, key: str) -> ShardValue | None:
         return shard_of(self._steps, self._settings.steps, self._tables[key].current, split_key(key)[0])

@@ -13,7 +13,8 @@ from typing import Any
 import structlog
 
 from penstock.changes import Target
-from penstock.engine.fitting import fitted
+from penstock.engine.dropped_columns import find_dropped, refuse_dropped
+from penstock.engine.fitting import evolved, fitted
 from penstock.engine.shared_targets import SharedTargets
 from penstock.engine.task_plan import (
     OF_CHUNK,
@@ -45,7 +46,6 @@ from penstock.errors import (
 )
 from penstock.model import Column, TableName, TablePatterns
 from penstock.pipeline import hidden_changes
-from penstock.pipeline.evolution import evolve_target, joined_targets
 from penstock.pipeline.ghosts import PipelinePatterns
 from penstock.pipeline.load.chunks import Chunk, is_reordered
 from penstock.pipeline.load.targets import targets_of
@@ -53,7 +53,7 @@ from penstock.pipeline.pattern_check import pattern_findings, refuse_fatal, tabl
 from penstock.pipeline.settings import PipelineSettings, PipelineSource
 from penstock.pipeline.shards import whole_patterns
 from penstock.pipeline.state import PipelineState, split_key, table_key
-from penstock.pipeline.step import Step, could_be_named, named_by_rows, target_through
+from penstock.pipeline.step import Step, target_through
 from penstock.pipeline.table_changes import (
     Consequences,
     TableBefore,
@@ -62,8 +62,7 @@ from penstock.pipeline.table_changes import (
 )
 from penstock.pipeline.verify.merges import Emptied
 from penstock.schema.statements.tokens import ServerSpelling
-from penstock.sinks.sink import Evolution, Sink
-from penstock.sinks.sql.rows import refuse_other_key
+from penstock.sinks.sink import Sink
 from penstock.source.reading import LoggedStatement, schema_version
 
 _log = structlog.get_logger(__name__)
@@ -103,6 +102,7 @@ class PipelineTables:
         self.targets: dict[TableName, Target] = {}
         # Targets from before a reset. Their rows must be deleted, although no new row may name them.
         self._written: set[TableName] = set()
+        self._has_checked_columns = False
         self._created: set[str] = set()  # So far known only from their CREATE TABLE.
         # Tables that the pipeline continues without, and why. The runner stores them in the checkpoint.
         self.stopped: dict[str, str] = {}
@@ -507,8 +507,7 @@ class PipelineTables:
         ):
             return False
         for key, problem in problems.items():
-            self.stopped[key] = str(problem)
-            _log.error("the pipeline goes on without a table", table=key, why=str(problem))
+            self._continue_without(key, problem)
         return True
 
     def take_up(self, key: str) -> None:
@@ -530,35 +529,36 @@ class PipelineTables:
         """Prepare a table's target again, in case it was dropped or replaced."""
         current = self._tables[key].current
         stepped = target_through(self._steps, current)
-        self._prepare(set() if stepped is None else set(self._names_of(current, stepped)))
+        known = self._written | self.targets.keys()
+        self._prepare(set() if stepped is None else set(self.shared.names_of(current, stepped, known)))
 
     # --- Prepared targets -------------------------------------------------------------------
 
     def _prepare(self, again: Collection[TableName] = ()) -> None:
         """Prepare every target whose columns or keys have changed, and the targets in `again` in any case."""
-        wanted: dict[TableName, tuple[Target, str]] = {}
-        for key, table in sorted(self._tables.items()):
-            if key in self.stopped or table.gone:
-                continue
-            stepped = target_through(self._steps, table.current)
-            if stepped is None:
-                continue
-            for name in self._names_of(table.current, stepped):
-                before = wanted.get(name)
-                # Several tables share a target, which keeps a column until all of them have dropped it.
-                joined = stepped if before is None else joined_targets(before[0], stepped)
-                wanted[name] = (replace(joined, name=name), key)
+        wanted = self.shared.wanted(self.stopped, self._written | self.targets.keys())
         self._sink.check_together([target for target, _ in wanted.values()])
         for target, key in wanted.values():
             self._prepare_or_stop(key, target, again=target.name in again)
         self._save()
 
-    def _names_of(self, source: Target, stepped: Target) -> list[TableName]:
-        """Return the names of a table's targets. Targets named by rows are known once such rows were read."""
-        if not named_by_rows(self._steps, source):
-            return [stepped.name]
-        names = sorted(self._written | self.targets.keys())
-        return [name for name in names if could_be_named(stepped.name, name)]
+    def check_columns(self) -> None:
+        """Check, once, that targets have the columns that they were prepared with. Raises SchemaChanged.
+
+        Call it after a batch that an earlier run began: that run may have altered a target further.
+        """
+        if self._has_checked_columns:
+            return
+        wanted = self.shared.wanted(self.stopped, self._written | self.targets.keys())
+        current = {name: target for name, (target, _) in wanted.items()}
+        for problem in find_dropped(self._sink, self._settings.schema_changes, self.targets, current):
+            if self._settings.errors.table != "skip_table":
+                raise problem.error
+            key = wanted[problem.target][1]
+            for stopped in (key, *self.shared.sharing(key, problem.target)):
+                if stopped not in self.stopped and not self._tables[stopped].gone:
+                    self._continue_without(stopped, problem.error)
+        self._has_checked_columns = True
 
     def _prepare_met(self, key: str, target: Target) -> None:
         """Prepare a target for rows that were read. A target that was prepared before keeps its keys."""
@@ -574,19 +574,19 @@ class PipelineTables:
         except _OF_ONE_TABLE as problem:
             if self._settings.errors.table != "skip_table":
                 raise
-            self.stopped[key] = str(problem)
-            _log.error("the pipeline goes on without a table", table=key, why=str(problem))
+            self._continue_without(key, problem)
+
+    def _continue_without(self, key: str, problem: PenstockError) -> None:
+        self.stopped[key] = str(problem)
+        _log.error("the pipeline goes on without a table", table=key, why=str(problem))
 
     def _prepare_target(self, target: Target, *, again: bool = False) -> None:
-        before = self.targets.get(target.name)
-        policy, wanted = self._settings.schema_changes, target
-        if before is not None:
-            if policy is not Evolution.EVOLVE and self._sink.keeps_state:
-                # Rows that differ only in the new key would overwrite each other.
-                refuse_other_key(target, before.primary_key)
-            wanted = evolve_target(before, target, policy, keeps_state=self._sink.keeps_state)
+        before, policy = self.targets.get(target.name), self._settings.schema_changes
+        wanted = evolved(self._sink, policy, before, target)
         if wanted == before and not again:
             return
+        if before is not None and not again:
+            refuse_dropped(self._sink, policy, before, wanted)
         self.targets[target.name] = fitted(self._sink, policy, before, wanted)
 
     def _save(self) -> None:

@@ -246,6 +246,15 @@ class Sink(ABC):
         allow the change, or if the change would lose values; the table is then loaded again.
         """
 
+    def columns_missing(self, targets: Sequence[Target]) -> Mapping[TableName, Sequence[str]]:
+        """Return the columns that the tables of prepared targets do not have, by target.
+
+        Called at the start of a run, and before a table is altered, because a column may have been dropped by
+        hand. Tables that do not exist are left out: writing their rows fails. Sinks whose tables have no
+        columns return {}.
+        """
+        return {}
+
     def begin(self, targets: Iterable[Target]) -> Mapping[str, Any]:
         """Return what all writers of a batch share, as plain JSON.
 

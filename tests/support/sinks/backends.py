@@ -79,6 +79,8 @@ class SinkBackend(ABC):
     KEEPS_UNREPRESENTABLE: ClassVar[bool] = False
     # : Whether its tables have columns that follow the source's.
     HAS_COLUMNS: ClassVar[bool] = True
+    #: Whether rows are written without the columns that their table does not have.
+    LEAVES_COLUMNS_OUT: ClassVar[bool] = True
     # : Whether it stores the numbers of batches.
     STORES_NUMBERS: ClassVar[bool] = True
     #: Whether it refuses tables without a primary key.
@@ -187,6 +189,7 @@ class MongoBackend(_ServerBackend):
     DEEP = True
     SERVER = Mongo
     HAS_COLUMNS = False
+    LEAVES_COLUMNS_OUT = False
     NOWHERE = "mongodb://somebody:hunter2@127.0.0.1:1"
 
     def spoil(self, sink: Any, target: Target) -> None:
@@ -203,6 +206,7 @@ class ElasticsearchBackend(_ServerBackend):
     SERVER = Elasticsearch
     SETTINGS: ClassVar[Mapping[str, Any]] = {"refresh": "now"}
     LOSES = frozenset({"geometry"})
+    LEAVES_COLUMNS_OUT = False
     NOWHERE = "http://somebody:hunter2@127.0.0.1:1"
 
     def spoil(self, sink: Any, target: Target) -> None:
@@ -218,6 +222,7 @@ class RedisBackend(_ServerBackend):
     LOSES = frozenset({"geometry"})
     KEEPS_UNREPRESENTABLE = True
     HAS_COLUMNS = False
+    LEAVES_COLUMNS_OUT = False
     NOWHERE = "redis://somebody:hunter2@127.0.0.1:1/0"
 
     def rows(self, sink: Sink, target: Target) -> list[Row]:

@@ -108,6 +108,12 @@ class ClickHouseSession:
         )
         return {str(name): str(text) for name, text in rows}
 
+    def column_names(self, location: TableLocation) -> set[str]:
+        """Return all columns of a table, empty if the table does not exist."""
+        return {
+            str(name) for (name,) in self.rows(f"SELECT name FROM system.columns WHERE {_where(location)}")
+        }
+
     def layout(self, location: TableLocation) -> Layout | None:
         """Return the layout of a target table, None if the table does not exist."""
         where, columns = _where(location), self.columns(location)

@@ -117,6 +117,15 @@ class ClickHouseSink(ClientSink[ClickHouseSession]):
         for statement in self.plan(target, evolution):
             self.client.run(statement)
 
+    def columns_missing(self, targets: Sequence[Target]) -> Mapping[TableName, Sequence[str]]:
+        missing: dict[TableName, list[str]] = {}
+        for target in targets:
+            # Computed columns exist too, but rows are not written to them.
+            existing = self.client.column_names(self.location(target))
+            if existing and (absent := [name for name in target.column_names if name not in existing]):
+                missing[target.name] = absent
+        return missing
+
     def location(self, target: Target) -> TableLocation:
         """Return the table of a target."""
         return TableLocation(self.settings.database or target.name.database, target.name.table)

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 from penstock import _native
 from penstock.changes import Target
 from penstock.errors import OperatorError, OptionInvalid, SchemaChanged, StreamError
+from penstock.model import TableName
 from penstock.sinks.lake.history import history_fields
 from penstock.sinks.lake.rows import feed_fields, read_rows, stored_schema
 from penstock.sinks.lake.table import StoredTable
@@ -92,6 +93,21 @@ class TableSink(Sink, Generic[AnyTable]):
             table.widen(pyarrow.schema([*fields, *added]))
         elif added:
             table.add_columns(added)
+
+    def columns_missing(self, targets: Sequence[Target]) -> Mapping[TableName, Sequence[str]]:
+        missing: dict[TableName, list[str]] = {}
+        for target in targets:
+            try:
+                table = self.open_table(target)
+            except (OperatorError, StreamError):
+                # Its rows meet the same error, where `errors.table` decides what follows.
+                continue
+            if table is None:
+                continue
+            existing = set(table.schema.names)
+            if absent := [name for name in self.schema_of(target).names if name not in existing]:
+                missing[target.name] = absent
+        return missing
 
     def remembers(self, pipeline: str, targets: Sequence[Target]) -> bool:
         """Look for the pipeline's batch numbers in the tables."""

@@ -16,7 +16,7 @@ from penstock.sinks.mysql.connection import Session, connect
 from penstock.sinks.mysql.drainer_marks import create_drainer_marks
 from penstock.sinks.mysql.log import create_commit_log
 from penstock.sinks.mysql.read import rows_of
-from penstock.sinks.mysql.tables import comment_sql, create_database, layout_of, statements
+from penstock.sinks.mysql.tables import column_names, comment_sql, create_database, layout_of, statements
 from penstock.sinks.mysql.transaction import create_position_table, has_numbers, last_number, stored_number
 from penstock.sinks.mysql.writer import MysqlWriter, WriterOptions
 from penstock.sinks.sink import BatchMark, Evolution, Finding, Writer, is_repeated
@@ -92,6 +92,10 @@ class MysqlSink(SqlSink):
                 return [*encryption_findings(self.settings.address()), *problems]
         except OperatorError as error:
             return [Finding(str(self.settings.address()), error.message, mend=error.hint or "")]
+
+    def columns_missing(self, targets: Sequence[Target]) -> Mapping[TableName, Sequence[str]]:
+        with self._session() as session:
+            return self._columns_not_in(targets, lambda target: column_names(session, target.name))
 
     def plan(self, target: Target, evolution: Evolution) -> Sequence[str]:
         with self._session() as session:

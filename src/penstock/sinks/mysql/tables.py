@@ -89,6 +89,15 @@ def layout_of(session: Session, table: TableName) -> Layout | None:
     )
 
 
+def column_names(session: Session, table: TableName) -> set[str]:
+    """Return the columns of a target table, empty if the table does not exist."""
+    rows = session.run(
+        "SELECT COLUMN_NAME FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s",
+        (table.database, table.table),
+    )
+    return {name for (name,) in rows}
+
+
 def text_of(value: str | bytes) -> str:
     """Return a name or type as text. Some server versions send bytes."""
     return value.decode() if isinstance(value, bytes) else value

@@ -9,10 +9,18 @@ from pydantic import Field, field_validator
 
 from penstock.changes import Target
 from penstock.errors import OperatorError
+from penstock.model import TableName
 from penstock.sinks.postgres.connection import Session
 from penstock.sinks.postgres.privileges import prove_may_write
 from penstock.sinks.postgres.read import rows_of, without_zero_bytes
-from penstock.sinks.postgres.tables import comment_sql, create_schema, layout_of, statements, table_sql
+from penstock.sinks.postgres.tables import (
+    column_names,
+    comment_sql,
+    create_schema,
+    layout_of,
+    statements,
+    table_sql,
+)
 from penstock.sinks.postgres.writer import PostgresWriter, WriterOptions
 from penstock.sinks.sink import (
     BatchMark,
@@ -72,6 +80,10 @@ class PostgresSink(SqlSink):
                 Finding(self.settings.url, "the account makes no schemas", fatal=False, mend=hint)
             )
         return problems
+
+    def columns_missing(self, targets: Sequence[Target]) -> Mapping[TableName, Sequence[str]]:
+        with self._session() as session:
+            return self._columns_not_in(targets, lambda target: column_names(session, target.name))
 
     def plan(self, target: Target, evolution: Evolution) -> Sequence[str]:
         with self._session() as session:

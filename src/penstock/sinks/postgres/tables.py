@@ -116,6 +116,17 @@ def layout_of(session: Session, name: TableName) -> Layout | None:
     )
 
 
+def column_names(session: Session, name: TableName) -> set[str]:
+    """Return the columns of a target table, empty if the table does not exist."""
+    rows = session.run(
+        "SELECT a.attname FROM pg_attribute a JOIN pg_class c ON c.oid = a.attrelid JOIN pg_namespace n"
+        " ON n.oid = c.relnamespace WHERE n.nspname = %s AND c.relname = %s AND c.relkind IN ('r', 'p')"
+        " AND a.attnum > 0 AND NOT a.attisdropped",
+        (name.database, name.table),
+    )
+    return {column for (column,) in rows}
+
+
 def types_of(target: Target) -> dict[str, str]:
     """Return the type of each column, as PostgreSQL displays it."""
     own = tuple(column for column in target.columns if column.name not in _FEED_TYPES)

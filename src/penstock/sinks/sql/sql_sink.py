@@ -2,6 +2,7 @@
 """The common part of the sinks that write tables of an SQL server."""
 
 from abc import abstractmethod
+from collections.abc import Callable, Collection, Sequence
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field
@@ -14,7 +15,7 @@ from penstock.sinks.endpoint import Endpoint
 from penstock.sinks.images import LastImages, refuse_partial
 from penstock.sinks.sink import Delivery, Sink, Spread, Writer
 from penstock.sinks.sql.row_buffer import RowBuffer
-from penstock.sinks.sql.rows import WriteCounts
+from penstock.sinks.sql.rows import WriteCounts, feed_target
 
 
 def _check_table(text: str) -> str:
@@ -67,6 +68,18 @@ class SqlSink(Sink):
     def positions(self) -> TableName:
         """The table with the numbers of batches."""
         return TableName.parse(self.settings.positions)
+
+    def _columns_not_in(
+        self, targets: Sequence[Target], columns_of: Callable[[Target], Collection[str]]
+    ) -> dict[TableName, list[str]]:
+        """Return the columns that existing tables do not have. `columns_of` is empty for a missing table."""
+        missing: dict[TableName, list[str]] = {}
+        for target in targets:
+            existing = columns_of(target)
+            names = (feed_target(target) if self._feed else target).column_names
+            if existing and (absent := [name for name in names if name not in existing]):
+                missing[target.name] = absent
+        return missing
 
     def _refuse_feed(self) -> None:
         if self._feed:
