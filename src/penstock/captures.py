@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The captures of one process: how each is built, and what is done for them while they run."""
 
+import fnmatch
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Protocol
 
 import structlog
 
@@ -15,22 +17,35 @@ from penstock.capture.kept_schemas import follow_schemas
 from penstock.capture.lease import CaptureLease
 from penstock.capture.readings import read_capture
 from penstock.capture.run import Capture, CaptureParts
-from penstock.errors import LogFull, PenstockError, TransientError
+from penstock.capture.status import CaptureStatus, State
+from penstock.errors import (
+    LogFull,
+    OptionInvalid,
+    PenstockError,
+    ServerBusy,
+    SourceMissing,
+    TransientError,
+)
 from penstock.logstore.disk import LocalDisk
+from penstock.logstore.followed_log import ServedLog
 from penstock.logstore.layout import Layout
 from penstock.logstore.log import Log
 from penstock.logstore.memory_log import MemoryLog
 from penstock.logstore.upkeep import Upkeep
 from penstock.model import ServerAddress
 from penstock.mysql.start import LogLookup, StartAt
+from penstock.settings.changes import InstanceChange
 from penstock.settings.daemon import InstanceSettings, LogSettings, Settings
 from penstock.settings.ticdc import is_ticdc_kafka
-from penstock.settings.tidb import parse_commit_ts
+from penstock.settings.tidb import parse_commit_ts, pd_addresses
 from penstock.source.bounds import parse_bound
 from penstock.source.server import ServerSource
 from penstock.source.source import SourceOptions
 from penstock.telemetry.alerts import Alert
 from penstock.telemetry.readings import Readings
+
+if TYPE_CHECKING:
+    from penstock.tidb.pump import Pump
 
 _EARLIEST, _LATEST = "earliest", "latest"
 
@@ -53,18 +68,37 @@ def start_of(instance: InstanceSettings) -> StartAt:
     return StartAt(position=bound.position, gtid_set=bound.gtid_set, time_us=bound.time_us)
 
 
-def make_captures(
-    names: Iterable[str],
-    settings: Settings,
-    arrived: Callable[[str], None],
-    lease: CaptureLease | None = None,
-) -> dict[str, Capture]:
-    """Return the captures of instances by name, as `make_capture` does. Those of a merge find each other."""
-    captures: dict[str, Capture] = {}
-    # A merge needs the captures of its members.
-    for name in sorted(names, key=lambda name: bool(settings.instances[name].merge)):
-        captures[name] = make_capture(name, settings, arrived, lease, captures)
-    return captures
+def check_instances(settings: Settings) -> None:
+    """Validate what the settings' types cannot. Raises OptionInvalid, which lists every problem."""
+    problems = []
+    for name, instance in settings.instances.items():
+        try:
+            start_of(instance)
+        except OptionInvalid as problem:
+            problems.append(f"instances.{name}.start: {problem.message}")
+        if instance.semi_sync and settings.log_of(name).mode == "memory":
+            problems.append(
+                f"instances.{name}.semi_sync: a log in memory forgets with the process what it acknowledged"
+            )
+    folders: dict[str, str] = {}
+    for name, instance in settings.instances.items():
+        if instance.has_role("pump"):
+            folders[str(settings.pump_log_of(name).folder.absolute())] = f"the Pump of {name}"
+    for name in settings.instances:
+        folder = str(settings.log_of(name).folder.absolute())
+        if folder in folders:
+            problems.append(f"instances.{name}.log.folder: {folder} is the log of {folders[folder]}")
+        folders[folder] = name
+    for index, account in enumerate(settings.access):
+        for text in account.instances:
+            if not fnmatch.filter(settings.instances, text):
+                problems.append(f"access[{index}].instances: there is no instance {text}")
+    if problems:
+        raise OptionInvalid(
+            "\n  ".join(["the settings have problems:", *problems]),
+            hint="Write earliest, latest, mysql-bin.000003:1542, a GTID set or 2026-11-21T08:00:00Z;"
+            " for TiDB also commit_ts:470639217768660992",
+        )
 
 
 def make_capture(
@@ -109,6 +143,199 @@ def make_capture(
     return Capture(name, instance, log, start_of(instance), parts)
 
 
+def make_pump(name: str, settings: Settings) -> "Pump":
+    """Return an instance's Pump with its port bound. Raises OptionInvalid, TlsFailed, DependencyMissing."""
+    # gRPC is an extra, and takes long to import.
+    from penstock.tidb.channels import ClusterTls
+    from penstock.tidb.pump import Pump
+
+    instance = settings.instances[name]
+    tls = instance.tidb.tls
+    return Pump(
+        name,
+        pd_addresses(instance.source),
+        instance.tidb.pump,
+        settings.pump_log_of(name),
+        None if tls is None else ClusterTls(tls.ca, tls.cert, tls.key),
+        () if tls is None else tls.allowed_names,
+    )
+
+
+def read_pump(pump: "Pump", readings: Readings) -> None:
+    """Add the metrics of a Pump."""
+    from penstock.tidb.pump_readings import read_pump
+
+    read_pump(pump, readings)
+
+
+class RunningCapture(Protocol):
+    """The capture of an instance, in this process or in one of its own."""
+
+    def start(self) -> None:
+        """Start capturing."""
+
+    def stop(self) -> None:
+        """Ask the capture to end. It stores what it has received first."""
+
+    def join(self, seconds: float) -> bool:
+        """Wait until everything is durable and the capture has ended; return whether it has."""
+
+    def status(self) -> Mapping[str, Any]:
+        """Return its status as plain JSON values, without waiting."""
+
+    def log(self) -> ServedLog:
+        """Return its log. Raises ServerBusy while it is being opened, or the error that prevents it."""
+
+
+class OwnInstance:
+    """An instance that this daemon captures, whose capture may be replaced; see `ServedInstance`.
+
+    `make` returns a capture with the settings as they are then. `start`, `stop`, `join` and `remove` belong
+    to one thread at a time.
+    """
+
+    def __init__(self, name: str, make: Callable[[], RunningCapture]) -> None:
+        self._name = name
+        self._make = make
+        self._is_removed = False
+        # A capture that is asked to end goes on serving until it has ended.
+        self.capture: RunningCapture | None = None
+        # Why there is no capture.
+        self.failure: PenstockError | None = None
+
+    @property
+    def name(self) -> str:
+        """Its name."""
+        return self._name
+
+    def start(self) -> None:
+        """Start capturing. The previous capture has ended. Raises the errors of the settings."""
+        self.failure = None
+        self.make().start()
+
+    def make(self) -> RunningCapture:
+        """Return the capture that `start` starts. Raises the errors of the settings."""
+        self.capture = self.capture or self._make()
+        return self.capture
+
+    def stop(self) -> None:
+        """Ask the capture to end."""
+        capture = self.capture
+        if capture is not None:
+            capture.stop()
+
+    def join(self, seconds: float) -> bool:
+        """Wait up to `seconds` for the end of the capture; return whether it has ended."""
+        capture = self.capture
+        if capture is not None and not capture.join(seconds):
+            return False
+        self.capture = None
+        return True
+
+    def remove(self) -> None:
+        """Tell readers from now on that there is no such instance."""
+        self._is_removed = True
+
+    def status(self) -> Mapping[str, Any]:
+        """Return the status of its capture. Never waits."""
+        capture = self.capture
+        if capture is not None:
+            return capture.status()
+        state = State.OPENING if self.failure is None else State.STOPPED
+        why = None if self.failure is None else str(self.failure)
+        return CaptureStatus.of_idle(self._name, state, why, [], []).to_json()
+
+    def log(self) -> ServedLog:
+        """Return its log.
+
+        Raises ServerBusy while no capture runs, SourceMissing once it is removed, and the errors of a log.
+        """
+        capture = self.capture
+        if self._is_removed:
+            raise SourceMissing(f"instance {self._name} was removed", hint="See the others: penstock status")
+        if capture is None and self.failure is not None:
+            raise self.failure.with_traceback(None)
+        if capture is None:
+            raise ServerBusy(f"the capture of {self._name} is being started", hint="Ask again in a moment")
+        return capture.log()
+
+
+class OwnInstances:
+    """The instances that a daemon without a fleet captures. `make` returns a capture of one, not started.
+
+    All methods that change them belong to one thread at a time.
+    """
+
+    def __init__(self, names: Collection[str], make: Callable[[str], RunningCapture]) -> None:
+        self._make = make
+        self.by_name = {name: self._new(name) for name in names}
+
+    def make(self, names: Iterable[str]) -> None:
+        """Make the captures of some instances before they start. Raises the errors of their settings."""
+        for name in names:
+            self.by_name[name].make()
+
+    def captures(self) -> list[Capture]:
+        """Return the captures of this process."""
+        captures = [instance.capture for instance in self.by_name.values()]
+        return [capture for capture in captures if isinstance(capture, Capture)]
+
+    def members(self, names: Iterable[str]) -> dict[str, Capture]:
+        """Return the captures of the members of a merge, which may not have started yet."""
+        captures = {name: self.by_name[name].make() for name in names}
+        return {name: capture for name, capture in captures.items() if isinstance(capture, Capture)}
+
+    def start(self) -> None:
+        """Start all captures."""
+        for instance in self.by_name.values():
+            instance.start()
+
+    def stop(self) -> None:
+        """Ask all captures to end."""
+        for instance in self.by_name.values():
+            instance.stop()
+
+    def join(self, seconds: float) -> None:
+        """Wait up to `seconds` for the end of all captures."""
+        deadline = time.monotonic() + seconds
+        for instance in self.by_name.values():
+            if not instance.join(max(0.0, deadline - time.monotonic())):
+                _log.error("a capture does not end", instance=instance.name)
+
+    def change(self, change: InstanceChange) -> list[OwnInstance]:
+        """Have other instances; return those whose captures have to end before `go_on`.
+
+        An instance whose log differs is a new one for its readers, who are asked to come again.
+        """
+        before = self.by_name
+        ending = [before[name] for name in (*change.removed, *change.changed)]
+        after = {name: instance for name, instance in before.items() if name not in change.removed}
+        after |= {name: self._new(name) for name in (*change.added, *change.with_other_log)}
+        self.by_name = after
+        for name in change.removed:
+            before[name].remove()
+        for instance in ending:
+            instance.stop()
+        return ending
+
+    def go_on(self, change: InstanceChange) -> None:
+        """Start the captures of changed and added instances."""
+        for name in (*change.changed, *change.added):
+            try:
+                self.by_name[name].start()
+            except (PenstockError, RuntimeError) as problem:
+                # The others go on. RuntimeError: the system has no thread to give.
+                _log.error("a capture is not started", instance=name, why=str(problem))
+                self.by_name[name].failure = (
+                    problem
+                    if isinstance(problem, PenstockError)
+                    else ServerBusy(f"the capture of {name} cannot be started: {problem}")
+                )
+
+    def _new(self, name: str) -> OwnInstance:
+        return OwnInstance(name, partial(self._make, name))
+
+
 class Maintenance:
     """Maintains the logs of captures, measures their servers and reports on both.
 
@@ -129,12 +356,8 @@ class Maintenance:
         self._captures = captures
         self._further_works = tuple(further_works)
         self._copies = copies
-        self._upkeep = {
-            name: Upkeep(LocalDisk(), Layout(settings.log_of(name).folder), settings.log_of(name))
-            for name in names
-            # A log in memory removes consumed data itself.
-            if settings.log_of(name).mode != "memory"
-        }
+        self._upkeep: dict[str, Upkeep] = {}
+        self.change(settings, names)
         self._stopping = threading.Event()
         self._clock = threading.Thread(target=self._run_upkeep, name="clock", daemon=True)
         self._meter = threading.Thread(target=self._measure, name="lag", daemon=True)
@@ -143,6 +366,17 @@ class Maintenance:
         """Start the threads."""
         self._clock.start()
         self._meter.start()
+
+    def change(self, settings: Settings, names: Collection[str], replaced: Collection[str] = ()) -> None:
+        """Maintain the logs of these instances from now on; the settings of the `replaced` ones differ."""
+        kept = {name: upkeep for name, upkeep in self._upkeep.items() if name not in replaced}
+        self._upkeep = {
+            name: kept.get(name)
+            or Upkeep(LocalDisk(), Layout(settings.log_of(name).folder), settings.log_of(name))
+            for name in names
+            # A log in memory removes consumed data itself.
+            if settings.log_of(name).mode != "memory"
+        }
 
     def stop(self) -> None:
         """Ask the threads to end."""
@@ -156,10 +390,11 @@ class Maintenance:
         """Add the metrics of the captures."""
         for capture in self._captures():
             read_capture(readings, capture, by_table=self._settings.metrics.tables > 0)
-            if capture.name in self._upkeep:
+            upkeep = self._upkeep.get(capture.name)
+            if upkeep is not None:
                 readings.add_counter(
                     "penstock_log_tier_uploads_total",
-                    self._upkeep[capture.name].uploads,
+                    upkeep.uploads,
                     penstock_instance=capture.name,
                 )
 
@@ -173,11 +408,17 @@ class Maintenance:
     def _run_upkeep(self) -> None:
         """Trim, compress and tier each log, in small steps."""
         while not self._stopping.wait(_UPKEEP_SECONDS):
-            captures = [capture for capture in self._captures() if capture.name in self._upkeep]
+            upkeep = self._upkeep
             works: list[tuple[str, Callable[[], None]]] = [
-                (capture.name, partial(self._maintain, capture)) for capture in captures
+                (capture.name, partial(self._maintain, capture, upkeep[capture.name]))
+                for capture in self._captures()
+                if capture.name in upkeep
             ]
-            works += [(name, partial(self._upkeep[name].run, log)) for name, log in self._copies().items()]
+            works += [
+                (name, partial(upkeep[name].run, log))
+                for name, log in self._copies().items()
+                if name in upkeep
+            ]
             for name, work in [*works, *self._further_works]:
                 try:
                     work()
@@ -186,8 +427,8 @@ class Maintenance:
                 except PenstockError as problem:
                     _log.error("upkeep failed", instance=name, error=type(problem).__name__, why=str(problem))
 
-    def _maintain(self, capture: Capture) -> None:
-        self._upkeep[capture.name].run(capture.log())
+    def _maintain(self, capture: Capture, upkeep: Upkeep) -> None:
+        upkeep.run(capture.log())
 
     def _measure(self) -> None:
         """Measure the lag and what the servers keep, in a separate thread because it may block."""

@@ -5,28 +5,37 @@
                                                              └▶ a thread for periodic maintenance
 
 SIGTERM and SIGINT stop the listener. Then the captures store what they have received, make it durable and
-end.
+end. SIGHUP has the settings read again, which adds, changes and removes instances.
 """
 
-import fnmatch
 import gc
 import resource
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import closing
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import structlog
 
 import penstock
 from penstock.capture.run import Capture
-from penstock.captures import Maintenance, make_capture, make_captures, open_log, start_of
+from penstock.captures import (
+    Maintenance,
+    OwnInstances,
+    RunningCapture,
+    check_instances,
+    make_capture,
+    make_pump,
+    open_log,
+    read_pump,
+)
 from penstock.check.servers import check_servers
 from penstock.coordinate.lease import Lease
 from penstock.coordinate.store import SESSION_SECONDS, CoordinationStore, open_store
-from penstock.errors import OptionInvalid
+from penstock.desired import DesiredSettings
+from penstock.errors import OptionInvalid, PenstockError
 from penstock.fleet.copy_tenure import CopyTenure
 from penstock.fleet.copying import LogCopy
 from penstock.fleet.group import DAEMONS
@@ -37,7 +46,7 @@ from penstock.fleet.records import capturer_of
 from penstock.fleet.status import fleet_status
 from penstock.fleet.tenure import CaptureTenure, TenuredCapture
 from penstock.limits import CONNECTIONS_MAX
-from penstock.listeners import coordination_probe, make_served, store_opener
+from penstock.listeners import as_served, configure_served, coordination_probe, make_served, store_opener
 from penstock.logstore.log import Log
 from penstock.model import Position, Secret, TablePatterns, Tls
 from penstock.processes.leased import LeasedCapture
@@ -46,6 +55,7 @@ from penstock.processes.supervisor import Supervisor
 from penstock.serve.access import Access
 from penstock.serve.canal.cluster import CanalCluster
 from penstock.serve.durable import DurableInstance
+from penstock.serve.http import instances as instance_routes
 from penstock.serve.http import resume as resume_routes
 from penstock.serve.http import server_check as check_routes
 from penstock.serve.http import settings as settings_routes
@@ -54,16 +64,16 @@ from penstock.serve.ports import Ports
 from penstock.serve.served import Arrivals, Served, ServedInstance
 from penstock.serve.telemetry import Alerting, Telemetry
 from penstock.serve.usage import SharedUsages
+from penstock.settings.changes import InstanceChange
 from penstock.settings.daemon import Settings, split_host_port
+from penstock.settings.documents import InstanceDocument
 from penstock.settings.shown import shown_settings
-from penstock.settings.tidb import pd_addresses
 from penstock.source.daemon_address import DaemonAddress
 from penstock.telemetry.alerts import Alert
 from penstock.telemetry.channel import Channel
 from penstock.telemetry.readings import Readings
 
-if TYPE_CHECKING:
-    from penstock.tidb.pump import Pump
+__all__ = ["Daemon", "check_instances", "make_capture"]
 
 _log = structlog.get_logger(__name__)
 
@@ -79,100 +89,47 @@ _OWN_DESCRIPTORS = 4096
 _FLEET_STATUS_SECONDS = 1.0
 
 
-def check(settings: Settings) -> None:
-    """Validate what the settings' types cannot. Raises OptionInvalid, which lists every problem."""
-    problems = []
-    for name, instance in settings.instances.items():
-        try:
-            start_of(instance)
-        except OptionInvalid as problem:
-            problems.append(f"instances.{name}.start: {problem.message}")
-        if instance.semi_sync and settings.log_of(name).mode == "memory":
-            problems.append(
-                f"instances.{name}.semi_sync: a log in memory forgets with the process what it acknowledged"
-            )
-    folders: dict[str, str] = {}
-    for name, instance in settings.instances.items():
-        if instance.has_role("pump"):
-            folders[str(settings.pump_log_of(name).folder.absolute())] = f"the Pump of {name}"
-    for name in settings.instances:
-        folder = str(settings.log_of(name).folder.absolute())
-        if folder in folders:
-            problems.append(f"instances.{name}.log.folder: {folder} is the log of {folders[folder]}")
-        folders[folder] = name
-    for index, account in enumerate(settings.access):
-        for text in account.instances:
-            if not fnmatch.filter(settings.instances, text):
-                problems.append(f"access[{index}].instances: there is no instance {text}")
-    if problems:
-        raise OptionInvalid(
-            "\n  ".join(["the settings have problems:", *problems]),
-            hint="Write earliest, latest, mysql-bin.000003:1542, a GTID set or 2026-11-21T08:00:00Z;"
-            " for TiDB also commit_ts:470639217768660992",
-        )
-
-
-def _make_pump(name: str, settings: Settings) -> "Pump":
-    """Return an instance's Pump with its port bound. Raises OptionInvalid, TlsFailed, DependencyMissing."""
-    # gRPC is an extra, and takes long to import.
-    from penstock.tidb.channels import ClusterTls
-    from penstock.tidb.pump import Pump
-
-    instance = settings.instances[name]
-    tls = instance.tidb.tls
-    return Pump(
-        name,
-        pd_addresses(instance.source),
-        instance.tidb.pump,
-        settings.pump_log_of(name),
-        None if tls is None else ClusterTls(tls.ca, tls.cert, tls.key),
-        () if tls is None else tls.allowed_names,
-    )
-
-
-def _read_pump(pump: "Pump", readings: Readings) -> None:
-    from penstock.tidb.pump_readings import read_pump
-
-    read_pump(pump, readings)
-
-
 class Daemon:
     """Everything that one process captures and serves. The main thread calls `run`."""
 
-    def __init__(self, settings: Settings) -> None:
-        check(settings)
-        self._settings = settings
+    def __init__(self, settings: Settings, desired: DesiredSettings) -> None:
+        """`settings` are the first of the desired ones."""
+        check_instances(settings)
+        self._settings, self._desired = settings, desired
+        self._changing = threading.Lock()
+        # Set to read the settings again, and with them the file.
+        self._reload = threading.Event()
+        self._reads_file = threading.Event()
+        self._stopping = threading.Event()
         self._arrivals = Arrivals()
         self._ports = Ports.take(settings.listen)
         captured = [name for name, instance in settings.instances.items() if instance.is_captured]
         self._listener_processes: ListenerProcesses | None = None
-        groups = settings.process_groups() if settings.fleet is None else []
+        groups = settings.process_groups() if isinstance(settings.processes, int) else []
         self._supervisor = Supervisor(settings, groups, self._arrived)
-        self._fleet = (
-            None
-            if settings.fleet is None
-            else _Fleet(settings, self._ports, self._arrivals, self._supervisor)
-        )
-        own = [name for name in captured if self._fleet is None and name not in self._supervisor.instances]
-        self._own_captures = make_captures(own, settings, self._arrived)
+        parts = (settings, self._ports, self._arrivals, self._supervisor)
+        self._fleet = None if settings.fleet is None else _Fleet(*parts)
+        self._groups = dict(self._supervisor.instances)
+        own = [name for name in captured if self._fleet is None and name not in self._groups]
+        # A merge waits until its members have started.
+        own.sort(key=lambda name: bool(settings.instances[name].merge))
+        self._own = OwnInstances(own, self._make_capture)
+        # Made before anything starts, so that a problem is reported at once.
+        self._own.make([name for name in own if not settings.has_process(name)])
         pumps = [name for name, instance in settings.instances.items() if instance.has_role("pump")]
-        self._pumps = {name: _make_pump(name, settings) for name in pumps}
+        self._pumps = {name: make_pump(name, settings) for name in pumps}
         # Created before anything starts, so that a tier with a missing package is reported at once.
         self._maintenance = Maintenance(
             settings,
-            [name for name in captured if self._fleet is not None or not settings.has_process(name)],
+            self._maintained(settings),
             self._captures,
             [(name, pump.run_upkeep) for name, pump in self._pumps.items()],
             dict if self._fleet is None else self._fleet.copies,
         )
-        instances: Mapping[str, ServedInstance] = (
-            {**_as_served(settings, self._own_captures, self._arrivals), **self._supervisor.instances}
-            if self._fleet is None
-            else self._fleet.instances
-        )
         is_here: Callable[[str], bool] = self._captures_itself if self._fleet is None else self._fleet.is_here
-        served = make_served(settings, instances, self._arrivals, is_here)
+        self._served = served = make_served(settings, self._instances(), self._arrivals, is_here)
         self._canal_cluster = _canal_cluster(settings, self._ports, is_here)
+        self._coordination = coordination_probe(settings)
         access = self._make_access(served)
         self._listener = Listener(
             settings.listen,
@@ -187,16 +144,17 @@ class Daemon:
                     self._maintenance.read,
                     self._supervisor.read,
                     self._read_listeners,
-                    *(partial(_read_pump, pump) for pump in self._pumps.values()),
+                    *(partial(read_pump, pump) for pump in self._pumps.values()),
                 ],
-                coordination_probe(settings),
+                self._coordination,
                 settings.metrics,
                 settings.telemetry,
                 None if settings.alerts is None else Alerting(self._alerts, Channel(settings.alerts)),
             ),
             None if self._fleet is None else self._fleet.status,
             [
-                *settings_routes.routes(served, partial(shown_settings, settings)),
+                *settings_routes.routes(served, lambda: shown_settings(self._settings)),
+                *instance_routes.routes(served, self._want),
                 *check_routes.routes(served, self._check_servers, served.threads.searching),
                 *resume_routes.routes(
                     served, self._supervisor.resume if self._fleet is None else self._fleet.resume
@@ -217,9 +175,9 @@ class Daemon:
         # them.
         gc.collect()
         gc.freeze()
-        for capture in self._own_captures.values():
-            capture.start()
+        # Processes of single instances are made, and started, with their captures.
         self._supervisor.start()
+        self._own.start()
         if self._fleet is not None:
             self._fleet.start(failed=self.stop)
         if self._canal_cluster is not None:
@@ -227,6 +185,8 @@ class Daemon:
         for pump in self._pumps.values():
             pump.start()
         self._maintenance.start()
+        threading.Thread(target=self._follow_settings, name="settings", daemon=True).start()
+        self._desired.follow(self.reload)
         listen = self._settings.listen
         addresses = self._ports.addresses()
         if not listen.loopback and listen.tls is None:
@@ -250,6 +210,106 @@ class Daemon:
         """Stop, from any thread."""
         self._listener.stop()
         _log.info("ending")
+
+    def reload(self, *, reads_file: bool = False) -> None:
+        """Read the settings again soon. May be called by any thread."""
+        if reads_file:
+            self._reads_file.set()
+        self._reload.set()
+
+    # --- Changing ---------------------------------------------------------------------------
+
+    def change(self, settings: Settings) -> InstanceChange:
+        """Add, change and remove instances as new settings say. Others are not disturbed.
+
+        Returns once the captures that had to end have ended. Raises OptionInvalid or DependencyMissing, and
+        changes nothing, if anything else differs, or if the settings have problems.
+        """
+        with self._changing:
+            check_instances(settings)
+            change = InstanceChange.between(self._settings, settings)
+            if not change:
+                return change
+            # A tier may lack a package.
+            self._maintenance.change(settings, self._maintained(settings), change.changed)
+            self._settings = settings
+            self._supervisor.change(settings)
+            ending = self._own.change(change) if self._fleet is None else []
+            if self._fleet is not None:
+                self._fleet.change(settings, change)
+            configure_served(self._served, settings, self._instances(change))
+            if self._coordination is not None:
+                self._coordination.instances = tuple(settings.instances)
+            if self._canal_cluster is not None:
+                self._canal_cluster.change(settings.instances)
+            for instance in ending:
+                # Two captures must never write one log.
+                while not instance.join(_JOIN_SECONDS_MAX):
+                    _log.warning("a capture does not end yet", instance=instance.name)
+            if self._fleet is None and not self._stopping.is_set():
+                self._own.go_on(change)
+            for name in (*change.removed, *change.changed):
+                self._arrived(name)
+            return change
+
+    def _want(self, name: str, document: InstanceDocument | None) -> int:
+        """Store an instance, None to remove it, if this daemon can have it; return its version."""
+
+        def prove(settings: Settings) -> None:
+            check_instances(settings)
+            InstanceChange.between(self._settings, settings)
+
+        version = self._desired.want(name, document, prove).version
+        self.reload()
+        return version
+
+    def _follow_settings(self) -> None:
+        """Apply new settings whenever `reload` is called, until the daemon ends."""
+        while True:
+            self._reload.wait()
+            self._reload.clear()
+            if self._stopping.is_set():
+                return
+            # A signal that comes now is handled in the next round.
+            if reads_file := self._reads_file.is_set():
+                self._reads_file.clear()
+            try:
+                change = self.change(self._desired.read(reads_file=reads_file))
+                self._desired.accept()
+            except PenstockError as problem:
+                _log.error("new settings are not applied", why=str(problem), hint=problem.hint)
+            else:
+                names = {name: value for name, value in vars(change).items() if name != "with_other_log"}
+                if change or reads_file:
+                    _log.info("settings are applied" if change else "settings have not changed", **names)
+
+    def _instances(self, change: InstanceChange | None = None) -> Mapping[str, ServedInstance]:
+        """Return the instances as readers see them. After a change, the others stay the same objects."""
+        if self._fleet is not None:
+            return self._fleet.instances
+        own: dict[str, ServedInstance] = dict(self._own.by_name)
+        kept: dict[str, ServedInstance] = {}
+        if change is not None:
+            renewed = {*change.added, *change.with_other_log}
+            kept = {name: self._served.instances[name] for name in own if name not in renewed}
+        new = {name: instance for name, instance in own.items() if name not in kept}
+        return {**kept, **as_served(self._settings, new, self._arrivals), **self._groups}
+
+    def _maintained(self, settings: Settings) -> list[str]:
+        """Return the instances whose logs this process maintains."""
+        return [
+            name
+            for name, instance in settings.instances.items()
+            if instance.is_captured and (self._fleet is not None or not settings.has_process(name))
+        ]
+
+    def _make_capture(self, name: str) -> RunningCapture:
+        if self._settings.has_process(name):
+            return LeasedCapture(self._supervisor, name, None)
+        members = self._own.members(self._settings.instances[name].merge)
+        return make_capture(name, self._settings, self._arrived, captures=members)
+
+    # --- Parts ------------------------------------------------------------------------------
 
     def _make_access(self, served: Served) -> Access:
         """Return the accounts, which listener processes use too if there are some."""
@@ -275,11 +335,11 @@ class Daemon:
             self._listener_processes.read(readings)
 
     def _captures_itself(self, name: str) -> bool:
-        return name in self._own_captures or name in self._supervisor.instances
+        return name in self._own.by_name or name in self._groups
 
     def _captures(self) -> list[Capture]:
         """Return the captures that run here."""
-        return list(self._own_captures.values()) if self._fleet is None else self._fleet.captures()
+        return self._own.captures() if self._fleet is None else self._fleet.captures()
 
     def _check_servers(self, name: str) -> list[dict[str, Any]]:
         """Return what `penstock check` finds on each server of an instance. Raises OptionInvalid."""
@@ -296,20 +356,24 @@ class Daemon:
         return alerts if self._listener_processes is None else alerts + self._listener_processes.alerts()
 
     def _end(self) -> None:
+        self._stopping.set()
+        self._reload.set()
+        self._desired.stop()
+        self._own.stop()
+        # A change that is under way starts no further capture after this.
+        if self._changing.acquire(timeout=_JOIN_SECONDS_MAX):
+            self._changing.release()
         self._maintenance.stop()
         self._supervisor.stop()
         if self._canal_cluster is not None:
             self._canal_cluster.stop()
-        for capture in self._own_captures.values():
-            capture.stop()
+        self._own.stop()
         for pump in self._pumps.values():
             pump.stop()
         if self._fleet is not None:
             self._fleet.stop()
         deadline = time.monotonic() + _JOIN_SECONDS_MAX
-        for capture in self._own_captures.values():
-            if not capture.join(max(0.0, deadline - time.monotonic())):
-                _log.error("a capture does not end", instance=capture.name)
+        self._own.join(max(0.0, deadline - time.monotonic()))
         for name, pump in self._pumps.items():
             if not pump.join(max(0.0, deadline - time.monotonic())):
                 _log.error("a Pump does not end", instance=name)
@@ -334,14 +398,12 @@ class _Fleet:
             part.zone,
             part.weight,
             part.session,
-            {
-                name: Work(name, instance.weight, instance.zone, settings.log_of(name).copies)
-                for name, instance in settings.instances.items()
-            },
+            _works_of(settings),
         )
         self._settings = settings
         self._supervisor = supervisor
         self._arrived = arrivals.arrived
+        self._arrivals = arrivals
         self.member = FleetMember(
             self._open_store,
             DAEMONS,
@@ -356,17 +418,31 @@ class _Fleet:
         self._status: dict[str, Any] = {}
         self._status_at = float("-inf")
         self._directory = Directory(self._open_store, membership.name)
+        self.instances = self._new_instances(settings.instances)
+
+    def change(self, settings: Settings, change: InstanceChange) -> None:
+        """Take part with other instances. Captures and copies of changed ones end, and begin again."""
+        self._settings = settings
+        kept = settings.instances.keys() - {*change.added, *change.changed}
+        self.instances = {
+            **{name: self.instances[name] for name in kept},
+            **self._new_instances((*change.added, *change.changed)),
+        }
+        self.member.change(_works_of(settings), change.changed)
+
+    def _new_instances(self, names: Iterable[str]) -> dict[str, ServedInstance]:
+        by_name = self._settings.instances
         instances = {
             name: FleetInstance(
                 name,
                 partial(self._capture_of, name),
                 self._directory,
-                list(instance.tables),
-                list(instance.exclude_tables),
+                list(by_name[name].tables),
+                list(by_name[name].exclude_tables),
             )
-            for name, instance in settings.instances.items()
+            for name in names
         }
-        self.instances = _as_served(settings, instances, arrivals)
+        return as_served(self._settings, instances, self._arrivals)
 
     def start(self, failed: Callable[[], None]) -> None:
         """Take part; `failed` is called if this daemon cannot."""
@@ -426,7 +502,7 @@ class _Fleet:
         return tenure
 
     def _note_readable(self, name: str, position: Position) -> None:
-        instance = self.instances[name]
+        instance = self.instances.get(name)
         if isinstance(instance, DurableInstance):
             instance.note_readable(position)
 
@@ -465,16 +541,10 @@ class _Fleet:
             return self._status
 
 
-def _as_served(
-    settings: Settings, instances: Mapping[str, ServedInstance], arrivals: Arrivals
-) -> dict[str, ServedInstance]:
-    """Return instances as their readers are to see them."""
-    logs = {name: settings.log_of(name) for name in instances}
+def _works_of(settings: Settings) -> dict[str, Work]:
     return {
-        name: instance
-        if logs[name].serve == "written"
-        else DurableInstance(instance, logs[name].copies, arrivals.arrived)
-        for name, instance in instances.items()
+        name: Work(name, instance.weight, instance.zone, settings.log_of(name).copies)
+        for name, instance in settings.instances.items()
     }
 
 

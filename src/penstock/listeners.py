@@ -7,6 +7,7 @@ from functools import partial
 from penstock.coordinate.store import CoordinationStore, open_store
 from penstock.model import TablePatterns
 from penstock.serve.coordination import CoordinationProbe
+from penstock.serve.durable import DurableInstance
 from penstock.serve.served import Arrivals, Served, ServedInstance
 from penstock.settings.daemon import Settings
 
@@ -21,10 +22,16 @@ def make_served(
     is_here: Callable[[str], bool],
 ) -> Served:
     """Return the instances as the settings say that they are served; see `Served`."""
+    served = Served({}, arrivals, is_here=is_here)
+    configure_served(served, settings, instances)
+    return served
+
+
+def configure_served(served: Served, settings: Settings, instances: Mapping[str, ServedInstance]) -> None:
+    """Serve instances as the settings say, from now on."""
     by_name = settings.instances.items()
-    return Served(
+    served.configure(
         instances,
-        arrivals,
         {name: instance.shard_columns for name, instance in by_name},
         [name for name, instance in by_name if instance.canal_gtid],
         {name: settings.log_of(name).retention.hold_age for name in settings.instances},
@@ -33,8 +40,20 @@ def make_served(
             for name, instance in by_name
             if instance.canal_filters
         },
-        is_here,
     )
+
+
+def as_served(
+    settings: Settings, instances: Mapping[str, ServedInstance], arrivals: Arrivals
+) -> dict[str, ServedInstance]:
+    """Return instances as their readers are to see them."""
+    logs = {name: settings.log_of(name) for name in instances}
+    return {
+        name: instance
+        if logs[name].serve == "written"
+        else DurableInstance(instance, logs[name].copies, arrivals.arrived)
+        for name, instance in instances.items()
+    }
 
 
 def store_opener(settings: Settings) -> Callable[[], CoordinationStore] | None:

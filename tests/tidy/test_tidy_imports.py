@@ -79,10 +79,13 @@ MAY_IMPORT: dict[str, set[str]] = {
     "captures": LEAVES
     | {"settings", "telemetry", "mysql", "logstore", "capture", "source", "tidb", "ticdc", "merge"},
     "processes": LEAVES | {"settings", "telemetry", "logstore", "capture", "captures", "listeners", "serve"},
+    # The settings of a daemon that change while it runs.
+    "desired": LEAVES | {"settings", "coordinate", "fleet"},
     # The only part that builds all others.
     "daemon": LEAVES
     | {
         "check",
+        "desired",
         "settings",
         "telemetry",
         "mysql",
@@ -121,6 +124,7 @@ MAY_IMPORT: dict[str, set[str]] = {
         "tidb",
         "console",
         "ticdc",
+        "desired",
         "daemon",
     },
     # Pipelines inside a program, with Spark or without.

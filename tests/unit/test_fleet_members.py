@@ -43,6 +43,7 @@ from penstock.fleet.records import (
 )
 from penstock.fleet.status import fleet_status
 from penstock.fleet.tenure import CaptureTenure, FencedRecord
+from penstock.fleet.wanted import WantedInstance, want_instance
 from penstock.gtid_sets import LoggedSet
 from penstock.logstore.log import Log
 from penstock.model import Position
@@ -471,3 +472,26 @@ def test_copy_recorded_before_its_member_registered_again_does_not_count() -> No
             store.put(copy_path("shop", "a"), record.encode())
             assert members_in_step(store, running, "shop") == counted
         assert members_in_step(store, {}, "shop") == []
+
+
+def test_member_whose_instances_change_keeps_the_others_and_counts_as_no_return(
+    fleet_of: Callable[[int], MemoryFleet],
+) -> None:
+    fleet = fleet_of(2)
+    member = fleet.start("a")
+    wait_until(lambda: fleet.all_captured("a"))
+    wait_until(lambda: member.registration is not None)
+    registration = member.registration
+    kept, changed = (fleet.capture_of("a", name) for name in ("shop-0", "shop-1"))
+    member.change({name: Work(name) for name in ("shop-0", "shop-1")}, ["shop-1"])
+    wait_until(lambda: fleet.capture_of("a", "shop-1") not in (None, changed))
+    member.change({"shop-0": Work("shop-0")}, [])
+    wait_until(lambda: fleet.captured("a") == {"shop-0"})
+    wait_until(lambda: member.registration != registration)
+    assert fleet.capture_of("a", "shop-0") is kept
+    want_instance(fleet.store, WantedInstance("shop-1", None))
+    (row,) = fleet_status(fleet.store)["instances"]
+    assert (row["instance"], row["captured_by"]) == ("shop-0", "a")
+    joins = fleet.store.get(DAEMONS.joins)
+    assert joins is not None
+    assert len(json.loads(joins.value)["members"]["a"]) == 1

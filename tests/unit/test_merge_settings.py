@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from penstock.captures import make_captures
+from penstock.captures import OwnInstances, RunningCapture, make_capture
 from penstock.merge.capture import MergeCapture
 from penstock.settings.daemon import Settings
 
@@ -26,9 +26,17 @@ def settings_of(**more: Any) -> Settings:
 def test_merge_and_its_members_are_captured_in_the_daemons_process(tmp_path: Path) -> None:
     settings = settings_of(processes="per-instance", log={"folder": str(tmp_path)})
     assert settings.process_groups() == [["tidb"]]
-    captures = make_captures(["both", "db1", "db2"], settings, lambda name: None)
+
+    def make(name: str) -> RunningCapture:
+        members = own.members(settings.instances[name].merge)
+        return make_capture(name, settings, lambda name: None, captures=members)
+
+    own = OwnInstances(["both", "db1", "db2"], make)
+    own.make(own.by_name)
+    captures = {capture.name: capture for capture in own.captures()}
     assert isinstance(captures["both"], MergeCapture)
     assert captures["both"].snapshot().server == "db1, db2"
+    assert own.members(["db1"]) == {"db1": captures["db1"]}
 
 
 @pytest.mark.parametrize(

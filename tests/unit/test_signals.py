@@ -51,7 +51,7 @@ from penstock.cli import serve
 from penstock.cli.shared import signals
 
 class WaitingDaemon:
-    def __init__(self, settings):
+    def __init__(self, settings, desired):
         pass
 
     def run(self):
@@ -59,6 +59,9 @@ class WaitingDaemon:
         threading.Event().wait()
 
     def stop(self):
+        pass
+
+    def reload(self, *, reads_file):
         pass
 
 signals.STOP_SECONDS_MAX = 0.1
@@ -79,6 +82,22 @@ def test_signal_stops_the_block_even_if_the_interrupted_thread_holds_a_lock() ->
             os.kill(os.getpid(), signal.SIGTERM)
             assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, "a second one ends the process"
         assert stopped.wait(WAIT_SECONDS_MAX)
+
+
+def test_sighup_reloads_each_time_even_if_the_interrupted_thread_holds_a_lock() -> None:
+    lock, reloads = threading.Lock(), threading.Semaphore(0)
+
+    def reload() -> None:
+        with lock:
+            reloads.release()
+
+    before = signal.getsignal(signal.SIGHUP)
+    with stopped_by_signals(lambda: None, reload):
+        for _ in range(2):
+            with lock:
+                os.kill(os.getpid(), signal.SIGHUP)
+            assert reloads.acquire(timeout=WAIT_SECONDS_MAX)
+    assert signal.getsignal(signal.SIGHUP) is before
 
 
 @pytest.mark.parametrize(

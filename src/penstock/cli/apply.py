@@ -1,19 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock apply`: have the fleet run a pipeline."""
+"""`penstock apply`: have the fleet run a pipeline, or what penstock export has printed."""
 
-import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from penstock.cli.shared.fleet_store import opened_store
-from penstock.cli.shared.options import Coordination, MemberConfig, PipelineFile
+from penstock.cli.shared.options import Coordination, MemberConfig, parse_pairs
 from penstock.errors import OptionInvalid
 
 
 def run(
-    file: PipelineFile,
+    file: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="FILE", help="A pipeline file, or the output of penstock export. Default: standard input."
+        ),
+    ] = None,
     config: MemberConfig = None,
     coordination: Coordination = None,
     local: Annotated[
@@ -23,50 +28,78 @@ def run(
     master: Annotated[str | None, typer.Option(help="Spark's master, as of penstock run.")] = None,
     label: Annotated[list[str] | None, typer.Option(help="A label, name=value. May be repeated.")] = None,
     zone: Annotated[str | None, typer.Option(help="The zone whose workers run it, while it has any.")] = None,
-    weight: Annotated[float, typer.Option(min=0.001, help="Its share of a worker's load.")] = 1.0,
+    weight: Annotated[
+        float | None, typer.Option(min=0.001, help="Its share of a worker's load. Default: 1.")
+    ] = None,
+    values: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", help="A value, name=value, for ${name} in the file and for its label. May be repeated."
+        ),
+    ] = None,
 ) -> None:
     """Store a pipeline as a job; the fleet's workers run it from then on, and restart it when it fails.
 
     Applying a changed file restarts the job with it. The job has the pipeline's name. ${NAME} in the file is
-    read by the worker; any other text, also a password, is stored as it is.
+    what --set names, or else read by the worker; any other text, also a password, is stored as it is.
     """
-    from penstock.fleet.jobs import JobSpec, apply_job
+    from penstock.cli.shared.units import (
+        apply_documents,
+        apply_line,
+        check_values,
+        job_name,
+        values_in,
+    )
+    from penstock.fleet.jobs import JobSpec
+    from penstock.settings.documents import InstanceDocument, read_documents
 
     if sum((local, relay, master is not None)) > 1:
         raise OptionInvalid("--local, --relay and --master exclude each other", hint="Name one place to run")
-    options = ["--local"] if local else ["--master", master] if master is not None else []
-    job = JobSpec(
-        _name_of(file),
-        "relay" if relay else "run",
-        tuple(options),
-        file.read_text(encoding="utf-8"),
-        weight=weight,
-        zone=zone,
-        labels=dict(map(_label, label or ())),
-    )
+    path, text = _read(file)
+    chosen = parse_pairs("--set", values)
+    documents = read_documents(path, text)
     with opened_store(config, coordination) as store:
-        applied, changed = apply_job(store, job)
-    typer.echo(f"{applied.name}: version {applied.version}{'' if changed else ', unchanged'}")
-
-
-def _name_of(file: Path) -> str:
-    """Return the pipeline's name. Raises OptionInvalid if its state would depend on the host it runs on."""
-    from penstock.pipeline.settings import place_of_state
-    from penstock.settings.file import read_yaml
-
-    state = place_of_state(file)
-    values = read_yaml(file, os.environ).value
-    written = values.get("state") if isinstance(values, dict) else None
-    if written != state.state:
-        raise OptionInvalid(
-            f"{file}: state must name a store that every worker reaches, by its whole path",
-            hint="Write state: zookeeper://host:2181/path, or on one host sqlite:///absolute/path.db",
+        if documents is not None:
+            if any((local, relay, master, label, zone, weight)):
+                raise OptionInvalid(
+                    "the documents say how each job runs", hint="Use only --set, or change the documents"
+                )
+            if config is not None and any(isinstance(document, InstanceDocument) for document in documents):
+                _prove_stored(config)
+            typer.echo("\n".join(apply_documents(store, documents, chosen)))
+            return
+        used = values_in(text, chosen)
+        check_values(chosen, used)
+        job = JobSpec(
+            job_name(path, text, used),
+            "relay" if relay else "run",
+            ("--local",) if local else ("--master", master) if master is not None else (),
+            text,
+            weight=weight or 1.0,
+            zone=zone,
+            labels=parse_pairs("--label", label),
+            values=used,
         )
-    return state.name
+        typer.echo(apply_line(store, job))
 
 
-def _label(text: str) -> tuple[str, str]:
-    name, equals, value = text.partition("=")
-    if not (name and equals):
-        raise OptionInvalid(f"label {text!r} has no value", hint="Write --label team=orders")
-    return name, value
+def _read(file: Path | None) -> tuple[Path, str]:
+    """Return a file's text, or that of the standard input, and what to call it. Raises OptionInvalid."""
+    if file is None and sys.stdin.isatty():
+        raise OptionInvalid("no file is named", hint="Run: penstock apply pipeline.yaml")
+    path = file or Path("standard-input.yaml")
+    try:
+        return path, sys.stdin.read() if file is None else file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as problem:
+        raise OptionInvalid(f"{path} cannot be read: {problem}", hint="Name a file in UTF-8") from problem
+
+
+def _prove_stored(config: Path) -> None:
+    """Raise OptionInvalid if the daemon of a settings file reads no instances from a store."""
+    from penstock.settings.daemon import load_settings
+
+    if load_settings(config, with_secrets=False).coordination is None:
+        raise OptionInvalid(
+            f"{config} names no store that its daemon reads instances from",
+            hint="Set coordination in the file, and restart the daemon once",
+        )

@@ -4,6 +4,7 @@
 import json
 import sys
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -43,14 +44,16 @@ def run(
     from penstock.cli.shared.checked_settings import check_surroundings
     from penstock.cli.shared.console_process import console_command, running_beside
     from penstock.console.rendering import import_templates
-    from penstock.daemon import Daemon, check
+    from penstock.daemon import Daemon, check_instances
+    from penstock.desired import DesiredSettings
 
-    settings = load_settings(file)
+    desired = DesiredSettings(file)
+    settings = load_settings(file) if only_check else desired.first()
     if settings.console is not None:
         # A package that is missing is reported now, and not by a console that never starts.
         import_templates()
     if only_check:
-        check(settings)
+        check_instances(settings)
         for remark in check_surroundings(settings):
             typer.echo(remark)
         typer.echo(f"{file}: {counted(len(settings.instances), 'instance')}, nothing is wrong")
@@ -61,7 +64,7 @@ def run(
             typer.echo(f"{'console':<22}{settings.console.listen}")
         typer.echo(f"{'coordination':<22}{without_password(settings.coordination_url())}")
         return
-    daemon = Daemon(settings)
+    daemon = Daemon(settings, desired)
     beside = nullcontext() if settings.console is None else running_beside(console_command(file))
-    with stopped_by_signals(daemon.stop), beside:
+    with stopped_by_signals(daemon.stop, partial(daemon.reload, reads_file=True)), beside:
         daemon.run()

@@ -154,7 +154,8 @@ class JobTenure:
         """Run the job's process; return its exit status, None if it was stopped here."""
         try:
             process = self._start(job)
-        except OSError as problem:
+        except (OSError, ValueError) as problem:
+            # ValueError: a character that no argument and no variable may have.
             self._note_exit(JobExit(-1, f"it cannot be started: {problem}", _now_us()))
             return -1
         reading = threading.Thread(
@@ -197,6 +198,7 @@ class JobTenure:
         file.write_text(job.text, encoding="utf-8")
         return subprocess.Popen(
             [*self._command, job.verb, str(file), *job.options],
+            env={**os.environ, **job.values},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

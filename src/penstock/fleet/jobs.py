@@ -38,8 +38,9 @@ class JobSpec:
     """What a user wants: `verb` and `options` of the command line, and the text of the pipeline file.
 
     `version` counts the changes of the work itself, `restarts` the restarts that were asked for. `${NAME}` in
-    the text is read where the job runs. `worker` runs it while it can, if the job was moved there. `created`
-    is the change that created the record: a job of the same name that was deleted before has another.
+    the text is one of `values`, or else read where the job runs. `worker` runs it while it can, if the job
+    was moved there. `created` is the change that created the record: a job of the same name that was deleted
+    before has another.
     """
 
     name: str
@@ -53,6 +54,7 @@ class JobSpec:
     zone: str | None = None
     worker: str | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
+    values: Mapping[str, str] = field(default_factory=dict, repr=False)
     updated_us: int = 0
     created: int = field(default=0, compare=False)
 
@@ -80,6 +82,7 @@ class JobSpec:
                 values["zone"],
                 values.get("worker"),
                 dict(values["labels"]),
+                dict(values.get("values", {})),
                 int(values["updated_us"]),
                 record.created,
             )
@@ -88,6 +91,11 @@ class JobSpec:
     def work(self) -> tuple[int, int, int]:
         """What a process of this job runs: it differs once another process is wanted."""
         return self.created, self.version, self.restarts
+
+    @property
+    def process(self) -> tuple[object, ...]:
+        """What its process is started with."""
+        return self.verb, self.options, self.text, self.values
 
     def is_same_work(self, other: "JobSpec") -> bool:
         """Return whether a running process of this job needs no restart for the other version."""
@@ -188,7 +196,7 @@ def apply_job(store: CoordinationStore, wanted: JobSpec) -> tuple[JobSpec, bool]
     if before is None or record is None:
         store.put(job_path(wanted.name), replace(wanted, updated_us=now_us).encode(), ABSENT)
         return wanted, True
-    is_same_process = (before.verb, before.options, before.text) == (wanted.verb, wanted.options, wanted.text)
+    is_same_process = before.process == wanted.process
     applied = replace(
         wanted,
         version=before.version + (0 if is_same_process else 1),
@@ -246,7 +254,7 @@ def job_status(store: CoordinationStore, name: str) -> dict[str, Any]:
     if holder is None or holder.name != run.worker:
         # The worker that recorded it has the job no more.
         run = replace(run, state="placed" if holder is not None else "unplaced", process=None)
-    wanted = {key: value for key, value in asdict(job).items() if key not in ("text", "created")}
+    wanted = {key: value for key, value in asdict(job).items() if key not in ("text", "values", "created")}
     return {
         **wanted,
         "state": "paused" if job.paused and run.state in ("unplaced", "stopped") else run.state,

@@ -10,8 +10,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 
 import structlog
 
@@ -79,6 +79,11 @@ class FleetMember:
         self._session: Session | None = None
         # This member's record in the session, which names all instances of its settings.
         self._record_value = b""
+        self._joined_us = 0
+        # Set by `change` for the thread: whether the record differs, and the work that begins again.
+        self._change_lock = threading.Lock()
+        self._has_other_works = False
+        self._restarted: set[str] = set()
         self._registration: int | None = None
         self._leadership: FleetLeadership | None = None
         self._tenures: dict[str, Tenure] = {}
@@ -126,6 +131,14 @@ class FleetMember:
         for thread in (self._thread, self._recording):
             if thread.is_alive():
                 thread.join()
+
+    def change(self, works: Mapping[str, Work], restarted: Collection[str]) -> None:
+        """Do this work from now on; what is done of `restarted` ends, and begins again."""
+        with self._change_lock:
+            self._self = replace(self._self, works=works)
+            self._has_other_works = True
+            self._restarted.update(restarted)
+        self._news.set()
 
     @property
     def store(self) -> CoordinationStore | None:
@@ -202,10 +215,12 @@ class FleetMember:
         session = store.session(self._self.session_seconds)
         session.on_lost(self._news.set)
         self._session = session
+        self._joined_us = time.time_ns() // 1000
         self._record_value = self._member_record().encode()
         self._watch(store, self._group.placements + path_of(self.name))
 
     def _step(self, store: CoordinationStore) -> float:
+        self._apply_change()
         if not self._register():
             return _RETRY_SECONDS
         pause = self._lead(store)
@@ -223,6 +238,21 @@ class FleetMember:
         pause = min(pause, self._take_placed(store, wanted))
         self._take_copies(store, copied)
         return pause
+
+    def _apply_change(self) -> None:
+        """Register with other work, and end what begins again. Raises CoordinationLost, and is repeated."""
+        assert self._session is not None
+        with self._change_lock:
+            if not self._has_other_works:
+                return
+            # It joined when it did: this is no return that the damper counts.
+            self._record_value = self._member_record().encode()
+            self._session.remove(self._group.members + path_of(self.name))
+            self._has_other_works = False
+            restarted, self._restarted = self._restarted, set()
+        for tenures in (self._tenures, self._copies):
+            for name in restarted & tenures.keys():
+                self._give_up(tenures, name, "its settings have changed")
 
     def _register(self) -> bool:
         """Register this member; return False while another process has its name. Raises OptionInvalid."""
@@ -256,7 +286,7 @@ class FleetMember:
             member.weight,
             socket.gethostname(),
             os.getpid(),
-            time.time_ns() // 1000,
+            self._joined_us,
             member.works or {},
         )
 

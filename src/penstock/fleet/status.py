@@ -21,6 +21,7 @@ from penstock.fleet.records import (
     member_of,
     names_below,
 )
+from penstock.fleet.wanted import read_wanted
 
 
 def fleet_status(store: CoordinationStore) -> dict[str, Any]:
@@ -37,7 +38,9 @@ def fleet_status(store: CoordinationStore) -> dict[str, Any]:
     members = {name: member_of(store, name) for name in names_below(store, DAEMONS.members)}
     running = {name: member for name, member in members.items() if member is not None}
     names = {instance for member in running.values() for instance in member.instances}
-    names |= set(names_below(store, INSTANCES))
+    # One that was captured before may be in the file of a member that does not run.
+    removed = {name for name, wanted in read_wanted(store).items() if wanted.text is None}
+    names |= set(names_below(store, INSTANCES)) - removed
     placed_on = {instance: name for name, record in placed.items() for instance in record.instances}
     copied_on = {
         instance: [name for name, record in placed.items() if instance in record.copies] for instance in names

@@ -273,15 +273,14 @@ class StatePlace:
     state: str
 
 
-def place_of_state(path: str | Path) -> StatePlace:
-    """Read from a pipeline file where its state is, and nothing else.
+def place_of_state(path: str | Path, document: Document | None = None) -> StatePlace:
+    """Read from a pipeline file, or its `document`, where its state is, and nothing else.
 
     An operator may not have the secrets that the runner has. Raises OptionInvalid.
     """
     path = Path(path)
-    document = read_yaml(path, os.environ, _HINT_FILE)
-    reading = _Reading(document, str(path), path.absolute())
-    return reading.place_of_state()
+    document = document or read_yaml(path, os.environ, _HINT_FILE)
+    return _Reading(document, str(path), path.absolute()).place_of_state()
 
 
 def pipeline_of_values(value: Mapping[str, Any], folder: str | Path = ".") -> PipelineSettings:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""An instance that a member of a fleet captures in a process of its own."""
+"""An instance that is captured in a process of its own, in a fleet under a lease."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -10,9 +10,12 @@ from penstock.processes.supervisor import Supervisor
 
 
 class LeasedCapture:
-    """A capture under a lease, from its start to its end; see `penstock.fleet.tenure.TenuredCapture`."""
+    """A capture from its start to its end; see `penstock.fleet.tenure.TenuredCapture`.
 
-    def __init__(self, supervisor: Supervisor, name: str, lease: HeldLease) -> None:
+    Only a daemon without a fleet captures without a lease.
+    """
+
+    def __init__(self, supervisor: Supervisor, name: str, lease: HeldLease | None) -> None:
         self._supervisor = supervisor
         self._instance, self._process = supervisor.add(name, lease)
 

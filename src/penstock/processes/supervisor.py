@@ -355,8 +355,12 @@ class Supervisor:
         ended = [process.join(max(0.0, deadline - time.monotonic())) for process in self._processes]
         return all(ended)
 
-    def add(self, name: str, lease: HeldLease) -> tuple[ProcessInstance, SupervisedProcess]:
-        """Return an instance that is captured under a lease, and its process, not started."""
+    def change(self, settings: Settings) -> None:
+        """Use these settings for processes that are made from now on."""
+        self._settings = settings
+
+    def add(self, name: str, lease: HeldLease | None) -> tuple[ProcessInstance, SupervisedProcess]:
+        """Return an instance that is captured in a fleet under a lease, and its process, not started."""
         instance = self._instance_of(name)
         process = self._process_of([instance], lease)
         with self._lock:

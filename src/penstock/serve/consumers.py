@@ -70,7 +70,7 @@ class Consumers:
         self, log_of: Callable[[str], ServedLog], hold_seconds: Mapping[str, float | None] | None = None
     ) -> None:
         self._log_of = log_of
-        self._hold_seconds = dict(hold_seconds or {})
+        self.hold_seconds = dict(hold_seconds or {})
         self._known: dict[tuple[str, str], _Consumer] = {}
         # The consumers of each instance and account at the last `write`, and those that were new since.
         self._counts: Counter[tuple[str, str]] = Counter()
@@ -153,7 +153,9 @@ class Consumers:
     ) -> None:
         """Write a consumer's hold. Runs in a thread."""
         seconds = self._seconds(instance)
-        assert seconds is not None, "nothing is noted of others"
+        if seconds is None:
+            # The settings have changed.
+            return
         now = time.monotonic()
         try:
             log = self._log_of(instance)
@@ -189,7 +191,7 @@ class Consumers:
             _log.warning("a hold is left to expire", instance=instance, consumer=consumer, why=str(problem))
 
     def _seconds(self, instance: str) -> float | None:
-        return self._hold_seconds.get(instance, float(HOLD_AGE_SECONDS_DEFAULT))
+        return self.hold_seconds.get(instance, float(HOLD_AGE_SECONDS_DEFAULT))
 
 
 @dataclass(frozen=True)

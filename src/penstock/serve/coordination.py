@@ -56,7 +56,8 @@ class CoordinationProbe:
     ) -> None:
         self._url = without_password(url)
         self._open = open_store
-        self._instances = tuple(instances)
+        # The instances whose subscriptions are shown.
+        self.instances = tuple(instances)
         self._lock = threading.Lock()
         self._store: CoordinationStore | None = None
         self._failure: PenstockError | None = None
@@ -101,7 +102,7 @@ class CoordinationProbe:
                 registry = Subscriptions(self._store)
                 self._views = [
                     SubscriptionView(known, registry.members(known), registry.shards(known))
-                    for instance in self._instances
+                    for instance in self.instances
                     for known in registry.list(instance)
                 ]
                 self._viewed_at = self._asked_at
@@ -139,7 +140,7 @@ class CoordinationProbe:
             self._seconds.observe(time.monotonic() - now)
             self._states = [
                 state
-                for instance in self._instances
+                for instance in self.instances
                 for state in self._subscription_states(self._store, instance)
             ]
             self._failure = None

@@ -32,14 +32,16 @@ class Health:
         self._coordination = coordination
         self.listening: set[str] = set()
         self._opened: set[str] = set()
+        self._has_started = False
         self._asking: asyncio.Future[PenstockError | None] | None = None
 
     def is_started(self) -> bool:
         """Return whether the daemon has started. Remains true."""
-        self._opened |= self._served.instances.keys() - self._unopened()
-        return (
-            not self._served.instances.keys() - self._opened and self._listeners - {"canal"} <= self.listening
-        )
+        if not self._has_started:
+            self._opened |= self._served.instances.keys() - self._unopened()
+            are_opened = not self._served.instances.keys() - self._opened
+            self._has_started = are_opened and self._listeners - {"canal"} <= self.listening
+        return self._has_started
 
     async def checks(self) -> dict[str, bool]:
         """Return the checks of readiness by name; ready if all are true."""

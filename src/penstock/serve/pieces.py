@@ -71,6 +71,11 @@ class PieceMemory:
             self.bytes += by
             self._trim()
 
+    def forget(self, instance: str) -> None:
+        """Drop the pieces of an instance: its positions may have other bytes now."""
+        for key in [key for key in self._pieces if key[0] == instance]:
+            self.bytes -= self._pieces.pop(key)[1]
+
     def _trim(self) -> None:
         while self.bytes > self.bytes_max:
             _, (_, cost) = self._pieces.popitem(last=False)
@@ -113,7 +118,7 @@ class Pieces:
     def __init__(
         self, instance: PiecesLog, arrivals: Arrivals, memory: PieceMemory, threads: Threads
     ) -> None:
-        self._instance = instance
+        self.instance = instance
         self.arrivals = arrivals
         self._memory = memory
         self._threads = threads
@@ -129,16 +134,16 @@ class Pieces:
     @property
     def name(self) -> str:
         """The instance's name."""
-        return self._instance.name
+        return self.instance.name
 
     @property
     def log(self) -> ServedLog:
         """The log. Raises ServerBusy while it is being opened, or the error that prevents it."""
-        return self._instance.log()
+        return self.instance.log()
 
     def lag_seconds(self) -> float | None:
         """Return how far the log may lag behind its server, None if unknown."""
-        lag: float | None = self._instance.status().get("lag_seconds")
+        lag: float | None = self.instance.status().get("lag_seconds")
         return lag
 
     async def in_thread(self, work: Callable[..., _Answer], *arguments: Any) -> _Answer:

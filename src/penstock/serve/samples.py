@@ -31,7 +31,10 @@ class Samples:
 
     def take(self) -> None:
         """Take a sample of each instance that this daemon captures."""
-        for name, instance in self._served.instances.items():
+        instances = self._served.instances
+        with self._lock:
+            self._rings = {name: ring for name, ring in self._rings.items() if name in instances}
+        for name, instance in instances.items():
             if not self._served.is_here(name):
                 continue
             status = instance.status()

@@ -47,18 +47,11 @@ class Served:
         is_here: Callable[[str], bool] = lambda name: True,
     ) -> None:
         """`is_here` returns whether this process has an instance's log, rather than another of its fleet."""
-        self.instances = dict(instances)
         self.arrivals = arrivals
-        # Shard columns per instance and table pattern. Other tables use their primary key.
-        self.shard_columns = dict(shard_columns or {})
-        # Instances whose Canal messages include the set of executed GTIDs.
-        self.canal_gtid = frozenset(canal_gtid)
-        # The tables of instances whose own filters limit Canal clients.
-        self.canal_filters = dict(canal_filters or {})
-
         self.is_here = is_here
         self.subscribers = Subscribers()
-        self.consumers = Consumers(lambda name: self.instance(name).log(), hold_seconds)
+        self.consumers = Consumers(lambda name: self.instance(name).log())
+        self.configure(instances, shard_columns, canal_gtid, hold_seconds, canal_filters)
         self._memory = PieceMemory()
         self.threads = Threads()
         # pyarrow imports pandas, if installed, for its first array. Do that now, not while a subscriber
@@ -66,12 +59,32 @@ class Served:
         self.threads.decoding.submit(pyarrow.array, [0])
         self._pieces: dict[str, Pieces] = {}
 
+    def configure(
+        self,
+        instances: Mapping[str, ServedInstance],
+        shard_columns: Mapping[str, Mapping[str, tuple[str, ...]]] | None = None,
+        canal_gtid: Collection[str] = (),
+        hold_seconds: Mapping[str, float | None] | None = None,
+        canal_filters: Mapping[str, TablePatterns] | None = None,
+    ) -> None:
+        """Serve these instances. May be called again, by any thread: what is under way goes on as it is."""
+        self.instances = dict(instances)
+        # Shard columns per instance and table pattern. Other tables use their primary key.
+        self.shard_columns = dict(shard_columns or {})
+        # Instances whose Canal messages include the set of executed GTIDs.
+        self.canal_gtid = frozenset(canal_gtid)
+        # The tables of instances whose own filters limit Canal clients.
+        self.canal_filters = dict(canal_filters or {})
+        self.consumers.hold_seconds = dict(hold_seconds or {})
+
     def pieces(self, name: str) -> Pieces:
         """Return an instance's pieces, shared by all its followers. Raises SourceMissing."""
         instance = self.instance(name)
-        if name not in self._pieces:
-            self._pieces[name] = Pieces(instance, self.arrivals, self._memory, self.threads)
-        return self._pieces[name]
+        pieces = self._pieces.get(name)
+        if pieces is None or pieces.instance is not instance:
+            self._memory.forget(name)
+            pieces = self._pieces[name] = Pieces(instance, self.arrivals, self._memory, self.threads)
+        return pieces
 
     def instance(self, name: str) -> ServedInstance:
         """Return an instance. Raises SourceMissing."""

@@ -14,7 +14,7 @@ representation shows it.
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from functools import reduce
 from operator import getitem
@@ -268,6 +268,9 @@ class InstanceSettings(Section):
     )
     zone: str | None = Field(
         default=None, description="the zone whose members capture the instance while there are any"
+    )
+    labels: dict[str, str] = Field(
+        default_factory=dict, description="an operator's words, by name, for penstock export --label"
     )
     tidb: TidbSettings = Field(
         default_factory=TidbSettings, description="how the instance takes part in its TiDB cluster"
@@ -537,17 +540,25 @@ class Settings(Section):
 
 
 def load_settings(
-    path: str | Path, environment: Mapping[str, str] | None = None, *, with_secrets: bool = True
+    path: str | Path,
+    environment: Mapping[str, str] | None = None,
+    *,
+    with_secrets: bool = True,
+    text: str | None = None,
+    change: Callable[[Document], None] = lambda document: None,
 ) -> Settings:
     """Read and validate a settings file. Raises OptionInvalid, which lists all problems with line and path.
+
+    The file is read unless its `text` is known. `change` changes the values before they are validated.
 
     Relative paths in the file start at the daemon's working directory. `${NAME}` is read from `environment`,
     by default from the environment of the process. Without `with_secrets`, a secret is read where it is used,
     because a command about a daemon needs one of them at most.
     """
-    document = read_yaml(Path(path), os.environ if environment is None else environment)
+    document = read_yaml(Path(path), os.environ if environment is None else environment, text=text)
     if not with_secrets:
         _name_variables_of_secrets(document)
+    change(document)
     problems: list[Problem] = list(document.problems)
     settings = None
     try:

@@ -4,7 +4,8 @@
 import difflib
 import re
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin
@@ -17,7 +18,8 @@ from penstock.errors import OptionInvalid
 # The path of a value: keys of mappings and indexes of lists.
 ValuePath = tuple[str | int, ...]
 
-_VARIABLE = re.compile(r"\$(\$|\{([^{}]*)\})")
+# A reference to a variable, which is its second group, or a dollar sign.
+REFERENCE = re.compile(r"\$(\$|\{([^{}]*)\})")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
@@ -44,18 +46,29 @@ class Document:
         return self.lines.get(path, 1)
 
 
+_HINT_SERVE = "Run: penstock serve penstock.yaml"
+
+
+def settings_text(path: Path, hint: str = _HINT_SERVE) -> str:
+    """Return the text of a file. Raises OptionInvalid, with `hint`."""
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as problem:
+        raise OptionInvalid(f"the settings file {path} cannot be read: {problem}", hint=hint) from problem
+
+
 def read_yaml(
-    path: Path, environment: Mapping[str, str], hint: str = "Run: penstock serve penstock.yaml"
+    path: Path,
+    environment: Mapping[str, str],
+    hint: str = _HINT_SERVE,
+    text: str | None = None,
 ) -> Document:
-    """Read a file, with `${NAME}` replaced by the environment's NAME and `$$` by `$`.
+    """Read a file, or its `text`, with `${NAME}` replaced by the environment's NAME and `$$` by `$`.
 
     A duplicate name and a variable that is not set are problems of the document. Raises OptionInvalid if the
     file cannot be read (with `hint`) or is not YAML.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as problem:
-        raise OptionInvalid(f"the settings file {path} cannot be read: {problem}", hint=hint) from problem
+    text = settings_text(path, hint) if text is None else text
     try:
         root = yaml.compose(text, Loader=yaml.SafeLoader)
     except yaml.MarkedYAMLError as problem:
@@ -65,6 +78,72 @@ def read_yaml(
     document = Document()
     document.value = {} if root is None else _plain(root, (), document, environment)
     return document
+
+
+@dataclass(frozen=True)
+class Scalar:
+    """A text or number in a file: its path, its value as written, and where it is in the text."""
+
+    path: ValuePath
+    value: str
+    start: int
+    end: int
+
+
+def scalars_of(text: str) -> list[Scalar]:
+    """Return the texts and numbers of a file that are not empty, in its order. Raises OptionInvalid."""
+    with _reading_yaml():
+        root = yaml.compose(text, Loader=yaml.SafeLoader)
+    # An alias is another path to the same scalar.
+    scalars = {} if root is None else {scalar.start: scalar for scalar in _scalars(root, ())}
+    return [scalar for _, scalar in sorted(scalars.items())]
+
+
+def _scalars(node: Any, value_path: ValuePath) -> Iterator[Scalar]:
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            yield from _scalars(value, (*value_path, str(key.value)))
+    elif isinstance(node, yaml.SequenceNode):
+        for index, child in enumerate(node.value):
+            yield from _scalars(child, (*value_path, index))
+    elif node.value:
+        yield Scalar(value_path, str(node.value), node.start_mark.index, node.end_mark.index)
+
+
+def yaml_documents(text: str) -> list[Any]:
+    """Return the documents of a text as plain values, without empty ones. Raises OptionInvalid."""
+    with _reading_yaml():
+        return [document for document in yaml.safe_load_all(text) if document is not None]
+
+
+@contextmanager
+def _reading_yaml() -> Iterator[None]:
+    try:
+        yield
+    except yaml.YAMLError as problem:
+        raise OptionInvalid(
+            f"the text is no YAML: {problem}", hint="Check it with a YAML editor"
+        ) from problem
+
+
+def documents_text(documents: Iterable[Mapping[str, Any]]) -> str:
+    """Return plain values as YAML documents, with text of several lines as blocks."""
+    text = yaml.dump_all(
+        documents, Dumper=_BlockDumper, explicit_start=True, sort_keys=False, allow_unicode=True, width=1000
+    )
+    return str(text)
+
+
+class _BlockDumper(yaml.SafeDumper):  # type: ignore[misc]
+    """Writes text of several lines as a block."""
+
+
+_BlockDumper.add_representer(
+    str,
+    lambda dumper, text: dumper.represent_scalar(
+        "tag:yaml.org,2002:str", text, style="|" if "\n" in text else None
+    ),
+)
 
 
 def yaml_text(value: Any) -> str:
@@ -125,7 +204,7 @@ def _expanded(text: str, value_path: ValuePath, document: Document, environment:
             return f"${{{name}}}"
         return environment[name]
 
-    return _VARIABLE.sub(value_of, text)
+    return REFERENCE.sub(value_of, text)
 
 
 # --- Telling --------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Handling of SIGTERM and SIGINT for commands that run until they are stopped."""
+"""Handling of SIGTERM, SIGINT and SIGHUP for commands that run until they are stopped."""
 
 import os
 import signal
@@ -20,11 +20,12 @@ _log = structlog.get_logger(__name__)
 
 
 @contextmanager
-def stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
+def stopped_by_signals(stop: Callable[[], None], reload: Callable[[], None] | None = None) -> Iterator[None]:
     """Call `stop` in a thread at the first SIGTERM or SIGINT; a second signal ends the process.
 
     The process also ends STOP_SECONDS_MAX after the first signal, if the block does not end by itself. The
-    commands here survive a kill in any case, and their next run resumes.
+    commands here survive a kill in any case, and their next run resumes. Each SIGHUP calls `reload` in a
+    thread; without `reload`, it ends the process as before.
     """
     ended = threading.Event()
     old_handlers: dict[int, Any] = {}
@@ -41,10 +42,15 @@ def stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
 
     def start_stopping(number: int, _frame: FrameType | None) -> None:
         signal.signal(number, old_handlers[number])
-        # In the signal handler itself, a lock held by the interrupted code would never be released.
-        for work in (stop, lambda: end_late(number)):
-            threading.Thread(target=work, name="stop-on-signal", daemon=True).start()
+        run_soon(stop)
+        run_soon(lambda: end_late(number))
 
+    def run_soon(work: Callable[[], None]) -> None:
+        # In the signal handler itself, a lock held by the interrupted code would never be released.
+        threading.Thread(target=work, name="signal", daemon=True).start()
+
+    if reload is not None:
+        old_handlers[signal.SIGHUP] = signal.signal(signal.SIGHUP, lambda _number, _frame: run_soon(reload))
     for ending in (signal.SIGTERM, signal.SIGINT):
         old_handlers[ending] = signal.signal(ending, start_stopping)
     try:

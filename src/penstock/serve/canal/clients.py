@@ -227,7 +227,12 @@ class Clients:
             raise OptionInvalid(f"destination:{destination} should start first")
         key = destination, client_id
         client = self._known.get(key)
-        if client is None:
+        is_stale = (
+            client is not None
+            and client.owner is None
+            and client.pieces is not self._served.pieces(destination)
+        )
+        if client is None or is_stale:
             client = self._known[key] = Client(destination, client_id, self._served.pieces(destination))
         return client
 

@@ -61,11 +61,20 @@ class CanalCluster:
         self._session_seconds = session_seconds
         self._show_again_seconds = show_again_seconds
         self._shown_at = time.monotonic()
+        # Set to show all nodes at the next look.
+        self._wants_all = False
+        # The nodes that show this daemon among those that can serve.
+        self._member_paths: set[str] = set()
         self._store: CoordinationStore | None = None
         self._session: Session | None = None
         self._shown: set[str] = set()
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._run, name="canal-cluster", daemon=True)
+
+    def change(self, destinations: Collection[str]) -> None:
+        """Show these destinations from now on."""
+        self._destinations = sorted(destinations)
+        self._wants_all = True
 
     def start(self) -> None:
         """Start showing where destinations are served."""
@@ -94,11 +103,12 @@ class CanalCluster:
     def _show(self) -> None:
         """Make the nodes agree with what is served here. Raises CoordinationLost."""
         session = self._joined()
-        is_due = time.monotonic() >= self._shown_at + self._show_again_seconds
+        is_due = self._wants_all or time.monotonic() >= self._shown_at + self._show_again_seconds
         if is_due:
+            self._wants_all = False
             # Nodes of the own session stay as they are; those that were deleted by hand return.
             self._show_member(session)
-        for destination in self._destinations:
+        for destination in (*self._destinations, *(self._shown - set(self._destinations))):
             path = running_path(destination)
             is_here = self._is_here(destination)
             is_new = destination not in self._shown
@@ -134,6 +144,11 @@ class CanalCluster:
 
     def _show_member(self, session: Session) -> None:
         """Show this daemon among those that can serve the destinations."""
-        for top in (_TOP, *(_TOP + path_of("destinations", name) for name in self._destinations)):
-            # Clients take the address as it is, so it is not encoded.
-            session.put_ephemeral(f"{top}/cluster/{self._address}", b"", plain=True)
+        tops = (_TOP, *(_TOP + path_of("destinations", name) for name in self._destinations))
+        # Clients take the address as it is, so it is not encoded.
+        paths = {f"{top}/cluster/{self._address}" for top in tops}
+        for path in sorted(paths):
+            session.put_ephemeral(path, b"", plain=True)
+        for path in self._member_paths - paths:
+            session.remove(path)
+        self._member_paths = paths

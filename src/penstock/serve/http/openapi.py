@@ -121,6 +121,20 @@ _CALLS: tuple[tuple[str, str, str, str, str], ...] = (
         "version!",
         _BYTES,
     ),
+    (
+        "put",
+        _INSTANCE,
+        "Add an instance or change its settings; administrators of all instances only",
+        "",
+        _JSON,
+    ),
+    (
+        "delete",
+        _INSTANCE,
+        "Remove an instance, whose log stays; administrators of all instances only",
+        "",
+        _JSON,
+    ),
     ("post", f"{_INSTANCE}/resume", "Capture an instance again that was set aside", "", _JSON),
     (
         "get",

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: Apache-2.0
+"""`penstock instances`: list and remove the instances that are kept in the coordination store."""
+
+import sys
+from typing import Annotated
+
+import typer
+
+from penstock.cli.shared.fleet_store import opened_store
+from penstock.cli.shared.options import AsJson, Coordination, MemberConfig
+from penstock.cli.shared.rendering import write_json
+
+HELP = "List and remove the instances that are kept in the coordination store."
+
+_Name = Annotated[str, typer.Argument(metavar="INSTANCE", help="The instance.")]
+
+
+def list_(config: MemberConfig = None, coordination: Coordination = None, as_json: AsJson = False) -> None:
+    """List the instances that were applied or removed; those of settings files only are not among them."""
+    from penstock.fleet.wanted import read_wanted
+
+    with opened_store(config, coordination) as store:
+        instances = sorted(read_wanted(store).values(), key=lambda instance: instance.name)
+    if as_json:
+        write_json(
+            sys.stdout,
+            (
+                {"instance": wanted.name, "version": wanted.version, "removed": wanted.text is None}
+                for wanted in instances
+            ),
+        )
+        return
+    for wanted in instances:
+        typer.echo(f"{wanted.name:<24}version {wanted.version}{', removed' if wanted.text is None else ''}")
+
+
+def remove(name: _Name, config: MemberConfig = None, coordination: Coordination = None) -> None:
+    """Stop capturing an instance, also one of settings files. Its log and its subscriptions stay."""
+    from penstock.errors import SourceMissing
+    from penstock.fleet.wanted import WantedInstance, known_instances, want_instance
+    from penstock.settings.daemon import load_settings
+
+    in_file = set() if config is None else load_settings(config, with_secrets=False).instances.keys()
+    with opened_store(config, coordination) as store:
+        known = in_file | known_instances(store)
+        if name not in known:
+            raise SourceMissing(
+                f"there is no instance {name!r}",
+                hint=f"Known here: {', '.join(sorted(known)) or 'none'}; --config names those of its file",
+            )
+        want_instance(store, WantedInstance(name, None))
+    typer.echo(f"{name} is removed; its log and its subscriptions stay")
+
+
+def forget(name: _Name, config: MemberConfig = None, coordination: Coordination = None) -> None:
+    """Let the settings files decide about an instance again."""
+    from penstock.fleet.wanted import forget_instance
+
+    with opened_store(config, coordination) as store:
+        forget_instance(store, name)
+    typer.echo(f"the settings files decide about {name} again")
+
+
+VERBS = {"list": list_, "remove": remove, "forget": forget}

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The settings that a daemon is to have: its file, and the instances that users want by the store.
+
+    penstock.yaml ───────────────────────────┐
+    coordination store: apply, PUT, DELETE ──┴─▶ settings ─▶ `Daemon.change`
+
+Where both name an instance, the store decides: all members of a fleet then have it alike.
+"""
+
+import os
+import threading
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import structlog
+
+from penstock.coordinate.store import CoordinationStore, Watch, open_store
+from penstock.errors import OptionInvalid, PenstockError, TransientError
+from penstock.fleet.wanted import WANTED, WantedInstance, read_wanted, want_instance
+from penstock.retry import Backoff, Retry
+from penstock.settings.daemon import Settings, load_settings
+from penstock.settings.documents import InstanceDocument, read_section
+from penstock.settings.file import Document, settings_text
+
+_BACKOFF = Backoff(first=1.0, longest=10.0)
+
+_log = structlog.get_logger(__name__)
+
+
+class DesiredSettings:
+    """The settings of one daemon. Thread-safe.
+
+    Without `coordination` in the file there is no store, and the file alone says what the instances are.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._lock = threading.Lock()
+        # The text of the file as it was last accepted, and as it was last read.
+        self._text: str | None = None
+        self._text_read: str | None = None
+        self._has_store = False
+        self._store: CoordinationStore | None = None
+        # The instances of the store as last read.
+        self._wanted: Mapping[str, WantedInstance] = {}
+        self._watch: Watch | None = None
+        self._stopping = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def first(self) -> Settings:
+        """Return the settings to start with. Raises OptionInvalid for the file alone.
+
+        If the store does not answer, the daemon starts with the file. An instance of the store that cannot be
+        used here is left out.
+        """
+        settings = self._read(is_first=True, reads_file=True)
+        self.accept()
+        return settings
+
+    def read(self, *, reads_file: bool) -> Settings:
+        """Return the settings with the instances of the store as they are now.
+
+        Unless the file is read again, it counts as it was when it was last accepted. Raises OptionInvalid,
+        also for an instance of the store.
+        """
+        return self._read(is_first=False, reads_file=reads_file)
+
+    def accept(self) -> None:
+        """Note that the daemon has the settings that were read last."""
+        with self._lock:
+            self._text = self._text_read
+
+    def follow(self, changed: Callable[[], None]) -> None:
+        """Call `changed` after each change in the store, until `stop`."""
+        if self._has_store:
+            self._thread = threading.Thread(
+                target=self._follow, args=(changed,), name="wanted-instances", daemon=True
+            )
+            self._thread.start()
+
+    def stop(self) -> None:
+        """Stop calling, and close the store."""
+        self._stopping.set()
+        if self._thread is not None:
+            self._thread.join()
+        with self._lock:
+            if self._store is not None:
+                self._store.close()
+
+    def want(
+        self, name: str, document: InstanceDocument | None, prove: Callable[[Settings], None]
+    ) -> WantedInstance:
+        """Store an instance, None to remove it, once `prove` has accepted the settings with it.
+
+        Raises OptionInvalid, also what `prove` raises, VersionConflict, CoordinationLost.
+        """
+        wanted = WantedInstance(
+            name,
+            None if document is None else document.text(),
+            {} if document is None else document.values,
+        )
+        with self._lock:
+            settings = load_settings(self._file, text=self._text)
+            if settings.coordination is None:
+                raise OptionInvalid(
+                    "this daemon keeps no instances but those of its file",
+                    hint="Set coordination in penstock.yaml, or change the file and send SIGHUP",
+                )
+            store = self._opened(settings)
+            self._wanted = read_wanted(store)
+            prove(self._with(self._text, {**self._wanted, name: wanted}, is_first=False))
+            return want_instance(store, wanted)[0]
+
+    def _read(self, *, is_first: bool, reads_file: bool) -> Settings:
+        with self._lock:
+            self._text_read = settings_text(self._file) if reads_file else self._text
+            settings = load_settings(self._file, text=self._text_read)
+            self._has_store = settings.coordination is not None
+            if not self._has_store:
+                return settings
+            try:
+                self._wanted = read_wanted(self._opened(settings))
+            except PenstockError as problem:
+                if not is_first and not isinstance(problem, TransientError):
+                    raise
+                _log.warning("the instances of the store are not known now", why=str(problem))
+            return self._with(self._text_read, self._wanted, is_first=is_first)
+
+    def _with(self, text: str | None, wanted: Mapping[str, WantedInstance], *, is_first: bool) -> Settings:
+        """Return the settings of the file with these instances. Raises OptionInvalid."""
+        sections: dict[str, dict[str, Any] | None] = {}
+        for name, instance in wanted.items():
+            try:
+                sections[name] = (
+                    None
+                    if instance.text is None
+                    else read_section(name, instance.text, instance.values, os.environ)
+                )
+            except OptionInvalid as problem:
+                if not is_first:
+                    raise
+                _log.error("an instance of the store is left out", instance=name, why=str(problem))
+                sections[name] = None
+        return load_settings(self._file, text=text, change=partial(_replace_instances, sections))
+
+    def _opened(self, settings: Settings) -> CoordinationStore:
+        self._store = self._store or open_store(settings.coordination_url())
+        return self._store
+
+    def _follow(self, changed: Callable[[], None]) -> None:
+        """Watch the store once it answers."""
+        retry = Retry("changes of instances are not followed", backoff=_BACKOFF, stop=self._stopping)
+        while self._watch is None and not self._stopping.is_set():
+            try:
+                with self._lock:
+                    self._watch = self._opened(load_settings(self._file, text=self._text)).watch(
+                        WANTED, changed
+                    )
+            except PenstockError as problem:
+                retry.wait(problem)
+        # What has changed before the watch.
+        changed()
+
+
+def _replace_instances(sections: Mapping[str, dict[str, Any] | None], document: Document) -> None:
+    """Replace instances of a settings file, and remove those without a section."""
+    instances = document.value["instances"]
+    for name, section in sections.items():
+        in_file = instances.pop(name, None)
+        if in_file is not None and in_file != section:
+            _log.warning("the file has another section than the store, which decides", instance=name)
+        if section is not None:
+            instances[name] = section
