@@ -28,6 +28,11 @@ _BACKOFF = Backoff(first=1.0, longest=10.0)
 
 _log = structlog.get_logger(__name__)
 
+_LEFT_OUT = "an instance of the store is left out"
+
+# The sections of instances, None for those that were removed.
+_Sections = dict[str, dict[str, Any] | None]
+
 
 class DesiredSettings:
     """The settings of one daemon. Thread-safe.
@@ -49,13 +54,13 @@ class DesiredSettings:
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def first(self) -> Settings:
+    def first(self, prove: Callable[[Settings], None] = lambda settings: None) -> Settings:
         """Return the settings to start with. Raises OptionInvalid for the file alone.
 
-        If the store does not answer, the daemon starts with the file. An instance of the store that cannot be
-        used here is left out.
+        If the store does not answer, the daemon starts with the file. What the store says of an instance is
+        left out if it cannot be used here, by itself or with others, or if `prove` raises OptionInvalid.
         """
-        settings = self._read(is_first=True, reads_file=True)
+        settings = self._read(prove, reads_file=True)
         self.accept()
         return settings
 
@@ -65,7 +70,7 @@ class DesiredSettings:
         Unless the file is read again, it counts as it was when it was last accepted. Raises OptionInvalid,
         also for an instance of the store.
         """
-        return self._read(is_first=False, reads_file=reads_file)
+        return self._read(None, reads_file=reads_file)
 
     def accept(self) -> None:
         """Note that the daemon has the settings that were read last."""
@@ -110,10 +115,11 @@ class DesiredSettings:
                 )
             store = self._opened(settings)
             self._wanted = read_wanted(store)
-            prove(self._with(self._text, {**self._wanted, name: wanted}, is_first=False))
+            prove(self._with(self._text, {**self._wanted, name: wanted}, None))
             return want_instance(store, wanted)[0]
 
-    def _read(self, *, is_first: bool, reads_file: bool) -> Settings:
+    def _read(self, prove: Callable[[Settings], None] | None, *, reads_file: bool) -> Settings:
+        """Return the settings. With `prove`, they are the first ones."""
         with self._lock:
             self._text_read = settings_text(self._file) if reads_file else self._text
             settings = load_settings(self._file, text=self._text_read)
@@ -123,14 +129,22 @@ class DesiredSettings:
             try:
                 self._wanted = read_wanted(self._opened(settings))
             except PenstockError as problem:
-                if not is_first and not isinstance(problem, TransientError):
+                if prove is None and not isinstance(problem, TransientError):
                     raise
                 _log.warning("the instances of the store are not known now", why=str(problem))
-            return self._with(self._text_read, self._wanted, is_first=is_first)
+            return self._with(self._text_read, self._wanted, prove)
 
-    def _with(self, text: str | None, wanted: Mapping[str, WantedInstance], *, is_first: bool) -> Settings:
-        """Return the settings of the file with these instances. Raises OptionInvalid."""
-        sections: dict[str, dict[str, Any] | None] = {}
+    def _with(
+        self,
+        text: str | None,
+        wanted: Mapping[str, WantedInstance],
+        prove: Callable[[Settings], None] | None,
+    ) -> Settings:
+        """Return the settings of the file with these instances. Raises OptionInvalid.
+
+        With `prove`, instances that cannot be used are left out.
+        """
+        sections: _Sections = {}
         for name, instance in wanted.items():
             try:
                 sections[name] = (
@@ -139,11 +153,42 @@ class DesiredSettings:
                     else read_section(name, instance.text, instance.values, os.environ)
                 )
             except OptionInvalid as problem:
-                if not is_first:
+                if prove is None:
                     raise
-                _log.error("an instance of the store is left out", instance=name, why=str(problem))
+                _log.error(_LEFT_OUT, instance=name, why=str(problem))
                 sections[name] = None
+        if prove is None:
+            return self._load(text, sections)
+        return self._load_usable(text, sections, prove)
+
+    def _load(self, text: str | None, sections: _Sections) -> Settings:
         return load_settings(self._file, text=text, change=partial(_replace_instances, sections))
+
+    def _load_usable(
+        self, text: str | None, sections: _Sections, prove: Callable[[Settings], None]
+    ) -> Settings:
+        """Return the settings of the file with the sections that can be used together."""
+        usable, problems = sections, dict[str, OptionInvalid]()
+        try:
+            settings = self._load(text, sections)
+            prove(settings)
+        except OptionInvalid:
+            settings, usable = self._load(text, {}), {}
+        while added := [name for name in sections if name not in usable]:
+            # A merge may be named before its members.
+            for name in added:
+                try:
+                    candidate = self._load(text, {**usable, name: sections[name]})
+                    prove(candidate)
+                except OptionInvalid as problem:
+                    problems[name] = problem
+                else:
+                    settings, usable = candidate, {**usable, name: sections[name]}
+            if not any(name in usable for name in added):
+                break
+        for name in sections.keys() - usable.keys():
+            _log.error(_LEFT_OUT, instance=name, why=str(problems[name]))
+        return settings
 
     def _opened(self, settings: Settings) -> CoordinationStore:
         self._store = self._store or open_store(settings.coordination_url())

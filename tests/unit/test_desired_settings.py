@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
+from penstock.captures import check_instances
 from penstock.coordinate.store import CoordinationStore, open_store
 from penstock.desired import DesiredSettings
 from penstock.errors import OptionInvalid
@@ -76,6 +77,19 @@ def test_instance_that_cannot_be_used_changes_nothing_and_prevents_no_start(
     assert sources(desired.first()) == {"shop": "mysql://db1"}
     with pytest.raises(OptionInvalid, match="the environment has no variable host"):
         desired.read(reads_file=False)
+
+
+def test_daemon_starts_without_what_does_not_fit_to_other_instances(
+    desired: DesiredSettings, store: CoordinationStore, file: Path, url: str
+) -> None:
+    write(file, coordination=url, log={"folder": "/log"})
+    want_instance(store, WantedInstance("all", "merge: [shop, users]\n"))
+    want_instance(store, WantedInstance("none", "merge: [shop, nobody]\n"))
+    want_instance(store, WantedInstance("shop", None))
+    want_instance(store, WantedInstance("users", SECTION, {"host": "db2"}))
+    want_instance(store, WantedInstance("zoo", SECTION + "log: {folder: /log/users}\n", {"host": "db3"}))
+    settings = desired.first(check_instances)
+    assert sorted(settings.instances) == ["all", "shop", "users"]
 
 
 def test_file_counts_as_it_was_accepted(

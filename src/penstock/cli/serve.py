@@ -48,7 +48,7 @@ def run(
     from penstock.desired import DesiredSettings
 
     desired = DesiredSettings(file)
-    settings = load_settings(file) if only_check else desired.first()
+    settings = load_settings(file) if only_check else desired.first(check_instances)
     if settings.console is not None:
         # A package that is missing is reported now, and not by a console that never starts.
         import_templates()
