@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Instances that are added, changed and removed while a daemon runs."""
 
+import itertools
 import json
 import os
 import signal
+import threading
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -13,11 +15,12 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from penstock import read_binlog
 from penstock.cli.app import make_app
 from tests.support.capture.captured_log import head_of
 from tests.support.daemon.process import DaemonProcess, Refused
 from tests.support.daemon.subscribing import Orders, Running
-from tests.support.suite.fixture_types import FreshDatabase
+from tests.support.suite.fixture_types import FreshDatabase, StartServer
 from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import Server
 from tools.servers.template import REPLICATION_PASSWORD
@@ -149,3 +152,83 @@ def test_instance_of_the_store_is_captured_by_one_member_of_a_fleet(
         assert connects == sum(
             daemon.status()["connects"] for daemon in daemons if daemon.status()["state"] == "running"
         )
+
+
+@pytest.mark.deep(guard="tests/unit/test_settings_changes.py::test_merge_is_added_and_removed")
+@pytest.mark.parametrize("processes", ["single", "per-instance"])
+def test_merge_is_added_and_removed_while_its_members_are_captured(
+    start_server: StartServer, tmp_path: Path, processes: str
+) -> None:
+    members = {}
+    servers = []
+    for number in (1, 2):
+        server = start_server("mariadb")
+        server.sql(f"SET GLOBAL binlog_row_metadata = FULL; SET GLOBAL gtid_domain_id = {number}")
+        server.sql("CREATE DATABASE shop; CREATE TABLE shop.orders (id INT PRIMARY KEY)")
+        members[f"db{number}"] = {"source": server.url(), "start": "earliest"}
+        servers.append(server)
+    merge = {"merge": ["db1", "db2"], "start": "earliest"}
+
+    def insert(first: int) -> None:
+        for number, server in enumerate(servers):
+            server.sql(f"INSERT INTO shop.orders VALUES ({first + number})")
+
+    def ids(instance: str) -> list[int]:
+        batches = read_binlog(str(tmp_path / "log" / instance), tables="shop.orders")
+        return sorted(id_ for batch in batches for id_ in batch.to_arrow()["id"].to_pylist())
+
+    def connects() -> int:
+        return sum(int(daemon.status(name)["connects"]) for name in members)
+
+    def wait_for_merge(count: int) -> None:
+        daemon.wait_for(lambda status: status["position"] is not None)
+        wait_until(lambda: len(ids("shop")) >= count)
+        assert ids("shop") == list(range(1, count + 1))
+
+    with DaemonProcess(tmp_path, {"instances": members, "processes": processes}) as daemon:
+        for name in members:
+            daemon.wait_for(lambda status: status["state"] == "running", name)
+        before = connects()
+        insert(1)
+        assert "settings are applied" in reload(daemon, {"shop": merge, **members})
+        wait_for_merge(2)
+        if processes == "single":
+            assert connects() == before, "the members go on"
+        changed = {**members["db2"], "tables": ["shop.*"]}
+        for refused in ({**members, "db2": changed}, {"db1": members["db1"]}):
+            said = reload(daemon, {"shop": merge, **refused})
+            assert "new settings are not applied" in said
+            assert "db2" in said
+        insert(3)
+        wait_for_merge(4)
+        # Several changes at once: the last one counts, and each log is opened once.
+        for instances in (members, {"shop": merge, **members}, {**members, "db2": changed}):
+            settings = {**yaml.safe_load(daemon.config.read_text()), "instances": instances}
+            daemon.config.write_text(yaml.safe_dump(settings))
+            os.kill(daemon.pid, signal.SIGHUP)
+        wait_until(lambda: names(daemon) == ["db1", "db2"] and daemon.status("db2")["tables"] == ["shop.*"])
+        insert(5)
+        alone = {**members, "db2": changed}
+        with_merge = {**alone, "shop": merge}
+        # Killed during a change.
+        for instances, seconds in zip(
+            itertools.cycle((with_merge, alone)), (0.0, 0.05, 0.02, 0.1, 0.01), strict=False
+        ):
+            settings = {**yaml.safe_load(daemon.config.read_text()), "instances": instances}
+            daemon.config.write_text(yaml.safe_dump(settings))
+            daemon.settings = {**daemon.settings, "instances": instances}
+            os.kill(daemon.pid, signal.SIGHUP)
+            threading.Event().wait(seconds)
+            daemon.kill()
+            daemon.start()
+        wait_for_merge(6)
+        assert "settings are applied" in reload(daemon, alone)
+        assert sorted(names(daemon)) == ["db1", "db2"]
+        insert(7)
+        assert "settings are applied" in reload(daemon, with_merge)
+        wait_for_merge(8)
+        for name in members:
+            daemon.wait_for(lambda status: status["state"] == "running", name)
+            wait_until(lambda name=name: len(ids(name)) == 4)  # type: ignore[misc]
+        assert daemon.terminate() == 0
+        assert "Traceback" not in daemon.said()
