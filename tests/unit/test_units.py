@@ -3,6 +3,7 @@
 
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,12 @@ from typer.testing import CliRunner
 from penstock.cli.app import make_app
 from penstock.coordinate.backends.memory import MemoryStore
 from penstock.coordinate.lease import Lease
+from penstock.coordinate.store import open_store
 from penstock.coordinate.subscription_record import Selection, Subscription, Subscriptions
 from penstock.fleet.job_tenure import JobTenure
 from penstock.fleet.jobs import JobSpec, apply_job, read_job, read_run
 from penstock.fleet.records import JOBS, job_lease_path, names_below
-from penstock.fleet.wanted import read_wanted
+from penstock.fleet.wanted import WantedInstance, read_wanted, want_instance
 from penstock.settings.exported import without_secrets
 from tests.support.suite.patience import wait_until
 
@@ -222,6 +224,23 @@ def test_instance_is_exported_from_a_file_and_from_the_store(store: MemoryStore,
     assert wanted.values == {"unit": "z"}
     assert wanted.text is not None
     assert "unit: z" in wanted.text
+
+
+def test_member_of_a_merge_is_removed_after_the_merge(tmp_path: Path) -> None:
+    url, config = f"sqlite://{tmp_path}/coordination.db", tmp_path / "penstock.yaml"
+    instances = {"a": {"source": "mysql://h"}, "b": {"source": "mysql://i"}, "all": {"merge": ["a", "b"]}}
+    config.write_text(yaml.safe_dump({"coordination": url, "instances": instances}))
+    with closing(open_store(url)) as store:
+        want_instance(store, WantedInstance("both", "merge: [a, c]\n"))
+        want_instance(store, WantedInstance("c", "source: mysql://j\n"))
+
+    def remove(name: str) -> Any:
+        return CliRunner().invoke(make_app(), ["instances", "remove", name, "--config", str(config)])
+
+    assert "c is a member of the merge both" in remove("c").stderr
+    assert "b is a member of the merge all" in remove("b").stderr
+    for name in ("both", "c", "all", "b"):
+        assert remove(name).exit_code == 0
 
 
 def test_removed_instance_is_not_exported(store: MemoryStore) -> None:

@@ -36,17 +36,27 @@ def list_(config: MemberConfig = None, coordination: Coordination = None, as_jso
 
 def remove(name: _Name, config: MemberConfig = None, coordination: Coordination = None) -> None:
     """Stop capturing an instance, also one of settings files. Its log and its subscriptions stay."""
-    from penstock.errors import SourceMissing
-    from penstock.fleet.wanted import WantedInstance, known_instances, want_instance
+    from penstock.errors import OptionInvalid, SourceMissing
+    from penstock.fleet.wanted import WantedInstance, known_instances, read_wanted, want_instance
     from penstock.settings.daemon import load_settings
+    from penstock.settings.file import yaml_documents
 
-    in_file = set() if config is None else load_settings(config, with_secrets=False).instances.keys()
+    in_file = {} if config is None else load_settings(config, with_secrets=False).instances
     with opened_store(config, coordination) as store:
-        known = in_file | known_instances(store)
+        known = in_file.keys() | known_instances(store)
         if name not in known:
             raise SourceMissing(
                 f"there is no instance {name!r}",
                 hint=f"Known here: {', '.join(sorted(known)) or 'none'}; --config names those of its file",
+            )
+        members = {merge: instance.merge for merge, instance in in_file.items()}
+        for wanted in read_wanted(store).values():
+            (section,) = ({},) if wanted.text is None else yaml_documents(wanted.text)
+            members[wanted.name] = section.get("merge", ())
+        for merge in (merge for merge, names in members.items() if name in names):
+            raise OptionInvalid(
+                f"{name} is a member of the merge {merge}",
+                hint=f"Run first: penstock instances remove {merge}",
             )
         want_instance(store, WantedInstance(name, None))
     typer.echo(f"{name} is removed; its log and its subscriptions stay")
