@@ -63,6 +63,19 @@ def test_columns_are_added_and_widened(sink: DuckdbSink) -> None:
     assert [(row["id"], row["n"]) for row in rows(sink, wider)] == [(1, None), (2, 7), (2**40, None)]
 
 
+def test_column_whose_name_changes_its_case_stays_the_column(sink: DuckdbSink) -> None:
+    renamed = target_of({"ID": "int", "Name": "varchar(40)"}, key=("ID",))
+    pipe = Pipe(sink)
+    pipe.changes(ORDERS, insert(1, id=1, name="a"), insert(1, 1, id=2, name="b"))
+    before, after = (
+        changes_of(ORDERS, insert(2, id=3, name="c")),
+        changes_of(renamed, insert(3, ID=2, Name="d")),
+    )
+    pipe.batch([before, after])
+    read = [row for batch in sink.read(renamed) for row in batch.to_pylist()]
+    assert sorted((row["ID"], row["Name"]) for row in read) == [(1, "a"), (2, "d"), (3, "c")]
+
+
 def test_names_that_differ_only_in_case_are_refused(sink: DuckdbSink) -> None:
     other = replace(ORDERS, name=TableName("shop", "Orders"))
     with pytest.raises(OptionInvalid, match="one table in DuckDB"):

@@ -86,14 +86,23 @@ class Database:
         """Return the qualified name of a table."""
         return ".".join(map(quoted, (self._name, table.database, table.table)))
 
-    def columns_of(self, table: TableName) -> pyarrow.Schema | None:
-        """Return the columns of a table, None if it does not exist."""
+    def columns_of(self, table: TableName, spellings: Sequence[str] = ()) -> pyarrow.Schema | None:
+        """Return the columns of a table, None if it does not exist.
+
+        A column that differs from one of `spellings` only in case has that name.
+        """
         matches = self.run(
             "SELECT 1 FROM duckdb_tables() WHERE database_name = ? AND lower(schema_name) = lower(?)"
             " AND lower(table_name) = lower(?)",
             (self._name, table.database, table.table),
         )
-        return self.batches(f"SELECT * FROM {self.name_of(table)} LIMIT 0").schema if matches else None
+        if not matches:
+            return None
+        spelled = {name.lower(): name for name in spellings}
+        schema = self.batches(f"SELECT * FROM {self.name_of(table)} LIMIT 0").schema
+        return pyarrow.schema(
+            [field.with_name(spelled.get(field.name.lower(), field.name)) for field in schema]
+        )
 
     def create_schema(self, name: str) -> None:
         """Create a schema unless it exists."""
@@ -143,7 +152,7 @@ class DuckdbTable(StoredTable):
     def open(cls, database: Database, target: Target) -> Self | None:
         """Return a target's table, None if it does not exist. Closes the file."""
         try:
-            schema = database.columns_of(target.name)
+            schema = database.columns_of(target.name, target.column_names)
         finally:
             database.close()
         return None if schema is None else cls(database.path, target.name, schema)
@@ -157,7 +166,7 @@ class DuckdbTable(StoredTable):
             database.run(
                 f"CREATE TABLE IF NOT EXISTS {name} AS SELECT * FROM incoming", rows=schema.empty_table()
             )
-            stored = database.columns_of(target.name)
+            stored = database.columns_of(target.name, target.column_names)
         finally:
             database.close()
         assert stored is not None, "it has just been created"
@@ -181,7 +190,9 @@ class DuckdbTable(StoredTable):
             self._add_columns(database, [field for field in schema if field.name not in self.schema.names])
 
     def batches(self, columns: Sequence[str]) -> Iterator[pyarrow.RecordBatch]:
-        names = ", ".join(quoted(name) for name in columns if name in self.schema.names)
+        known = [quoted(name) for name in columns if name in self.schema.names]
+        # DuckDB answers with the table's own spelling.
+        names = ", ".join(f"{name} AS {name}" for name in known)
         with self._opened() as database:
             yield from database.batches(f"SELECT {names} FROM {database.name_of(self._name)}")
 

@@ -35,7 +35,7 @@ class DuckdbWriter(Writer):
         self._counted = WriteCounts()
         self._buffered = RowBuffer(sink.settings.held_bytes, self._write_images, feed=False)
         # The columns of each table that was written.
-        self._schemas: dict[TableName, pyarrow.Schema] = {}
+        self._schemas: dict[Target, pyarrow.Schema] = {}
         database.run("BEGIN")
 
     def write(self, changes: Changes) -> None:
@@ -66,7 +66,7 @@ class DuckdbWriter(Writer):
                 self._mark.application: self._mark.number,
                 applications_of(self._mark.pipeline): self._mark.number,
             }
-            self._database.store_numbers(numbers, self._part, list(self._schemas))
+            self._database.store_numbers(numbers, self._part, self._tables())
             self._database.run("COMMIT")
         self._database.close()
         return self._counted.receipt()
@@ -111,13 +111,17 @@ class DuckdbWriter(Writer):
 
     def _schema(self, target: Target) -> pyarrow.Schema:
         """Return the columns of a target's table."""
-        if target.name not in self._schemas:
+        if target not in self._schemas:
             with self._sink.translate_errors(target):
-                schema = self._database.columns_of(target.name)
+                schema = self._database.columns_of(target.name, target.column_names)
             if schema is None:
                 raise OptionInvalid(f"the table {self._sink.location(target)} is gone", hint=HINT_GONE)
-            self._schemas[target.name] = schema
-        return self._schemas[target.name]
+            self._schemas[target] = schema
+        return self._schemas[target]
+
+    def _tables(self) -> list[TableName]:
+        """Return the tables that were written, each once."""
+        return list(dict.fromkeys(target.name for target in self._schemas))
 
     def _count_lost(self, target: Target, rows: pyarrow.Table) -> None:
         for name, count in unrepresentable_counts(target, rows).items():
