@@ -76,6 +76,18 @@ def test_column_whose_name_changes_its_case_stays_the_column(sink: DuckdbSink) -
     assert sorted((row["ID"], row["Name"]) for row in read) == [(1, "a"), (2, "d"), (3, "c")]
 
 
+def test_table_of_the_batch_numbers_is_refused_as_a_target(sink: DuckdbSink) -> None:
+    with pytest.raises(OptionInvalid, match="numbers of batches"):
+        sink.check_together([replace(ORDERS, name=TableName("Penstock", "positions"))])
+
+
+def test_foreign_table_of_batch_numbers_is_reported(sink: DuckdbSink) -> None:
+    with duckdb.connect(sink.settings.path) as database:
+        database.execute("CREATE SCHEMA penstock; CREATE TABLE penstock.positions (id INT)")
+    with pytest.raises(OptionInvalid, match=r"penstock\.positions"):
+        sink.open(BatchMark("conformance", "1", 1), 0)
+
+
 def test_names_that_differ_only_in_case_are_refused(sink: DuckdbSink) -> None:
     other = replace(ORDERS, name=TableName("shop", "Orders"))
     with pytest.raises(OptionInvalid, match="one table in DuckDB"):

@@ -16,7 +16,7 @@ from penstock.model import TableName
 from penstock.sinks.lake.table import StoredTable
 from penstock.sinks.sink import HINT_GONE, extra_missing
 
-_POSITIONS = TableName("penstock", "positions")
+POSITIONS = TableName("penstock", "positions")
 _ROWS_AT_ONCE = 65_536
 # Stands for the whole part in the table of numbers.
 _PART = ""
@@ -119,17 +119,18 @@ class Database:
         return self._number("application = ? AND target = ?", (application, str(table)))
 
     def _number(self, condition: str, values: Sequence[Any]) -> int | None:
-        if self.columns_of(_POSITIONS) is None:
+        if self.columns_of(POSITIONS) is None:
             return None
-        query = f"SELECT max(number) FROM {self.name_of(_POSITIONS)} WHERE {condition}"
-        number: int | None = self.run(query, values)[0][0]
+        query = f"SELECT max(number) FROM {self.name_of(POSITIONS)} WHERE {condition}"
+        with translate_errors(f"{self.path}: {POSITIONS}"):
+            number: int | None = self.run(query, values)[0][0]
         return number
 
     def store_numbers(self, numbers: Mapping[str, int], part: int, tables: Sequence[TableName]) -> None:
         """Store numbers by application, for a part and for the tables that it wrote."""
-        positions = self.name_of(_POSITIONS)
-        if self.columns_of(_POSITIONS) is None:
-            self.create_schema(_POSITIONS.database)
+        positions = self.name_of(POSITIONS)
+        if self.columns_of(POSITIONS) is None:
+            self.create_schema(POSITIONS.database)
             self.run(
                 f"CREATE TABLE {positions} (application VARCHAR, part INTEGER, target VARCHAR, number BIGINT)"
             )

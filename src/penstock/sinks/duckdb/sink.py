@@ -16,7 +16,7 @@ from pydantic import Field
 from penstock.changes import Target
 from penstock.errors import OperatorError, OptionInvalid
 from penstock.settings.values import Bytes, Section
-from penstock.sinks.duckdb.database import Database, DuckdbTable, translate_errors
+from penstock.sinks.duckdb.database import POSITIONS, Database, DuckdbTable, translate_errors
 from penstock.sinks.duckdb.writer import DuckdbWriter
 from penstock.sinks.lake.table_sink import Mode, TableSink
 from penstock.sinks.sink import BatchMark, Delivery, Finding, Spread, Writer, is_repeated
@@ -62,8 +62,14 @@ class DuckdbSink(TableSink[DuckdbTable]):
         return []
 
     def check_together(self, targets: Sequence[Target]) -> None:
+        own = str(POSITIONS)
         spellings: dict[str, str] = {}
         for name in (str(target.name) for target in targets):
+            if name.lower() == own:
+                raise OptionInvalid(
+                    f"{name} is the table with the numbers of batches",
+                    hint="Give the source's table another name with a route step",
+                )
             other = spellings.setdefault(name.lower(), name)
             if other != name:
                 raise OptionInvalid(
