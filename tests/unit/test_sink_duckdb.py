@@ -88,6 +88,13 @@ def test_foreign_table_of_batch_numbers_is_reported(sink: DuckdbSink) -> None:
         sink.open(BatchMark("conformance", "1", 1), 0)
 
 
+def test_path_that_can_never_be_opened_is_reported_at_once(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("no database" * 1000)
+    for path in (tmp_path / "missing" / "shop.duckdb", tmp_path / "text", tmp_path):
+        findings = DuckdbSink(Settings(path=str(path))).check()
+        assert [finding.mend for finding in findings] == ["Check path of the duckdb sink"]
+
+
 def test_names_that_differ_only_in_case_are_refused(sink: DuckdbSink) -> None:
     other = replace(ORDERS, name=TableName("shop", "Orders"))
     with pytest.raises(OptionInvalid, match="one table in DuckDB"):

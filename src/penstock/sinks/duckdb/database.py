@@ -20,6 +20,14 @@ POSITIONS = TableName("penstock", "positions")
 _ROWS_AT_ONCE = 65_536
 # Stands for the whole part in the table of numbers.
 _PART = ""
+# What DuckDB says of a file that it will not be able to open later either.
+_UNUSABLE = (
+    "not a valid DuckDB database file",
+    "No such file or directory",
+    "Not a directory",
+    "Is a directory",
+    "Permission denied",
+)
 
 
 def library() -> Any:
@@ -43,6 +51,8 @@ def translate_errors(what: str) -> Iterator[None]:
     try:
         yield
     except (duckdb.IOException, duckdb.ConnectionException, duckdb.TransactionException) as problem:
+        if any(reason in str(problem) for reason in _UNUSABLE):
+            raise OptionInvalid(f"{what}: {problem}", hint="Check path of the duckdb sink") from problem
         raise ServerBusy(
             f"{what}: {problem}",
             hint="End the other program that has the file open for writing, or free space on its disk",
