@@ -9,6 +9,7 @@ from typing import Any
 
 import duckdb
 import pytest
+from pydantic import ValidationError
 
 from penstock.changes import Target
 from penstock.errors import OptionInvalid, ServerBusy
@@ -93,6 +94,11 @@ def test_path_that_can_never_be_opened_is_reported_at_once(tmp_path: Path) -> No
     for path in (tmp_path / "missing" / "shop.duckdb", tmp_path / "text", tmp_path):
         findings = DuckdbSink(Settings(path=str(path))).check()
         assert [finding.mend for finding in findings] == ["Check path of the duckdb sink"]
+
+
+def test_database_in_memory_is_refused() -> None:
+    with pytest.raises(ValidationError, match="name a file"):
+        Settings(path=":memory:")
 
 
 def test_names_that_differ_only_in_case_are_refused(sink: DuckdbSink) -> None:

@@ -11,7 +11,7 @@ from typing import Literal
 
 import pyarrow
 import pyarrow.compute as pc
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from penstock.changes import Target
 from penstock.errors import OperatorError, OptionInvalid
@@ -35,6 +35,13 @@ class Settings(Section):
     held_bytes: Bytes = Field(
         default=256 << 20, ge=1024, description="approximate bytes that are buffered before they are written"
     )
+
+    @field_validator("path")
+    @classmethod
+    def _is_a_file(cls, path: str) -> str:
+        if path.startswith(":memory:"):
+            raise ValueError("a database in memory is lost when it is closed, after each batch: name a file")
+        return path
 
 
 def make(settings: Settings) -> "DuckdbSink":
