@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The DuckDB sink on a file: batches, columns, names, and other programs that have the file open."""
 
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -99,6 +100,17 @@ def test_path_that_can_never_be_opened_is_reported_at_once(tmp_path: Path) -> No
 def test_database_in_memory_is_refused() -> None:
     with pytest.raises(ValidationError, match="name a file"):
         Settings(path=":memory:")
+
+
+def test_documented_query_finds_its_table(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "docs/guides/sinks/duckdb.md").read_text()
+    found = re.search(r"duckdb -readonly (\S+) '(.+)'", page)
+    assert found is not None
+    path = str(tmp_path / Path(found[1]).name)
+    pipe = Pipe(DuckdbSink(Settings(path=path)))
+    pipe.changes(target_of({"id": "int", "status": "varchar(40)"}), insert(1, id=1, status="new"))
+    with duckdb.connect(path, read_only=True) as database:
+        assert database.execute(found[2]).fetchall() == [("new", 1)]
 
 
 def test_names_that_differ_only_in_case_are_refused(sink: DuckdbSink) -> None:
