@@ -6,6 +6,7 @@ import io
 import json
 import os
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,19 @@ def test_csv_tells_null_from_every_text_and_from_what_is_missing() -> None:
     assert text.endswith("9,,mysql-bin.000001:4,2023-11-14T22:13:20.000001+00:00,text\r\n")
     read = [line["text"] for line in csv.DictReader(io.StringIO(text, newline=""))]
     assert read == [*TEXTS[:-1], "\\N", ""]
+
+
+def test_time_has_the_text_of_the_server() -> None:
+    texts = {
+        "-838:59:59": -timedelta(hours=838, minutes=59, seconds=59),
+        "08:00:00": timedelta(hours=8),
+        "34:00:00.000120": timedelta(hours=34, microseconds=120),
+    }
+    rows = [row({"t": value}) for value in texts.values()]
+    lines = content(rows, "jsonl", t=pyarrow.duration("us")).splitlines()
+    assert [json.loads(line)["t"] for line in lines] == list(texts)
+    written = content(rows, "csv", t=pyarrow.duration("us")).decode()
+    assert [line["t"] for line in csv.DictReader(io.StringIO(written, newline=""))] == list(texts)
 
 
 @pytest.mark.parametrize("file_format", FORMATS)

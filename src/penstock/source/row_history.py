@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 from zlib import crc32
 
@@ -26,7 +26,7 @@ from penstock.errors import AccessDenied, OptionInvalid, StreamError
 from penstock.limits import MIB
 from penstock.logstore.reader import LogReader
 from penstock.logstore.records import COVERS_XA_COMMITS, Records, SegmentRecord
-from penstock.model import Position, TableName, TablePatterns
+from penstock.model import Position, TableName, TablePatterns, duration_text
 from penstock.source.logged_tables import LoggedTables
 from penstock.source.reading import Batch, LoggedStatement, Selection, read_in_order
 from penstock.source.source import ByteRange, Source
@@ -462,5 +462,7 @@ def plain_value(values: Any) -> Any:
             return [plain_value(value) for value in values]
         case datetime():
             return values.isoformat(sep=" ")
+        case timedelta():
+            return duration_text(values)
         case _:
             return str(values)

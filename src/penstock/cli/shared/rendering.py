@@ -12,6 +12,8 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.text import Text
 
+from penstock.model import duration_text
+
 # Longer cells are truncated in aligned lines. JSON has the whole value.
 _CELL_CHARACTERS_MAX = 200
 
@@ -94,14 +96,6 @@ def time_text(moment: datetime | date) -> str:
     if isinstance(moment, datetime) and moment.tzinfo is not None:
         return moment.astimezone(UTC).isoformat().removesuffix("+00:00") + "Z"
     return moment.isoformat()
-
-
-def duration_text(duration: timedelta) -> str:
-    """Return [-]hh:mm:ss[.ffffff], as the server writes a TIME."""
-    micros = duration // timedelta(microseconds=1)
-    seconds, fraction = divmod(abs(micros), 1_000_000)
-    text = f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
-    return ("-" if micros < 0 else "") + text + (f".{fraction:06d}" if fraction else "")
 
 
 def bytes_text(count: float | None) -> str:
