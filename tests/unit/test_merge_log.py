@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The joined log of a merge, over forged logs of members: each transaction once, whatever crashes when."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from random import Random
 from threading import Event as Flag
 
@@ -20,18 +20,25 @@ from penstock.merge import joining as joining_module
 from penstock.merge import member as member_module
 from penstock.merge.joined_log import JoinedLog, MergeState, begin_joined_log
 from penstock.merge.joining import Joining
+from penstock.merge.member import Member, MemberTransaction
+from penstock.model import Position
 from penstock.serve.own_log import OwnSource
 from penstock.source.reading import read_range
 from tests.support.binlog.events import XA_PREPARE, Event, assemble, events, with_table_metadata
 from tests.support.binlog.forged_log import insert
 from tests.support.logstore.disk import Loss, SimulatedDisk
-from tests.support.logstore.forged_members import ForgedServer, IdleMember
+from tests.support.logstore.forged_members import BusyConnection, ForgedServer, IdleMember, busy_member
 from tests.support.logstore.source import FOLDER, SETTINGS
 
 JOINED = FOLDER / "joined"
 # 2023-11-21, in microseconds.
 TIME_US = 1_700_564_400_000_000
 RUNS = 12
+
+
+class Crashed(Exception):
+    """The process is killed."""
+
 
 # A row: its member's table, and its number.
 Row = tuple[str, int]
@@ -40,7 +47,12 @@ Row = tuple[str, int]
 class Merge:
     """A merge of forged servers, which may crash and start again."""
 
-    def __init__(self, servers: Sequence[ForgedServer], disk: Disk) -> None:
+    def __init__(
+        self,
+        servers: Sequence[ForgedServer],
+        disk: Disk,
+        make: Callable[[ForgedServer, Position], Member] = IdleMember,
+    ) -> None:
         self.servers = servers
         self.disk = disk
         self.log = Log.open(JOINED, SETTINGS, disk)
@@ -51,7 +63,7 @@ class Merge:
             state.write(self.log)
             begin_joined_log(self.log, "merge:test", "mysql", NO_GTIDS)
         self.state = state
-        self.members = [IdleMember(server, state.positions[server.name]) for server in servers]
+        self.members: list[Member] = [make(server, state.positions[server.name]) for server in servers]
         receiver = Receiver(
             self.log,
             Progress(),
@@ -215,7 +227,9 @@ def test_member_that_is_away_holds_the_others_back() -> None:
         ForgedServer(name, number, SimulatedDisk()) for number, name in enumerate(("db1", "db2"), 1)
     )
     merge = Merge([first, second], SimulatedDisk())
-    merge.members[1].is_away = True
+    away = merge.members[1]
+    assert isinstance(away, IdleMember)
+    away.is_away = True
     first.commit(TIME_US, 1)
     assert not merge.joining.step()
     assert [member.name for member in merge.joining.held_back_by()] == ["db2"]
@@ -224,3 +238,45 @@ def test_member_that_is_away_holds_the_others_back() -> None:
     merge.run()
     # What the first server may still commit precedes the third row.
     assert rows_of(merge.log) == [("db2.notes", 2), ("db1.notes", 1), ("db2.notes", 3)]
+
+
+def test_busy_server_whose_clock_is_behind_holds_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = (
+        ForgedServer(name, number, SimulatedDisk()) for number, name in enumerate(("db1", "db2"), 1)
+    )
+    connection = BusyConnection(second, TIME_US - 3_600_000_000)
+    monkeypatch.setattr(member_module, "connect", lambda *_: connection)
+    merge = Merge([first, second], SimulatedDisk(), busy_member)
+    first.commit(TIME_US, 1)
+    connection.head()
+    for _ in range(4):
+        # Its log is never read to the end at the moment when it is asked.
+        merge.joining.step()
+    assert ("db1.notes", 1) in rows_of(merge.log)
+
+
+def test_first_transaction_of_a_file_may_be_of_another_member_after_a_crash(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(joined_log, "CAPTURE_CHUNK_BYTES", 500)
+    first, second = (
+        ForgedServer(name, number, SimulatedDisk()) for number, name in enumerate(("db1", "db2"), 1)
+    )
+    first.commit(TIME_US, 1, bytes(3_000))
+    disk = SimulatedDisk()
+    merge = Merge([first, second], disk)
+
+    def crash(self: Member, transaction: MemberTransaction) -> Iterator[bytes]:
+        events = bytes(transaction.events or b"")
+        yield events[:-40]
+        raise Crashed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Member, "events", crash)
+        with pytest.raises(Crashed):
+            merge.run()
+    # The clock of the second server is behind, so its transaction came too late before the crash.
+    second.commit(TIME_US - 1, 2)
+    merge = Merge([first, second], disk.after_kill())
+    merge.run()
+    assert rows_of(merge.log) == [("db2.notes", 2), ("db1.notes", 1)]

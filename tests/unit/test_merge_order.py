@@ -116,3 +116,25 @@ def test_members_that_hold_back_the_next_transaction_are_named() -> None:
     assert list(order.take()) == [("db1", "first")]
     order.advance("db1", 6)
     assert list(order.take()) == [("db2", "second")]
+
+
+def test_clock_of_this_host_that_is_set_back_holds_nothing_back() -> None:
+    order: CommitOrder[str] = CommitOrder(("db1", "db2"))
+    order.offer("db1", 1_000, "first", 1_000)
+    order.offer("db2", 1_000, "second", 1_000)
+    order.advance("db1", 1_100)
+    order.advance("db2", 1_100)
+    assert list(order.take()) == [("db1", "first"), ("db2", "second")]
+    order.limit(500)
+    order.offer("db2", 450, "third", 500)
+    order.offer("db2", 501, "fourth", 501)
+    order.advance("db1", 502)
+    assert list(order.take()) == [("db2", "third"), ("db2", "fourth")]
+
+
+def test_transactions_that_wait_have_no_time_after_a_clock_that_is_set_back() -> None:
+    order: CommitOrder[str] = CommitOrder(("db1", "db2"))
+    order.offer("db1", 1_000, "first", 1_000)
+    order.limit(500)
+    order.advance("db2", 501)
+    assert list(order.take()) == [("db1", "first")]

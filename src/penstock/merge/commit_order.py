@@ -40,6 +40,12 @@ class CommitOrder(Generic[EntryT]):
         """Record that a member has offered everything that it committed before a time."""
         self._watermarks[member] = max(self._watermarks[member], time_us)
 
+    def limit(self, now_us: int) -> None:
+        """Reduce every time that is later than `now_us`, because the clock of this host was set back."""
+        self._watermarks = {member: min(time_us, now_us) for member, time_us in self._watermarks.items()}
+        for member, queue in self._queues.items():
+            self._queues[member] = deque((min(time_us, now_us), entry) for time_us, entry in queue)
+
     def has_queued(self, member: str) -> bool:
         """Return whether transactions of a member wait."""
         return bool(self._queues[member])

@@ -23,6 +23,7 @@ class Joining:
         self._members = {member.name: member for member in members}
         self._order: CommitOrder[MemberTransaction] = CommitOrder(list(self._members))
         self._saved = dict(state.positions)
+        self._now_us = 0
 
     def step(self) -> bool:
         """Read the members, and store what is due; return whether something was stored.
@@ -31,18 +32,20 @@ class Joining:
         """
         for name, member in self._members.items():
             if not self._order.has_queued(name):
-                now_us = time.time_ns() // 1000
+                now_us = self._read_clock()
                 for transaction in member.read():
                     self._order.offer(name, transaction.time_us, transaction, now_us)
-        if self._store_due():
-            return True
-        is_moved = False
+        is_stored, is_moved = self._store_due(), False
         for name in self._order.held_back_by():
-            watermark_us = self._members[name].watermark_us()
+            member = self._members[name]
+            if is_stored and member.problem is not None:
+                # A server that does not answer takes no time while there is something else to do.
+                continue
+            watermark_us = member.watermark_us()
             if watermark_us is not None:
-                self._order.advance(name, watermark_us)
+                self._order.advance(name, min(watermark_us, self._read_clock()))
                 is_moved = True
-        return is_moved and self._store_due()
+        return (is_moved and self._store_due()) or is_stored
 
     def held_back_by(self) -> list[Member]:
         """Return the members that the next transaction waits for."""
@@ -76,6 +79,14 @@ class Joining:
             member.close()
 
     # --- Inside -----------------------------------------------------------------------------
+
+    def _read_clock(self) -> int:
+        """Return the time. No time in the order is later, also after the clock was set back."""
+        now_us, before_us = time.time_ns() // 1000, self._now_us
+        self._now_us = now_us
+        if now_us < before_us:
+            self._order.limit(now_us)
+        return now_us
 
     def _store_due(self) -> bool:
         """Store up to about a chunk of transactions that are due; return whether there were some."""

@@ -71,6 +71,8 @@ class Member:
         self._mover: tuple[tuple[int, str], EventMover] | None = None
         self._connection: Connection | None = None
         self._asked_at = float("-inf")
+        # An end of the server's log that was not read yet, and when the server was asked for it.
+        self._end: tuple[Position, int] | None = None
 
     def read(self) -> list[MemberTransaction]:
         """Return the next transactions of the log, [] if there are none now.
@@ -140,37 +142,49 @@ class Member:
     def watermark_us(self) -> int | None:
         """Return a time before which the server has committed nothing that was not read; None if unknown.
 
-        It is this host's time, whatever the server's clock says. The server is asked for the end of its log,
-        so an idle server moves on.
+        The server is asked for the end of its log, so an idle server moves on. The time is this host's when
+        it was asked, whatever the server's clock says. A busy server passes it once `read` has reached that
+        end.
         """
+        if self._end is None or self._end[0].epoch < self.position.epoch:
+            self._end = self._ask()
+        if self._end is None:
+            return None
+        end, asked_us = self._end
+        if self.position < end:
+            return None
+        self._end = None
+        return asked_us - _COMMIT_US
+
+    def _ask(self) -> tuple[Position, int] | None:
+        """Return the end of the server's log and the time of the question; None if it is unknown now."""
         clock = time.monotonic()
         if clock - self._asked_at < _ASK_SECONDS:
             return None
         self._asked_at = clock
         now_us = time.time_ns() // 1000
         try:
-            is_passed = self._has_read_all()
+            end = self._server_end()
             self.problem = None
         except PenstockError as problem:
             self.close()
             self.problem = problem.message
             return None
-        return now_us - _COMMIT_US if is_passed else None
+        return None if end is None else (end, now_us)
 
-    def _has_read_all(self) -> bool:
-        """Return whether everything that the server's log has now was read."""
+    def _server_end(self) -> Position | None:
+        """Return the end of the server's log, None if another server than that of the log answers."""
         server, epoch = self._capture.server, self._capture.log().epoch
         if server is None or epoch is None:
-            return False
+            return None
         address, identity = server
         if self._connection is None or self._connection.address != address:
             self.close()
             self._connection = connect(address, _ANSWER_SECONDS)
         head = self._connection.head()
         if epoch.server_key != identity.key or self._connection.identity().key != identity.key:
-            return False
-        here = self.position
-        return here.epoch == epoch.epoch and here >= Position(epoch.epoch, head.file, head.offset)
+            return None
+        return Position(epoch.epoch, head.file, head.offset)
 
     def why(self) -> str:
         """Return what the member does while the merge waits for it."""

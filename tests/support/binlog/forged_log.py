@@ -50,10 +50,10 @@ def forged_log(blob_bytes: int, spacing: int = 0) -> bytes:
     return assemble([description, previous, *before, *insert(_NOTES, NOTES, _NOTES, note), *after])
 
 
-def log_head() -> bytes:
-    """Return the first bytes of a real server's file: the magic and the format description."""
+def log_head(server_id: int | None = None) -> bytes:
+    """Return the first bytes of a real server's file, or those of the server with this id."""
     description, *_ = events(_TEMPLATE.read_bytes())
-    return assemble([description])
+    return assemble([description if server_id is None else replace(description, server_id=server_id)])
 
 
 def forgeries(start: int, blob_bytes: int, spacing: int = 0) -> bytes:

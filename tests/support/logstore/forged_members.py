@@ -4,6 +4,7 @@
 import itertools
 from collections.abc import Sequence
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any, cast
 
 from penstock._native import BlockCutter
@@ -28,10 +29,11 @@ class ForgedServer:
     def __init__(self, name: str, number: int, disk: Disk) -> None:
         self.name = name
         self.table = f"{name}.notes"
+        self.identity = SimpleNamespace(key=f"mysql:{number}")
         self.log = Log.open(FOLDER / name, SETTINGS, disk)
         self._uuid = bytes([number]) * 16
         self._gno = 0
-        head = log_head()
+        head = log_head(number)
         self._offset = len(head)
         self._cutter = BlockCutter(
             epoch=0, file=_FILE, offset=len(head), flavor="mysql", live=False, block_bytes=400, head=head
@@ -39,7 +41,7 @@ class ForgedServer:
         common = {"epoch": 0, "server_id": number, "flavor": "mysql"}
         self.log.begin_epoch(
             **cast(Any, common),
-            server_key=f"mysql:{number}",
+            server_key=self.identity.key,
             version="9.7.4",
             file=_FILE,
             offset=len(head),
@@ -86,13 +88,43 @@ class IdleMember(Member):
         return next(_now_us)
 
 
+class BusyConnection:
+    """A connection to a server that commits again whenever it is asked for the end of its log."""
+
+    address = None
+
+    def __init__(self, server: ForgedServer, time_us: int) -> None:
+        """`time_us` is the time of every commit."""
+        self._server = server
+        self._time_us = time_us
+        self.commits = 0
+
+    def head(self) -> Position:
+        """Return the end of the log, after another transaction."""
+        self.commits += 1
+        self._server.commit(self._time_us, self.commits)
+        assert self._server.log.visible is not None, "a transaction was committed"
+        return self._server.log.visible
+
+    def identity(self) -> Any:
+        """Return what the server is."""
+        return self._server.identity
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def busy_member(server: ForgedServer, position: Position) -> Member:
+    """Return a member that asks its server how far it is."""
+    return Member(cast(Capture, _Captured(server)), position)
+
+
 class _Captured:
     """What a member needs of the capture."""
 
-    server = None
-
     def __init__(self, server: ForgedServer) -> None:
         self.name = server.name
+        self.server = None, server.identity
         self._log = server.log
 
     def log(self) -> Log:
