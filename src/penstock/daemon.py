@@ -130,11 +130,10 @@ class Daemon:
         self._served = served = make_served(settings, self._instances(), self._arrivals, is_here)
         self._canal_cluster = _canal_cluster(settings, self._ports, is_here)
         self._coordination = coordination_probe(settings)
-        access = self._make_access(served)
         self._listener = Listener(
             settings.listen,
             served,
-            access,
+            self._make_access(served),
             self._ports,
             store_opener(settings),
             Telemetry(

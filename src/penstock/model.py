@@ -11,7 +11,6 @@ import re
 import ssl
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 from functools import total_ordering
 from pathlib import Path
 from typing import Any, Self
@@ -90,14 +89,6 @@ _PLAIN_NAME = re.compile(r"[0-9A-Za-z_$\u0080-\U0010ffff]+")
 # Strip only these: a name may begin or end with a blank of another script.
 _BLANKS = " \t\r\n"
 _NAME_PART = re.compile(r"`((?:[^`]|``)+)`|([^.`]+)")
-
-
-def duration_text(duration: timedelta) -> str:
-    """Return [-]hh:mm:ss[.ffffff], as the server writes a TIME."""
-    micros = duration // timedelta(microseconds=1)
-    seconds, fraction = divmod(abs(micros), 1_000_000)
-    text = f"{seconds // 3600:02d}:{seconds // 60 % 60:02d}:{seconds % 60:02d}"
-    return ("-" if micros < 0 else "") + text + (f".{fraction:06d}" if fraction else "")
 
 
 def quote_name(name: str) -> str:

@@ -192,7 +192,10 @@ def _versioned_difference(change: RowChange, rows: list[dict[str, Any]]) -> str 
 
 
 def _agrees(row: dict[str, Any], image: dict[str, Any]) -> bool:
-    named = dict(row["_metadata"]["unrepresentable"] or ())
+    named = {
+        **dict(row["_metadata"]["unrepresentable"] or ()),
+        **dict.fromkeys(row["_metadata"]["absent"] or ()),
+    }
     return all(
         name in row and (name in named or is_equal(row[name], value) or isinstance(value, datetime))
         for name, value in image.items()

@@ -203,9 +203,7 @@ def test_merge_is_added_and_removed_while_its_members_are_captured(
         wait_for_merge(4)
         # Several changes at once: the last one counts, and each log is opened once.
         for instances in (members, {"shop": merge, **members}, {**members, "db2": changed}):
-            settings = {**yaml.safe_load(daemon.config.read_text()), "instances": instances}
-            daemon.config.write_text(yaml.safe_dump(settings))
-            os.kill(daemon.pid, signal.SIGHUP)
+            change_file(daemon, instances)
         wait_until(lambda: names(daemon) == ["db1", "db2"] and daemon.status("db2")["tables"] == ["shop.*"])
         insert(5)
         alone = {**members, "db2": changed}
@@ -214,10 +212,8 @@ def test_merge_is_added_and_removed_while_its_members_are_captured(
         for instances, seconds in zip(
             itertools.cycle((with_merge, alone)), (0.0, 0.05, 0.02, 0.1, 0.01), strict=False
         ):
-            settings = {**yaml.safe_load(daemon.config.read_text()), "instances": instances}
-            daemon.config.write_text(yaml.safe_dump(settings))
             daemon.settings = {**daemon.settings, "instances": instances}
-            os.kill(daemon.pid, signal.SIGHUP)
+            change_file(daemon, instances)
             threading.Event().wait(seconds)
             daemon.kill()
             daemon.start()
@@ -232,3 +228,10 @@ def test_merge_is_added_and_removed_while_its_members_are_captured(
             wait_until(lambda name=name: len(ids(name)) == 4)  # type: ignore[misc]
         assert daemon.terminate() == 0
         assert "Traceback" not in daemon.said()
+
+
+def change_file(daemon: DaemonProcess, instances: dict[str, Any]) -> None:
+    """Write instances into a daemon's file and have it read, without waiting."""
+    settings = {**yaml.safe_load(daemon.config.read_text()), "instances": instances}
+    daemon.config.write_text(yaml.safe_dump(settings))
+    os.kill(daemon.pid, signal.SIGHUP)

@@ -22,11 +22,12 @@ import numpy.typing as npt
 import pyarrow
 import pyarrow.compute as compute
 
+from penstock.durations import duration_text
 from penstock.errors import AccessDenied, OptionInvalid, StreamError
 from penstock.limits import MIB
 from penstock.logstore.reader import LogReader
 from penstock.logstore.records import COVERS_XA_COMMITS, Records, SegmentRecord
-from penstock.model import Position, TableName, TablePatterns, duration_text
+from penstock.model import Position, TableName, TablePatterns
 from penstock.source.logged_tables import LoggedTables
 from penstock.source.reading import Batch, LoggedStatement, Selection, read_in_order
 from penstock.source.source import ByteRange, Source

@@ -12,7 +12,7 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.text import Text
 
-from penstock.model import duration_text
+from penstock.durations import duration_text
 
 # Longer cells are truncated in aligned lines. JSON has the whole value.
 _CELL_CHARACTERS_MAX = 200
