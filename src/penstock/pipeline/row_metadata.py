@@ -105,7 +105,7 @@ def without_hashes(rows: pyarrow.RecordBatch, target: Target, current: Target) -
     if absent.null_count == len(absent):
         return rows
     shown = {name for name in target.column_names if not name.startswith(HASH_COLUMN)}
-    return rename_metadata(rows, {name: name for name in shown.union(current.column_names)})
+    return rename_metadata(rows, {name: (name,) for name in shown.union(current.column_names)})
 
 
 def refuse_partial(name: TableName, rows: pyarrow.RecordBatch) -> None:
