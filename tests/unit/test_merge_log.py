@@ -4,6 +4,7 @@
 from collections.abc import Callable, Iterator, Sequence
 from random import Random
 from threading import Event as Flag
+from types import SimpleNamespace
 
 import pytest
 
@@ -27,7 +28,13 @@ from penstock.source.reading import read_range
 from tests.support.binlog.events import XA_PREPARE, Event, assemble, events, with_table_metadata
 from tests.support.binlog.forged_log import insert
 from tests.support.logstore.disk import Loss, SimulatedDisk
-from tests.support.logstore.forged_members import BusyConnection, ForgedServer, IdleMember, busy_member
+from tests.support.logstore.forged_members import (
+    BusyConnection,
+    ForgedServer,
+    IdleConnection,
+    IdleMember,
+    asking_member,
+)
 from tests.support.logstore.source import FOLDER, SETTINGS
 
 JOINED = FOLDER / "joined"
@@ -246,13 +253,29 @@ def test_busy_server_whose_clock_is_behind_holds_nothing_back(monkeypatch: pytes
     )
     connection = BusyConnection(second, TIME_US - 3_600_000_000)
     monkeypatch.setattr(member_module, "connect", lambda *_: connection)
-    merge = Merge([first, second], SimulatedDisk(), busy_member)
+    merge = Merge([first, second], SimulatedDisk(), asking_member)
     first.commit(TIME_US, 1)
     connection.head()
     for _ in range(4):
         # Its log is never read to the end at the moment when it is asked.
         merge.joining.step()
     assert ("db1.notes", 1) in rows_of(merge.log)
+
+
+def test_server_that_has_failed_over_and_is_idle_holds_nothing_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    first, second = (
+        ForgedServer(name, number, SimulatedDisk()) for number, name in enumerate(("db1", "db2"), 1)
+    )
+    second.commit(TIME_US, 1)
+    first.commit(TIME_US + 1, 2)
+    # The log begins an epoch with the first change of the other server.
+    second.session_start = Position(1, "replica-bin.000007", 500)
+    second.identity = SimpleNamespace(key="mysql:9")
+    connection = IdleConnection(second.identity, second.session_start)
+    monkeypatch.setattr(member_module, "connect", lambda *_: connection)
+    merge = Merge([first, second], SimulatedDisk(), asking_member)
+    merge.run()
+    assert rows_of(merge.log) == [("db2.notes", 1), ("db1.notes", 2)]
 
 
 def test_first_transaction_of_a_file_may_be_of_another_member_after_a_crash(

@@ -97,6 +97,7 @@ class Capture:
         self._refusal: PenstockError | None = None
         self._missing_gtids: str | None = None
         self._server: tuple[ServerAddress, ServerIdentity] | None = None
+        self._session_start: Position | None = None
         self._note: str | None = None
         self._connects = 0
         self._lag_bytes: int | None = None
@@ -151,6 +152,11 @@ class Capture:
     def server(self) -> tuple[ServerAddress, ServerIdentity] | None:
         """The server of the current or the last connection, None before the first."""
         return self._server
+
+    @property
+    def session_start(self) -> Position | None:
+        """Where that connection began in the server's log. The log may have nothing of its epoch yet."""
+        return self._session_start
 
     @property
     def progress(self) -> Progress:
@@ -323,6 +329,7 @@ class Capture:
                     hint="Set max_binlog_size to 1 GiB, or gtid_mode to ON",
                 )
             previous = self._server
+            self._session_start = position
             self._server, self._stream = (address, identity), stream
             self._connects += 1
             if previous is not None and previous[0] != address:

@@ -146,15 +146,22 @@ class Member:
         it was asked, whatever the server's clock says. A busy server passes it once `read` has reached that
         end.
         """
-        if self._end is None or self._end[0].epoch < self.position.epoch:
+        reached = self._reached()
+        if self._end is None or self._end[0].epoch != reached.epoch:
             self._end = self._ask()
         if self._end is None:
             return None
         end, asked_us = self._end
-        if self.position < end:
+        if reached < end:
             return None
         self._end = None
         return asked_us - _COMMIT_US
+
+    def _reached(self) -> Position:
+        """Return how far the server's log was read: to the start of its session if nothing follows."""
+        start = self._capture.session_start
+        is_read = self._capture.log().visible in (None, self.position)
+        return start if start is not None and is_read and start.epoch > self.position.epoch else self.position
 
     def _ask(self) -> tuple[Position, int] | None:
         """Return the end of the server's log and the time of the question; None if it is unknown now."""
@@ -173,18 +180,18 @@ class Member:
         return None if end is None else (end, now_us)
 
     def _server_end(self) -> Position | None:
-        """Return the end of the server's log, None if another server than that of the log answers."""
-        server, epoch = self._capture.server, self._capture.log().epoch
-        if server is None or epoch is None:
+        """Return the end of the server's log, None if another server than that of the session answers."""
+        server, start = self._capture.server, self._capture.session_start
+        if server is None or start is None:
             return None
         address, identity = server
         if self._connection is None or self._connection.address != address:
             self.close()
             self._connection = connect(address, _ANSWER_SECONDS)
         head = self._connection.head()
-        if epoch.server_key != identity.key or self._connection.identity().key != identity.key:
+        if self._connection.identity().key != identity.key:
             return None
-        return Position(epoch.epoch, head.file, head.offset)
+        return Position(start.epoch, head.file, head.offset)
 
     def why(self) -> str:
         """Return what the member does while the merge waits for it."""

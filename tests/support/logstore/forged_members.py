@@ -47,6 +47,7 @@ class ForgedServer:
             offset=len(head),
             gtid_set="",
         )
+        self.session_start = Position(0, _FILE, len(head))
         self.log.begin_file(_FILE, len(head), head[len(MAGIC) :], cast(Any, ""), **cast(Any, common))
 
     def commit(self, time_us: int, number: int, note: bytes = b"note") -> None:
@@ -114,7 +115,28 @@ class BusyConnection:
         """Do nothing."""
 
 
-def busy_member(server: ForgedServer, position: Position) -> Member:
+class IdleConnection:
+    """A connection to a server whose log ends at a position."""
+
+    address = None
+
+    def __init__(self, identity: Any, end: Position) -> None:
+        self._identity = identity
+        self._end = end
+
+    def head(self) -> Position:
+        """Return the end of the log."""
+        return self._end
+
+    def identity(self) -> Any:
+        """Return what the server is."""
+        return self._identity
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+def asking_member(server: ForgedServer, position: Position) -> Member:
     """Return a member that asks its server how far it is."""
     return Member(cast(Capture, _Captured(server)), position)
 
@@ -124,9 +146,18 @@ class _Captured:
 
     def __init__(self, server: ForgedServer) -> None:
         self.name = server.name
-        self.server = None, server.identity
-        self._log = server.log
+        self._forged = server
+
+    @property
+    def server(self) -> tuple[None, Any]:
+        """The server's address and what it is."""
+        return None, self._forged.identity
+
+    @property
+    def session_start(self) -> Position:
+        """Where the session began."""
+        return self._forged.session_start
 
     def log(self) -> Log:
         """Return the log."""
-        return self._log
+        return self._forged.log
