@@ -25,7 +25,7 @@ from penstock.merge.member import Member, MemberTransaction
 from penstock.model import Position
 from penstock.serve.own_log import OwnSource
 from penstock.source.reading import read_range
-from tests.support.binlog.events import XA_PREPARE, Event, assemble, events, with_table_metadata
+from tests.support.binlog.events import XA_PREPARE, Event, assemble, compressed, events, with_table_metadata
 from tests.support.binlog.forged_log import insert
 from tests.support.logstore.disk import Loss, SimulatedDisk
 from tests.support.logstore.forged_members import (
@@ -184,6 +184,7 @@ def test_long_transactions_and_full_files_are_joined_in_pieces(monkeypatch: pyte
     [
         ("xa", EventUnsupported, "the XA transaction X'78',X'',1 cannot be merged"),
         ("metadata", SchemaUnknown, "does not name the columns of db2.notes"),
+        ("compressed", SchemaUnknown, "does not name the columns of db2.notes"),
         ("gtid", EventUnsupported, "db1 and db2 both log"),
     ],
 )
@@ -196,13 +197,14 @@ def test_what_logs_cannot_share_is_refused_by_name(what: str, error: type[Pensto
     gtid, begin, table_map, rows, end = insert(1, second.table, 2, b"note")
     if what == "xa":
         end = Event(end.timestamp, XA_PREPARE, 1, 0, 0, b"\0" + b"".join(map(_u32, (1, 1, 0))) + b"x")
-    if what == "metadata":
+    if what in ("metadata", "compressed"):
         described = events(with_table_metadata(assemble([table_map]), {1, 2, 3}))
         (table_map,) = described
     if what == "gtid":
         first.commit(TIME_US + 1, 1)
     else:
-        second.append([gtid, begin, table_map, rows, end])
+        following = [begin, table_map, rows, end]
+        second.append([gtid, *([compressed(following)] if what == "compressed" else following)])
     merge = Merge([first, second], SimulatedDisk())
     with pytest.raises(error, match=why) as refused:
         merge.run()

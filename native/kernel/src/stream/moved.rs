@@ -4,7 +4,7 @@
 
 use std::collections::HashSet;
 
-use super::payload_events::read_xa_id;
+use super::payload_events::{read_xa_id, visit_payload};
 use crate::checksum::crc32;
 use crate::cursor::Cursor;
 use crate::error::{malformed, Error, ErrorKind, Result};
@@ -110,7 +110,10 @@ impl EventMover {
                 (false, id) => Err(prepared(&id.to_string())),
             },
             TransactionPayload => match read_xa_id(body)? {
-                None => Ok(()),
+                None => visit_payload(body, |inner, body| match inner.kind() {
+                    Some(TableMap) => self.check_table(body),
+                    _ => Ok(()),
+                }),
                 Some(id) => Err(prepared(&id.to_string())),
             },
             Query => {

@@ -11,7 +11,7 @@ use crate::event::transaction_payload::{Compression, TransactionPayload};
 use crate::event::xa::XaId;
 use crate::event::{EventKind, Header, FLAG_IGNORABLE};
 use crate::frame::events::{declared_size, event_size, Span};
-use crate::frame::unpack::{decompression_error, unpack};
+use crate::frame::unpack::{decompression_error, unpack, CHUNK_BYTES};
 use crate::limits::{CHECKSUM_BYTES, EVENT_HEADER_BYTES};
 
 /// Payload events of at least this length are streamed; shorter events are buffered until complete.
@@ -41,6 +41,31 @@ pub(super) fn read_xa_id(body: &[u8]) -> Result<Option<XaId>> {
     let query = Query::read(cursor.take_rest())?;
     let text = query.text;
     (query.verb(text) == Verb::Begin && text.starts_with(b"XA")).then(|| XaId::of_statement(text)).transpose()
+}
+
+/// Calls `visit` with the header and the body of each event in a payload.
+pub(super) fn visit_payload(body: &[u8], mut visit: impl FnMut(&Header, &[u8]) -> Result<()>) -> Result<()> {
+    let head = TransactionPayload::read(body)?;
+    let mut zstd = match head.compression {
+        Compression::Zstd => Some(Zstd::new().map_err(decompression_error)?),
+        Compression::Nothing => None,
+    };
+    let (mut packed, mut plain) = (head.payload, Vec::new());
+    loop {
+        let (consumed, written) = unpack(&mut zstd, packed, &mut plain, CHUNK_BYTES)?;
+        if consumed == 0 && written == 0 {
+            return Ok(());
+        }
+        packed = packed.get(consumed..).unwrap_or_default();
+        let mut at = 0;
+        while let Some(size) = event_size(plain.get(at..).unwrap_or_default())? {
+            let mut cursor = Cursor::new(plain.get(at..at + size).unwrap_or_default());
+            let header = Header::read(&mut cursor)?;
+            visit(&header, cursor.take_rest())?;
+            at += size;
+        }
+        plain.drain(..at);
+    }
 }
 
 impl Decoder {
