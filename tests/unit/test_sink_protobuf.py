@@ -11,6 +11,7 @@ from penstock.changes import Changes
 from penstock.errors import EventUnsupported, OptionInvalid
 from penstock.sinks.kafka import connect_schemas
 from penstock.sinks.kafka.connect_values import in_protobuf
+from penstock.sinks.kafka.debezium_records import truncate_record
 from penstock.sinks.kafka.protobuf_schemas import protobuf_schema
 from penstock.sinks.kafka.sink import KafkaSink, Settings
 from penstock.sinks.messages import DebeziumForms, messages_of
@@ -175,6 +176,20 @@ def test_registry_gets_the_schema_with_its_kind() -> None:
         "/subjects/shop.items-value/versions",
         "/subjects/shop.items-key/versions",
     ]
+
+
+def test_registry_is_asked_once_for_equal_schemas_of_truncates() -> None:
+    with HttpEndpoint() as endpoint:
+        endpoint.bodies.append(b'{"id": 3}')
+        registry = {"url": endpoint.url}
+        sink = KafkaSink(Settings(servers="b:1", format="debezium_protobuf", registry=registry))
+        cause = statement("TRUNCATE", "TRUNCATE items", "shop.items", emptied=(ITEMS,))
+        for _ in range(3):
+            # The schemas of many tables do not stay in memory: those of a later TRUNCATE are made again.
+            connect_schemas.row_schemas.cache_clear()
+            schema, _ = connect_schemas.row_schemas(ITEMS, "test", ("id",), None)
+            sink.encode(truncate_record("shop.items", cause, ITEMS.name, schema, 0))
+    assert len(endpoint.received) == 1
 
 
 def test_check_refuses_a_registry_without_protobuf() -> None:

@@ -26,8 +26,8 @@ class RegisteredSchemas:
         self._forms = forms
         # The ids of the schemas of messages and keys, by target, instance and topic.
         self._of_rows: dict[tuple[Target, str, str | None], tuple[int, int]] = {}
-        # Other schemas with their ids, by the identity of the schema.
-        self._of_records: dict[tuple[str, str, int], tuple[Mapping[str, Any], int]] = {}
+        # Other schemas with their ids, the last one of each topic, part and name.
+        self._of_records: dict[tuple[str, str, str], tuple[Mapping[str, Any], int]] = {}
 
     def check(self) -> None:
         """Raise Penstock errors if the registry cannot be used."""
@@ -49,11 +49,12 @@ class RegisteredSchemas:
 
     def of_record(self, topic: str, part: Literal["key", "value"], schema: Mapping[str, Any]) -> int:
         """Return the id of a Kafka Connect schema."""
-        key = topic, part, id(schema)
-        if key not in self._of_records:
-            # Keeping the schema keeps its identity.
-            self._of_records[key] = schema, self._id_of(topic, part, schema)
-        return self._of_records[key][1]
+        key = topic, part, schema["name"]
+        known = self._of_records.get(key)
+        # Most are the same object, which needs no comparison of their fields.
+        if known is None or not (known[0] is schema or known[0] == schema):
+            known = self._of_records[key] = schema, self._id_of(topic, part, schema)
+        return known[1]
 
     def _id_of(self, topic: str | None, part: Literal["key", "value"], schema: Mapping[str, Any]) -> int:
         subject = self._registry.subject(topic, message_name(schema), part)
