@@ -141,3 +141,11 @@ def test_file_appears_whole_or_not_at_all(tmp_path: Path) -> None:
     assert Path("/dev/null").is_char_device()
     with pytest.raises(DiskFailed):
         write_whole(tmp_path / "nowhere" / "orders.csv", [b"x"])
+
+
+def test_file_that_is_replaced_keeps_its_permissions(tmp_path: Path) -> None:
+    path = tmp_path / "orders.csv"
+    path.touch()
+    path.chmod(0o600)
+    write_whole(path, [b"id\r\n"])
+    assert (path.read_bytes(), path.stat().st_mode & 0o777) == (b"id\r\n", 0o600)

@@ -11,7 +11,8 @@ from penstock.errors import DiskFailed
 def write_whole(path: Path, pieces: Iterable[bytes]) -> None:
     """Write a file under a temporary name, make it durable, and rename it. Raises DiskFailed.
 
-    A failure leaves an earlier file as it was. A pipe or a device is written directly.
+    A failure leaves an earlier file as it was, a success its permissions. A pipe or a device is written
+    directly.
     """
     try:
         target = path.resolve()
@@ -22,6 +23,9 @@ def write_whole(path: Path, pieces: Iterable[bytes]) -> None:
         unfinished = target.with_name(f".penstock-{os.getpid()}-{os.urandom(4).hex()}")
         try:
             with unfinished.open("xb") as file:
+                if target.exists():
+                    # A file that only its owner may read stays so.
+                    os.fchmod(file.fileno(), target.stat().st_mode & 0o777)
                 file.writelines(pieces)
                 file.flush()
                 os.fsync(file.fileno())
