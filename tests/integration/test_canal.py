@@ -59,7 +59,7 @@ def server(server_of: Callable[[str], Server]) -> Iterator[Server]:
 @pytest.fixture(scope="module")
 def daemon(tmp_path_factory: pytest.TempPathFactory, server: Server) -> Iterator[DaemonProcess]:
     """A daemon without credentials, where new clients start at the head."""
-    with DaemonProcess(tmp_path_factory.mktemp("canal"), settings_of(server)) as running:
+    with DaemonProcess(tmp_path_factory.mktemp("canal"), settings_of(server), environment={}) as running:
         # An empty log has no head.
         write(server, running, 1)
         yield running

@@ -63,7 +63,7 @@ def daemon(tmp_path_factory: pytest.TempPathFactory, server: Server) -> Iterator
         ],
         "instances": {"shop": {"source": server.url(), "start": str(head_of(server))}},
     }
-    with DaemonProcess(tmp_path_factory.mktemp("canal"), settings) as running:
+    with DaemonProcess(tmp_path_factory.mktemp("canal"), settings, environment={}) as running:
         running.token = TOKEN
         write(server, running)
         yield running

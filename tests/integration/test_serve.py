@@ -344,7 +344,7 @@ def test_eight_idle_instances_stay_small_and_one_failure_leaves_the_others_runni
     url = mariadb_server.url()
     instances: dict[str, Any] = {f"shop{number}": {"source": url} for number in range(8)}
     instances["gone"] = {"source": url, "start": "mysql-bin.999999:4"}
-    with DaemonProcess(tmp_path, {"instances": instances}) as daemon:
+    with DaemonProcess(tmp_path, {"instances": instances}, environment={}) as daemon:
         daemon.wait_for(lambda status: status["state"] == "stopped", "gone")
         for number in range(8):
             daemon.wait_for(lambda status: status["state"] == "running", f"shop{number}")

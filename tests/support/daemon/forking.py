@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 # What `penstock serve` imports. PyArrow imports pandas by itself once it converts values.
@@ -51,7 +52,9 @@ class ForkedProcess:
     def send_signal(self, number: int) -> None:
         """Send a signal, unless the process has ended."""
         if self.poll() is None:
-            os.kill(self.pid, number)
+            # It may end meanwhile, and its status is known a moment later.
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         """Kill the process."""

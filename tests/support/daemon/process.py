@@ -43,8 +43,9 @@ class DaemonProcess:
 
     `settings` is the content of penstock.yaml without listen.http. The HTTP port is chosen here and survives
     a restart, as does the port of any other listener configured with port 0 (`ports` lists all by name). The
-    log is in `folder`/log unless the settings name another folder. With variables for its environment the
-    daemon starts in a new interpreter, otherwise it is forked, which is cheaper.
+    log is in `folder`/log unless the settings name another folder. With an `environment`, which
+    may be empty, the daemon starts in a new interpreter, as tests of its whole memory need. Otherwise it is
+    forked, which is cheaper: about 50 MiB of its memory are then those of the process that it is forked from.
     """
 
     def __init__(
