@@ -12,6 +12,7 @@ import pytest
 from penstock import read_binlog
 from tests.support.canal.client import CanalClient
 from tests.support.canal.following import drain, ids_of, until_durable
+from tests.support.capture.replicas import gtids_executed, replica_of
 from tests.support.daemon.process import DaemonProcess
 from tests.support.logstore.kept_log import penstock
 from tests.support.ptubes.client import EARLIEST, PtubesClient
@@ -206,3 +207,28 @@ def test_member_is_added_at_a_stated_position_and_not_removed(
         shop.daemon.start()
         status = shop.daemon.wait_for(lambda status: status["state"] == "stopped")
         assert "db1 is missing" in status["why"]
+
+
+@pytest.mark.deep(
+    guard="tests/unit/test_merge_log.py::test_server_that_has_failed_over_and_is_idle_holds_nothing_back"
+)
+def test_member_that_has_failed_over_and_is_idle_holds_nothing_back(
+    start_server: StartServer, tmp_path: Path
+) -> None:
+    shop = shop_of(start_server, "mariadb", tmp_path)
+    replica = replica_of(shop.servers[0], start_server)
+    replica.sql("SET GLOBAL binlog_row_metadata = FULL")
+    address = replica.url().rpartition("@")[2]
+    shop.daemon.settings["instances"]["db1"] |= {"servers": [address], "fail_over_after": 1}
+    with shop.daemon:
+        shop.insert(0, 2)
+        shop.insert(1, 2)
+        shop.wait_for(4)
+        wait_until(lambda: gtids_executed(replica) == gtids_executed(shop.servers[0]))
+        shop.servers[0].kill()
+        shop.daemon.wait_for(lambda status: str(status["server"]).endswith(address), "db1")
+        shop.insert(1)
+        shop.wait_for(5)
+        replica.sql("INSERT INTO shop.orders VALUES (100, 'after')")
+        shop.wait_for(6)
+        assert sorted(shop.ids()) == [1, 2, 3, 4, 5, 100]
