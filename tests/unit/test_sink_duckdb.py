@@ -135,6 +135,14 @@ def test_file_that_another_program_writes_is_waited_for(sink: DuckdbSink) -> Non
     assert [row["id"] for row in rows(sink)] == [1]
 
 
+@pytest.mark.parametrize("path", ["missing/shop.duckdb", "no.duckdb"])
+def test_file_that_cannot_be_opened_ends_a_run(path: str, tmp_path: Path) -> None:
+    (tmp_path / "no.duckdb").write_text("no database" * 1000)
+    [finding] = DuckdbSink(Settings(path=str(tmp_path / path))).check()
+    assert finding.fatal
+    assert path in finding.what
+
+
 def test_pipeline_writes_a_log_into_a_file(tmp_path: Path) -> None:
     path = str(tmp_path / "shop.duckdb")
     settings = notes_pipeline(tmp_path, {"duckdb": {"path": path, "mode": "feed"}})

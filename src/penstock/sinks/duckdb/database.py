@@ -11,13 +11,15 @@ from typing import Any, Self
 import pyarrow
 
 from penstock.changes import Target
-from penstock.errors import OptionInvalid, ServerBusy, ValueMalformed
+from penstock.errors import DiskFailed, OptionInvalid, ServerBusy, ValueMalformed
 from penstock.model import TableName
 from penstock.sinks.lake.table import StoredTable
 from penstock.sinks.sink import HINT_GONE, extra_missing
 
 POSITIONS = TableName("penstock", "positions")
 _ROWS_AT_ONCE = 65_536
+# In the message about a file that another program has open. Other messages of this kind are about the file.
+_LOCKED = "Could not set lock on file"
 # Stands for the whole part in the table of numbers.
 _PART = ""
 # What DuckDB says of a file that it will not be able to open later either.
@@ -65,13 +67,24 @@ def translate_errors(what: str) -> Iterator[None]:
         raise OptionInvalid(f"{what}: {problem}", hint="Check path of the duckdb sink") from problem
 
 
+def _connect(path: str) -> Any:
+    duckdb = library()
+    try:
+        return duckdb.connect(path)
+    except duckdb.IOException as problem:
+        if _LOCKED in str(problem):
+            raise
+        raise DiskFailed(f"{path}: {problem}", hint="Check path of the duckdb sink") from problem
+
+
 class Database:
     """An open file. Raises Penstock errors."""
 
     def __init__(self, path: str) -> None:
+        """Open a file. Raises ServerBusy if another program has it open, DiskFailed if it cannot be used."""
         self.path = path
         with translate_errors(path):
-            self._connection = library().connect(path)
+            self._connection = _connect(path)
             self.run("SET TimeZone = 'UTC'")
             [(self._name,)] = self.run("SELECT current_database()")
 
