@@ -358,8 +358,18 @@ def test_columns_that_a_table_does_not_have_are_named(sink: Sink, table: MakeTar
     sink.prepare(fewer, Evolution.EVOLVE)
     missing = sink.columns_missing([more, table(table="others")])
     assert {name: list(names) for name, names in missing.items()} == {more.name: ["count", "place"]}
+    writer = sink.open(BatchMark("conformance", "1", 1), 0)
+    writer.write(changes_of(more, insert(1, id=1, name="a", count=7)))
+    receipt = writer.finish()
+    assert {name: list(names) for name, names in receipt.columns_missing.items()} == {
+        str(more.name): ["count", "place"]
+    }
     sink.prepare(more, Evolution.EVOLVE)
     assert sink.columns_missing([more, fewer]) == {}
+    pipe = Pipe(sink)
+    pipe.number = 1
+    (receipt,) = pipe.changes(more, insert(2, id=2, name="b"))
+    assert not receipt.columns_missing
 
 
 @runs_on(lambda backend: backend.MIRRORS and backend.HAS_COLUMNS)

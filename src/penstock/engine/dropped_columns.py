@@ -5,13 +5,13 @@ A writer cannot refuse such a table. It may replay rows from before a DROP COLUM
 already, and with `schema_changes: ignore` a table may never have had the column.
 """
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from penstock.changes import Target
 from penstock.errors import SchemaChanged
 from penstock.model import TableName
-from penstock.sinks.sink import Evolution, Sink
+from penstock.sinks.sink import Evolution, Receipt, Sink
 
 
 class DroppedColumns(NamedTuple):
@@ -21,23 +21,48 @@ class DroppedColumns(NamedTuple):
     error: SchemaChanged
 
 
-def find_dropped(
-    sink: Sink, policy: Evolution, prepared: Mapping[TableName, Target], current: Mapping[TableName, Target]
-) -> list[DroppedColumns]:
-    """Return the targets that do not have columns which they were prepared with, and which rows have now.
+class ColumnCheck:
+    """Checks every target at the start of a run, and later those whose writers left columns out."""
 
-    A column that the source has dropped is null in all new rows, so a target may be without it.
-    """
-    checked = [prepared[name] for name in current if name in prepared]
-    if policy is Evolution.IGNORE or not checked:
-        return []
-    problems = []
-    for name, missing in sink.columns_missing(checked).items():
-        dropped = set(prepared[name].column_names) - set(current[name].column_names)
-        names = [column for column in missing if column not in dropped]
-        if names:
-            problems.append(DroppedColumns(name, _error(name, names)))
-    return problems
+    def __init__(self, sink: Sink, policy: Evolution) -> None:
+        self._sink = sink
+        self._policy = policy
+        # The targets to check; None for all.
+        self._due: set[str] | None = None
+        # The columns that writers left out last, by target. They may be right: see the module's docstring.
+        self._left_out: dict[str, tuple[str, ...]] = {}
+
+    @property
+    def is_due(self) -> bool:
+        """Whether there are targets to check."""
+        return self._due is None or bool(self._due)
+
+    def note(self, receipts: Iterable[Receipt]) -> None:
+        """Note the columns that writers left out of a batch."""
+        for receipt in receipts:
+            for name in receipt.tables:
+                missing = tuple(receipt.columns_missing.get(name, ()))
+                if missing and missing != self._left_out.get(name) and self._due is not None:
+                    self._due.add(name)
+                self._left_out[name] = missing
+
+    def find(
+        self, prepared: Mapping[TableName, Target], current: Mapping[TableName, Target]
+    ) -> list[DroppedColumns]:
+        """Return the targets that do not have columns which they were prepared with, and which rows have now.
+
+        A column that the source has dropped is null in all new rows, so a target may be without it.
+        """
+        names = [name for name in current if name in prepared]
+        checked = [prepared[name] for name in names if self._due is None or str(name) in self._due]
+        problems = []
+        if checked and self._policy is not Evolution.IGNORE:
+            for name, missing in self._sink.columns_missing(checked).items():
+                dropped = set(prepared[name].column_names) - set(current[name].column_names)
+                if columns := [column for column in missing if column not in dropped]:
+                    problems.append(DroppedColumns(name, _error(name, columns)))
+        self._due = set()
+        return problems
 
 
 def refuse_dropped(sink: Sink, policy: Evolution, before: Target, wanted: Target) -> None:

@@ -403,6 +403,7 @@ class PipelineRun:
                     raise purged(self._settings, self._sink, problem) from problem
                 return self._given_up(state, checkpoint, record, problem)
         self._reread_children(record, outcome)
+        self._tables.columns.note(outcome.receipts)
         checkpoint = self._retried(partial(self._loading.begin_again, checkpoint, learned.again), state)
         mark = mark_of(self._settings, self._tables, checkpoint, record)
         # Ask the source before committing, so that it cannot fail between the commit and its record.

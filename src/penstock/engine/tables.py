@@ -13,7 +13,7 @@ from typing import Any
 import structlog
 
 from penstock.changes import Target
-from penstock.engine.dropped_columns import find_dropped, refuse_dropped
+from penstock.engine.dropped_columns import ColumnCheck, refuse_dropped
 from penstock.engine.fitting import evolved, fitted
 from penstock.engine.shared_targets import SharedTargets
 from penstock.engine.task_plan import (
@@ -102,7 +102,7 @@ class PipelineTables:
         self.targets: dict[TableName, Target] = {}
         # Targets from before a reset. Their rows must be deleted, although no new row may name them.
         self._written: set[TableName] = set()
-        self._has_checked_columns = False
+        self.columns = ColumnCheck(sink, settings.schema_changes)
         self._created: set[str] = set()  # So far known only from their CREATE TABLE.
         # Tables that the pipeline continues without, and why. The runner stores them in the checkpoint.
         self.stopped: dict[str, str] = {}
@@ -543,22 +543,22 @@ class PipelineTables:
         self._save()
 
     def check_columns(self) -> None:
-        """Check, once, that targets have the columns that they were prepared with. Raises SchemaChanged.
+        """Check that targets have the columns that they were prepared with, if it is due.
 
-        Call it after a batch that an earlier run began: that run may have altered a target further.
+        Raises SchemaChanged. Call it between batches, and after a batch that an earlier run began: that run
+        may have altered a target further.
         """
-        if self._has_checked_columns:
+        if not self.columns.is_due:
             return
         wanted = self.shared.wanted(self.stopped, self._written | self.targets.keys())
         current = {name: target for name, (target, _) in wanted.items()}
-        for problem in find_dropped(self._sink, self._settings.schema_changes, self.targets, current):
+        for problem in self.columns.find(self.targets, current):
             if self._settings.errors.table != "skip_table":
                 raise problem.error
             key = wanted[problem.target][1]
             for stopped in (key, *self.shared.sharing(key, problem.target)):
                 if stopped not in self.stopped and not self._tables[stopped].gone:
                     self._continue_without(stopped, problem.error)
-        self._has_checked_columns = True
 
     def _prepare_met(self, key: str, target: Target) -> None:
         """Prepare a target for rows that were read. A target that was prepared before keeps its keys."""

@@ -137,6 +137,8 @@ class Receipt:
     unrepresentable: Mapping[str, int] = field(default_factory=dict)
     # Rows that were not written because the target has a later version of them.
     outdated: int = 0
+    # Columns of the rows that their table does not have, so that their values were left out, by target.
+    columns_missing: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
 
 class Writer(ABC):

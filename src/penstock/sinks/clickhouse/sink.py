@@ -209,6 +209,7 @@ class _TableWriter(Writer):
         self._bytes = 0
         self._unrepresentable: Counter[str] = Counter()
         self._staged: list[Any] = []
+        self._columns_missing: dict[str, list[str]] = {}
 
     def abort(self) -> None:
         self._sink.release(self._session)
@@ -217,7 +218,14 @@ class _TableWriter(Writer):
         """Return the receipt, and release the connection."""
         self.abort()
         rows = sum(self._rows.values())
-        return Receipt(rows, self._bytes, self._rows, tuple(self._staged), self._unrepresentable)
+        return Receipt(
+            rows,
+            self._bytes,
+            self._rows,
+            tuple(self._staged),
+            self._unrepresentable,
+            columns_missing=self._columns_missing,
+        )
 
     def insert(
         self, target: Target, rows: pyarrow.Table, own: Mapping[str, Any], token: str | None = None
@@ -238,6 +246,9 @@ class _TableWriter(Writer):
             self._columns[location] = self._session.columns(location)
             if not self._columns[location]:
                 raise SchemaChanged(f"the target has no table {location.sql} any more", hint=HINT_GONE)
+            columns_written = self._columns[location]
+            if absent := [name for name in target.column_names if name not in columns_written]:
+                self._columns_missing[str(target.name)] = absent
         table_columns = self._columns[location]
         columns: dict[str, Any] = {}
         self._unrepresentable += unrepresentable_counts(target, rows)

@@ -117,6 +117,7 @@ class DuckdbWriter(Writer):
             if schema is None:
                 raise OptionInvalid(f"the table {self._sink.location(target)} is gone", hint=HINT_GONE)
             self._schemas[target] = schema
+            self._counted.note_columns(target, schema.names)
         return self._schemas[target]
 
     def _tables(self) -> list[TableName]:

@@ -157,6 +157,7 @@ class LakeWriter(Writer):
         self._rows: Counter[str] = Counter()
         self._bytes = 0
         self._unrepresentable: Counter[str] = Counter()
+        self._columns_missing: dict[str, list[str]] = {}
         # None for a table whose batch is already committed.
         self._whole: dict[TableName, MirrorTable | HistoryTable | None] = {}
         self._staged: dict[TableName, tuple[Target, LakeTable, PartFiles]] = {}
@@ -203,6 +204,7 @@ class LakeWriter(Writer):
             dict(self._rows),
             tuple(staged),
             dict(self._unrepresentable),
+            columns_missing=self._columns_missing,
         )
 
     def abort(self) -> None:
@@ -219,7 +221,7 @@ class LakeWriter(Writer):
     def _stage(self, changes: Changes) -> None:
         name = changes.target.name
         if name not in self._staged:
-            table = self._sink.open_prepared(changes.target)
+            table = self._open_table(changes.target)
             self._staged[name] = changes.target, table, self._sink.output(table)
         _, table, files = self._staged[name]
         rows = pyarrow.Table.from_batches([changes.rows])
@@ -228,10 +230,16 @@ class LakeWriter(Writer):
         self._unrepresentable += unrepresentable_counts(changes.target, rows)
         files.write(stored_rows(rows, table.schema))
 
+    def _open_table(self, target: Target) -> LakeTable:
+        table = self._sink.open_prepared(target)
+        if absent := self._sink.absent_columns(target, table):
+            self._columns_missing[str(target.name)] = absent
+        return table
+
     def _open_whole(self, target: Target) -> MirrorTable | HistoryTable | None:
         name = target.name
         if name not in self._whole:
-            table = self._sink.open_prepared(target)
+            table = self._open_table(target)
             if is_repeated(self._mark, table.number(self._mark.application)):
                 self._whole[name] = None
             elif self._sink.mode is Mode.HISTORY:

@@ -104,10 +104,14 @@ class TableSink(Sink, Generic[AnyTable]):
                 continue
             if table is None:
                 continue
-            existing = set(table.schema.names)
-            if absent := [name for name in self.schema_of(target).names if name not in existing]:
+            if absent := self.absent_columns(target, table):
                 missing[target.name] = absent
         return missing
+
+    def absent_columns(self, target: Target, table: AnyTable) -> list[str]:
+        """Return the columns of a target that its table does not have."""
+        existing = set(table.schema.names)
+        return [name for name in self.schema_of(target).names if name not in existing]
 
     def remembers(self, pipeline: str, targets: Sequence[Target]) -> bool:
         """Look for the pipeline's batch numbers in the tables."""

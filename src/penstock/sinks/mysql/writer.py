@@ -320,4 +320,5 @@ class MysqlWriter(SqlWriter):
             if layout is None:
                 raise table_missing(target, HINT_GONE)
             self._layouts[target.name] = layout
+            self._counted.note_columns(target, layout.columns)
         return layout

@@ -246,6 +246,7 @@ class PostgresWriter(SqlWriter):
             if layout is None:
                 raise table_missing(target, HINT_GONE)
             self._layouts[target.name] = layout
+            self._counted.note_columns(target, layout.columns)
         return layout
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The common part of sinks with SQL tables: rows of a part, divided, encoded and counted."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy
@@ -34,6 +34,7 @@ class WriteCounts:
     tables: dict[str, int] = field(default_factory=dict)
     bytes: int = 0
     unrepresentable: dict[str, int] = field(default_factory=dict)
+    columns_missing: dict[str, list[str]] = field(default_factory=dict)
 
     def add(self, changes: Changes) -> None:
         """Count changes."""
@@ -47,6 +48,11 @@ class WriteCounts:
             name = f"{target.name}.{column}"
             self.unrepresentable[name] = self.unrepresentable.get(name, 0) + values
 
+    def note_columns(self, target: Target, existing: Collection[str]) -> None:
+        """Note the columns of rows that a table does not have."""
+        if absent := [name for name in target.column_names if name not in existing]:
+            self.columns_missing[str(target.name)] = absent
+
     def receipt(self) -> Receipt:
         """Return the receipt of a writer."""
         return Receipt(
@@ -54,6 +60,7 @@ class WriteCounts:
             self.bytes,
             dict(self.tables),
             unrepresentable=dict(self.unrepresentable),
+            columns_missing=dict(self.columns_missing),
         )
 
 
