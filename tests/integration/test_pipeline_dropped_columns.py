@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Columns of targets that were dropped by hand: an error of their table, which a resnapshot mends."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,7 @@ import deltalake
 import pyarrow
 import pytest
 
+from penstock.engine.sink_runs import run_of
 from penstock.errors import SchemaChanged
 from penstock.local.driver import LocalDriver
 from penstock.model import TableName
@@ -108,6 +110,34 @@ def test_column_that_source_and_target_dropped_is_not_missing(
     mysql_server.sql("INSERT INTO t VALUES (1, 1)", database=database)
     run_to_end(LocalDriver(2), settings)
     assert mariadb_server.sql(f"SELECT id, b FROM {database}.t") == [(1, 1)]
+    mariadb_server.sql(f"DROP DATABASE {database}")
+
+
+@pytest.mark.deep(
+    guard="tests/integration/test_pipeline_dropped_columns.py::test_column_missing_from_a_lake_table_is_refused"
+)
+def test_column_dropped_during_a_run_is_refused_after_the_next_batch(
+    mysql_server: Server, mariadb_server: Server, fresh_database: FreshDatabase, tmp_path: Path
+) -> None:
+    database = fresh_database(mysql_server)
+    mysql_server.sql(
+        "CREATE TABLE t (id INT PRIMARY KEY, a INT); INSERT INTO t VALUES (1, 1)", database=database
+    )
+    sink = {"mysql": {"url": mariadb_server.url("root")}}
+    settings = pipeline_of(mysql_server, database, sink, tmp_path)
+    batches: list[Mapping[str, Any]] = []
+
+    def note(report: Mapping[str, Any]) -> None:
+        if report["state"] not in ("loading", "running") or len(batches) == 2:
+            return
+        batches.append(report)
+        if len(batches) == 1:
+            mariadb_server.sql(f"ALTER TABLE {database}.t DROP COLUMN a")
+        mysql_server.sql(f"INSERT INTO t VALUES ({len(batches) + 1}, 2)", database=database)
+
+    with pytest.raises(SchemaChanged, match="no column a"):
+        run_of(settings, LocalDriver(2), until_caught_up=True, report=note).run()
+    assert len(batches) == 2
     mariadb_server.sql(f"DROP DATABASE {database}")
 
 
