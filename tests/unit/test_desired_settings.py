@@ -100,8 +100,10 @@ def test_file_counts_as_it_was_accepted(
     file.write_text("half of a file: [")
     want_instance(store, WantedInstance("users", SECTION, {"host": "db2"}))
     assert sources(desired.read(reads_file=False)) == {"shop": "mysql://db1", "users": "mysql://repl@db2"}
-    with pytest.raises(OptionInvalid, match="no YAML"):
-        desired.read(reads_file=True)
+    for broken in ("half of a file: [", "\0", "[" * 1_000):
+        file.write_text(broken)
+        with pytest.raises(OptionInvalid, match="no YAML"):
+            desired.read(reads_file=True)
     file.write_text(text.replace("db1", "db9"))
     assert sources(desired.read(reads_file=True))["shop"] == "mysql://db9"
     # The daemon has refused it.

@@ -75,6 +75,8 @@ def read_yaml(
         mark = problem.problem_mark
         where = f"{path}:{mark.line + 1}" if mark is not None else str(path)
         raise OptionInvalid(f"{path} is no YAML: {problem.problem}", position=where) from problem
+    except (yaml.YAMLError, RecursionError) as problem:
+        raise OptionInvalid(f"{path} is no YAML: {problem}", position=str(path)) from problem
     document = Document()
     document.value = {} if root is None else _plain(root, (), document, environment)
     return document
@@ -120,7 +122,7 @@ def yaml_documents(text: str) -> list[Any]:
 def _reading_yaml() -> Iterator[None]:
     try:
         yield
-    except yaml.YAMLError as problem:
+    except (yaml.YAMLError, RecursionError) as problem:
         raise OptionInvalid(
             f"the text is no YAML: {problem}", hint="Check it with a YAML editor"
         ) from problem
