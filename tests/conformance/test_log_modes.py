@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.daemon import check
+from penstock.captures import check_instances
 from penstock.errors import (
     AccessDenied,
     LimitExceeded,
@@ -460,5 +460,5 @@ def test_server_is_captured_in_every_mode(
 def test_bytes_evicted_from_memory_are_not_acknowledged_to_the_server(tmp_path: Path) -> None:
     chosen = settings_of(tmp_path, "mysql://repl@127.0.0.1:1", {"mode": "memory"}, semi_sync=True)
     with pytest.raises(OptionInvalid) as refused:
-        check(chosen)
+        check_instances(chosen)
     assert "semi_sync" in str(refused.value)

@@ -17,7 +17,7 @@ import pytest
 
 from penstock.limits import WAIT_SECONDS_DEFAULT
 from penstock.limits import WAIT_SECONDS_MAX as NEWS_SECONDS_MAX
-from penstock.serve.http import fleet, resume, server_check
+from penstock.serve.http import fleet, instances, resume, server_check
 from penstock.serve.http import settings as settings_routes
 from penstock.serve.listener import make_app
 from penstock.serve.ports import Ports
@@ -539,6 +539,7 @@ def test_openapi_description_lists_exactly_the_routes(shop: Shop) -> None:
     more = Telemetry(served, Ports({})).routes() + fleet.routes(None, served.threads.reporting)
     more += settings_routes.routes(served, dict) + resume.routes(served, None)
     more += server_check.routes(served, lambda name: [], served.threads.searching)
+    more += instances.routes(served, lambda name, document: 0)
     routes: Any = make_app(served, {}, more).routes
     assert calls == {(method, route.path_format) for route in routes for method in route.methods - {"HEAD"}}
     body = described["components"]["schemas"]["ChangesRequest"]

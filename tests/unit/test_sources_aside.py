@@ -233,6 +233,7 @@ def test_loads_that_need_a_source_that_is_aside_wait(
         there=lambda: list(known),
         stopped={},
         is_keyless=lambda key: False,
+        check_columns=lambda: None,
     )
     with closing(PipelineState.open(settings.state, settings.name)) as state:
         checkpoint = state.take()

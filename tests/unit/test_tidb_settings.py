@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from penstock.daemon import start_of
+from penstock.captures import start_of
 from penstock.errors import OptionInvalid
 from penstock.settings.daemon import InstanceSettings, load_settings
 from penstock.settings.tidb import pd_addresses
