@@ -277,9 +277,6 @@ class Daemon:
                 self._desired.accept()
             except PenstockError as problem:
                 _log.error("new settings are not applied", why=str(problem), hint=problem.hint)
-            except Exception as defect:  # noqa: BLE001
-                # Later settings are read.
-                _log.exception("new settings are not applied: a defect", why=repr(defect))
             else:
                 names = {name: value for name, value in vars(change).items() if name != "with_other_log"}
                 if change or reads_file:
