@@ -33,10 +33,8 @@ pytestmark = pytest.mark.deep_flavors("mariadb")
 
 Row = tuple[object, ...]
 
-TABLE = (
-    "CREATE TABLE shop.orders (id INT PRIMARY KEY AUTO_INCREMENT, note VARCHAR(120) COLLATE utf8mb4_bin,"
-    " price DECIMAL(10, 2), customer BIGINT, born DATETIME(3), span TIME, rate DOUBLE)"
-)
+TABLE = """CREATE TABLE shop.orders (id INT PRIMARY KEY AUTO_INCREMENT, note VARCHAR(120) COLLATE utf8mb4_bin,
+    price DECIMAL(10, 2), customer BIGINT, born DATETIME(3), span TIME, rate DOUBLE)"""
 ALL = {"start": "earliest", "tables": ["shop.orders"], "wait_seconds": 0}
 
 
@@ -533,17 +531,17 @@ def requests_of(daemon: DaemonProcess, subscriber: str) -> int:
 
 
 def test_openapi_description_lists_exactly_the_routes(shop: Shop) -> None:
-    described = shop.daemon.get("/v1/openapi.json")
-    calls = {(method.upper(), path) for path, methods in described["paths"].items() for method in methods}
+    paths = (described := shop.daemon.get("/v1/openapi.json"))["paths"]
+    calls = {(method.upper(), path) for path, methods in paths.items() for method in methods}
     served = Served({}, Arrivals())
     more = Telemetry(served, Ports({})).routes() + fleet.routes(None, served.threads.reporting)
     more += settings_routes.routes(served, dict) + resume.routes(served, None)
-    more += server_check.routes(served, lambda name: [], served.threads.searching)
     more += instances.routes(served, lambda name, document: 0)
+    more += server_check.routes(served, lambda name: [], served.threads.searching)
     routes: Any = make_app(served, {}, more).routes
-    assert calls == {(method, route.path_format) for route in routes for method in route.methods - {"HEAD"}}
-    body = described["components"]["schemas"]["ChangesRequest"]
-    assert set(body["properties"]) >= {"tables", "where", "shards", "start", "until", "credit_bytes"}
+    assert calls == {(method, each.path_format) for each in routes for method in each.methods - {"HEAD"}}
+    properties = described["components"]["schemas"]["ChangesRequest"]["properties"]
+    assert properties.keys() >= {"tables", "where", "shards", "start", "until", "credit_bytes"}
 
 
 def test_error_during_a_response_follows_all_whole_transactions(mysql_server: Server, tmp_path: Path) -> None:
