@@ -75,7 +75,9 @@ def test_settings_that_are_read_again_disturb_no_other_instance(
         "processes": processes,
     }
     with DaemonProcess(tmp_path, settings, ENVIRONMENT) as daemon:
-        daemon.wait_for(lambda status: status["state"] == "running", "users")
+        # An instance that starts later would begin after the first row.
+        for name in ("shop", "users"):
+            daemon.wait_for(lambda status: status["state"] == "running", name)
         orders = Orders(mariadb_server, fresh_database(mariadb_server), daemon, tmp_path)
         with Running(orders.subscriber()) as running:
             orders.insert(1)
