@@ -174,7 +174,7 @@ class Daemon:
         # them.
         gc.collect()
         gc.freeze()
-        # Processes of single instances are made, and started, with their captures.
+        # A capture that runs in a process of its own starts that process itself.
         self._supervisor.start()
         self._own.start()
         if self._fleet is not None:

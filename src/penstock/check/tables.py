@@ -62,6 +62,14 @@ def _selected(facts: Facts, sql: str) -> list[tuple[TableName, dict[str, Any]]]:
     return [(name, row) for name, row in named_rows if facts.patterns.matches(name.database, name.table)]
 
 
+def _columns_by_table(facts: Facts, sql: str) -> dict[TableName, list[str]]:
+    """Return the names of the columns that a query selects, by their selected tables."""
+    tables = defaultdict(list)
+    for name, row in _selected(facts, sql):
+        tables[name].append(str(row["name"]))
+    return tables
+
+
 def _foreign_keys(facts: Facts) -> Iterator[Finding]:
     """Report foreign keys whose actions are not logged."""
     if facts.is_set("innodb_native_foreign_keys", "OFF"):
@@ -112,10 +120,7 @@ def _temporal_format(facts: Facts) -> Iterator[Finding]:
             "mysql56_temporal_format is OFF: new TIME, DATETIME and TIMESTAMP columns hide their precision",
             facts.setting("mysql56_temporal_format", "ON"),
         )
-    tables = defaultdict(list)
-    for name, row in _selected(facts, _OLD_TEMPORAL):
-        tables[name].append(str(row["name"]))
-    for name, columns in tables.items():
+    for name, columns in _columns_by_table(facts, _OLD_TEMPORAL).items():
         yield Finding(
             "temporal_format",
             "warning",
@@ -128,10 +133,7 @@ def _generated_columns(facts: Facts) -> Iterator[Finding]:
     """Report generated columns that the images of updates and deletes lack, whatever binlog_row_image is."""
     if not facts.mariadb or facts.identity.version < _GENERATED_UNLOGGED_SINCE:
         return
-    tables = defaultdict(list)
-    for name, row in _selected(facts, _GENERATED):
-        tables[name].append(str(row["name"]))
-    for name, columns in tables.items():
+    for name, columns in _columns_by_table(facts, _GENERATED).items():
         yield Finding(
             "generated_columns",
             "warning",

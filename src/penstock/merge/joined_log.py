@@ -225,9 +225,9 @@ def _origins_after(log: LogReader, position: Position | None) -> Mapping[str, Po
         if code == _ORIGIN_CODE:
             pending = _decode_origin(event)
         elif code in _GTID_CODES:
-            # Without one, the transaction is that of a member's log that the caller does not know.
+            # Without one, the caller does not know the member whose log has the transaction.
             if pending is None:
-                raise _damaged("a transaction of the log does not say of which member it is")
+                raise _damaged("a transaction of the log does not name its member")
             # Its transaction follows. A crash may have left an origin without one.
             origins[pending[0]] = pending[1]
             pending = None
