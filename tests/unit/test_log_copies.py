@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A copy of a log follows it over HTTP, byte for byte, and never continues another history."""
 
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -9,14 +10,17 @@ from pathlib import Path
 
 import pytest
 
+from penstock._native import BlockCutter
+from penstock.capture.receive import Receiver
 from penstock.errors import ServerBusy
+from penstock.fleet.copied_metadata import CopiedMetadata
 from penstock.fleet.copying import LogCopy
 from penstock.logstore.disk import Disk, LocalDisk
-from penstock.logstore.generations import GenerationFiles
+from penstock.logstore.generations import Generation, GenerationFiles
 from penstock.logstore.holds import Hold, Holds
 from penstock.logstore.log import Log
 from penstock.logstore.schemas import SchemaLog
-from penstock.model import Secret
+from penstock.model import Position, Secret
 from penstock.schema.history import SchemaHistory
 from penstock.schema.server_defaults import ServerDefaults
 from penstock.schema.statements.tokens import ServerSpelling
@@ -24,7 +28,7 @@ from penstock.source.daemon_address import DaemonAddress
 from tests.support.daemon.served_log import INSTANCE, ServedLog, serving
 from tests.support.logstore.disk import Loss, SimulatedDisk
 from tests.support.logstore.source import SETTINGS, TIME_S, Captured, check_log, open_log
-from tests.support.suite.patience import wait_until
+from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 
 
 class Enough(Exception):
@@ -125,6 +129,38 @@ def test_definitions_and_holds_are_copied_before_the_bytes_that_need_them() -> N
             files = GenerationFiles(copied.disk, copied.layout)
             assert files.list() == GenerationFiles(log.disk, log.layout).list()
             assert Holds(copied.disk, copied.layout).all() == holds.all()
+
+
+def test_definitions_of_a_log_that_was_empty_are_copied_before_its_first_bytes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The host that continues the log would otherwise not know the tables of these bytes."""
+    refreshed = threading.Event()
+    listed_before: list[list[Generation]] = []
+
+    def refresh(metadata: CopiedMetadata) -> None:
+        refresh_original(metadata)
+        refreshed.set()
+
+    def resume_file(receiver: Receiver, cutter: BlockCutter) -> None:
+        copied = copy.log()
+        assert copied is not None
+        listed_before.append(GenerationFiles(copied.disk, copied.layout).list())
+        resume_original(receiver, cutter)
+
+    refresh_original, resume_original = CopiedMetadata.refresh, Receiver.resume_file
+    monkeypatch.setattr(CopiedMetadata, "refresh", refresh)
+    monkeypatch.setattr(Receiver, "resume_file", resume_file)
+    with open_log(SimulatedDisk()) as log, serving(log) as served, copying(served) as copy:
+        assert refreshed.wait(WAIT_SECONDS_MAX)
+        defaults = ServerDefaults(ServerSpelling(version=(9, 7, 0)), "utf8mb4", {}, folds_names=False)
+        start = Position(0, "mysql-bin.000001", 4)
+        definitions = SchemaLog(log.folder, SchemaHistory.from_json, log.disk)
+        definitions.seed(SchemaHistory.awaiting_survey(defaults, start), start)
+        capture_pieces(log, 3)
+        served.served.arrivals.arrived(INSTANCE)
+        wait_for_end(copy, log)
+        assert listed_before[0] == GenerationFiles(log.disk, log.layout).list() != []
 
 
 def test_copy_with_bytes_of_another_history_is_set_aside_and_begins_again(tmp_path: Path) -> None:

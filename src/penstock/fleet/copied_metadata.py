@@ -57,8 +57,18 @@ class CopiedMetadata:
         self._copied_to = None if answer["position"] is None else Position.parse(answer["position"])
         self._due = time.monotonic() + _REFRESH_SECONDS
 
+    def begin(self, position: Position) -> None:
+        """Copy the definitions before the first bytes from a position on are stored.
+
+        An epoch begins with definitions that no statement in it gives.
+        """
+        self._cover(position)
+
     def apply(self, text: str, database: str, position: Position, session: StatementSession) -> None:
         """Copy the definitions before a statement, which ends at a position, is stored."""
+        self._cover(position)
+
+    def _cover(self, position: Position) -> None:
         if self._copied_to is None or position > self._copied_to:
             self.copy()
         if self._copied_to is None or position > self._copied_to:

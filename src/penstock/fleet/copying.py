@@ -215,6 +215,7 @@ class LogCopy:
             with self._permitted():
                 adopt_epochs(log, listing, extent.epoch)
                 if stream is None or stream.position != start:
+                    metadata.begin(start)
                     stream = _Stream(log, start, client, metadata, self._stopping, self._report_hold)
             server_key = stream.server_key
             pieces = client.stream(start.epoch, start.file, start.offset, extent.end, server_key)
