@@ -8,6 +8,8 @@ from pathlib import Path
 from tools.maven import cached, program, run
 
 VERSION = "v3.22.0"
+# A Helm that `go install` compiled takes the cluster for 1.20 unless told otherwise.
+_KUBERNETES = "1.32.0"
 _RENDER_SECONDS_MAX = 60.0
 
 
@@ -27,7 +29,7 @@ def render(chart: Path, *words: str) -> subprocess.CompletedProcess[str]:
     """Return the result of `helm template` for a release `shop`. Raises PartMissing."""
     helm = install()
     return subprocess.run(
-        [helm, "template", "shop", str(chart), *words],
+        [helm, "template", "shop", str(chart), "--kube-version", _KUBERNETES, *words],
         env={"PATH": os.environ.get("PATH", os.defpath), "HOME": str(helm.parent)},
         capture_output=True,
         text=True,

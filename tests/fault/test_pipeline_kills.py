@@ -26,6 +26,7 @@ from tests.support.pipeline.running import (
     wait_until_loaded,
 )
 from tests.support.pipeline.workload import Workload
+from tests.support.spark import worker_daemon
 from tests.support.spark.session import spark  # noqa: F401
 from tests.support.suite.fixture_types import FreshDatabase, StartServer
 from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
@@ -161,7 +162,7 @@ def kill_a_worker() -> bool:
     below = {str(os.getpid())}
     for _ in range(6):
         below |= {pid for pid, parent, _ in rows if parent in below}
-    daemons = {pid for pid, _, words in rows if pid in below and "pyspark.daemon" in words}
+    daemons = {pid for pid, _, words in rows if pid in below and worker_daemon.__name__ in words}
     for worker in [pid for pid, parent, words in rows if parent in daemons and "<defunct>" not in words]:
         # It may already have ended.
         with contextlib.suppress(ProcessLookupError):

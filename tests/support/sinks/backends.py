@@ -170,7 +170,7 @@ class ClickHouseBackend(_ServerBackend):
     NOWHERE = "http://somebody:hunter2@127.0.0.1:1"
 
     def spoil(self, sink: Any, target: Target) -> None:
-        sink.session.run(f"DROP TABLE {sink.location(target).sql}")
+        sink.client.run(f"DROP TABLE {sink.location(target).sql}")
 
     def stored_feed(self, sink: Any, target: Target) -> list[Row]:
         client = clickhouse_connect.get_client(host="127.0.0.1", port=self.server.port)
