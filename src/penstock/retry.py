@@ -121,14 +121,12 @@ class Retry:
                 self.succeeded()
                 return answer
 
-    async def run_async(
-        self, attempt: Callable[[], Awaitable[_Answer]], retried: type[Exception] = TransientError
-    ) -> _Answer:
+    async def run_async(self, attempt: Callable[[], Awaitable[_Answer]]) -> _Answer:
         """Return the answer as `run` does, without blocking the event loop."""
         while True:
             try:
                 answer = await attempt()
-            except retried as problem:
+            except TransientError as problem:
                 await self.wait_async(problem)
             else:
                 self.succeeded()

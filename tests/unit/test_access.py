@@ -191,7 +191,7 @@ def test_only_admins_administer_and_only_within_their_rights() -> None:
     ]:
         with pytest.raises(AccessDenied):
             prove(instance, subscription)
-    assert not account().may_administer("shop", "cache")
+    assert not account().may_administer("shop")
 
 
 # --- What it may use ------------------------------------------------------------------------

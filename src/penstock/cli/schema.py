@@ -76,11 +76,11 @@ def set_by_hand(
         if isinstance(source, DaemonSource):
             source.give_definition(name, position, definition)
         else:
-            _set_in_folder(Path(str(log)), name, position, definition)
+            _set_in_folder(Path(str(log)), position, definition)
     typer.echo(f"set: {name} is read with this definition from {position} on")
 
 
-def _set_in_folder(folder: Path, name: TableName, position: Position, definition: dict[str, Any]) -> None:
+def _set_in_folder(folder: Path, position: Position, definition: dict[str, Any]) -> None:
     from penstock.cli.shared.log_folder import LogFolder
     from penstock.logstore.schemas import SchemaLog, definition_line
     from penstock.schema.history import SchemaHistory

@@ -91,11 +91,6 @@ class ShardFlow(Generic[_Content]):
         self._number = 0
 
     @property
-    def unacked(self) -> int:
-        """The number of deliveries that are not acked, or were acked out of order."""
-        return len(self._unacked)
-
-    @property
     def waiting(self) -> int:
         """The number of deliveries that were not handed out yet."""
         return len(self._unacked) - self._handed

@@ -15,8 +15,8 @@ STREAMS_MAX = 12
 class Streams:
     """The streams of a console. Thread-safe."""
 
-    def __init__(self, count_max: int = STREAMS_MAX) -> None:
-        self._free = threading.BoundedSemaphore(count_max)
+    def __init__(self) -> None:
+        self._free = threading.BoundedSemaphore(STREAMS_MAX)
 
     def limited(self, read: Callable[[], Iterator[dict[str, Any]]]) -> Iterator[dict[str, Any]]:
         """Yield the parts that `read` returns. An error is the last part, because the page has begun."""

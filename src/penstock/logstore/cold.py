@@ -37,7 +37,7 @@ from penstock.logstore.disk import TMP_SUFFIX, Disk
 from penstock.logstore.layout import Layout, index_path
 from penstock.logstore.records import COLD, RECORD_BYTES, SegmentRecord, block_records, sound_records
 
-LEVEL_DEFAULT = 3
+_LEVEL = 3
 # A block with an event of a gigabyte becomes several frames, so that reading a part of it stays cheap.
 FRAME_BYTES_MAX = 8 * MIB
 _FRAME_BYTES_DEFAULT = 64 * 1024
@@ -80,9 +80,7 @@ class Frame:
     stop: int
 
 
-def compress_segment(
-    disk: Disk, plain: Path, cold: Path, cuts: Sequence[int], level: int = LEVEL_DEFAULT
-) -> int:
+def compress_segment(disk: Disk, plain: Path, cold: Path, cuts: Sequence[int]) -> int:
     """Write the compressed form of a plain segment next to it and return its size in bytes.
 
     The plain file is kept. `cuts` are the plain offsets where frames start: the end of the head and the end
@@ -96,7 +94,7 @@ def compress_segment(
             target.truncate(0)
             table, crc = bytearray(), 0
             # Reusing one compressor keeps its tables allocated. Every call still produces a separate frame.
-            compressor = zstandard.ZstdCompressor(level=level, write_checksum=True, write_content_size=True)
+            compressor = zstandard.ZstdCompressor(level=_LEVEL, write_checksum=True, write_content_size=True)
             for start, stop in _frame_ranges(size, cuts):
                 block = source.read(start, stop)
                 if len(block) < stop - start:
@@ -127,9 +125,7 @@ def compress_segment(
     return stored
 
 
-def make_cold(
-    disk: Disk, layout: Layout, catalog: SegmentCatalog, segment: SegmentRecord, level: int = LEVEL_DEFAULT
-) -> SegmentRecord:
+def make_cold(disk: Disk, layout: Layout, catalog: SegmentCatalog, segment: SegmentRecord) -> SegmentRecord:
     """Compress a closed segment, replace the plain file by the result, and return its new L1 record.
 
     A crash before the end leaves the plain segment or both files, and then the plain file counts. Raises the
@@ -137,7 +133,7 @@ def make_cold(
     """
     plain = layout.segment(segment.hour, segment.version)
     cold = layout.segment(segment.hour, segment.version, cold=True)
-    stored_bytes = compress_segment(disk, plain, cold, _block_cuts(disk, plain, segment), level)
+    stored_bytes = compress_segment(disk, plain, cold, _block_cuts(disk, plain, segment))
     record = replace(segment, state=COLD, stored_bytes=stored_bytes)
     catalog.replace(record)
     disk.remove(plain)

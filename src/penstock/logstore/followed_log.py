@@ -13,7 +13,7 @@ from penstock.errors import LogDamaged, PositionPurged, SourceMissing
 from penstock.gtid_sets import NO_GTIDS, LoggedSet
 from penstock.limits import FOLLOWED_BYTES_MAX
 from penstock.logstore.confirmed_log import ConfirmedLog
-from penstock.logstore.disk import Disk, LocalDisk
+from penstock.logstore.disk import LocalDisk
 from penstock.logstore.holds import share_holds
 from penstock.logstore.index import SegmentIndex
 from penstock.logstore.log import Log
@@ -59,10 +59,8 @@ class FollowedLog(LogReader):
     the writer itself would keep them. Raises LogDamaged, DiskFailed.
     """
 
-    def __init__(
-        self, settings: LogSettings, settler: Settling | None = None, disk: Disk | None = None
-    ) -> None:
-        super().__init__(disk or LocalDisk(), settings.folder, settings.block_bytes)
+    def __init__(self, settings: LogSettings, settler: Settling | None = None) -> None:
+        super().__init__(LocalDisk(), settings.folder, settings.block_bytes)
         self.settings = settings
         self.settler = settler
         self.durable: Position | None = None

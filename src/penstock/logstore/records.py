@@ -22,7 +22,6 @@ SEGMENTS_MAGIC = b"PSTKL1\x00\x01"
 # Flags of a block.
 BEGINS_AT_BOUNDARY = 1
 ENDS_AT_BOUNDARY = 2
-HOLDS_STATEMENT = 4
 GTIDS_IN_SEQUENCE = 8
 # Without it, the record is of version 0.1, whose tables leave out XA transactions that commit in the block.
 COVERS_XA_COMMITS = 32

@@ -84,12 +84,10 @@ class DeadLetter:
 class DeadLetterPart:
     """The rows that one task of a batch rejects. A small number of rows is not written before `finish`.
 
-    `part` is the task's number, which is the same when the batch is retried. Without `comes_again`, files of
-    an earlier attempt are not looked for.
+    `part` is the task's number, which is the same when the batch is retried.
     """
 
-    def __init__(self, folder: str, mark: BatchMark, part: int, *, comes_again: bool = True) -> None:
-        self._comes_again = comes_again
+    def __init__(self, folder: str, mark: BatchMark, part: int) -> None:
         self._folder = _Folder(folder)
         self._mark = mark
         self._stem = f"{mark.generation}-{mark.number:012}-{part:06}-"
@@ -112,9 +110,8 @@ class DeadLetterPart:
     def finish(self) -> None:
         """Make the added rows durable, replacing the files of an earlier attempt. Raises DiskFailed."""
         self._write()
-        if self._comes_again:
-            stale = [name for name in self._folder.names(self._stem) if name >= self._name(self._files)]
-            self._folder.delete(stale)
+        stale = [name for name in self._folder.names(self._stem) if name >= self._name(self._files)]
+        self._folder.delete(stale)
 
     def _name(self, number: int) -> str:
         return f"{self._stem}{number:04}{_SUFFIX}"
@@ -139,11 +136,11 @@ class DeadLetterPart:
 
 
 def open_dead_letter(
-    steps: Sequence[StepSettings], folder: str, mark: BatchMark, part: int, *, comes_again: bool = True
+    steps: Sequence[StepSettings], folder: str, mark: BatchMark, part: int
 ) -> DeadLetterPart | None:
     """Return the dead-letter part of a task, None if no step sends rows to the dead letter."""
     wanted = any(getattr(step.settings, "on_error", None) == "dead_letter" for step in steps)
-    return DeadLetterPart(folder, mark, part, comes_again=comes_again) if wanted else None
+    return DeadLetterPart(folder, mark, part) if wanted else None
 
 
 def _source_rows(rejected: Rejected, source: Changes) -> Changes:

@@ -113,21 +113,20 @@ class SchemaHistory:
     def from_file(
         cls,
         path: str | Path,
-        database: str | None = None,
         reread: RereadTable | None = None,
         spelling: ServerSpelling | None = None,
     ) -> Self:
         """Read a schema file: JSON (a list of table schemas, or a saved history), or .sql with CREATE TABLE.
 
-        `database` applies to CREATE TABLE statements that name none, up to the first USE. `spelling` is that
-        of the log's server; a saved history and `reread` have their own. Raises SchemaInvalid.
+        `spelling` is that of the log's server; a saved history and `reread` have their own. Raises
+        SchemaInvalid.
         """
         defaults = None if spelling is None or reread else ServerDefaults(spelling, None, {}, False)
         path = Path(path)
         text = _text_of(path)
         if path.suffix == ".sql":
             history = cls(defaults, reread)
-            history._seed_from_sql(text, str(path), database)
+            history._seed_from_sql(text, str(path))
             return history
         try:
             value = json.loads(text)
@@ -144,13 +143,14 @@ class SchemaHistory:
         for definition in definitions:
             self._record(definition.schema.name, definition, position)
 
-    def _seed_from_sql(self, text: str, path: str, database: str | None) -> None:
+    def _seed_from_sql(self, text: str, path: str, database: str = "") -> None:
+        """Apply the statements of a file; `database` is that of tables named without one, up to a USE."""
         spelling = self._defaults.spelling
         try:
             tokens = tokens_of(text, spelling)
         except TextUnreadable as problem:
             raise SchemaInvalid(f"schema file {path}: a quote or a comment is open at its end") from problem
-        current = database or ""
+        current = database
         for statement in _statements(tokens):
             if statement[0].upper == "USE" and len(statement) == 2:
                 current = statement[1].text

@@ -71,9 +71,9 @@ class Account:
         """Return whether the account may read a table of a readable instance."""
         return self.tables.matches(database, table)
 
-    def may_administer(self, instance: str, subscription: str | None = None) -> bool:
+    def may_administer(self, instance: str) -> bool:
         """Return whether the account may reset, move, resize and delete subscriptions of an instance."""
-        return self.admin and self.may_read(instance, subscription)
+        return self.admin and self.may_read(instance)
 
     def readable(
         self, instance: str, subscription: str | None = None, tables: TablePatterns | None = None

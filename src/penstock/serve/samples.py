@@ -2,8 +2,7 @@
 """Samples of each instance's status for charts of the last 24 hours."""
 
 import threading
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from penstock.serve.served import Served
@@ -23,9 +22,8 @@ SERIES = (
 class Samples:
     """The rings of the instances that this daemon captures. Thread-safe; samples are taken in a thread."""
 
-    def __init__(self, served: Served, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, served: Served) -> None:
         self._served = served
-        self._clock = clock
         self._lock = threading.Lock()
         self._rings: dict[str, Ring] = {}
 
@@ -40,7 +38,7 @@ class Samples:
             status = instance.status()
             with self._lock:
                 if name not in self._rings:
-                    self._rings[name] = Ring(SERIES, self._clock)
+                    self._rings[name] = Ring(SERIES)
                 self._rings[name].add(_sample(status))
 
     def read(self, instance: str, seconds: int, points: int) -> dict[str, list[float | None]]:

@@ -44,11 +44,11 @@ class Bound:
         return datetime.fromtimestamp(seconds, UTC).replace(microsecond=micros).isoformat()
 
 
-def parse_bound(value: BoundText, epoch: int = 0) -> Bound:
+def parse_bound(value: BoundText) -> Bound:
     """Parse a position, a GTID set, or a time; a time without a zone is UTC.
 
     Text is `mysql-bin.000003:1542`, a MySQL or MariaDB GTID set, or ISO 8601. `2026-11-21` is a date; write
-    it as `gtid:2026-11-21` to mean a MariaDB GTID. A position without an epoch gets `epoch`. Raises
+    it as `gtid:2026-11-21` to mean a MariaDB GTID. A position without an epoch is of epoch 0. Raises
     OptionInvalid.
     """
     if isinstance(value, Position):
@@ -70,7 +70,7 @@ def parse_bound(value: BoundText, epoch: int = 0) -> Bound:
     if _MARIADB_GTID.fullmatch(text):
         return Bound(gtid_set=text)
     if match := _POSITION.fullmatch(text):
-        return Bound(position=Position(int(match.group(1) or epoch), match.group(2), int(match.group(3))))
+        return Bound(position=Position(int(match.group(1) or 0), match.group(2), int(match.group(3))))
     raise _invalid(value)
 
 

@@ -12,7 +12,7 @@ reason.
 
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import structlog
@@ -29,10 +29,9 @@ _CARRIED_OUT, _REFUSED = "carried-out", "refused"
 class Decisions:
     """The decisions in a Pump's folder. Every method raises DiskFailed, LogFull."""
 
-    def __init__(self, disk: Disk, folder: Path, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, disk: Disk, folder: Path) -> None:
         self._disk = disk
         self._folder = folder / "decisions"
-        self._clock = clock
         # Unreadable files that were reported.
         self._reported: set[str] = set()
 
@@ -72,7 +71,7 @@ class Decisions:
                 "an operator's decision is refused", start_ts=start_ts, commit_ts=commit_ts, why=refusal
             )
         folder = self._folder / (_CARRIED_OUT if refusal is None else _REFUSED)
-        values = {"commit_ts": commit_ts, "time": round(self._clock()), "why": refusal}
+        values = {"commit_ts": commit_ts, "time": round(time.time()), "why": refusal}
         self._disk.make_folder(folder)
         self._disk.write_atomic(folder / f"{start_ts}.json", seal_json(values))
         self._disk.remove(self._folder / f"{start_ts}.json")

@@ -48,7 +48,6 @@ class Merge:
         self._taken: set[tuple[int, int]] = set()
         self._taken_since = position
         self.buffered_bytes = 0
-        self.duplicates = 0
 
     # --- Members ----------------------------------------------------------------------------
 
@@ -89,7 +88,6 @@ class Merge:
         member = self._members[pump]
         key = transaction.commit_ts, transaction.start_ts
         if key in self._queued or key in self._taken:
-            self.duplicates += 1
             member.reached = max(member.reached, transaction.commit_ts)
             return
         if transaction.commit_ts <= max(member.reached, self._position):

@@ -70,11 +70,6 @@ def read_write_binlog_request(request: bytes) -> tuple[int, memoryview]:
     return fields.unsigned(1), fields.view(2)
 
 
-def write_binlog_response(error: str = "") -> bytes:
-    """Return a WriteBinlogResp; without an error the binlog was accepted."""
-    return encode((1, error)) if error else b""
-
-
 def pull_binlogs_request(cluster_id: int, after_ts: int) -> bytes:
     """Return a PullBinlogReq for everything with a commit timestamp above `after_ts`."""
     return encode((1, cluster_id), (2, encode((2, after_ts))))

@@ -27,13 +27,13 @@ from penstock.tidb.messages import (
     pull_binlogs_response,
     read_pull_binlogs_request,
     read_write_binlog_request,
-    write_binlog_response,
 )
 from penstock.tidb.pump_store import StoreCounts, Write
 
 _log = structlog.get_logger(__name__)
 
-_ACCEPTED = write_binlog_response()
+# A WriteBinlogResp without an error.
+_ACCEPTED = b""
 
 
 class _WaitingWrite(Write):

@@ -47,6 +47,8 @@ from penstock.source.source import place_of
 # How many times keys that keep changing are read again.
 ROUNDS_MAX = 6
 _POLL_SECONDS = 0.2
+# How long a running pipeline may do no batch while a comparison waits for it.
+_SETTLE_SECONDS_MAX = 120
 _CATCH_UP = "run the pipeline until it has caught up, then compare"
 
 # Compares shares in any order and place by `suspects_of`. The second argument is sent to each share.
@@ -233,7 +235,7 @@ class Comparison:
     """Compares tables of one pipeline, share by share.
 
     Tables that are `open` get a result but no shares. `limit` is the maximum number of keys per table that
-    are read in full. `settle_for` is how long, in seconds, to wait for a running pipeline to pass a position.
+    are read in full.
     """
 
     def __init__(
@@ -244,13 +246,11 @@ class Comparison:
         *,
         spreading: Spreading = in_this_process,
         limit: int = 10_000,
-        settle_for: float = 120.0,
     ) -> None:
         self._shares = list(shares)
         self._state = state
         self._spreading = spreading
         self._limit = limit
-        self._settle_for = settle_for
         self._every_table = list(tables)
         self._tables = [table for table in tables if not table.open]
         self._results = {table.target.name: TableResult.of(table) for table in tables}
@@ -385,9 +385,9 @@ class Comparison:
     def _wait_until_passed(self, heads: Mapping[str, Position]) -> bool:
         """Wait until the pipeline has passed positions, and return whether it has.
 
-        False if it stopped before. Raises ServerBehind if it makes no progress for `settle_for`.
+        False if it stopped before. Raises ServerBehind if it makes no progress for `_SETTLE_SECONDS_MAX`.
         """
-        deadline, before = time.monotonic() + self._settle_for, None
+        deadline, before = time.monotonic() + _SETTLE_SECONDS_MAX, None
         while True:
             checkpoint = self._checkpoint()
             if all(
@@ -396,12 +396,12 @@ class Comparison:
             ):
                 return True
             if checkpoint.number != before:
-                deadline, before = time.monotonic() + self._settle_for, checkpoint.number
+                deadline, before = time.monotonic() + _SETTLE_SECONDS_MAX, checkpoint.number
             if self._state.runner() is None:
                 return False
             if time.monotonic() > deadline:
                 raise ServerBehind(
-                    f"the pipeline {self._state.name} has done no batch for {self._settle_for:.0f} seconds",
+                    f"the pipeline {self._state.name} has done no batch for {_SETTLE_SECONDS_MAX} seconds",
                     hint=f"penstock pipelines show {self._state.name} tells what it waits for",
                 )
             time.sleep(_POLL_SECONDS)

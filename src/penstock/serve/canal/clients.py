@@ -101,7 +101,6 @@ class Client:
     cursor: Cursor | None = None
     filter: str = ""
     _start: Start = field(default_factory=lambda: Start(edge="earliest"))
-    _within: TablePatterns = field(default_factory=TablePatterns)
     _view: View = field(default_factory=lambda: View("canal"))
     _stored: Checkpoint | None = None
     _noted: Mark | None = None

@@ -122,10 +122,9 @@ class PartFiles:
         bytes_max: int,
         compression: str = "snappy",
         prefix: str = "part",
-        metadata: Mapping[str, str] | None = None,
     ) -> None:
         self._folder = folder
-        self._schema = schema.with_metadata(metadata) if metadata else schema
+        self._schema = schema
         self._bytes_max = bytes_max
         self._compression = compression
         self._prefix = prefix

@@ -36,9 +36,9 @@ class Staging:
         self.path = path.rstrip("/") if "://" in path else os.path.abspath(path)
         self._path_in_spark = (path_in_spark or self.path).rstrip("/")
 
-    def folder(self, mark: BatchMark, *, make: bool = True) -> Folder:
+    def folder(self, mark: BatchMark) -> Folder:
         """Return the folder of a batch. Raises OptionInvalid for an unknown URL, and the errors of files."""
-        return self._folder(_batch_folder(mark), make=make)
+        return self._folder(_batch_folder(mark), make=True)
 
     def check(self) -> None:
         """Raise Penstock errors if the folder cannot be reached."""
