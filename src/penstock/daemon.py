@@ -34,8 +34,8 @@ from penstock.captures import (
 from penstock.check.servers import check_servers
 from penstock.coordinate.lease import Lease
 from penstock.coordinate.store import SESSION_SECONDS, CoordinationStore, open_store
-from penstock.desired import DesiredSettings
-from penstock.errors import OptionInvalid, PenstockError
+from penstock.desired import DesiredSettings, SettingsState, SettingsThread
+from penstock.errors import OptionInvalid
 from penstock.fleet.copy_tenure import CopyTenure
 from penstock.fleet.copying import LogCopy
 from penstock.fleet.group import DAEMONS
@@ -97,9 +97,7 @@ class Daemon:
         check_instances(settings)
         self._settings, self._desired = settings, desired
         self._changing = threading.Lock()
-        # Set to read the settings again, and with them the file.
-        self._reload = threading.Event()
-        self._reads_file = threading.Event()
+        self._settings_thread = SettingsThread(desired, self.change)
         self._stopping = threading.Event()
         self._arrivals = Arrivals()
         self._ports = Ports.take(settings.listen)
@@ -143,6 +141,7 @@ class Daemon:
                     self._maintenance.read,
                     self._supervisor.read,
                     self._read_listeners,
+                    self._read_settings,
                     *(partial(read_pump, pump) for pump in self._pumps.values()),
                 ],
                 self._coordination,
@@ -184,8 +183,7 @@ class Daemon:
         for pump in self._pumps.values():
             pump.start()
         self._maintenance.start()
-        threading.Thread(target=self._follow_settings, name="settings", daemon=True).start()
-        self._desired.follow(self.reload)
+        self._settings_thread.start()
         listen = self._settings.listen
         addresses = self._ports.addresses()
         if not listen.loopback and listen.tls is None:
@@ -212,9 +210,7 @@ class Daemon:
 
     def reload(self, *, reads_file: bool = False) -> None:
         """Read the settings again soon. May be called by any thread."""
-        if reads_file:
-            self._reads_file.set()
-        self._reload.set()
+        self._settings_thread.reload(reads_file=reads_file)
 
     # --- Changing ---------------------------------------------------------------------------
 
@@ -261,26 +257,6 @@ class Daemon:
         version = self._desired.want(name, document, prove).version
         self.reload()
         return version
-
-    def _follow_settings(self) -> None:
-        """Apply new settings whenever `reload` is called, until the daemon ends."""
-        while True:
-            self._reload.wait()
-            self._reload.clear()
-            if self._stopping.is_set():
-                return
-            # A signal that comes now is handled in the next round.
-            if reads_file := self._reads_file.is_set():
-                self._reads_file.clear()
-            try:
-                change = self.change(self._desired.read(reads_file=reads_file))
-                self._desired.accept()
-            except PenstockError as problem:
-                _log.error("new settings are not applied", why=str(problem), hint=problem.hint)
-            else:
-                names = {name: value for name, value in vars(change).items() if name != "with_other_log"}
-                if change or reads_file:
-                    _log.info("settings are applied" if change else "settings have not changed", **names)
 
     def _instances(self, change: InstanceChange | None = None) -> Mapping[str, ServedInstance]:
         """Return the instances as readers see them. After a change, the others stay the same objects."""
@@ -333,6 +309,9 @@ class Daemon:
         if self._listener_processes is not None:
             self._listener_processes.read(readings)
 
+    def _read_settings(self, readings: Readings) -> None:
+        readings.add_states("penstock_settings_state", self._settings_thread.state, SettingsState)
+
     def _captures_itself(self, name: str) -> bool:
         return name in self._own.by_name or name in self._groups
 
@@ -356,8 +335,7 @@ class Daemon:
 
     def _end(self) -> None:
         self._stopping.set()
-        self._reload.set()
-        self._desired.stop()
+        self._settings_thread.stop()
         self._own.stop()
         # A change that is under way starts no further capture after this.
         if self._changing.acquire(timeout=_JOIN_SECONDS_MAX):

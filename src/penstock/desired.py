@@ -10,6 +10,7 @@ Where both name an instance, the store decides: all members of a fleet then have
 import os
 import threading
 from collections.abc import Callable, Mapping
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from penstock.coordinate.store import CoordinationStore, Watch, open_store
 from penstock.errors import OptionInvalid, PenstockError, TransientError
 from penstock.fleet.wanted import WANTED, WantedInstance, read_wanted, want_instance
 from penstock.retry import Backoff, Retry
+from penstock.settings.changes import InstanceChange
 from penstock.settings.daemon import Settings, load_settings
 from penstock.settings.documents import InstanceDocument, read_section
 from penstock.settings.file import Document, settings_text
@@ -32,6 +34,14 @@ _LEFT_OUT = "an instance of the store is left out"
 
 # The sections of instances, None for those that were removed.
 _Sections = dict[str, dict[str, Any] | None]
+
+
+class SettingsState(StrEnum):
+    """What became of the newest settings. After FAILED, part of them may be in effect until a restart."""
+
+    APPLIED = "applied"
+    REFUSED = "refused"
+    FAILED = "failed"
 
 
 class DesiredSettings:
@@ -207,6 +217,85 @@ class DesiredSettings:
                 retry.wait(problem)
         # What has changed before the watch.
         changed()
+
+
+class SettingsThread:
+    """The thread that applies the desired settings of a daemon whenever they may have changed.
+
+    `change` applies settings, and raises PenstockError for those that it refuses.
+    """
+
+    def __init__(self, desired: DesiredSettings, change: Callable[[Settings], InstanceChange]) -> None:
+        self._desired = desired
+        self._change = change
+        # Set to read the settings again, and with them the file.
+        self._reload = threading.Event()
+        self._reads_file = threading.Event()
+        self._stopping = threading.Event()
+        self._state = SettingsState.APPLIED
+
+    @property
+    def state(self) -> SettingsState:
+        """What became of the newest settings."""
+        return self._state
+
+    def start(self) -> None:
+        """Start following changes, also those in the store."""
+        self._start_thread()
+        self._desired.follow(self.reload)
+
+    def stop(self) -> None:
+        """Apply no further settings. Does not wait for a change that is under way."""
+        self._stopping.set()
+        self._reload.set()
+        self._desired.stop()
+
+    def reload(self, *, reads_file: bool = False) -> None:
+        """Read the settings again soon. May be called by any thread."""
+        if reads_file:
+            self._reads_file.set()
+        self._reload.set()
+
+    def _start_thread(self) -> None:
+        threading.Thread(target=self._run, name="settings", daemon=True).start()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.is_set():
+                self._reload.wait()
+                self._reload.clear()
+                if not self._stopping.is_set():
+                    self._apply()
+        except Exception as defect:
+            # The end of the thread prints the traceback. Another thread applies the next change.
+            self._state = SettingsState.FAILED
+            _log.error(
+                "a defect interrupted a change of the settings",
+                why=repr(defect),
+                hint="Part of the change may be in effect: restart the daemon",
+            )
+            self._start_thread()
+            raise
+
+    def _apply(self) -> None:
+        # A signal that comes now is handled in the next round.
+        if reads_file := self._reads_file.is_set():
+            self._reads_file.clear()
+        try:
+            change = self._change(self._desired.read(reads_file=reads_file))
+            self._desired.accept()
+        except PenstockError as problem:
+            self._note(SettingsState.REFUSED)
+            _log.error("new settings are not applied", why=str(problem), hint=problem.hint)
+            return
+        self._note(SettingsState.APPLIED)
+        names = {name: value for name, value in vars(change).items() if name != "with_other_log"}
+        if change or reads_file:
+            _log.info("settings are applied" if change else "settings have not changed", **names)
+
+    def _note(self, state: SettingsState) -> None:
+        if self._state is not SettingsState.FAILED:
+            self._state = state
 
 
 def _replace_instances(sections: Mapping[str, dict[str, Any] | None], document: Document) -> None:

@@ -77,6 +77,7 @@ SCENARIOS: dict[str, list[Series]] = {
         Series(f"penstock_capture_lag_bytes{{{SHOP}}}", 0, 9e9),
     ],
     "PenstockReconnectFlapping": [Series(f"penstock_capture_connects_total{{{SHOP}}}", 1, step=1)],
+    "PenstockSettingsNotApplied": [Series('penstock_settings_state{state="failed"}', 0, 1)],
     "PenstockCaptureProcessEnded": [
         Series(f'penstock_capture_process_exits_total{{{SHOP}, reason="SIGKILL"}}', 0, step=1)
     ],

@@ -12,9 +12,10 @@ import yaml
 
 from penstock.captures import check_instances
 from penstock.coordinate.store import CoordinationStore, open_store
-from penstock.desired import DesiredSettings
+from penstock.desired import DesiredSettings, SettingsState, SettingsThread
 from penstock.errors import OptionInvalid
 from penstock.fleet.wanted import WantedInstance, read_wanted, want_instance
+from penstock.settings.changes import InstanceChange
 from penstock.settings.daemon import Settings
 from penstock.settings.documents import instance_document
 from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
@@ -122,6 +123,37 @@ def test_changes_in_the_store_are_followed(desired: DesiredSettings, store: Coor
         changed.clear()
         want_instance(store, WantedInstance(name, SECTION, {"host": "db2"}))
         wait_until(lambda name=name: changed.is_set() and name in desired.read(reads_file=False).instances)  # type: ignore[misc]
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_settings_are_followed_after_a_defect_which_stays_visible(
+    desired: DesiredSettings, store: CoordinationStore
+) -> None:
+    first = desired.first()
+    applied: list[Settings] = [first]
+
+    def change(settings: Settings) -> InstanceChange:
+        if "poison" in settings.instances:
+            raise KeyError("poison")
+        change = InstanceChange.between(applied[-1], settings)
+        applied.append(settings)
+        return change
+
+    thread = SettingsThread(desired, change)
+    thread.start()
+    try:
+        want_instance(store, WantedInstance("users", "source: nonsense\n"))
+        wait_until(lambda: thread.state is SettingsState.REFUSED)
+        want_instance(store, WantedInstance("users", SECTION, {"host": "db2"}))
+        wait_until(lambda: thread.state is SettingsState.APPLIED and "users" in applied[-1].instances)
+        want_instance(store, WantedInstance("poison", SECTION, {"host": "db2"}))
+        wait_until(lambda: thread.state is SettingsState.FAILED)
+        want_instance(store, WantedInstance("poison", None))
+        want_instance(store, WantedInstance("audit", SECTION, {"host": "db2"}))
+        wait_until(lambda: "audit" in applied[-1].instances)
+        assert thread.state is SettingsState.FAILED
+    finally:
+        thread.stop()
 
 
 def test_instance_is_stored_once_the_daemon_accepts_it(

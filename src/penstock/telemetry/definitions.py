@@ -232,6 +232,12 @@ _COORDINATION = (
     _gauge("coordination_up", "1 if the coordination store answers", "store"),
     _counter("coordination_errors", "Failed requests to the coordination store", "store"),
     _histogram("coordination_request_seconds", "Duration of requests to the coordination store", "store"),
+    _gauge(
+        "settings_state",
+        "1 for what became of the newest settings: applied, refused, or failed by a defect; until a restart"
+        " part of failed settings may be in effect",
+        "state",
+    ),
 )
 
 _PROCESS = (
