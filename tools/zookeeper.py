@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A real ZooKeeper server, an ensemble of one, private to the process that starts it.
+"""A real ZooKeeper server, an ensemble of one or of several, private to the process that starts it.
 
 with ZooKeeper() as ensemble:
     ensemble.hosts          # "127.0.0.1:40213"
@@ -7,16 +7,23 @@ with ZooKeeper() as ensemble:
 
 import os
 import socket
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from tools.companion import Companion
 from tools.maven import artifacts, program
+from tools.servers.ports import free_port
 
 VERSION = "3.9.3"
 
 # The shortest session is two ticks.
 TICK_MILLISECONDS = 250
 SESSION_MILLISECONDS_MAX = 600_000
+# How long a server of several waits for the others.
+PEER_TICKS_MAX = 40
 
 _ARTIFACTS = (
     f"org.apache.zookeeper:zookeeper:{VERSION}",
@@ -45,13 +52,17 @@ class ZooKeeper(Companion):
         (folder / "zoo.cfg").write_text(
             f"dataDir={folder / 'kept'}\nclientPort={self.port}\nclientPortAddress=127.0.0.1\n"
             f"tickTime={TICK_MILLISECONDS}\nmaxSessionTimeout={SESSION_MILLISECONDS_MAX}\nmaxClientCnxns=0\n"
-            "admin.enableServer=false\n4lw.commands.whitelist=isro\n"
+            "admin.enableServer=false\n4lw.commands.whitelist=isro\n" + self._peer_settings(folder)
         )
         # Without syncs its data survives a kill of the process but not a power failure, which tests do not
         # simulate.
         options = ["-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1", "-Dzookeeper.forceSync=no"]
-        main = "org.apache.zookeeper.server.ZooKeeperServerMain"
+        main = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
         return [program("java"), *options, "-cp", f"{jars}{os.sep}*", main, str(folder / "zoo.cfg")]
+
+    def _peer_settings(self, folder: Path) -> str:
+        """Return the settings that name the other servers of the ensemble."""
+        return ""
 
     def answers(self) -> bool:
         # A server that is still reading its data answers "ok" too, and closes every client or, before it has
@@ -62,3 +73,48 @@ class ZooKeeper(Companion):
                 return connection.recv(4) == b"rw"
         except OSError:
             return False
+
+
+class EnsembleNode(ZooKeeper):
+    """One of several servers; `peers` are host:port:port of each, in the order of their numbers from 1."""
+
+    def __init__(self, number: int, peers: Sequence[str]) -> None:
+        super().__init__()
+        self._number = number
+        self._peers = peers
+
+    def _peer_settings(self, folder: Path) -> str:
+        (folder / "kept").mkdir(exist_ok=True)
+        (folder / "kept" / "myid").write_text(f"{self._number}\n")
+        servers = "".join(f"server.{number}={peer}\n" for number, peer in enumerate(self._peers, 1))
+        return f"initLimit={PEER_TICKS_MAX}\nsyncLimit={PEER_TICKS_MAX}\n{servers}"
+
+
+class Ensemble:
+    """Several servers that agree: the majority of them answers. As a context manager they run inside the
+    block."""
+
+    def __init__(self, count: int = 3) -> None:
+        peers = [f"127.0.0.1:{free_port()}:{free_port()}" for _ in range(count)]
+        self.nodes = [EnsembleNode(number, peers) for number in range(1, count + 1)]
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for node in self.nodes:
+            node.close()
+
+    def start(self) -> Self:
+        """Start the servers that do not run, and return once they answer."""
+        # A server answers once it has met others, so they start at the same time.
+        with ThreadPoolExecutor(len(self.nodes)) as pool:
+            list(pool.map(lambda node: node.start(), [node for node in self.nodes if not node.running]))
+        return self
+
+    @property
+    def hosts(self) -> str:
+        """The addresses of all servers, as in a URL."""
+        return ",".join(node.hosts for node in self.nodes)

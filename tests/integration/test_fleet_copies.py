@@ -36,6 +36,7 @@ from tests.support.capture.captured_log import (
 from tests.support.daemon.process import DaemonProcess
 from tests.support.daemon.served_log import INSTANCE, serving
 from tests.support.daemon.subscribing import Running
+from tests.support.fleet.copies import assert_equal_logs
 from tests.support.suite.fixture_types import FreshDatabase
 from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import Server
@@ -168,23 +169,6 @@ class BusyWriter:
             rows = ", ".join(f"({number + step}, 1, 0, REPEAT('x', 500))" for step in range(10))
             self._server.sql(f"INSERT INTO {self._table} VALUES {rows}")
             self.inserted = number + 9
-
-
-def assert_equal_logs(first: LogReader, other: LogReader) -> int:
-    """Assert that two logs have the same bytes wherever both have any; return how many they share."""
-    assert [epoch.epoch for epoch in first.epochs.epochs] == [epoch.epoch for epoch in other.epochs.epochs]
-    shared = 0
-    for extent in first.extents():
-        for there in other.extents():
-            if (extent.epoch, extent.file) != (there.epoch, there.file):
-                continue
-            start, end = max(extent.start, there.start), min(extent.end, there.end)
-            left, right = (
-                b"".join(log.read(extent.epoch, extent.file, start, end)) for log in (first, other)
-            )
-            assert left == right
-            shared += len(left)
-    return shared
 
 
 @pytest.mark.timing

@@ -19,6 +19,7 @@ SLEEPS = {
     "tests/conformance/test_log_modes.py": "the interval at which it looks at a condition, and a slow reader",
     "tests/support/coordinate/process.py": "the interval at which it looks at a condition",
     "tests/support/daemon/process.py": "the interval at which it looks at a condition",
+    "tests/chaos/machine.py": "how long a fault lasts is drawn from a seed",
     "tests/fault/test_daemon_kills.py": "the moment of a kill is drawn from a seed",
     "tests/fault/test_failover_drills.py": "the interval at which it looks at a condition; a paced writer",
     "tests/fault/test_pipeline_faults.py": "the moment of a kill is drawn from a seed",

@@ -1,0 +1,234 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The hosts of a fleet: daemons and workers with folders of their own, which reach everything by proxies."""
+
+import os
+import shutil
+import signal
+import subprocess
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from tests.support.daemon.process import PENSTOCK, DaemonProcess
+from tests.support.suite.patience import WAIT_SECONDS_MAX
+from tools.servers import Proxy, Server
+from tools.servers.child import end, spawn
+from tools.zookeeper import Ensemble
+
+INSTANCE = "shop"
+# Short, so that members fail over within a run. A busy machine may pause a process for a second or two.
+SESSION_SECONDS = 4.0
+# Room for the log of a long run.
+DISK_BYTES = 512 << 20
+
+
+class Network:
+    """The connections of one host, as proxies. As a context manager they are open inside the block."""
+
+    def __init__(self, ensemble: Ensemble, root: str, source: Server | None = None) -> None:
+        self._nodes = [Proxy(node.port) for node in ensemble.nodes]
+        self._source = None if source is None else (source, Proxy(source.port))
+        self._served: list[Proxy] = []
+        self._root = root
+        self._stack = ExitStack()
+
+    def __enter__(self) -> Self:
+        for proxy in self._proxies():
+            self._stack.enter_context(proxy)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    @property
+    def coordination(self) -> str:
+        """The URL of the coordination store, from this host."""
+        return f"zookeeper://{','.join(f'127.0.0.1:{proxy.port}' for proxy in self._nodes)}/{self._root}"
+
+    @property
+    def source(self) -> str:
+        """The URL of the captured server, from this host."""
+        assert self._source is not None
+        server, proxy = self._source
+        return proxy.through(server.url())
+
+    def serve(self, port: int) -> str:
+        """Return the address at which the others reach a port of this host."""
+        proxy = self._stack.enter_context(Proxy(port))
+        self._served.append(proxy)
+        return f"127.0.0.1:{proxy.port}"
+
+    def cut_off(self) -> None:
+        """Carry nothing, in neither direction, and end no connection."""
+        for proxy in self._proxies():
+            proxy.swallow()
+
+    def restore(self) -> None:
+        """Carry everything again, also what was sent before."""
+        for proxy in self._proxies():
+            proxy.resume()
+
+    def _proxies(self) -> list[Proxy]:
+        return [*self._nodes, *([] if self._source is None else [self._source[1]]), *self._served]
+
+
+class Member:
+    """A daemon of the fleet on a host of its own. As a context manager it runs inside the block."""
+
+    def __init__(self, name: str, folder: Path, ensemble: Ensemble, root: str, source: Server) -> None:
+        self.name = name
+        self.network = Network(ensemble, root, source)
+        self._folder = folder
+        self._stack = ExitStack()
+        self._filler = folder / "disk" / "filler"
+        self.address = ""
+        self.has_disk = False
+        folder.mkdir()
+        self.daemon = DaemonProcess(folder, {})
+
+    def __enter__(self) -> Self:
+        self._stack.enter_context(self.network)
+        self._mount_disk()
+        self.address = self.network.serve(self.daemon.port)
+        self.daemon.settings = {
+            "coordination": self.network.coordination,
+            "fleet": {
+                "member": self.name,
+                "zone": f"room-{self.name}",
+                "session": SESSION_SECONDS,
+                "address": self.address,
+            },
+            "log": {
+                "folder": str(self.log_folder.parent),
+                "copies": 2,
+                "segment_bytes": "1MiB",
+                "free_bytes_min": "4MiB",
+                "fsync_seconds": "100ms",
+            },
+            "instances": {INSTANCE: {"source": self.network.source}},
+        }
+        self._stack.enter_context(self.daemon)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stack.close()
+
+    @property
+    def log_folder(self) -> Path:
+        """The folder of the instance's log."""
+        return self._folder / "disk" / "log" / INSTANCE
+
+    def signal(self, number: int) -> None:
+        """Send the daemon a signal."""
+        os.kill(self.daemon.pid, number)
+
+    def lose_disk(self) -> None:
+        """Remove everything that the daemon has stored."""
+        shutil.rmtree(self.log_folder.parent, ignore_errors=True)
+
+    def fill_disk(self) -> None:
+        """Leave no free byte on the disk of the log, which is small."""
+        with self._filler.open("wb") as filler, suppress(OSError):
+            while True:
+                filler.write(bytes(1 << 16))
+                filler.flush()
+
+    def free_disk(self) -> None:
+        """Free what `fill_disk` has filled."""
+        self._filler.unlink()
+
+    def _mount_disk(self) -> None:
+        """Give the log a disk of its own, if this process may."""
+        disk = self._folder / "disk"
+        disk.mkdir()
+        words = ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "tmpfs", str(disk)]
+        self.has_disk = subprocess.run(words, check=False, capture_output=True).returncode == 0
+        if self.has_disk:
+            self._stack.callback(subprocess.run, ["umount", "--lazy", str(disk)], check=True)
+
+    def fleet_row(self) -> dict[str, Any]:
+        """Return the state of the instance in the fleet, as this member sees it."""
+        row: dict[str, Any]
+        (row,) = self.daemon.get("/v1/fleet")["instances"]
+        return row
+
+
+class Worker:
+    """A worker of the fleet on a host of its own. As a context manager it runs inside the block."""
+
+    def __init__(self, name: str, folder: Path, ensemble: Ensemble, root: str) -> None:
+        self.name = name
+        self.network = Network(ensemble, root)
+        self._folder = folder
+        self._process: subprocess.Popen[bytes] | None = None
+        folder.mkdir()
+
+    def __enter__(self) -> Self:
+        self.network.__enter__()
+        return self.start()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.kill()
+        self.network.__exit__(kind, error, trace)
+
+    def start(self) -> Self:
+        """Start the worker."""
+        words = ["worker", "--name", self.name, "--folder", str(self._folder / "jobs")]
+        words += ["--session", str(SESSION_SECONDS), "--coordination", self.network.coordination]
+        self._process = spawn([*PENSTOCK, *words], self._folder / "worker.output")
+        return self
+
+    def stop(self) -> None:
+        """Stop the worker in order."""
+        assert self._process is not None
+        assert end(self._process, WAIT_SECONDS_MAX), "the worker does not end"
+
+    def kill(self) -> None:
+        """Kill the worker like a crash; its jobs die with it."""
+        assert self._process is not None
+        self._process.kill()
+        self._process.wait()
+
+    def kill_jobs(self) -> None:
+        """Kill the processes of its jobs like crashes."""
+        assert self._process is not None
+        for children in Path(f"/proc/{self._process.pid}/task").glob("*/children"):
+            for pid in children.read_text().split():
+                os.kill(int(pid), signal.SIGKILL)
+
+    def signal(self, number: int) -> None:
+        """Send the worker, but not its jobs, a signal."""
+        assert self._process is not None
+        self._process.send_signal(number)
+
+    def said(self) -> str:
+        """Return its output and that of its jobs."""
+        files = [self._folder / "worker.output", *sorted((self._folder / "jobs").rglob("output.log*"))]
+        return "\n".join(file.read_text(errors="replace") for file in files if file.exists())
+
+
+def freeze(host: Member | Worker) -> None:
+    """Stop a process without ending it."""
+    host.signal(signal.SIGSTOP)
+
+
+def thaw(host: Member | Worker) -> None:
+    """Let a stopped process run again."""
+    host.signal(signal.SIGCONT)
+
+
+def cut_off(host: Member | Worker) -> None:
+    """Cut the network of a host."""
+    host.network.cut_off()
+
+
+def restore(host: Member | Worker) -> None:
+    """Restore the network of a host."""
+    host.network.restore()

@@ -1,0 +1,338 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A fleet under random faults: three daemons, two workers, three nodes of ZooKeeper, busy writers.
+
+Every host has folders of its own and reaches the others through proxies. A seed chooses the faults: each
+begins, lasts for a while, possibly while another one lasts too, and ends; then everything that follows the
+log must go on. At the end the copies of the log equal each other and the binlog of the server, the
+subscriber has seen every transaction in order, the feed has each change once, and the mirror equals the
+tables.
+"""
+
+import json
+import random
+import re
+import time
+from collections import Counter
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import psycopg
+from typer.testing import CliRunner
+
+from penstock.cli.app import make_app
+from penstock.client import Subscriber
+from penstock.logstore.reader import LogReader
+from tests.chaos.hosts import INSTANCE, Member, Worker, cut_off, freeze, restore, thaw
+from tests.chaos.traffic import NEWEST, Follower, Writer
+from tests.support.capture.captured_log import assert_equal_to_server, head_of
+from tests.support.fleet.copies import assert_equal_logs
+from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
+from tools.postgres import Postgres
+from tools.servers import Server
+from tools.zookeeper import Ensemble
+
+DATABASE = "chaos"
+WRITERS = 2
+# How long a fault lasts: shorter and longer than a session.
+FAULT_SECONDS_MAX = 8.0
+TOGETHER = 0.3
+
+# Undoes a fault.
+Undo = Callable[[], None]
+
+
+class Chaos:
+    """A fleet and its faults. As a context manager everything runs inside the block."""
+
+    def __init__(self, folder: Path, seed: int, only: str = "") -> None:
+        self.folder = folder
+        self.counts: Counter[str] = Counter()
+        self.journal: list[str] = []
+        self._random = random.Random(seed)
+        self._only = only
+        self._seed = seed
+        self._started_at = time.monotonic()
+        self._stack = ExitStack()
+        # The faults that last, by the name of their host.
+        self._current: dict[str, Fault] = {}
+
+    def __enter__(self) -> Self:
+        with ExitStack() as stack:
+            enter = stack.enter_context
+            self.server = enter(Server("mysql"))
+            self.ensemble = enter(Ensemble())
+            self.target = enter(Postgres())
+            self.server.sql(f"CREATE DATABASE {DATABASE}")
+            tables = [f"{DATABASE}.t{number}" for number in range(WRITERS)]
+            self.writers = [Writer(self.server, table, f"{self._seed} {table}") for table in tables]
+            root = f"chaos-{self._seed}"
+            self.coordination = f"zookeeper://{self.ensemble.hosts}/{root}"
+            self.members = {
+                name: enter(Member(name, self.folder / name, self.ensemble, root, self.server))
+                for name in "abc"
+            }
+            self.workers = {
+                name: enter(Worker(name, self.folder / name, self.ensemble, root)) for name in ("w1", "w2")
+            }
+            self.holders()
+            for writer in self.writers:
+                enter(writer)
+            self.follower = enter(Follower(self._subscriber(tables)))
+            self._apply_job(tables)
+            self._faults = [fault for fault in self._all_faults() if re.search(self._only, fault.name)]
+            self._wait_for_progress()
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            error.add_note("\n".join(self.journal))
+        self._stack.close()
+
+    @property
+    def url(self) -> str:
+        """The address of the instance at all members."""
+        hosts = ",".join(member.address for member in self.members.values())
+        return f"penstock://{hosts}/{INSTANCE}"
+
+    def play(self, seconds: float) -> None:
+        """Begin and end faults for a time; after each the fleet must go on."""
+        ends_at = time.monotonic() + seconds
+        while time.monotonic() < ends_at:
+            undos = [self._begin_fault()]
+            if self._random.random() < TOGETHER:
+                time.sleep(self._random.uniform(0.0, FAULT_SECONDS_MAX / 4))
+                if any(map(self._free_hosts, self._faults)):
+                    undos.append(self._begin_fault())
+            # How long a fault lasts is part of the fault.
+            time.sleep(self._random.uniform(0.1, FAULT_SECONDS_MAX))
+            self._random.shuffle(undos)
+            for undo in undos:
+                undo()
+            self._wait_for_progress()
+
+    def prove(self) -> None:
+        """Prove that nothing was lost, repeated or changed. The writers have ended after this."""
+        for writer in self.writers:
+            writer.__exit__()
+            if writer.failure is not None:
+                raise writer.failure
+        self._wait_for_progress()
+        self._prove_copies()
+        for writer in self.writers:
+            rows, steps = writer.rows(), list(range(writer.step + 1))
+            assert rows[NEWEST][0] == writer.step
+            assert list(dict.fromkeys(self.follower.steps[writer.table])) == steps
+            assert self.follower.rows[writer.table] == rows
+            fed = self._target(
+                "feed",
+                f"SELECT step FROM {writer.table} WHERE id = {NEWEST}"
+                " AND _change_type IN ('insert', 'update_postimage') ORDER BY step",
+            )
+            assert [step for (step,) in fed] == steps
+            ((changes,),) = self._target(
+                "feed", f"SELECT count(*) FROM {writer.table} WHERE _change_type <> 'update_preimage'"
+            )
+            assert changes == writer.changes
+            mirrored = self._target("mirror", f"SELECT id, step, note FROM {writer.table}")
+            assert {id_: (step, note) for id_, step, note in mirrored} == rows
+        for name, member in self.members.items():
+            assert "Traceback" not in member.daemon.said(), f"a defect of {name}: {member.daemon.output}"
+        for name, worker in self.workers.items():
+            assert "Traceback" not in worker.said(), f"a defect of {name}"
+
+    def _prove_copies(self) -> None:
+        first, second = self.holders()
+        head = head_of(self.server)
+        self.members[first].daemon.wait_for_head(head.file, head.offset)
+        logs = {
+            name: LogReader.open(member.log_folder)
+            for name, member in self.members.items()
+            if member.log_folder.exists()
+        }
+        wait_until(lambda: logs[first].visible == logs[second].visible)
+        for name in (first, second):
+            # A log begins later than the first if both members with a copy were away at the same time.
+            assert_equal_to_server(self.members[name].log_folder, self.server)
+        assert [epoch.epoch for epoch in logs[first].epochs.epochs] == [0]
+        for log in logs.values():
+            assert_equal_logs(logs[first], log)
+
+    # --- The fleet --------------------------------------------------------------------------
+
+    def holders(self) -> tuple[str, str]:
+        """Wait until one member captures and another has a copy in step; return both."""
+        found: list[tuple[str, str]] = []
+
+        def are_known() -> bool:
+            row = next(iter(self.members.values())).fleet_row()
+            copies = [copy["member"] for copy in row["copies"] if copy["state"] == "in step"]
+            if row["captured_by"] in self.members and copies:
+                found.append((row["captured_by"], copies[0]))
+            return bool(found)
+
+        wait_until(are_known)
+        return found[0]
+
+    def run_command(self, *words: str) -> str:
+        """Run a command about the fleet, and return its output."""
+        done = CliRunner().invoke(make_app(), [*words, "--coordination", self.coordination])
+        assert done.exit_code == 0, done.output
+        return done.stdout
+
+    def _subscriber(self, tables: list[str]) -> Subscriber:
+        return Subscriber(
+            self.url,
+            name="cache",
+            tables=tables,
+            coordination=self.coordination,
+            start="earliest",
+            session_seconds=WAIT_SECONDS_MAX,
+        )
+
+    def _apply_job(self, tables: list[str]) -> None:
+        """Have the fleet run a pipeline with a feed and a mirror of the tables."""
+        for database in ("feed", "mirror"):
+            self._target("postgres", f"CREATE DATABASE {database}")
+        values: dict[str, Any] = {
+            "name": "orders",
+            "state": f"zookeeper://{self.ensemble.hosts}/pipelines-{self._seed}",
+            "source": {"url": self.url, "name": INSTANCE, "tables": tables, "start": "earliest"},
+            "load": "none",
+            "batch": {"interval": 0},
+            "sinks": {
+                mode: {"postgres": {"url": f"{self.target.url.rpartition('/')[0]}/{mode}", "mode": mode}}
+                for mode in ("feed", "mirror")
+            },
+        }
+        file = self.folder / "orders.yaml"
+        file.write_text(json.dumps(values), encoding="utf-8")
+        self.run_command("apply", str(file), "--local")
+
+    def _target(self, database: str, statement: str) -> list[tuple[Any, ...]]:
+        url = f"{self.target.url.rpartition('/')[0]}/{database}"
+        with psycopg.connect(url, autocommit=True) as connection:
+            cursor = connection.execute(statement.encode())
+            return cursor.fetchall() if cursor.description else []
+
+    def _wait_for_progress(self) -> None:
+        """Wait until everything that was committed up to now has arrived everywhere."""
+        begun_at = time.monotonic()
+        steps = {writer.table: writer.step for writer in self.writers}
+        wait_until(lambda: all(self.follower.newest(table) >= step for table, step in steps.items()))
+        for mode in ("feed", "mirror"):
+            wait_until(lambda mode=mode: self._has_arrived(mode, steps))  # type: ignore[misc]
+        self._note(f"everything arrived after {time.monotonic() - begun_at:.1f} s")
+
+    def _has_arrived(self, database: str, steps: Mapping[str, int]) -> bool:
+        try:
+            return all(
+                (self._target(database, f"SELECT max(step) FROM {table}")[0][0] or 0) >= step
+                for table, step in steps.items()
+            )
+        except psycopg.errors.UndefinedTable:
+            return False
+
+    def _note(self, what: str) -> None:
+        self.journal.append(f"{time.monotonic() - self._started_at:7.1f} s  {what}")
+
+    # --- Faults -----------------------------------------------------------------------------
+
+    def _begin_fault(self) -> Undo:
+        """Begin a fault of a host that has none, and return what ends it."""
+        free = [fault for fault in self._faults if self._free_hosts(fault)]
+        (fault,) = self._random.choices(free, [fault.weight for fault in free])
+        name = self._random.choice(self._free_hosts(fault))
+        host = fault.hosts[name]
+        self.counts[fault.name] += 1
+        self._note(f"{fault.name}: {name}")
+        self._current[name] = fault
+        fault.begin(host)
+
+        def undo() -> None:
+            self._note(f"ends: {fault.name}: {name}")
+            fault.end(host)
+            del self._current[name]
+
+        return undo
+
+    def _free_hosts(self, fault: "Fault") -> list[str]:
+        """Return the hosts to which a fault may happen now."""
+        current = self._current.values()
+        if (fault.alone and current) or any(present.alone for present in current):
+            return []
+        return [name for name in sorted(fault.hosts) if name not in self._current]
+
+    def _all_faults(self) -> list["Fault"]:
+        members, workers, ensemble = self.members, self.workers, {"zookeeper": self.ensemble}
+        with_disk = {name: member for name, member in members.items() if member.has_disk}
+        return [
+            Fault("fill the disk", 2, with_disk, Member.fill_disk, Member.free_disk),
+            Fault("kill", 4, members, lambda host: host.daemon.kill(), lambda host: host.daemon.start()),
+            Fault("freeze", 4, members, freeze, thaw),
+            Fault("kill", 2, workers, lambda host: host.kill(), lambda host: host.start()),
+            Fault("freeze", 2, workers, freeze, thaw),
+            Fault("kill the jobs", 2, workers, lambda host: host.kill_jobs(), lambda host: None),
+            Fault(
+                "restart", 2, members, lambda host: host.daemon.terminate(), lambda host: host.daemon.start()
+            ),
+            Fault("restart", 1, workers, lambda host: host.stop(), lambda host: host.start()),
+            Fault("cut off", 4, members, cut_off, restore),
+            Fault("cut off", 2, workers, cut_off, restore),
+            Fault("lose the disk", 3, members, self._lose_disk, lambda host: host.daemon.start(), alone=True),
+            Fault("drain", 2, members, self._drain, self._undrain),
+            Fault("upgrade", 2, members, self._begin_upgrade, self._end_upgrade),
+            Fault("kill a node", 2, ensemble, partial(self._kill_nodes, 1), lambda host: host.start()),
+            Fault("kill two nodes", 1, ensemble, partial(self._kill_nodes, 2), Ensemble.start, alone=True),
+            Fault("kill", 1, {"source": self.server}, Server.kill, Server.start),
+        ]
+
+    def _lose_disk(self, member: Member) -> None:
+        # What only the lost disk had is fetched from the server, so the log would begin later.
+        self.holders()
+        member.daemon.kill()
+        member.lose_disk()
+
+    def _drain(self, member: Member) -> None:
+        # It may be a while until a copy is in step, and the member hands over then.
+        CliRunner().invoke(
+            make_app(),
+            ["fleet", "drain", member.name, "--timeout", "5", "--coordination", self.coordination],
+        )
+
+    def _undrain(self, member: Member) -> None:
+        self.run_command("fleet", "undrain", member.name)
+
+    def _begin_upgrade(self, member: Member) -> None:
+        self._drain(member)
+        member.daemon.terminate()
+
+    def _end_upgrade(self, member: Member) -> None:
+        member.daemon.start()
+        self._undrain(member)
+
+    def _kill_nodes(self, count: int, ensemble: Ensemble) -> None:
+        for node in self._random.sample(ensemble.nodes, count):
+            node.kill()
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that happens to one of some hosts, and how it ends.
+
+    `weight` is its relative frequency. Nothing else happens at the same time as a fault that is `alone`.
+    """
+
+    name: str
+    weight: float
+    hosts: Mapping[str, Any]
+    begin: Callable[[Any], object]
+    end: Callable[[Any], object]
+    alone: bool = False

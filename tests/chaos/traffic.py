@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What writes to the source of a fleet, and what follows it: a writer and a subscriber, each in a thread."""
+
+import random
+import threading
+from contextlib import suppress
+from typing import Any
+
+import pymysql
+
+from penstock.client import ChangeBatch, Subscriber
+from tests.support.daemon.subscribing import Running
+from tests.support.suite.patience import wait_until
+from tools.servers import Server
+
+# The row that has the number of the last transaction.
+NEWEST = 0
+# A pause between transactions, which leaves the machine to the fleet.
+_PAUSE_SECONDS = 0.02
+
+
+class Writer:
+    """Commits numbered transactions into a table of its own. Transaction n ends with `step = n` of row 0."""
+
+    def __init__(self, server: Server, table: str, seed: str) -> None:
+        self.table = table
+        self.step = 0
+        # The changes of rows that were committed.
+        self.changes = 1
+        self.failure: BaseException | None = None
+        self._server = server
+        self._random = random.Random(seed)
+        self._ids: list[int] = []
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name=f"writer-{table}")
+        server.sql(f"CREATE TABLE {table} (id INT PRIMARY KEY, step INT, note VARCHAR(2000))")
+
+    def __enter__(self) -> "Writer":
+        self._server.sql(f"INSERT INTO {self.table} VALUES ({NEWEST}, 0, '')")
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        self._thread.join()
+
+    def rows(self) -> dict[int, tuple[int, str]]:
+        """Return the rows of the table by id."""
+        return {id_: (step, note) for id_, step, note in self._server.sql(f"SELECT * FROM {self.table}")}
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping.wait(_PAUSE_SECONDS):
+                self._commit()
+        except BaseException as problem:  # noqa: BLE001 - it is raised where the run waits.
+            self.failure = problem
+
+    def _commit(self) -> None:
+        step, chosen = self.step + 1, self._random
+        ids = list(self._ids)
+        note = "x" * chosen.randrange(2000)
+        statements = [f"INSERT INTO {self.table} VALUES ({step}, {step}, '{note}')"]
+        ids.append(step)
+        if self._ids and chosen.random() < 0.5:
+            statements.append(f"UPDATE {self.table} SET step = {step} WHERE id = {chosen.choice(self._ids)}")
+        if len(ids) > 200:
+            statements.append(f"DELETE FROM {self.table} WHERE id = {ids.pop(chosen.randrange(len(ids)))}")
+        statements.append(f"UPDATE {self.table} SET step = {step} WHERE id = {NEWEST}")
+        try:
+            self._server.sql("; ".join(["BEGIN", *statements, "COMMIT"]))
+        except pymysql.err.OperationalError:
+            # The server may have committed it.
+            if self._newest() != step:
+                return
+        self.step, self._ids = step, ids
+        self.changes += len(statements)
+
+    def _newest(self) -> int:
+        answers: list[int] = []
+
+        def has_answered() -> bool:
+            with suppress(pymysql.err.OperationalError):
+                rows = self._server.sql(f"SELECT step FROM {self.table} WHERE id = {NEWEST}")
+                answers.append(int(rows[0][0]))
+            return bool(answers)
+
+        wait_until(has_answered)
+        return answers[0]
+
+
+class Follower:
+    """What a subscriber has seen of the tables of writers. As a context manager it runs inside the block."""
+
+    def __init__(self, subscriber: Subscriber) -> None:
+        # Of each table: the numbers of the transactions in order of arrival, and the rows after them.
+        self.steps: dict[str, list[int]] = {}
+        self.rows: dict[str, dict[int, tuple[int, str]]] = {}
+        self.running = Running(subscriber, self._keep)
+
+    def __enter__(self) -> "Follower":
+        self.running.__enter__()
+        return self
+
+    def __exit__(self, *problem: object) -> None:
+        self.running.__exit__(*problem)
+
+    def newest(self, table: str) -> int:
+        """Return the number of the last transaction that arrived."""
+        if self.running.failure is not None:
+            raise self.running.failure
+        return max(self.steps.get(table, ()), default=0)
+
+    def _keep(self, batch: ChangeBatch) -> None:
+        steps, rows = self.steps.setdefault(batch.table, []), self.rows.setdefault(batch.table, {})
+        for row in batch.rows():
+            image: dict[str, Any] = row.after or row.before or {}
+            if row.after is None:
+                rows.pop(image["id"], None)
+            else:
+                rows[image["id"]] = image["step"], image["note"]
+            if image["id"] == NEWEST:
+                steps.append(image["step"])

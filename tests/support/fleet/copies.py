@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Copies of one log on several members, compared byte for byte."""
+
+from penstock.logstore.reader import LogReader
+
+
+def assert_equal_logs(first: LogReader, other: LogReader) -> int:
+    """Assert that two logs have the same bytes wherever both have any; return how many they share."""
+    assert [epoch.epoch for epoch in first.epochs.epochs] == [epoch.epoch for epoch in other.epochs.epochs]
+    shared = 0
+    for extent in first.extents():
+        for there in other.extents():
+            if (extent.epoch, extent.file) != (there.epoch, there.file):
+                continue
+            start, end = max(extent.start, there.start), min(extent.end, there.end)
+            left, right = (
+                b"".join(log.read(extent.epoch, extent.file, start, end)) for log in (first, other)
+            )
+            assert left == right
+            shared += len(left)
+    return shared
