@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A table selection that is narrowed by another one."""
+"""A table selection that is narrowed by another one, and the table that a mistyped pattern may mean."""
 
-from penstock.model import TablePatterns
+import difflib
+from collections.abc import Iterable
+
+from penstock.model import TableName, TablePatterns
 
 
 class NarrowedPatterns(TablePatterns):
@@ -35,3 +38,9 @@ class NarrowedPatterns(TablePatterns):
 
     def __hash__(self) -> int:
         return hash((self.requested, self.narrower))
+
+
+def nearest_table(pattern: str, names: Iterable[TableName]) -> str:
+    """Return the hint for a pattern that matches none of the tables: the table that it may mean."""
+    near = difflib.get_close_matches(pattern.replace("`", ""), map(str, names), 1)
+    return f"Did you mean {near[0]}?" if near else "Write database.table, with * for any characters"

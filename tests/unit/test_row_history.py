@@ -8,9 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy
+import pyarrow
 import pytest
 
 from penstock._native import BlockCutter
+from penstock.cli import history as history_verb
+from penstock.cli.shared import change_lines
+from penstock.console.changed_cells import changed_cells
 from penstock.errors import ChecksumMismatch, OptionInvalid
 from penstock.limits import HISTORIES_MAX
 from penstock.logstore.log import Log
@@ -33,6 +37,8 @@ from penstock.source.row_history import (
     candidate_ranges,
     cut_newest_first,
     part_to_json,
+    python_rows,
+    shown_text,
 )
 from penstock.source.source import ByteRange
 from tests.support.binlog.xa_log import XaLog
@@ -122,6 +128,29 @@ def test_statement_that_empties_the_table_is_part_of_the_history(log: Log) -> No
     statements = [part for part in history_of(log, "fuzzed.t", "1") if isinstance(part, TableStatement)]
     assert any(statement.empties and "DROP TABLE" in statement.text for statement in statements)
     assert any("CREATE TABLE" in statement.text.upper() for statement in statements)
+
+
+def test_float_has_its_shortest_digits() -> None:
+    floats = pyarrow.array([1.1, 16777216.0, None], pyarrow.float32())
+    vectors = pyarrow.array([[0.1, None], None, []], pyarrow.list_(pyarrow.float32()))
+    rows = pyarrow.record_batch({"f": floats, "v": vectors})
+    assert python_rows(rows) == [
+        {"f": 1.1, "v": [0.1, None]},
+        {"f": 16777216.0, "v": None},
+        {"f": None, "v": []},
+    ]
+
+
+def test_null_is_told_from_every_text() -> None:
+    values = [None, "NULL", '"NULL"', "(not logged)", "(masked)", "-", "", '"', "null", 1.1, [0.1]]
+    texts = [shown_text(value) for value in values]
+    assert texts[:2] == ["NULL", '"NULL"']
+    assert len(set(texts)) == len(values)
+    assert [history_verb._cell({"a": value}, "a") for value in values] == texts
+    page = changed_cells({"before": {"a": None}, "after": {"a": "NULL"}})
+    assert page == [("a", "NULL", '"NULL"', True)]
+    row = {"id": 1, "a": None, "b": "NULL", "c": b"\0"}
+    assert change_lines._shown(row, ["id"]) == 'id=1, a=NULL, b="NULL", c=0x00'
 
 
 def test_unknown_row_and_table_have_no_changes(log: Log) -> None:

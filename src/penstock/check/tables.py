@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from penstock.check.facts import Check, Facts, Finding
-from penstock.model import TableName
+from penstock.model import TableName, TablePatterns
+from penstock.narrowed_patterns import nearest_table
 from penstock.schema.foreign_keys import read_cascades
 from penstock.schema.reader import SYSTEM_DATABASES
 
@@ -87,6 +88,19 @@ def _foreign_keys(facts: Facts) -> Iterator[Finding]:
         )
 
 
+def _patterns(facts: Facts) -> Iterator[Finding]:
+    """Report patterns that select no table, so that a mistyped name does not pass for a table in order."""
+    if not facts.patterns.include:
+        return
+    rows = facts.connection.query(_TABLES, SYSTEM_DATABASES)
+    names = [TableName(str(row["database"]), str(row["table"])) for row in rows]
+    for pattern in facts.patterns.include:
+        selected = TablePatterns([pattern])
+        if not any(selected.matches(name.database, name.table) for name in names):
+            what = f"no table that this account sees matches {pattern}. {nearest_table(pattern, names)}"
+            yield Finding("tables", "warning", what)
+
+
 def _keys(facts: Facts) -> Iterator[Finding]:
     identified = {name for name, row in _selected(facts, _IDENTIFYING) if row["nullable"] != "YES"}
     for name, _ in _selected(facts, _TABLES):
@@ -143,6 +157,7 @@ def _generated_columns(facts: Facts) -> Iterator[Finding]:
 
 
 TABLE_CHECKS: dict[str, Check] = {
+    "tables": _patterns,
     "foreign_keys": _foreign_keys,
     "keys": _keys,
     "storage_engines": _engines,

@@ -76,16 +76,17 @@ def run(
 def _of_folder(folder: Path, table: TableName, moment: str, file_format: str) -> Iterator[_File]:
     from penstock.logstore.reader import LogReader
     from penstock.source.log import LogSource
+    from penstock.source.logged_tables import prove_table_known
     from penstock.source.source import SourceOptions
     from penstock.source.table_as_of import TableAsOf
     from penstock.source.table_export import export_rows
 
     source = LogSource(SourceOptions.parse(str(folder)))
-    try:
+    with closing(source):
         as_of = TableAsOf(LogReader.open(folder), source, table)
         as_of.read(moment)
-    finally:
-        source.close()
+        if as_of.schema is None:
+            prove_table_known(source, table)
     complete_since = None if as_of.complete_since is None else str(as_of.complete_since)
     yield export_rows(as_of.rows, as_of.schema, file_format), str(as_of.position), complete_since
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """`penstock history`: show every change of one row in a kept log, newest first."""
 
-import json as json_text
 import sys
 from collections.abc import Iterator
 from contextlib import closing
@@ -83,11 +82,20 @@ def run(
 def _of_folder(folder: Path, row: "RowKey") -> Iterator[dict[str, Any]]:
     from penstock.logstore.reader import LogReader
     from penstock.source.log import LogSource
-    from penstock.source.row_history import RowHistory, part_to_json
+    from penstock.source.logged_tables import prove_table_known
+    from penstock.source.row_history import Progress, RowHistory, part_to_json
     from penstock.source.source import SourceOptions
 
-    history = RowHistory(LogReader.open(folder), lambda: LogSource(SourceOptions.parse(str(folder))), row)
-    yield from map(part_to_json, history.parts())
+    def open_source() -> LogSource:
+        return LogSource(SourceOptions.parse(str(folder)))
+
+    is_empty = True
+    for part in RowHistory(LogReader.open(folder), open_source, row).parts():
+        is_empty &= isinstance(part, Progress)
+        yield part_to_json(part)
+    if is_empty:
+        with closing(open_source()) as source:
+            prove_table_known(source, row.table)
 
 
 def _of_daemon(
@@ -149,11 +157,10 @@ def _show(console: Console, part: dict[str, Any], readers: int) -> None:
 
 
 def _cell(values: dict[str, Any] | None, name: str) -> str:
+    from penstock.source.row_history import shown_text
+
     if values is None:
         return "-"
     if name not in values:
         return "(not logged)"
-    value = values[name]
-    if value is None:
-        return "NULL"
-    return value if isinstance(value, str) else json_text.dumps(value, ensure_ascii=False)
+    return shown_text(values[name])

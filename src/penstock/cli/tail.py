@@ -5,7 +5,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from enum import StrEnum
 from pathlib import Path
@@ -15,7 +15,7 @@ import structlog
 import typer
 
 from penstock.cli.shared.options import Ca, DaemonConfig
-from penstock.errors import OptionInvalid, TransientError
+from penstock.errors import OptionInvalid, PenstockError, TransientError
 from penstock.limits import (
     RECONNECT_PAUSE_SECONDS_FIRST,
     RECONNECT_TRIES_MAX,
@@ -94,9 +94,10 @@ def run(
     from penstock.client.daemons import Daemons
 
     address = _address(instance, url, config, ca)
+    patterns = list(TablePatterns(",".join(tables or ())).include)
     body = {
         "subscriber": f"tail/{socket.gethostname()}-{os.getpid()}",
-        "tables": list(TablePatterns(",".join(tables or ())).include) or None,
+        "tables": patterns or None,
         "changes": _listed(changes),
         "where": where,
         "columns": _columns(columns, form),
@@ -105,6 +106,7 @@ def run(
         "batch_rows": _BATCH_ROWS,
         "wait_seconds": _WAIT_SECONDS,
     }
+    _note_unmatched(address, patterns)
     shown = _Shown(form, count)
     daemons = Daemons(address)
     try:
@@ -252,6 +254,26 @@ def _address(instance: str, url: str | None, config: Path | None, ca: Path | Non
     if ca is not None:
         raise OptionInvalid("--ca is for --url and --config", hint=f"Write {instance}?ssl_ca={ca}")
     return DaemonAddress.parse(instance)
+
+
+def _note_unmatched(address: "DaemonAddress", patterns: Sequence[str]) -> None:
+    """Name the patterns that match no table of the log yet on standard error; they may be mistyped."""
+    from penstock.cli.shared.asked_daemon import AskedDaemon
+    from penstock.narrowed_patterns import nearest_table
+
+    if not patterns:
+        return
+    try:
+        with closing(AskedDaemon(address)) as daemon:
+            tables = daemon.tables()
+    except PenstockError:
+        # The following request reports it, or another daemon answers that one.
+        return
+    for pattern in patterns if tables else ():
+        selected = TablePatterns([pattern])
+        if not any(selected.matches(table.database, table.table) for table in tables):
+            hint = nearest_table(pattern, tables)
+            typer.echo(f"the log has no table that matches {pattern} yet. {hint}", err=True)
 
 
 def _listed(text: str | None) -> list[str] | None:

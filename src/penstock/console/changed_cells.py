@@ -4,6 +4,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from penstock.source.row_history import shown_text
+
 # What stands for a value that the account may not see.
 MASKED = "(masked)"
 
@@ -24,4 +26,4 @@ def changed_cells(part: Mapping[str, Any]) -> list[tuple[str, str | None, str | 
 def _cell(values: Mapping[str, Any], name: str) -> str | None:
     if name not in values:
         return None
-    return "NULL" if values[name] is None else str(values[name])
+    return shown_text(values[name])

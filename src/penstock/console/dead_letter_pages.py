@@ -23,7 +23,7 @@ from penstock.pipeline.dead_letter import (
     rows_of_letter,
 )
 from penstock.pipeline.settings import PipelineSettings
-from penstock.source.row_history import plain_value
+from penstock.source.row_history import plain_value, python_rows
 
 # Entries and rows on one page.
 _ENTRIES_MAX = 200
@@ -170,7 +170,7 @@ def _rows(changes: Changes) -> list[dict[str, str | None]]:
     names = [*changes.target.column_names, "_change_type"]
     return [
         {column: None if value is None else str(plain_value(value)) for column, value in row.items()}
-        for row in changes.rows.slice(0, _ROWS_MAX).select(names).to_pylist()
+        for row in python_rows(changes.rows.slice(0, _ROWS_MAX).select(names))
     ]
 
 

@@ -13,6 +13,7 @@ from starlette.responses import HTMLResponse, Response, StreamingResponse
 
 from penstock.console.words import LANGUAGES, translate
 from penstock.errors import DependencyMissing
+from penstock.source.row_history import shown_text
 
 if TYPE_CHECKING:
     import jinja2
@@ -89,6 +90,7 @@ def _environment() -> "jinja2.Environment":
         "number": number_text,
         "decimal": decimal_text,
         "clock": clock_text,
+        "value": shown_text,
     }
     return environment
 

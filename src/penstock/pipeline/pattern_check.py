@@ -4,7 +4,6 @@
 A step that matches no table does nothing. For `mask` that would leak values, so the pipeline refuses to run.
 """
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 
 import structlog
@@ -12,6 +11,7 @@ import structlog
 from penstock.changes import Target
 from penstock.errors import OptionInvalid
 from penstock.model import TableName, TablePatterns
+from penstock.narrowed_patterns import nearest_table
 from penstock.pipeline.ghosts import PipelinePatterns
 from penstock.pipeline.load.targets import table_names
 from penstock.pipeline.settings import PipelineSettings, PipelineSource
@@ -94,7 +94,7 @@ def _unmatched(
     setting: str, patterns: Iterable[str], names: Sequence[TableName], *, fatal: bool = False
 ) -> list[Finding]:
     return [
-        Finding(setting, f"no table matches {pattern}", fatal, _nearest(pattern, names))
+        Finding(setting, f"no table matches {pattern}", fatal, nearest_table(pattern, names))
         for pattern in patterns
         if not any(_may_match(pattern, name) for name in names)
     ]
@@ -109,8 +109,3 @@ def _may_match(pattern: str, name: TableName) -> bool:
         return False
     single = patterns.single()
     return single is None or could_be_named(name, single)
-
-
-def _nearest(pattern: str, names: Sequence[TableName]) -> str:
-    near = difflib.get_close_matches(pattern.replace("`", ""), map(str, names), 1)
-    return f"Did you mean {near[0]}?" if near else "Write database.table, with * for any characters"

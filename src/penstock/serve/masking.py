@@ -5,6 +5,7 @@ Every call that shows row values to an account asks here. A masked value is left
 without a value says more than one with a wrong value. Calls that cannot leave it out refuse the account.
 """
 
+import difflib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -61,6 +62,37 @@ class Masking:
                     f"{', '.join(sorted(names))} of {table} is masked for this account, and the table had no"
                     " such column then",
                     hint="Mask the name that the column has there too: access in penstock.yaml",
+                )
+
+    def prove_all_apply(
+        self, table: TableName, columns: Iterable[str], definitions: Iterable[Iterable[str]]
+    ) -> None:
+        """Raise AccessDenied unless each name of a rule about this table alone is sure to hide its column.
+
+        `definitions` are the columns of every known definition of the table. Each name must be a column of
+        one of them, and `columns` must have as many of the names as any of them: else one is another name of
+        a column that nothing hides here.
+        """
+        known = {name.casefold() for name in columns}
+        every = [known, *({name.casefold() for name in names} for names in definitions)]
+        for tables, names in self.rules:
+            if tables.single() is None or not _matches(tables, table):
+                continue
+            unknown = sorted(names - set().union(*every))
+            if unknown:
+                near = difflib.get_close_matches(unknown[0], sorted(set().union(*every)), 1)
+                raise AccessDenied(
+                    f"{', '.join(unknown)} of {table} is masked for this account, and the table has no such"
+                    " column",
+                    hint=f"{f'Did you mean {near[0]}? ' if near else ''}Correct or remove it: access in"
+                    " penstock.yaml",
+                )
+            if len(names & known) < max(len(names & others) for others in every):
+                raise AccessDenied(
+                    f"{', '.join(sorted(names - known))} of {table} is masked for this account, and the table"
+                    " had no such column then",
+                    hint="Mask the name that the column had then too; or, if it did not exist yet, name it"
+                    f" under a pattern with *, as in {table}*: access in penstock.yaml",
                 )
 
     def hidden_among(self, table: TableName, columns: Sequence[str]) -> frozenset[str]:

@@ -5,10 +5,12 @@ A reader therefore needs no schema history of its own, no matter where in the lo
 """
 
 import time
+from collections.abc import Callable
 
-from penstock.errors import SchemaPending, SchemaUnknown
+from penstock.errors import OptionInvalid, SchemaPending, SchemaUnknown
 from penstock.limits import DEFINITION_PENDING_SECONDS_MAX
 from penstock.model import Position, StatementSession, TableName, TableSchema
+from penstock.narrowed_patterns import nearest_table
 from penstock.schema.statements.statement import effects_of
 from penstock.schema.statements.tokens import ServerSpelling
 from penstock.source.source import Source
@@ -100,3 +102,22 @@ class LoggedTables:
         forgotten = set(self._known)
         self._known.clear()
         return forgotten
+
+
+def prove_table_known(
+    source: Source, table: TableName, may_read: Callable[[str, str], bool] = lambda database, name: True
+) -> None:
+    """Raise OptionInvalid if the definitions at the end of a log have no table of that name.
+
+    Its hint names no table that `may_read` refuses. A log without definitions refuses no table.
+    """
+    try:
+        history = source.schema_history(source.head())
+    except SchemaUnknown:
+        return
+    if history is None or history.doubt(table) or history.schema(table.database, table.table):
+        return
+    names = history.names()
+    if names:
+        readable = [name for name in names if may_read(name.database, name.table)]
+        raise OptionInvalid(f"the log knows no table {table}", hint=nearest_table(str(table), readable))

@@ -7,6 +7,7 @@
 The index leaves out most of a log, and the keys leave out most of the rest, so that few values are decoded.
 """
 
+import json
 import math
 import threading
 from collections import deque
@@ -43,6 +44,9 @@ _GAP_BYTES_MAX = MIB // 2
 
 _SYSTEM = ("_change_type", "_commit_version", "_commit_timestamp", "_metadata")
 _PREIMAGE, _POSTIMAGE = "update_preimage", "update_postimage"
+
+# What is shown in place of a value. A text that reads like one of them is shown in quotes.
+_MARKS = frozenset({"NULL", "(not logged)", "(masked)", "-"})
 
 
 @dataclass(frozen=True)
@@ -103,16 +107,19 @@ class RowKey:
     """The row: a table, and the text of each value of its key.
 
     `columns` names the columns of the values; without, they are those of the primary key. Rows are not
-    searched by the columns of `masked`, whose names are in lower case.
+    searched by the columns of `masked`, whose names are in lower case. `prove_columns` may refuse the columns
+    of the table at a place of the log.
     """
 
     table: TableName
     values: tuple[str, ...]
     columns: tuple[str, ...] = ()
     masked: frozenset[str] = frozenset()
+    prove_columns: Callable[[Sequence[str]], None] = lambda columns: None
 
     def columns_in(self, batch: Batch) -> tuple[str, ...]:
         """Return the columns of the key in a batch. Raises OptionInvalid, AccessDenied."""
+        self.prove_columns([column.name for column in batch.columns])
         columns = self.columns or batch.primary_key
         if not columns:
             raise OptionInvalid(
@@ -293,7 +300,7 @@ def changes_of_rows(
         kind = kinds[row].as_py()
         first = row - 1 if kind == _POSTIMAGE else row
         done = first + 1 if kind in (_PREIMAGE, _POSTIMAGE) else row
-        yield row, _change(rows.slice(first, done - first + 1).to_pylist(), epoch)
+        yield row, _change(python_rows(rows.slice(first, done - first + 1)), epoch)
 
 
 def table_bit(table: TableName) -> int:
@@ -378,6 +385,26 @@ def _change(images: list[dict[str, Any]], epoch: int) -> RowChange:
         before=values[0] if is_update or kind == "delete" else None,
         after=values[-1] if is_update or kind == "insert" else None,
     )
+
+
+def python_rows(rows: pyarrow.RecordBatch) -> list[dict[str, Any]]:
+    """Return rows as values of Python. A FLOAT has its shortest digits: 1.1, not 1.100000023841858."""
+    for index, column in enumerate(rows.schema):
+        wide = _widened(column.type)
+        if wide is not None:
+            texts = rows.column(index).cast(_widened(column.type, pyarrow.string()))
+            rows = rows.set_column(index, column.name, texts.cast(wide))
+    values: list[dict[str, Any]] = rows.to_pylist()
+    return values
+
+
+def _widened(kind: pyarrow.DataType, single: pyarrow.DataType | None = None) -> pyarrow.DataType | None:
+    """Return a type with another one in place of its 32-bit floats; None if it has none."""
+    single = single or pyarrow.float64()
+    if kind == pyarrow.float32():
+        return single
+    is_vector = pyarrow.types.is_list(kind) and kind.value_type == pyarrow.float32()
+    return pyarrow.list_(single) if is_vector else None
 
 
 def logged_values(image: dict[str, Any]) -> dict[str, Any]:
@@ -467,3 +494,17 @@ def plain_value(values: Any) -> Any:
             return duration_text(values)
         case _:
             return str(values)
+
+
+def shown_text(value: Any) -> str:
+    """Return a value as JSON has it as text for people.
+
+    NULL has no quotes. The text NULL, and every other text that reads like a mark or like a text in quotes,
+    is in quotes.
+    """
+    if value is None:
+        return "NULL"
+    if not isinstance(value, str):
+        return json.dumps(value, ensure_ascii=False)
+    in_quotes = value in _MARKS or (value.startswith('"') and value.endswith('"'))
+    return json.dumps(value, ensure_ascii=False) if in_quotes else value

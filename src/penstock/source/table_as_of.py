@@ -28,7 +28,7 @@ from penstock.source.bounds import parse_bound
 from penstock.source.kept import KeptSource
 from penstock.source.logged_tables import LoggedTables
 from penstock.source.reading import Batch, LoggedStatement, Selection, read_in_order
-from penstock.source.row_history import candidate_ranges, logged_values, table_bit
+from penstock.source.row_history import candidate_ranges, logged_values, python_rows, table_bit
 from penstock.source.source import ByteRange
 from penstock.source.transaction import find_by_gtid, prove_boundary
 from penstock.source.walk import TransactionWalk
@@ -126,7 +126,7 @@ class _Known:
     def values(self, slot: int, earlier: dict[str, Any]) -> dict[str, Any]:
         """Return the known values of a row."""
         rows, _ = self._batches[slot >> _ROW_BITS]
-        (image,) = rows.slice(slot & _ROW_MASK, 1).to_pylist()
+        (image,) = python_rows(rows.slice(slot & _ROW_MASK, 1))
         return {**earlier, **logged_values(image)}
 
     def items(self) -> Iterator[tuple[_Key, dict[str, Any], pyarrow.Schema]]:
@@ -152,7 +152,7 @@ class _Known:
                 rows, epoch = self._batches[number]
                 of_batch = some[some >> _ROW_BITS == number]
                 taken = rows.take(pyarrow.array(of_batch & _ROW_MASK))
-                for slot, image in zip(of_batch.tolist(), taken.to_pylist(), strict=True):
+                for slot, image in zip(of_batch.tolist(), python_rows(taken), strict=True):
                     yield image, earlier.get(slot, {}), epoch
 
     def _sorted_slots(self) -> Any:

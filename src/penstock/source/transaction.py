@@ -41,11 +41,12 @@ class FoundTransaction:
 
 @dataclass(frozen=True)
 class TableChange:
-    """A change of a row of a table. `row` is its number in the transaction."""
+    """A change of a row of a table, with its declared columns. `row` is its number in the transaction."""
 
     table: str
     row: int
     change: RowChange
+    columns: tuple[str, ...]
 
 
 def find_by_gtid(log: LogReader, source: Source, gtid: str) -> FoundTransaction:
@@ -123,8 +124,9 @@ def changes_of(
             continue
         rows = part.to_arrow()
         numbers = [metadata["row"] for metadata in rows.column("_metadata").to_pylist()]
+        columns = tuple(column.name for column in part.columns)
         for row, change in changes_of_rows(rows, range(rows.num_rows), part.position.epoch):
-            yield TableChange(part.table, numbers[row], change)
+            yield TableChange(part.table, numbers[row], change, columns)
 
 
 def _transactions(source: Source, byte_range: ByteRange) -> Iterator[FoundTransaction]:

@@ -19,7 +19,7 @@ from penstock.errors import (
     SourceMissing,
 )
 from penstock.logstore.holds import consumer_hold_name
-from penstock.model import Position
+from penstock.model import Position, TableName
 from penstock.source.bounds import Bound
 from penstock.source.daemon import DaemonSource
 from penstock.source.daemon_address import DaemonAddress
@@ -174,6 +174,10 @@ class AskedDaemon:
         """Return the holds on the log that the account may see."""
         holds: list[dict[str, Any]] = self._client.ask("holds")["holds"]
         return holds
+
+    def tables(self) -> list[TableName]:
+        """Return the tables that have a definition at the end of the log and that the account may read."""
+        return [TableName.parse(name) for name in self._client.ask("definitions")["tables"]]
 
     def history(self, row: dict[str, Any]) -> Iterator[dict[str, Any]]:
         """Yield the history of a row as the daemon finds it. Raises the daemon's errors."""

@@ -13,6 +13,7 @@ from rich.text import Text
 from penstock.cli.shared.rendering import Field, LineWriter, cell_text
 from penstock.model import TableName
 from penstock.source.reading import SYSTEM_COLUMNS
+from penstock.source.row_history import python_rows, shown_text
 
 _PREIMAGE, _POSTIMAGE = "update_preimage", "update_postimage"
 
@@ -44,7 +45,7 @@ def lines_of(rows: pyarrow.RecordBatch, key: Sequence[str]) -> Iterator[ChangeLi
     The two images of an update are one change. If only one image was requested, it forms a change alone.
     """
     before: dict[str, Any] | None = None
-    for row in rows.to_pylist():
+    for row in python_rows(rows):
         if before is not None and row["_change_type"] != _POSTIMAGE:
             yield _line(before, "update", _shown(before, key))
             before = None
@@ -104,4 +105,4 @@ def _shown(row: dict[str, Any], key: Sequence[str], before: dict[str, Any] | Non
 
 
 def _text(value: Any) -> str:
-    return "NULL" if value is None else cell_text(value)
+    return cell_text(shown_text(value) if value is None or isinstance(value, str) else value)

@@ -6,6 +6,7 @@ import functools
 import itertools
 import json
 from collections.abc import Callable, Iterator
+from contextlib import closing
 from typing import Any, Literal, TypeVar
 from urllib.parse import quote
 
@@ -18,14 +19,16 @@ from starlette.types import Send
 from penstock.errors import OptionInvalid, QuotaReached
 from penstock.logstore.followed_log import ServedLog
 from penstock.model import TableName
-from penstock.serve.access import account_of
+from penstock.serve.access import Account, account_of
 from penstock.serve.http.answers import StreamedAnswer, ending_on_disconnect
+from penstock.serve.http.definitions import columns_of_definitions
 from penstock.serve.http.query import log_of
-from penstock.serve.masking import Masking, hiding_texts
+from penstock.serve.masking import hiding_texts
 from penstock.serve.own_log import OwnSource
 from penstock.serve.served import Served
 from penstock.serve.threads import Threads, run_in
 from penstock.source.daemon_client import COMPLETE_SINCE_HEADER, POSITION_HEADER
+from penstock.source.logged_tables import prove_table_known
 from penstock.source.row_history import plain_value
 from penstock.source.table_as_of import RowAsOf, TableAsOf
 from penstock.source.table_export import FORMATS, export_rows
@@ -70,7 +73,7 @@ async def _as_of(served: Served, running: asyncio.Semaphore, request: Request) -
         account_of(request),
     )
     account.prove_reads_table(instance, table)
-    begin = functools.partial(_Reading, log_of(served, request), instance, table, account.masking, wanted)
+    begin = functools.partial(_Reading, log_of(served, request), instance, table, account, wanted)
     return _AsOfAnswer(begin, FORMATS.get(wanted.format, "application/json"), served.threads, running)
 
 
@@ -122,11 +125,12 @@ class _Reading:
     """What one request reads, in threads, one at a time."""
 
     def __init__(
-        self, log: ServedLog, instance: str, table: TableName, masking: Masking, wanted: AsOfRequest
+        self, log: ServedLog, instance: str, table: TableName, account: Account, wanted: AsOfRequest
     ) -> None:
+        self._log = log
         self._table = table
-        self._masking = masking
-        self._masked = masking.columns(table)
+        self._account = account
+        self._masked = account.masking.columns(table)
         self._wanted = wanted
         self._source = OwnSource(instance, log)
         self._as_of = TableAsOf(log, self._source, table, self._masked)
@@ -136,15 +140,19 @@ class _Reading:
         self._as_of.stop()
 
     def read(self) -> Iterator[bytes]:
-        """Read the log, and return the pieces of the response. Raises AccessDenied for an idle mask."""
+        """Read the log, and return the pieces of the response.
+
+        Raises AccessDenied for an idle mask, OptionInvalid for an unknown table.
+        """
         as_of = self._as_of
-        try:
-            with hiding_texts(self._masked):
-                as_of.read(self._wanted.at)
-        finally:
-            self._source.close()
-        if as_of.schema is not None:
-            self._masking.prove_applies(self._table, as_of.logged_columns)
+        with closing(self._source), hiding_texts(self._masked):
+            as_of.read(self._wanted.at)
+            if as_of.schema is None:
+                prove_table_known(self._source, self._table, self._account.may_read_table)
+            else:
+                masking = self._account.masking
+                definitions = columns_of_definitions(self._log, self._table, masking)
+                masking.prove_all_apply(self._table, as_of.logged_columns, definitions)
         if self._wanted.format in FORMATS:
             return export_rows(as_of.rows, as_of.schema, self._wanted.format)
         return self._object()

@@ -353,9 +353,12 @@ class ChangesAnswer(StreamedAnswer):
                 )
 
     def _masked(self, sifted_rows: Sifted) -> pyarrow.RecordBatch:
-        """Return the rows without masked columns."""
-        masked = self._masking.columns(TableName.parse(sifted_rows.batch.table))
-        return without_masked(sifted_rows.arrow, masked)
+        """Return the rows without masked columns. Raises AccessDenied for a mask that hides none of them."""
+        if not self._masking:
+            return sifted_rows.arrow
+        table = TableName.parse(sifted_rows.batch.table)
+        self._masking.prove_applies(table, [column.name for column in sifted_rows.batch.columns])
+        return without_masked(sifted_rows.arrow, self._masking.columns(table))
 
     def _encoded_messages(self, sifted_rows: Sifted) -> Iterator[_Frame]:
         for at in range(0, sifted_rows.arrow.num_rows, self._request.batch_rows):

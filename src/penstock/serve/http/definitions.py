@@ -12,9 +12,11 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from penstock.capture.kept_schemas import DefinitionVersion, defined_tables, definition_versions
+from penstock.logstore.followed_log import ServedLog
 from penstock.model import TableName
 from penstock.serve.access import account_of
 from penstock.serve.http.query import Query, log_of
+from penstock.serve.masking import Masking
 from penstock.serve.served import Served
 from penstock.serve.threads import run_in
 
@@ -63,3 +65,11 @@ def _shown(version: DefinitionVersion, *, sees_statements: bool) -> dict[str, An
         ],
         "primary_key": [] if schema is None else list(schema.primary_key),
     }
+
+
+def columns_of_definitions(log: ServedLog, name: TableName, masking: Masking) -> list[list[str]]:
+    """Return the columns of each definition of a table; none if no column of it is masked."""
+    if not masking.columns(name):
+        return []
+    versions = definition_versions(log, name)
+    return [[column.name for column in version.schema.columns] for version in versions if version.schema]

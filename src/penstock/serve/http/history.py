@@ -7,8 +7,8 @@ names those that have not confirmed it when the search began. A client that disc
 
 import functools
 import json
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from typing import Any
 
 from pydantic import Field
@@ -22,8 +22,9 @@ from penstock.limits import HISTORIES_MAX
 from penstock.logstore.followed_log import ServedLog
 from penstock.logstore.holds import Hold
 from penstock.model import TableName
-from penstock.serve.access import account_of
+from penstock.serve.access import Account, account_of
 from penstock.serve.http.answers import StreamedAnswer, ending_on_disconnect
+from penstock.serve.http.definitions import columns_of_definitions
 from penstock.serve.http.holds import visible_holds
 from penstock.serve.http.json_request import JsonRequest
 from penstock.serve.http.query import log_of
@@ -32,6 +33,7 @@ from penstock.serve.own_log import OwnSource
 from penstock.serve.problems import problem_body
 from penstock.serve.served import Served
 from penstock.serve.threads import Threads, run_in
+from penstock.source.logged_tables import prove_table_known
 from penstock.source.row_history import HistoryPart, Progress, RowChange, RowHistory, RowKey, part_to_json
 
 MEDIA_TYPE = "application/x-ndjson"
@@ -91,17 +93,32 @@ async def _history(served: Served, histories: _Histories, request: Request) -> R
     account.prove_reads_table(instance, table)
     log = log_of(served, request)
     masked = account.masking.columns(table)
-    history = _open(log, instance, RowKey(table, tuple(wanted.key), tuple(wanted.columns), masked))
+    definitions = await run_in(
+        served.threads.definitions, columns_of_definitions, log, table, account.masking
+    )
+    key = RowKey(
+        table,
+        tuple(wanted.key),
+        tuple(wanted.columns),
+        masked,
+        lambda columns: account.masking.prove_all_apply(table, columns, definitions),
+    )
+    history = RowHistory(log, lambda: OwnSource(instance, log), key)
     readers = await served.threads.search(visible_holds, account, log)
-    return _HistoryAnswer(history, wanted.limit, readers, served.threads, histories, masked)
+    prove_known = functools.partial(_prove_known, log, instance, table, account)
+    return _HistoryAnswer(history, wanted.limit, readers, served.threads, histories, masked, prove_known)
 
 
-def _open(log: ServedLog, instance: str, key: RowKey) -> RowHistory:
-    return RowHistory(log, lambda: OwnSource(instance, log), key)
+def _prove_known(log: ServedLog, instance: str, table: TableName, account: Account) -> None:
+    with closing(OwnSource(instance, log)) as source:
+        prove_table_known(source, table, account.may_read_table)
 
 
 class _HistoryAnswer(StreamedAnswer):
-    """The parts of a history as lines of JSON. The last line is `end` or `problem`."""
+    """The parts of a history as lines of JSON. The last line is `end` or `problem`.
+
+    `prove_known` is called before the end of an empty history, and may raise instead.
+    """
 
     def __init__(
         self,
@@ -111,6 +128,7 @@ class _HistoryAnswer(StreamedAnswer):
         threads: Threads,
         histories: _Histories,
         masked: frozenset[str],
+        prove_known: Callable[[], None],
     ) -> None:
         super().__init__(media_type=MEDIA_TYPE)
         # The length is not known before the search ends.
@@ -121,6 +139,7 @@ class _HistoryAnswer(StreamedAnswer):
         self._threads = threads
         self._histories = histories
         self._masked = masked
+        self._prove_known = prove_known
 
     async def stream(self, send: Send) -> None:
         """Send the history as it is searched. Raises QuotaReached before the start."""
@@ -157,6 +176,8 @@ class _HistoryAnswer(StreamedAnswer):
             changes += not isinstance(part, Progress)
             if self._limit is not None and changes >= self._limit:
                 return {"kind": "end", "why": "limit"}
+        if not changes:
+            await run_in(self._threads.definitions, self._prove_known)
         return {"kind": "end", "why": "whole"}
 
 

@@ -95,7 +95,8 @@ def _read(
 
 
 def _change_to_json(account: Account, change: TableChange) -> dict[str, Any]:
-    masked = account.masking.columns(TableName.parse(change.table))
+    hidden = account.masking.hidden_among(TableName.parse(change.table), change.columns)
+    masked = frozenset(name.casefold() for name in hidden)
     return {"table": change.table, "row": change.row, **mask_part(part_to_json(change.change), masked)}
 
 
