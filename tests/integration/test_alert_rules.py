@@ -137,6 +137,16 @@ GONE = {
     "PenstockDaemonAbsent": 'penstock_build_info{version="1", python="3"}',
     "PenstockPipelineGone": f"{REPORTED}{{{SINK}}}",
 }
+_PRESENT, _LOST = f"1x{RESOLVED}", f"1x59 _x120 1x{RESOLVED - 180}"
+# One of two processes is lost; and a pipeline gets four shards in place of two, of which none is lost.
+SHARD_LOST = [
+    (f"{REPORTED}{{{SHARDS[0]}}}", _PRESENT),
+    (f"{REPORTED}{{{SHARDS[1]}}}", _LOST),
+]
+RESHARDED = [(f"{REPORTED}{{{shard}}}", "1x59") for shard in SHARDS] + [
+    (f'{REPORTED}{{pipeline="shop", sink="", shard="{number}-of-4"}}', f"_x59 1x{RESOLVED}")
+    for number in range(4)
+]
 
 
 @pytest.fixture(scope="module")
@@ -173,24 +183,25 @@ def test_series_of_the_scenarios_have_the_labels_of_their_metrics() -> None:
 @pytest.mark.deep(guard="tests/unit/test_metric_names.py::test_every_named_metric_is_in_the_registry")
 def test_every_rule_fires_and_resolves(promtool: Path, tmp_path: Path) -> None:
     assert "SUCCESS" in run(promtool, "check", "rules", RULES)
-    present_again = RESOLVED - 180
     scenarios = {
-        alert: _scenario(alert, [(series.text, series.values()) for series in every])
+        alert: [_scenario(alert, [(series.text, series.values()) for series in every])]
         for alert, every in SCENARIOS.items()
-    } | {alert: _scenario(alert, [(text, f"1x59 _x120 1x{present_again}")]) for alert, text in GONE.items()}
+    } | {alert: [_scenario(alert, [(text, _LOST)])] for alert, text in GONE.items()}
+    gone = "PenstockPipelineGone"
+    scenarios[gone] += [_scenario(gone, SHARD_LOST), _scenario(gone, RESHARDED, fires=False)]
     rules = {rule["alert"]: rule for group in groups() for rule in group["rules"]}
     tests = []
-    for alert, scenario in scenarios.items():
+    for alert, of_rule in scenarios.items():
         # A file of one rule each: every scenario evaluates all rules of its file, minute by minute.
         file = tmp_path / f"{alert}.yml"
         file.write_text(yaml.safe_dump({"groups": [{"name": "rules", "rules": [rules[alert]]}]}))
-        content = {"rule_files": [str(file)], "evaluation_interval": "1m", "tests": [scenario]}
+        content = {"rule_files": [str(file)], "evaluation_interval": "1m", "tests": of_rule}
         tests.append(tmp_path / f"{alert}.test.yml")
         tests[-1].write_text(yaml.safe_dump(content))
     run(promtool, "test", "rules", *tests)
 
 
-def _scenario(alert: str, series: list[tuple[str, str]]) -> dict[str, Any]:
+def _scenario(alert: str, series: list[tuple[str, str]], *, fires: bool = True) -> dict[str, Any]:
     firing = f'count(ALERTS{{alertname="{alert}", alertstate="firing"}})'
 
     def expect(minute: int, samples: list[dict[str, Any]]) -> dict[str, Any]:
@@ -202,7 +213,7 @@ def _scenario(alert: str, series: list[tuple[str, str]]) -> dict[str, Any]:
         "input_series": [{"series": text, "values": values} for text, values in series],
         "promql_expr_test": [
             expect(59, []),
-            expect(FIRING, [{"labels": "{}", "value": 1}]),
+            expect(FIRING, [{"labels": "{}", "value": 1}] if fires else []),
             expect(RESOLVED, []),
         ],
     }
