@@ -34,6 +34,7 @@ __all__ = [
     "arrow_schema",
     "bson_documents",
     "charsets",
+    "cluster_slots",
     "column_texts",
     "copy_text",
     "crc32c",
@@ -506,6 +507,7 @@ def debezium_schemas(
     debezium: Sequence[tuple[str, str]] | None = None,
 ) -> tuple[str, str | None]: ...
 def partitions(keys: object, count: int) -> Texts: ...
+def cluster_slots(keys: object) -> Texts: ...
 
 @final
 class RowEventWriter:

@@ -492,7 +492,7 @@ def test_full_load_in_parts_is_stored_once(backend: SinkBackend, sink: Sink, tab
     assert backend.rows(sink, target) == wanted
 
 
-@runs_on(lambda backend: backend.MIRRORS and backend.NAME != "redis")
+@runs_on(lambda backend: backend.MIRRORS and backend.kind() != "redis")
 def test_target_remembers_the_pipelines_that_wrote_its_rows(sink: Sink, table: MakeTarget) -> None:
     target, other = table(), table(table="other")
     name = sink.pipeline = f"remembered-{target.name.database}"

@@ -61,6 +61,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(objects::encode_drainer, module)?)?;
     module.add_function(wrap_pyfunction!(objects::debezium_schemas, module)?)?;
     module.add_function(wrap_pyfunction!(objects::partitions, module)?)?;
+    module.add_function(wrap_pyfunction!(objects::cluster_slots, module)?)?;
     module.add_class::<row_events::RowEventWriter>()?;
     module.add_class::<tidb::TidbTranscoder>()?;
     module.add_class::<tidb::TidbPieces>()?;

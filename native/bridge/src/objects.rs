@@ -226,3 +226,13 @@ pub fn partitions(py: Python<'_>, keys: &Bound<'_, PyAny>, count: u32) -> PyResu
     let partitions = py.detach(|| partition::partitions(batch.column(0), count));
     Ok(Texts { inner: Arc::new(partitions.map_err(|error| raise(py, &error))?) })
 }
+
+/// Return the slot of each key in a Redis Cluster; null for null.
+///
+/// `keys` is an Arrow batch whose first column has texts or bytes. Raises `OptionInvalid`.
+#[pyfunction]
+pub fn cluster_slots(py: Python<'_>, keys: &Bound<'_, PyAny>) -> PyResult<Texts> {
+    let batch = batch_from(keys)?;
+    let slots = py.detach(|| partition::slots(batch.column(0)));
+    Ok(Texts { inner: Arc::new(slots.map_err(|error| raise(py, &error))?) })
+}

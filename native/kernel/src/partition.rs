@@ -1,5 +1,7 @@
-//! Partitions of Kafka topics, by the hash of Kafka's own producers (murmur2), so that a key has the same partition
-//! whichever producer sends it.
+//! Where a key belongs: partitions of Kafka topics, and slots of Redis Cluster.
+//!
+//! Partitions are by the hash of Kafka's own producers (murmur2), so that a key has the same partition whichever
+//! producer sends it. Slots are by the checksum of the specification of Redis Cluster.
 
 use arrow_array::cast::AsArray;
 use arrow_array::{Array, ArrayRef, Int32Array};
@@ -10,22 +12,71 @@ use crate::error::{Error, ErrorKind, Result};
 const SEED: u32 = 0x9747_b28c;
 const FACTOR: u32 = 0x5bd1_e995;
 
+const SLOTS: u16 = 16384;
+const POLYNOMIAL: u16 = 0x1021;
+const CRC16: [u16; 256] = crc16_table();
+
 /// Returns the partition of each key among `count`; null for a null key.
 ///
 /// Raises `OptionInvalid` if `count` is 0, or if the keys are neither texts nor bytes.
 pub fn partitions(keys: &ArrayRef, count: u32) -> Result<Int32Array> {
     let modulus = i32::try_from(count).ok().filter(|count| *count > 0);
     let modulus = modulus.ok_or_else(|| Error::new(ErrorKind::OptionInvalid, format!("{count} partitions")))?;
-    let partition = |key: &[u8]| i32::from_ne_bytes((murmur2(key) & 0x7fff_ffff).to_ne_bytes()) % modulus;
+    map_keys(keys, |key| i32::from_ne_bytes((murmur2(key) & 0x7fff_ffff).to_ne_bytes()) % modulus)
+}
+
+/// Returns the slot of each key in a Redis Cluster; null for a null key.
+///
+/// If a key has a hash tag, which is a nonempty text in braces, only the tag determines its slot (cluster.c
+/// `keyHashSlot`). Raises `OptionInvalid` if the keys are neither texts nor bytes.
+pub fn slots(keys: &ArrayRef) -> Result<Int32Array> {
+    map_keys(keys, |key| i32::from(crc16(hash_tag(key)) % SLOTS))
+}
+
+/// Returns a number for each key; null for a null key.
+fn map_keys(keys: &ArrayRef, number: impl Fn(&[u8]) -> i32) -> Result<Int32Array> {
+    let of_text = |key: Option<&str>| key.map(|key| number(key.as_bytes()));
+    let of_bytes = |key: Option<&[u8]>| key.map(&number);
     Ok(match keys.data_type() {
-        DataType::Utf8 => keys.as_string::<i32>().iter().map(|key| key.map(|key| partition(key.as_bytes()))).collect(),
-        DataType::LargeUtf8 => {
-            keys.as_string::<i64>().iter().map(|key| key.map(|key| partition(key.as_bytes()))).collect()
-        }
-        DataType::Binary => keys.as_binary::<i32>().iter().map(|key| key.map(partition)).collect(),
-        DataType::LargeBinary => keys.as_binary::<i64>().iter().map(|key| key.map(partition)).collect(),
+        DataType::Utf8 => keys.as_string::<i32>().iter().map(of_text).collect(),
+        DataType::LargeUtf8 => keys.as_string::<i64>().iter().map(of_text).collect(),
+        DataType::Binary => keys.as_binary::<i32>().iter().map(of_bytes).collect(),
+        DataType::LargeBinary => keys.as_binary::<i64>().iter().map(of_bytes).collect(),
         data_type => return Err(Error::new(ErrorKind::OptionInvalid, format!("keys of type {data_type}"))),
     })
+}
+
+/// Returns the bytes of a key that determine its slot: those from the first opening brace to the next closing brace.
+fn hash_tag(key: &[u8]) -> &[u8] {
+    let tag = key.iter().position(|byte| *byte == b'{').and_then(|brace| {
+        let inside = key.get(brace + 1..)?;
+        inside.get(..inside.iter().position(|byte| *byte == b'}')?)
+    });
+    tag.filter(|tag| !tag.is_empty()).unwrap_or(key)
+}
+
+/// Computes CRC-16/XMODEM.
+fn crc16(bytes: &[u8]) -> u16 {
+    bytes.iter().fold(0, |crc, byte| {
+        let index = (crc >> 8 ^ u16::from(*byte)) & 0xff;
+        crc << 8 ^ CRC16.get(usize::from(index)).copied().unwrap_or_default()
+    })
+}
+
+const fn crc16_table() -> [u16; 256] {
+    let mut table = [0; 256];
+    let mut byte: u16 = 0;
+    while byte < 256 {
+        let mut crc = byte << 8;
+        let mut bit = 0;
+        while bit < 8 {
+            crc = if crc & 0x8000 == 0 { crc << 1 } else { crc << 1 ^ POLYNOMIAL };
+            bit += 1;
+        }
+        table[byte as usize] = crc;
+        byte += 1;
+    }
+    table
 }
 
 /// Computes Austin Appleby's murmur2 with Kafka's seed.
@@ -67,6 +118,33 @@ mod tests {
         for (key, hash) in cases {
             assert_eq!(i32::from_ne_bytes(murmur2(key).to_ne_bytes()), hash);
         }
+    }
+
+    #[test]
+    fn slots_are_those_of_the_cluster_specification() {
+        assert_eq!(crc16(b"123456789"), 0x31c3);
+        let keys: ArrayRef = Arc::new(StringArray::from(vec![
+            Some("foo"),
+            Some("{foo}"),
+            Some("a{foo}b{bar}"),
+            Some("foo{}{bar}"),
+            Some("foo{bar"),
+            Some("foo{{bar}}zap"),
+            Some(""),
+            None,
+        ]));
+        let assigned = slots(&keys).unwrap();
+        let whole = |key: &[u8]| i32::from(crc16(key) % SLOTS);
+        assert_eq!(assigned.value(0), 12182);
+        assert_eq!(assigned.value(1), 12182);
+        assert_eq!(assigned.value(2), 12182);
+        assert_eq!(assigned.value(3), whole(b"foo{}{bar}"));
+        assert_eq!(assigned.value(4), whole(b"foo{bar"));
+        assert_eq!(assigned.value(5), whole(b"{bar"));
+        assert_eq!(assigned.value(6), 0);
+        assert!(assigned.is_null(7));
+        let numbers: ArrayRef = Arc::new(Int8Array::from(vec![1]));
+        assert!(slots(&numbers).is_err());
     }
 
     #[test]

@@ -24,6 +24,7 @@ import pyarrow.dataset
 import pymysql
 import pytest
 import redis
+from redis.cluster import ClusterNode
 
 from penstock.changes import Target
 from penstock.sinks.elasticsearch.documents import Number, rows_of_sources
@@ -37,7 +38,7 @@ from tools.clickhouse import ClickHouse
 from tools.elasticsearch import Elasticsearch
 from tools.mongo import Mongo
 from tools.postgres import Postgres
-from tools.redis import Redis
+from tools.redis import Redis, RedisCluster
 from tools.servers import PartMissing, Server
 
 Row = dict[str, Any]
@@ -65,6 +66,8 @@ class SinkBackend(ABC):
     """A target that one kind of sink writes to."""
 
     NAME: ClassVar[str]
+    #: The kind of its sinks, if that is not its name.
+    KIND: ClassVar[str | None] = None
     # : Whether its cases belong to the deep tier; those of the other backends guard them.
     DEEP: ClassVar[bool] = False
     # : Whether it mirrors the current rows of the source.
@@ -106,7 +109,12 @@ class SinkBackend(ABC):
 
     def sink_to_nowhere(self) -> Sink:
         """Return a sink whose server does not run."""
-        return make_sink(self.NAME, settings_of(self.NAME)(url=self.NOWHERE))
+        return make_sink(self.kind(), settings_of(self.kind())(url=self.NOWHERE))
+
+    @classmethod
+    def kind(cls) -> str:
+        """Return the kind of its sinks."""
+        return cls.KIND or cls.NAME
 
     def spoil(self, sink: Any, target: Target) -> None:
         """Make a target's table refuse two rows of one name."""
@@ -156,7 +164,7 @@ class _ServerBackend(SinkBackend):
 
     def sink(self, **settings: Any) -> Sink:
         options = {"url": self.server.url, **self.SETTINGS, **settings}
-        return make_sink(self.NAME, settings_of(self.NAME)(**options))
+        return make_sink(self.kind(), settings_of(self.kind())(**options))
 
 
 class ClickHouseBackend(_ServerBackend):
@@ -226,12 +234,37 @@ class RedisBackend(_ServerBackend):
     NOWHERE = "redis://somebody:hunter2@127.0.0.1:1/0"
 
     def rows(self, sink: Sink, target: Target) -> list[Row]:
-        with redis.Redis.from_url(self.server.url, socket_timeout=WAIT_SECONDS_MAX) as client:
+        with self.client() as client:
             keys = list(client.scan_iter(f"{target.name.database}:{target.name.table}:*", 1000))
-            values = client.mget(keys) if keys else []
+            values = self.values(client, keys)
         sources = [json.loads(value, parse_float=Number) for value in values]
         actual_rows = rows_of_sources(target, sources).to_pylist()
         return sorted(actual_rows, key=lambda row: tuple(row[name] for name in target.primary_key))
+
+    def client(self) -> Any:
+        """Return Redis's own client."""
+        return redis.Redis.from_url(self.server.url, socket_timeout=WAIT_SECONDS_MAX)
+
+    def values(self, client: Any, keys: list[bytes]) -> list[Any]:
+        """Return the values of keys."""
+        return list(client.mget(keys)) if keys else []
+
+
+class RedisClusterBackend(RedisBackend):
+    """Three masters of a Redis Cluster."""
+
+    NAME = "redis_cluster"
+    KIND = "redis"
+    DEEP = True
+    SERVER = RedisCluster
+    SETTINGS: ClassVar[Mapping[str, Any]] = {"cluster": True}
+
+    def client(self) -> Any:
+        nodes = [ClusterNode("127.0.0.1", node.port) for node in self.server.nodes]
+        return redis.RedisCluster(startup_nodes=nodes, socket_timeout=WAIT_SECONDS_MAX)
+
+    def values(self, client: Any, keys: list[bytes]) -> list[Any]:
+        return list(client.mget_nonatomic(keys)) if keys else []
 
 
 class SqlBackend(SinkBackend):

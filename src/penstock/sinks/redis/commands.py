@@ -63,6 +63,19 @@ def _of_some(
     return [(encoded.filter(has_parts), keys.filter(has_parts))]
 
 
+def split_commands(encoded: bytes) -> list[bytes]:
+    """Return the single commands of adjacent ones."""
+    separate, end = [], 0
+    while end < len(encoded):
+        start = end
+        end = encoded.index(b"\r\n", start) + 2
+        for _ in range(int(encoded[start + 1 : end])):
+            word = encoded.index(b"\r\n", end) + 2
+            end = word + int(encoded[end + 1 : word]) + 2
+        separate.append(encoded[start:end])
+    return separate
+
+
 def join(pieces: Sequence[str | pyarrow.Array]) -> pyarrow.Array:
     """Return strings joined from pieces, each an array or a constant; null if a piece is null."""
     return pc.binary_join_element_wise(*pieces, "")

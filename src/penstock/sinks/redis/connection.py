@@ -43,6 +43,7 @@ _ROWS_UNDER_WAY = 10_000
 _RECEIVED_MAX = 1 << 18
 _LINE_END = ord("\n")
 
+HINT_CLUSTER = "The server is a node of a cluster: set cluster: true of the sink"
 _GRANT = "Grant the account what the guide of the redis sink lists: ACL SETUSER"
 
 # The first word of an error is its code. These errors are temporary:
@@ -52,8 +53,8 @@ _BY_CODE: dict[str, tuple[type[PenstockError], str]] = {
     "WRONGPASS": (AuthenticationFailed, "Check user and password of the sink"),
     "NOPERM": (PrivilegeMissing, _GRANT),
     "WRONGTYPE": (OptionInvalid, "A key of that name holds another type: choose another key template"),
-    "MOVED": (OptionInvalid, "This is a node of a cluster: name a proxy in front of it"),
-    "ASK": (OptionInvalid, "This is a node of a cluster: name a proxy in front of it"),
+    "MOVED": (OptionInvalid, HINT_CLUSTER),
+    "ASK": (OptionInvalid, HINT_CLUSTER),
 } | dict.fromkeys(_TEMPORARY, (ServerBusy, "The batch is tried again"))
 
 
@@ -104,15 +105,20 @@ def connect(endpoint: Endpoint, password: Secret | None) -> "Pipeline":
 
     Raises ConnectionLost, AuthenticationFailed, PrivilegeMissing, OptionInvalid, DependencyMissing.
     """
+    return Pipeline(open_stream(endpoint, password))
+
+
+def open_stream(endpoint: Endpoint, password: Secret | None) -> socket.socket:
+    """Return a socket of an authenticated connection. Raises like `connect`."""
     redis_client = client(endpoint, password)
     with translate_errors():
         connection: Any = redis_client.connection_pool.get_connection()
         connection.connect()
     # The client authenticates. Afterwards the socket is taken over.
-    stream = connection._sock
+    stream: socket.socket | None = connection._sock
     assert stream is not None
     connection._sock = None
-    return Pipeline(stream)
+    return stream
 
 
 def is_cluster_node(endpoint: Endpoint, password: Secret | None) -> bool:
@@ -141,11 +147,16 @@ def matching_keys(endpoint: Endpoint, password: Secret | None, pattern: str) -> 
                 yield pc.cast(pyarrow.array(keys, pyarrow.binary()), options=options)
 
 
-class _Pending(NamedTuple):
-    """Commands that were sent and not answered yet."""
+class Pending(NamedTuple):
+    """Commands that were sent and not answered yet. Each row is answered by the same number of lines."""
 
+    commands: pyarrow.Array
     keys: pyarrow.Array
     answers: int
+
+    def row_of(self, answer: int) -> int:
+        """Return the row that an answer belongs to."""
+        return answer * len(self.keys) // self.answers
 
 
 class Pipeline:
@@ -153,7 +164,7 @@ class Pipeline:
 
     def __init__(self, stream: socket.socket) -> None:
         self._stream = stream
-        self._sent: deque[_Pending] = deque()
+        self._sent: deque[Pending] = deque()
         self._rest = b""
         self.bytes = 0
 
@@ -167,7 +178,7 @@ class Pipeline:
         while start < len(encoded):
             piece = encoded.slice(start, step)
             self._write(piece)
-            self._sent.append(_Pending(keys.slice(start, step), len(piece) * answers))
+            self._sent.append(Pending(piece, keys.slice(start, step), len(piece) * answers))
             start += step
             while len(self._sent) > 1:
                 self._read(self._sent.popleft())
@@ -192,18 +203,28 @@ class Pipeline:
         waiting.register(self._stream, select.POLLIN)
         return not waiting.poll(0)
 
+    def call(self, command: bytes) -> str:
+        """Send a command and return its answer, even an error. Requires that no command is pending."""
+        self._write_bytes(memoryview(command))
+        while _LINE_END not in self._rest:
+            self._rest += self._receive()
+        answer, _, self._rest = self._rest.partition(b"\r\n")
+        return answer.decode(errors="replace")
+
     def _write(self, piece: pyarrow.Array) -> None:
         # An array of strings stores the start of each string, and the end of the last one.
         offsets = numpy.frombuffer(piece.buffers()[1], numpy.int32)
         first, last = offsets[piece.offset], offsets[piece.offset + len(piece)]
-        data = memoryview(piece.buffers()[2])
-        self.bytes += int(last - first)
+        self._write_bytes(memoryview(piece.buffers()[2])[first:last])
+
+    def _write_bytes(self, data: memoryview) -> None:
+        self.bytes += len(data)
         try:
-            self._stream.sendall(data[first:last])
+            self._stream.sendall(data)
         except OSError as problem:
             raise ConnectionLost(f"Redis went away: {problem}") from problem
 
-    def _read(self, sent: _Pending) -> None:
+    def _read(self, sent: Pending) -> None:
         answered = 0
         while answered < sent.answers:
             ends = numpy.flatnonzero(numpy.frombuffer(self._rest, numpy.uint8) == _LINE_END)
@@ -213,9 +234,13 @@ class Pipeline:
                 continue
             end = int(ends[-1]) + 1
             lines, self._rest = self._rest[:end], self._rest[end:]
-            if lines.startswith(b"-") or b"\n-" in lines:
-                raise _first_error(lines, answered, sent)
+            self._check(lines, answered, sent)
             answered += len(ends)
+
+    def _check(self, lines: bytes, answered: int, sent: Pending) -> None:
+        """Raise the first error in some answers of pending commands, which follow `answered` others."""
+        if lines.startswith(b"-") or b"\n-" in lines:
+            raise _first_error(lines, answered, sent)
 
     def _receive(self) -> bytes:
         try:
@@ -234,10 +259,10 @@ def refusal(answer: str, position: str | None = None) -> PenstockError:
     return kind(f"Redis answers: {answer}", position=position, hint=hint)
 
 
-def _first_error(lines: bytes, answered: int, sent: _Pending) -> PenstockError:
+def _first_error(lines: bytes, answered: int, sent: Pending) -> PenstockError:
     """Return the error of the first error answer."""
     for number, line in enumerate(lines.splitlines(), answered):
         if line.startswith(b"-"):
-            key = sent.keys[number * len(sent.keys) // sent.answers].as_py()
+            key = sent.keys[sent.row_of(number)].as_py()
             return refusal(line[1:].decode(errors="replace"), f"key {key!r}")
     raise AssertionError("no answer is an error")

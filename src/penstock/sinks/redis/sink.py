@@ -21,8 +21,15 @@ from penstock.model import Secret
 from penstock.settings.values import Seconds
 from penstock.sinks.endpoint import Endpoint
 from penstock.sinks.images import last_of_each, puts, refuse_partial
+from penstock.sinks.redis.cluster import ClusterPipeline
 from penstock.sinks.redis.commands import commands, hash_commands, join
-from penstock.sinks.redis.connection import Pipeline, connect, is_cluster_node, matching_keys
+from penstock.sinks.redis.connection import (
+    HINT_CLUSTER,
+    Pipeline,
+    connect,
+    is_cluster_node,
+    matching_keys,
+)
 from penstock.sinks.sink import BatchMark, Delivery, Evolution, Finding, Receipt, Sink, Spread, Writer
 from penstock.sinks.template import Template, column_texts, default_key
 
@@ -37,6 +44,11 @@ class Settings(Endpoint):
     """A Redis server, and what is written there for a row."""
 
     url: str = Field(default=_URL_DEFAULT, description="redis://host:port/db, rediss:// with TLS, or unix://")
+    cluster: bool = Field(
+        default=False,
+        description="whether the server is a Redis Cluster; url then names one or several of its nodes,"
+        " separated by commas",
+    )
     write: Literal["set", "hash", "list", "invalidate"] = Field(
         default="set",
         description="set: the row as a value; hash: the row as a hash of columns; list: append changes to"
@@ -74,15 +86,19 @@ class RedisSink(Sink):
         self.keeps_state = self.shares_columns = settings.key is None and not listed
         self.load_spread = Spread.RANGES if self.keeps_state else None
         # Idle connections, reused for the many small batches at the head of a log.
-        self._idle: deque[Pipeline] = deque()
+        self._idle: deque[Pipeline | ClusterPipeline] = deque()
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_idle": deque()}
 
     def check(self) -> Sequence[Finding]:
-        connect(self.settings, self.password).close()
-        if is_cluster_node(self.settings, self.password):
-            return [Finding(self.settings.url, "a node of a cluster, which has only some of its keys")]
+        pipeline = self._connect()
+        if isinstance(pipeline, ClusterPipeline):
+            pipeline.connect_all()
+        pipeline.close()
+        if not self.settings.cluster and is_cluster_node(self.settings, self.password):
+            what = "a node of a cluster, which has only some of its keys"
+            return [Finding(self.settings.url, what, mend=HINT_CLUSTER)]
         return []
 
     def plan(self, target: Target, evolution: Evolution) -> Sequence[str]:
@@ -139,16 +155,21 @@ class RedisSink(Sink):
         while self._idle:
             self._idle.pop().close()
 
-    def take_connection(self) -> Pipeline:
+    def take_connection(self) -> Pipeline | ClusterPipeline:
         """Return a connection that is ready for commands. Raises what `connect` raises."""
         while self._idle:
             pipeline = self._idle.pop()
             if pipeline.is_open:
                 return pipeline
             pipeline.close()
+        return self._connect()
+
+    def _connect(self) -> Pipeline | ClusterPipeline:
+        if self.settings.cluster:
+            return ClusterPipeline(self.settings, self.password)
         return connect(self.settings, self.password)
 
-    def give_back(self, pipeline: Pipeline) -> None:
+    def give_back(self, pipeline: Pipeline | ClusterPipeline) -> None:
         """Keep a connection without pending commands for the next batch."""
         pipeline.bytes = 0
         self._idle.append(pipeline)
@@ -163,7 +184,7 @@ class _Writer(Writer):
     def __init__(self, sink: RedisSink) -> None:
         self._sink = sink
         self._settings = sink.settings
-        self._pipeline: Pipeline | None = None
+        self._pipeline: Pipeline | ClusterPipeline | None = None
         self._rows: Counter[str] = Counter()
         self._unrepresentable: Counter[str] = Counter()
 
@@ -188,10 +209,14 @@ class _Writer(Writer):
             return
         with self.working_on(target.name):
             pattern = self._pattern(target)
-        if self._pipeline is not None:
-            # Earlier commands must be complete, so that the scan finds their keys.
-            self._pipeline.finish()
-        for keys in matching_keys(self._settings, self._sink.password, pattern):
+        pipeline = self._open()
+        # Earlier commands must be complete, so that the scan finds their keys.
+        pipeline.finish()
+        if isinstance(pipeline, ClusterPipeline):
+            pages = pipeline.matching_keys(pattern)
+        else:
+            pages = matching_keys(self._settings, self._sink.password, pattern)
+        for keys in pages:
             self._delete(keys)
 
     def _pattern(self, target: Target) -> str:
@@ -218,7 +243,7 @@ class _Writer(Writer):
             self._pipeline.close()
             self._pipeline = None
 
-    def _open(self) -> Pipeline:
+    def _open(self) -> Pipeline | ClusterPipeline:
         if self._pipeline is None:
             self._pipeline = self._sink.take_connection()
         return self._pipeline
