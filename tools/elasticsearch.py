@@ -20,9 +20,10 @@ from tools.maven import artifacts, cached, program, run
 
 VERSION = "8.19.3"
 
-_ARTIFACTS = (f"org.elasticsearch.distribution.integ-test-zip:elasticsearch:{VERSION}:zip",)
+_ARTIFACT = f"org.elasticsearch.distribution.integ-test-zip:elasticsearch:{VERSION}:zip"
 # The required parts: the server's own modules, and HTTP.
 _PARTS = ("lib/", "modules/transport-netty4/")
+JVM = ("-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1")
 _MAIN = """
 import java.nio.file.Path;
 import java.util.Map;
@@ -60,24 +61,27 @@ public class Main {
 """
 
 
-def install() -> Path:
-    """Return the folder of the distribution and the program, built if missing. Raises PartMissing."""
-    program_digest = hashlib.sha256(_MAIN.encode()).hexdigest()[:12]
+def install(name: str, artifact: str, main: str) -> Path:
+    """Return a folder with a node's distribution and the program that starts it, built if missing.
+
+    Raises PartMissing.
+    """
+    program_digest = hashlib.sha256(main.encode()).hexdigest()[:12]
 
     def build(folder: Path) -> None:
         home = folder / "built" / "home"
-        [archive] = artifacts(f"elasticsearch-{VERSION}", _ARTIFACTS).glob("*.zip")
+        [archive] = artifacts(name, (artifact,)).glob("*.zip")
         with zipfile.ZipFile(archive) as opened:
-            for name in opened.namelist():
-                inside = name.partition("/")[2]
-                if inside.startswith(_PARTS) and not name.endswith("/"):
+            for path in opened.namelist():
+                inside = path.partition("/")[2]
+                if inside.startswith(_PARTS) and not path.endswith("/"):
                     (home / inside).parent.mkdir(parents=True, exist_ok=True)
-                    (home / inside).write_bytes(opened.read(name))
+                    (home / inside).write_bytes(opened.read(path))
         (home / "plugins").mkdir()
-        (folder / "Main.java").write_text(_MAIN)
+        (folder / "Main.java").write_text(main)
         run([program("javac"), "-cp", f"{home}/lib/*", "-d", str(folder / "built"), "Main.java"], folder)
 
-    return cached(f"elasticsearch-{VERSION}-{program_digest}", build)
+    return cached(f"{name}-{program_digest}", build)
 
 
 class Elasticsearch(Companion):
@@ -91,13 +95,11 @@ class Elasticsearch(Companion):
         return f"http://127.0.0.1:{self.port}"
 
     def argv(self, folder: Path) -> list[str]:
-        installed = install()
+        installed = install(f"elasticsearch-{VERSION}", _ARTIFACT, _MAIN)
         home = installed / "home"
         natives = sorted(str(path) for path in (home / "lib" / "platform").glob("linux-*"))
         options = [
-            "-Xmx256m",
-            "-XX:+UseSerialGC",
-            "-XX:TieredStopAtLevel=1",
+            *JVM,
             f"-Des.path.home={home}",
             "-Djna.nosys=true",
             f"-Des.nativelibs.path={':'.join(natives)}",

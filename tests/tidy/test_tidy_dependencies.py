@@ -15,7 +15,7 @@ DISTRIBUTIONS = {
     "bson": "pymongo",
     "clickhouse_connect": "clickhouse-connect",
     "confluent_kafka": "confluent-kafka",
-    "elastic_transport": "elasticsearch",
+    "elastic_transport": "elastic-transport",
     "google": "protobuf",
     "grpc": "grpcio",
     "opentelemetry": "opentelemetry-sdk",

@@ -135,7 +135,7 @@ MAY_IMPORT: dict[str, set[str]] = {
 }
 
 # Folders of variants that do not depend on each other, and the folders that several variants share.
-VARIANTS = {"sinks": {"document", "lake", "sql"}, "serve": set[str]()}
+VARIANTS = {"sinks": {"document", "search", "lake", "sql"}, "serve": set[str]()}
 
 # The file or folder in which a third-party package may be imported.
 HOMES = {
@@ -199,7 +199,7 @@ HOMES = {
     "clickhouse_connect": ("src/penstock/sinks/clickhouse/",),
     "redis": ("src/penstock/sinks/redis/",),
     "pymongo": ("src/penstock/sinks/mongodb/",),
-    "elasticsearch": ("src/penstock/sinks/elasticsearch/",),
+    "elastic_transport": ("src/penstock/sinks/search/",),
     "confluent_kafka": ("src/penstock/kafka_library.py",),
     "duckdb": ("src/penstock/pipeline/", "src/penstock/sinks/duckdb/"),
     "pandas": (),

@@ -8,8 +8,8 @@ import pytest
 from penstock.changes import Target
 from penstock.errors import OptionInvalid, ValueMalformed
 from penstock.model import Column, TableName
-from penstock.sinks.elasticsearch.documents import index_lines, rows_of_sources
 from penstock.sinks.mongodb.documents import rows_of_documents
+from penstock.sinks.search.documents import index_lines, rows_of_sources
 from tests.support.pipeline.changes_made import changes_of, insert
 
 NOTES = Target(

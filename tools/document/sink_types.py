@@ -6,12 +6,12 @@ import json
 from penstock.changes import Target
 from penstock.model import Column, TableName
 from penstock.sinks.clickhouse.types import stored_columns
-from penstock.sinks.elasticsearch import documents as elasticsearch_documents
 from penstock.sinks.lake import types as lake_types
 from penstock.sinks.mongodb import documents as mongodb_documents
 from penstock.sinks.mysql import tables as mysql_tables
 from penstock.sinks.mysql.connection import Dialect
 from penstock.sinks.postgres import tables as postgres_tables
+from penstock.sinks.search import documents as search_documents
 from tools.document.markdown import document, table
 from tools.document.types import BYTES, MOMENTS, NUMBERS, TEXTS, SqlType
 
@@ -37,7 +37,7 @@ def page() -> str:
         "`postgres`",
         "`clickhouse`",
         "`mongodb`",
-        "`elasticsearch`",
+        "`elasticsearch`, `opensearch`",
         "`files`, `delta`",
         "`iceberg`",
     )
@@ -62,7 +62,7 @@ def _row(kind: SqlType) -> list[str]:
         postgres_tables.types_of(target)["value"],
         stored_columns(target)[1].sql,
         mongodb_documents.bson_type(target, "value"),
-        _mapped(elasticsearch_documents.mapping(target)["value"]),
+        _mapped(search_documents.mapping(target)["value"]),
         str(lake_types.stored_type(declared)),
         str(lake_types.stored_type(declared, _ICEBERG_BITS)),
     ]

@@ -27,9 +27,9 @@ import redis
 from redis.cluster import ClusterNode
 
 from penstock.changes import Target
-from penstock.sinks.elasticsearch.documents import Number, rows_of_sources
 from penstock.sinks.iceberg.table import catalog_of
 from penstock.sinks.postgres import connection as postgres_connection
+from penstock.sinks.search.documents import Number, rows_of_sources
 from penstock.sinks.sink import Sink, make_sink, settings_of
 from tests.support.pipeline.oracle import mysql_rows, postgres_rows
 from tests.support.suite.fixture_types import MissingPart
@@ -37,6 +37,7 @@ from tests.support.suite.patience import WAIT_SECONDS_MAX
 from tools.clickhouse import ClickHouse
 from tools.elasticsearch import Elasticsearch
 from tools.mongo import Mongo
+from tools.opensearch import OpenSearch
 from tools.postgres import Postgres
 from tools.redis import Redis, RedisCluster
 from tools.servers import PartMissing, Server
@@ -218,7 +219,14 @@ class ElasticsearchBackend(_ServerBackend):
     NOWHERE = "http://somebody:hunter2@127.0.0.1:1"
 
     def spoil(self, sink: Any, target: Target) -> None:
-        sink.client.indices.delete(index=sink.index(target))
+        sink.client.request("DELETE", sink.index(target), "")
+
+
+class OpenSearchBackend(ElasticsearchBackend):
+    """A real OpenSearch node."""
+
+    NAME = "opensearch"
+    SERVER = OpenSearch
 
 
 class RedisBackend(_ServerBackend):

@@ -24,13 +24,15 @@ class HttpEndpoint:
     """Runs inside its block. `answers` are the next statuses with headers; afterwards the status is 200.
 
     A status of 0 records the request and closes the connection without an answer. `bodies` are the contents
-    of the next answers with a status of success; afterwards they are empty.
+    of the next answers with a status of success; afterwards they are empty. `refusal` is the content of the
+    others.
     """
 
     def __init__(self) -> None:
         self.received: list[Received] = []
         self.answers: deque[tuple[int, Mapping[str, str]]] = deque()
         self.bodies: deque[bytes] = deque()
+        self.refusal = b"no, thank you"
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._answering())
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
 
@@ -67,7 +69,7 @@ class HttpEndpoint:
                 if status == 0:
                     self.close_connection = True
                     return
-                said = b"no, thank you"
+                said = endpoint.refusal
                 if status < 300:
                     said = endpoint.bodies.popleft() if endpoint.bodies else b""
                 self.send_response(status)

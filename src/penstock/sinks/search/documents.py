@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Converts rows to Elasticsearch documents and back.
+"""Converts rows to documents of Elasticsearch and OpenSearch, and back.
 
 A document is the row as JSON, after its `_commit_version`. Its `_id` is the primary key as text. Values of
 several columns are separated by colons, and inside a value a colon is %3A and a percent sign %25. An `_id`
@@ -26,7 +26,7 @@ from penstock.sinks.template import column_texts
 
 VERSION = "_commit_version"
 
-# Names that Elasticsearch reserves.
+# Names that the servers reserve.
 _TAKEN = (
     "_id",
     "_index",
@@ -62,7 +62,7 @@ def check_columns(target: Target) -> None:
     taken = [name for name in target.column_names if name in _TAKEN]
     if taken:
         raise OptionInvalid(
-            f"{target.name} has a column {taken[0]}, which Elasticsearch keeps for itself",
+            f"{target.name} has a column {taken[0]}, which the server keeps for itself",
             hint="Rename the column with a map step",
         )
 
@@ -215,7 +215,7 @@ def _reader(target: Target, field: pyarrow.Field) -> Callable[[Any], Any]:
     if types.is_binary(field.type):
         if _is_geometry(text):
             raise OptionInvalid(
-                f"column {field.name} of {target.name} is text in Elasticsearch and cannot be read back",
+                f"column {field.name} of {target.name} is text in its documents and cannot be read back",
                 hint=f"Compare the other columns: penstock verify FILE --leave-out {field.name}",
             )
         return base64.b64decode
