@@ -394,8 +394,8 @@ def test_tables_that_share_a_target_without_shards_of_their_own_are_merged_by_ke
     )
     state = PipelineState.open(settings.state, settings.name)
     merging = Driver(settings, state, driver.database)
-    assert merging.tables.shared.may_meet(merging.key) == meet
-    assert not driver.tables.shared.may_meet(driver.key)
+    assert merging.tables.shared.may_meet({merging.key}) == meet
+    assert not driver.tables.shared.may_meet({driver.key})
     state.close()
 
 

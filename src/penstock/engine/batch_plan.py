@@ -93,7 +93,7 @@ def mark_of(
         chunk.request or chunk.exact or chunk.remove for chunk in record.chunks
     )
     keys = {table_key(chunk.source, chunk.table) for chunk in record.chunks}
-    is_load = is_load and not any(map(tables.shared.may_meet, keys))
+    is_load = is_load and not tables.shared.may_meet(keys)
     return BatchMark(settings.name, checkpoint.generation, record.number, is_load)
 
 

@@ -24,7 +24,7 @@ from penstock.pipeline.load.watermark import Watermark, watermark_of
 from penstock.pipeline.record import BatchRecord, ChunkWork
 from penstock.pipeline.resnapshot import Resnapshot
 from penstock.pipeline.settings import PipelineSettings, PipelineSource
-from penstock.pipeline.state import Checkpoint, PipelineState, TableLoad, split_key, table_key
+from penstock.pipeline.state import Checkpoint, PipelineState, TableLoad, source_of, split_key, table_key
 from penstock.pipeline.verify.merges import Emptied, may_have_other_rows
 from penstock.sinks.sink import Sink, keeps_tables
 from penstock.source.offsets import Offset
@@ -88,8 +88,8 @@ class Loading:
             if self._settings.load.mode != "none":
                 for key in tables.there():
                     if (
-                        self._is_active(key)
-                        and key not in loads
+                        key not in loads
+                        and self._is_active(key)
                         and key not in tables.stopped
                         and not tables.is_streamed(key)
                     ):
@@ -111,8 +111,9 @@ class Loading:
         # A table that is read again has been prepared again.
         tables.check_columns()
         self._let_go(tables, loads)
-        self._waiting = {key for key, load in loads.items() if self._waits(key, load, tables)}
-        self._keyless = {key for key in loads if tables.is_keyless(key)}
+        unfinished = {key: load for key, load in loads.items() if not load.finished}
+        self._waiting = self._waiting_keys(unfinished, tables)
+        self._keyless = {key for key in unfinished if tables.is_keyless(key)}
         if loads != checkpoint.loads or not checkpoint.planned or tables.stopped != checkpoint.stopped:
             checkpoint = self._state.write(
                 replace(checkpoint, loads=loads, planned=True, stopped=dict(tables.stopped))
@@ -128,17 +129,20 @@ class Loading:
         return checkpoint
 
     def _is_active(self, key: str) -> bool:
-        return split_key(key)[0] in self._sources
+        return source_of(key) in self._sources
 
-    def _waits(self, key: str, load: TableLoad, tables: PipelineTables) -> bool:
-        """Return whether a load needs a source that is set aside.
+    def _waiting_keys(self, loads: Mapping[str, TableLoad], tables: PipelineTables) -> set[str]:
+        """Return the loads that need a source that is set aside.
 
-        It needs its own source. If it removes rows, it also needs the sources of the target's other rows.
+        A load needs its own source. If it removes rows, it also needs the sources of the target's other rows.
         """
-        if not self._is_active(key):
-            return True
-        aside = {split_key(other)[0] for other in tables.known_targets()} - self._sources
-        return load.remove and bool(aside) and tables.shared.may_be_shared_with(key, aside)
+        aside = {source_of(key) for key in tables.known_targets()} - self._sources if loads else set()
+        return {
+            key
+            for key, load in loads.items()
+            if not self._is_active(key)
+            or (load.remove and aside and tables.shared.may_be_shared_with(key, aside))
+        }
 
     def _is_written_before(self, checkpoint: Checkpoint) -> bool:
         """Return whether targets may have rows of an earlier generation, and can be compared."""
@@ -284,7 +288,7 @@ class Loading:
         is_keyless = tables.is_keyless(key) and self._sink.keeps_state
         if is_keyless:
             self._refuse_others(key, tables, first=first)
-        session, watermark = self._session(self._settings.source(split_key(key)[0]))
+        session, watermark = self._session(self._settings.source(source_of(key)))
         try:
             chunks = plan_over(session, target, rows=self._settings.load.chunk_rows, is_keyless=is_keyless)
         except SchemaChanged as problem:

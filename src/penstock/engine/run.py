@@ -439,9 +439,7 @@ class PipelineRun:
         self._tables.done()
         checkpoint = replace(checkpoint.after(record), stopped=dict(self._tables.stopped))
         loads = {key: replace(checkpoint.loads[key], floor=floor) for key, floor in floors.items()}
-        checkpoint = replace(checkpoint, loads={**checkpoint.loads, **loads})
-        for key, version in read.items():
-            checkpoint = checkpoint.with_read_version(key, version)
+        checkpoint = replace(checkpoint, loads={**checkpoint.loads, **loads}).with_read_versions(read)
         recorded: Checkpoint = self._retried(partial(state.write, checkpoint), state)
         self._begun = None
         return recorded
@@ -471,15 +469,17 @@ class PipelineRun:
 
     def _read_to(self, checkpoint: Checkpoint, record: BatchRecord, state: PipelineState) -> dict[str, int]:
         """Return a commit version for each loaded table that no change in its rows has reached."""
-        versions: dict[str, int] = {}
-        for chunk in record.chunks:
-            log, key = self._logs[chunk.source], table_key(chunk.source, chunk.table)
-            if key not in checkpoint.loads or key in versions or log.source.options.is_kept:
-                continue
-            head = self._retried(log.target, state).position
-            epoch = Offset.from_json(checkpoint.offsets[chunk.source]).position.epoch
-            versions[key] = replace(head, epoch=epoch).commit_version
-        return versions
+        ends: dict[str, int] = {}  # All chunks were read, so one look at each log is enough.
+        for name in {chunk.source for chunk in record.chunks}:
+            if not self._logs[name].source.options.is_kept:
+                head = self._retried(self._logs[name].target, state).position
+                epoch = Offset.from_json(checkpoint.offsets[name]).position.epoch
+                ends[name] = replace(head, epoch=epoch).commit_version
+        return {
+            key: ends[chunk.source]
+            for chunk in record.chunks
+            if chunk.source in ends and (key := table_key(chunk.source, chunk.table)) in checkpoint.loads
+        }
 
     def _has_ranges_by_part(self) -> bool:
         """Return whether the sink commits each range of a log by itself, under the batch number."""

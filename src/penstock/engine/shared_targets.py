@@ -37,11 +37,23 @@ class SharedTargets:
                 if other_target is not None and other_target.name == target:
                     yield other
 
-    def may_meet(self, key: str) -> bool:
-        """Return whether rows of other tables may have the keys of a table's rows in one target."""
-        target, shard = self.target_of(key), self._shard_of(key)
-        return target is not None and any(
-            may_share_rows(shard, self._shard_of(other)) for other in self.sharing(key, target.name)
+    def may_meet(self, keys: Collection[str]) -> bool:
+        """Return whether rows of other tables may have the keys of these tables' rows in one target."""
+        by_target: dict[TableName, list[str]] = {}
+        for key in self._tables:
+            target = self.target_of(key)
+            if target is not None:
+                by_target.setdefault(target.name, []).append(key)
+        return any(self._some_meet(group, keys) for group in by_target.values() if len(group) > 1)
+
+    def _some_meet(self, group: Sequence[str], keys: Collection[str]) -> bool:
+        """Return whether rows of a group's tables in `keys` may have the keys of rows of its other tables."""
+        shards = {key: self._shard_of(key) for key in group}
+        return any(
+            other != key and may_share_rows(shards[key], shards[other])
+            for key in group
+            if key in keys
+            for other in group
         )
 
     def may_be_shared_with(self, key: str, sources: Collection[str]) -> bool:

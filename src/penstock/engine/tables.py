@@ -16,6 +16,7 @@ from penstock.changes import Target
 from penstock.engine.dropped_columns import ColumnCheck, refuse_dropped
 from penstock.engine.fitting import evolved, fitted
 from penstock.engine.shared_targets import SharedTargets
+from penstock.engine.tables_record import TablesRecord
 from penstock.engine.task_plan import (
     OF_CHUNK,
     OF_DEFINITION,
@@ -93,7 +94,7 @@ class PipelineTables:
         reread: Callable[..., None],
     ) -> None:
         self._settings = settings
-        self._state = state
+        self._record = TablesRecord(state)
         self._sink = sink
         self._steps = steps
         self._reread = reread
@@ -114,12 +115,8 @@ class PipelineTables:
 
         Pass `checks_patterns=False` if the settings lack sources whose tables a pattern may match.
         """
-        value = self._state.get_large("tables") or {"tables": {}, "targets": []}
-        for key, tracked in value["tables"].items():
-            self._tables[key] = TrackedTable.from_json(tracked)
-        prepared = map(Target.from_json, value["targets"])
-        self.targets = {target.name: target for target in prepared}
-        self._written = {TableName.parse(name) for name in value.get("written", ())}
+        tables, self.targets, self._written = self._record.read()
+        self._tables.update(tables)
         for source in self._settings.sources:
             self._read_server(source)
         if checks_patterns:
@@ -590,10 +587,4 @@ class PipelineTables:
         self.targets[target.name] = fitted(self._sink, policy, before, wanted)
 
     def _save(self) -> None:
-        tables = {key: table.to_json() for key, table in self._tables.items()}
-        written = sorted(str(name) for name in self._written - self.targets.keys())
-        targets = [target.to_json() for target in self.targets.values()]
-        value = {"tables": tables, "targets": targets, "written": written}
-        if value != getattr(self, "_saved", None):
-            self._state.put_large("tables", value)
-            self._saved = value
+        self._record.save(self._tables, self.targets, self._written)

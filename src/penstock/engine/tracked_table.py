@@ -33,6 +33,12 @@ class TrackedTable:
     dropped: frozenset[str] = frozenset()
     keys: Keys | None = None
 
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """The objects that `to_json` describes. None of them is ever changed, only replaced."""
+        known = (self.current, self.was_gone, self.logged, self.streamed, self.dropped, self.keys)
+        return (*known, *self.definitions, *self.definitions.values())
+
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values, as of the end of the last completed batch."""
         return {

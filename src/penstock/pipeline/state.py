@@ -28,7 +28,7 @@ import time
 import uuid
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
 import structlog
@@ -68,6 +68,11 @@ _log = structlog.get_logger(__name__)
 def table_key(source: str, table: TableName) -> str:
     """Return a table's key in the state: `source/database.table`."""
     return f"{source}/{table}"
+
+
+def source_of(key: str) -> str:
+    """Return the source of a table's key."""
+    return key.partition("/")[0]
 
 
 def split_key(key: str) -> tuple[str, TableName]:
@@ -158,14 +163,18 @@ class Checkpoint:
             loads[key] = replace(loads[key], done=done)
         return replace(self, number=record.number, offsets={**self.offsets, **record.end}, loads=loads)
 
-    def with_read_version(self, key: str, version: int) -> Self:
-        """Return the progress with `version` noted as the end of the source's log after a read."""
-        updated = replace(self.loads[key], read_to=max(self.loads[key].read_to, version))
-        return replace(self, loads={**self.loads, key: updated})
+    def with_read_versions(self, versions: Mapping[str, int]) -> Self:
+        """Return the progress with the end of the source's log noted after reads of tables, by key."""
+        loads = dict(self.loads)
+        for key, version in versions.items():
+            loads[key] = replace(loads[key], read_to=max(loads[key].read_to, version))
+        return replace(self, loads=loads)
 
     def encode(self) -> bytes:
         """Return the record's value."""
-        return zlib.compress(json.dumps(asdict(self)).encode(), 1)
+        # Every batch writes it, and `asdict` would copy each value of every table.
+        value = {**vars(self), "loads": {key: vars(load) for key, load in self.loads.items()}}
+        return zlib.compress(json.dumps(value).encode(), 1)
 
     @classmethod
     def decode(cls, value: bytes) -> Self:

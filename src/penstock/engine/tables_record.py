@@ -1,0 +1,47 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The record of a pipeline's tables in its state: their definitions and their prepared targets."""
+
+import operator
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from penstock.changes import Target
+from penstock.engine.tracked_table import TrackedTable
+from penstock.model import TableName
+from penstock.pipeline.state import PipelineState
+
+
+class TablesRecord:
+    """Reads the record once, and writes it whenever it has changed since."""
+
+    def __init__(self, state: PipelineState) -> None:
+        self._state = state
+        self._saved: list[Any] | None = None
+
+    def read(self) -> tuple[dict[str, TrackedTable], dict[TableName, Target], set[TableName]]:
+        """Return the tables by key, the prepared targets, and the targets from before a reset."""
+        value = self._state.get_large("tables") or {"tables": {}, "targets": []}
+        tables = {key: TrackedTable.from_json(tracked) for key, tracked in value["tables"].items()}
+        targets = {target.name: target for target in map(Target.from_json, value["targets"])}
+        return tables, targets, {TableName.parse(name) for name in value.get("written", ())}
+
+    def save(
+        self,
+        tables: Mapping[str, TrackedTable],
+        targets: Mapping[TableName, Target],
+        written: Collection[TableName],
+    ) -> None:
+        """Write the record, unless nothing was replaced since it was written last."""
+        # Every batch saves, and few change anything: the same objects have the same JSON.
+        parts = [*tables, *targets.values(), *written]
+        parts += (part for table in tables.values() for part in table.parts)
+        saved = self._saved
+        if saved is not None and len(saved) == len(parts) and all(map(operator.is_, saved, parts)):
+            return
+        value = {
+            "tables": {key: table.to_json() for key, table in tables.items()},
+            "targets": [target.to_json() for target in targets.values()],
+            "written": sorted(str(name) for name in written if name not in targets),
+        }
+        self._state.put_large("tables", value)
+        self._saved = parts
