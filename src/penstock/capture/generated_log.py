@@ -16,12 +16,13 @@ from penstock.logstore.disk import Buffer
 from penstock.logstore.log import Log
 from penstock.logstore.reader import LogExtent, LogReader
 from penstock.model import Position
+from penstock.mysql.replica import FIRST_EVENT_OFFSET
 
 # A generated log has one epoch.
 EPOCH = 0
 # The server that rotations and format descriptions name.
 SERVER_ID = 1
-ROTATE_CODE = 4
+_ROTATE_CODE = 4
 
 # A file ends at the first transaction after this size, as a server's own do.
 FILE_BYTES_MAX = 1 << 30
@@ -35,14 +36,27 @@ def generated_file(stem: str, number: int) -> str:
     return f"{stem}.{number:06d}"
 
 
+def begin_generated_log(
+    log: Log, stem: str, server_key: str, flavor: str, version: str, gtid_set: LoggedSet = NO_GTIDS
+) -> None:
+    """Begin the one epoch of a new log. Raises DiskFailed, LogFull."""
+    log.begin_epoch(
+        epoch=EPOCH,
+        server_key=server_key,
+        server_id=SERVER_ID,
+        flavor=flavor,
+        version=version,
+        file=generated_file(stem, 1),
+        offset=FIRST_EVENT_OFFSET,
+        gtid_set=gtid_set,
+    )
+
+
 class GeneratedLog(ABC):
     """Appends generated events to a log through a receiver. One thread uses it."""
 
-    def __init__(self, log: Log, receiver: Receiver, stem: str, flavor: str, *, is_rotated: bool) -> None:
-        """Continue at the end of the log, or begin its first file. The log's epoch has begun.
-
-        `is_rotated` says that the log ends with the rotation to a next file.
-        """
+    def __init__(self, log: Log, receiver: Receiver, stem: str, flavor: str) -> None:
+        """Continue at the end of the log, or begin its first file. The log's epoch has begun."""
         self._log = log
         self._receiver = receiver
         self._stem = stem
@@ -55,7 +69,7 @@ class GeneratedLog(ABC):
         head = log.head_bytes(EPOCH, visible.file)
         self._number = visible.file_number
         self._cutter = self._new_cutter(visible.file, visible.offset, head, log.gtid_set(visible))
-        if is_rotated:
+        if _ends_with_rotation(log):
             self._next_file()
         else:
             receiver.resume_file(self._cutter)
@@ -109,6 +123,17 @@ class GeneratedLog(ABC):
             head=head,
             statements=False,
         )
+
+
+def _ends_with_rotation(log: LogReader) -> bool:
+    """Return whether the last event of a log is the rotation to a file that has not begun."""
+    extents = log.extents()
+    if not extents:
+        return False
+    last = extents[-1]
+    boundary = max(log.boundary_before(Position(last.epoch, last.file, last.end - 1)), last.start)
+    codes = [code for code, _ in scan_events(log, last, boundary, last.end, EVENT_HEADER.size)]
+    return codes[-1:] == [_ROTATE_CODE]
 
 
 def scan_events(

@@ -9,15 +9,14 @@ It resumes where its own log says that it was in each member's.
 import time
 import uuid
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import reduce
 
 import structlog
 
-from penstock.capture.generated_log import EPOCH, SERVER_ID
-from penstock.capture.receive import Receiver
+from penstock.capture.generated_capture import GeneratedCapture
+from penstock.capture.generated_log import EPOCH
 from penstock.capture.run import Capture, CaptureParts
-from penstock.capture.status import CaptureStatus, State
+from penstock.capture.status import State
 from penstock.errors import (
     OptionInvalid,
     PenstockError,
@@ -27,7 +26,6 @@ from penstock.errors import (
     ServerChanged,
 )
 from penstock.gtid_sets import NO_GTIDS, union
-from penstock.limits import CAPTURE_CHUNK_BYTES
 from penstock.logstore.log import Log
 from penstock.merge.joined_log import JoinedLog, MergeState, begin_joined_log
 from penstock.merge.joining import Joining
@@ -44,7 +42,7 @@ _STALL_SECONDS = 5.0
 _log = structlog.get_logger(__name__)
 
 
-class MergeCapture(Capture):
+class MergeCapture(GeneratedCapture):
     """Captures other instances of this process into one log, with the interface of every capture."""
 
     def __init__(
@@ -61,16 +59,15 @@ class MergeCapture(Capture):
         self._captures = captures
         self._stalled_since: float | None = None
 
-    def snapshot(self) -> CaptureStatus:
-        """Return the state of the capture. Never waits."""
-        return replace(super().snapshot(), server=", ".join(self._captures))
+    @property
+    def _origin(self) -> str:
+        return ", ".join(self._captures)
 
     # --- The thread -------------------------------------------------------------------------
 
     def _attempt(self) -> None:
         """Open the log if necessary, find where to resume, and merge until something fails."""
-        log = self._opened_log()
-        self._set_state(State.CONNECTING, f"opening the logs of {', '.join(self._captures)}")
+        log = self._connecting_log()
         flavors = {name: flavor_of(capture) for name, capture in self._captures.items()}
         flavor, *others = set(flavors.values())
         if others:
@@ -82,7 +79,7 @@ class MergeCapture(Capture):
         else:
             self._continue(log, state)
         members = [Member(capture, state.positions[name]) for name, capture in self._captures.items()]
-        joining = Joining(log, self._joined_log(log, flavor), members, state)
+        joining = Joining(log, JoinedLog(log, self._receiver(log, flavor), flavor), members, state)
         try:
             self._merge(joining)
         finally:
@@ -90,8 +87,7 @@ class MergeCapture(Capture):
 
     def _merge(self, joining: Joining) -> None:
         """Join what the members have, until stopped or something fails."""
-        self._connects += 1
-        self._set_state(State.RUNNING)
+        self._begin_running()
         durable_at, held_at = time.monotonic(), float("-inf")
         while not self._stopping.is_set():
             is_idle = not joining.step()
@@ -125,22 +121,6 @@ class MergeCapture(Capture):
             if self._state is not State.WAITING:
                 _log.warning("the merge waits", instance=self.name, why=why)
             self._set_state(State.WAITING, why)
-
-    def _joined_log(self, log: Log, flavor: str) -> JoinedLog:
-        """Return the log for appending."""
-        receiver = Receiver(
-            log,
-            self._progress,
-            self._stopping,
-            epoch=EPOCH,
-            server_id=SERVER_ID,
-            flavor=flavor,
-            chunk_bytes=CAPTURE_CHUNK_BYTES,
-            schemas=None,
-            hold=self._hold,
-            arrived=self._handle_arrival,
-        )
-        return JoinedLog(log, receiver, flavor)
 
     def _begun(self, log: Log, flavor: str) -> MergeState:
         """Begin a new log, and return where it begins in each member's."""

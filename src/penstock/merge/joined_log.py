@@ -15,12 +15,10 @@ from dataclasses import dataclass, field
 
 from penstock._native import EventMover
 from penstock.capture.generated_log import (
-    EPOCH,
     EVENT_HEADER,
-    ROTATE_CODE,
     SERVER_ID,
     GeneratedLog,
-    generated_file,
+    begin_generated_log,
     scan_events,
 )
 from penstock.capture.receive import Receiver
@@ -32,7 +30,6 @@ from penstock.logstore.epochs import seal_json, unseal_json
 from penstock.logstore.log import Log
 from penstock.logstore.reader import LogReader
 from penstock.model import Position
-from penstock.mysql.replica import FIRST_EVENT_OFFSET
 
 STEM = "merged-binlog"
 STATE_FILE = "merge.json"
@@ -92,16 +89,7 @@ class MergeState:
 
 def begin_joined_log(log: Log, server_key: str, flavor: str, gtid_set: LoggedSet) -> None:
     """Begin the one epoch of a new log. Raises DiskFailed, LogFull."""
-    log.begin_epoch(
-        epoch=EPOCH,
-        server_key=server_key,
-        server_id=SERVER_ID,
-        flavor=flavor,
-        version="merge",
-        file=generated_file(STEM, 1),
-        offset=FIRST_EVENT_OFFSET,
-        gtid_set=gtid_set,
-    )
+    begin_generated_log(log, STEM, server_key, flavor, "merge", gtid_set)
 
 
 class JoinedLog(GeneratedLog):
@@ -112,7 +100,7 @@ class JoinedLog(GeneratedLog):
         self._head = b""
         self._pending: list[bytes] = []
         self._pending_bytes = 0
-        super().__init__(log, receiver, STEM, flavor, is_rotated=_ends_with_rotation(log))
+        super().__init__(log, receiver, STEM, flavor)
 
     def add(self, origin: bytes, events: Iterable[Buffer], mover: EventMover, time_us: int) -> None:
         """Add a transaction, whose events may be in pieces of any size.
@@ -242,17 +230,6 @@ def _events_after(log: LogReader, position: Position | None) -> Iterator[tuple[i
                 continue
             start = max(start, position.offset) if extent.file == position.file else start
         yield from scan_events(log, extent, start, extent.end, _ORIGIN_BYTES_MAX)
-
-
-def _ends_with_rotation(log: LogReader) -> bool:
-    """Return whether the last event of a log is the rotation to a file that has not begun."""
-    visible, extents = log.visible, log.extents()
-    if visible is None or not extents:
-        return False
-    last = extents[-1]
-    boundary = max(log.boundary_before(Position(last.epoch, last.file, last.end - 1)), last.start)
-    codes = [code for code, _ in scan_events(log, last, boundary, last.end, EVENT_HEADER.size)]
-    return codes[-1:] == [ROTATE_CODE]
 
 
 def _damaged(message: str) -> LogDamaged:

@@ -65,8 +65,7 @@ class TicdcCapture(MergedCapture):
     def _read(self, log: Log, reader: SinkReader, start: _Start, end: MergedEnd) -> None:
         """Append what the sink has after the end of the log, until stopped."""
         sink_log = SinkLog(self._merged_log(log))
-        self._connects += 1
-        self._set_state(State.RUNNING)
+        self._begin_running()
         durable_at = time.monotonic()
         while not self._stopping.is_set():
             for transaction in reader.read():

@@ -57,8 +57,7 @@ class TicdcKafkaCapture(MergedCapture):
     def _read(self, log: Log, reader: KafkaReader, start: KafkaStart, end: MergedEnd) -> None:
         """Append what the topics have after the end of the log, until stopped."""
         sink_log = SinkLog(self._merged_log(log))
-        self._connects += 1
-        self._set_state(State.RUNNING)
+        self._begin_running()
         durable_at = time.monotonic()
         while not self._stopping.is_set():
             for transaction in reader.read():

@@ -89,9 +89,8 @@ class TidbCapture(MergedCapture):
 
     def _attempt(self) -> None:
         """Open the log if necessary, find where to resume, and merge until something fails."""
-        log = self._opened_log()
+        log = self._connecting_log()
         self._refuse_late(log)
-        self._set_state(State.CONNECTING, f"asking {self._settings.source}")
         cluster = Cluster(pd_addresses(self._settings.source), cluster_tls(self._tidb))
         jobs = job_source(self._settings, cluster)
         try:
@@ -134,8 +133,7 @@ class TidbCapture(MergedCapture):
             transcoder = TidbTranscoder(cluster_id=cluster.cluster_id, server_id=SERVER_ID)
             parts = TranscriptionParts(kept, jobs, transcoder, self._stopping, self._report_wait)
             transcription = Transcription(merged, parts)
-            self._connects += 1
-            self._set_state(State.RUNNING)
+            self._begin_running()
             while not self._stopping.is_set() and drainer.wanted_state is None:
                 drainer.step(transcription)
                 self._report_progress(drainer)

@@ -1,34 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the captures of a TiDB cluster and of TiCDC's output have in common: both generate the log's bytes."""
+"""What the captures of a TiDB cluster and of TiCDC's output have in common: a log in the order of commits."""
 
 from collections.abc import Callable
-from dataclasses import replace
 
-from penstock.capture.generated_log import EPOCH, SERVER_ID
-from penstock.capture.receive import Receiver
-from penstock.capture.run import Capture
-from penstock.capture.status import CaptureStatus, State
+from penstock.capture.generated_capture import GeneratedCapture
 from penstock.errors import OptionInvalid, ServerChanged
-from penstock.limits import CAPTURE_CHUNK_BYTES
 from penstock.logstore.log import Log
 from penstock.tidb.merged_log import FLAVOR, MergedLog, begin_merged_log
 from penstock.tidb.messages import LOGICAL_BITS
 
 
-class MergedCapture(Capture):
+class MergedCapture(GeneratedCapture):
     """A capture whose log is merged by commit timestamp."""
-
-    def snapshot(self) -> CaptureStatus:
-        """Return the state of the capture. Never waits."""
-        return replace(super().snapshot(), server=self._settings.source)
-
-    # --- The thread -------------------------------------------------------------------------
-
-    def _connecting_log(self) -> Log:
-        """Return the opened log, and show that its source is read."""
-        log = self._opened_log()
-        self._set_state(State.CONNECTING, f"reading {self._settings.source}")
-        return log
 
     def _begin_log(self, log: Log, key: str, record_start: Callable[[], None]) -> None:
         """Begin a new log, after `record_start` recorded where. Raises ServerChanged for another source."""
@@ -60,16 +43,4 @@ class MergedCapture(Capture):
 
     def _merged_log(self, log: Log) -> MergedLog:
         """Return the log for appending."""
-        receiver = Receiver(
-            log,
-            self._progress,
-            self._stopping,
-            epoch=EPOCH,
-            server_id=SERVER_ID,
-            flavor=FLAVOR,
-            chunk_bytes=CAPTURE_CHUNK_BYTES,
-            schemas=None,
-            hold=self._hold,
-            arrived=self._handle_arrival,
-        )
-        return MergedLog(log, receiver)
+        return MergedLog(log, self._receiver(log, FLAVOR))

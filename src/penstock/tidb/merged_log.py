@@ -11,17 +11,14 @@ from dataclasses import dataclass
 
 from penstock._native import TidbTranscoder, tidb_file_head
 from penstock.capture.generated_log import (
-    EPOCH,
     EVENT_HEADER,
-    ROTATE_CODE,
     SERVER_ID,
     GeneratedLog,
-    generated_file,
+    begin_generated_log,
     scan_events,
 )
 from penstock.capture.receive import Receiver
 from penstock.errors import LogDamaged
-from penstock.gtid_sets import NO_GTIDS
 from penstock.logstore.log import Log
 from penstock.logstore.reader import LogReader
 from penstock.model import Position
@@ -53,16 +50,7 @@ _COMMIT_CODE = _commit_code()
 
 def begin_merged_log(log: Log, server_key: str) -> None:
     """Begin the one epoch of a new log that Penstock writes itself. Raises DiskFailed, LogFull."""
-    log.begin_epoch(
-        epoch=EPOCH,
-        server_key=server_key,
-        server_id=SERVER_ID,
-        flavor=FLAVOR,
-        version=VERSION,
-        file=generated_file(STEM, 1),
-        offset=FIRST_EVENT_OFFSET,
-        gtid_set=NO_GTIDS,
-    )
+    begin_generated_log(log, STEM, server_key, FLAVOR, VERSION)
 
 
 def server_key_of(source: int | str) -> str:
@@ -75,7 +63,7 @@ class MergedLog(GeneratedLog):
 
     def __init__(self, log: Log, receiver: Receiver) -> None:
         """Continue at the end of the log, or begin its first file. The log's epoch has begun."""
-        super().__init__(log, receiver, STEM, FLAVOR, is_rotated=end_of_merged_log(log).is_rotated)
+        super().__init__(log, receiver, STEM, FLAVOR)
 
     def begin_transaction(self, commit_ts: int) -> int:
         """Prepare for the events of a transaction, in a new file if the last is full; return its offset.
@@ -90,11 +78,10 @@ class MergedLog(GeneratedLog):
 
 @dataclass(frozen=True)
 class MergedEnd:
-    """The end of a merged log: its last transaction, and whether its last file has ended."""
+    """The last transaction of a merged log."""
 
     commit_ts: int = 0
     start_ts: int = 0
-    is_rotated: bool = False
 
 
 def end_of_merged_log(log: LogReader) -> MergedEnd:
@@ -102,7 +89,6 @@ def end_of_merged_log(log: LogReader) -> MergedEnd:
 
     Raises LogDamaged, also for a transaction without a commit timestamp: the drainer would log it again.
     """
-    last_code: int | None = None
     has_transaction = False
     for extent in reversed(log.extents()):
         stop = extent.end
@@ -110,15 +96,13 @@ def end_of_merged_log(log: LogReader) -> MergedEnd:
             boundary = log.boundary_before(Position(extent.epoch, extent.file, stop - 1))
             start = max(boundary, extent.start)
             commit: tuple[int, int] | None = None
-            code = 0
             for code, event in scan_events(log, extent, start, stop, _COMMIT_BYTES):
                 has_transaction |= code == _ANONYMOUS_GTID_CODE
                 if code == _COMMIT_CODE:
                     commit_ts, start_ts, _, _ = _COMMIT.unpack_from(event, EVENT_HEADER.size)
                     commit = commit_ts, start_ts
-            last_code = code if last_code is None else last_code
             if commit is not None:
-                return MergedEnd(*commit, is_rotated=last_code == ROTATE_CODE)
+                return MergedEnd(*commit)
             if has_transaction:
                 raise LogDamaged(
                     f"the last transaction of {extent.file} has no commit timestamp",
@@ -126,4 +110,4 @@ def end_of_merged_log(log: LogReader) -> MergedEnd:
                     hint="Begin a new log: move the folder of this one away, and read the tables again",
                 )
             stop = start
-    return MergedEnd(is_rotated=last_code == ROTATE_CODE)
+    return MergedEnd()
