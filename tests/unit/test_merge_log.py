@@ -2,6 +2,7 @@
 """The joined log of a merge, over forged logs of members: each transaction once, whatever crashes when."""
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from random import Random
 from threading import Event as Flag
 from types import SimpleNamespace
@@ -25,7 +26,16 @@ from penstock.merge.member import Member, MemberTransaction
 from penstock.model import Position
 from penstock.serve.own_log import OwnSource
 from penstock.source.reading import read_range
-from tests.support.binlog.events import XA_PREPARE, Event, assemble, compressed, events, with_table_metadata
+from tests.support.binlog.events import (
+    QUERY,
+    XA_PREPARE,
+    Event,
+    assemble,
+    compressed,
+    events,
+    query_body,
+    with_table_metadata,
+)
 from tests.support.binlog.forged_log import insert
 from tests.support.logstore.disk import Loss, SimulatedDisk
 from tests.support.logstore.forged_members import (
@@ -183,6 +193,8 @@ def test_long_transactions_and_full_files_are_joined_in_pieces(monkeypatch: pyte
     ("what", "error", "why"),
     [
         ("xa", EventUnsupported, "the XA transaction X'78',X'',1 cannot be merged"),
+        ("xa commit", EventUnsupported, "the XA transaction X'78',X'',1 cannot be merged"),
+        ("compressed xa commit", EventUnsupported, "the XA transaction X'78',X'',1 cannot be merged"),
         ("metadata", SchemaUnknown, "does not name the columns of db2.notes"),
         ("compressed", SchemaUnknown, "does not name the columns of db2.notes"),
         ("gtid", EventUnsupported, "db1 and db2 both log"),
@@ -204,7 +216,9 @@ def test_what_logs_cannot_share_is_refused_by_name(what: str, error: type[Pensto
         first.commit(TIME_US + 1, 1)
     else:
         following = [begin, table_map, rows, end]
-        second.append([gtid, *([compressed(following)] if what == "compressed" else following)])
+        if what.endswith("xa commit"):
+            following = [replace(end, code=QUERY, body=query_body("XA COMMIT X'78',X'',1"))]
+        second.append([gtid, *([compressed(following)] if what.startswith("compressed") else following)])
     merge = Merge([first, second], SimulatedDisk())
     with pytest.raises(error, match=why) as refused:
         merge.run()

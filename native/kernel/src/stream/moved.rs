@@ -8,10 +8,11 @@ use super::payload_events::{read_xa_id, visit_payload};
 use crate::checksum::crc32;
 use crate::cursor::Cursor;
 use crate::error::{malformed, Error, ErrorKind, Result};
+use crate::event::compressed::decompress;
 use crate::event::format_description::Format;
 use crate::event::query::{Query as QueryBody, Verb};
 use crate::event::table_map::TableMap as TableMapBody;
-use crate::event::xa::read_prepare;
+use crate::event::xa::{read_prepare, XaId};
 use crate::event::{EventKind, Header, FLAG_IGNORABLE};
 use crate::frame::events::{
     check_magic, checked_body, checksum_holds, checksum_holds_without_flag, event_size, mismatch, unknown,
@@ -107,19 +108,21 @@ impl EventMover {
         match kind {
             XaPrepare => match read_prepare(body)? {
                 (true, _) => Ok(()),
-                (false, id) => Err(prepared(&id.to_string())),
+                (false, id) => Err(prepared(&id)),
             },
             TransactionPayload => match read_xa_id(body)? {
                 None => visit_payload(body, |inner, body| match inner.kind() {
-                    Some(TableMap) => self.check_table(body),
-                    _ => Ok(()),
+                    Some(TransactionPayload) => Err(malformed("a transaction payload inside another")),
+                    kind => self.refuse(inner, kind, body),
                 }),
-                Some(id) => Err(prepared(&id.to_string())),
+                Some(id) => Err(prepared(&id)),
             },
-            Query => {
+            Query | QueryCompressed => {
                 let query = QueryBody::read(body)?;
-                match query.verb(query.text) {
-                    Verb::XaCommit => Err(prepared(&query.text_utf8(query.text))),
+                let plain = (kind == QueryCompressed).then(|| decompress(query.text)).transpose()?;
+                let text = plain.as_deref().unwrap_or(query.text);
+                match query.verb(text) {
+                    Verb::XaCommit => Err(prepared(&XaId::of_statement(text)?)),
                     _ => Ok(()),
                 }
             }
@@ -167,13 +170,15 @@ fn unsupported(message: impl Into<String>) -> Error {
 }
 
 #[cold]
-fn prepared(id: &str) -> Error {
+fn prepared(id: &XaId) -> Error {
     unsupported(format!("the XA transaction {id} cannot be merged"))
         .hint("two servers may use one id for their parts of a transaction; read this server's own instance instead")
 }
 
 #[cfg(test)]
 mod tests {
+    use std::io::Write;
+
     use super::*;
     use crate::write::events::EventWriter;
     use crate::write::file;
@@ -229,6 +234,28 @@ mod tests {
             writer.event(EventKind::XaPrepare, 0, |out| out.extend_from_slice(&body)).unwrap();
             let moved = mover.move_events(&writer.into_bytes(), 4, &mut Vec::new());
             assert_eq!(moved.is_err(), is_refused, "{one_phase}");
+        }
+    }
+
+    #[test]
+    fn commits_of_prepared_transactions_are_refused_plain_and_compressed() {
+        let mut mover = EventMover::new(&file::head(7, 1).unwrap()).unwrap();
+        let mut moved = |kind: EventKind, text: &[u8]| {
+            let mut writer = EventWriter::new(4, 7, 1);
+            // No database and no variables.
+            let body = [&[0; 14][..], text].concat();
+            writer.event(kind, 0, |out| out.extend_from_slice(&body)).unwrap();
+            mover.move_events(&writer.into_bytes(), 4, &mut Vec::new())
+        };
+        for (text, is_refused) in [("XA COMMIT X'78',X'',1", true), ("XA ROLLBACK X'78',X'',1", false)] {
+            let mut zlib = flate2::write::ZlibEncoder::new(vec![0x81, text.len() as u8], flate2::Compression::fast());
+            zlib.write_all(text.as_bytes()).unwrap();
+            for outcome in
+                [moved(EventKind::Query, text.as_bytes()), moved(EventKind::QueryCompressed, &zlib.finish().unwrap())]
+            {
+                let named = outcome.err().map(|error| error.to_string().contains("X'78',X'',1"));
+                assert_eq!(named, is_refused.then_some(true));
+            }
         }
     }
 }
