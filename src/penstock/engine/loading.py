@@ -24,7 +24,7 @@ from penstock.pipeline.load.watermark import Watermark, watermark_of
 from penstock.pipeline.record import BatchRecord, ChunkWork
 from penstock.pipeline.resnapshot import Resnapshot
 from penstock.pipeline.settings import PipelineSettings, PipelineSource
-from penstock.pipeline.state import Checkpoint, PipelineState, TableLoad, source_of, split_key, table_key
+from penstock.pipeline.state import Checkpoint, PipelineState, TableLoad, split_key, table_key
 from penstock.pipeline.verify.merges import Emptied, may_have_other_rows
 from penstock.sinks.sink import Sink, keeps_tables
 from penstock.source.offsets import Offset
@@ -129,14 +129,14 @@ class Loading:
         return checkpoint
 
     def _is_active(self, key: str) -> bool:
-        return source_of(key) in self._sources
+        return _source_of(key) in self._sources
 
     def _waiting_keys(self, loads: Mapping[str, TableLoad], tables: PipelineTables) -> set[str]:
         """Return the loads that need a source that is set aside.
 
         A load needs its own source. If it removes rows, it also needs the sources of the target's other rows.
         """
-        aside = {source_of(key) for key in tables.known_targets()} - self._sources if loads else set()
+        aside = {_source_of(key) for key in tables.known_targets()} - self._sources if loads else set()
         return {
             key
             for key, load in loads.items()
@@ -288,7 +288,7 @@ class Loading:
         is_keyless = tables.is_keyless(key) and self._sink.keeps_state
         if is_keyless:
             self._refuse_others(key, tables, first=first)
-        session, watermark = self._session(self._settings.source(source_of(key)))
+        session, watermark = self._session(self._settings.source(_source_of(key)))
         try:
             chunks = plan_over(session, target, rows=self._settings.load.chunk_rows, is_keyless=is_keyless)
         except SchemaChanged as problem:
@@ -444,3 +444,8 @@ def ends_all(key: str, tables: PipelineTables) -> bool:
             hint="Write each table to a history of its own (a route step), and run: penstock pipelines reset",
         )
     return effect is Emptied.WHOLE
+
+
+def _source_of(key: str) -> str:
+    # Called for every table of a batch, so its name is not parsed.
+    return key.partition("/")[0]

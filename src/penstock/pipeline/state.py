@@ -70,11 +70,6 @@ def table_key(source: str, table: TableName) -> str:
     return f"{source}/{table}"
 
 
-def source_of(key: str) -> str:
-    """Return the source of a table's key."""
-    return key.partition("/")[0]
-
-
 def split_key(key: str) -> tuple[str, TableName]:
     """Return the source and the table of a key. Source names have no slash."""
     source, _, table = key.partition("/")
@@ -142,9 +137,8 @@ class Checkpoint:
     @property
     def loading(self) -> bool:
         """Whether a table, other than the stopped ones, is not completely loaded."""
-        return not self.planned or any(
-            not load.finished for key, load in self.loads.items() if key not in self.stopped
-        )
+        loads = (load for key, load in self.loads.items() if key not in self.stopped)
+        return not self.planned or not all(load.finished for load in loads)
 
     @property
     def stands(self) -> dict[str, Mapping[str, Any]]:
@@ -494,11 +488,9 @@ class PipelineState(ResnapshotRequests):
                 f"the pipeline {self.name} never ran", hint="penstock run pipeline.yaml loads its tables"
             )
         request_number = number or f"{time.time_ns() // 1000:x}-{uuid.uuid4().hex[:6]}"
-        by_pipeline = by_pipeline or number is not None
         now_us = time.time_ns() // 1000
-        request = Resnapshot(
-            request_number, source, table, where, remove, asked_us=now_us, by_pipeline=by_pipeline
-        )
+        is_own = by_pipeline or number is not None
+        request = Resnapshot(request_number, source, table, where, remove, asked_us=now_us, by_pipeline=is_own)
         if reuse and (waiting := self.find_waiting(request)) is not None:
             return waiting.number
         try:
