@@ -488,9 +488,11 @@ class PipelineState(ResnapshotRequests):
                 f"the pipeline {self.name} never ran", hint="penstock run pipeline.yaml loads its tables"
             )
         request_number = number or f"{time.time_ns() // 1000:x}-{uuid.uuid4().hex[:6]}"
-        now_us = time.time_ns() // 1000
+        asked_us = time.time_ns() // 1000
         is_own = by_pipeline or number is not None
-        request = Resnapshot(request_number, source, table, where, remove, asked_us=now_us, by_pipeline=is_own)
+        request = Resnapshot(
+            request_number, source, table, where, remove, asked_us=asked_us, by_pipeline=is_own
+        )
         if reuse and (waiting := self.find_waiting(request)) is not None:
             return waiting.number
         try:
