@@ -487,20 +487,18 @@ class PipelineState(ResnapshotRequests):
             raise OptionInvalid(
                 f"the pipeline {self.name} never ran", hint="penstock run pipeline.yaml loads its tables"
             )
-        request_number = number or f"{time.time_ns() // 1000:x}-{uuid.uuid4().hex[:6]}"
         asked_us = time.time_ns() // 1000
         is_own = by_pipeline or number is not None
-        request = Resnapshot(
-            request_number, source, table, where, remove, asked_us=asked_us, by_pipeline=is_own
-        )
+        number = number or f"{asked_us:x}-{uuid.uuid4().hex[:6]}"
+        request = Resnapshot(number, source, table, where, remove, asked_us=asked_us, by_pipeline=is_own)
         if reuse and (waiting := self.find_waiting(request)) is not None:
             return waiting.number
         try:
-            self.store.put(self._at("requests", request_number), request.encode(), ABSENT)
+            self.store.put(self._at("requests", number), request.encode(), ABSENT)
         except VersionConflict:
             if number is None:
                 raise
-        return request_number
+        return number
 
     # --- Handing over -----------------------------------------------------------------------
 
