@@ -62,11 +62,13 @@ class Resolver:
         key_of: Callable[[OpenPrewrite[Location]], bytes],
         hint_of: Callable[[int], str],
         decide_after: float | None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._cluster = cluster
         self._key_of = key_of
         self._hint_of = hint_of
         self._decide_after = decide_after
+        self._clock = clock
         self._unknown: dict[int, _Unknown] = {}
         # Why the last question had no answer; None if it had one.
         self.problem: str | None = None
@@ -76,7 +78,7 @@ class Resolver:
         if not self._unknown:
             return None
         start_ts = min(self._unknown)
-        seconds = time.monotonic() - self._unknown[start_ts].since
+        seconds = self._clock() - self._unknown[start_ts].since
         return (start_ts, seconds) if seconds >= _STALLED_SECONDS else None
 
     def resolve(
@@ -86,7 +88,7 @@ class Resolver:
 
         An operator's decisions about other transactions wait.
         """
-        now = time.monotonic()
+        now = self._clock()
         prewrites = {prewrite.start_ts: prewrite for prewrite in open_prewrites}
         self._unknown = {
             start_ts: self._unknown.get(start_ts) or _Unknown(now, now + _ASK_AFTER_SECONDS)
