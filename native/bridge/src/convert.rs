@@ -39,7 +39,8 @@ pub fn slice_of(buffer: &PyBuffer<u8>) -> PyResult<&[u8]> {
     Ok(unsafe { std::slice::from_raw_parts(buffer.buf_ptr().cast::<u8>(), buffer.len_bytes()) })
 }
 
-fn arrow_error(error: arrow_schema::ArrowError) -> PyErr {
+/// Return an error of Arrow as a Python exception.
+pub fn arrow_error(error: arrow_schema::ArrowError) -> PyErr {
     PyValueError::new_err(error.to_string())
 }
 

@@ -1,5 +1,6 @@
 //! `penstock._native`: the Python interface of the kernel. It only converts.
 
+mod array;
 mod batch;
 mod blocks;
 mod bson;
@@ -27,6 +28,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<decoder::Decoder>()?;
     module.add_class::<decoder::TableRequest>()?;
     module.add_class::<decoder::Statement>()?;
+    module.add_class::<array::ArrowArray>()?;
     module.add_class::<batch::Batch>()?;
     module.add_class::<framer::Framer>()?;
     module.add_function(wrap_pyfunction!(framer::follow_events, module)?)?;
@@ -47,13 +49,11 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(blocks::read_segment_head, module)?)?;
     module.add_function(wrap_pyfunction!(blocks::encode_gtid_set, module)?)?;
     module.add_function(wrap_pyfunction!(bson::bson_documents, module)?)?;
-    module.add_class::<slots::Numbers>()?;
     module.add_function(wrap_pyfunction!(slots::shard_slots, module)?)?;
     module.add_function(wrap_pyfunction!(row_hash::row_hashes, module)?)?;
     module.add_function(wrap_pyfunction!(sql::sql_values, module)?)?;
     module.add_function(wrap_pyfunction!(sql::copy_text, module)?)?;
     module.add_function(wrap_pyfunction!(sql::key_groups, module)?)?;
-    module.add_class::<objects::Texts>()?;
     module.add_function(wrap_pyfunction!(objects::json_objects, module)?)?;
     module.add_function(wrap_pyfunction!(objects::column_texts, module)?)?;
     module.add_function(wrap_pyfunction!(objects::crc32c, module)?)?;

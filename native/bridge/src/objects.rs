@@ -1,53 +1,20 @@
 //! Writes Arrow rows as JSON objects and as messages.
 
-use arrow_array::ffi::to_ffi;
-use arrow_array::{Array, ArrayRef};
-use arrow_schema::ffi::FFI_ArrowSchema;
 use penstock_kernel::column::json::Step;
 use penstock_kernel::emit;
 use penstock_kernel::emit::arrow_messages::{self, ArrowDialect};
 use penstock_kernel::emit::dialect::debezium::handling::DebeziumOptions;
 use penstock_kernel::emit::drainer::{self, DrainerForm};
 use penstock_kernel::{checksum, objects, partition};
-use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 use pyo3::pybacked::PyBackedBytes;
-use pyo3::types::{PyCapsule, PyTuple};
 use std::sync::Arc;
 
+use crate::array::ArrowArray;
 use crate::batch::Batch;
 use crate::convert::batch_from;
 use crate::raise::{option_invalid, raise};
 use crate::schema::{declared, ColumnTuple};
-
-/// An array with a value for each row, to be imported by the caller's Arrow library.
-#[pyclass(frozen, module = "penstock._native")]
-pub struct Texts {
-    pub(crate) inner: ArrayRef,
-}
-
-#[pymethods]
-impl Texts {
-    #[pyo3(signature = (requested_schema=None))]
-    fn __arrow_c_array__<'py>(
-        &self,
-        py: Python<'py>,
-        requested_schema: Option<Bound<'py, PyAny>>,
-    ) -> PyResult<Bound<'py, PyTuple>> {
-        // The protocol allows producers to ignore the requested schema.
-        let _ = requested_schema;
-        let error = |error: arrow_schema::ArrowError| PyValueError::new_err(error.to_string());
-        let schema = FFI_ArrowSchema::try_from(self.inner.data_type()).map_err(error)?;
-        let (array, _) = to_ffi(&self.inner.to_data()).map_err(error)?;
-        let schema = PyCapsule::new_with_value(py, schema, c"arrow_schema")?;
-        let array = PyCapsule::new_with_value(py, array, c"arrow_array")?;
-        PyTuple::new(py, [schema.into_any(), array.into_any()])
-    }
-
-    fn __len__(&self) -> usize {
-        self.inner.len()
-    }
-}
 
 /// Return a JSON object for each row of an Arrow batch, as an array of strings for `pyarrow.array`.
 ///
@@ -64,11 +31,11 @@ pub fn json_objects(
     mariadb: bool,
     names: Option<Vec<String>>,
     exact: bool,
-) -> PyResult<Texts> {
+) -> PyResult<ArrowArray> {
     let batch = batch_from(batch)?;
     let columns = declared(columns);
     let texts = py.detach(|| objects::json_objects(&batch, &columns, mariadb, names.as_deref(), exact));
-    Ok(Texts { inner: Arc::new(texts.map_err(|error| raise(py, &error))?) })
+    Ok(ArrowArray { inner: Arc::new(texts.map_err(|error| raise(py, &error))?) })
 }
 
 /// Return the text of a column's value in each row of an Arrow batch, as an array of strings for `pyarrow.array`,
@@ -85,7 +52,7 @@ pub fn column_texts(
     column: ColumnTuple,
     mariadb: bool,
     path: Option<Vec<PathStep>>,
-) -> PyResult<Texts> {
+) -> PyResult<ArrowArray> {
     let batch = batch_from(batch)?;
     let step = |step| match step {
         PathStep::Element(index) => Step::Element(index),
@@ -95,7 +62,7 @@ pub fn column_texts(
     let columns = declared(vec![column]);
     let Some(column) = columns.first() else { return Err(option_invalid(py, "no column".to_owned())) };
     let texts = py.detach(|| objects::column_texts(&batch, column, mariadb, &path));
-    Ok(Texts { inner: Arc::new(texts.map_err(|error| raise(py, &error))?) })
+    Ok(ArrowArray { inner: Arc::new(texts.map_err(|error| raise(py, &error))?) })
 }
 
 /// A step of a path into a document: a number or a name.
@@ -221,18 +188,18 @@ pub fn debezium_schemas(
 ///
 /// `keys` is an Arrow batch whose first column has texts or bytes. Raises `OptionInvalid`.
 #[pyfunction]
-pub fn partitions(py: Python<'_>, keys: &Bound<'_, PyAny>, count: u32) -> PyResult<Texts> {
+pub fn partitions(py: Python<'_>, keys: &Bound<'_, PyAny>, count: u32) -> PyResult<ArrowArray> {
     let batch = batch_from(keys)?;
     let partitions = py.detach(|| partition::partitions(batch.column(0), count));
-    Ok(Texts { inner: Arc::new(partitions.map_err(|error| raise(py, &error))?) })
+    Ok(ArrowArray { inner: Arc::new(partitions.map_err(|error| raise(py, &error))?) })
 }
 
 /// Return the slot of each key in a Redis Cluster; null for null.
 ///
 /// `keys` is an Arrow batch whose first column has texts or bytes. Raises `OptionInvalid`.
 #[pyfunction]
-pub fn cluster_slots(py: Python<'_>, keys: &Bound<'_, PyAny>) -> PyResult<Texts> {
+pub fn cluster_slots(py: Python<'_>, keys: &Bound<'_, PyAny>) -> PyResult<ArrowArray> {
     let batch = batch_from(keys)?;
     let slots = py.detach(|| partition::slots(batch.column(0)));
-    Ok(Texts { inner: Arc::new(slots.map_err(|error| raise(py, &error))?) })
+    Ok(ArrowArray { inner: Arc::new(slots.map_err(|error| raise(py, &error))?) })
 }

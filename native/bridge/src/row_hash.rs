@@ -5,9 +5,9 @@ use std::sync::Arc;
 use penstock_kernel::row_hash;
 use pyo3::prelude::*;
 
+use crate::array::ArrowArray;
 use crate::convert::batch_from;
 use crate::raise::raise;
-use crate::slots::Numbers;
 
 /// Return a hash of each row of an Arrow batch by the values of `columns` in this order, as an array of uint64 for
 /// `pyarrow.array`.
@@ -16,8 +16,8 @@ use crate::slots::Numbers;
 /// release. Raises `OptionInvalid` for a column that is missing from the batch, or of a type that no table column
 /// has.
 #[pyfunction]
-pub fn row_hashes(py: Python<'_>, batch: &Bound<'_, PyAny>, columns: Vec<String>) -> PyResult<Numbers> {
+pub fn row_hashes(py: Python<'_>, batch: &Bound<'_, PyAny>, columns: Vec<String>) -> PyResult<ArrowArray> {
     let batch = batch_from(batch)?;
     let inner = py.detach(|| row_hash::row_hashes(&batch, &columns)).map_err(|error| raise(py, &error))?;
-    Ok(Numbers { inner: Arc::new(inner) })
+    Ok(ArrowArray { inner: Arc::new(inner) })
 }

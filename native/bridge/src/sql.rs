@@ -7,9 +7,9 @@ use penstock_kernel::sql::{copy, groups, Piece};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
+use crate::array::ArrowArray;
 use crate::convert::batch_from;
 use crate::raise::{option_invalid, raise};
-use crate::slots::Numbers;
 
 /// Number of rows, and their text.
 type PieceTuple<'py> = (usize, Bound<'py, PyBytes>);
@@ -76,8 +76,8 @@ pub fn copy_text<'py>(
 /// A key with a null is shared with no other row; texts that are equal under any collation are shared. Raises
 /// `OptionInvalid` for a column that is missing from the batch.
 #[pyfunction]
-pub fn key_groups(py: Python<'_>, batch: &Bound<'_, PyAny>, keys: Vec<Vec<String>>) -> PyResult<Numbers> {
+pub fn key_groups(py: Python<'_>, batch: &Bound<'_, PyAny>, keys: Vec<Vec<String>>) -> PyResult<ArrowArray> {
     let batch = batch_from(batch)?;
     let inner = py.detach(|| groups::key_groups(&batch, &keys)).map_err(|error| raise(py, &error))?;
-    Ok(Numbers { inner: Arc::new(inner) })
+    Ok(ArrowArray { inner: Arc::new(inner) })
 }

@@ -15,35 +15,7 @@ impl Value<'_> {
     /// Raises `ValueMalformed` for values that are invalid for the kind, such as a member out of range or a malformed
     /// document or geometry.
     pub fn write_shown(&self, kind: &Kind, out: &mut Vec<u8>) -> Result<()> {
-        match self.typed(kind)? {
-            Typed::Null => out.extend_from_slice(b"null"),
-            Typed::Int(value) => integer::write_signed(value, out),
-            Typed::UInt(value) | Typed::Bit { value, .. } => integer::write_unsigned(value, out),
-            Typed::Float(value) => float::write_json_single(value, out),
-            Typed::Double(value) => float::write_json(value, out),
-            Typed::Decimal(value) => decimal::write_text(value, out)?,
-            Typed::Year(value) => integer::write_unsigned(value.into(), out),
-            Typed::Date(value) => quoted::plain(out, |out| date::write_text(value, out)),
-            Typed::DateTime { value, fsp } => quoted::plain(out, |out| datetime::write_text(value, fsp, out)),
-            Typed::Timestamp { value, fsp } => quoted::plain(out, |out| timestamp::write_text(value, fsp, out)),
-            Typed::Time { value, fsp } => quoted::plain(out, |out| time::write_text(value, fsp, out)),
-            Typed::Text { bytes, charset } => text::write_json(bytes, charset, out),
-            Typed::Bytes { bytes, form } => binary::write_json(bytes, form, out),
-            Typed::CompressedText { bytes, charset } => compressed::write_json(bytes, charset, out)?,
-            Typed::CompressedBytes(bytes) => compressed::write_base64(bytes, out)?,
-            Typed::Enumeration { index, members } => {
-                quoted::within(out, |out| enumeration::write_text(index, members, out))?;
-            }
-            Typed::Set { bits, members } => quoted::within(out, |out| set::write_text(bits, members, out))?,
-            Typed::Json(document) => json::write_text(document, out)?,
-            Typed::JsonText(text) => out.extend_from_slice(text.as_bytes()),
-            Typed::Geometry(bytes) => quoted::within(out, |out| geometry::write_wkt(bytes, out))?,
-            Typed::Vector(bytes) => vector::write_list(bytes, out),
-            Typed::Uuid(bytes) => quoted::plain(out, |out| uuid::write_text(bytes, out)),
-            Typed::Inet4(bytes) => quoted::plain(out, |out| inet::write_text4(bytes, out)),
-            Typed::Inet6(bytes) => quoted::plain(out, |out| inet::write_text6(bytes, out)),
-        }
-        Ok(())
+        self.typed(kind)?.write_shown(out)
     }
 
     /// Writes the value as plain text, for names and keys: as the server's client shows it, except that numbers have
@@ -81,6 +53,41 @@ impl Value<'_> {
             | Typed::Uuid(_)
             | Typed::Inet4(_)
             | Typed::Inet6(_)) => plain.write_text(out)?,
+        }
+        Ok(())
+    }
+}
+
+impl Typed<'_> {
+    /// Writes the same as `Value::write_shown`.
+    pub(crate) fn write_shown(self, out: &mut Vec<u8>) -> Result<()> {
+        match self {
+            Typed::Null => out.extend_from_slice(b"null"),
+            Typed::Int(value) => integer::write_signed(value, out),
+            Typed::UInt(value) | Typed::Bit { value, .. } => integer::write_unsigned(value, out),
+            Typed::Float(value) => float::write_json_single(value, out),
+            Typed::Double(value) => float::write_json(value, out),
+            Typed::Decimal(value) => decimal::write_text(value, out)?,
+            Typed::Year(value) => integer::write_unsigned(value.into(), out),
+            Typed::Date(value) => quoted::plain(out, |out| date::write_text(value, out)),
+            Typed::DateTime { value, fsp } => quoted::plain(out, |out| datetime::write_text(value, fsp, out)),
+            Typed::Timestamp { value, fsp } => quoted::plain(out, |out| timestamp::write_text(value, fsp, out)),
+            Typed::Time { value, fsp } => quoted::plain(out, |out| time::write_text(value, fsp, out)),
+            Typed::Text { bytes, charset } => text::write_json(bytes, charset, out),
+            Typed::Bytes { bytes, form } => binary::write_json(bytes, form, out),
+            Typed::CompressedText { bytes, charset } => compressed::write_json(bytes, charset, out)?,
+            Typed::CompressedBytes(bytes) => compressed::write_base64(bytes, out)?,
+            Typed::Enumeration { index, members } => {
+                quoted::within(out, |out| enumeration::write_text(index, members, out))?;
+            }
+            Typed::Set { bits, members } => quoted::within(out, |out| set::write_text(bits, members, out))?,
+            Typed::Json(document) => json::write_text(document, out)?,
+            Typed::JsonText(text) => out.extend_from_slice(text.as_bytes()),
+            Typed::Geometry(bytes) => quoted::within(out, |out| geometry::write_wkt(bytes, out))?,
+            Typed::Vector(bytes) => vector::write_list(bytes, out),
+            Typed::Uuid(bytes) => quoted::plain(out, |out| uuid::write_text(bytes, out)),
+            Typed::Inet4(bytes) => quoted::plain(out, |out| inet::write_text4(bytes, out)),
+            Typed::Inet6(bytes) => quoted::plain(out, |out| inet::write_text6(bytes, out)),
         }
         Ok(())
     }

@@ -91,7 +91,7 @@ impl Session {
                 let collation = Charset::from_collation_id(u32::from(cursor.u16()?));
                 self.server_charset = collation.map(Charset::name);
             }
-            // The time zone; the catalog.
+            // The name of the time zone (5), and the catalog (6).
             5 | 6 => {
                 cursor.prefixed(1)?;
             }

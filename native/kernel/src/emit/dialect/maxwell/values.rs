@@ -1,11 +1,8 @@
-//! Writes values in JSON like Maxwell's daemon: numbers of any length as numbers, times as the server's text,
-//! documents as documents.
+//! Writes values in JSON like Maxwell's daemon: as the server's client shows them, except that a SET is a list, and an
+//! invalid ENUM is null.
 
 use crate::column::typed::Typed;
-use crate::column::{
-    binary, compressed, date, datetime, decimal, enumeration, float, geometry, inet, integer, json, quoted, set, text,
-    time, timestamp, uuid, vector, Kind, Value,
-};
+use crate::column::{set, Kind, Value};
 use crate::error::Result;
 
 /// Writes a value as JSON.
@@ -14,32 +11,32 @@ use crate::error::Result;
 /// document or geometry.
 pub(crate) fn write(value: &Value<'_>, kind: &Kind, out: &mut Vec<u8>) -> Result<()> {
     match value.typed(kind)? {
-        Typed::Null | Typed::Enumeration { index: 0, .. } => out.extend_from_slice(b"null"),
-        Typed::Int(value) => integer::write_signed(value, out),
-        Typed::UInt(value) | Typed::Bit { value, .. } => integer::write_unsigned(value, out),
-        Typed::Float(value) => float::write_json_single(value, out),
-        Typed::Double(value) => float::write_json(value, out),
-        Typed::Decimal(value) => decimal::write_text(value, out)?,
-        Typed::Year(value) => integer::write_unsigned(value.into(), out),
-        Typed::Date(value) => quoted::plain(out, |out| date::write_text(value, out)),
-        Typed::DateTime { value, fsp } => quoted::plain(out, |out| datetime::write_text(value, fsp, out)),
-        Typed::Timestamp { value, fsp } => quoted::plain(out, |out| timestamp::write_text(value, fsp, out)),
-        Typed::Time { value, fsp } => quoted::plain(out, |out| time::write_text(value, fsp, out)),
-        Typed::Text { bytes, charset } => text::write_json(bytes, charset, out),
-        Typed::Bytes { bytes, form } => binary::write_json(bytes, form, out),
-        Typed::CompressedText { bytes, charset } => compressed::write_json(bytes, charset, out)?,
-        Typed::CompressedBytes(bytes) => compressed::write_base64(bytes, out)?,
-        Typed::Enumeration { index, members } => {
-            quoted::within(out, |out| enumeration::write_text(index, members, out))?;
-        }
+        Typed::Enumeration { index: 0, .. } => out.extend_from_slice(b"null"),
         Typed::Set { bits, members } => set::write_list(bits, members, out)?,
-        Typed::Json(document) => json::write_text(document, out)?,
-        Typed::JsonText(text) => out.extend_from_slice(text.as_bytes()),
-        Typed::Geometry(bytes) => quoted::within(out, |out| geometry::write_wkt(bytes, out))?,
-        Typed::Vector(bytes) => vector::write_list(bytes, out),
-        Typed::Uuid(bytes) => quoted::plain(out, |out| uuid::write_text(bytes, out)),
-        Typed::Inet4(bytes) => quoted::plain(out, |out| inet::write_text4(bytes, out)),
-        Typed::Inet6(bytes) => quoted::plain(out, |out| inet::write_text6(bytes, out)),
+        shown @ (Typed::Null
+        | Typed::Int(_)
+        | Typed::UInt(_)
+        | Typed::Float(_)
+        | Typed::Double(_)
+        | Typed::Decimal(_)
+        | Typed::Bit { .. }
+        | Typed::Year(_)
+        | Typed::Date(_)
+        | Typed::DateTime { .. }
+        | Typed::Timestamp { .. }
+        | Typed::Time { .. }
+        | Typed::Text { .. }
+        | Typed::Bytes { .. }
+        | Typed::CompressedText { .. }
+        | Typed::CompressedBytes(_)
+        | Typed::Enumeration { .. }
+        | Typed::Json(_)
+        | Typed::JsonText(_)
+        | Typed::Geometry(_)
+        | Typed::Vector(_)
+        | Typed::Uuid(_)
+        | Typed::Inet4(_)
+        | Typed::Inet6(_)) => shown.write_shown(out)?,
     }
     Ok(())
 }
