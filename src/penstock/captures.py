@@ -324,7 +324,7 @@ class OwnInstances:
             try:
                 self.by_name[name].start()
             except (PenstockError, RuntimeError) as problem:
-                # The others go on. RuntimeError: the system has no thread to give.
+                # The others go on. RuntimeError: no thread could be started.
                 _log.error("a capture is not started", instance=name, why=str(problem))
                 self.by_name[name].failure = (
                     problem

@@ -108,7 +108,7 @@ class Target:
                     tuple(tuple(unique_key) for unique_key in unique),
                     mariadb,
                 )
-        raise SchemaInvalid("a target has name, columns, primary_key, unique_keys and mariadb")
+        raise SchemaInvalid("a target needs name, columns, primary_key, unique_keys and mariadb")
 
 
 @dataclass(frozen=True)

@@ -109,7 +109,7 @@ def fields_of(content: bytes | memoryview) -> Iterator[tuple[int, int | memoryvi
         tag, at = _read_varint(message, at)
         number, kind = tag >> 3, tag & 7
         if not 0 < number <= _FIELD_NUMBER_MAX:
-            raise EventMalformed(f"a message has a field {number}")
+            raise EventMalformed(f"a message has a field with the invalid number {number}")
         if kind == _VARINT:
             value, at = _read_varint(message, at)
             yield number, value

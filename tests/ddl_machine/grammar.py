@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Random statements from the grammars of MySQL and MariaDB.
 
-Most are valid for the tables that are there; what a server refuses is not logged. Source: the manuals' "Data
-Definition Statements".
+Most are valid for the existing tables. A server does not log a statement that it refuses. Source: the
+manuals' "Data Definition Statements".
 """
 
 import random
@@ -34,7 +34,7 @@ class TableFacts:
 
 
 class Grammar:
-    """Writes statements for one server; `tables` are those that are there, kept up to date by the caller."""
+    """Writes statements for one server. The caller keeps `tables`, the existing tables, up to date."""
 
     def __init__(self, chance: random.Random, mariadb: bool, databases: Sequence[str]) -> None:
         self.chance = chance

@@ -198,7 +198,7 @@ def test_checkpoint_is_set_to_its_position_in_the_log(
 def test_impossible_position_is_refused_and_nothing_changes(orders: Kept, kept: KeptLog) -> None:
     inside = replace(kept.logged[70].start, offset=kept.logged[70].start.offset + 19)
     beyond = replace(kept.head, offset=kept.head.offset + (1 << 30))
-    for position, error in [(inside, "no transaction begins"), (beyond, "the log goes to")]:
+    for position, error in [(inside, "no transaction begins"), (beyond, "the log ends at")]:
         refused = orders.run("reset", "orders", "--position", position, "--yes")
         assert refused.code != 0
         assert error in refused.err

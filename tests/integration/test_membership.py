@@ -52,7 +52,7 @@ class Subscriber:
         self.lost: list[tuple[int, str]] = []
         # What a consumer does when its shard is given up.
         self.ending: Callable[[HeldShard], None] = lambda held: None
-        # Neither a session nor a grace runs out, but where a test has it so.
+        # Sessions and grace periods do not time out unless a test sets shorter ones.
         settings = {
             "session_seconds": WAIT_SECONDS_MAX,
             "grace_seconds": WAIT_SECONDS_MAX,

@@ -201,7 +201,7 @@ def test_columns_that_the_log_lacks_may_be_removed_unless_a_function_reads_them(
 
 
 @pytest.mark.parametrize("flavor", ["mariadb", "mariadb11"])
-def test_hidden_hash_of_a_unique_text_is_no_column_that_a_mirror_lacks(
+def test_hidden_hash_of_a_unique_text_is_not_missing_from_a_mirror(
     flavor: str, server_of: Callable[[str], Server], fresh_database: FreshDatabase, tmp_path: Path
 ) -> None:
     server = server_of(flavor)

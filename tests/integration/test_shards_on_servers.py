@@ -35,7 +35,7 @@ def verify(file: Path, *options: str) -> tuple[int, str]:
 
 
 @pytest.mark.deep(
-    guard="tests/unit/test_pipeline_shards.py::test_another_number_of_shards_takes_over_at_one_position"
+    guard="tests/unit/test_pipeline_shards.py::test_changed_number_of_shards_continues_at_one_position"
 )
 def test_sharded_pipeline_keeps_its_target_equal_through_every_number_of_shards(
     mysql_server: Server, mariadb_server: Server, fresh_database: FreshDatabase, tmp_path: Path

@@ -346,7 +346,7 @@ def test_empty_folder_and_empty_log_are_reported(kept: Kept, tmp_path: Path) -> 
             offset=4,
             gtid_set="",
         )
-    with pytest.raises(SourceMissing, match="holds nothing yet"):
+    with pytest.raises(SourceMissing, match="is empty so far"):
         open_source(SourceOptions.parse(tmp_path / "shop")).split()
 
 

@@ -270,7 +270,12 @@ class MariadbServer(Server):
     [
         # The server's own transaction has the number of a transaction that it may be missing.
         ({(0, 1): 3, (0, 2): 4}, 2, OptionInvalid, "lacks no transaction"),
-        ({(0, 1): 2, (0, 2): 3}, 1, ServerChanged, "lacks transactions of its own: it was restored"),
+        (
+            {(0, 1): 2, (0, 2): 3},
+            1,
+            ServerChanged,
+            "missing transactions that it wrote itself: it was restored",
+        ),
     ],
 )
 def test_mariadb_server_that_cannot_be_accepted_is_refused(

@@ -80,7 +80,7 @@ def test_instance_that_cannot_be_used_changes_nothing_and_prevents_no_start(
         desired.read(reads_file=False)
 
 
-def test_daemon_starts_without_what_does_not_fit_to_other_instances(
+def test_daemon_starts_without_instances_that_conflict_with_others(
     desired: DesiredSettings, store: CoordinationStore, file: Path, url: str
 ) -> None:
     write(file, coordination=url, log={"folder": "/log"})

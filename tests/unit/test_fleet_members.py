@@ -474,7 +474,7 @@ def test_copy_recorded_before_its_member_registered_again_does_not_count() -> No
         assert members_in_step(store, {}, "shop") == []
 
 
-def test_member_whose_instances_change_keeps_the_others_and_counts_as_no_return(
+def test_change_of_instances_keeps_the_others_and_is_not_a_return_of_the_member(
     fleet_of: Callable[[int], MemoryFleet],
 ) -> None:
     fleet = fleet_of(2)

@@ -71,7 +71,7 @@ def test_rows_of_a_shard_are_selected_by_values_of_any_type() -> None:
     assert in_shard(numbers, ShardValue("part", "2")).tolist() == [False, True, False]
 
 
-def test_rows_are_assigned_to_known_tables_that_they_can_name() -> None:
+def test_route_template_selects_the_known_tables_that_it_matches() -> None:
     chain = [one.make() for one in steps_of({"route": {"to": "shop.of_{note}"}})]
     known = [TableName("shop", "of_a"), TableName("shop", "other"), TableName("shop", "of_b")]
     assert [str(one.name) for one in targets_of_table(chain, table("orders"), known)] == [

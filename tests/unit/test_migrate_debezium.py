@@ -96,7 +96,9 @@ def test_offset_becomes_the_start(tmp_path: Path) -> None:
     ],
     ids=["gtid set", "unfinished snapshot", "position"],
 )
-def test_each_form_of_an_offset(tmp_path: Path, offset: dict[str, Any], start: str, load: str) -> None:
+def test_every_form_of_an_offset_is_migrated(
+    tmp_path: Path, offset: dict[str, Any], start: str, load: str
+) -> None:
     document = {"partition": {"server": "shop"}, "offset": {"file": "mysql-bin.000003", "pos": 4, **offset}}
     path = tmp_path / "offsets.json"
     path.write_text(json.dumps({"offsets": [document]}))

@@ -164,7 +164,7 @@ def test_shards_write_every_row_once(tmp_path: Path, log: GrowingLog) -> None:
 
 
 @pytest.mark.parametrize("counts", [(1, 3), (3, 1, 2)], ids=str)
-def test_another_number_of_shards_takes_over_at_one_position(
+def test_changed_number_of_shards_continues_at_one_position(
     tmp_path: Path, log: GrowingLog, counts: tuple[int, ...]
 ) -> None:
     for count in counts:

@@ -226,7 +226,7 @@ def test_poison_row_is_isolated_and_rejected_alone() -> None:
     ("function", "what"),
     [
         (lambda batch: batch.select(["id"]), "gave no column"),
-        (lambda batch: batch.append_column("extra", batch["id"]), "types are not told"),
+        (lambda batch: batch.append_column("extra", batch["id"]), "types are not declared"),
         (lambda batch: 7, "other types"),
         (lambda batch: batch.take(pyarrow.array([1, 0])), "another order"),
     ],

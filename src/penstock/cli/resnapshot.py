@@ -66,7 +66,8 @@ def run(
     names = {target.name for _, chosen in wanted for _, target in chosen}
     if where is not None and len(names) > 1:
         raise OptionInvalid(
-            f"--where is for one table, and {len(names)} are meant", hint="Name one table as database.table"
+            f"--where applies to one table, and {len(names)} tables are selected",
+            hint="Name one table as database.table",
         )
     with ExitStack() as states:
         requests = [

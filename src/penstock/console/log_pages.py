@@ -61,7 +61,7 @@ def inspect_transaction(visit: Visit) -> Response:
         try:
             answer = visit.fleet.ask_instance(url, name, "transaction", **query)
         except PenstockError as refusal:
-            # The form stays, so that the place can be corrected.
+            # Show the form again, so that the user can correct the position.
             problem = refusal
     return visit.render(
         "transaction.html",

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The files of the console's pipelines, for what no state store has: rejected rows, and steps and sinks.
+"""The pipeline files of the console, for what a state store does not have: rejected rows, steps and sinks.
 
 A file is read again for each request, so that the console shows it as it is now.
 """

@@ -244,9 +244,9 @@ class Loading:
         before = loads.get(key)
         misses_deletes = afresh and bool(target.row_key) and keeps_tables(self._sink)
         reopens = afresh and follows(self._sink) is Follows.REOPENS and ends_all(key, tables)
-        # What is read again comes beside rows that are in the target already: the changes until then, deletes
-        # and statements among them, still have to come. A table that it went on without has missed some
-        # already, and one of those that are left may be what it was stopped by.
+        # A table that is read again has rows in the target already, so its changes up to the watermark, with
+        # deletes and statements, are still applied. A table that was skipped has missed some of these
+        # changes, and a later one may be the change that made the pipeline skip it.
         keyless = wish is not None and not wish.remove and not target.primary_key
         anew = wish is None or (wish.where is None and (afresh or keyless))
         floor = watermark.version + 1 if anew else before.floor if before is not None else 0
@@ -301,12 +301,12 @@ class Loading:
 
     def _refuse_others(self, key: str, tables: PipelineTables, *, first: bool) -> None:
         """Raise OptionInvalid where emptying a keyless table's target, before it is read, would delete rows
-        that are not the table's. Of a `first` load all that are there are not."""
+        of other tables. In a `first` load, every existing row is one of another table."""
         hint = "Give the table a primary key, or write it to a target of its own"
         if may_have_other_rows(self._settings.make_steps(), tables.known_targets(), key, first=first):
             raise OptionInvalid(
                 f"{key} has no key, and its target may have rows of others: rows that are read again could"
-                " not be told from those",
+                " not be distinguished from them",
                 hint=hint,
             )
         wanted = tables.shared.target_of(key)

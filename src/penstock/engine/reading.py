@@ -171,8 +171,8 @@ def _others(
     for other in others:
         if table_key(other.source.name, other.table.name) in plan.passed_over:
             raise OptionInvalid(
-                f"{target.name} has rows of {other.table.name} too, which the pipeline goes on without:"
-                f" the rows that {own.table.name} no longer has cannot be told from those",
+                f"{target.name} also has rows of {other.table.name}, which the pipeline skips, so the"
+                f" rows that were deleted from {own.table.name} cannot be identified",
                 hint=f"Read both again at once: penstock resnapshot FILE {own.table.name} {other.table.name}",
             )
     return others

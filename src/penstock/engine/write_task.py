@@ -30,8 +30,8 @@ def write_parts(
 ) -> Iterator[pyarrow.RecordBatch]:
     """Write the rows of a part. Yield its receipt and the words for the engine, in the columns of BETWEEN.
 
-    The input is sorted by work and seq, with words first. If a word says that the batch cannot be written
-    yet, no row is written. Sinks come from `resources`.
+    The input is sorted by work and seq, with the words of earlier tasks first. If a word says that the batch
+    cannot be written yet, no row is written. Sinks come from `resources`.
     """
     part = _Part(plan, resources)
     try:
@@ -48,7 +48,7 @@ def write_parts(
 
 
 class _Part:
-    """One part's writing."""
+    """Writes one part of a batch."""
 
     def __init__(self, plan: TaskPlan, resources: TaskResources) -> None:
         self._works = plan.record.works

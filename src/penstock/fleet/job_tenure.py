@@ -36,7 +36,7 @@ from penstock.fleet.jobs import (
 )
 from penstock.retry import Backoff, Retry
 
-# A process that ran this long has started well, so that the next try comes soon.
+# A process that ran for this long counts as started: if it ends, it is restarted without a long backoff.
 _WELL_SECONDS = 60.0
 _BACKOFF = Backoff(first=1.0, longest=300.0)
 _RELEASE_BACKOFF = Backoff(longest=1.0)

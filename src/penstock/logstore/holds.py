@@ -123,7 +123,8 @@ class Holds:
                 log.locate_position(hold.position)
             with self.unchanged():
                 if log is not None and log.earliest_on_disk() != begin:
-                    continue  # segments have left since
+                    # Segments were removed after the position was located.
+                    continue
                 values = {
                     "position": str(hold.position),
                     "expires_us": hold.expires_us,

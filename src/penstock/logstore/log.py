@@ -502,7 +502,7 @@ class Log(LogReader, Closing):
             )
         if self._visible is not None and position < self._visible:
             raise PositionInvalid(
-                f"the log has passed this place and goes to {self._visible}",
+                f"the log is already past this position, and ends at {self._visible}",
                 position=str(position),
                 hint="Go on where the log ends",
             )

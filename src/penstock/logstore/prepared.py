@@ -165,7 +165,7 @@ class PreparedSurvey:
             prepared, end = self._scan_prepared(log, segment.epoch, file, start, stop, known)
         except (StreamError, OperatorError) as problem:
             _log.warning(
-                "what is prepared in a segment cannot be told and is not held",
+                "the prepared transactions of a segment are unknown and are not held",
                 segment=segment.version,
                 reason=str(problem),
             )

@@ -477,7 +477,9 @@ class LogReader:
         visible = self._visible
         if visible is None or position > visible:
             raise PositionInvalid(
-                f"the log goes to {visible or 'nothing'}", position=str(position), hint="Wait, then ask again"
+                f"the log ends at {visible}" if visible else "the log is empty",
+                position=str(position),
+                hint="Wait, then ask again",
             )
 
     def _purged(self, position: Position) -> PositionPurged:

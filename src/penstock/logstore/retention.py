@@ -126,10 +126,11 @@ class Retention:
         self._clock = clock or _now_us
 
     def run(self, catalog: SegmentCatalog) -> RetentionPlan:
-        """Run one pass: delete what left in the previous pass, then remove what is due now. Returns the plan.
+        """Run one pass: delete the files of segments that the previous pass removed, then remove the segments
+        that are due now. Returns the plan.
 
-        An unreadable hold is logged as an error and keeps nothing. Raises DiskFailed, and at the very end the
-        errors of `sweep` for a note: space on this host is freed even if the store fails.
+        An unreadable hold is logged as an error and keeps nothing. Raises DiskFailed, and the errors of the
+        object store at the very end: space on this host is freed even if the store fails.
         """
         notes = self._expired_notes()
         self._sweep_local()
@@ -140,7 +141,7 @@ class Retention:
             fresh = frozenset(broken.hold.name for broken in plan.broken if broken.hold.name not in before)
             self._report(plan.broken)
             if fresh:
-                # What is prepared after them is looked for before anything there leaves.
+                # Look for prepared transactions after the broken holds before any segment there is removed.
                 plan = self.plan(catalog.segments, fresh)
             self.expire(catalog, plan)
         self._sweep_store(notes)

@@ -57,9 +57,9 @@ def check_holds(plan: TrimPlan, forced: Collection[str]) -> None:
         first = min(objecting, key=lambda hold: hold.position)
         names = " ".join(f"--force {hold.name}" for hold in objecting)
         raise OptionInvalid(
-            f"{', '.join(hold.name for hold in objecting)} asked to hold what would go",
+            f"{', '.join(hold.name for hold in objecting)} still need segments that would be removed",
             position=str(first.position),
-            hint=f"Trim --before {first.position}, or say that it may be lost: {names}",
+            hint=f"Trim --before {first.position}, or remove them anyway: {names}",
         )
 
 

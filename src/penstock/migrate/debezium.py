@@ -183,7 +183,7 @@ def _offset(path: Path, prefix: str) -> Mapping[str, Any]:
         entries = json.loads(read_text(path))["offsets"]
         matching = [entry["offset"] for entry in entries if entry["partition"]["server"] == prefix]
     except (ValueError, KeyError, TypeError) as problem:
-        raise OptionInvalid(f"{path} has no offsets of Kafka Connect's", hint=hint) from problem
+        raise OptionInvalid(f"{path} is not a list of Kafka Connect offsets", hint=hint) from problem
     if len(matching) != 1 or not isinstance(matching[0], dict):
         raise OptionInvalid(f"{path} has {len(matching)} offsets of the server {prefix}", hint=hint)
     offset: Mapping[str, Any] = matching[0]

@@ -115,7 +115,7 @@ def _unfinished(state: PipelineState, count: int, what: str) -> OptionInvalid:
     shard = f"shard {state.shard} of the pipeline" if state.shard is not None else "the pipeline"
     return OptionInvalid(
         f"{shard} {state.name} {what}, so its number of shards cannot change",
-        hint=f"Set shards: {count}, and run it until it has: penstock run --local FILE --until caught-up",
+        hint=f"Set shards: {count}, and let it catch up: penstock run --local FILE --until caught-up",
     )
 
 

@@ -120,7 +120,7 @@ def refuse_partial(name: TableName, rows: pyarrow.RecordBatch) -> None:
         index = compute.index(partial, True).as_py()
         first = rows.column("_metadata")[index].as_py()
         raise ServerUnsupported(
-            f"a row of {name} was logged without {', '.join(first['absent'])}, so what it is cannot be told",
+            f"a row of {name} was logged without {', '.join(first['absent'])}, so the row is not identified",
             position=f"{first['file']}:{first['offset']}",
             hint=_HINT,
         )

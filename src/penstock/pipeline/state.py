@@ -302,7 +302,7 @@ class PipelineState(ResnapshotRequests):
             other = self.runner()
             raise LeaseLost(
                 f"the pipeline {self.shown_name} is run by {other.name if other else 'another process'}",
-                hint=f"penstock pipelines show {self.name}; a runner that died lets go after"
+                hint=f"penstock pipelines show {self.name}; a runner that died releases it after"
                 f" {_LEASE_SECONDS:.0f} seconds",
             )
         return self._lease

@@ -25,7 +25,7 @@ class LeasedCapture:
         return self._instance.name
 
     def start(self) -> None:
-        """Start the process. Raises RuntimeError if the system has no thread to give."""
+        """Start the process. Raises RuntimeError if no thread can be started."""
         self._process.start()
 
     def stop(self) -> None:

@@ -83,7 +83,7 @@ class ListenerProcess:
         self.peers: dict[int, Address] = {}
 
     def start(self) -> None:
-        """Start the process. Raises RuntimeError if the system has no thread to give."""
+        """Start the process. Raises RuntimeError if no thread can be started."""
         self._thread.start()
 
     def stop(self) -> None:
@@ -226,7 +226,7 @@ class ListenerProcesses:
         self._connections = connections
         self._processes = [ListenerProcess(self, number) for number in range(count)]
         self._waiting = ThreadPoolExecutor(_WAITING_THREADS, "waiting-listener")
-        # Connections that processes have; numbers that are no descriptors.
+        # Keys for the connections of processes: negative, so that none equals a file descriptor.
         self._numbers = itertools.count(-1, -1)
         self._loop: asyncio.AbstractEventLoop | None = None
         self._port: ListeningSocket | None = None

@@ -49,7 +49,7 @@ class SpawnedProcess:
     def __init__(
         self, command: Sequence[str], descriptors: Sequence[int], *, inherited: Sequence[int] = ()
     ) -> None:
-        """The process inherits `descriptors`, and others that it learns of later."""
+        """The process inherits `descriptors` and `inherited`. Only `descriptors` are in its command."""
         self._process = subprocess.Popen(
             [*command, *map(str, descriptors)],
             pass_fds=(*descriptors, *inherited),

@@ -108,7 +108,7 @@ class SupervisedProcess:
         self._thread = threading.Thread(target=self._run, name=f"process-{instances[0].name}", daemon=True)
 
     def start(self) -> None:
-        """Start the process. Raises RuntimeError if the system has no thread to give."""
+        """Start the process. Raises RuntimeError if no thread can be started."""
         self._thread.start()
 
     def stop(self) -> None:

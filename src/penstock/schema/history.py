@@ -252,7 +252,7 @@ class SchemaHistory:
         definition = self._reread(name) if callable(self._reread) else self._reread.read_at(name, position)
         if definition is None:
             raise SchemaUnknown(
-                f"the server has no table {name}, so its columns at this position cannot be told",
+                f"the server has no table {name}, so its columns at this position are unknown",
                 position=str(position),
                 hint="Give a schema file, or set binlog_row_metadata=FULL so that the log names its columns",
             )

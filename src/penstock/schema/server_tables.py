@@ -144,7 +144,7 @@ def _definition_at(
     except CannotRewind as problem:
         blocking = problem.statement
         raise SchemaUnknown(
-            f"the columns of {name} cannot be told, since they were changed at {blocking.position}:"
+            f"the columns of {name} are unknown, because they were changed at {blocking.position}:"
             f" {blocking.text[:200]}",
             position=str(position),
             hint=_HINT,

@@ -223,7 +223,7 @@ class Account:
             raise QuotaReached(
                 f"account {self.name} has used {self.quota.bytes_per_second} bytes a second for {wait:.0f} s"
                 " ahead",
-                hint="Come again later, or raise bytes_per_second: access in penstock.yaml",
+                hint="Try again later, or raise bytes_per_second: access in penstock.yaml",
             )
 
     def retry_seconds(self, now: float) -> int:

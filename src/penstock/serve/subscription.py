@@ -64,7 +64,7 @@ def _resolve_start(source: OwnSource, start: Start) -> Started:
     visible = source.log.visible
     if visible is None:
         raise ServerBusy(
-            f"{source} holds nothing yet", hint="The first bytes come once capture has connected"
+            f"{source} is empty so far", hint="The first bytes arrive once capture has connected"
         )
     if start.edge == "latest":
         return Started(visible)

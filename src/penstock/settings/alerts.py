@@ -68,17 +68,19 @@ class AlertSettings(Section):
         default=None, description="a body of your own instead, as JSON text in which {text} is the message"
     )
     mail: MailSettings | None = None
-    after: Seconds = Field(
-        default=60.0, description="how long a capture may be in another state than running"
+    after: Seconds = Field(default=60.0, description="alert if a capture has not been running for this long")
+    lag: Seconds | None = Field(
+        default=600.0, description="alert if a capture lags by more than this; null: never"
     )
-    lag: Seconds | None = Field(default=600.0, description="the lag of a capture; null: never")
-    disk: Bytes | None = Field(default=10 * GIB, description="free bytes on a log's disk; null: never")
+    disk: Bytes | None = Field(
+        default=10 * GIB, description="alert if a log's disk has fewer free bytes; null: never"
+    )
     kept: float | None = Field(
         default=0.25,
         gt=0,
         lt=1,
-        description="the part of the server's log that must be left before the position of a lagging capture;"
-        " null: never",
+        description="alert if less than this part of the server's log is before the position of a lagging"
+        " capture, because the server may soon purge that position; null: never",
     )
 
     @field_validator("webhook")

@@ -83,7 +83,7 @@ class DrainerSettings(Section):
     buffer_bytes: Bytes = Field(
         default=DRAINER_BUFFER_BYTES_DEFAULT,
         ge=MIB,
-        description="stop reading Pumps while this much waits for a Pump that is away",
+        description="stop reading the other Pumps while this many bytes wait for a Pump that does not answer",
     )
 
     @property

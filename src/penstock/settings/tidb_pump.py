@@ -21,7 +21,8 @@ class PumpSettings(Section):
         default=None, description="its name in the cluster's registry; default: the advertised address"
     )
     socket: str | None = Field(
-        default=None, description="a path for TiDB servers on this host with the strategy local-unix"
+        default=None,
+        description="a path of a socket for TiDB servers on this host that use the strategy local-unix",
     )
     compress: bool = Field(
         default=False, description="compress what Drainers pull with gzip, which each of them must understand"

@@ -319,7 +319,7 @@ class KeptSource(OpenedSource):
         runs = [run.shifted(self.shift) for run in _unbroken(self._log.runs())]
         if not runs:
             raise SourceMissing(
-                f"{self} holds nothing yet", hint="The first bytes come once capture has connected"
+                f"{self} is empty so far", hint="The first bytes arrive once capture has connected"
             )
         return runs
 

@@ -31,7 +31,7 @@ class ShardSet:
     def __post_init__(self) -> None:
         if self.count < 1 or not self.of or not all(0 <= shard < self.count for shard in self.of):
             raise OptionInvalid(
-                f"shards {sorted(self.of)} of {self.count} are none",
+                f"{sorted(self.of)} is not a selection of {self.count} shards",
                 hint="Name at least one shard, from 0 up to the count less one",
             )
         has = numpy.isin(numpy.arange(SLOTS + 1) % self.count, list(self.of))

@@ -112,8 +112,8 @@ def _check_origin(reader: LogReader, address: ServerAddress, identity: ServerIde
         is_own = identity.server_uuid is not None and identity.server_uuid.lower() in lost.lower()
     if is_own:
         raise ServerChanged(
-            f"{address} lacks transactions of its own: it was restored, and gives the same GTIDs to other"
-            f" transactions: {lost}",
+            f"{address} is missing transactions that it wrote itself: it was restored, and reuses their"
+            f" GTIDs for other transactions: {lost}",
             hint=_new_log_hint(reader),
         )
 

@@ -237,8 +237,8 @@ class MapStep(Step):
             )
             if output_name is None:
                 raise OptionInvalid(
-                    f"map: {target.name} loses {name!r} of its primary key",
-                    hint="Keep the column, or say with key which columns tell rows apart; key: [] for none",
+                    f"map: {name!r}, a column of the primary key of {target.name}, is removed",
+                    hint="Keep the column, or set key to the columns that identify a row; key: [] for none",
                 )
             key.append(output_name)
         return tuple(key), unique

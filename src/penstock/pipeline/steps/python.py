@@ -146,12 +146,12 @@ class PythonStep(Step):
             extra = [name for name in table.column_names if name not in schema.names]
             if extra:
                 raise StepFailed(
-                    f"python: {self._name} gave {', '.join(extra)}, whose types are not told",
-                    hint="Tell them in the step: columns: {name: SQL type}",
+                    f"python: {self._name} returned {', '.join(extra)}, whose types are not declared",
+                    hint="Declare them in the step: columns: {name: SQL type}",
                 )
             rows = table.select(schema.names).cast(schema).combine_chunks()
         except (pyarrow.ArrowException, TypeError) as problem:
-            raise StepFailed(f"python: {self._name} gave other types: {problem}") from problem
+            raise StepFailed(f"python: {self._name} returned values of other types: {problem}") from problem
         batch = rows.to_batches()[0] if rows.num_rows else pyarrow.RecordBatch.from_pylist([], schema=schema)
         versions = batch.column("_commit_version")
         if len(versions) > 1:

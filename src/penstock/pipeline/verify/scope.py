@@ -138,7 +138,7 @@ def _refuse_changed(table: Target, step: Step, names: Iterable[str], later: Sequ
 
 def _unknown(table: Target, verb: str, names: Sequence[str]) -> OptionInvalid:
     return OptionInvalid(
-        f"the rows of {table.name} that are in its target cannot be told by {', '.join(names)} ({verb}):"
+        f"the rows of {table.name} cannot be identified in its target by {', '.join(names)} ({verb}):"
         " a later step changes or drops it",
         hint=f"Write the {verb} step after the step that changes {', '.join(names)}",
     )

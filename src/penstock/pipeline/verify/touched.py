@@ -94,6 +94,6 @@ def _refuse_partial(changes: Changes) -> None:
     absent = pc.struct_field(changes.rows.column("_metadata"), "absent")
     if absent.null_count < len(absent):
         raise ServerUnsupported(
-            f"the log has partial images of rows of {changes.source}, by which no earlier state can be told",
+            f"the log has partial row images of {changes.source}, so no earlier state can be restored",
             hint=_HINT_IMAGES,
         )

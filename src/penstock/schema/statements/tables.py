@@ -374,7 +374,7 @@ def _key_columns(part: TokenCursor, period: tuple[str, str] | None) -> tuple[str
         elif period is None:
             raise NotUnderstood
         else:
-            # In the place of the period, which comes last, the server puts its end and its start.
+            # The server replaces the period, which is the last part of a key, by its end and start columns.
             names += [period[1], period[0]]
     return tuple(names)
 

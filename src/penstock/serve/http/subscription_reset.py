@@ -35,11 +35,12 @@ from penstock.source.transaction import prove_boundary
 class ResetRequest(JsonRequest):
     """Where a subscription continues."""
 
-    to: StartPart | Literal["earliest", "latest"] = Field(description="The place in the log")
+    to: StartPart | Literal["earliest", "latest"] = Field(description="Where the subscription continues")
     shard: int | None = Field(default=None, ge=0, description="One shard; default: all")
-    dry_run: bool = Field(default=True, description="Say what would happen, and change nothing")
+    dry_run: bool = Field(default=True, description="Report what would happen, and change nothing")
     force: bool = Field(
-        default=False, description="Also if a member holds a shard: it stops the shard and begins again there"
+        default=False,
+        description="Reset even if a member holds a shard: the member stops, and continues there",
     )
 
 

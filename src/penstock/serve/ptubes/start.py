@@ -57,7 +57,7 @@ async def start_of(pieces: Pieces, checkpoint: PtubesCheckpoint) -> tuple[Starte
 def _find(source: OwnSource, checkpoint: PtubesCheckpoint) -> tuple[Started, Skip | None] | None:
     """Return the position that a checkpoint names by offset or GTID, None if its time has to be used."""
     if source.log.visible is None:
-        raise ServerBusy(f"{source} holds nothing yet", hint="Come again once capture has connected")
+        raise ServerBusy(f"{source} is empty so far", hint="Try again once capture has connected")
     refused: PenstockError | None = None
     for epoch, is_named in _epochs(source, checkpoint):
         try:

@@ -72,7 +72,8 @@ class Settings(Cluster):
         default=None, description="whether a delete is followed by a tombstone; default: true for debezium"
     )
     outbox: Outbox | None = Field(
-        default=None, description="the tables are outboxes: their inserts are events, in a topic by `topic`"
+        default=None,
+        description="treat the tables as outboxes: each inserted row is an event, whose topic `topic` names",
     )
     claim_check: ClaimCheck | None = Field(
         default=None, description="store large messages as files, with a reference in the topic"

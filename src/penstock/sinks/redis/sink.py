@@ -225,7 +225,7 @@ class _Writer(Writer):
         if not pattern.strip("*?"):
             raise OptionInvalid(
                 f"{target.name} was emptied, and the template of its keys begins like every other key",
-                hint="Let the key begin with a word of its own: key: 'order:{id}'",
+                hint="Begin the key with a prefix of its own: key: 'order:{id}'",
             )
         return pattern
 
