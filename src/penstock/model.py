@@ -450,6 +450,13 @@ class Tls:
             return {"ssl_disabled": True}
         if self.mode == "preferred" and self.cert is None:
             return {}
+        context = self.context()
+        # Certificates that a server generates at its first start do not pass strict verification.
+        context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+        return {"ssl": context}
+
+    def context(self) -> ssl.SSLContext:
+        """Return a context that verifies as `mode` says. Raises OptionInvalid for an unusable file."""
         try:
             context = ssl.create_default_context(cafile=self.ca)
             if self.cert is not None:
@@ -458,11 +465,9 @@ class Tls:
             raise OptionInvalid(
                 f"a TLS file cannot be used: {problem}", hint="Check ssl_ca, ssl_cert and ssl_key: PEM files"
             ) from problem
-        # Certificates that a server generates at its first start do not pass strict verification.
-        context.verify_flags &= ~ssl.VERIFY_X509_STRICT
         context.check_hostname = self.mode == "verify_identity"
         context.verify_mode = ssl.CERT_REQUIRED if self.mode.startswith("verify") else ssl.CERT_NONE
-        return {"ssl": context}
+        return context
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ import pytest
 
 from penstock.errors import FileTruncated, LogDamaged, LogLocked, StreamError
 from penstock.logstore.disk import LocalDisk
+from penstock.logstore.extent import LogExtent
 from penstock.logstore.log import Log
-from penstock.logstore.reader import LogExtent
 from penstock.model import Position
 from tests.support.logstore.disk import Loss, PowerLost, SimulatedDisk
 from tests.support.logstore.source import (

@@ -10,8 +10,8 @@ import pytest
 from penstock.errors import PositionInvalid, ServerBusy
 from penstock.fleet.copying import LogCopy
 from penstock.logstore.confirmed_log import ConfirmedLog
+from penstock.logstore.extent import LogExtent
 from penstock.logstore.log import Log
-from penstock.logstore.reader import LogExtent
 from penstock.model import Position
 from penstock.serve.durable import DurableInstance
 from penstock.settings.daemon import Settings

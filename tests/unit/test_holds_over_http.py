@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from penstock.logstore.extent import LogExtent
 from penstock.logstore.holds import BrokenHold, Hold, Holds
 from penstock.logstore.locate import Located
 from penstock.logstore.memory_log import MemoryLog
 from penstock.logstore.prepared import HOLD_NAME
-from penstock.logstore.reader import LogExtent
 from penstock.model import Position
 from penstock.settings.daemon import LogSettings
 from tests.support.daemon.served_log import INSTANCE, Answered, ServedLog, captured_log, serving

@@ -13,8 +13,9 @@ from penstock._native import BlockCutter, tidb_rotation
 from penstock.capture.receive import Receiver
 from penstock.gtid_sets import NO_GTIDS, LoggedSet
 from penstock.logstore.disk import Buffer
+from penstock.logstore.extent import LogExtent
 from penstock.logstore.log import Log
-from penstock.logstore.reader import LogExtent, LogReader
+from penstock.logstore.reader import LogReader
 from penstock.model import Position
 from penstock.mysql.replica import FIRST_EVENT_OFFSET
 

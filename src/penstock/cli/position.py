@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from penstock.cli.shared.confirming import check_confirmation
 from penstock.cli.shared.options import Json, LogConfig, LogName
 from penstock.cli.shared.rendering import cell_text, time_text, write_json
 from penstock.errors import OptionInvalid
@@ -114,11 +115,7 @@ def set_by_hand(
                 *_plan(chosen, reader, server, bound), server_was_asked=server is not None, as_json=json
             )
         return
-    if not yes and not sys.stdin.isatty():
-        raise OptionInvalid(
-            "confirmation is required, but there is no terminal to ask",
-            hint="Check with --dry-run first, then add --yes",
-        )
+    check_confirmation(yes=yes)
     with chosen.open_for_writing() as writer, asked_server(chosen, writer) as server:
         change, target, lost = _plan(chosen, writer, server, bound)
         if not json or not yes:
@@ -275,11 +272,7 @@ def accept(
                 plan_acceptance(chosen, chosen.open(), connection), as_json=json, is_dry_run=True
             )
         return
-    if not yes and not sys.stdin.isatty():
-        raise OptionInvalid(
-            "confirmation is required, but there is no terminal to ask",
-            hint="Check with --dry-run first, then add --yes",
-        )
+    check_confirmation(yes=yes)
     with chosen.open_for_writing() as writer, chosen_server(chosen, server) as connection:
         plan = plan_acceptance(chosen, writer, connection)
         if not json or not yes:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from penstock.cli.shared.confirming import check_confirmation
 from penstock.cli.shared.options import Ca, Coordination, Json, StoreConfig, SubscriptionName, Url
 from penstock.cli.shared.rendering import Field, LineWriter, bytes_text, time_text, write_json
 from penstock.cli.shared.selecting import pause, resume, select
@@ -481,14 +482,9 @@ def _refuse_owned(
 
 
 def _confirm(yes: bool, question: str) -> None:
-    if yes:
-        return
-    if not sys.stdin.isatty():
-        raise OptionInvalid(
-            "confirmation is required, but there is no terminal to ask",
-            hint="Check with --dry-run first, then add --yes",
-        )
-    typer.confirm(question, abort=True)
+    check_confirmation(yes=yes)
+    if not yes:
+        typer.confirm(question, abort=True)
 
 
 # --- Words ----------------------------------------------------------------------------------

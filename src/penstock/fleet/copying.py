@@ -25,8 +25,8 @@ from penstock.gtid_sets import LoggedSet
 from penstock.limits import MIB
 from penstock.logstore.ending import end_log
 from penstock.logstore.epochs import EpochRecord
+from penstock.logstore.extent import LogExtent
 from penstock.logstore.log import Log
-from penstock.logstore.reader import LogExtent
 from penstock.model import Position
 from penstock.retry import Backoff, Retry
 from penstock.source.daemon_address import DaemonAddress

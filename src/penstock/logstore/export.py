@@ -15,7 +15,8 @@ from pathlib import Path
 from penstock._native import segment_head
 from penstock.errors import OptionInvalid, PositionInvalid
 from penstock.logstore.disk import Disk, LocalDisk
-from penstock.logstore.reader import LogExtent, LogReader
+from penstock.logstore.extent import LogExtent
+from penstock.logstore.reader import LogReader
 from penstock.model import Position
 
 # Every event header starts with the timestamp, the type and the server id.

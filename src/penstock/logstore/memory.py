@@ -378,7 +378,7 @@ class MemoryCursor(Closing):
         with self._tier._changed:
             if key > self._tier._visible_key and key > self.acknowledged_key:
                 raise PositionInvalid(
-                    f"{self.name} acknowledges more than there is: the log goes to {self._tier.visible}",
+                    f"{self.name} acknowledges more than the log has: it ends at {self._tier.visible}",
                     position=str(position),
                     hint="Acknowledge the end of what was got",
                 )

@@ -162,7 +162,7 @@ class MemoryLog(Log):
                 raise OptionInvalid(f"no reader named {name!r} is registered", hint="Register it first")
             if visible is None or position > visible:
                 raise PositionInvalid(
-                    f"{name} acknowledges more than there is: the log goes to {visible}",
+                    f"{name} acknowledges more than the log has: it ends at {visible}",
                     position=str(position),
                     hint="Acknowledge the end of what was read",
                 )

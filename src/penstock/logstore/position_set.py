@@ -13,9 +13,10 @@ from penstock.errors import PositionInvalid, SourceMissing
 from penstock.gtid_sets import LoggedSet
 from penstock.logstore.audit import AuditLine
 from penstock.logstore.epochs import EpochRecord
+from penstock.logstore.extent import LogExtent
 from penstock.logstore.index import scan
 from penstock.logstore.log import Log
-from penstock.logstore.reader import LogExtent, LogReader
+from penstock.logstore.reader import LogReader
 from penstock.logstore.records import BEGINS_AT_BOUNDARY, Records, block_records
 from penstock.logstore.segment import SegmentReader
 from penstock.model import Position

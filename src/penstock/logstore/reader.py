@@ -8,7 +8,7 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -25,6 +25,7 @@ from penstock.errors import (
 from penstock.gtid_sets import LoggedSet, union
 from penstock.logstore.disk import Disk, LocalDisk
 from penstock.logstore.epochs import EpochFile, EpochRecord, stored_segments
+from penstock.logstore.extent import LogExtent
 from penstock.logstore.gtids import gtid_set_before
 from penstock.logstore.holds import BrokenHold
 from penstock.logstore.index import BLOCK_BYTES_DEFAULT, BlockIndex, SegmentIndex, scan
@@ -41,33 +42,6 @@ if TYPE_CHECKING:
     from penstock.logstore.tier import Tier
 
 _files_versions = itertools.count(1)
-
-
-@dataclass(frozen=True)
-class LogExtent:
-    """Unbroken bytes [start, end) of one source file in the log; `end` follows a whole transaction."""
-
-    epoch: int
-    file: str
-    start: int
-    end: int
-
-    @property
-    def first(self) -> Position:
-        """The position of its first event."""
-        return Position(self.epoch, self.file, self.start)
-
-    @property
-    def last(self) -> Position:
-        """The position of its end."""
-        return Position(self.epoch, self.file, self.end)
-
-    def bytes_after(self, position: Position) -> int:
-        """Return how many of its bytes follow a position."""
-        if self.last <= position:
-            return 0
-        in_file = (self.epoch, self.file) == (position.epoch, position.file)
-        return self.end - (max(position.offset, self.start) if in_file else self.start)
 
 
 class LogReader:

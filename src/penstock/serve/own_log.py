@@ -7,11 +7,12 @@ from typing import Any
 
 from penstock.capture.kept_schemas import kept_schemas, settled_schemas
 from penstock.gtid_sets import LoggedSet
+from penstock.logstore.extent import LogExtent
 from penstock.logstore.followed_log import ServedLog
 from penstock.logstore.merge_position import MergePosition
 from penstock.model import Position, TableName
 from penstock.serve.threads import prove_wanted
-from penstock.source.kept import EpochKey, KeptRun, KeptSource
+from penstock.source.kept import EpochKey, KeptSource
 from penstock.source.log import noted_range
 from penstock.source.source import ByteRange, SourceOptions
 
@@ -27,9 +28,9 @@ class OwnLog:
         """Return every epoch with its server's key."""
         return [(epoch.epoch, epoch.server_key) for epoch in self.log.epochs.epochs]
 
-    def runs(self) -> list[KeptRun]:
+    def runs(self) -> list[LogExtent]:
         """Return the runs of the log, up to the last whole transaction."""
-        return [KeptRun(extent.epoch, extent.file, extent.start, extent.end) for extent in self.log.extents()]
+        return self.log.extents()
 
     def gtid_set(self, position: Position) -> LoggedSet:
         """Return the GTIDs of all transactions before a boundary, "" if the source has none."""

@@ -16,13 +16,14 @@ from penstock.commit_versions import shifted_epoch
 from penstock.errors import PenstockError, PositionPurged, ServerBusy, ServerChanged, TransientError
 from penstock.gtid_sets import LoggedSet
 from penstock.limits import MIB, SILENCE_SECONDS_MAX
+from penstock.logstore.extent import LogExtent
 from penstock.logstore.holds import reader_name
 from penstock.model import Position, TableName, TablePatterns
 from penstock.retry import Retry
 from penstock.source.asking import ask_again
 from penstock.source.daemon_address import DaemonAddress
 from penstock.source.daemon_client import DaemonClient
-from penstock.source.kept import EpochKey, KeptRun, KeptSource, epoch_shift
+from penstock.source.kept import EpochKey, KeptSource, epoch_shift
 from penstock.source.source import SourceOptions, place_of
 
 # The size of a fetch past a range's stop, where its last transaction may continue. It doubles each time.
@@ -96,7 +97,7 @@ class _Listed:
     """What a daemon has at one time, by the numbers of `DaemonLog`."""
 
     epochs: list[EpochKey]
-    runs: list[KeptRun]
+    runs: list[LogExtent]
     head: Position | None
     gtid_set: LoggedSet
 
@@ -155,7 +156,7 @@ class DaemonLog:
         head = answer["position"]
         return _Listed(
             _renumbered(_epochs_of(answer), shift),
-            [run.shifted(shift) for run in _runs_of(answer)],
+            [run.shifted(shift) for run in extents_of(answer)],
             None if head is None else _position(head, shift),
             LoggedSet(answer["gtid_set"]),
         )
@@ -196,12 +197,12 @@ class DaemonLog:
 
         return self._ask(ask)
 
-    def runs(self) -> list[KeptRun]:
+    def runs(self) -> list[LogExtent]:
         """Return the runs in the daemon's log, in order."""
         if self._listed is not None:
             return self._listed.runs
         return self._ask(
-            lambda client, shift: [run.shifted(shift) for run in _runs_of(client.ask("extents"))]
+            lambda client, shift: [run.shifted(shift) for run in extents_of(client.ask("extents"))]
         )
 
     def gtid_set(self, position: Position) -> LoggedSet:
@@ -383,9 +384,10 @@ def _epochs_of(answer: Mapping[str, Any]) -> list[EpochKey]:
     return [(epoch["epoch"], epoch["server_key"]) for epoch in answer["epochs"]]
 
 
-def _runs_of(answer: Mapping[str, Any]) -> list[KeptRun]:
+def extents_of(answer: Mapping[str, Any]) -> list[LogExtent]:
+    """Return the extents in a daemon's answer."""
     return [
-        KeptRun(extent["epoch"], extent["file"], extent["start"], extent["end"])
+        LogExtent(extent["epoch"], extent["file"], extent["start"], extent["end"])
         for extent in answer["extents"]
     ]
 

@@ -19,7 +19,6 @@ from penstock.errors import (
     AuthenticationFailed,
     CapturedElsewhere,
     ConnectionLost,
-    OptionInvalid,
     PenstockError,
     ServerBusy,
     ServerChanged,
@@ -384,18 +383,9 @@ def _object(body: bytes) -> dict[str, Any]:
 
 def tls_context(tls: Tls) -> ssl.SSLContext:
     """Return the TLS context for daemon connections. Raises OptionInvalid for unusable files."""
-    try:
-        context = ssl.create_default_context(cafile=tls.ca)
-        if tls.cert is not None:
-            context.load_cert_chain(tls.cert, tls.key)
-    except OSError as problem:
-        raise OptionInvalid(
-            f"a TLS file cannot be used: {problem}", hint="Check ssl_ca, ssl_cert and ssl_key: PEM files"
-        ) from problem
+    context = tls.context()
     # Accept the daemon's own certificate in place of its authority's.
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
-    context.check_hostname = tls.mode == "verify_identity"
-    context.verify_mode = ssl.CERT_REQUIRED if tls.mode.startswith("verify") else ssl.CERT_NONE
     return context
 
 

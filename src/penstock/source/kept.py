@@ -9,7 +9,7 @@ an error.
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 from penstock._native import GtidSet
@@ -25,6 +25,7 @@ from penstock.errors import (
 from penstock.fingerprint import file_fingerprint
 from penstock.gtid_sets import LoggedSet
 from penstock.limits import RANGE_BYTES_DEFAULT
+from penstock.logstore.extent import LogExtent
 from penstock.model import Position, TableName
 from penstock.schema.history import SchemaHistory
 from penstock.source.opened_source import OpenedSource
@@ -43,37 +44,13 @@ from penstock.source.source import (
 EpochKey = tuple[int, str]
 
 
-@dataclass(frozen=True)
-class KeptRun:
-    """Unbroken bytes [start, end) of one source file; `end` follows the last whole transaction."""
-
-    epoch: int
-    file: str
-    start: int
-    end: int
-
-    @property
-    def first(self) -> Position:
-        """The position of its first event."""
-        return Position(self.epoch, self.file, self.start)
-
-    @property
-    def last(self) -> Position:
-        """The position of its end."""
-        return Position(self.epoch, self.file, self.end)
-
-    def shifted(self, shift: int) -> "KeptRun":
-        """Return the same run in a log whose epoch bases are `shift` higher."""
-        return replace(self, epoch=shifted_epoch(self.epoch, shift))
-
-
 class KeptLog(Protocol):
     """The interface of folder logs and daemon logs. Epochs have the log's own numbers."""
 
     def epochs(self) -> list[EpochKey]:
         """Return every epoch with its server's key, in ascending order."""
 
-    def runs(self) -> list[KeptRun]:
+    def runs(self) -> list[LogExtent]:
         """Return the runs of the log, in order. Raises SourceMissing if there is no log."""
 
     def gtid_set(self, position: Position) -> LoggedSet:
@@ -315,7 +292,7 @@ class KeptSource(OpenedSource):
         # A transaction that was prepared later may have the same id.
         return byte_range if place_of(byte_range.position) < place_of(before) else None
 
-    def _runs(self) -> list[KeptRun]:
+    def _runs(self) -> list[LogExtent]:
         runs = [run.shifted(self.shift) for run in _unbroken(self._log.runs())]
         if not runs:
             raise SourceMissing(
@@ -323,7 +300,7 @@ class KeptSource(OpenedSource):
             )
         return runs
 
-    def _from(self, runs: list[KeptRun], start: Position) -> list[KeptRun]:
+    def _from(self, runs: list[LogExtent], start: Position) -> list[LogExtent]:
         """Return the runs from a position on. Raises PositionPurged, PositionInvalid, SequenceGap."""
         start_key = place_of(start)
         if start_key < place_of(runs[0].first):
@@ -356,10 +333,10 @@ class KeptSource(OpenedSource):
             hint=f"What it has there begins at {first.first}",
         )
 
-    def _head_of(self, run: KeptRun) -> bytes:
+    def _head_of(self, run: LogExtent) -> bytes:
         return self.head_bytes(run.file, run.epoch)
 
-    def _check_joined(self, run: KeptRun, next_run: KeptRun) -> None:
+    def _check_joined(self, run: LogExtent, next_run: LogExtent) -> None:
         """Raise SequenceGap if transactions are missing between two runs."""
         joint = run.last, next_run.first
         if joint in self._joined:
@@ -394,7 +371,7 @@ class KeptSource(OpenedSource):
             self._repeats[epoch] = "" if before.contains(GtidSet.parse(upto)) else upto, upto
         return self._repeats[epoch]
 
-    def _begins_file(self, run: KeptRun) -> bool:
+    def _begins_file(self, run: LogExtent) -> bool:
         """Return whether a run has its file from the first event on."""
         if run.start not in self._file_starts:
             self._file_starts.add(len(self._head_of(run)))
@@ -439,9 +416,9 @@ def epoch_shift(required: Sequence[EpochKey], log_epochs: Sequence[EpochKey], lo
     return min(fitting, key=lambda shift: (abs(shift), -shift))
 
 
-def _unbroken(runs: Sequence[KeptRun]) -> list[KeptRun]:
+def _unbroken(runs: Sequence[LogExtent]) -> list[LogExtent]:
     """Join consecutive runs of one file without a gap."""
-    joined: list[KeptRun] = []
+    joined: list[LogExtent] = []
     for run in runs:
         if joined and joined[-1].last == run.first:
             joined[-1] = replace(joined[-1], end=run.end)
@@ -450,7 +427,7 @@ def _unbroken(runs: Sequence[KeptRun]) -> list[KeptRun]:
     return joined
 
 
-def _is_file_start(run: KeptRun, start: Position, head_bytes: int) -> bool:
+def _is_file_start(run: LogExtent, start: Position, head_bytes: int) -> bool:
     return (start.epoch, start.file) == (run.epoch, run.file) and run.start <= head_bytes
 
 

@@ -12,14 +12,15 @@ from typing import Any, TypeVar
 from penstock.errors import PositionInvalid, PositionPurged, SourceMissing
 from penstock.gtid_sets import LoggedSet
 from penstock.logstore.disk import Disk, LocalDisk
+from penstock.logstore.extent import LogExtent
 from penstock.logstore.merge_position import MergePosition
 from penstock.logstore.prepared import PreparedFile
-from penstock.logstore.reader import LogExtent, LogReader
+from penstock.logstore.reader import LogReader
 from penstock.logstore.schemas import SchemaLog
 from penstock.logstore.tier import Tier
 from penstock.model import Position, TableName
 from penstock.schema.history import SchemaHistory
-from penstock.source.kept import EpochKey, KeptRun, KeptSource
+from penstock.source.kept import EpochKey, KeptSource
 from penstock.source.source import ByteRange, SourceOptions
 from penstock.source.url_disk import ROOT, UrlDisk
 
@@ -77,10 +78,10 @@ class FolderLog:
         """Return every epoch with its server's key. Raises SourceMissing if there is no log."""
         return [(epoch.epoch, epoch.server_key) for epoch in self._open_reader().epochs.epochs]
 
-    def runs(self) -> list[KeptRun]:
+    def runs(self) -> list[LogExtent]:
         """Return the runs of the log, up to the last whole transaction."""
         reader = self._open_reader(refresh=True)
-        return [KeptRun(extent.epoch, extent.file, extent.start, extent.end) for extent in reader.extents()]
+        return reader.extents()
 
     def gtid_set(self, position: Position) -> LoggedSet:
         """Return the GTIDs of all transactions before a boundary, "" if the source has none."""

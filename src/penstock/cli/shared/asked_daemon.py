@@ -18,13 +18,14 @@ from penstock.errors import (
     ServerChanged,
     SourceMissing,
 )
+from penstock.logstore.extent import LogExtent
 from penstock.logstore.holds import consumer_hold_name
 from penstock.model import Position, TableName
 from penstock.source.bounds import Bound
-from penstock.source.daemon import DaemonSource
+from penstock.source.daemon import DaemonSource, extents_of
 from penstock.source.daemon_address import DaemonAddress
 from penstock.source.daemon_client import DaemonClient
-from penstock.source.kept import KeptRun, epoch_shift
+from penstock.source.kept import epoch_shift
 from penstock.source.source import FIRST_EVENT_OFFSET, ByteRange, SourceOptions
 from penstock.source.walk import TransactionWalk
 
@@ -72,7 +73,7 @@ class AskedDaemon:
             return Lag(0, 0.0)
         if position < runs[0].first:
             return Lag(why=f"the log begins behind it, at {runs[0].first}")
-        bytes_behind = sum(_bytes_behind(run, position) for run in runs)
+        bytes_behind = sum(run.bytes_after(position) for run in runs)
         newest = status["time_us"] or 0
         if not bytes_behind:
             return Lag(0, 0.0)
@@ -143,9 +144,9 @@ class AskedDaemon:
         runs = self._runs()
         if not runs or position > runs[-1].last:
             raise ServerBusy(
-                f"the log goes to {runs[-1].last if runs else 'nowhere yet'}",
+                f"the log ends at {runs[-1].last}" if runs else "the log is empty so far",
                 position=str(position),
-                hint="Wait for the daemon, or choose an earlier place: penstock status",
+                hint="Wait for the daemon, or choose an earlier position: penstock status",
             )
         if position < runs[0].first:
             raise PositionPurged(
@@ -212,22 +213,12 @@ class AskedDaemon:
     def _epochs(self) -> list[tuple[int, str]]:
         return [(epoch["epoch"], epoch["server_key"]) for epoch in self._client.ask("epochs")["epochs"]]
 
-    def _runs(self) -> list[KeptRun]:
-        extents = self._client.ask("extents")["extents"]
-        return [
-            KeptRun(extent["epoch"], extent["file"], extent["start"], extent["end"]) for extent in extents
-        ]
+    def _runs(self) -> list[LogExtent]:
+        return extents_of(self._client.ask("extents"))
 
     def close(self) -> None:
         """Close the connections."""
         self._client.close()
-
-
-def _bytes_behind(run: KeptRun, position: Position) -> int:
-    """Return the number of bytes of a run that are after a position."""
-    if run.last <= position:
-        return 0
-    return run.end - (position.offset if run.first <= position else run.start)
 
 
 def _around(source: DaemonSource, byte_range: ByteRange) -> tuple[int, int]:

@@ -19,9 +19,9 @@ from starlette.types import Send
 
 from penstock.capture.kept_schemas import give_definition, kept_schemas, settled_schemas
 from penstock.errors import OptionInvalid, PenstockError
+from penstock.logstore.extent import LogExtent
 from penstock.logstore.followed_log import ServedLog
 from penstock.logstore.memory_log import MemoryLog
-from penstock.logstore.reader import LogExtent
 from penstock.model import Position, TableName
 from penstock.serve.access import Account, account_of
 from penstock.serve.http.answers import StreamedAnswer, ending_on_disconnect

@@ -1,0 +1,15 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Confirmation of a change at the terminal."""
+
+import sys
+
+from penstock.errors import OptionInvalid
+
+
+def check_confirmation(*, yes: bool) -> None:
+    """Raise OptionInvalid if a change needs a confirmation, and there is no terminal to ask."""
+    if not yes and not sys.stdin.isatty():
+        raise OptionInvalid(
+            "confirmation is required, but there is no terminal to ask",
+            hint="Check with --dry-run first, then add --yes",
+        )
