@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import subprocess
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, suppress
 from pathlib import Path
 from types import TracebackType
@@ -26,9 +27,9 @@ DISK_BYTES = 512 << 20
 class Network:
     """The connections of one host, as proxies. As a context manager they are open inside the block."""
 
-    def __init__(self, ensemble: Ensemble, root: str, source: Server | None = None) -> None:
+    def __init__(self, ensemble: Ensemble, root: str, servers: Sequence[Server] = ()) -> None:
         self._nodes = [Proxy(node.port) for node in ensemble.nodes]
-        self._source = None if source is None else (source, Proxy(source.port))
+        self._sources = [(server, Proxy(server.port)) for server in servers]
         self._served: list[Proxy] = []
         self._root = root
         self._stack = ExitStack()
@@ -49,11 +50,9 @@ class Network:
         return f"zookeeper://{','.join(f'127.0.0.1:{proxy.port}' for proxy in self._nodes)}/{self._root}"
 
     @property
-    def source(self) -> str:
-        """The URL of the captured server, from this host."""
-        assert self._source is not None
-        server, proxy = self._source
-        return proxy.through(server.url())
+    def sources(self) -> list[str]:
+        """The URLs of the captured servers, from this host."""
+        return [proxy.through(server.url()) for server, proxy in self._sources]
 
     def serve(self, port: int) -> str:
         """Return the address at which the others reach a port of this host."""
@@ -72,15 +71,24 @@ class Network:
             proxy.resume()
 
     def _proxies(self) -> list[Proxy]:
-        return [*self._nodes, *([] if self._source is None else [self._source[1]]), *self._served]
+        return [*self._nodes, *(proxy for _, proxy in self._sources), *self._served]
 
 
 class Member:
     """A daemon of the fleet on a host of its own. As a context manager it runs inside the block."""
 
-    def __init__(self, name: str, folder: Path, ensemble: Ensemble, root: str, source: Server) -> None:
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        ensemble: Ensemble,
+        root: str,
+        servers: Sequence[Server],
+        kind: Mapping[str, str],
+    ) -> None:
         self.name = name
-        self.network = Network(ensemble, root, source)
+        self.network = Network(ensemble, root, servers)
+        self._kind = kind
         self._folder = folder
         self._stack = ExitStack()
         self._filler = folder / "disk" / "filler"
@@ -93,8 +101,10 @@ class Member:
         self._stack.enter_context(self.network)
         self._mount_disk()
         self.address = self.network.serve(self.daemon.port)
+        first, *others = self.network.sources
         self.daemon.settings = {
             "coordination": self.network.coordination,
+            "processes": self._kind["processes"],
             "fleet": {
                 "member": self.name,
                 "zone": f"room-{self.name}",
@@ -104,11 +114,12 @@ class Member:
             "log": {
                 "folder": str(self.log_folder.parent),
                 "copies": 2,
+                "serve": self._kind["serve"],
                 "segment_bytes": "1MiB",
                 "free_bytes_min": "4MiB",
                 "fsync_seconds": "100ms",
             },
-            "instances": {INSTANCE: {"source": self.network.source}},
+            "instances": {INSTANCE: {"source": first, "servers": others, "fail_over_after": "2s"}},
         }
         self._stack.enter_context(self.daemon)
         return self

@@ -22,6 +22,7 @@ from types import TracebackType
 from typing import Any, Self
 
 import psycopg
+import structlog
 from typer.testing import CliRunner
 
 from penstock.cli.app import make_app
@@ -30,6 +31,7 @@ from penstock.logstore.reader import LogReader
 from tests.chaos.hosts import INSTANCE, Member, Worker, cut_off, freeze, restore, thaw
 from tests.chaos.traffic import NEWEST, Follower, Writer
 from tests.support.capture.captured_log import assert_equal_to_server, head_of
+from tests.support.capture.replicas import gtids_executed, replica_of
 from tests.support.fleet.copies import assert_equal_logs
 from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tools.postgres import Postgres
@@ -38,9 +40,17 @@ from tools.zookeeper import Ensemble
 
 DATABASE = "chaos"
 WRITERS = 2
+# How the daemons of a run capture and serve.
+KINDS = (
+    {"processes": "single", "serve": "written"},
+    {"processes": "single", "serve": "durable"},
+    {"processes": "per-instance", "serve": "written"},
+)
 # How long a fault lasts: shorter and longer than a session.
 FAULT_SECONDS_MAX = 8.0
-TOGETHER = 0.3
+TOGETHER = 0.4
+
+_log = structlog.get_logger(__name__)
 
 # Undoes a fault.
 Undo = Callable[[], None]
@@ -65,6 +75,13 @@ class Chaos:
         with ExitStack() as stack:
             enter = stack.enter_context
             self.server = enter(Server("mysql"))
+            self.replica = replica_of(
+                self.server, lambda flavor="mysql", **options: enter(Server(flavor, options))
+            )
+            self.replica.sql(
+                "STOP REPLICA; CHANGE REPLICATION SOURCE TO SOURCE_CONNECT_RETRY = 1,"
+                " SOURCE_RETRY_COUNT = 1000000; START REPLICA"
+            )
             self.ensemble = enter(Ensemble())
             self.target = enter(Postgres())
             self.server.sql(f"CREATE DATABASE {DATABASE}")
@@ -72,8 +89,11 @@ class Chaos:
             self.writers = [Writer(self.server, table, f"{self._seed} {table}") for table in tables]
             root = f"chaos-{self._seed}"
             self.coordination = f"zookeeper://{self.ensemble.hosts}/{root}"
+            servers = [self.server, self.replica]
+            kind = self._random.choice(KINDS)
+            self._note(f"{kind}")
             self.members = {
-                name: enter(Member(name, self.folder / name, self.ensemble, root, self.server))
+                name: enter(Member(name, self.folder / name, self.ensemble, root, servers, kind))
                 for name in "abc"
             }
             self.workers = {
@@ -82,7 +102,7 @@ class Chaos:
             self.holders()
             for writer in self.writers:
                 enter(writer)
-            self.follower = enter(Follower(self._subscriber(tables)))
+            self.follower = enter(Follower(partial(self._subscriber, tables)))
             self._apply_job(tables)
             self._faults = [fault for fault in self._all_faults() if re.search(self._only, fault.name)]
             self._wait_for_progress()
@@ -107,10 +127,9 @@ class Chaos:
         ends_at = time.monotonic() + seconds
         while time.monotonic() < ends_at:
             undos = [self._begin_fault()]
-            if self._random.random() < TOGETHER:
+            while self._random.random() < TOGETHER and any(map(self._free_hosts, self._faults)):
                 time.sleep(self._random.uniform(0.0, FAULT_SECONDS_MAX / 4))
-                if any(map(self._free_hosts, self._faults)):
-                    undos.append(self._begin_fault())
+                undos.append(self._begin_fault())
             # How long a fault lasts is part of the fault.
             time.sleep(self._random.uniform(0.1, FAULT_SECONDS_MAX))
             self._random.shuffle(undos)
@@ -149,21 +168,26 @@ class Chaos:
             assert "Traceback" not in worker.said(), f"a defect of {name}"
 
     def _prove_copies(self) -> None:
+        wait_until(lambda: gtids_executed(self.replica) == gtids_executed(self.server))
         first, second = self.holders()
-        head = head_of(self.server)
-        self.members[first].daemon.wait_for_head(head.file, head.offset)
         logs = {
             name: LogReader.open(member.log_folder)
             for name, member in self.members.items()
             if member.log_folder.exists()
         }
+        servers = {f"mysql:{_uuid(server)}": server for server in (self.server, self.replica)}
+        epochs = logs[first].epochs.epochs
+        self._note(f"epochs: {[(epoch.epoch, str(epoch.position)) for epoch in epochs]}")
+        latest = servers[epochs[-1].server_key]
+        head = head_of(latest)
+        self.members[first].daemon.wait_for_head(head.file, head.offset)
         wait_until(lambda: logs[first].visible == logs[second].visible)
         for name in (first, second):
             # A log begins later than the first if both members with a copy were away at the same time.
-            assert_equal_to_server(self.members[name].log_folder, self.server)
-        assert [epoch.epoch for epoch in logs[first].epochs.epochs] == [0]
+            assert_equal_to_server(self.members[name].log_folder, latest)
+        assert_equal_logs(logs[first], logs[second])
         for log in logs.values():
-            assert_equal_logs(logs[first], log)
+            _assert_equal_to_servers(log, servers)
 
     # --- The fleet --------------------------------------------------------------------------
 
@@ -193,7 +217,7 @@ class Chaos:
             name="cache",
             tables=tables,
             coordination=self.coordination,
-            start="earliest",
+            begin="earliest",
             session_seconds=WAIT_SECONDS_MAX,
         )
 
@@ -227,9 +251,10 @@ class Chaos:
         begun_at = time.monotonic()
         steps = {writer.table: writer.step for writer in self.writers}
         wait_until(lambda: all(self.follower.newest(table) >= step for table, step in steps.items()))
+        self._note(f"the subscriber has everything after {time.monotonic() - begun_at:.1f} s")
         for mode in ("feed", "mirror"):
             wait_until(lambda mode=mode: self._has_arrived(mode, steps))  # type: ignore[misc]
-        self._note(f"everything arrived after {time.monotonic() - begun_at:.1f} s")
+        self._note(f"the pipeline has everything after {time.monotonic() - begun_at:.1f} s")
 
     def _has_arrived(self, database: str, steps: Mapping[str, int]) -> bool:
         try:
@@ -241,6 +266,7 @@ class Chaos:
             return False
 
     def _note(self, what: str) -> None:
+        _log.info(what)
         self.journal.append(f"{time.monotonic() - self._started_at:7.1f} s  {what}")
 
     # --- Faults -----------------------------------------------------------------------------
@@ -272,6 +298,7 @@ class Chaos:
 
     def _all_faults(self) -> list["Fault"]:
         members, workers, ensemble = self.members, self.workers, {"zookeeper": self.ensemble}
+        servers = {"source": self.server, "replica": self.replica}
         with_disk = {name: member for name, member in members.items() if member.has_disk}
         return [
             Fault("fill the disk", 2, with_disk, Member.fill_disk, Member.free_disk),
@@ -291,7 +318,8 @@ class Chaos:
             Fault("upgrade", 2, members, self._begin_upgrade, self._end_upgrade),
             Fault("kill a node", 2, ensemble, partial(self._kill_nodes, 1), lambda host: host.start()),
             Fault("kill two nodes", 1, ensemble, partial(self._kill_nodes, 2), Ensemble.start, alone=True),
-            Fault("kill", 1, {"source": self.server}, Server.kill, Server.start),
+            Fault("kill a server", 2, servers, Server.kill, Server.start),
+            Fault("restart", 1, {"subscriber": self.follower}, Follower.stop, Follower.start),
         ]
 
     def _lose_disk(self, member: Member) -> None:
@@ -336,3 +364,17 @@ class Fault:
     begin: Callable[[Any], object]
     end: Callable[[Any], object]
     alone: bool = False
+
+
+def _uuid(server: Server) -> str:
+    return str(server.sql("SELECT @@server_uuid")[0][0])
+
+
+def _assert_equal_to_servers(log: LogReader, servers: Mapping[str, Server]) -> None:
+    """Assert that all bytes of a log, of every epoch, are those of the server of the epoch."""
+    for extent in log.extents():
+        epoch = log.epochs.get(extent.epoch)
+        assert epoch is not None
+        files = {path.name: path for path in servers[epoch.server_key].binlog_files()}
+        own = files[extent.file].read_bytes()[extent.start : extent.end]
+        assert b"".join(log.read(extent.epoch, extent.file, extent.start, extent.end)) == own, extent

@@ -3,6 +3,7 @@
 
 import random
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -91,18 +92,27 @@ class Writer:
 class Follower:
     """What a subscriber has seen of the tables of writers. As a context manager it runs inside the block."""
 
-    def __init__(self, subscriber: Subscriber) -> None:
+    def __init__(self, make_subscriber: Callable[[], Subscriber]) -> None:
         # Of each table: the numbers of the transactions in order of arrival, and the rows after them.
         self.steps: dict[str, list[int]] = {}
         self.rows: dict[str, dict[int, tuple[int, str]]] = {}
-        self.running = Running(subscriber, self._keep)
+        self._make_subscriber = make_subscriber
 
     def __enter__(self) -> "Follower":
-        self.running.__enter__()
+        self.start()
         return self
 
-    def __exit__(self, *problem: object) -> None:
-        self.running.__exit__(*problem)
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def start(self) -> None:
+        """Start a subscriber, which continues at the checkpoint of the last one."""
+        self.running = Running(self._make_subscriber(), self._keep)
+        self.running.__enter__()
+
+    def stop(self) -> None:
+        """Stop the subscriber in order."""
+        self.running.__exit__()
 
     def newest(self, table: str) -> int:
         """Return the number of the last transaction that arrived."""
