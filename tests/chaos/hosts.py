@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from tests.support.daemon.process import PENSTOCK, DaemonProcess
-from tests.support.suite.patience import WAIT_SECONDS_MAX
+from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import Proxy, Server
 from tools.servers.child import end, spawn
 from tools.zookeeper import Ensemble
@@ -35,7 +35,7 @@ class Network:
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
-        for proxy in self._proxies():
+        for proxy in self._proxies(""):
             self._stack.enter_context(proxy)
         return self
 
@@ -60,18 +60,24 @@ class Network:
         self._served.append(proxy)
         return f"127.0.0.1:{proxy.port}"
 
-    def cut_off(self) -> None:
-        """Carry nothing, in neither direction, and end no connection."""
-        for proxy in self._proxies():
+    def cut_off(self, path: str = "") -> None:
+        """Carry nothing, in neither direction, and end no connection: of one path, by default of all."""
+        for proxy in self._proxies(path):
             proxy.swallow()
 
     def restore(self) -> None:
         """Carry everything again, also what was sent before."""
-        for proxy in self._proxies():
+        for proxy in self._proxies(""):
             proxy.resume()
 
-    def _proxies(self) -> list[Proxy]:
-        return [*self._nodes, *(proxy for _, proxy in self._sources), *self._served]
+    def _proxies(self, path: str) -> list[Proxy]:
+        """Return the proxies to the `store`, to the `servers`, or those of `clients`."""
+        paths = {
+            "store": self._nodes,
+            "servers": [proxy for _, proxy in self._sources],
+            "clients": self._served,
+        }
+        return [proxy for name, proxies in paths.items() if path in ("", name) for proxy in proxies]
 
 
 class Member:
@@ -138,9 +144,13 @@ class Member:
         """Send the daemon a signal."""
         os.kill(self.daemon.pid, number)
 
-    def lose_disk(self) -> None:
-        """Remove everything that the daemon has stored."""
-        shutil.rmtree(self.log_folder.parent, ignore_errors=True)
+    def lose(self) -> None:
+        """Kill the daemon and its processes, and remove everything that they have stored."""
+        processes = children(self.daemon.pid)
+        self.daemon.kill()
+        # Capture processes end by themselves soon, but write until then.
+        wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in processes))
+        shutil.rmtree(self.log_folder.parent)
 
     def fill_disk(self) -> None:
         """Leave no free byte on the disk of the log, which is small."""
@@ -210,9 +220,10 @@ class Worker:
     def kill_jobs(self) -> None:
         """Kill the processes of its jobs like crashes."""
         assert self._process is not None
-        for children in Path(f"/proc/{self._process.pid}/task").glob("*/children"):
-            for pid in children.read_text().split():
-                os.kill(int(pid), signal.SIGKILL)
+        for pid in children(self._process.pid):
+            # It may have ended by itself.
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def signal(self, number: int) -> None:
         """Send the worker, but not its jobs, a signal."""
@@ -225,6 +236,12 @@ class Worker:
         return "\n".join(file.read_text(errors="replace") for file in files if file.exists())
 
 
+def children(pid: int) -> list[int]:
+    """Return the processes that a process has started."""
+    files = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for file in files for child in file.read_text().split()]
+
+
 def freeze(host: Member | Worker) -> None:
     """Stop a process without ending it."""
     host.signal(signal.SIGSTOP)
@@ -235,9 +252,9 @@ def thaw(host: Member | Worker) -> None:
     host.signal(signal.SIGCONT)
 
 
-def cut_off(host: Member | Worker) -> None:
-    """Cut the network of a host."""
-    host.network.cut_off()
+def cut_off(path: str, host: Member | Worker) -> None:
+    """Cut a path of a host's network, "" for all; see `Network`."""
+    host.network.cut_off(path)
 
 
 def restore(host: Member | Worker) -> None:

@@ -9,8 +9,10 @@ tables.
 """
 
 import json
+import os
 import random
 import re
+import signal
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -311,22 +313,25 @@ class Chaos:
                 "restart", 2, members, lambda host: host.daemon.terminate(), lambda host: host.daemon.start()
             ),
             Fault("restart", 1, workers, lambda host: host.stop(), lambda host: host.start()),
-            Fault("cut off", 4, members, cut_off, restore),
-            Fault("cut off", 2, workers, cut_off, restore),
-            Fault("lose the disk", 3, members, self._lose_disk, lambda host: host.daemon.start(), alone=True),
+            Fault("cut off", 3, members, partial(cut_off, ""), restore),
+            Fault("cut off the store", 2, members, partial(cut_off, "store"), restore),
+            Fault("cut off the servers", 2, members, partial(cut_off, "servers"), restore),
+            Fault("cut off the clients", 2, members, partial(cut_off, "clients"), restore),
+            Fault("cut off", 2, workers, partial(cut_off, ""), restore),
+            Fault("lose the host", 3, members, self._lose_host, lambda host: host.daemon.start(), alone=True),
             Fault("drain", 2, members, self._drain, self._undrain),
             Fault("upgrade", 2, members, self._begin_upgrade, self._end_upgrade),
             Fault("kill a node", 2, ensemble, partial(self._kill_nodes, 1), lambda host: host.start()),
+            Fault("freeze a node", 2, ensemble, self._freeze_node, self._thaw_nodes),
             Fault("kill two nodes", 1, ensemble, partial(self._kill_nodes, 2), Ensemble.start, alone=True),
             Fault("kill a server", 2, servers, Server.kill, Server.start),
             Fault("restart", 1, {"subscriber": self.follower}, Follower.stop, Follower.start),
         ]
 
-    def _lose_disk(self, member: Member) -> None:
+    def _lose_host(self, member: Member) -> None:
         # What only the lost disk had is fetched from the server, so the log would begin later.
         self.holders()
-        member.daemon.kill()
-        member.lose_disk()
+        member.lose()
 
     def _drain(self, member: Member) -> None:
         # It may be a while until a copy is in step, and the member hands over then.
@@ -349,6 +354,13 @@ class Chaos:
     def _kill_nodes(self, count: int, ensemble: Ensemble) -> None:
         for node in self._random.sample(ensemble.nodes, count):
             node.kill()
+
+    def _freeze_node(self, ensemble: Ensemble) -> None:
+        os.kill(self._random.choice(ensemble.nodes).pid, signal.SIGSTOP)
+
+    def _thaw_nodes(self, ensemble: Ensemble) -> None:
+        for node in ensemble.nodes:
+            os.kill(node.pid, signal.SIGCONT)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,9 @@ from tools.servers import Server
 NEWEST = 0
 # A pause between transactions, which leaves the machine to the fleet.
 _PAUSE_SECONDS = 0.02
+# How many of the transactions have many rows, and how many begin a file of the binlog.
+LARGE, LARGE_ROWS = 0.01, 1000
+ROTATING = 0.01
 
 
 class Writer:
@@ -67,6 +70,17 @@ class Writer:
         if len(ids) > 200:
             statements.append(f"DELETE FROM {self.table} WHERE id = {ids.pop(chosen.randrange(len(ids)))}")
         statements.append(f"UPDATE {self.table} SET step = {step} WHERE id = {NEWEST}")
+        changes = len(statements)
+        if chosen.random() < LARGE:
+            # Its rows do not outlive the transaction.
+            rows = ", ".join(f"({-number}, {step}, '{note}')" for number in range(1, LARGE_ROWS + 1))
+            statements[:0] = [
+                f"INSERT INTO {self.table} VALUES {rows}",
+                f"DELETE FROM {self.table} WHERE id < 0",
+            ]
+            changes += 2 * LARGE_ROWS
+        if chosen.random() < ROTATING:
+            self._rotate()
         try:
             self._server.sql("; ".join(["BEGIN", *statements, "COMMIT"]))
         except pymysql.err.OperationalError:
@@ -74,7 +88,12 @@ class Writer:
             if self._newest() != step:
                 return
         self.step, self._ids = step, ids
-        self.changes += len(statements)
+        self.changes += changes
+
+    def _rotate(self) -> None:
+        # A server that is away begins a file by itself.
+        with suppress(pymysql.err.OperationalError):
+            self._server.sql("FLUSH BINARY LOGS")
 
     def _newest(self) -> int:
         answers: list[int] = []
