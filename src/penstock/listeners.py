@@ -72,6 +72,11 @@ def store_opener(settings: Settings) -> Callable[[], CoordinationStore] | None:
     return partial(open_store, url)
 
 
+def open_cursors(settings: Settings) -> CoordinationStore:
+    """Open the store of the Canal clients' cursors, which the daemon has checked."""
+    return open_store(settings.coordination_url())
+
+
 def coordination_probe(settings: Settings) -> CoordinationProbe | None:
     """Return the probe of the coordination store; None if neither the settings nor a listener need one."""
     if settings.coordination is None and settings.listen.canal is None:

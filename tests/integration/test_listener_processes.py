@@ -2,7 +2,6 @@
 """A daemon whose readers are served by several processes: each gets everything, whichever process dies."""
 
 import os
-import re
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 
 from penstock.client import Subscriber
+from tests.support.daemon.listener_processes import descriptors_of, processes_of
 from tests.support.daemon.process import DaemonProcess
 from tests.support.daemon.subscribing import Running
 from tests.support.suite.fixture_types import FreshDatabase
@@ -19,21 +19,6 @@ from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import Server
 
 TOKENS = {"reader": "r" * 32, "operator": "o" * 32}
-
-
-def processes_of(daemon: DaemonProcess, module: str) -> list[int]:
-    """Return the ids of a daemon's processes that run a module."""
-    children = Path(f"/proc/{daemon.pid}/task").glob("*/children")
-    pids = [int(pid) for path in children for pid in path.read_text().split()]
-    return sorted(pid for pid in pids if module.encode() in Path(f"/proc/{pid}/cmdline").read_bytes())
-
-
-def descriptors_of(pid: int) -> int:
-    """Return the number of TCP connections that a process has."""
-    links = [os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir()]
-    inodes = {match[1] for link in links if (match := re.fullmatch(r"socket:\[(\d+)\]", link))}
-    lines = Path("/proc/net/tcp").read_text().splitlines()[1:]
-    return sum(line.split()[9] in inodes for line in lines)
 
 
 def subscribers_of(daemon: DaemonProcess) -> set[str]:

@@ -81,15 +81,15 @@ def test_process_forwards_a_request_with_the_number_of_its_connection() -> None:
     near, far = socket.socketpair()
     with running_process() as process, near:
         with far:
-            pass_connection(process.handed, far, -7)
+            pass_connection(process.handed, far, -7, "http")
         near.sendall(REQUEST)
         process.handed.settimeout(WAIT_SECONDS_MAX)
         passed = take_connection(process.handed)
         assert passed is not None
-        number, forwarded = passed
+        number, listener, forwarded = passed
         with forwarded:
             forwarded.settimeout(WAIT_SECONDS_MAX)
-            assert (number, forwarded.recv(3)) == (-7, b"GET")
+            assert (number, listener, forwarded.recv(3)) == (-7, "http", b"GET")
 
 
 def test_daemon_serves_forwarded_requests_for_connections_that_it_handed_over_only() -> None:
@@ -103,17 +103,17 @@ def test_daemon_serves_forwarded_requests_for_connections_that_it_handed_over_on
         connections = Connections()
         listeners = ListenerProcesses(SETTINGS, 0, Served({}, Arrivals()), connections, SharedUsages(0, 1))
         process = WatchedProcess(listeners, 0)
-        process.peers[-1] = CLIENT
+        process.peers[-1] = "http", CLIENT
         ours, theirs = socket.socketpair(type=DATAGRAMS)
         ours.setblocking(False)
         with socket.create_server(("127.0.0.1", 0)) as bound, theirs:
             port = connections.listen("http", bound, over_tls=False)
-            listeners.begin(port, serve_here, lambda accepting: None)
+            listeners.begin({"http": port}, serve_here, lambda listener, accepting: None)
             listeners.ready(process, ours)
             for number in (-2, 0, 5, -1):
                 near, far = socket.socketpair()
                 with near, far:
-                    pass_connection(theirs, far, number)
+                    pass_connection(theirs, far, number, "http")
             first = await asyncio.wait_for(served.get(), WAIT_SECONDS_MAX)
             listeners.lost(process, ours)
             port.close()

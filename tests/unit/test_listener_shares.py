@@ -87,15 +87,15 @@ def test_connection_passed_to_another_process_has_its_number_and_its_bytes() -> 
         ours.setblocking(False)
         theirs.setblocking(False)
         assert take_connection(theirs) is None
-        pass_connection(ours, far, -3)
+        pass_connection(ours, far, -3, "canal")
         far.close()
         passed = take_connection(theirs)
         assert passed is not None
-        number, connection = passed
+        number, listener, connection = passed
         assert connection is not None
         with connection:
             near.sendall(b"GET")
-            assert (number, connection.recv(3)) == (-3, b"GET")
+            assert (number, listener, connection.recv(3)) == (-3, "canal", b"GET")
         ours.close()
         with pytest.raises(EOFError):
             take_connection(theirs)
@@ -107,19 +107,19 @@ def test_connection_without_a_descriptor_for_it_keeps_its_number() -> None:
     with ours, theirs, near, far:
         ours.setblocking(False)
         theirs.setblocking(False)
-        pass_connection(ours, far, -3)
-        pass_connection(ours, far, -4)
+        pass_connection(ours, far, -3, "canal")
+        pass_connection(ours, far, -4, "http")
         limits = resource.getrlimit(resource.RLIMIT_NOFILE)
         lowest_free = os.dup(theirs.fileno())
         os.close(lowest_free)
         resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, limits[1]))
         try:
-            assert take_connection(theirs) == (-3, None)
+            assert take_connection(theirs) == (-3, "canal", None)
         finally:
             resource.setrlimit(resource.RLIMIT_NOFILE, limits)
         passed = take_connection(theirs)
         assert passed is not None
-        number, connection = passed
+        number, _, connection = passed
         assert connection is not None
         with connection:
             assert number == -4

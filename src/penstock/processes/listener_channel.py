@@ -2,8 +2,8 @@
 """What a daemon and its listener processes say to each other, in addition to `channel`.
 
 A listener process has a third socket, over which connections change hands: the daemon passes those that it
-has accepted, each with its number, and the process passes connections for the requests that it forwards, each
-with the number of the connection that the request came over.
+has accepted, each with its number and its listener, and the process passes connections for the requests that
+it forwards, each with the number of the connection that the request came over.
 """
 
 import socket
@@ -16,22 +16,25 @@ from penstock.errors import PenstockError
 from penstock.logstore.followed_log import LogReport
 from penstock.serve.connections import TrafficCounts
 from penstock.serve.subscribers import Subscriber, SubscriberKey
-from penstock.settings.daemon import Settings
+from penstock.settings.daemon import LISTENERS, Listening, Settings
 
-_NUMBER = struct.Struct("<q")
+# The number of a connection, and its listener.
+_PASSED = struct.Struct("<qB")
 
 
 @dataclass(frozen=True)
 class ListenerStart:
     """The first message to a listener process.
 
-    `usages` is the descriptor of the usages that `processes` share; `number` is this one's place in them.
+    It serves connections of `listeners`. `usages` is the descriptor of the usages that `processes` share;
+    `number` is this one's place in them.
     """
 
     settings: Settings
     usages: int
     number: int
     processes: int
+    listeners: frozenset[Listening] = frozenset({"http"})
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,13 @@ class ListenerReport:
 
 
 @dataclass(frozen=True)
+class Serves:
+    """The process takes connections of a listener from now on; those of HTTP from the beginning."""
+
+    listener: Listening
+
+
+@dataclass(frozen=True)
 class Greeted:
     """The TLS handshake of a connection has ended."""
 
@@ -68,24 +78,27 @@ class Ended:
     number: int
 
 
-def pass_connection(channel: socket.socket, connection: socket.socket, number: int) -> None:
+def pass_connection(
+    channel: socket.socket, connection: socket.socket, number: int, listener: Listening
+) -> None:
     """Pass a connection over a socket that does not block. Raises OSError if the other end takes no more."""
-    socket.send_fds(channel, [_NUMBER.pack(number)], [connection.fileno()])
+    content = _PASSED.pack(number, LISTENERS.index(listener))
+    socket.send_fds(channel, [content], [connection.fileno()])
 
 
-def take_connection(channel: socket.socket) -> tuple[int, socket.socket | None] | None:
+def take_connection(channel: socket.socket) -> tuple[int, Listening, socket.socket | None] | None:
     """Return a connection that was passed over a socket that does not block; None if there is none now.
 
     The connection is None, and closed, if this process has no free descriptor for it. Raises EOFError once
     the other end passes no more.
     """
     try:
-        content, descriptors, _, _ = socket.recv_fds(channel, _NUMBER.size, 1)
+        content, descriptors, _, _ = socket.recv_fds(channel, _PASSED.size, 1)
     except BlockingIOError:
         return None
     except ConnectionError:
         content, descriptors = b"", []
     if not content:
         raise EOFError("the process has ended")
-    (number,) = _NUMBER.unpack(content)
-    return number, socket.socket(fileno=descriptors[0]) if descriptors else None
+    number, index = _PASSED.unpack(content)
+    return number, LISTENERS[index], socket.socket(fileno=descriptors[0]) if descriptors else None

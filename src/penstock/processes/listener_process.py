@@ -16,14 +16,16 @@ import queue
 import select
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from functools import partial
 from typing import Any
 
 import structlog
 from starlette.types import Scope
 
 from penstock.errors import ServerBusy
-from penstock.listeners import make_served
+from penstock.listeners import make_served, open_cursors
+from penstock.processes.canal_moves import ClientGranted, ClientRecalled, WantedClients
 from penstock.processes.channel import Answer, Calls, Channel, receive_reports
 from penstock.processes.instance import ProcessInstance
 from penstock.processes.listener_channel import (
@@ -32,6 +34,7 @@ from penstock.processes.listener_channel import (
     ListenerReport,
     ListenerStart,
     Published,
+    Serves,
     pass_connection,
     take_connection,
 )
@@ -39,12 +42,15 @@ from penstock.processes.program import begin
 from penstock.serve.accepting import AcceptedSocket, Admission
 from penstock.serve.access import Access
 from penstock.serve.arrivals import Arrivals
+from penstock.serve.canal.listener import CanalListener, open_cursor_store
+from penstock.serve.canal.protocol import CanalServer
 from penstock.serve.connections import Connections
 from penstock.serve.consumers import ForwardedConsumers
 from penstock.serve.forwarding import Divided, Forward
 from penstock.serve.guard import Measured
 from penstock.serve.listener import HttpListener, guarded, make_readers_app
 from penstock.serve.usage import SharedUsages
+from penstock.settings.daemon import Listening
 
 REPORT_SECONDS = 0.5
 _CALL_SECONDS = 2.0
@@ -86,7 +92,8 @@ class ListenerProcess(HttpListener):
     def __init__(
         self, stream: socket.socket, datagrams: socket.socket, handed: socket.socket, start: ListenerStart
     ) -> None:
-        settings = start.settings
+        self._settings = settings = start.settings
+        self._listeners = start.listeners
         self._channel = Channel(stream)
         self._stream, self._datagrams, self._handed = stream, datagrams, handed
         handed.setblocking(False)
@@ -105,7 +112,7 @@ class ListenerProcess(HttpListener):
             lambda name: self._instances[name].log(), self._outgoing.put
         )
         usages = SharedUsages(len(settings.access), start.processes, os.fdopen(start.usages, "r+b", 0))
-        access = Access.of_settings(
+        self._access = access = Access.of_settings(
             settings.listen, settings.access, lambda account: usages.usage(account, start.number)
         )
         self._connections = Connections()
@@ -117,6 +124,12 @@ class ListenerProcess(HttpListener):
         super().__init__(
             "http", Measured(divided, "http", traffic), settings.listen, self._connections, self._handed
         )
+        self._wanted_clients = WantedClients(self._outgoing.put)
+        self._opening: asyncio.Task[None] | None = None
+        self._canal: tuple[CanalServer, CanalListener] | None = None
+        self._close_store: Callable[[], None] | None = None
+        # Set once the daemon has told which logs it has.
+        self._knows_logs = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._defect: BaseException | None = None
 
@@ -139,15 +152,39 @@ class ListenerProcess(HttpListener):
         loop = asyncio.get_running_loop()
         threading.Thread(target=self._receive_messages, args=(loop,), name="receiving", daemon=True).start()
         loop.add_reader(self._handed, self._take_connections)
-        reporting = asyncio.create_task(self._report_until_cancelled())
-        self._tasks.add(reporting)
-        reporting.add_done_callback(self._end_without_reports)
+        self._run_part(self._report_until_cancelled(), "the reports to the daemon failed")
+        if "canal" in self._listeners:
+            self._opening = self._run_part(self._start_canal(), "the listener for Canal failed")
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Finish the requests in progress."""
         asyncio.get_running_loop().remove_reader(self._handed)
         self._arrivals.close()
-        await super().shutdown([])
+        if self._opening is not None:
+            self._opening.cancel()
+        ending = [] if self._canal is None else [self._canal[1].stop_serving()]
+        await asyncio.gather(super().shutdown([]), *ending)
+        if self._close_store is not None:
+            await asyncio.to_thread(self._close_store)
+
+    async def _start_canal(self) -> None:
+        """Take connections of Canal clients once the store of their cursors answers."""
+        await self._knows_logs.wait()
+        store = await open_cursor_store(partial(open_cursors, self._settings))
+        if store is None:
+            return
+        self._close_store = store.close
+        server = CanalServer(
+            self._served, self._access, store, self._settings.listen, self._wanted_clients.bring
+        )
+        self._canal = server, CanalListener(server.serve, self._connections, self.config.ssl)
+        self._outgoing.put(Serves("canal"))
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
 
     def _is_here(self, name: str) -> bool:
         return name in self._published
@@ -162,22 +199,24 @@ class ListenerProcess(HttpListener):
             # The daemon has ended, which the receiving thread sees too.
             asyncio.get_running_loop().remove_reader(self._handed)
 
-    def _take(self, number: int, raw: socket.socket | None) -> None:
+    def _take(self, number: int, listener: Listening, raw: socket.socket | None) -> None:
         if raw is None:
-            self._connections.tell("no descriptor for a connection", "http", "?")
+            self._connections.tell("no descriptor for a connection", listener, "?")
             self._outgoing.put(Ended(number))
             return
         accepted = AcceptedSocket(fileno=raw.detach())
         accepted.setblocking(False)
         accepted.admission = self._admission
         self._admission.taken(accepted.fileno(), number)
-        task = asyncio.create_task(self._serve_connection(accepted))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._run(self._serve_connection(listener, accepted))
 
-    async def _serve_connection(self, accepted: socket.socket) -> None:
+    async def _serve_connection(self, listener: Listening, accepted: socket.socket) -> None:
         try:
-            await self.serve_accepted(accepted, over_tls=self._over_tls)
+            if listener == "canal":
+                assert self._canal is not None, "it has told the daemon that it serves them"
+                await self._canal[1].serve_accepted(accepted)
+            else:
+                await self.serve_accepted(accepted, over_tls=self._over_tls)
         except OSError as problem:
             # Most are handshakes that failed, as at a listener that accepts its connections itself.
             _log.debug("a connection ended in its handshake", why=str(problem))
@@ -187,7 +226,8 @@ class ListenerProcess(HttpListener):
         ours, theirs = socket.socketpair()
         with theirs:
             try:
-                pass_connection(self._handed, theirs, scope["state"]["connection"].number)
+                connection = scope["state"]["connection"]
+                pass_connection(self._handed, theirs, connection.number, connection.listener)
             except OSError:
                 ours.close()
                 raise
@@ -216,7 +256,7 @@ class ListenerProcess(HttpListener):
                         self._instances[name].report(report)
                         self._arrivals.arrived(name)
                 if self._stream.fileno() in ready:
-                    self._handle(self._channel.receive())
+                    self._handle(self._channel.receive(), loop)
         except EOFError:
             self._calls_of_daemon.end()
             self.should_exit = True
@@ -224,9 +264,14 @@ class ListenerProcess(HttpListener):
             if not loop.is_closed():
                 loop.call_soon_threadsafe(self._arrivals.close)
 
-    def _handle(self, message: Published | Answer) -> None:
+    def _handle(
+        self, message: Published | Answer | ClientGranted | ClientRecalled, loop: asyncio.AbstractEventLoop
+    ) -> None:
         if isinstance(message, Answer):
             self._calls_of_daemon.answered(message)
+            return
+        if isinstance(message, ClientGranted | ClientRecalled):
+            loop.call_soon_threadsafe(self._handle_move, message)
             return
         for name, status in message.statuses.items():
             instance = self._instances[name]
@@ -235,12 +280,25 @@ class ListenerProcess(HttpListener):
             instance.update(status, message.refusals.get(name), ())
             self._arrivals.arrived(name)
         self._published = frozenset(message.statuses)
+        loop.call_soon_threadsafe(self._knows_logs.set)
 
-    def _end_without_reports(self, reporting: asyncio.Task[None]) -> None:
-        """End the process: the daemon would count and show what is not true any more."""
-        if reporting.cancelled() or (problem := reporting.exception()) is None:
+    def _handle_move(self, message: ClientGranted | ClientRecalled) -> None:
+        if isinstance(message, ClientGranted):
+            self._wanted_clients.granted(message)
+        else:
+            clients = None if self._canal is None else self._canal[0].clients
+            self._run(self._wanted_clients.recalled(message, clients))
+
+    def _run_part(self, work: Coroutine[Any, Any, None], failed: str) -> "asyncio.Task[None]":
+        """Run what the process needs. If it fails, the process ends, and the daemon starts another."""
+        task = self._run(work)
+        task.add_done_callback(partial(self._end_after_defect, failed))
+        return task
+
+    def _end_after_defect(self, failed: str, part: asyncio.Task[None]) -> None:
+        if part.cancelled() or (problem := part.exception()) is None:
             return
-        _log.error("the reports to the daemon failed", error=type(problem).__name__, why=str(problem))
+        _log.error(failed, error=type(problem).__name__, why=str(problem))
         self._defect = problem
         self.should_exit = self.force_exit = True
 

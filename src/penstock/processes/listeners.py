@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The listener processes of a daemon, which accepts connections, hands each over, and starts them again.
 
-HTTP port ─▶ accepted and counted here ─▶ the process with the fewest connections ─▶ followers, readers
-                                       ◀─ requests that only the daemon can answer
+port ─▶ accepted and counted here ─▶ the process with the fewest connections ─▶ followers, readers
+                                  ◀─ requests that only the daemon can answer
 """
 
 import asyncio
@@ -11,7 +11,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections import deque
+from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
@@ -23,6 +24,7 @@ from penstock.limits import DRAIN_SECONDS_MAX, PROCESS_SILENCE_SECONDS_MAX
 from penstock.logstore.followed_log import LogReport
 from penstock.logstore.memory_log import MemoryLog
 from penstock.model import Position, TableName
+from penstock.processes.canal_moves import ClientMoves, ClientReturned, ClientWanted
 from penstock.processes.channel import DATAGRAMS, Answer, Channel, Request, send_report
 from penstock.processes.instance import ProcessExit
 from penstock.processes.listener_channel import (
@@ -31,6 +33,7 @@ from penstock.processes.listener_channel import (
     ListenerReport,
     ListenerStart,
     Published,
+    Serves,
     pass_connection,
     take_connection,
 )
@@ -38,10 +41,10 @@ from penstock.processes.spawned import START_SECONDS_MAX, WELL_SECONDS, Kill, Sp
 from penstock.retry import Backoff
 from penstock.serve.accepting import AcceptedSocket, Address, ListeningSocket
 from penstock.serve.connections import Connections
-from penstock.serve.consumers import ConsumerNote
+from penstock.serve.consumers import ConsumerForgotten, ConsumerNote
 from penstock.serve.served import Served
 from penstock.serve.usage import SharedUsages
-from penstock.settings.daemon import Settings
+from penstock.settings.daemon import Listening, Settings
 from penstock.telemetry.alerts import Alert
 from penstock.telemetry.counters import Counter
 from penstock.telemetry.readings import Readings
@@ -59,7 +62,7 @@ _KNOWN_REASONS = ("SIGABRT", "SIGKILL", "SIGSEGV", "silence")
 
 _log = structlog.get_logger(__name__)
 
-# Serves a connection that a process opened for a request that it forwards, of the client with an address.
+# Serves a connection over which a process forwards an HTTP request, of the client with an address.
 ServeHere = Callable[[socket.socket, Address], Coroutine[Any, Any, None]]
 
 
@@ -74,13 +77,16 @@ class ListenerProcess:
         self._lock = threading.Lock()
         self._channel: Channel | None = None
         self._datagrams: socket.socket | None = None
-        # Set to publish before the time.
+        # Set to publish, and to send the messages that wait, before the time.
         self._due = threading.Event()
+        self._messages: deque[object] = deque()
         self.pid: int | None = None
         self.exits: tuple[ProcessExit, ...] = ()
-        # In the event loop: the socket for connections while it takes them, and the peers of those it has.
+        # In the event loop: the socket for connections while it takes them, of which listeners, and the
+        # listeners and peers of those it has.
         self.handed: socket.socket | None = None
-        self.peers: dict[int, Address] = {}
+        self.serves: set[Listening] = set()
+        self.peers: dict[int, tuple[Listening, Address]] = {}
 
     def start(self) -> None:
         """Start the process. Raises RuntimeError if no thread can be started."""
@@ -106,6 +112,11 @@ class ListenerProcess:
 
     def publish(self) -> None:
         """Tell the process everything soon."""
+        self._due.set()
+
+    def send(self, message: object) -> None:
+        """Send a message soon, in order. Never waits; messages to a process that has ended are dropped."""
+        self._messages.append(message)
         self._due.set()
 
     # --- The thread -------------------------------------------------------------------------
@@ -140,6 +151,7 @@ class ListenerProcess:
                     self._listeners.command, descriptors, inherited=(usages.file.fileno(),)
                 )
             channel = Channel(stream)
+            self._messages.clear()
             try:
                 stream.settimeout(START_SECONDS_MAX)
                 channel.send(self._listeners.start_of(self.number))
@@ -186,6 +198,8 @@ class ListenerProcess:
                 if self._channel is not channel:
                     return
             try:
+                while self._messages:
+                    channel.send(self._messages.popleft())
                 channel.send(self._listeners.published())
             except TimeoutError:
                 # That has ended the channel, so the thread that receives ends the process.
@@ -228,11 +242,12 @@ class ListenerProcesses:
         self._waiting = ThreadPoolExecutor(_WAITING_THREADS, "waiting-listener")
         # Keys for the connections of processes: negative, so that none equals a file descriptor.
         self._numbers = itertools.count(-1, -1)
+        self._moves = ClientMoves(lambda number, message: self._processes[number].send(message))
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._port: ListeningSocket | None = None
+        self._ports: Mapping[Listening, ListeningSocket] = {}
         self._serve_here: ServeHere | None = None
-        self._report_accepting: Callable[[bool], None] = lambda accepting: None
-        self._is_accepting = False
+        self._report_accepting: Callable[[Listening, bool], None] = lambda listener, accepting: None
+        self._accepting: set[Listening] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
     @property
@@ -243,24 +258,43 @@ class ListenerProcesses:
     def start_of(self, number: int) -> ListenerStart:
         """Return the first message to a process."""
         # The daemon has the last place in the usages.
-        return ListenerStart(self._settings, self.usages.file.fileno(), number, len(self._processes) + 1)
+        return ListenerStart(
+            self._settings,
+            self.usages.file.fileno(),
+            number,
+            len(self._processes) + 1,
+            self.listeners & self._settings.listen.addresses().keys(),
+        )
+
+    @property
+    def listeners(self) -> frozenset[Listening]:
+        """The listeners whose connections the processes serve.
+
+        A request for a log in memory is forwarded to the daemon, which Canal's protocol has no room for.
+        """
+        logs = map(self._settings.log_of, self._settings.instances)
+        return frozenset({"http"} if any(log.mode == "memory" for log in logs) else {"http", "canal"})
 
     # --- In the event loop ------------------------------------------------------------------
 
     def begin(
-        self, port: ListeningSocket, serve_here: ServeHere, report_accepting: Callable[[bool], None]
+        self,
+        ports: Mapping[Listening, ListeningSocket],
+        serve_here: ServeHere,
+        report_accepting: Callable[[Listening, bool], None],
     ) -> None:
-        """Start the processes, and hand the connections of a port over once they are ready."""
-        self._loop, self._port, self._serve_here = asyncio.get_running_loop(), port, serve_here
+        """Start the processes, and hand the connections of the ports over once they are ready."""
+        self._loop, self._ports, self._serve_here = asyncio.get_running_loop(), ports, serve_here
         self._report_accepting = report_accepting
-        port.setblocking(False)
+        for port in ports.values():
+            port.setblocking(False)
         for process in self._processes:
             process.start()
 
     async def end(self) -> None:
         """Accept no more, and wait until the processes have finished their requests."""
-        self._pause()
-        self._port = None
+        self._pause(self._ports.keys())
+        self._ports = {}
         for process in self._processes:
             process.stop()
         await asyncio.to_thread(self._join)
@@ -269,39 +303,46 @@ class ListenerProcesses:
         """Hand connections to a process from now on."""
         process.handed = handed
         self._running_loop().add_reader(handed, self._take_forwarded, process, handed)
-        self._accept_again()
+        self._serves(process, "http")
 
     def lost(self, process: ListenerProcess, handed: socket.socket) -> None:
         """Count the connections and requests of a process that has ended no more."""
         self._running_loop().remove_reader(handed)
         handed.close()
         process.handed = None
+        process.serves.clear()
         for number in list(process.peers):
             self._ended(process, number)
         self._served.subscribers.report(process.number, {})
+        self._moves.lost(process.number)
         self.usages.end_process(process.number)
-        if all(other.handed is None for other in self._processes):
-            # Connections wait in the port's queue.
-            self._pause()
+        # Connections wait in the ports' queues.
+        self._pause(self._ports.keys() - self._served_by_processes())
+
+    def _serves(self, process: ListenerProcess, listener: Listening) -> None:
+        if process.handed is not None:
+            process.serves.add(listener)
+            self._accept_again()
+
+    def _served_by_processes(self) -> set[Listening]:
+        return {listener for process in self._processes for listener in process.serves}
 
     def _accept_again(self) -> None:
-        is_served = any(process.handed is not None for process in self._processes)
-        if self._port is not None and is_served and not self._is_accepting:
-            self._is_accepting = True
-            self._running_loop().add_reader(self._port, self._accept)
-            self._report_accepting(True)
+        for listener in (self._ports.keys() & self._served_by_processes()) - self._accepting:
+            self._accepting.add(listener)
+            self._running_loop().add_reader(self._ports[listener], self._accept, listener)
+            self._report_accepting(listener, True)
 
-    def _pause(self) -> None:
-        if self._port is not None and self._is_accepting:
-            self._is_accepting = False
-            self._running_loop().remove_reader(self._port)
-            self._report_accepting(False)
+    def _pause(self, listeners: Collection[Listening]) -> None:
+        for listener in self._accepting.intersection(listeners):
+            self._accepting.remove(listener)
+            self._running_loop().remove_reader(self._ports[listener])
+            self._report_accepting(listener, False)
 
-    def _accept(self) -> None:
-        assert self._port is not None, "the port is being read"
+    def _accept(self, listener: Listening) -> None:
         while True:
             try:
-                accepted, address = self._port.accept()
+                accepted, address = self._ports[listener].accept()
             except ConnectionAbortedError:
                 # It was refused, for there are too many.
                 continue
@@ -310,39 +351,40 @@ class ListenerProcesses:
             except OSError as problem:
                 # The system has no descriptor or memory to give.
                 _log.error("connections wait", why=str(problem), after_seconds=_SHORTAGE_SECONDS)
-                self._pause()
+                self._pause(self._ports.keys())
                 self._running_loop().call_later(_SHORTAGE_SECONDS, self._accept_again)
                 return
             assert isinstance(accepted, AcceptedSocket), "the port counts them"
-            self._hand_over(accepted, (str(address[0]), int(address[1])))
+            self._hand_over(accepted, listener, (str(address[0]), int(address[1])))
 
-    def _hand_over(self, accepted: AcceptedSocket, address: Address) -> None:
+    def _hand_over(self, accepted: AcceptedSocket, listener: Listening, address: Address) -> None:
         number = next(self._numbers)
-        ready = [process for process in self._processes if process.handed is not None]
+        ready = [process for process in self._processes if listener in process.serves]
         for process in sorted(ready, key=lambda process: len(process.peers)):
             assert process.handed is not None, "it is ready"
             try:
-                pass_connection(process.handed, accepted, number)
+                pass_connection(process.handed, accepted, number, listener)
             except OSError:
                 # It is ending, or too busy to take more.
                 continue
-            process.peers[number] = address
-            self._connections.served_elsewhere["http"] += 1
+            process.peers[number] = listener, address
+            self._connections.served_elsewhere[listener] += 1
             accepted.leave(number)
             return
-        self._connections.tell("no listener process takes a connection", "http", address[0])
+        self._connections.tell("no listener process takes a connection", listener, address[0])
         accepted.close()
 
     def _ended(self, process: ListenerProcess, number: int) -> None:
-        address = process.peers.pop(number, None)
-        if address is not None:
-            self._connections.served_elsewhere["http"] -= 1
+        listener, address = process.peers.pop(number, (None, None))
+        if listener is not None and address is not None:
+            self._connections.served_elsewhere[listener] -= 1
             self._connections.admission.closed(number, address[0])
 
     def _take_forwarded(self, process: ListenerProcess, handed: socket.socket) -> None:
         try:
             while (passed := take_connection(handed)) is not None:
-                self._serve_forwarded(process, *passed)
+                number, _, forwarded = passed
+                self._serve_forwarded(process, number, forwarded)
         except EOFError:
             # Its thread waits for the end of the process.
             self._running_loop().remove_reader(handed)
@@ -356,12 +398,15 @@ class ListenerProcesses:
             _log.error("a forwarded request is not served", why="the daemon has no free descriptor")
             return
         # The address as it was accepted here. Nobody waits for the answer if the client has left.
-        address = process.peers.get(number)
-        if address is None:
+        client = process.peers.get(number)
+        if client is None:
             forwarded.close()
             return
         forwarded.setblocking(False)
-        task = asyncio.create_task(self._serve_here(forwarded, address))
+        self._run(self._serve_here(forwarded, client[1]))
+
+    def _run(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -372,6 +417,14 @@ class ListenerProcesses:
                 self._served.subscribers.report(process.number, subscribers)
             case ConsumerNote():
                 self._served.consumers.note_forwarded(message)
+            case ConsumerForgotten(instance, consumer):
+                self._served.consumers.forget(instance, consumer)
+            case Serves(listener):
+                self._serves(process, listener)
+            case ClientWanted():
+                self._run(self._moves.move(process.number, message))
+            case ClientReturned():
+                self._moves.returned(message)
             case Greeted(number):
                 self._connections.admission.greeted(number)
             case Ended(number):

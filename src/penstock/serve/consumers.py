@@ -207,13 +207,25 @@ class ConsumerNote:
     shards: tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class ConsumerForgotten:
+    """A consumer no longer exists; see `Consumers.forget`."""
+
+    instance: str
+    consumer: str
+
+
 class ForwardedConsumers(Consumers):
     """The consumers that one of several processes serves: the daemon's own writes their holds.
 
     The shards of a consumer may be served by different processes, and their lowest position counts.
     """
 
-    def __init__(self, log_of: Callable[[str], ServedLog], forward: Callable[[ConsumerNote], None]) -> None:
+    def __init__(
+        self,
+        log_of: Callable[[str], ServedLog],
+        forward: Callable[[ConsumerNote | ConsumerForgotten], None],
+    ) -> None:
         super().__init__(log_of)
         self._forward = forward
 
@@ -232,3 +244,7 @@ class ForwardedConsumers(Consumers):
             instance, consumer, position, account.name, account.admin, shard_count, tuple(shards)
         )
         self._forward(note)
+
+    def forget(self, instance: str, consumer: str) -> None:
+        """Forward that a consumer no longer exists."""
+        self._forward(ConsumerForgotten(instance, consumer))

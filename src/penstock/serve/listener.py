@@ -12,7 +12,7 @@ They share the accounts (`access`), the certificate, and the limits on connectio
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Generator, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
 
@@ -33,10 +33,9 @@ from penstock.limits import (
     HTTP_IDLE_SECONDS_MAX,
     REQUEST_HEAD_BYTES_MAX,
 )
-from penstock.retry import Backoff, Retry
 from penstock.serve.accepting import Address, ListeningSocket
 from penstock.serve.access import Access
-from penstock.serve.canal.listener import CanalListener
+from penstock.serve.canal.listener import CanalListener, open_cursor_store
 from penstock.serve.canal.protocol import CanalServer
 from penstock.serve.connections import BoundedHttp, Connections, Traffic, bounded_http
 from penstock.serve.guard import Guard, Measured
@@ -62,9 +61,6 @@ from penstock.serve.telemetry import Telemetry
 from penstock.settings.daemon import Listening, ListenSettings
 
 _log = structlog.get_logger(__name__)
-
-# The retry interval for a store that did not answer.
-_STORE_BACKOFF = Backoff(longest=4.0)
 
 
 def make_app(served: Served, listeners: Mapping[str, str], more: Sequence[Route] = ()) -> Starlette:
@@ -197,19 +193,23 @@ def guarded(
 
 
 class Handover(Protocol):
-    """Other processes of the daemon that serve the connections of its HTTP port."""
+    """Other processes of the daemon that serve the connections of its ports."""
+
+    @property
+    def listeners(self) -> Collection[Listening]:
+        """The listeners whose connections they serve, if the daemon has them."""
 
     def begin(
         self,
-        port: ListeningSocket,
+        ports: Mapping[Listening, ListeningSocket],
         serve_here: Callable[[socket.socket, Address], Coroutine[Any, Any, None]],
-        report_accepting: Callable[[bool], None],
+        report_accepting: Callable[[Listening, bool], None],
     ) -> None:
         """Begin to hand connections over. Called in the event loop.
 
-        `serve_here` serves a connection of one of the processes, for a request that it forwards for the
+        `serve_here` serves a connection of one of the processes, for an HTTP request that it forwards for the
         client with this address.
-        `report_accepting` is called when connections begin or cease to be accepted.
+        `report_accepting` is called when connections of a listener begin or cease to be accepted.
         """
 
     async def end(self) -> None:
@@ -239,7 +239,7 @@ class Listener(HttpListener):
 
         `fleet_status` returns the state of the fleet, None without one; it may block. `more_routes` are
         calls of the HTTP port that need what only the daemon knows. With `handover`, other processes serve
-        the HTTP port.
+        some ports, and the HTTP port always.
         """
         self._served = served
         self._ports = ports
@@ -254,6 +254,7 @@ class Listener(HttpListener):
         self._telemetry = telemetry or Telemetry(served, ports)
         self._reporting: asyncio.Task[None] | None = None
         self._handover = handover
+        self._elsewhere = frozenset[Listening]() if handover is None else frozenset(handover.listeners)
         app = make_app(
             served,
             ports.addresses(),
@@ -291,18 +292,18 @@ class Listener(HttpListener):
         """Accept connections on every port."""
         await super().startup(sockets)
         if self._handover is not None:
-            port, serve_here = self._ports.sockets["http"], partial(self.serve_accepted, over_tls=False)
-            self._handover.begin(port, serve_here, self._note_accepting)
-        self._other_listeners = [
-            self._http(name) for name in self._ports.sockets if name not in ("http", "canal")
-        ]
+            ports = {name: port for name, port in self._ports.sockets.items() if name in self._elsewhere}
+            serve_here = partial(self.serve_accepted, over_tls=False)
+            self._handover.begin(ports, serve_here, self._note_accepting)
+        others = self._ports.sockets.keys() - self._elsewhere - {"http", "canal"}
+        self._other_listeners = [self._http(name) for name in others]
         for listener in self._other_listeners:
             await listener.start()
-        later = {"canal"} if self._handover is None else {"canal", "http"}
+        later = self._elsewhere | {"canal"}
         self._telemetry.health.listening.update(self._ports.sockets.keys() - later)
         self._holding = asyncio.create_task(self._served.consumers.run())
         self._reporting = asyncio.create_task(self._telemetry.run())
-        if "canal" in self._ports.sockets:
+        if "canal" in self._ports.sockets and "canal" not in self._elsewhere:
             self._opening = asyncio.create_task(self._start_canal())
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -324,20 +325,17 @@ class Listener(HttpListener):
             await asyncio.to_thread(self._store.close)
         await asyncio.to_thread(self._telemetry.close)
 
-    def _note_accepting(self, accepting: bool) -> None:
+    def _note_accepting(self, name: Listening, accepting: bool) -> None:
         if accepting:
-            self._telemetry.health.listening.add("http")
+            self._telemetry.health.listening.add(name)
         else:
-            self._telemetry.health.listening.discard("http")
+            self._telemetry.health.listening.discard(name)
 
     async def _start_canal(self) -> None:
         """Accept Canal clients once the store of their cursors answers; until then they wait."""
         assert self._open_store is not None, "the daemon names it where it listens for Canal"
-        retry = Retry("clients of Canal wait for the coordination store", backoff=_STORE_BACKOFF)
-        try:
-            self._store = await retry.run_async(partial(asyncio.to_thread, self._open_store))
-        except PenstockError as problem:
-            _log.error("Canal clients are not served", error=type(problem).__name__, why=str(problem))
+        self._store = await open_cursor_store(self._open_store)
+        if self._store is None:
             return
         server = CanalServer(self._served, self._access, self._store, self._settings)
         # The TLS context, if any, is loaded by now.

@@ -55,6 +55,11 @@ class View:
     def __hash__(self) -> int:
         return self._hash
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # The hashes of another process mean nothing here.
+        self.__dict__.update(state)
+        self.__post_init__()
+
     @property
     def is_typed(self) -> bool:
         """Whether the view has typed rows; otherwise it has messages."""

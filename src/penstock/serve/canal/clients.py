@@ -6,11 +6,14 @@ deleted like any other. Its cursor outlives its connection: in memory up to the 
 the store up to the last transaction, from where it continues after a restart or at another daemon. The latest
 subscriber gets the client: the previous session is closed and its writes are fenced. A client belongs to the
 account that subscribed it first; another account can take it over or delete it only with permission.
+
+With listener processes, one process at a time has a client: see `bring` of `Clients`. Connections of a client
+may reach any process, and its state follows them.
 """
 
 import asyncio
 import threading
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -36,7 +39,7 @@ from penstock.errors import (
 from penstock.model import Position, TablePatterns
 from penstock.narrowed_patterns import NarrowedPatterns
 from penstock.serve.access import Account
-from penstock.serve.canal.cursor import Cursor, Mark
+from penstock.serve.canal.cursor import Cursor, CursorState, Mark, news
 from penstock.serve.canal.tables import CanalTables
 from penstock.serve.pieces import Pieces, View
 from penstock.serve.served import Served
@@ -50,11 +53,27 @@ _CLIENT_ID_MIN, _CLIENT_ID_MAX = -(1 << 15), (1 << 15) - 1
 
 # The last checkpoint of a session is awaited for as long as the store retries. If its outcome is unknown, a
 # returning client receives what it has acknowledged once more.
-_FLUSH_SECONDS = OPERATION_SECONDS
+FLUSH_SECONDS = OPERATION_SECONDS
 # Another daemon's lease is deleted and acquired before its owner can renew it. This may take several tries.
 _TAKE_TRIES = 5
 
+# How long a client that comes from another process waits until this process sees what that one has sent.
+_REACH_SECONDS = 5.0
+
 Edge = Literal["earliest", "latest"]
+
+
+@dataclass(frozen=True)
+class ClientState:
+    """What a process knows of a client beyond the store. `cursor` is None while the log lacks its start."""
+
+    filter: str
+    stored: Checkpoint | None
+    cursor: CursorState | None
+
+
+# Takes a client, by its destination and id, from the process of the daemon that has it; None if none has.
+Bring = Callable[[str, int], Awaitable[ClientState | None]]
 
 
 def subscription_name(client_id: int) -> str:
@@ -91,7 +110,8 @@ def _refuse_changed(subscription: Subscription) -> None:
 class Client:
     """One client id of a destination. Belongs to the event loop, and to the session that holds it.
 
-    `cursor` is None until the log contains the client's start. `filter` is the last filter sent.
+    `cursor` is None until the log contains the client's start. `filter` is the last filter sent. `is_here` is
+    whether no other process of the daemon may have a newer state.
     """
 
     destination: str
@@ -100,6 +120,7 @@ class Client:
     owner: str | None = None
     cursor: Cursor | None = None
     filter: str = ""
+    is_here: bool = True
     _start: Start = field(default_factory=lambda: Start(edge="earliest"))
     _view: View = field(default_factory=lambda: View("canal"))
     _stored: Checkpoint | None = None
@@ -166,7 +187,8 @@ class Client:
             self.cursor = Cursor(
                 str(self.client_id), self.pieces, view, Mark(started.position, gtid_set, time_us)
             )
-            if self._stored is None:
+            # A session that has lost the client meanwhile writes nothing.
+            if self._stored is None and self._writing is not None:
                 self.note()
         return self.cursor
 
@@ -185,6 +207,17 @@ class Client:
         self._view = view
         if self.cursor is not None:
             self.cursor.look_at(replace(view, gtid_after=self.cursor.view.gtid_after))
+
+    def give_away(self) -> ClientState:
+        """Return the state for another process, which has the client from now on."""
+        cursor, self.cursor, self.is_here = self.cursor, None, False
+        return ClientState(self.filter, self._stored, None if cursor is None else cursor.state)
+
+    def adopt(self, state: ClientState) -> None:
+        """Continue with the state of another process. The caller acquires the client in the store."""
+        self.filter, self._stored, self.cursor = state.filter, state.stored, None
+        if state.cursor is not None:
+            self.cursor = Cursor.of_state(str(self.client_id), self.pieces, state.cursor)
 
     def note(self) -> None:
         """Schedule a write of the consumed position. Raises LeaseLost."""
@@ -208,8 +241,11 @@ class Clients:
         holder: str,
         edge: Edge = "earliest",
         zone_seconds: int = 0,
+        bring: Bring | None = None,
     ) -> None:
+        """`bring` takes a client from another process of the daemon; None if this is the only one."""
         self._served = served
+        self._bring = bring
         self._store = store
         self._holder = holder
         self._edge = edge
@@ -232,7 +268,9 @@ class Clients:
             and client.pieces is not self._served.pieces(destination)
         )
         if client is None or is_stale:
-            client = self._known[key] = Client(destination, client_id, self._served.pieces(destination))
+            pieces = self._served.pieces(destination)
+            is_here = self._bring is None if client is None else client.is_here
+            client = self._known[key] = Client(destination, client_id, pieces, is_here=is_here)
         return client
 
     async def is_subscribed(self, client: Client) -> bool:
@@ -261,6 +299,7 @@ class Clients:
             await run_in(self._served.threads.compiling, CanalTables, asked, readable_tables)
         async with client._lock:
             await asyncio.to_thread(self._prove_takes, client, account)
+            await self._bring_here(client)
             was_owner = client.owner == owner
             if client.owner not in (None, owner):
                 self._take_over(client, owner)
@@ -281,23 +320,42 @@ class Clients:
     async def release(self, client: Client, owner: str) -> None:
         """Release a client from a session that ends, after making its acknowledgements durable."""
         async with client._lock:
-            if client.owner != owner:
-                return
-            writing, lease = client._writing, client._lease
-            client.owner = client._supersede = client._writing = client._lease = None
-            if client.cursor is not None:
-                # Batches belong to the connection over which they were sent.
-                client.cursor = client.cursor.handed_over()
-            if writing is None:
-                return
-            try:
-                if not await asyncio.to_thread(writing.flush, _FLUSH_SECONDS):
-                    _log.warning("a checkpoint could not be written", client=client.name)
-            except LeaseLost as problem:
-                _log.info("a client belongs to another account", client=client.name, why=str(problem))
-            writing.close()
-            client._stored = writing.written or client._stored
-            await asyncio.to_thread(self._give_back, lease)
+            if client.owner == owner:
+                await self._let_go(client)
+
+    async def hand_over(self, destination: str, client_id: int) -> ClientState | None:
+        """Release a client for another process of the daemon, which continues from the returned state.
+
+        None if this process does not have it.
+        """
+        client = self._known.get((destination, client_id))
+        if client is None:
+            return None
+        async with client._lock:
+            if not client.is_here:
+                return None
+            if client.owner is not None:
+                self._take_over(client, "another process")
+            await self._let_go(client)
+            return client.give_away()
+
+    async def _let_go(self, client: Client) -> None:
+        """End the session of a client, after making its acknowledgements durable."""
+        writing, lease = client._writing, client._lease
+        client.owner = client._supersede = client._writing = client._lease = None
+        if client.cursor is not None:
+            # Batches belong to the connection over which they were sent.
+            client.cursor = client.cursor.handed_over()
+        if writing is None:
+            return
+        try:
+            if not await asyncio.to_thread(writing.flush, FLUSH_SECONDS):
+                _log.warning("a checkpoint could not be written", client=client.name)
+        except LeaseLost as problem:
+            _log.info("a client belongs to another account", client=client.name, why=str(problem))
+        writing.close()
+        client._stored = writing.written or client._stored
+        await asyncio.to_thread(self._give_back, lease)
 
     async def forget(self, client: Client, owner: str, account: Account) -> None:
         """Delete a client's subscription and its cursor.
@@ -307,6 +365,7 @@ class Clients:
         account.prove_reads(client.destination, client.name)
         async with client._lock:
             await asyncio.to_thread(self._prove_takes, client, account)
+            await self._bring_here(client)
             if client.owner not in (None, owner):
                 self._take_over(client, owner)
             # If the deletion fails, nobody holds the client, and the next session acquires it again.
@@ -325,6 +384,18 @@ class Clients:
         _log.info("a client has unsubscribed", destination=client.destination, client=client.name)
 
     # --- Ownership --------------------------------------------------------------------------
+
+    async def _bring_here(self, client: Client) -> None:
+        """Take a client from the process of the daemon that has it. Raises the errors of the log."""
+        if client.is_here or self._bring is None:
+            return
+        state = await self._bring(client.destination, client.client_id)
+        client.is_here = True
+        if state is None:
+            return
+        client.adopt(state)
+        if state.cursor is not None:
+            await _reach(client.pieces, state.cursor.acked.position)
 
     def _take_over(self, client: Client, owner: str) -> None:
         _log.warning(
@@ -455,3 +526,14 @@ class Clients:
                 with_gtid_set=client.destination in self._served.canal_gtid,
             )
         )
+
+
+async def _reach(pieces: Pieces, position: Position) -> None:
+    """Wait until this process sees a position that another one has seen, which takes milliseconds."""
+    loop = asyncio.get_running_loop()
+    deadline = loop.time() + _REACH_SECONDS
+    while (remaining := deadline - loop.time()) > 0:
+        seen, visible = pieces.arrivals.number(pieces.name), pieces.log.visible
+        if visible is not None and visible >= position:
+            return
+        await news(pieces, seen, remaining)

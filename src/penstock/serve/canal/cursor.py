@@ -65,6 +65,16 @@ class Batch:
     mark: Mark | None
 
 
+@dataclass(frozen=True)
+class CursorState:
+    """What the next session of a client continues from, here or in another process of the daemon."""
+
+    view: View
+    mark: Mark
+    acked: Place
+    next_id: int
+
+
 class Cursor:
     """One client's cursor on one instance. Belongs to the event loop, and to one session.
 
@@ -89,11 +99,21 @@ class Cursor:
 
         Later calls of the previous session on this cursor have no effect.
         """
-        other = Cursor(self.client, self.pieces, self.view, self.mark)
-        other._acked = other._reached = self._acked
-        other._next_id = self._next_id
         self.close()
-        return other
+        return Cursor.of_state(self.client, self.pieces, self.state)
+
+    @property
+    def state(self) -> CursorState:
+        """What the next session continues from."""
+        return CursorState(self.view, self.mark, self._acked, self._next_id)
+
+    @classmethod
+    def of_state(cls, client: str, pieces: Pieces, state: CursorState) -> "Cursor":
+        """Return the cursor of a session that continues from a state."""
+        cursor = cls(client, pieces, state.view, state.mark)
+        cursor._acked = cursor._reached = state.acked
+        cursor._next_id = state.next_id
+        return cursor
 
     def look_at(self, view: View) -> None:
         """Continue with another view, from the last mark: entries have other numbers in it."""

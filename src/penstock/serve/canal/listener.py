@@ -1,20 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The port for Canal clients, in the shared event loop: each connection has its own session."""
+"""The port for Canal clients, in the shared event loop: each connection has its own session.
+
+The port may belong to the daemon, while listener processes serve the connections that it accepts.
+"""
 
 import asyncio
 import socket
 import ssl
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import structlog
 
+from penstock.coordinate.store import CoordinationStore
 from penstock.errors import PenstockError
 from penstock.limits import DRAIN_SECONDS_MAX, GREETING_SECONDS_MAX
+from penstock.retry import Backoff, Retry
 from penstock.serve.connections import Connections
 
 _log = structlog.get_logger(__name__)
 
+# The retry interval for a store that did not answer.
+_STORE_BACKOFF = Backoff(longest=4.0)
+
 Session = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+async def open_cursor_store(open_store: Callable[[], CoordinationStore]) -> CoordinationStore | None:
+    """Return the store of the clients' cursors once it answers; None, which is logged, if it never will."""
+    retry = Retry("clients of Canal wait for the coordination store", backoff=_STORE_BACKOFF)
+    try:
+        return await retry.run_async(partial(asyncio.to_thread, open_store))
+    except PenstockError as problem:
+        _log.error("Canal clients are not served", error=type(problem).__name__, why=str(problem))
+        return None
 
 
 class CanalListener:
@@ -25,8 +44,9 @@ class CanalListener:
         session: Session,
         connections: Connections,
         tls: ssl.SSLContext | None,
-        port: socket.socket,
+        port: socket.socket | None = None,
     ) -> None:
+        """Without a port, connections come by `serve_accepted` only."""
         self._session = session
         self._connections = connections
         self._tls = tls
@@ -36,12 +56,28 @@ class CanalListener:
 
     async def start(self) -> None:
         """Start accepting connections."""
+        assert self._port is not None, "connections are accepted elsewhere"
         self._server = await asyncio.start_server(
             self._serve,
             sock=self._port,
             ssl=self._tls,
             ssl_handshake_timeout=GREETING_SECONDS_MAX if self._tls else None,
         )
+
+    async def serve_accepted(self, accepted: socket.socket) -> None:
+        """Serve a connection that was accepted elsewhere; return after its handshake. Raises OSError."""
+        reader = asyncio.StreamReader()
+        protocol = asyncio.StreamReaderProtocol(reader, self._serve)
+        try:
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: protocol,
+                accepted,
+                ssl=self._tls,
+                ssl_handshake_timeout=GREETING_SECONDS_MAX if self._tls else None,
+            )
+        except BaseException:
+            accepted.close()
+            raise
 
     async def stop_serving(self) -> None:
         """Stop accepting, cancel waiting sessions, and give the others a limited time to finish."""

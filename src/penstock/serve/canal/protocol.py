@@ -41,7 +41,7 @@ from penstock.limits import (
 )
 from penstock.serve.access import Access, Account
 from penstock.serve.canal import frames
-from penstock.serve.canal.clients import Client, Clients, parse_client_id
+from penstock.serve.canal.clients import Bring, Client, Clients, parse_client_id
 from penstock.serve.canal.cursor import Gathered, news
 from penstock.serve.canal.frames import ClientAuth, Packet, PacketType, Request
 from penstock.serve.served import Served
@@ -77,12 +77,20 @@ class CanalServer:
     """All sessions with Canal clients, and the clients they hold. Belongs to the event loop."""
 
     def __init__(
-        self, served: Served, access: Access, store: CoordinationStore, settings: ListenSettings
+        self,
+        served: Served,
+        access: Access,
+        store: CoordinationStore,
+        settings: ListenSettings,
+        bring: Bring | None = None,
     ) -> None:
+        """`bring` takes clients from other processes of the daemon: see `Clients`."""
         self.served = served
         self.access = access
         holder = f"{socket.gethostname()}/{os.getpid()}"
-        self.clients = Clients(served, store, holder, settings.canal_start, settings.canal_zone_seconds)
+        self.clients = Clients(
+            served, store, holder, settings.canal_start, settings.canal_zone_seconds, bring
+        )
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Serve one connection until it ends; unacknowledged batches are sent again later.

@@ -78,6 +78,10 @@ class CanalTables(TablePatterns):
             return True
         return any(pattern.fullmatch(name) for pattern in self._backtracking)
 
+    def __getstate__(self) -> dict[str, object]:
+        # Another process of the daemon finds its own verdicts.
+        return {**self.__dict__, "_verdicts": {}}
+
     def __eq__(self, other: object) -> bool:
         return isinstance(other, CanalTables) and self.filter == other.filter and self.within == other.within
 
