@@ -20,9 +20,10 @@ from penstock.processes.listener_channel import ListenerStart, pass_connection, 
 from penstock.processes.listeners import COMMAND
 from penstock.processes.spawned import SpawnedProcess
 from penstock.serve.accepting import Admission
-from penstock.serve.access import Account, Quota
-from penstock.serve.connections import Traffic
+from penstock.serve.access import WHOLE, Account, Quota
+from penstock.serve.connections import Connection, Traffic
 from penstock.serve.forwarding import Forward
+from penstock.serve.ptubes.session import ClientReport, Clients, Figures
 from penstock.serve.subscribers import Subscriber, Subscribers
 from penstock.serve.usage import SharedUsages
 from penstock.settings.daemon import Settings
@@ -195,6 +196,26 @@ def test_counts_of_a_process_are_added_once() -> None:
     daemon.merge(process.take())
     assert daemon.requests.counts() == {("http", "200"): 2}
     assert (sum(daemon.seconds["http"].counts()), daemon.seconds["http"].sum) == (1, 0.5)
+
+
+def test_ptubes_clients_of_every_process_are_known_to_all() -> None:
+    clients = Clients()
+    here = Connection("ptubes", ("10.0.0.1", 4711), lambda: None)
+    clients.of(here)
+    figures = Figures(connected_ms=5)
+    clients.elsewhere = {
+        1: [ClientReport("10.0.0.2", 1, figures, "shop", "cache")],
+        2: [
+            ClientReport("10.0.0.3", 2, figures, "stock", "index"),
+            ClientReport("10.0.0.3", 3, figures, None, ""),
+        ],
+    }
+    assert [client.port for client in clients.all()] == [4711, 1, 2, 3]
+    assert [instance for instance, _ in clients.sessions()] == ["shop", "stock"]
+    assert clients.tasks(WHOLE) == ["cache", "index"]
+    assert clients.tasks(Account("reader", instances=("shop",))) == ["cache"]
+    here.end()
+    assert [client.port for client in clients.all()] == [1, 2, 3]
 
 
 def test_daemon_of_a_fleet_serves_in_its_own_process() -> None:

@@ -8,13 +8,14 @@ it forwards, each with the number of the connection that the request came over.
 
 import socket
 import struct
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from penstock.errors import PenstockError
 from penstock.logstore.followed_log import LogReport
 from penstock.serve.connections import TrafficCounts
+from penstock.serve.ptubes.session import ClientReport
 from penstock.serve.subscribers import Subscriber, SubscriberKey
 from penstock.settings.daemon import LISTENERS, Listening, Settings
 
@@ -41,12 +42,14 @@ class ListenerStart:
 class Published:
     """The instances whose logs this daemon has, at least every PUBLISH_SECONDS.
 
-    `statuses` are JSON, `logs` what is visible, `refusals` why a log cannot be read.
+    `statuses` are JSON, `logs` what is visible, `refusals` why a log cannot be read, `ptubes` the connections
+    of Ptubes clients in each process.
     """
 
     statuses: Mapping[str, Mapping[str, Any]]
     logs: Mapping[str, LogReport]
     refusals: Mapping[str, PenstockError]
+    ptubes: Mapping[int, Sequence[ClientReport]]
 
 
 @dataclass(frozen=True)
@@ -55,6 +58,7 @@ class ListenerReport:
 
     subscribers: Mapping[SubscriberKey, Subscriber]
     traffic: TrafficCounts
+    ptubes: Sequence[ClientReport]
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,8 @@ from penstock.serve.connections import Connections
 from penstock.serve.consumers import ForwardedConsumers
 from penstock.serve.forwarding import Divided, Forward
 from penstock.serve.guard import Measured
-from penstock.serve.listener import HttpListener, guarded, make_readers_app
+from penstock.serve.listener import HttpListener, guarded, make_readers_app, ptubes_listener
+from penstock.serve.ptubes.session import clients_of
 from penstock.serve.usage import SharedUsages
 from penstock.settings.daemon import Listening
 
@@ -93,7 +94,7 @@ class ListenerProcess(HttpListener):
         self, stream: socket.socket, datagrams: socket.socket, handed: socket.socket, start: ListenerStart
     ) -> None:
         self._settings = settings = start.settings
-        self._listeners = start.listeners
+        self._listeners, self._number = start.listeners, start.number
         self._channel = Channel(stream)
         self._stream, self._datagrams, self._handed = stream, datagrams, handed
         handed.setblocking(False)
@@ -121,9 +122,9 @@ class ListenerProcess(HttpListener):
         traffic = self._connections.traffic
         here = guarded("http", app, access, settings.listen, traffic)
         divided = Divided(here, Forward(self._connect_daemon), self._is_here)
-        super().__init__(
-            "http", Measured(divided, "http", traffic), settings.listen, self._connections, self._handed
-        )
+        super().__init__("http", Measured(divided, "http", traffic), settings.listen, self._connections)
+        self._ptubes = ptubes_listener(self._served, access, settings.listen, self._connections)
+        self._ptubes_clients = clients_of(self._served)
         self._wanted_clients = WantedClients(self._outgoing.put)
         self._opening: asyncio.Task[None] | None = None
         self._canal: tuple[CanalServer, CanalListener] | None = None
@@ -153,6 +154,8 @@ class ListenerProcess(HttpListener):
         threading.Thread(target=self._receive_messages, args=(loop,), name="receiving", daemon=True).start()
         loop.add_reader(self._handed, self._take_connections)
         self._run_part(self._report_until_cancelled(), "the reports to the daemon failed")
+        if "ptubes" in self._listeners:
+            self._run_part(self._start_ptubes(), "the listener for Ptubes failed")
         if "canal" in self._listeners:
             self._opening = self._run_part(self._start_canal(), "the listener for Canal failed")
 
@@ -163,9 +166,15 @@ class ListenerProcess(HttpListener):
         if self._opening is not None:
             self._opening.cancel()
         ending = [] if self._canal is None else [self._canal[1].stop_serving()]
-        await asyncio.gather(super().shutdown([]), *ending)
+        await asyncio.gather(super().shutdown([]), self._ptubes.stop_serving(), *ending)
         if self._close_store is not None:
             await asyncio.to_thread(self._close_store)
+
+    async def _start_ptubes(self) -> None:
+        """Take connections of Ptubes clients."""
+        await self._knows_logs.wait()
+        await self._ptubes.start()
+        self._outgoing.put(Serves("ptubes"))
 
     async def _start_canal(self) -> None:
         """Take connections of Canal clients once the store of their cursors answers."""
@@ -216,7 +225,8 @@ class ListenerProcess(HttpListener):
                 assert self._canal is not None, "it has told the daemon that it serves them"
                 await self._canal[1].serve_accepted(accepted)
             else:
-                await self.serve_accepted(accepted, over_tls=self._over_tls)
+                served_by = self._ptubes if listener == "ptubes" else self
+                await served_by.serve_accepted(accepted, over_tls=self._over_tls)
         except OSError as problem:
             # Most are handshakes that failed, as at a listener that accepts its connections itself.
             _log.debug("a connection ended in its handshake", why=str(problem))
@@ -280,6 +290,8 @@ class ListenerProcess(HttpListener):
             instance.update(status, message.refusals.get(name), ())
             self._arrivals.arrived(name)
         self._published = frozenset(message.statuses)
+        own = self._number
+        self._ptubes_clients.elsewhere = {n: clients for n, clients in message.ptubes.items() if n != own}
         loop.call_soon_threadsafe(self._knows_logs.set)
 
     def _handle_move(self, message: ClientGranted | ClientRecalled) -> None:
@@ -305,7 +317,8 @@ class ListenerProcess(HttpListener):
     async def _report_until_cancelled(self) -> None:
         while True:
             subscribers = self._served.subscribers.here()
-            self._outgoing.put(ListenerReport(subscribers, self._connections.traffic.take()))
+            traffic, ptubes = self._connections.traffic.take(), self._ptubes_clients.here()
+            self._outgoing.put(ListenerReport(subscribers, traffic, ptubes))
             await asyncio.sleep(REPORT_SECONDS)
 
     def _call_daemon(self, call: str, *arguments: Any, seconds: float = _CALL_SECONDS) -> Any:

@@ -42,6 +42,7 @@ from penstock.retry import Backoff
 from penstock.serve.accepting import AcceptedSocket, Address, ListeningSocket
 from penstock.serve.connections import Connections
 from penstock.serve.consumers import ConsumerForgotten, ConsumerNote
+from penstock.serve.ptubes.session import ClientReport, clients_of
 from penstock.serve.served import Served
 from penstock.serve.usage import SharedUsages
 from penstock.settings.daemon import Listening, Settings
@@ -270,10 +271,12 @@ class ListenerProcesses:
     def listeners(self) -> frozenset[Listening]:
         """The listeners whose connections the processes serve.
 
-        A request for a log in memory is forwarded to the daemon, which Canal's protocol has no room for.
+        An HTTP request for a log in memory is forwarded to the daemon. The connection of another protocol may
+        name its instance when it cannot be forwarded any more.
         """
         logs = map(self._settings.log_of, self._settings.instances)
-        return frozenset({"http"} if any(log.mode == "memory" for log in logs) else {"http", "canal"})
+        has_memory = any(log.mode == "memory" for log in logs)
+        return frozenset({"http"} if has_memory else {"http", "canal", "ptubes"})
 
     # --- In the event loop ------------------------------------------------------------------
 
@@ -314,6 +317,7 @@ class ListenerProcesses:
         for number in list(process.peers):
             self._ended(process, number)
         self._served.subscribers.report(process.number, {})
+        self._report_ptubes(process, ())
         self._moves.lost(process.number)
         self.usages.end_process(process.number)
         # Connections wait in the ports' queues.
@@ -412,7 +416,8 @@ class ListenerProcesses:
 
     def _apply(self, message: object, process: ListenerProcess) -> None:
         match message:
-            case ListenerReport(subscribers, traffic):
+            case ListenerReport(subscribers, traffic, ptubes):
+                self._report_ptubes(process, ptubes)
                 self._connections.traffic.merge(traffic)
                 self._served.subscribers.report(process.number, subscribers)
             case ConsumerNote():
@@ -429,6 +434,11 @@ class ListenerProcesses:
                 self._connections.admission.greeted(number)
             case Ended(number):
                 self._ended(process, number)
+
+    def _report_ptubes(self, process: ListenerProcess, clients: Sequence[ClientReport]) -> None:
+        ptubes = clients_of(self._served)
+        # Other threads read it.
+        ptubes.elsewhere = {**ptubes.elsewhere, process.number: clients}
 
     # --- In other threads -------------------------------------------------------------------
 
@@ -466,7 +476,7 @@ class ListenerProcesses:
             except PenstockError as problem:
                 refusals[name] = problem
             statuses[name] = dict(instance.status())
-        return Published(statuses, logs, refusals)
+        return Published(statuses, logs, refusals, clients_of(self._served).elsewhere)
 
     def handle(self, message: object, process: ListenerProcess, channel: Channel) -> None:
         """Handle a message of a process."""

@@ -104,9 +104,10 @@ class HttpListener(uvicorn.Server):
         app: ASGIApp,
         settings: ListenSettings,
         connections: Connections,
-        port: socket.socket,
+        port: socket.socket | None = None,
     ) -> None:
-        self._port = port
+        """Without a port, connections come by `serve_accepted` only."""
+        self._listening = [] if port is None else [port]
         super().__init__(
             uvicorn.Config(
                 app,
@@ -130,12 +131,12 @@ class HttpListener(uvicorn.Server):
         """Start serving, for a listener that runs in another listener's loop."""
         self.config.load()
         self.lifespan = self.config.lifespan_class(self.config)
-        await self.startup([self._port])
+        await self.startup(self._listening)
 
     async def stop_serving(self) -> None:
         """Stop accepting requests, finish those in progress, then end."""
         if self.started:
-            await self.shutdown([self._port])
+            await self.shutdown(self._listening)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept connections like uvicorn, but with a limit on the TLS handshake."""
@@ -190,6 +191,19 @@ def guarded(
     """Return an application whose clients have to authenticate."""
     # Ptubes clients understand no status but 200, so their application authenticates itself.
     return app if name == "ptubes" else Guard(app, access, name, settings.addresses()[name][0], traffic)
+
+
+def ptubes_listener(
+    served: Served,
+    access: Access,
+    settings: ListenSettings,
+    connections: Connections,
+    port: socket.socket | None = None,
+) -> HttpListener:
+    """Return the listener for Ptubes clients."""
+    app, traffic = ptubes_app(served, access, settings.ptubes_zone_seconds), connections.traffic
+    guard = guarded("ptubes", app, access, settings, traffic)
+    return HttpListener("ptubes", Measured(guard, "ptubes", traffic), settings, connections, port)
 
 
 class Handover(Protocol):
@@ -346,11 +360,8 @@ class Listener(HttpListener):
 
     def _http(self, name: Listening) -> HttpListener:
         port = self._ports.sockets[name]
-        app = (
-            ptubes_app(self._served, self._access, self._settings.ptubes_zone_seconds)
-            if name == "ptubes"
-            else monitor_app(self._served)
-        )
+        if name == "ptubes":
+            return ptubes_listener(self._served, self._access, self._settings, self._connections, port)
         traffic = self._connections.traffic
-        guard = guarded(name, app, self._access, self._settings, traffic)
+        guard = guarded(name, monitor_app(self._served), self._access, self._settings, traffic)
         return HttpListener(name, Measured(guard, name, traffic), self._settings, self._connections, port)

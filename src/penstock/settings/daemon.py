@@ -410,8 +410,8 @@ class Settings(Section):
     )
     listeners: Literal["single"] | Annotated[int, Field(ge=1, le=LISTENER_PROCESSES_MAX)] = Field(
         default="single",
-        description="where followers and readers over HTTP, and Canal clients, are served: single: in the"
-        " daemon's own process; a number: by that many processes, which share the ports",
+        description="where followers and readers over HTTP, and clients of Canal and Ptubes, are served:"
+        " single: in the daemon's own process; a number: by that many processes, which share the ports",
     )
     fleet: FleetSettings | None = Field(
         default=None,

@@ -51,8 +51,8 @@ class Shop:
         client.fetch_until(is_there, batch)
 
 
-def start_daemon(server: Server, folder: Path) -> DaemonProcess:
-    """Start a daemon that captures a server from now on, with both Ptubes ports."""
+def start_daemon(server: Server, folder: Path, **more: Any) -> DaemonProcess:
+    """Start a daemon that captures a server from now on, with both Ptubes ports and more settings."""
     settings = {
         "instances": {
             "shop": {
@@ -62,6 +62,7 @@ def start_daemon(server: Server, folder: Path) -> DaemonProcess:
             }
         },
         "listen": {"ptubes": "127.0.0.1:0", "ptubes_monitor": "127.0.0.1:0", "ptubes_zone": "+08:00"},
+        **more,
     }
     return DaemonProcess(folder, settings).start()
 

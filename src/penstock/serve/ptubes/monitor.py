@@ -27,7 +27,7 @@ from penstock.logstore.followed_log import ServedLog
 from penstock.model import Position
 from penstock.serve.access import account_of
 from penstock.serve.ptubes.messages import PtubesCheckpoint
-from penstock.serve.ptubes.session import Client, Clients, Session, clients_of
+from penstock.serve.ptubes.session import ClientReport, Clients, clients_of
 from penstock.serve.served import Served, ServedInstance
 
 
@@ -64,7 +64,7 @@ class _Monitor:
         return {"startTime": started.strftime("%Y-%m-%d %H:%M:%S"), "version": _version()}
 
     def _container(self, request: Request) -> Any:
-        clients = list(self._clients)
+        clients = self._clients.all()
         return {
             "numPeers": len(clients),
             "freqConnectionIdleTimeouts": 0,
@@ -74,11 +74,8 @@ class _Monitor:
 
     def _sessions(self, request: Request) -> Any:
         account = account_of(request)
-        followed = [(client, client.session) for client in self._clients if client.session is not None]
         return [
-            _session(client, session)
-            for client, session in followed
-            if account.may_read(session.subscription.instance)
+            _session(client) for instance, client in self._clients.sessions() if account.may_read(instance)
         ]
 
     def _tasks(self, request: Request) -> Any:
@@ -96,13 +93,13 @@ class _Monitor:
         return {name: instance for name, instance in self._served.instances.items() if account.may_read(name)}
 
 
-def _session(client: Client, session: Session) -> dict[str, Any]:
+def _session(client: ClientReport) -> dict[str, Any]:
     figures = client.figures
     last = figures.last_checkpoint
     return {
-        "writerTaskName": session.subscription.task,
-        "remoteHost": client.connection.peer,
-        "port": client.connection.port,
+        "writerTaskName": client.task,
+        "remoteHost": client.peer,
+        "port": client.port,
         "inboundBytes": figures.inbound_bytes,
         "outboundBytes": figures.outbound_bytes,
         "freqSubCalls": figures.subscribes,

@@ -149,7 +149,7 @@ class _Ptubes:
         except PenstockError as problem:
             _log_warning("a client cannot be served", client, "/v1/getServerInfo", problem)
             return _json(_server_info_body("UNAVAILABLE", [], 0), closing=True)
-        load = sum(client.session is not None for client in self._clients)
+        load = len(self._clients.sessions())
         return _json(_server_info_body("AVAILABLE", self._clients.tasks(account), load))
 
     async def _subscribe(self, client: Client, request: Request, body: bytes) -> Response:

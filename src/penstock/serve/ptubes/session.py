@@ -8,9 +8,10 @@ nothing ──subscribe──▶ subscribed ──fetch──▶ subscribed     
 import asyncio
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import chain
 from weakref import WeakKeyDictionary
 
 from penstock.errors import PenstockError
@@ -53,6 +54,17 @@ class Figures:
     last_checkpoint: PtubesCheckpoint | None = None
 
 
+@dataclass(frozen=True)
+class ClientReport:
+    """A connection as the daemon's processes tell it each other; `instance` is None without a session."""
+
+    peer: str
+    port: int
+    figures: Figures
+    instance: str | None
+    task: str
+
+
 @dataclass(eq=False)
 class Client:
     """One connection, with its session once it has subscribed."""
@@ -68,12 +80,20 @@ class Client:
         self.session = None
         self.shown.close()
 
+    def report(self) -> ClientReport:
+        """Return what monitors see of it."""
+        subscription = None if self.session is None else self.session.subscription
+        instance, task = (None, "") if subscription is None else (subscription.instance, subscription.task)
+        return ClientReport(self.connection.peer, self.connection.port, self.figures, instance, task)
+
 
 class Clients:
-    """All active connections. Belongs to the event loop."""
+    """All active connections. Belongs to the event loop, except `elsewhere`."""
 
     def __init__(self) -> None:
         self._known: dict[Connection, Client] = {}
+        # The connections of the other processes of the daemon, as each has reported last.
+        self.elsewhere: Mapping[int, Sequence[ClientReport]] = {}
         self.started_ms = time.time_ns() // 1_000_000
 
     def of(self, connection: Connection) -> Client:
@@ -84,13 +104,21 @@ class Clients:
             connection.when_lost(lambda: self._lost(connection))
         return known
 
-    def __iter__(self) -> Iterator[Client]:
-        return iter(list(self._known.values()))
+    def here(self) -> list[ClientReport]:
+        """Return the connections of this process."""
+        return [client.report() for client in self._known.values()]
+
+    def all(self) -> list[ClientReport]:
+        """Return the connections of all processes of the daemon."""
+        return [*self.here(), *chain.from_iterable(self.elsewhere.values())]
+
+    def sessions(self) -> list[tuple[str, ClientReport]]:
+        """Return all connections with a session, each with its instance."""
+        return [(client.instance, client) for client in self.all() if client.instance is not None]
 
     def tasks(self, account: Account) -> list[str]:
         """Return the names of the followers of what an account may read, sorted and unique."""
-        followed = [client.session.subscription for client in self if client.session is not None]
-        return sorted({client.task for client in followed if account.may_read(client.instance)})
+        return sorted({client.task for instance, client in self.sessions() if account.may_read(instance)})
 
     def _lost(self, connection: Connection) -> None:
         client = self._known.pop(connection, None)
