@@ -181,6 +181,8 @@ METRICS_HOLDS_MAX = 50
 HISTORIES_MAX = 2
 # The rows of a table as of a moment are gathered in memory, one table at a time.
 AS_OF_BYTES_MAX = 256 * MIB
+# A client that has kept its rows waiting for this long in all gives way to the next one that asks.
+AS_OF_UNREAD_SECONDS_MAX = 60.0
 # Bytes of changes in one response: the default, and the most a request may ask for.
 CREDIT_BYTES_DEFAULT = 16 * MIB
 CREDIT_BYTES_MAX = 1 << 40
@@ -267,6 +269,7 @@ assert SILENCE_SECONDS_MAX > HEARTBEAT_SECONDS
 assert RANGE_BYTES_MIN <= RANGE_BYTES_DEFAULT
 assert CONNECTIONS_PER_PEER_MAX < CONNECTIONS_MAX
 assert HANDSHAKES_PER_PEER_MAX < HANDSHAKES_MAX < CONNECTIONS_MAX
+assert AS_OF_UNREAD_SECONDS_MAX < SEND_SECONDS_MAX
 assert GREETING_SECONDS_MAX <= REQUEST_SECONDS_MAX < HTTP_IDLE_SECONDS_MAX
 assert SUBSCRIPTION_SHARDS_MAX <= SHARDS_MAX
 assert TIDB_MESSAGE_BYTES_MAX < TIDB_UNFINISHED_BYTES_MAX, "one message of any size fits"

@@ -6,7 +6,7 @@ import io
 import json
 import threading
 from collections.abc import Iterator
-from http.client import HTTPConnection
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from penstock.cli import as_of as as_of_verb
 from penstock.errors import LimitExceeded, OptionInvalid, PositionInvalid
 from penstock.logstore.log import Log
 from penstock.model import Position, TableName, TablePatterns
+from penstock.serve.http import as_of as as_of_routes
 from penstock.serve.own_log import OwnSource
 from penstock.source import table_as_of
 from penstock.source.daemon_client import DaemonClient
@@ -244,6 +245,36 @@ def test_second_table_waits_until_the_first_is_sent_or_its_client_has_left(
     wait_until(lambda: ask(daemon, at=at).status == 200)
     for moment, status in (("yesterday", 400), (at, 200)):
         assert ask(daemon, at=moment).status == status, "an error frees it too"
+
+
+def test_client_that_does_not_read_gives_way_to_the_next_one(
+    daemon: ServedLog, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = boundary_with_rows(daemon.log)
+    sent = 0
+
+    def endless(*arguments: Any) -> Iterator[bytes]:
+        nonlocal sent
+        while True:
+            sent += 1
+            yield bytes(1 << 20)
+
+    def is_blocked() -> bool:
+        before = sent
+        return before > 0 and ask(daemon, at=at).status == 429 and sent == before
+
+    with monkeypatch.context() as patch:
+        patch.setattr(as_of_routes, "export_rows", endless)
+        body = json.dumps({"table": "fuzzed.t", "at": at, "format": "jsonl"})
+        client = HTTPConnection("127.0.0.1", daemon.port(), timeout=WAIT_SECONDS_MAX)
+        client.request("POST", f"/v1/instances/{INSTANCE}/as-of", body, {"Authorization": "Bearer a-token"})
+        wait_until(is_blocked)
+    monkeypatch.setattr(as_of_routes, "AS_OF_UNREAD_SECONDS_MAX", 0.0)
+    assert ask(daemon, at=at).status == 200
+    with pytest.raises(HTTPException):
+        client.getresponse().read()
+    monkeypatch.undo()
+    assert ask(daemon, at=at).status == 200
 
 
 def test_page_shows_the_rows_and_exports_them(daemon: ServedLog) -> None:

@@ -5,11 +5,13 @@ import asyncio
 import functools
 import itertools
 import json
-from collections.abc import Callable, Iterator
-from contextlib import closing
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager, closing
 from typing import Any, Literal, TypeVar
 from urllib.parse import quote
 
+import structlog
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from starlette.requests import Request
 from starlette.responses import Response
@@ -17,6 +19,7 @@ from starlette.routing import Route
 from starlette.types import Send
 
 from penstock.errors import OptionInvalid, QuotaReached
+from penstock.limits import AS_OF_UNREAD_SECONDS_MAX
 from penstock.logstore.followed_log import ServedLog
 from penstock.model import TableName
 from penstock.serve.access import Account, account_of
@@ -32,6 +35,8 @@ from penstock.source.logged_tables import prove_table_known
 from penstock.source.row_history import plain_value
 from penstock.source.table_as_of import RowAsOf, TableAsOf
 from penstock.source.table_export import FORMATS, export_rows
+
+_log = structlog.get_logger(__name__)
 
 _ROWS_MAX = 5000
 
@@ -54,11 +59,65 @@ class AsOfRequest(BaseModel):
 def routes(served: Served) -> list[Route]:
     """Return the route of tables as of a moment."""
     path = "/v1/instances/{instance}/as-of"
-    handler = ending_on_disconnect(functools.partial(_as_of, served, asyncio.Semaphore(1)))
+    handler = ending_on_disconnect(functools.partial(_as_of, served, _Turn()))
     return [Route(path, handler, methods=["POST"], name="_as_of")]
 
 
-async def _as_of(served: Served, running: asyncio.Semaphore, request: Request) -> Response:
+class _TurnLost(Exception):
+    """Another client has the turn now."""
+
+
+class _Turn:
+    """The turn to read a table: one at a time, because its rows are in memory. Belongs to the event loop."""
+
+    def __init__(self) -> None:
+        self._lock = asyncio.Lock()
+        self._limit: asyncio.Timeout | None = None
+        # For how long the rows have waited for the client, and since when they wait now.
+        self._unread_seconds = 0.0
+        self._unread_since: float | None = None
+
+    @asynccontextmanager
+    async def taken(self) -> AsyncIterator[None]:
+        """Take the turn inside the block, from a client that reads too slowly if there is one.
+
+        Raises QuotaReached if another client has it, and _TurnLost once it is taken from this one.
+        """
+        if self._lock.locked():
+            if self._limit is None or self.unread_seconds() < AS_OF_UNREAD_SECONDS_MAX:
+                raise QuotaReached(
+                    "a table is being read as of a moment, and this daemon reads one at a time",
+                    hint="Try again in a moment; or read the log's folder: penstock as-of --log",
+                )
+            self._limit.reschedule(asyncio.get_running_loop().time())
+            self._limit = None
+        async with self._lock:
+            limit = asyncio.timeout(None)
+            self._unread_seconds, self._unread_since = 0.0, None
+            try:
+                async with limit:
+                    self._limit = limit
+                    yield
+            except TimeoutError as problem:
+                raise _TurnLost if limit.expired() else problem from None
+            finally:
+                self._limit = None
+
+    def unread_seconds(self) -> float:
+        """Return for how long the rows have waited for the client."""
+        waiting = 0.0 if self._unread_since is None else time.monotonic() - self._unread_since
+        return self._unread_seconds + waiting
+
+    async def send(self, send: Send, piece: bytes) -> None:
+        """Send a piece, and count the time until the client has room for it."""
+        self._unread_since = time.monotonic()
+        try:
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
+        finally:
+            self._unread_seconds, self._unread_since = self.unread_seconds(), None
+
+
+async def _as_of(served: Served, turn: _Turn, request: Request) -> Response:
     try:
         wanted = AsOfRequest.model_validate_json(await request.body())
     except ValidationError as problem:
@@ -74,40 +133,42 @@ async def _as_of(served: Served, running: asyncio.Semaphore, request: Request) -
     )
     account.prove_reads_table(instance, table)
     begin = functools.partial(_Reading, log_of(served, request), instance, table, account, wanted)
-    return _AsOfAnswer(begin, FORMATS.get(wanted.format, "application/json"), served.threads, running)
+    return _AsOfAnswer(begin, FORMATS.get(wanted.format, "application/json"), served.threads, turn)
 
 
 class _AsOfAnswer(StreamedAnswer):
-    """The rows, read and made at the client's pace. One is read at a time, because its rows are in memory."""
+    """The rows, read and made at the client's pace, while it has the turn."""
 
     def __init__(
         self,
         begin: "Callable[[], _Reading]",
         media_type: str,
         threads: Threads,
-        running: asyncio.Semaphore,
+        turn: _Turn,
     ) -> None:
         super().__init__(media_type=media_type)
         # The length is not known before the last row.
         del self.headers["content-length"]
         self._begin = begin
         self._threads = threads
-        self._running = running
+        self._turn = turn
 
     async def stream(self, send: Send) -> None:
-        """Send the rows. Raises QuotaReached, and the errors of the reading, before the start."""
-        if self._running.locked():
-            raise QuotaReached(
-                "a table is being read as of a moment, and this daemon reads one at a time",
-                hint="Try again in a moment; or read the log's folder: penstock as-of --log",
-            )
-        async with self._running:
-            reading = self._begin()
-            pieces = await self._run(reading, reading.read)
-            self.headers.update(reading.headers())
-            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            while (piece := await self._run(reading, next, pieces, None)) is not None:
-                await send({"type": "http.response.body", "body": piece, "more_body": True})
+        """Send the rows. Raises QuotaReached, and the errors of the reading, before the start.
+
+        A response without its end shows the client that the rows broke off.
+        """
+        try:
+            async with self._turn.taken():
+                reading = self._begin()
+                pieces = await self._run(reading, reading.read)
+                self.headers.update(reading.headers())
+                await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                while (piece := await self._run(reading, next, pieces, None)) is not None:
+                    await self._turn.send(send, piece)
+        except _TurnLost:
+            _log.warning("a client reads a table as of a moment too slowly, and gives way to another one")
+            return
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _run(self, reading: "_Reading", work: Callable[..., _Answer], *arguments: Any) -> _Answer:
