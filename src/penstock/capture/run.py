@@ -507,7 +507,7 @@ class Capture:
         seconds = self._attempts.pause_seconds()
         states = {LogFull: State.HELD, ServerBehind: State.BEHIND}
         state = states.get(type(problem), State.WAITING)
-        self._set_state(state, f"{problem.message}; tried again in {seconds:g} s")
+        self._set_state(state, f"{problem.message}; next try in {seconds:.1f} s")
         self._stopping.wait(seconds)
 
     def _stop_with(self, problem: PenstockError) -> bool:
