@@ -6,13 +6,17 @@ from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 
+import pytest
+
 from penstock.coordinate.lease import Lease
 from penstock.coordinate.store import CoordinationStore, Record, open_store, path_of
 from penstock.coordinate.zookeeper_nodes import NodeStat, read_below, record_of, sealed
+from penstock.errors import SchemaInvalid
 from penstock.model import TableName
+from penstock.pipeline import summary
 from penstock.pipeline.shards import Shard
 from penstock.pipeline.state import Checkpoint, PipelineState, TableLoad
-from penstock.pipeline.summary import summarize_pipeline, summarize_pipelines
+from penstock.pipeline.summary import name_state, summarize_pipeline, summarize_pipelines
 from tests.support.suite.nonempty import each
 
 SHOP = {"shop": {"epoch": 1, "file": "mysql-bin.000001", "offset": 4}}
@@ -86,3 +90,25 @@ def test_ensemble_without_requests_for_many_nodes_is_asked_for_each() -> None:
     node = fetch("/shop/a")
     assert node is not None
     assert records == {"/shop/a": record_of(*node)}
+
+
+def test_progress_is_decoded_once_to_name_the_state_of_a_pipeline(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Other tests have written the same progress.
+    summary._is_readable.cache_clear()
+    decode, decoded = Checkpoint.decode, []
+    monkeypatch.setattr(Checkpoint, "decode", lambda value: decoded.append(value) or decode(value))
+    with closing(open_store(f"sqlite:///{tmp_path}/state.db")) as store:
+        state = PipelineState(store, "named")
+        assert name_state(state) == "never ran"
+        write_pipeline(state)
+        assert [name_state(state) for _ in range(3)] == ["stopped"] * 3
+        assert len(decoded) == 1
+        state.write_first(Checkpoint("another generation"))
+        assert [name_state(state) for _ in range(3)] == ["stopped"] * 3
+        assert len(decoded) == 2
+        store.put(path_of("pipelines", "named", "standing"), b"damaged")
+        for _ in range(2):
+            with pytest.raises(SchemaInvalid):
+                name_state(state)

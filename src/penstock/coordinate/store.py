@@ -220,6 +220,7 @@ def reading_record(what: str, hint: str) -> Iterator[None]:
         raise SchemaInvalid(f"{what} cannot be read: {problem!r}", hint=hint) from problem
 
 
+@functools.lru_cache(_NAMES_CACHED)
 def path_of(*names: str) -> str:
     """Return the path of any names; special characters are percent-encoded."""
     return "".join("/" + encoded_name(name) for name in names)

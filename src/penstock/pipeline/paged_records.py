@@ -6,7 +6,7 @@ import uuid
 import zlib
 from typing import Any
 
-from penstock.coordinate.store import CoordinationStore, decoded_name, path_of, reading_record
+from penstock.coordinate.store import CoordinationStore, Record, decoded_name, path_of, reading_record
 from penstock.errors import VersionConflict
 from penstock.limits import COORDINATION_RECORD_BYTES_MAX
 from penstock.pipeline.resnapshot import HINT_STATE
@@ -23,6 +23,10 @@ class PagedRecords:
         self._path = path
         # Names whose orphaned pages were deleted.
         self._swept: set[str] = set()
+
+    def record(self, name: str) -> Record | None:
+        """Return a record as it is stored."""
+        return self.store.get(self._at(name))
 
     def put_large(self, name: str, value: Any, version: int | None = None) -> int:
         """Write a JSON value of any size atomically: first its pages, then the record that names them.

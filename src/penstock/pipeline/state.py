@@ -231,7 +231,7 @@ class PipelineState(ResnapshotRequests):
 
     def parts(self) -> list[Self]:
         """Return the states for which progress is recorded: of each sink and shard, or this one."""
-        sinks = [type(self)(self.store, self.name, sink) for sink in self.sinks() or [""]]
+        sinks = [type(self)(self.store, self.name, sink) for sink in self.sinks()] or [self]
         return [shard for sink in sinks for shard in sink.shard_states()]
 
     def sinks(self) -> list[str]:

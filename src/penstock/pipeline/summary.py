@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The status of a pipeline as its state store has it, as plain values."""
 
+import functools
 import time
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +10,9 @@ from penstock.coordinate.snapshot import snapshot_of
 from penstock.coordinate.store import CoordinationStore, path_of
 from penstock.pipeline.sink_positions import smallest_offsets
 from penstock.pipeline.state import Checkpoint, PipelineState
+
+# A page about thousands of pipelines asks of each whether its progress can be read, every few seconds.
+_PROGRESSES_CACHED, _CACHED_BYTES_MAX = 4096, 4096
 
 
 def summarize_pipelines(store: CoordinationStore) -> list[dict[str, Any]]:
@@ -58,7 +62,7 @@ def summarize_pipeline(state: PipelineState) -> dict[str, Any]:
 
 def name_state(state: PipelineState) -> str:
     """Return the name of the state of a sink or shard, which its status has too."""
-    return _name_state(state, state.runner() is not None, state.shown(), state.checkpoint)
+    return _name_state(state, state.runner() is not None, state.shown(), lambda: _is_begun(state))
 
 
 def summaries_by_part(summary: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -70,7 +74,7 @@ def summaries_by_part(summary: dict[str, Any]) -> dict[str, dict[str, Any]]:
 def summarize_part(state: PipelineState) -> dict[str, Any]:
     """Return the status of a sink or shard."""
     progress, runner, shown = state.checkpoint(), state.runner(), state.shown()
-    state_name = _name_state(state, runner is not None, shown, lambda: progress)
+    state_name = _name_state(state, runner is not None, shown, lambda: progress is not None)
     summary: dict[str, Any] = {
         "pipeline": state.name,
         **({"sink": state.sink} if state.sink else {}),
@@ -123,12 +127,27 @@ def _error_of(state_name: str, shown: dict[str, Any]) -> str | None:
 
 
 def _name_state(
-    state: PipelineState, is_run: bool, shown: dict[str, Any], progress: Callable[[], Checkpoint | None]
+    state: PipelineState, is_run: bool, shown: dict[str, Any], is_begun: Callable[[], bool]
 ) -> str:
     if state.paused:
         return "pausing" if is_run else "paused"
     if is_run:
         return str(shown.get("state", "starting"))
-    if progress() is None:
+    if not is_begun():
         return "never ran"
     return "failed" if shown.get("state") == "failed" else "stopped"
+
+
+def _is_begun(state: PipelineState) -> bool:
+    """Return whether progress is recorded. Raises SchemaInvalid if it cannot be read."""
+    record = state.record("standing")
+    if record is None:
+        return False
+    is_small = len(record.value) <= _CACHED_BYTES_MAX
+    return _is_readable(record.value) if is_small else _is_readable.__wrapped__(record.value)
+
+
+@functools.lru_cache(_PROGRESSES_CACHED)
+def _is_readable(value: bytes) -> bool:
+    Checkpoint.decode(value)
+    return True
