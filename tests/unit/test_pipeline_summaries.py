@@ -103,6 +103,7 @@ def test_progress_is_decoded_once_to_name_the_state_of_a_pipeline(
         state = PipelineState(store, "named")
         assert name_state(state) == "never ran"
         write_pipeline(state)
+        decoded.clear()
         assert [name_state(state) for _ in range(3)] == ["stopped"] * 3
         assert len(decoded) == 1
         state.write_first(Checkpoint("another generation"))
