@@ -8,6 +8,7 @@ keeps state it emits only the last image of each key.
 import json
 import pickle
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import asdict
 from typing import Any
 
@@ -46,6 +47,7 @@ from penstock.pipeline.cascades import may_cascade
 from penstock.pipeline.conforming import check_key, columns_reread, conform_changes, key_is_reread
 from penstock.pipeline.dead_letter import open_dead_letter
 from penstock.pipeline.evolution import accepts_rows
+from penstock.pipeline.load.session_pool import SessionPool
 from penstock.pipeline.load.watermark import Watermark
 from penstock.pipeline.loops import drop_own_changes
 from penstock.pipeline.record import ChunkWork, RangeWork
@@ -68,11 +70,16 @@ def decode_works(
     numbers: Iterable[int],
     parts: RangeParts = range_parts,
     resources: TaskResources = CLOSED_AFTER_USE,
+    sessions: SessionPool | None = None,
 ) -> Iterator[pyarrow.RecordBatch]:
-    """Yield the rows and words of the works with these numbers, in the columns of BETWEEN. `parts` opens the
-    ranges, and steps and sinks come from `resources`."""
-    for number in numbers:
-        yield from _Work(plan, number, parts, resources).run()
+    """Yield the rows and words of the works with these numbers, in the columns of BETWEEN.
+
+    `parts` opens the ranges. Steps and sinks come from `resources`, and sessions for chunks from `sessions`,
+    which the caller closes; by default, from a pool for these works.
+    """
+    with nullcontext(sessions) if sessions is not None else SessionPool() as pool:
+        for number in numbers:
+            yield from _Work(plan, number, parts, resources, pool).run()
 
 
 def as_json(receipt: Receipt) -> bytes:
@@ -87,9 +94,17 @@ def as_json(receipt: Receipt) -> bytes:
 class _Work:
     """One run over one work of a batch."""
 
-    def __init__(self, plan: TaskPlan, number: int, parts: RangeParts, resources: TaskResources) -> None:
+    def __init__(
+        self,
+        plan: TaskPlan,
+        number: int,
+        parts: RangeParts,
+        resources: TaskResources,
+        sessions: SessionPool,
+    ) -> None:
         self._plan = plan
         self._parts = parts
+        self._sessions = sessions
         self._number = number
         self._work = plan.record.works[number]
         self._divided = frozenset(plan.record.divided)
@@ -186,7 +201,7 @@ class _Work:
         if work.ends_before and target is not None:
             yield from self._empty(key, self._plan.targets[target.name], work.ends_before - 1)
         try:
-            for changes in chunk_changes(self._plan, work, note_floor):
+            for changes in chunk_changes(self._plan, work, note_floor, self._sessions):
                 self._counts.chunk_rows += len(changes)
                 self._counts.bytes += changes.rows.nbytes
                 yield from self._wave([changes])

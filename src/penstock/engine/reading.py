@@ -14,6 +14,7 @@ from penstock.model import TableName, TablePatterns
 from penstock.pipeline.ghosts import PipelinePatterns
 from penstock.pipeline.load.chunks import Chunk
 from penstock.pipeline.load.reader import read_chunk
+from penstock.pipeline.load.session_pool import SessionPool
 from penstock.pipeline.load.targets import targets_of
 from penstock.pipeline.load.watermark import Watermark
 from penstock.pipeline.loops import marked_versions
@@ -103,7 +104,7 @@ def passed_over_tables(plan: TaskPlan, source: str) -> frozenset[TableName]:
 
 
 def chunk_changes(
-    plan: TaskPlan, work: ChunkWork, on_watermark: Callable[[Watermark], None]
+    plan: TaskPlan, work: ChunkWork, on_watermark: Callable[[Watermark], None], sessions: SessionPool
 ) -> Iterator[Changes]:
     """Yield the rows of a chunk. Before reading, pass the log position of the read to `on_watermark`."""
     source = plan.sources[work.source]
@@ -121,6 +122,7 @@ def chunk_changes(
         exact=work.exact,
         on_watermark=on_watermark,
         tries_max=_RECONNECT_TRIES_MAX,
+        sessions=sessions,
     )
 
 

@@ -28,6 +28,7 @@ from penstock.engine.write_task import write_parts
 from penstock.errors import ConnectionLost
 from penstock.local.reused_resources import ReusedResources
 from penstock.local.shuffle import Shuffle
+from penstock.pipeline.load.session_pool import SessionPool
 from penstock.pipeline.verify.comparison import Spreading, in_this_process
 
 # The rows of a batch that are buffered between its stages; the rest is spilled to disk.
@@ -119,6 +120,7 @@ class _Job:
         self._cores = cores
         self._cancelled = cancelled
         self._shuffle = Shuffle(buffered_bytes_max)
+        self._sessions = SessionPool()
         self._words: list[pyarrow.RecordBatch] = []
         self._error: BaseException | None = None
 
@@ -138,11 +140,14 @@ class _Job:
         return self._words
 
     def close(self) -> None:
-        """Release the memory and delete the spilled rows."""
+        """Release the memory, delete the spilled rows, and end the sessions."""
         self._shuffle.close()
+        self._sessions.close()
 
     def _decode(self, work: int) -> None:
-        rows = self._until_ended(decode_works(self._plan, [work], self._parts, self._resources))
+        rows = self._until_ended(
+            decode_works(self._plan, [work], self._parts, self._resources, self._sessions)
+        )
         if self._plan.in_one_stage and not self._plan.in_driver:
             self._words.extend(rows)
             return

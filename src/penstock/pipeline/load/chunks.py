@@ -283,6 +283,8 @@ class _Planner:
 
     def chunks(self) -> list[Chunk]:
         whole = Chunk(self._table, tuple(column.column.name for column in self._columns), index=self._index)
+        if (rows := self._rows_of_one_chunk()) is not None:
+            return [replace(whole, rows=rows)]
         low, last = self._key("", "ASC"), self._key("", "DESC")
         if low is None or last is None:
             return [whole]
@@ -291,6 +293,12 @@ class _Planner:
         # Rows may be inserted before the first chunk.
         chunks[0] = replace(chunks[0], low=None)
         return chunks
+
+    def _rows_of_one_chunk(self) -> int | None:
+        """Return the estimate for a table that is one chunk by it, None for others. Costs two statements."""
+        if self._session.tidb or (rows := self._rows(None, None)) > self._wanted_rows * _SLACK:
+            return None
+        return rows if self._has_at_most("", rows) else None
 
     def _estimated_ranges(self, low: tuple[str, ...], last: tuple[str, ...]) -> list[_Range] | None:
         """Return ranges according to the optimizer's estimates; None if they are not usable."""
@@ -305,8 +313,12 @@ class _Planner:
     def _is_believable(self, ranges: Sequence[_Range]) -> bool:
         """Check the size of the middle range by reading that many index entries."""
         middle = ranges[len(ranges) // 2]
-        rows = int(max(self._wanted_rows * _SLACK, middle.rows) * _WRONG_BY)
-        return self._key(within(self._names, middle.low, middle.high), "ASC", offset=rows) is None
+        return self._has_at_most(within(self._names, middle.low, middle.high), middle.rows)
+
+    def _has_at_most(self, condition: str, estimate: int) -> bool:
+        """Return whether a range has about as many rows as estimated, or as few as wanted."""
+        rows = int(max(self._wanted_rows * _SLACK, estimate) * _WRONG_BY)
+        return self._key(condition, "ASC", offset=rows) is None
 
     def _scan_ranges(self, low: tuple[str, ...], last: tuple[str, ...]) -> Iterator[_Range]:
         """Yield ranges by scanning the whole index, used if estimates are not usable."""

@@ -23,6 +23,7 @@ from penstock.pipeline.load.chunks import Chunk, after, hold_order
 from penstock.pipeline.load.exact import open_exact
 from penstock.pipeline.load.keys import KeyColumn
 from penstock.pipeline.load.session import LoadSession, open_session
+from penstock.pipeline.load.session_pool import SessionPool
 from penstock.pipeline.load.watermark import Watermark, read_as_of, watermark_of
 from penstock.retry import Retry
 
@@ -46,6 +47,7 @@ def read_chunk(
     exact: bool = False,
     on_watermark: Callable[[Watermark], None] | None = None,
     tries_max: int = RECONNECT_TRIES_MAX,
+    sessions: SessionPool | None = None,
 ) -> Iterator[Changes]:
     """Yield the rows of a chunk as inserts, in bounded batches in key order.
 
@@ -61,7 +63,10 @@ def read_chunk(
     last row yielded, or raises ConnectionLost if the key does not identify that row. Raises ServerChanged for
     a server other than the watermark's, SchemaChanged for changed columns and for a key that orders rows
     otherwise than when the chunk was planned, PrivilegeMissing.
+
+    The session comes from `sessions`, if passed, and returns there after the last row.
     """
+    open_or_take = open_session if sessions is None else sessions.session
     reading = _Reading(target, chunk, instance, columns, where)
     throttle = _throttle(rate)
     if exact:
@@ -75,7 +80,7 @@ def read_chunk(
     while True:
         handed_out = reading.rows
         try:
-            with open_session(address) as session:
+            with open_or_take(address) as session:
                 if watermark is None:
                     watermark = watermark_of(session, epoch, planned_ts)
                 _check_server(session, watermark)
