@@ -17,7 +17,6 @@ from penstock.gtid_sets import NO_GTIDS
 from penstock.limits import CAPTURE_CHUNK_BYTES
 from penstock.logstore.disk import Disk
 from penstock.logstore.log import Log
-from penstock.merge import joined_log
 from penstock.merge import joining as joining_module
 from penstock.merge import member as member_module
 from penstock.merge.joined_log import JoinedLog, MergeState, begin_joined_log
@@ -171,7 +170,7 @@ def test_restart_anywhere_loses_and_repeats_nothing() -> None:
 
 
 def test_long_transactions_and_full_files_are_joined_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (member_module, joining_module, joined_log):
+    for module in (member_module, joining_module, generated_log):
         monkeypatch.setattr(module, "CAPTURE_CHUNK_BYTES", 500)
     monkeypatch.setattr(generated_log, "FILE_BYTES_MAX", 4_000)
     random = Random(1)
@@ -297,7 +296,7 @@ def test_server_that_has_failed_over_and_is_idle_holds_nothing_back(monkeypatch:
 def test_first_transaction_of_a_file_may_be_of_another_member_after_a_crash(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(joined_log, "CAPTURE_CHUNK_BYTES", 500)
+    monkeypatch.setattr(generated_log, "CAPTURE_CHUNK_BYTES", 500)
     first, second = (
         ForgedServer(name, number, SimulatedDisk()) for number, name in enumerate(("db1", "db2"), 1)
     )

@@ -62,16 +62,21 @@ class HistoryOfJobs:
 
 
 class LoggedEvents:
-    """What was appended to the log."""
+    """What was stored in the log, and what was added and not stored yet."""
 
     def __init__(self) -> None:
         self.events: list[bytes] = []
+        self.pending: list[bytes] = []
 
     def begin_transaction(self, commit_ts: int) -> int:
-        return len(head()) + sum(map(len, self.events))
+        return len(head()) + sum(map(len, self.events + self.pending))
 
     def append(self, events: bytes) -> None:
-        self.events.append(events)
+        self.pending.append(events)
+
+    def flush(self) -> None:
+        self.events += self.pending
+        self.pending.clear()
 
 
 class TranscribedLog:
@@ -88,9 +93,11 @@ class TranscribedLog:
         self._transcription = Transcription(cast(MergedLog, self.logged), parts)
 
     def write(self, *received: bytes) -> None:
-        for payload in received:
-            _, start_ts, commit_ts, _ = tidb_heads([payload])[0]
-            self._transcription.write([PulledTransaction(commit_ts, start_ts, payload)])
+        heads = zip(tidb_heads(list(received)), received, strict=True)
+        self._transcription.write(
+            [PulledTransaction(commit_ts, start_ts, payload)]
+            for (_, start_ts, commit_ts, _), payload in heads
+        )
 
     def decoded(self) -> Decoded:
         return decode(head() + b"".join(self.logged.events), file=LOG_FILE)
@@ -172,6 +179,23 @@ class DropOfColumn:
             matched_statement(1050, 101, self.TEXT, 0),
             inserted(1060, 14, {1: 4, 3: 7}),
         ]
+
+
+@pytest.mark.parametrize("name", ["apply_early", "apply"])
+def test_definitions_are_kept_only_after_the_transactions_before_them_are_stored(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    drop = DropOfColumn(0)
+    log = TranscribedLog(tmp_path, drop.history)
+    apply, stored = getattr(log.kept, name), []
+
+    def note(*words: Any, **named: Any) -> Any:
+        stored.append(len(log.logged.events) if not log.logged.pending else None)
+        return apply(*words, **named)
+
+    monkeypatch.setattr(log.kept, name, note)
+    log.write(*drop.stream)
+    assert stored == [{"apply_early": 1, "apply": 5}[name]]
 
 
 @pytest.mark.parametrize("flags", [0, NOT_NULL])

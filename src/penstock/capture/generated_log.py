@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from penstock._native import BlockCutter, tidb_rotation
 from penstock.capture.receive import Receiver
 from penstock.gtid_sets import NO_GTIDS, LoggedSet
+from penstock.limits import CAPTURE_CHUNK_BYTES
 from penstock.logstore.disk import Buffer
 from penstock.logstore.extent import LogExtent
 from penstock.logstore.log import Log
@@ -54,7 +55,10 @@ def begin_generated_log(
 
 
 class GeneratedLog(ABC):
-    """Appends generated events to a log through a receiver. One thread uses it."""
+    """Appends generated events to a log through a receiver. One thread uses it.
+
+    Events are gathered, because every append to the log has a cost. `flush` stores what was gathered.
+    """
 
     def __init__(self, log: Log, receiver: Receiver, stem: str, flavor: str) -> None:
         """Continue at the end of the log, or begin its first file. The log's epoch has begun."""
@@ -62,6 +66,8 @@ class GeneratedLog(ABC):
         self._receiver = receiver
         self._stem = stem
         self._flavor = flavor
+        self._pending: list[Buffer] = []
+        self._pending_bytes = 0
         visible, epoch = log.visible, log.epoch
         if visible is None:
             gtid_set = NO_GTIDS if epoch is None else epoch.gtid_set
@@ -78,28 +84,41 @@ class GeneratedLog(ABC):
     @property
     def offset(self) -> int:
         """Where the next event starts in the file."""
-        return self._cutter.offset
+        return self._cutter.offset + self._pending_bytes
 
     @property
     def position(self) -> Position:
         """Where the next event starts."""
-        return Position(EPOCH, generated_file(self._stem, self._number), self._cutter.offset)
+        return Position(EPOCH, generated_file(self._stem, self._number), self.offset)
 
     def begin_transaction_at(self, time_s: int) -> int:
         """Prepare for the events of a transaction, in a new file if the last is full; return its offset.
 
         Raises the errors of the log.
         """
-        if self._cutter.offset >= FILE_BYTES_MAX:
+        if self.offset >= FILE_BYTES_MAX:
+            self.flush()
             name = generated_file(self._stem, self._number + 1)
-            self.append(tidb_rotation(name, self._cutter.offset, server_id=SERVER_ID, time_s=time_s))
+            self._store(tidb_rotation(name, self.offset, server_id=SERVER_ID, time_s=time_s))
             self._next_file()
-        if self._cutter.offset == 0:
-            self.append(self._file_head(time_s))
-        return self._cutter.offset
+        if self.offset == 0:
+            self._store(self._file_head(time_s))
+        return self.offset
 
     def append(self, events: Buffer) -> None:
-        """Append whole events. Raises the errors of the log."""
+        """Add whole events. They are stored by `flush`, or at once if they are many. Raises as `flush`."""
+        self._pending.append(events)
+        self._pending_bytes += len(events)
+        if self._pending_bytes >= CAPTURE_CHUNK_BYTES:
+            self.flush()
+
+    def flush(self) -> None:
+        """Store what was added. Raises the errors of the log."""
+        events, self._pending, self._pending_bytes = self._pending, [], 0
+        if events:
+            self._store(b"".join(events))
+
+    def _store(self, events: bytes) -> None:
         self._receiver.feed(events, self._cutter)
 
     @abstractmethod

@@ -24,7 +24,6 @@ from penstock.capture.generated_log import (
 from penstock.capture.receive import Receiver
 from penstock.errors import EventUnsupported, LogDamaged, PenstockError
 from penstock.gtid_sets import LoggedSet
-from penstock.limits import CAPTURE_CHUNK_BYTES
 from penstock.logstore.disk import Buffer
 from penstock.logstore.epochs import seal_json, unseal_json
 from penstock.logstore.log import Log
@@ -98,8 +97,6 @@ class JoinedLog(GeneratedLog):
     def __init__(self, log: Log, receiver: Receiver, flavor: str) -> None:
         """Continue at the end of the log, or begin its first file. The log's epoch has begun."""
         self._head = b""
-        self._pending: list[bytes] = []
-        self._pending_bytes = 0
         super().__init__(log, receiver, STEM, flavor)
 
     def add(self, origin: bytes, events: Iterable[Buffer], mover: EventMover, time_us: int) -> None:
@@ -113,12 +110,9 @@ class JoinedLog(GeneratedLog):
                 f"the merge is of {self._flavor}, and the member has a server of the other kind now",
                 hint="Merge servers of one kind: MySQL or MariaDB",
             )
-        if self._pending_bytes >= CAPTURE_CHUNK_BYTES:
-            self.flush()
-        if not self._pending_bytes:
-            # Only here may a file end.
-            self._head = mover.head
-            self.begin_transaction_at(_header_time(time_us))
+        # A file may begin here.
+        self._head = mover.head
+        self.begin_transaction_at(_header_time(time_us))
         pending, before = self._pending, len(self._pending)
         try:
             self._add_events(origin, events, mover, time_us)
@@ -129,7 +123,7 @@ class JoinedLog(GeneratedLog):
             raise
 
     def _add_events(self, origin: bytes, events: Iterable[Buffer], mover: EventMover, time_us: int) -> None:
-        self._keep(_event(origin, _header_time(time_us), self._next_offset))
+        self.append(_event(origin, _header_time(time_us), self.offset))
         partial = bytearray()
         for piece in events:
             if partial:
@@ -137,28 +131,11 @@ class JoinedLog(GeneratedLog):
                 if len(partial) < _first_event_bytes(partial):
                     continue
             content = partial or piece
-            moved = mover.move_events(content, self._next_offset)
-            self._keep(moved)
+            moved = mover.move_events(content, self.offset)
+            self.append(moved)
             partial = bytearray(memoryview(content)[len(moved) :])
-            if self._pending_bytes >= CAPTURE_CHUNK_BYTES:
-                self.flush()
         if partial:
             raise _damaged("a transaction of a member ends inside an event")
-
-    def flush(self) -> bool:
-        """Store what was added; return whether there was something. Raises the errors of the log."""
-        events, self._pending, self._pending_bytes = self._pending, [], 0
-        if events:
-            self.append(b"".join(events))
-        return bool(events)
-
-    @property
-    def _next_offset(self) -> int:
-        return self.offset + self._pending_bytes
-
-    def _keep(self, events: bytes) -> None:
-        self._pending.append(events)
-        self._pending_bytes += len(events)
 
     def _file_head(self, time_s: int) -> bytes:
         return self._head

@@ -39,11 +39,13 @@ class SinkLog:
                 # from 1. Rows have the commit timestamp itself.
                 write = partial(self._writer.statement, start_ts=commit_ts + 1 + index)
                 self._merged.append(write(commit_ts, offset, schema.database, schema.query))
+                self._merged.flush()
         if transaction.rows:
             self._writer.begin(commit_ts, self._merged.begin_transaction(commit_ts))
             for schema, rows in transaction.rows:
                 self._add(schema, rows)
             self._merged.append(self._writer.commit())
+            self._merged.flush()
 
     def append_new(self, transaction: SinkTransaction, end: MergedEnd) -> None:
         """Append what a log that ended there does not have of a transaction. Raises as `append`.

@@ -237,8 +237,7 @@ class Drainer:
     def step(self, transcription: Transcription) -> None:
         """Store the transactions that are due, or wait a moment for the next."""
         taken, position = self._queue.take(CAPTURE_CHUNK_BYTES, _TAKE_SECONDS)
-        for transactions in taken:
-            transcription.write(transactions)
+        transcription.write(taken)
         self.is_idle = not taken
         self._stored_ts = position
         now = time.monotonic()

@@ -49,12 +49,19 @@ class Transcription:
         if self._kept.definitions is not None:
             self._define(self._kept.definitions.versions())
 
-    def write(self, transactions: Sequence[PulledTransaction]) -> None:
-        """Append the transactions of one commit timestamp as one transaction.
+    def write(self, commits: Iterable[Sequence[PulledTransaction]]) -> None:
+        """Store the transactions of each commit timestamp as one transaction, also those before an error.
 
         Raises SchemaPending while a job is not finished, EventMalformed, SchemaUnknown, and the errors of the
         log and of the source of jobs.
         """
+        try:
+            for transactions in commits:
+                self._write(transactions)
+        finally:
+            self._merged.flush()
+
+    def _write(self, transactions: Sequence[PulledTransaction]) -> None:
         first, payloads = transactions[0], [transaction.payload for transaction in transactions]
         text, job_id, state = tidb_ddl(first.payload)
         if job_id and len(payloads) == 1:
@@ -71,6 +78,7 @@ class Transcription:
             pieces = transcoder.transaction(payloads, offset)
         except SchemaMismatch:
             # Rows lack a column while it is dropped. A job of several changes has no binlog before its end.
+            self._merged.flush()
             job = self._next_job({table for ids in tables for table in ids})
             if job is None:
                 raise
@@ -84,6 +92,8 @@ class Transcription:
         if text.lstrip().lower().startswith("select setval("):
             # The next values of a sequence, which have no job.
             return
+        # Definitions are kept only after everything that precedes them, and readers do not wait for the job.
+        self._merged.flush()
         job = self._finished_job(job_id)
         if not job.schema_version:
             # It was cancelled or rolled back, so it names no version to read definitions of.
@@ -122,6 +132,7 @@ class Transcription:
         if version <= max(definitions.version, self._searched):
             return
         self._searched = version
+        self._merged.flush()
         missing = [job for job in self._jobs_after(definitions) if job.schema_version <= version]
         for job in sorted(missing, key=lambda job: job.schema_version):
             _log.warning("a DDL job without a binlog is applied", job=job.job_id, query=job.query[:200])
