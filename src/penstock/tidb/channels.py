@@ -22,6 +22,7 @@ from penstock.limits import TIDB_MESSAGE_BYTES_MAX
 
 try:
     import grpc
+    from grpc.experimental import ChannelOptions
 except ImportError as problem:
     raise DependencyMissing(
         "a TiDB cluster speaks gRPC, which needs the package grpcio",
@@ -43,6 +44,8 @@ _OPTIONS = (
     # A call that meets a GOAWAY is repeated by gRPC, and now and then waits for ever, past its deadline
     # (grpcio 1.85). The callers repeat their calls themselves.
     ("grpc.enable_retries", 0),
+    # The thread that reads a stream receives it. By default, each message goes through a second thread.
+    (ChannelOptions.SingleThreadedUnaryStream, 1),
 )
 
 
