@@ -2,7 +2,7 @@
 """The daemon's captures in this process, on the server of a corpus."""
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -12,6 +12,7 @@ from penstock.capture.run import Capture, CaptureParts
 from penstock.captures import start_of
 from penstock.errors import ServerBusy
 from penstock.logstore.log import Log
+from penstock.merge.capture import MergeCapture
 from penstock.model import Position, ServerAddress
 from penstock.mysql.start import LogLookup
 from penstock.settings.daemon import Settings
@@ -49,7 +50,7 @@ def capturing(settings: Settings) -> Iterator[list[Log]]:
 
     No definitions are stored: to start in the past, a daemon would first scan the server's statements.
     """
-    captures = [_capture(settings, name) for name in settings.instances]
+    captures = [capture_of(settings, name) for name in settings.instances]
     for capture in captures:
         capture.start()
     try:
@@ -59,6 +60,19 @@ def capturing(settings: Settings) -> Iterator[list[Log]]:
             capture.stop()
         for capture in captures:
             assert capture.join(_END_SECONDS_MAX), "the capture does not end"
+
+
+def capture_of(settings: Settings, name: str, members: Mapping[str, Capture] | None = None) -> Capture:
+    """Return the capture of an instance, or of a merge with the captures of its members; not started."""
+    instance, log = settings.instances[name], settings.log_of(name)
+    parts = CaptureParts(
+        open_log=lambda: Log.open(log.folder, log, instance=name),
+        open_lookup=_open_lookup,
+        arrived=lambda instance: None,
+    )
+    if members is not None:
+        return MergeCapture(name, instance, log, start_of(instance), parts, members)
+    return Capture(name, instance, log, start_of(instance), parts)
 
 
 def capture_all(settings: Settings, end: Position) -> None:
@@ -81,16 +95,6 @@ def wait_until(answer: Callable[[], _Found]) -> _Found:
         assert time.monotonic() < deadline, "the capture does not come to its end"
         time.sleep(LOOK_SECONDS)
     return answered
-
-
-def _capture(settings: Settings, name: str) -> Capture:
-    instance, log = settings.instances[name], settings.log_of(name)
-    parts = CaptureParts(
-        open_log=lambda: Log.open(log.folder, log, instance=name),
-        open_lookup=_open_lookup,
-        arrived=lambda instance: None,
-    )
-    return Capture(name, instance, log, start_of(instance), parts)
 
 
 def _open_lookup(address: ServerAddress, epoch: int, server_key: str) -> LogLookup:

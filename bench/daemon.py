@@ -70,14 +70,15 @@ def cpu_seconds_of(process: int) -> float:
 
 
 @contextmanager
-def serving(folder: Path, port: int, *, start: str = "earliest", **instance: Any) -> Iterator[Daemon]:
-    """Run a daemon inside the block that captures the server on a port, with a listener for every protocol.
+def serving(folder: Path, source: int | str, *, start: str = "earliest", **instance: Any) -> Iterator[Daemon]:
+    """Run a daemon inside the block that captures the server on a port of this host, or another source.
 
-    Its output is in `folder`/daemon.output.
+    It has a listener for every protocol, and its output in `folder`/daemon.output.
     """
     folder.mkdir(parents=True, exist_ok=True)
     config, output = folder / "penstock.yaml", folder / "daemon.output"
-    source = f"mysql://root@127.0.0.1:{port}?ssl_mode=disabled"
+    if isinstance(source, int):
+        source = f"mysql://root@127.0.0.1:{source}?ssl_mode=disabled"
     listeners = dict.fromkeys(("http", "canal", "ptubes"), "127.0.0.1:0")
     settings = {
         "listen": listeners,

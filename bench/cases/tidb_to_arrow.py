@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Transcode TiDB's payloads to a binlog, and decode that to Arrow, on one core."""
 
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from bench.corpora.corpus import SIZES
-from bench.corpora.tidb_payloads import ROWS_EACH, SCHEMA_VERSION, payloads, table_info
+from bench.corpora.tidb_payloads import ROWS_EACH, SCHEMA_VERSION, table_info, transactions
 from bench.result import CaseResult, Line, Options, Target
 from penstock import read_binlog
 from penstock._native import TidbTranscoder, tidb_file_head
@@ -20,7 +21,7 @@ _FILE = "tidb-binlog.000001"
 
 def run(options: Options) -> CaseResult:
     """Measure transcoding and decoding, and both in sequence."""
-    received = list(payloads(SIZES[options.size]))
+    received = [each.matched for each in transactions(SIZES[options.size])]
     rows = len(received) * ROWS_EACH
     with TemporaryDirectory() as folder:
         path = Path(folder, _FILE)
@@ -49,7 +50,7 @@ def _seconds(work: Callable[[], None]) -> float:
 
 def _transcode(received: list[bytes], path: Path) -> None:
     transcoder = TidbTranscoder(cluster_id=1, server_id=1)
-    transcoder.define("shop", table_info(), SCHEMA_VERSION, 0)
+    transcoder.define("shop", json.dumps(table_info()).encode(), SCHEMA_VERSION, 0)
     with path.open("wb") as file:
         file.write(tidb_file_head(server_id=1, time_s=0))
         for payload in received:

@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Payloads as TiDB's pump client writes them, with rows of eight columns."""
 
-import json
 from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
 
 TABLE_ID, SCHEMA_VERSION = 100, 43
 ROWS_EACH = 1000
-_COMMIT_TS = 470_639_217_768_660_992
+FIRST_TS = 470_639_217_768_660_992
 _UTF8 = {"Charset": "utf8mb4", "Collate": "utf8mb4_bin"}
 
 # Name, type and flags of each column; TiDB numbers columns from 1.
@@ -22,27 +23,68 @@ _COLUMNS: list[tuple[str, dict[str, object]]] = [
 ]
 
 
-def table_info() -> bytes:
+@dataclass(frozen=True)
+class Transaction:
+    """A transaction of one insert: its timestamps, and the rows as TiDB encodes them."""
+
+    start_ts: int
+    commit_ts: int
+    value: bytes
+
+    @property
+    def prewrite(self) -> bytes:
+        """The binlog that precedes the commit."""
+        key = _field(4, b"t\x80" + self.start_ts.to_bytes(8, "big"))
+        return _number(1, 0) + self._timestamps(0) + key + _field(5, self.value) + _TAIL
+
+    @property
+    def commit(self) -> bytes:
+        """The binlog of the commit alone."""
+        return _number(1, 1) + self._timestamps(self.commit_ts) + _TAIL
+
+    @property
+    def matched(self) -> bytes:
+        """The commit with the rows, as a Pump sends it to Drainers."""
+        return _number(1, 1) + self._timestamps(self.commit_ts) + _field(5, self.value) + _TAIL
+
+    def _timestamps(self, commit_ts: int) -> bytes:
+        return _number(2, self.start_ts) + _number(3, commit_ts)
+
+
+def table_info() -> dict[str, Any]:
     """Return the table's definition."""
     columns = [
         {"id": number, "name": {"O": name, "L": name}, "offset": number - 1, "state": 5, "type": kind}
         for number, (name, kind) in enumerate(_COLUMNS, 1)
     ]
-    info = {"id": TABLE_ID, "name": {"O": "orders", "L": "orders"}, "pk_is_handle": True, "cols": columns}
-    return json.dumps(info).encode()
+    return {"id": TABLE_ID, "name": {"O": "orders", "L": "orders"}, "pk_is_handle": True, "cols": columns}
 
 
-def payloads(bytes_min: int) -> Iterator[bytes]:
-    """Yield committed transactions of a thousand inserted rows each, of at least `bytes_min` bytes in all."""
+def table_job() -> dict[str, Any]:
+    """Return the DDL job that created the table."""
+    columns = ", ".join(f"{name} TEXT" for name, _ in _COLUMNS)
+    return {
+        "id": 1,
+        "type": 3,
+        "state": 6,
+        "schema_id": 1,
+        "table_id": TABLE_ID,
+        "schema_name": "shop",
+        "query": f"CREATE TABLE orders ({columns})",
+        "binlog": {"SchemaVersion": SCHEMA_VERSION, "TableInfo": table_info(), "FinishedTS": FIRST_TS},
+    }
+
+
+def transactions(bytes_min: int, rows_each: int = ROWS_EACH) -> Iterator[Transaction]:
+    """Yield transactions in commit order, with at least `bytes_min` bytes of rows in all."""
     written = index = 0
     while written < bytes_min:
-        rows = b"".join(_field(2, _row(index * ROWS_EACH + number)) for number in range(ROWS_EACH))
-        mutation = _number(1, TABLE_ID) + rows + _number(7, 0) * ROWS_EACH
+        rows = b"".join(_field(2, _row(index * rows_each + number)) for number in range(rows_each))
+        mutation = _number(1, TABLE_ID) + rows + _number(7, 0) * rows_each
+        start_ts = FIRST_TS + 2 * index
         value = _number(1, SCHEMA_VERSION) + _field(2, mutation)
-        commit_ts = _COMMIT_TS + index
-        payload = _number(1, 1) + _number(2, commit_ts - 1) + _number(3, commit_ts) + _field(5, value)
-        written, index = written + len(payload), index + 1
-        yield payload + _number(7, 0) + _number(8, 0)
+        yield Transaction(start_ts, start_ts + 1, value)
+        written, index = written + len(value), index + 1
 
 
 def _row(key: int) -> bytes:
@@ -79,3 +121,7 @@ def _number(field: int, value: int) -> bytes:
 
 def _field(field: int, content: bytes) -> bytes:
     return _varint(field << 3 | 2) + _varint(len(content)) + content
+
+
+# The DDL job's id and state.
+_TAIL = _number(7, 0) + _number(8, 0)
