@@ -10,6 +10,19 @@ from typing import Any
 import pytest
 
 from penstock import read_binlog
+from penstock._native import EventMover
+from penstock.errors import EventUnsupported
+from tests.support.binlog.decoding import run_logged
+from tests.support.binlog.events import (
+    GTID,
+    MARIADB_GTID,
+    MARIADB_ROWS_COMPRESSED,
+    ROTATE,
+    TRANSACTION_PAYLOAD,
+    codes,
+    events,
+    first_event_end,
+)
 from tests.support.canal.client import CanalClient
 from tests.support.canal.following import drain, ids_of, until_durable
 from tests.support.capture.replicas import gtids_executed, replica_of
@@ -17,7 +30,7 @@ from tests.support.daemon.process import DaemonProcess
 from tests.support.logstore.kept_log import penstock
 from tests.support.ptubes.client import EARLIEST, PtubesClient
 from tests.support.ptubes.shop import INSERT, of_kind
-from tests.support.suite.fixture_types import StartServer
+from tests.support.suite.fixture_types import FreshDatabase, StartServer
 from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 from tools.servers import Server
 
@@ -177,6 +190,36 @@ def test_mysql_servers_are_merged_by_the_microsecond(start_server: StartServer, 
         with PtubesClient(shop.daemon.ports["ptubes"], ["shop.orders"]) as ptubes:
             ptubes.subscribe(EARLIEST)
             ptubes.fetch_until(lambda client: len(of_kind(client.events.get(0, ()), INSERT)) == 41)
+
+
+@pytest.mark.deep(guard="tests/unit/test_merge_log.py::test_what_logs_cannot_share_is_refused_by_name")
+@pytest.mark.parametrize(
+    ("flavor", "compression"),
+    [
+        ("mysql", "SET GLOBAL binlog_transaction_compression = ON"),
+        ("mariadb", "SET GLOBAL log_bin_compress = ON, GLOBAL log_bin_compress_min_len = 10"),
+    ],
+)
+def test_xa_transactions_are_refused_in_a_compressed_log(
+    start_server: StartServer, fresh_database: FreshDatabase, flavor: str, compression: str
+) -> None:
+    server = start_server(flavor)
+    server.sql(f"SET GLOBAL binlog_row_metadata = FULL; {compression}")
+    insert = "INSERT INTO t VALUES ({}, REPEAT('x', 500))"
+    prepare = ("XA START 'x'", insert.format(2), "XA END 'x'", "XA PREPARE 'x'")
+    statements = ("CREATE TABLE t (id INT PRIMARY KEY, v TEXT)", insert.format(1), *prepare, "XA COMMIT 'x'")
+    data = run_logged(server, *statements, insert.format(3), database=fresh_database(server)).read_bytes()
+    mover = EventMover(data[: first_event_end(data)])
+    assert set(codes(data)) & {TRANSACTION_PAYLOAD, *MARIADB_ROWS_COMPRESSED}
+    starts = [event.offset for event in events(data) if event.code in (GTID, MARIADB_GTID)]
+    ends = [*starts[1:], next((e.offset for e in events(data) if e.code == ROTATE), len(data))]
+    outcomes = []
+    for start, end in zip(starts, ends, strict=True):
+        try:
+            outcomes.append(len(mover.move_events(data[start:end], start)) == end - start)
+        except EventUnsupported as refusal:
+            outcomes.append("X'78',X'',1 cannot be merged" in refusal.message and "refused")
+    assert outcomes == [True, True, "refused", "refused", True]
 
 
 @pytest.mark.deep(guard="tests/unit/test_merge_settings.py::test_merge_of_what_cannot_be_merged_is_refused")
