@@ -201,7 +201,7 @@ def main(port: int, seconds: float) -> None:
     """
     counted = threading.Event()
     signal.signal(signal.SIGUSR1, lambda number, frame: counted.set())
-    with pymysql.connect(host="127.0.0.1", port=port, user="root") as connection:
+    with pymysql.connect(host="127.0.0.1", port=port, user="root", ssl_disabled=True) as connection:
         shop = Shop(connection)
         first = began = time.monotonic()
         transactions, with_coupons = 0, 0

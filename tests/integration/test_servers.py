@@ -200,6 +200,10 @@ def test_tls_certificate_is_signed_by_an_authority_that_clients_can_verify(start
             assert cursor.fetchall()[0][1]
 
 
+def test_connections_of_tests_are_not_encrypted_by_default(server: Server) -> None:
+    assert server.sql("SHOW STATUS LIKE 'Ssl_cipher'") == [("Ssl_cipher", "")]
+
+
 @pytest.mark.deep(keep=("kill",))
 @pytest.mark.parametrize("ending", ["os.kill(os.getpid(), 9)", "sys.exit()", "raise RuntimeError"])
 def test_server_ends_when_its_owner_ends_in_any_way(mariadb_server: Server, ending: str) -> None:

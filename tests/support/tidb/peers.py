@@ -69,6 +69,7 @@ class TidbServer:
             user="root",
             database=database,
             autocommit=False,
+            ssl_disabled=True,
         )
 
     def kill(self) -> None:
