@@ -441,10 +441,9 @@ class Tls:
             raise OptionInvalid("an ssl key is given without its certificate", hint="Set ssl_cert as well")
 
     def session_arguments(self, *, local: bool) -> dict[str, Any]:
-        """Return PyMySQL's arguments for TLS. With `preferred`, a unix socket stays unencrypted because it is
-        local.
+        """Return PyMySQL's arguments for TLS. Raises OptionInvalid for an unusable file.
 
-        Raises OptionInvalid for an unusable file.
+        With `preferred`, a unix socket stays unencrypted because it is local.
         """
         if self.mode == "disabled" or (self.mode == "preferred" and local):
             return {"ssl_disabled": True}
