@@ -80,6 +80,7 @@ def test_settings_that_are_read_again_disturb_no_other_instance(
             daemon.wait_for(lambda status: status["state"] == "running", name)
         orders = Orders(mariadb_server, fresh_database(mariadb_server), daemon, tmp_path)
         with Running(orders.subscriber()) as running:
+            running.wait_owning(1)
             orders.insert(1)
             running.wait_for(1)
             connects = daemon.status()["connects"]

@@ -8,7 +8,6 @@ import re
 import tomllib
 from collections.abc import Callable, Iterator
 from contextlib import closing
-from functools import partialmethod
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
@@ -16,13 +15,12 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from penstock.console import log_pages, pages, ruler, sessions, tail, words
+from penstock.console import log_pages, pages, ruler, sessions, streams, tail, words
 from penstock.console.app import ConsoleSettings
 from penstock.console.fleet import Fleet
 from penstock.console.ruler import Mark
 from penstock.console.serving import ConsoleServer
 from penstock.console.sessions import COOKIE, Sessions
-from penstock.console.streams import Streams
 from penstock.coordinate.backends.memory import MemoryStore
 from penstock.coordinate.checkpoint import Checkpoint
 from penstock.coordinate.lease import Lease
@@ -295,7 +293,7 @@ def test_streams_are_limited_and_released_when_the_browser_leaves(
     daemon: ServedLog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tail, "_WAIT_SECONDS", 0.02)
-    monkeypatch.setattr(Streams, "__init__", partialmethod(Streams.__init__, count_max=1))
+    monkeypatch.setattr(streams, "STREAMS_MAX", 1)
     with console_of(daemon) as browser:
         connection = HTTPConnection("127.0.0.1", browser.port, timeout=WAIT_SECONDS_MAX)
         connection.request("GET", "/tail?follow=1")

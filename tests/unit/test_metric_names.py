@@ -86,7 +86,8 @@ def test_dashboards_show_nearly_every_metric() -> None:
 def test_every_label_of_a_rule_belongs_to_one_of_its_metrics() -> None:
     for rule in each(rules()):
         labels = {label for name in names(rule["expr"]) for label in DEFINITIONS[name].labels}
-        known = labels | {"job", "instance", "le"}
+        derived = set(re.findall(r'label_replace\([^"]*"([a-z_]+)"', rule["expr"]))
+        known = labels | derived | {"job", "instance", "le"}
         selected = set(re.findall(r"[{,]\s*([a-z_]+)\s*(?:=~|!=|!~|=)", rule["expr"]))
         for grouped in re.findall(r"by \(([^)]*)\)", rule["expr"]):
             selected |= {label.strip() for label in grouped.split(",")}

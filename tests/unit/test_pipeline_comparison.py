@@ -115,7 +115,7 @@ def test_partial_images_are_refused() -> None:
     made = pyarrow.StructArray.from_arrays(fields, fields=list(metadata.type))
     index = changes.rows.schema.get_field_index("_metadata")
     rows = changes.rows.set_column(index, changes.rows.schema.field(index), made)
-    with pytest.raises(ServerUnsupported, match="partial images"):
+    with pytest.raises(ServerUnsupported, match="partial row images"):
         Touched(["id"]).add(changes.with_rows(rows))
 
 
