@@ -22,6 +22,7 @@ from penstock.settings.daemon import Settings
 from tests.support.capture.captured_log import (
     assert_equal_to_server,
     capturing,
+    failing_over,
     head_of,
     purge,
     rotate,
@@ -418,13 +419,7 @@ def test_replica_takes_over_without_a_gap_or_a_duplicate(
     primary = start_server(flavor)
     follower = replica_of(primary, start_server)
     primary.sql("CREATE DATABASE d")
-    settings = settings_of(
-        tmp_path,
-        primary.url(),
-        servers=[f"127.0.0.1:{follower.port}"],
-        start="earliest",
-        fail_over_after="300ms",
-    )
+    settings = failing_over(tmp_path, primary, follower, "300ms")
     with capturing(settings) as capture:
         write(primary, "d", 10)
         wait_for_position(capture, head_of(primary))
@@ -492,13 +487,7 @@ def test_server_missing_transactions_of_the_log_is_waited_for(
     primary = start_server("mariadb")
     follower = replica_of(primary, start_server)
     primary.sql("CREATE DATABASE d")
-    settings = settings_of(
-        tmp_path,
-        primary.url(),
-        servers=[f"127.0.0.1:{follower.port}"],
-        start="earliest",
-        fail_over_after="100ms",
-    )
+    settings = failing_over(tmp_path, primary, follower, "100ms")
     with capturing(settings) as capture:
         write(primary, "d", 2)
         wait_until(lambda: gtids_executed(follower) == gtids_executed(primary))

@@ -4,7 +4,6 @@
 import re
 import subprocess
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,13 @@ from penstock.logstore.records import CLOSED
 from penstock.logstore.retention import Retention, RetentionPolicy
 from penstock.model import Position
 from tests.support.logstore.disk import SimulatedDisk
-from tests.support.logstore.source import Captured, SourceFile, boundaries, open_log, server_files
+from tests.support.logstore.source import (
+    SourceFile,
+    boundaries,
+    open_log,
+    recorded_disk,
+    server_files,
+)
 from tests.support.suite.fixture_types import MissingPart
 from tests.support.suite.nonempty import each
 from tests.support.suite.patience import WAIT_SECONDS_MAX
@@ -30,18 +35,9 @@ FLAVORS = ["mysql", "mariadb"]
 TOOLS = {"mysql": "mysqlbinlog", "mariadb": "mariadb-binlog"}
 
 
-@cache
-def recorded_disk() -> SimulatedDisk:
-    """A disk with a log of two epochs and a dozen segments."""
-    disk = SimulatedDisk()
-    with open_log(disk) as log:
-        Captured(log).run()
-    return disk
-
-
 @pytest.fixture
 def log() -> Log:
-    return open_log(recorded_disk().copy())
+    return open_log(recorded_disk())
 
 
 @pytest.fixture

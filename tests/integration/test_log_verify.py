@@ -3,7 +3,6 @@
 
 import random
 from collections.abc import Callable
-from functools import cache
 from pathlib import Path
 
 import pytest
@@ -19,21 +18,12 @@ from penstock.logstore.retention import Retention, RetentionPolicy
 from penstock.logstore.tier import Tier
 from penstock.logstore.verify import Finding, FindingKind, verify
 from tests.support.logstore.disk import SimulatedDisk
-from tests.support.logstore.source import BLOCK_BYTES, Captured, check_log, open_log
-
-
-@cache
-def recorded_disk() -> SimulatedDisk:
-    """A disk with a closed log of a dozen segments."""
-    disk = SimulatedDisk()
-    with open_log(disk) as log:
-        Captured(log).run()
-    return disk
+from tests.support.logstore.source import BLOCK_BYTES, Captured, check_log, open_log, recorded_disk
 
 
 @pytest.fixture
 def disk() -> SimulatedDisk:
-    return recorded_disk().copy()
+    return recorded_disk()
 
 
 def findings(disk: SimulatedDisk, **options: object) -> list[Finding]:
@@ -115,7 +105,7 @@ def test_bit_flipped_anywhere_in_the_data_is_reported_with_its_segment(
 
 def verify_folder(disk: SimulatedDisk, **options: object) -> list[Finding]:
     """Scan the folder without opening the log, which may be too damaged to open."""
-    with open_log(recorded_disk().copy()) as log:
+    with open_log(recorded_disk()) as log:
         layout = log.layout
     return list(verify(disk, layout, block_bytes=BLOCK_BYTES, **options))  # type: ignore[arg-type]
 

@@ -12,8 +12,8 @@ from tests.support.binlog.mariadb_log import gtids_between
 from tests.support.capture.captured_log import (
     assert_equal_to_server,
     capturing,
+    failing_over,
     head_of,
-    settings_of,
     wait_for,
     wait_for_position,
 )
@@ -32,13 +32,7 @@ def test_lost_transactions_are_named_and_accepted_by_a_command(
     primary, promoted = start_server("mysql"), start_server("mysql")
     for server in (primary, promoted):
         server.sql("CREATE DATABASE d; CREATE TABLE d.t (a INT); CREATE TABLE d.u (a INT)")
-    settings = settings_of(
-        tmp_path,
-        primary.url(),
-        servers=[f"127.0.0.1:{promoted.port}"],
-        start="earliest",
-        fail_over_after="100ms",
-    )
+    settings = failing_over(tmp_path, primary, promoted, "100ms")
     with capturing(settings) as capture:
         primary.sql("INSERT INTO d.t VALUES (1)")
         wait_for_position(capture, head_of(primary))
@@ -87,13 +81,7 @@ def test_transactions_lost_on_mariadb_are_accepted_and_no_reader_mistakes_new_on
         replicate(promoted, primary, number, statement)
     primary.sql("CREATE TABLE d.u (a INT)")
     replicate(promoted, primary, 3, "CREATE TABLE d.u (a INT)")
-    settings = settings_of(
-        tmp_path,
-        primary.url(),
-        servers=[f"127.0.0.1:{promoted.port}"],
-        start="earliest",
-        fail_over_after="100ms",
-    )
+    settings = failing_over(tmp_path, primary, promoted, "100ms")
     lost = f"0-{primary.port}-6"
     with capturing(settings) as capture:
         for value in (1, 2, 3):

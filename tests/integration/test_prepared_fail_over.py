@@ -8,7 +8,13 @@ import pytest
 
 from penstock.binlog import read_binlog
 from penstock.model import Position
-from tests.support.capture.captured_log import capturing, head_of, settings_of, wait_for, wait_for_position
+from tests.support.capture.captured_log import (
+    capturing,
+    failing_over,
+    head_of,
+    wait_for,
+    wait_for_position,
+)
 from tests.support.capture.replicas import gtids_executed, replica_of
 from tests.support.suite.fixture_types import StartServer
 from tests.support.suite.patience import wait_until
@@ -25,13 +31,7 @@ def test_rows_prepared_on_the_old_primary_arrive_once_when_the_new_one_commits(
     primary = start_server(flavor)
     follower = replica_of(primary, start_server)
     primary.sql("CREATE DATABASE d; CREATE TABLE d.t (a INT PRIMARY KEY)")
-    settings = settings_of(
-        tmp_path,
-        primary.url(),
-        servers=[f"127.0.0.1:{follower.port}"],
-        start="earliest",
-        fail_over_after="300ms",
-    )
+    settings = failing_over(tmp_path, primary, follower, "300ms")
     with capturing(settings) as capture:
         for number in (1, 2):
             # The new primary commits one of them and rolls the other back.

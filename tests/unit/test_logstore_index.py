@@ -18,7 +18,7 @@ from penstock.logstore.records import (
 )
 from penstock.logstore.segment import SegmentReader
 from tests.support.logstore.disk import SimulatedDisk
-from tests.support.logstore.source import BLOCK_BYTES, Captured, open_log
+from tests.support.logstore.source import BLOCK_BYTES, open_log, recorded_disk
 
 
 def segment(version: int, *, source_end: int = 500, time_max_us: int = 0) -> SegmentRecord:
@@ -43,11 +43,7 @@ def segment(version: int, *, source_end: int = 500, time_max_us: int = 0) -> Seg
 @pytest.fixture(scope="module")
 def disk() -> SimulatedDisk:
     """A closed log with few segments of many blocks."""
-    disk = SimulatedDisk()
-    log = open_log(disk)
-    Captured(log).run()
-    log.close()
-    return disk
+    return recorded_disk()
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ from penstock.logstore.index import BlockIndex, scan
 from penstock.logstore.records import ENDS_AT_BOUNDARY
 from penstock.logstore.segment import SegmentReader
 from tests.support.logstore.disk import SimulatedDisk
-from tests.support.logstore.source import BLOCK_BYTES, Captured, open_log
+from tests.support.logstore.source import BLOCK_BYTES, open_log, recorded_disk
 from tests.support.suite.nonempty import each
 
 # Shorter than most events, so that they are read in several attempts.
@@ -19,11 +19,7 @@ SMALL_BLOCK_BYTES = 10
 @pytest.fixture(scope="module")
 def disk() -> SimulatedDisk:
     """A closed log with several segments."""
-    disk = SimulatedDisk()
-    log = open_log(disk)
-    Captured(log).run()
-    log.close()
-    return disk
+    return recorded_disk()
 
 
 def test_event_longer_than_one_read_is_scanned_whole(

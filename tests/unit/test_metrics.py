@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
@@ -18,10 +16,9 @@ from penstock.telemetry.definitions import DEFINITIONS, LAG_BOUNDS, SECONDS_BOUN
 from penstock.telemetry.otlp import OtlpPush
 from penstock.telemetry.prometheus import exposition
 from penstock.telemetry.readings import Readings
-from tests.support.daemon.scraping import samples
+from tests.support.daemon.scraping import otlp_collector, samples
 from tests.support.daemon.served_log import INSTANCE, ServedLog, captured_log, serving
 from tests.support.logstore.source import feed_whole, server_files
-from tests.support.suite.patience import WAIT_SECONDS_MAX
 
 TOKEN = "a-token"
 ACCOUNTS: list[dict[str, Any]] = [
@@ -187,26 +184,10 @@ def test_lost_coordination_is_reported_and_does_not_fail_the_scrape() -> None:
 def test_metrics_are_pushed_over_otlp() -> None:
     from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-    bodies: list[bytes] = []
-
-    class Collector(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            bodies.append(self.rfile.read(int(self.headers["Content-Length"])))
-            self.send_response(200)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def log_message(self, format: str, *arguments: Any) -> None:
-            """Print nothing."""
-
-    with HTTPServer(("127.0.0.1", 0), Collector) as collector:
-        thread = threading.Thread(target=collector.serve_forever, args=(0.01,))
-        thread.start()
-        push = OtlpPush(f"http://127.0.0.1:{collector.server_port}/v1/metrics")
+    with otlp_collector() as (url, bodies):
+        push = OtlpPush(url)
         assert push.push(example()) is None
         push.close()
-        collector.shutdown()
-        thread.join(WAIT_SECONDS_MAX)
     (resource,) = ExportMetricsServiceRequest.FromString(bodies[0]).resource_metrics
     metrics = {metric.name: metric for metric in resource.scope_metrics[0].metrics}
     lag = metrics["penstock.capture.lag"]

@@ -3,12 +3,10 @@
 
 import json
 import socket
-import threading
 import urllib.error
 import urllib.request
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +27,7 @@ from penstock.telemetry.pipelines import PipelineMeter
 from penstock.telemetry.publish import publish_metrics
 from penstock.telemetry.readings import Readings
 from tests.support.binlog.forged_log import NOTE_IDS, write_forged_log
-from tests.support.daemon.scraping import samples
+from tests.support.daemon.scraping import otlp_collector, samples
 from tests.support.pipeline.local_runs import notes_pipeline, run_here, run_sinks_here
 from tests.support.suite.patience import WAIT_SECONDS_MAX, wait_until
 
@@ -240,27 +238,9 @@ def test_address_that_cannot_be_bound_is_refused_by_name() -> None:
 def test_collector_receives_what_the_end_of_a_run_has_counted() -> None:
     from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
-    bodies: list[bytes] = []
-
-    class Collector(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            bodies.append(self.rfile.read(int(self.headers["Content-Length"])))
-            self.send_response(200)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def log_message(self, format: str, *arguments: Any) -> None:
-            """Print nothing."""
-
     meter = PipelineMeter()
-    with HTTPServer(("127.0.0.1", 0), Collector) as collector:
-        thread = threading.Thread(target=collector.serve_forever, args=(0.01,))
-        thread.start()
-        url = f"http://127.0.0.1:{collector.server_port}/v1/metrics"
-        with publish_metrics(meter.read, otlp=url):
-            meter.observe(BATCH)
-        collector.shutdown()
-        thread.join(WAIT_SECONDS_MAX)
+    with otlp_collector() as (url, bodies), publish_metrics(meter.read, otlp=url):
+        meter.observe(BATCH)
     (resource,) = ExportMetricsServiceRequest.FromString(bodies[-1]).resource_metrics
     names = {metric.name for metric in resource.scope_metrics[0].metrics}
     assert {"penstock.pipeline.lag", "penstock.pipeline.rows"} <= names

@@ -71,6 +71,12 @@ def settings_of(folder: Path, source: str, log: dict[str, Any] | None = None, **
     )
 
 
+def failing_over(folder: Path, primary: Server, follower: Server, after: str) -> Settings:
+    """Return the settings of an instance that continues at another server once the first fails."""
+    others = [f"127.0.0.1:{follower.port}"]
+    return settings_of(folder, primary.url(), servers=others, start="earliest", fail_over_after=after)
+
+
 @contextmanager
 def capturing(settings: Settings, arrived: Callable[[str], None] = lambda name: None) -> Iterator[Capture]:
     """Capture inside the block, and shut down in order."""

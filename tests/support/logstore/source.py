@@ -14,6 +14,7 @@ from penstock.logstore.records import TIERED, BlockRecord, block_records
 from penstock.logstore.recovery import segment_record
 from penstock.model import Position
 from penstock.settings.daemon import LogSettings
+from tests.support.logstore.disk import SimulatedDisk
 
 LOGS = Path(__file__).parents[3] / "native/kernel/tests/logs"
 FOLDER = Path("/log")
@@ -209,6 +210,19 @@ class Captured:
 def open_log(disk: Disk, clock: Callable[[], float] = lambda: TIME_S) -> Log:
     """Open the log of the tests on a disk."""
     return Log.open(FOLDER, SETTINGS, disk, clock=clock)
+
+
+@cache
+def _recorded_disk() -> SimulatedDisk:
+    disk = SimulatedDisk()
+    with open_log(disk) as log:
+        Captured(log).run()
+    return disk
+
+
+def recorded_disk() -> SimulatedDisk:
+    """Return a disk of the test's own with a closed log of two epochs and a dozen segments."""
+    return _recorded_disk().copy()
 
 
 # --- What must hold ---------------------------------------------------------------------------
