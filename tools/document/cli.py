@@ -46,8 +46,9 @@ def describe(name: str, verb: Any) -> list[str]:
 
 
 def metavar(argument: Any) -> str:
-    """Return an argument's name in a usage line."""
-    return str(argument.metavar or argument.name.upper())
+    """Return an argument's name in a usage line, in brackets if it is optional."""
+    name = str(argument.metavar or argument.name.upper())
+    return (name if argument.required else f"[{name}]") + ("..." if argument.nargs == -1 else "")
 
 
 def meaning(parameter: Any) -> str:

@@ -64,7 +64,7 @@ def _format(facts: Facts) -> Iterator[Finding]:
         yield Finding(
             "binlog_format",
             "ok",
-            "binlog_format is ROW; a session may set another for itself, then the stream stops by name",
+            "binlog_format is ROW; if a session sets another format, the stream stops with an error",
         )
         return
     yield Finding(
@@ -235,7 +235,7 @@ def _oldest_log(facts: Facts) -> Iterator[Finding]:
     purged = (
         f"changes before {oldest} are purged" if Position(0, oldest, 4).file_number > 1 else "none is purged"
     )
-    yield Finding("oldest_log", "ok", f"{len(logs)} files of {size} bytes; {purged}")
+    yield Finding("oldest_log", "ok", f"binlog files: {len(logs)}, of {size} bytes; {purged}")
 
 
 def _encryption(facts: Facts) -> Iterator[Finding]:
@@ -274,7 +274,7 @@ def _sync_binlog(facts: Facts) -> Iterator[Finding]:
     yield Finding(
         "sync_binlog",
         "warning",
-        f"sync_binlog is {value}: after a power cut the server can lack changes that were read already",
+        f"sync_binlog is {value}: a power failure may take changes from the server that were already read",
         facts.setting("sync_binlog", "1"),
     )
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock apply`: have the fleet run a pipeline, or what penstock export has printed."""
+"""`penstock apply`: store a pipeline, or the output of penstock export, for the fleet to run."""
 
 import sys
 from pathlib import Path
@@ -38,10 +38,10 @@ def run(
         ),
     ] = None,
 ) -> None:
-    """Store a pipeline as a job; the fleet's workers run it from then on, and restart it when it fails.
+    """Store a pipeline as a job, which the fleet's workers run, and restart when it fails.
 
-    Applying a changed file restarts the job with it. The job has the pipeline's name. ${NAME} in the file is
-    what --set names, or else read by the worker; any other text, also a password, is stored as it is.
+    Applying a changed file restarts the job. The job has the pipeline's name. ${NAME} in the file is the
+    value of --set, or else the worker's variable. Other text, including passwords, is stored as it is.
     """
     from penstock.cli.shared.units import (
         apply_documents,

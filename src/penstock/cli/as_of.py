@@ -42,9 +42,9 @@ def run(
 ) -> None:
     """Export the rows of a table as they stood at a moment, as far as the kept log has changed them.
 
-    Each row has its last change before the moment, or the image before its first change after it. Rows that
-    did not change while the log was kept are not in it, unless a statement emptied the table before. A note
-    on standard error says which.
+    A row has the values of its last change before the moment, or otherwise those before its first change
+    after it. Rows that the kept log never changes are missing. The export has every row only if the log shows
+    that the table was emptied before the moment. Standard error says whether it does.
     """
     from penstock.source.table_export import FORMATS
 

@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from penstock.cli.shared.rendering import write_json
+from penstock.cli.shared.rendering import counted, write_json
 from penstock.errors import OptionInvalid
 from penstock.model import ServerAddress, TablePatterns, is_server_url
 
@@ -161,4 +161,5 @@ def _report(console: Console, server: str, findings: "list[Finding]") -> None:
             # Print the statement on its own line, so that it can be copied.
             console.print(Text(f"         {line}", "cyan"), soft_wrap=True)
     counts = {name: sum(finding.severity == name for finding in findings) for name in _MARKS}
-    console.print(f"{server}: {counts['error']} errors, {counts['warning']} warnings, {counts['ok']} ok")
+    errors, warnings = counted(counts["error"], "error"), counted(counts["warning"], "warning")
+    console.print(f"{server}: {errors}, {warnings}, {counts['ok']} ok")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock console`: the web console of daemons and pipelines."""
+"""`penstock console`: serve the web console of daemons and pipelines."""
 
 import os
 import sys

@@ -18,8 +18,8 @@ def run(
 ) -> None:
     """Print instances, jobs and subscriptions as YAML, which penstock apply reads.
 
-    ${NAME} and names of files stay as written. A secret that is written out is not printed: a variable stands
-    for it, which standard error names. Progress, checkpoints and targets are not exported.
+    ${NAME} and the names of files stay as written. A secret in plain text is replaced by a variable, which
+    standard error names. Progress, checkpoints and targets are not exported.
     """
     from penstock.cli.shared.units import export_documents
     from penstock.settings.file import documents_text, settings_text, yaml_documents

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock fleet`: who captures what, and taking a member out of the fleet."""
+"""`penstock fleet`: show which member captures what, and drain members."""
 
 import sys
 import time
@@ -63,7 +63,8 @@ def drain(
         bool, typer.Option(help="Return only once the member captures nothing and runs no job.")
     ] = True,
     timeout: Annotated[
-        float, typer.Option(help="Wait at most this many seconds; the member goes on handing over.")
+        float,
+        typer.Option(help="Wait at most this many seconds. The member continues to hand over afterwards."),
     ] = 600.0,
     now: Annotated[
         bool,
@@ -72,7 +73,7 @@ def drain(
         ),
     ] = False,
 ) -> None:
-    """Move a member's instances and jobs to others, and place none on it until undrain.
+    """Move a member's instances and jobs to others, and place none on it until penstock fleet undrain.
 
     The member keeps running and sends clients to the others. Drain a host before you stop or upgrade it. With
     log.copies the member captures an instance until a copy of its log is in step. Exits with 1 if that takes

@@ -100,7 +100,7 @@ def run(
     ] = "mysql://repl@127.0.0.1:3306",
     tables: Annotated[str, typer.Option(help="A pattern of the tables to read.")] = "shop.*",
 ) -> None:
-    """Write a pipeline file and a daemon's settings file, with a comment on every setting that most need.
+    """Write a pipeline file and a daemon's settings file, with comments on the most common settings.
 
     Existing files are never overwritten.
     """

@@ -37,7 +37,7 @@ class View(StrEnum):
 def run(
     sources: Annotated[
         list[str],
-        typer.Argument(metavar="FILE...|mysql://...", help="Binlog files, a folder, a glob, or a server."),
+        typer.Argument(metavar="FILE|mysql://HOST", help="Binlog files, a folder, a glob, or a server."),
     ],
     events: Annotated[
         bool, typer.Option("--events", help="Print a line for each event (the default).")

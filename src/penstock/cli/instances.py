@@ -16,7 +16,7 @@ _Name = Annotated[str, typer.Argument(metavar="INSTANCE", help="The instance.")]
 
 
 def list_(config: MemberConfig = None, coordination: Coordination = None, as_json: AsJson = False) -> None:
-    """List the instances that were applied or removed; those of settings files only are not among them."""
+    """List the instances that were applied or removed, without those that only settings files define."""
     from penstock.fleet.wanted import read_wanted
 
     with opened_store(config, coordination) as store:
@@ -35,7 +35,7 @@ def list_(config: MemberConfig = None, coordination: Coordination = None, as_jso
 
 
 def remove(name: _Name, config: MemberConfig = None, coordination: Coordination = None) -> None:
-    """Stop capturing an instance, also one of settings files. Its log and its subscriptions stay."""
+    """Stop capturing an instance, even one of settings files. Its log and its subscriptions stay."""
     from penstock.errors import OptionInvalid, SourceMissing
     from penstock.fleet.wanted import WantedInstance, known_instances, read_wanted, want_instance
     from penstock.settings.daemon import load_settings

@@ -68,7 +68,7 @@ def show(
 
 
 def logs(job: _Name, config: MemberConfig = None, coordination: Coordination = None) -> None:
-    """Print the newest lines of a job's output. The rest is in the worker's file that show names."""
+    """Print the newest lines of a job's output. `penstock jobs show` names the file with all of it."""
     from penstock.fleet.jobs import read_job, read_run
 
     with opened_store(config, coordination) as store:
@@ -78,7 +78,7 @@ def logs(job: _Name, config: MemberConfig = None, coordination: Coordination = N
 
 
 def pause(job: _Name, config: MemberConfig = None, coordination: Coordination = None) -> None:
-    """Stop a job until resume."""
+    """Stop a job until penstock jobs resume."""
     _change(job, config, coordination, lambda spec: replace(spec, paused=True), "is paused")
 
 
@@ -88,7 +88,7 @@ def resume(job: _Name, config: MemberConfig = None, coordination: Coordination =
 
 
 def restart(job: _Name, config: MemberConfig = None, coordination: Coordination = None) -> None:
-    """Stop a job's process and start it again, also a job that has ended."""
+    """Stop a job's process and start it again. A job that has ended is started too."""
     _change(job, config, coordination, lambda spec: replace(spec, restarts=spec.restarts + 1), "is restarted")
 
 

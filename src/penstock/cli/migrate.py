@@ -47,7 +47,7 @@ def canal(
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
-    """Write a daemon for Canal's clients, with their cursors, or pipelines if Canal writes to Kafka."""
+    """Write a daemon's settings for Canal's clients, with cursors, or pipelines if Canal writes to Kafka."""
     from penstock.migrate.canal import migrate_canal
 
     with _migrating("canal", output, secrets, dry_run=dry_run, as_json=json) as migration:
@@ -103,7 +103,7 @@ def ptubes(
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
-    """Write a daemon for Ptubes clients, whose logs begin before their storage points."""
+    """Write a daemon's settings for Ptubes clients. Its logs begin before their storage points."""
     from penstock.migrate.ptubes import migrate_ptubes
 
     with _migrating("ptubes", output, secrets, dry_run=dry_run, as_json=json) as migration:
@@ -137,7 +137,7 @@ def drainer(
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
-    """Write a daemon that takes a Drainer's place, and a pipeline that continues it."""
+    """Write the settings of a daemon that replaces a Drainer, and a pipeline that continues it."""
     from penstock.migrate.drainer import migrate_drainer
 
     with _migrating("drainer", output, secrets, dry_run=dry_run, as_json=json) as migration:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`penstock resume`: capture an instance again that its daemon has set aside."""
+"""`penstock resume`: resume the capture of an instance that its daemon has set aside."""
 
 from contextlib import closing
 
@@ -9,9 +9,9 @@ from penstock.cli.shared.options import Ca, DaemonConfig, Instance, Url
 
 
 def run(instance: Instance, url: Url = None, config: DaemonConfig = None, ca: Ca = None) -> None:
-    """Start the capture process of an instance that was set aside, because it ended again and again.
+    """Restart the capture process of an instance that was set aside because the process kept failing.
 
-    It begins where its log ends. The token comes from --config or PENSTOCK_TOKEN, and needs `admin`.
+    It continues where the log ends. The token comes from --config or PENSTOCK_TOKEN, and needs `admin`.
     """
     from penstock.cli.shared.asked_daemon import AskedDaemon
 

@@ -56,7 +56,7 @@ def run(
     instance: Annotated[str, typer.Argument(help="The daemon's instance, or penstock://host/instance.")],
     tables: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[TABLES]...", help="Table patterns: shop.orders shop.* or /regex/."),
+        typer.Argument(metavar="TABLES", help="Table patterns: shop.orders shop.* or /regex/."),
     ] = None,
     first: Annotated[
         str,

@@ -24,7 +24,7 @@ EXIT_INCOMPLETE = 5
 _Tables = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[TABLES]", help="Only these tables of the target or the source: shop.orders, shop.*."
+        metavar="TABLES", help="Only these tables of the target or the source: shop.orders, shop.*."
     ),
 ]
 _Output = Annotated[

@@ -56,7 +56,7 @@ def _print_rows(changes: "Changes") -> None:
 def replay_dead_letters(
     file: PipelineFile,
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="Entries to replay. Default: all.")
+        list[str] | None, typer.Argument(metavar="NAME", help="Entries to replay. Default: all.")
     ] = None,
     sink: EachSink = None,
     as_json: AsJson = False,
@@ -90,7 +90,7 @@ def replay_dead_letters(
 
 def purge_dead_letters(
     file: PipelineFile,
-    names: Annotated[list[str] | None, typer.Argument(metavar="[NAME]...", help="Entries to delete.")] = None,
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Entries to delete.")] = None,
     before: Annotated[
         str | None, typer.Option(help="Delete entries that were written before this time (UTC).")
     ] = None,

@@ -59,9 +59,9 @@ def select(
 ) -> None:
     """Change what a subscription delivers, without restarting its members.
 
-    What is not named stays as it is. Each shard delivers the new selection from the printed position on, and
-    the old selection before it. Exits with 1 if a member does not follow within a minute. With other shard
-    columns, all shards begin again at the lowest checkpoint, which is printed too.
+    Options that are not given change nothing. Each shard delivers the new selection from the printed position
+    on, and the old selection before it. Exits with 1 if a member does not follow within a minute. With other
+    shard columns, all shards begin again at the lowest checkpoint, which is printed too.
     """
     from penstock.cli.shared.chosen_subscription import Backends
     from penstock.coordinate.subscription_record import AS_MEMBERS_ASK
