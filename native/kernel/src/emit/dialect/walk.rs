@@ -106,11 +106,6 @@ impl<'a, 't> Images<'a, 't> {
         self.rows.head.table_id
     }
 
-    /// Size of all images in bytes.
-    pub fn image_bytes(&self) -> usize {
-        self.rows.images.len()
-    }
-
     /// Number of changes so far, including those emitted before a reconnect.
     pub fn changes(&self) -> u32 {
         self.changes
