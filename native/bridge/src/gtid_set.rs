@@ -51,8 +51,8 @@ impl GtidSet {
         GtidSet { inner }
     }
 
-    /// Return the set as the server takes it where a replica is to start: in MariaDB, the newest transaction of each
-    /// domain.
+    /// Return the set in the form that a server accepts as a replica's start: in MariaDB, the newest transaction of
+    /// each domain.
     fn position(&self) -> GtidSet {
         GtidSet { inner: self.inner.position() }
     }

@@ -140,7 +140,8 @@ class DaemonLog:
             is_of_client = listing is not None and listing.url == client.url
             return self._read_listing(listing if listing and is_of_client else _list(client), shift)
 
-        # Without a listing, the question that another server makes unanswerable raises ServerChanged.
+        # If the daemon now has another server's log, continue without a listing. The caller's next question
+        # then raises ServerChanged.
         with suppress(ServerChanged):
             self._listed = self._ask(list_log)
         try:

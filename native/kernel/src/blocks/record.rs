@@ -26,8 +26,8 @@ pub const FLAG_STATEMENT: u32 = 4;
 pub const FLAG_CONSECUTIVE: u32 = 8;
 /// Some rows of the block could not be counted or assigned to a table: all bits of the tables are set.
 pub const FLAG_UNCOUNTED: u32 = 16;
-/// The tables include those of XA transactions that commit in the block, as all bits: their rows are elsewhere. Records
-/// of version 0.1 do not have the flag, and leave these tables out.
+/// If an XA transaction commits in the block, all bits of the tables are set, because its rows are elsewhere.
+/// Records of version 0.1 do not have this flag, and their tables do not cover such transactions.
 pub const FLAG_XA_COMMITS: u32 = 32;
 
 /// The contents of the current block.

@@ -140,8 +140,8 @@ class PythonStep(Step):
             missing = [name for name in schema.names if name not in table.column_names]
             if missing:
                 raise StepFailed(
-                    f"python: {self._name} gave no column {', '.join(missing)}",
-                    hint="Return every column of the batch, _change_type among them; drop names the rest",
+                    f"python: {self._name} did not return {', '.join(missing)}",
+                    hint="Return every column of the batch, with _change_type, or name the others in drop",
                 )
             extra = [name for name in table.column_names if name not in schema.names]
             if extra:
@@ -157,7 +157,9 @@ class PythonStep(Step):
         if len(versions) > 1:
             falls = compute.less(versions.slice(1), versions.slice(0, len(versions) - 1))
             if compute.any(falls).as_py():
-                raise StepFailed(f"python: {self._name} gave rows in another order than that of commits")
+                raise StepFailed(
+                    f"python: {self._name} returned rows in another order than that of their commits"
+                )
         return batch
 
     @property
