@@ -6,6 +6,9 @@ from collections.abc import Iterable
 
 from penstock.model import TableName, TablePatterns
 
+# Comparing a name with another one takes some 30 microseconds. Those of the same database come first.
+_NAMES_COMPARED_MAX = 5000
+
 
 class NarrowedPatterns(TablePatterns):
     """The tables that two selections share. `include` and `exclude` are those of the first.
@@ -42,5 +45,8 @@ class NarrowedPatterns(TablePatterns):
 
 def nearest_table(pattern: str, names: Iterable[TableName]) -> str:
     """Return the hint for a pattern that matches none of the tables: the table that it may mean."""
-    near = difflib.get_close_matches(pattern.replace("`", ""), map(str, names), 1)
+    text = pattern.replace("`", "")
+    database = text.partition(".")[0] + "."
+    first = sorted(map(str, names), key=lambda name: not name.startswith(database))[:_NAMES_COMPARED_MAX]
+    near = difflib.get_close_matches(text, first, 1)
     return f"Did you mean {near[0]}?" if near else "Write database.table, with * for any characters"

@@ -9,12 +9,13 @@ import pytest
 
 from penstock.check.facts import Facts
 from penstock.check.tables import TABLE_CHECKS
-from penstock.cli import tail
+from penstock.cli import check, tail
 from penstock.errors import AccessDenied, OptionInvalid
 from penstock.logstore.log import Log
 from penstock.logstore.schemas import SchemaLog
 from penstock.model import Position, TableName, TablePatterns
 from penstock.mysql.connection import MYSQL, ServerIdentity
+from penstock.narrowed_patterns import nearest_table
 from penstock.schema.history import SchemaHistory
 from penstock.schema.server_defaults import ServerDefaults
 from penstock.schema.statements.tokens import ServerSpelling
@@ -26,6 +27,7 @@ from tests.support.daemon.served_log import INSTANCE, Answered, ServedLog, captu
 from tests.support.suite.nonempty import each
 
 T = TableName("fuzzed", "t")
+ORDERS = "shop.orders"
 ACCOUNTS: list[dict[str, Any]] = [
     {"name": "guest", "token": "guest-token", "tables": ["fuzzed.u*"]},
     {"name": "typo", "token": "typo-token", "masked": {"fuzzed.t": ["text", "txet"]}},
@@ -151,6 +153,17 @@ def test_check_names_a_pattern_that_matches_no_table() -> None:
     assert mistyped.what == "no table that this account sees matches shop.ordrs. Did you mean shop.orders?"
     assert "crm.*" in foreign.what
     assert list(TABLE_CHECKS["tables"](Facts(ToldTables(), None))) == []  # type: ignore[arg-type]
+
+
+def test_check_of_a_cluster_refuses_tables() -> None:
+    for server in each(("tidb://pd1:2379", "ticdc+file:///changes")):
+        with pytest.raises(OptionInvalid, match="--tables is for MySQL and MariaDB"):
+            check.run(server, tables=ORDERS)
+
+
+def test_nearest_table_is_found_among_many_of_its_database() -> None:
+    others = [TableName("crm", f"orders_{number}") for number in range(20_000)]
+    assert nearest_table("shop.ordrs", [*others, TableName("shop", "orders")]) == f"Did you mean {ORDERS}?"
 
 
 def test_tail_names_a_pattern_that_matches_no_table_yet(

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """A table as of a moment, where its primary key is changed or Arrow cannot represent it."""
 
+import struct
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -26,8 +27,8 @@ from tests.support.binlog.forged_log import NOTES, forged_log, insert, keep_forg
 from tests.support.logstore.folders import open_log
 
 # The server's codes of column types, and the bytes of a value.
-INT, BIGINT, DATE = 3, 8, 10
-BYTES = {INT: 4, BIGINT: 8, DATE: 3}
+INT, FLOAT, BIGINT, DATE = 3, 4, 8, 10
+BYTES = {INT: 4, FLOAT: 4, BIGINT: 8, DATE: 3}
 TWO_INTS = (INT, INT)
 
 
@@ -37,7 +38,9 @@ def change(gno: int, code: int, kinds: Sequence[int], key: Sequence[int], *value
     named = b"".join(len(name).to_bytes(1, "little") + name + b"\0" for name in (b"shop", b"notes"))
     fields = ((1, b"\0"), (4, b"\x01a\x01b"), (8, bytes(key)))
     metadata = b"".join(bytes((kind, len(value))) + value for kind, value in fields)
-    table = (70).to_bytes(6, "little") + b"\x01\0" + named + bytes((2, *kinds, 0, 0)) + metadata
+    sizes = [BYTES[kind] for kind in kinds if kind == FLOAT]
+    types = bytes((2, *kinds, len(sizes), *sizes, 0))
+    table = (70).to_bytes(6, "little") + b"\x01\0" + named + types + metadata
     image = b"\0" + b"".join(
         value.to_bytes(BYTES[kind], "little") for kind, value in zip(kinds, values, strict=True)
     )
@@ -90,6 +93,19 @@ def test_rows_go_by_the_primary_key_that_replaced_theirs(tmp_path: Path) -> None
     ]
     assert rows_after(tmp_path / "deleted", transactions) == ([(2, 20)], True)
     assert rows_after(tmp_path / "untouched", transactions, count=4) == ([(1, 10), (2, 20)], True)
+
+
+def test_float_is_the_same_value_in_each_primary_key(tmp_path: Path) -> None:
+    value = int.from_bytes(struct.pack("<f", 1.1), "little")
+    kinds = (FLOAT, INT)
+    transactions = [
+        TRUNCATED,
+        change(2, WRITE_ROWS, kinds, [0], value, 10),
+        statement(3, "ALTER TABLE notes DROP PRIMARY KEY, ADD PRIMARY KEY (a, b)"),
+        change(4, WRITE_ROWS, kinds, [0, 1], value, 11),
+        change(5, DELETE_ROWS, kinds, [0, 1], value, 10),
+    ]
+    assert rows_after(tmp_path, transactions) == ([(1.1, 11)], True)
 
 
 def test_later_change_by_another_key_does_not_repeat_a_row(tmp_path: Path) -> None:

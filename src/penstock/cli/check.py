@@ -61,6 +61,11 @@ def run(
     from penstock.settings.ticdc import is_ticdc_url
     from penstock.settings.tidb import is_tidb_url
 
+    if tables is not None and (is_tidb_url(server) or is_ticdc_url(server)):
+        raise OptionInvalid(
+            "--tables is for MySQL and MariaDB: the check of a cluster is about all of it",
+            hint="Leave --tables out",
+        )
     if is_tidb_url(server):
         _print(server, list(_cluster_findings(server, config)), json=json)
         return

@@ -435,7 +435,8 @@ class TableAsOf:
                 hint="Rename the column: no name of a system column can be read as one of the table",
             )
         self._follow_key(batch.primary_key, rows.schema)
-        columns = [rows.column(name).to_pylist() for name in self.key]
+        keys = python_rows(rows.select(list(self.key)))
+        columns = [[key[name] for key in keys] for name in self.key]
         unrepresentable = rows.column("_metadata").field("unrepresentable")
         if unrepresentable.null_count < len(unrepresentable):
             # Arrow has null for such values, so the server's text tells their rows apart.
