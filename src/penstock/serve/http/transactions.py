@@ -95,8 +95,9 @@ def _read(
 
 
 def _change_to_json(account: Account, change: TableChange) -> dict[str, Any]:
-    hidden = account.masking.hidden_among(TableName.parse(change.table), change.columns)
-    masked = frozenset(name.casefold() for name in hidden)
+    table = TableName.parse(change.table)
+    hidden = {name.casefold() for name in account.masking.hidden_among(table, change.columns)}
+    masked = account.masking.columns(table) | hidden
     return {"table": change.table, "row": change.row, **mask_part(part_to_json(change.change), masked)}
 
 
