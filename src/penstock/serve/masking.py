@@ -95,6 +95,11 @@ class Masking:
                     f" under a pattern with *, as in {table}*: access in penstock.yaml",
                 )
 
+    def idle_names(self, table: TableName, columns: Iterable[str]) -> tuple[str, ...]:
+        """Return the names of rules about this table alone that are none of its columns."""
+        own = [names for tables, names in self.rules if tables.single() and _matches(tables, table)]
+        return tuple(sorted(frozenset().union(*own) - {name.casefold() for name in columns}))
+
     def hidden_among(self, table: TableName, columns: Sequence[str]) -> frozenset[str]:
         """Return the columns of a table to hide: all if a rule about this table alone names none of them."""
         try:

@@ -54,6 +54,9 @@ CONSUMED_HEADER = "Penstock-Consumed"
 # Payloads up to this size are joined with the surrounding bytes, which saves calls.
 _GATHERED_BYTES_MAX = 64 * 1024
 
+# The last warnings about masks, which are not repeated.
+_WARNINGS_MAX = 256
+
 # Larger pieces are encoded in a thread, so that other clients do not wait.
 _ENCODED_AT_ONCE_BYTES_MAX = 256 * 1024
 
@@ -357,7 +360,10 @@ class ChangesAnswer(StreamedAnswer):
         if not self._masking:
             return sifted_rows.arrow
         table = TableName.parse(sifted_rows.batch.table)
-        self._masking.prove_applies(table, [column.name for column in sifted_rows.batch.columns])
+        columns = [column.name for column in sifted_rows.batch.columns]
+        self._masking.prove_applies(table, columns)
+        if idle := self._masking.idle_names(table, columns):
+            _warn_of_idle_mask(table, idle)
         return without_masked(sifted_rows.arrow, self._masking.columns(table))
 
     def _encoded_messages(self, sifted_rows: Sifted) -> Iterator[_Frame]:
@@ -385,6 +391,17 @@ class ChangesAnswer(StreamedAnswer):
             # The part that is the same for all subscribers is encoded once.
             shared = piece.derived["position"] = json.dumps(header, separators=(",", ":"))[:-1]
         return framed(f'{shared},"behind_bytes":{cursor.behind_bytes()},"bytes":0}}'.encode())
+
+
+@functools.lru_cache(_WARNINGS_MAX)
+def _warn_of_idle_mask(table: TableName, columns: tuple[str, ...]) -> None:
+    """Log, once for each table, the masked columns that it does not have: mistyped ones, or earlier names."""
+    _log.warning(
+        "a mask names columns that the table does not have",
+        table=str(table),
+        columns=", ".join(columns),
+        hint="Check masked of the accounts: access in penstock.yaml",
+    )
 
 
 def _frame(sifted_rows: Sifted, rows: int, payload: memoryview, **more: Any) -> _Frame:
