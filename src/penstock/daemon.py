@@ -35,7 +35,7 @@ from penstock.check.servers import check_servers
 from penstock.coordinate.lease import Lease
 from penstock.coordinate.store import SESSION_SECONDS, CoordinationStore, open_store
 from penstock.desired import DesiredSettings, SettingsState, SettingsThread
-from penstock.errors import OptionInvalid
+from penstock.errors import OptionInvalid, SourceMissing
 from penstock.fleet.copy_tenure import CopyTenure
 from penstock.fleet.copying import LogCopy
 from penstock.fleet.group import DAEMONS
@@ -446,15 +446,25 @@ class _Fleet:
         return [capture for capture in captures if capture is not None]
 
     def _begin(self, store: CoordinationStore, name: str, lease: Lease) -> CaptureTenure:
+        settings = self._settings_with(name)
         tenure = CaptureTenure(store, name, lease, self._arrived)
-        tenure.start(partial(self._capture_under, name))
+        tenure.start(partial(self._capture_under, settings, name))
         self._arrived(name)
         return tenure
 
-    def _capture_under(self, name: str, tenure: CaptureTenure) -> TenuredCapture:
-        if self._settings.has_process(name):
+    def _capture_under(self, settings: Settings, name: str, tenure: CaptureTenure) -> TenuredCapture:
+        if settings.has_process(name):
             return LeasedCapture(self._supervisor, name, tenure)
-        return make_capture(name, self._settings, self._arrived, tenure)
+        return make_capture(name, settings, self._arrived, tenure)
+
+    def _settings_with(self, name: str) -> Settings:
+        """Return the settings, which have an instance. Raises SourceMissing if it is being removed."""
+        settings = self._settings
+        if name not in settings.instances:
+            raise SourceMissing(
+                f"instance {name} is being removed", hint="See the instances: penstock status"
+            )
+        return settings
 
     def copies(self) -> dict[str, Log]:
         """Return the open copies of logs that other members capture."""
@@ -468,7 +478,7 @@ class _Fleet:
     def _begin_copy(self, store: CoordinationStore, name: str) -> CopyTenure:
         copy = LogCopy(
             name,
-            partial(open_log, name, self._settings.log_of(name)),
+            partial(open_log, name, self._settings_with(name).log_of(name)),
             partial(self._address_of_capturer, store, name),
             self.member.name,
             partial(self._note_readable, name),

@@ -5,6 +5,7 @@ import itertools
 import json
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,7 @@ from penstock.captures import make_capture
 from penstock.coordinate.backends.memory import MemorySession, MemoryStore
 from penstock.coordinate.lease import Lease
 from penstock.coordinate.store import CoordinationStore, path_of
+from penstock.daemon import _Fleet
 from penstock.errors import (
     CapturedElsewhere,
     CoordinationLost,
@@ -27,7 +29,7 @@ from penstock.errors import (
 from penstock.fleet.copy_tenure import CopyTenure
 from penstock.fleet.copying import LogCopy
 from penstock.fleet.draining import drain, held_by, undrain
-from penstock.fleet.group import DAEMONS, Begin
+from penstock.fleet.group import DAEMONS, Begin, BeginCopy
 from penstock.fleet.instance import Directory, FleetInstance
 from penstock.fleet.member import FleetMember, Membership
 from penstock.fleet.placement import Work
@@ -47,6 +49,10 @@ from penstock.fleet.wanted import WantedInstance, want_instance
 from penstock.gtid_sets import LoggedSet
 from penstock.logstore.log import Log
 from penstock.model import Position
+from penstock.processes.supervisor import Supervisor
+from penstock.serve.ports import Ports
+from penstock.serve.served import Arrivals
+from penstock.settings.changes import InstanceChange
 from penstock.settings.daemon import Settings
 from tests.support.suite.patience import wait_until
 
@@ -281,13 +287,17 @@ def test_second_member_of_a_name_is_refused(fleet_of: Callable[[int], MemoryFlee
 
 
 @contextmanager
-def placed_member(store: MemoryStore, begin: Begin) -> Iterator[FleetMember]:
-    """Run member `a`; the test leads, and places `shop-0` on it."""
+def placed_member(
+    store: MemoryStore, begin: Begin, begin_copy: BeginCopy | None = None
+) -> Iterator[FleetMember]:
+    """Run member `a`; the test leads, and places `shop-0` on it, or else its copy."""
     leading = MemoryStore(store._name)
     assert Lease.acquire(leading, leading.session(), DAEMONS.leader, "leader") is not None
-    store.put(DAEMONS.placements + path_of("a"), PlacementRecord(1, ("shop-0",)).encode())
+    placed = PlacementRecord(1, ("shop-0",)) if begin_copy is None else PlacementRecord(1)
+    store.put(DAEMONS.placements + path_of("a"), placed.encode())
     works = {name: Work(name) for name in ("shop-0", "shop-1")}
-    member = FleetMember(lambda: store, DAEMONS, Membership("a", "a:7070", "1", "", 1.0, 10.0, works), begin)
+    membership = Membership("a", "a:7070", "1", "", 1.0, 10.0, works)
+    member = FleetMember(lambda: store, DAEMONS, membership, begin, begin_copy)
     member.start(failed=lambda: None)
     try:
         yield member
@@ -336,6 +346,56 @@ def test_work_that_cannot_be_begun_is_not_tried_again_at_once() -> None:
         assert begun == ["shop-0", "shop-1"]
         assert member.failure is None
     observer.close()
+
+
+@pytest.mark.parametrize("processes", ["single", "per-instance"])
+def test_work_of_an_instance_that_is_being_removed_ends_no_member(tmp_path: Path, processes: str) -> None:
+    section = {"source": "mysql://u@127.0.0.1:1"}
+    sections = {
+        "coordination": f"sqlite://{tmp_path}/fleet.db",
+        "listen": {"http": "127.0.0.1:0"},
+        "log": {"folder": str(tmp_path / "log")},
+        "fleet": {"member": "a"},
+        "processes": processes,
+    }
+    before, after = (
+        Settings.model_validate({**sections, "instances": instances})
+        for instances in ({"shop-0": section, "shop-1": section}, {"shop-1": section})
+    )
+    ports, arrivals = Ports.take(before.listen), Arrivals()
+    supervisor = Supervisor(before, [], arrivals.arrived)
+    with closing(ports), closing(MemoryStore("fleet-removal")) as store:
+        part = _Fleet(before, ports, arrivals, supervisor)
+        lease = Lease.acquire(store, store.session(), lease_path("shop-0"), "a")
+        assert lease is not None
+        # The thread of the member begins what it was placed before it learns of the change.
+        supervisor.change(after)
+        if processes == "single":
+            part.change(after, InstanceChange.between(before, after))
+        with pytest.raises(SourceMissing, match="shop-0 is being removed"):
+            part._begin(store, "shop-0", lease)
+        if processes == "single":
+            with pytest.raises(SourceMissing, match="shop-0 is being removed"):
+                part._begin_copy(store, "shop-0")
+
+
+def test_copy_that_is_not_begun_ends_no_member() -> None:
+    with closing(MemoryStore("fleet-no-copy")) as store:
+        begun: list[str] = []
+
+        def refuse(store: CoordinationStore, name: str) -> CopyTenure:
+            begun.append(name)
+            raise SourceMissing(f"instance {name} is being removed")
+
+        with placed_member(
+            MemoryStore("fleet-no-copy"), lambda *words: pytest.fail("nothing is to be captured"), refuse
+        ) as member:
+            placed = PlacementRecord(1, (), ("shop-1",))
+            store.put(DAEMONS.placements + path_of("a"), placed.encode())
+            wait_until(lambda: begun)
+            store.put(DAEMONS.placements + path_of("a"), replace(placed, copies=("shop-0",)).encode())
+            wait_until(lambda: "shop-0" in begun)
+            assert member.failure is None
 
 
 def test_placement_of_a_later_version_ends_no_member(capsys: pytest.CaptureFixture[str]) -> None:

@@ -17,7 +17,14 @@ import structlog
 
 import penstock.coordinate.lease as leases
 from penstock.coordinate.store import CoordinationStore, Session, Watch, path_of
-from penstock.errors import OptionInvalid, PenstockError, SchemaInvalid, TransientError, VersionConflict
+from penstock.errors import (
+    OptionInvalid,
+    PenstockError,
+    SchemaInvalid,
+    SourceMissing,
+    TransientError,
+    VersionConflict,
+)
 from penstock.fleet.group import Begin, BeginCopy, Group, Tenure
 from penstock.fleet.leader import FleetLeadership
 from penstock.fleet.placement import Work
@@ -373,8 +380,12 @@ class FleetMember:
         if self._begin_copy is None or self._stopping.is_set():
             return
         for name in sorted(wanted - busy):
-            self._copies[name] = self._begin_copy(store, name)
-            _log.info("a copy is begun here", work=name, member=self.name)
+            try:
+                self._copies[name] = self._begin_copy(store, name)
+            except SourceMissing as problem:
+                _log.info("a copy is not begun here", work=name, why=str(problem))
+            else:
+                _log.info("a copy is begun here", work=name, member=self.name)
 
     def _acquire(self, store: CoordinationStore, path: str) -> leases.Lease | None:
         """Acquire a lease that nobody holds, or that we hold without knowing because a response was lost."""

@@ -360,7 +360,10 @@ class Supervisor:
         self._settings = settings
 
     def add(self, name: str, lease: HeldLease | None) -> tuple[ProcessInstance, SupervisedProcess]:
-        """Return an instance that is captured in a fleet under a lease, and its process, not started."""
+        """Return an instance that is captured in a fleet under a lease, and its process, not started.
+
+        Raises SourceMissing for an instance that is being removed.
+        """
         instance = self._instance_of(name)
         process = self._process_of([instance], lease)
         with self._lock:
@@ -432,7 +435,12 @@ class Supervisor:
             return list(self._processes), dict(self.instances)
 
     def _instance_of(self, name: str) -> ProcessInstance:
-        return ProcessInstance(name, self._settings.instances[name], self._settings.log_of(name))
+        settings = self._settings
+        if name not in settings.instances:
+            raise SourceMissing(
+                f"instance {name} is being removed", hint="See the instances: penstock status"
+            )
+        return ProcessInstance(name, settings.instances[name], settings.log_of(name))
 
     def _process_of(
         self, instances: Sequence[ProcessInstance], lease: HeldLease | None = None
