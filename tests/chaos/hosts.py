@@ -150,7 +150,8 @@ class Member:
         self.daemon.kill()
         # Capture processes end by themselves soon, but write until then.
         wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in processes))
-        shutil.rmtree(self.log_folder.parent)
+        if self.log_folder.exists():
+            shutil.rmtree(self.log_folder.parent)
 
     def fill_disk(self) -> None:
         """Leave no free byte on the disk of the log, which is small."""
@@ -174,9 +175,8 @@ class Member:
 
     def fleet_row(self) -> dict[str, Any]:
         """Return the state of the instance in the fleet, as this member sees it."""
-        row: dict[str, Any]
-        (row,) = self.daemon.get("/v1/fleet")["instances"]
-        return row
+        rows: list[dict[str, Any]] = self.daemon.get("/v1/fleet")["instances"]
+        return next(row for row in rows if row["instance"] == INSTANCE)
 
 
 class Worker:

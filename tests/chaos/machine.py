@@ -51,6 +51,8 @@ KINDS = (
 # How long a fault lasts: shorter and longer than a session.
 FAULT_SECONDS_MAX = 8.0
 TOGETHER = 0.4
+# Processes start again after a fault, and a busy machine is slow to start them.
+PROGRESS_SECONDS_MAX = 300.0
 
 _log = structlog.get_logger(__name__)
 
@@ -148,6 +150,7 @@ class Chaos:
         self._wait_for_progress()
         self._prove_copies()
         for writer in self.writers:
+            assert writer.step, "nothing was committed"
             rows, steps = writer.rows(), list(range(writer.step + 1))
             assert rows[NEWEST][0] == writer.step
             assert list(dict.fromkeys(self.follower.steps[writer.table])) == steps
@@ -171,25 +174,24 @@ class Chaos:
 
     def _prove_copies(self) -> None:
         wait_until(lambda: gtids_executed(self.replica) == gtids_executed(self.server))
-        first, second = self.holders()
-        logs = {
-            name: LogReader.open(member.log_folder)
-            for name, member in self.members.items()
-            if member.log_folder.exists()
-        }
         servers = {f"mysql:{_uuid(server)}": server for server in (self.server, self.replica)}
-        epochs = logs[first].epochs.epochs
+        first, second = self.holders()
+        epochs = self._log(first).epochs.epochs
         self._note(f"epochs: {[(epoch.epoch, str(epoch.position)) for epoch in epochs]}")
         latest = servers[epochs[-1].server_key]
         head = head_of(latest)
         self.members[first].daemon.wait_for_head(head.file, head.offset)
-        wait_until(lambda: logs[first].visible == logs[second].visible)
+        wait_until(lambda: self._log(first).visible == self._log(second).visible)
         for name in (first, second):
             # A log begins later than the first if both members with a copy were away at the same time.
             assert_equal_to_server(self.members[name].log_folder, latest)
-        assert_equal_logs(logs[first], logs[second])
-        for log in logs.values():
-            _assert_equal_to_servers(log, servers)
+        assert_equal_logs(self._log(first), self._log(second))
+        for name, member in self.members.items():
+            if member.log_folder.exists():
+                _assert_equal_to_servers(self._log(name), servers)
+
+    def _log(self, name: str) -> LogReader:
+        return LogReader.open(self.members[name].log_folder)
 
     # --- The fleet --------------------------------------------------------------------------
 
@@ -207,9 +209,9 @@ class Chaos:
         wait_until(are_known)
         return found[0]
 
-    def run_command(self, *words: str) -> str:
+    def run_command(self, *words: str, text: str | None = None) -> str:
         """Run a command about the fleet, and return its output."""
-        done = CliRunner().invoke(make_app(), [*words, "--coordination", self.coordination])
+        done = CliRunner().invoke(make_app(), [*words, "--coordination", self.coordination], input=text)
         assert done.exit_code == 0, done.output
         return done.stdout
 
@@ -252,10 +254,13 @@ class Chaos:
         """Wait until everything that was committed up to now has arrived everywhere."""
         begun_at = time.monotonic()
         steps = {writer.table: writer.step for writer in self.writers}
-        wait_until(lambda: all(self.follower.newest(table) >= step for table, step in steps.items()))
+        wait_until(
+            lambda: all(self.follower.newest(table) >= step for table, step in steps.items()),
+            PROGRESS_SECONDS_MAX,
+        )
         self._note(f"the subscriber has everything after {time.monotonic() - begun_at:.1f} s")
         for mode in ("feed", "mirror"):
-            wait_until(lambda mode=mode: self._has_arrived(mode, steps))  # type: ignore[misc]
+            wait_until(partial(self._has_arrived, mode, steps), PROGRESS_SECONDS_MAX)
         self._note(f"the pipeline has everything after {time.monotonic() - begun_at:.1f} s")
 
     def _has_arrived(self, database: str, steps: Mapping[str, int]) -> bool:
@@ -319,6 +324,7 @@ class Chaos:
             Fault("cut off the clients", 2, members, partial(cut_off, "clients"), restore),
             Fault("cut off", 2, workers, partial(cut_off, ""), restore),
             Fault("lose the host", 3, members, self._lose_host, lambda host: host.daemon.start(), alone=True),
+            Fault("add", 2, {"an instance": "users"}, self._add_instance, self._remove_instance),
             Fault("drain", 2, members, self._drain, self._undrain),
             Fault("upgrade", 2, members, self._begin_upgrade, self._end_upgrade),
             Fault("kill a node", 2, ensemble, partial(self._kill_nodes, 1), lambda host: host.start()),
@@ -327,6 +333,14 @@ class Chaos:
             Fault("kill a server", 2, servers, Server.kill, Server.start),
             Fault("restart", 1, {"subscriber": self.follower}, Follower.stop, Follower.start),
         ]
+
+    def _add_instance(self, name: str) -> None:
+        settings = {"source": self.server.url("root"), "start": "earliest"}
+        text = json.dumps({"instance": name, "settings": settings})
+        self.run_command("apply", text=text)
+
+    def _remove_instance(self, name: str) -> None:
+        self.run_command("instances", "remove", name)
 
     def _lose_host(self, member: Member) -> None:
         # What only the lost disk had is fetched from the server, so the log would begin later.
